@@ -1,0 +1,55 @@
+# make env     .venv with the pinned development requirements
+# make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
+# make test    sync check, notebook tests, pytest with browser tests
+# make export  modules and README.md from the notebooks
+# make clean   notebooks without noise
+# make docs    notebooks processed for the documentation site
+
+PYTHON ?= python3
+LABFLAGS ?=
+PYTESTFLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made
+NOTEBOOKS := $(BIN)/python scripts/notebooks.py
+QUICK_START := nbs/tutorials/10_quick_start.ipynb
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: env lab test export clean docs chromium lock
+.DEFAULT_GOAL := env
+
+env: $(STAMP)
+
+$(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt -c requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+lab: env
+	$(BIN)/jupyter lab $(AS_ROOT) $(LABFLAGS) $(QUICK_START)
+
+test: env chromium
+	$(NOTEBOOKS) check
+	$(NOTEBOOKS) test
+	$(BIN)/python -m pytest $(PYTESTFLAGS)
+
+# Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.
+chromium:
+	@scripts/install_chromium
+
+export: env
+	$(NOTEBOOKS) export
+
+clean: env
+	$(NOTEBOOKS) clean
+
+docs: env
+	$(NOTEBOOKS) docs
+
+# After a change of requirements/dev.txt: pin again what it brings along.
+lock:
+	$(BIN)/python -m pip install --quiet --upgrade -r requirements/dev.txt
+	echo "# Every package of the development environment (a constraints file, made with 'make lock')." > requirements/lock.txt
+	$(BIN)/python -m pip freeze --all --exclude trainer_nb | sed 's/+cpu$$//' >> requirements/lock.txt

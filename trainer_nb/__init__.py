@@ -1,0 +1,23 @@
+__version__ = "0.1.0"
+
+from importlib import import_module as _import_module
+
+# Public name -> the module that defines it. A name is imported at its first use,
+# so `import trainer_nb` loads nothing that draws. Written by hand.
+_EXPORTS = {
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name):
+    """Import a public name at its first use."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_EXPORTS})
