@@ -171,8 +171,8 @@ def quiet_client(nb, folder, timeout):
                 return cell
             return await super().async_execute_cell(cell, cell_index, **kwargs)
 
-    return Client(nb, timeout=timeout, kernel_name="python3", record_timing=False, coalesce_streams=True,
-                  store_widget_state=False, resources={"metadata": {"path": str(folder)}})
+    return Client(nb, timeout=timeout, kernel_name="python3", extra_arguments=["--log-level=CRITICAL"], record_timing=False,
+                  coalesce_streams=True, store_widget_state=False, resources={"metadata": {"path": str(folder)}})
 
 
 def execute_one(path, timeout):
@@ -307,7 +307,8 @@ def docs():
     os.chdir(ROOT)
     refresh_quarto_yml()
     cache = proc_nbs(NBS, n_workers=2, force=True)
-    shutil.copytree(ROOT / "docs" / "images", cache / "docs" / "images", dirs_exist_ok=True)
+    if (ROOT / "docs" / "images").exists():
+        shutil.copytree(ROOT / "docs" / "images", cache / "docs" / "images", dirs_exist_ok=True)
     for path in notebooks_in(cache):
         write_if_changed(path, at_root(path.read_text(encoding="utf-8")))
     print(f"processed {len(notebooks_in(cache))} notebooks into {show(cache)}; 'quarto render {show(cache)}' makes the pages")
