@@ -1,0 +1,60 @@
+"""What all tests share: one thread for equal numbers, and what happens to tests that need a browser or a GPU."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from jupyter_server import JupyterServer, browser_problem, open_browser
+
+BROWSER_REQUIRED = os.environ.get("TRAINER_NB_REQUIRE_BROWSER") == "1"
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what cannot run here; where the browser is required its absence is an error."""
+    browser_items = [item for item in items if item.get_closest_marker("browser")]
+    problem = browser_problem() if browser_items else None
+    if problem and BROWSER_REQUIRED:
+        raise pytest.UsageError(f"browser tests are required: {problem}")
+    for item in browser_items if problem else []:
+        item.add_marker(pytest.mark.skip(reason=f"browser tests: {problem}"))
+    for item in items:
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Where the browser is required, a browser test that skips itself has failed."""
+    report = yield
+    if BROWSER_REQUIRED and report.skipped and item.get_closest_marker("browser"):
+        report.outcome = "failed"
+        report.longrepr = f"a browser test may not be skipped here: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for one module: Playwright's event loop would be in the way of other tests."""
+    with open_browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def jupyterlab(tmp_path_factory):
+    """A JupyterLab server in an empty folder."""
+    with JupyterServer(tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
+@pytest.fixture
+def lab(jupyterlab, browser):
+    """A fresh page on the JupyterLab server; its kernel is shut down at the end."""
+    with jupyterlab.new_page(browser) as page:
+        yield page
