@@ -1,13 +1,15 @@
 """Everything that is done to the notebooks from a command line.
 
-    python scripts/notebooks.py export                  modules and README.md from the notebooks
-    python scripts/notebooks.py clean [paths]           notebooks without noise
-    python scripts/notebooks.py execute [paths]         run notebooks and store their outputs
-    python scripts/notebooks.py test [paths]            run notebooks as tests, storing nothing
-    python scripts/notebooks.py check                   do modules and README.md match the notebooks?
-    python scripts/notebooks.py docs                    process the notebooks for the documentation site
-    python scripts/notebooks.py to_py x.ipynb scratch.py     a notebook as a percent script ...
-    python scripts/notebooks.py from_py scratch.py x.ipynb   ... and back, keeping ids and outputs
+    python scripts/notebooks.py VERB [arguments]
+
+    export [paths]              modules and README.md from the notebooks
+    clean [paths]               notebooks without noise
+    execute [paths]             run notebooks and store their outputs
+    test [paths]                run notebooks as tests, storing nothing
+    check                       do modules and README.md match the notebooks?
+    docs                        process the notebooks for the documentation site
+    to_py x.ipynb scratch.py    a notebook as a percent script ...
+    from_py scratch.py x.ipynb  ... and back, keeping ids and outputs
 
 Paths are notebooks or folders; without any, all notebooks are meant.
 """
@@ -33,10 +35,15 @@ KERNEL = {"kernelspec": {"display_name": "python3", "language": "python", "name"
 
 # Finding and writing
 
+
 def notebooks_in(folder):
     """Every notebook under `folder`, without hidden folders and those of the docs, sorted."""
     found = sorted(folder.rglob("*.ipynb"))
-    return [path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
+    return [
+        path
+        for path in found
+        if not any(part[0] in "._" for part in path.relative_to(folder).parts)
+    ]
 
 
 def find_notebooks(paths):
@@ -65,14 +72,19 @@ def write_if_changed(path, text):
 
 # README.md
 
+
 def without_directives(source):
     """The source of a code cell without its `#|` lines."""
-    return "\n".join(line for line in source.splitlines() if not re.match(r"#\s*\|", line)).strip("\n")
+    return "\n".join(line for line in source.splitlines() if not re.match(r"#\s*\|", line)).strip(
+        "\n"
+    )
 
 
 def directives(cell):
     """The directives of a code cell: {"hide": "", "echo": "false"}."""
-    found = re.findall(r"^#\s*\|\s*([\w-]+):?[ \t]*(.*)$", "".join(cell["source"]), flags=re.MULTILINE)
+    found = re.findall(
+        r"^#\s*\|\s*([\w-]+):?[ \t]*(.*)$", "".join(cell["source"]), flags=re.MULTILINE
+    )
     return {name: value.strip().lower() for name, value in found}
 
 
@@ -102,6 +114,7 @@ def at_root(markdown):
 def readme_text(notebook=INDEX):
     """README.md from the index notebook: its prose, its code and what that printed."""
     import nbformat
+
     parts = ["<!-- Made from nbs/index.ipynb by `make export`; edit that notebook. -->"]
     for cell in nbformat.read(notebook, as_version=4).cells:
         if cell.cell_type == "markdown":
@@ -113,9 +126,11 @@ def readme_text(notebook=INDEX):
 
 # Export and clean
 
+
 def export(paths=()):
     """Export notebooks to modules with nbdev, and the index to README.md."""
     from nbdev.doclinks import nbdev_export
+
     os.chdir(ROOT)
     for path in [str(path) for path in find_notebooks(paths)] if paths else [None]:
         nbdev_export.__wrapped__(path=path, procs=None)
@@ -137,6 +152,7 @@ def cleaned(path):
     """The text of the notebook at `path` without noise: nbdev's clean, and no widgets."""
     from execnb.nbio import nb2str, read_nb
     from nbdev.clean import _nbdev_clean
+
     nb = read_nb(path)
     _nbdev_clean(nb)
     drop_widgets(nb)
@@ -153,15 +169,18 @@ def clean(paths=()):
 
 # Run
 
+
 def has_gpu():
     """Whether cells marked `#| cuda` can run here."""
     import torch
+
     return torch.cuda.is_available()
 
 
 def quiet_client(nb, folder, timeout):
     """A client that runs `nb` in `folder`, and leaves out the cells that are not to be run here."""
     from nbclient import NotebookClient
+
     left_out = {"notest"} if has_gpu() else {"notest", "cuda"}
 
     class Client(NotebookClient):
@@ -171,13 +190,22 @@ def quiet_client(nb, folder, timeout):
                 return cell
             return await super().async_execute_cell(cell, cell_index, **kwargs)
 
-    return Client(nb, timeout=timeout, kernel_name="python3", extra_arguments=["--log-level=CRITICAL"], record_timing=False,
-                  coalesce_streams=True, store_widget_state=False, resources={"metadata": {"path": str(folder)}})
+    return Client(
+        nb,
+        timeout=timeout,
+        kernel_name="python3",
+        extra_arguments=["--log-level=CRITICAL"],
+        record_timing=False,
+        coalesce_streams=True,
+        store_widget_state=False,
+        resources={"metadata": {"path": str(folder)}},
+    )
 
 
 def execute_one(path, timeout):
     """Run one notebook, store its outputs, clean it; refuse when it was edited meanwhile."""
     import nbformat
+
     before, started = path.read_bytes(), time.perf_counter()
     nb = nbformat.read(path, as_version=4)
     nb.metadata.setdefault("kernelspec", KERNEL["kernelspec"])
@@ -207,7 +235,13 @@ def test_here(path, flags):
     """Run one notebook's cells as tests in this process, with nbdev's own function."""
     from nbdev.config import get_config
     from nbdev.test import test_nb
-    passed, _ = test_nb(Path(path), skip_flags=get_config().tst_flags.split(), force_flags=flags.split(), basepath=ROOT)
+
+    passed, _ = test_nb(
+        Path(path),
+        skip_flags=get_config().tst_flags.split(),
+        force_flags=flags.split(),
+        basepath=ROOT,
+    )
     sys.exit(0 if passed else 1)
 
 
@@ -217,8 +251,16 @@ def test_in_process(path, flags, timeout):
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     started = time.perf_counter()
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         passed, text = done.returncode == 0, done.stdout
     except subprocess.TimeoutExpired:
         passed, text = False, f"no end after {timeout} s\n"
@@ -230,7 +272,11 @@ def test(paths=(), flags="", workers=2, timeout=600):
     found = find_notebooks(paths)
     with ThreadPoolExecutor(workers) as pool:
         results = pool.map(lambda path: test_in_process(path, flags, timeout), found)
-        failed = [show(path) for path, passed, seconds, text in results if not report(path, passed, seconds, text)]
+        failed = [
+            show(path)
+            for path, passed, seconds, text in results
+            if not report(path, passed, seconds, text)
+        ]
     if failed:
         sys.exit("notebook tests failed: " + ", ".join(failed))
     print(f"{len(found)} notebooks pass")
@@ -246,13 +292,14 @@ def report(path, passed, seconds, text):
 
 # The sync check
 
+
 def is_exported(path):
     """Whether a file of the package is made from a notebook (and not written by hand)."""
     return path.suffix == ".py" and path.name != "__init__.py"
 
 
 def copy_without_exports(target):
-    """Copy the project's notebooks and hand-written files to `target`: no exported module, no README."""
+    """Copy notebooks and hand-written files to `target`: no exported module, no README.md."""
     skip = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
     for folder in (NBS, LIB, ROOT / "scripts"):
         shutil.copytree(folder, target / folder.name, ignore=skip)
@@ -264,9 +311,13 @@ def copy_without_exports(target):
 
 
 def made_files(root):
-    """What export and clean make: notebooks, files of the package, README.md, relative to `root`."""
+    """What export and clean make, relative to `root`: notebooks, package, README.md."""
     found = {root / "README.md"} | set(notebooks_in(root / NBS.name))
-    found |= {path for path in (root / LIB.name).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    found |= {
+        path
+        for path in (root / LIB.name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     return {path.relative_to(root) for path in found}
 
 
@@ -292,7 +343,11 @@ def check():
         fresh = Path(folder).resolve() / "project"
         copy_without_exports(fresh)
         for verb in ("export", "clean"):
-            subprocess.run([sys.executable, fresh / "scripts" / Path(__file__).name, verb], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, fresh / "scripts" / Path(__file__).name, verb],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
         found = list(differences(fresh))
     if found:
         sys.exit("out of step with the notebooks:\n  " + "\n  ".join(found))
@@ -301,9 +356,11 @@ def check():
 
 # Documentation
 
+
 def docs():
     """Process the notebooks into _proc, as nbdev's docs do before Quarto renders them."""
     from nbdev.quarto import proc_nbs, refresh_quarto_yml
+
     os.chdir(ROOT)
     refresh_quarto_yml()
     cache = proc_nbs(NBS, n_workers=2, force=True)
@@ -311,14 +368,17 @@ def docs():
         shutil.copytree(ROOT / "docs" / "images", cache / "docs" / "images", dirs_exist_ok=True)
     for path in notebooks_in(cache):
         write_if_changed(path, at_root(path.read_text(encoding="utf-8")))
-    print(f"processed {len(notebooks_in(cache))} notebooks into {show(cache)}; 'quarto render {show(cache)}' makes the pages")
+    print(f"{len(notebooks_in(cache))} notebooks are processed")
+    print(f"'quarto render {show(cache)}' makes the pages")
 
 
 # Percent scripts
 
+
 def to_py(notebook, script):
     """Write a notebook as a percent script (cells start with `# %%`) for an editor."""
     import jupytext
+
     jupytext.write(jupytext.read(notebook), script, fmt="py:percent")
 
 
@@ -326,6 +386,7 @@ def from_py(script, notebook):
     """Bring a percent script back into a notebook: unchanged cells keep ids and outputs."""
     import jupytext
     from jupytext.combine import combine_inputs_with_outputs
+
     nb, path = jupytext.read(script, fmt="py:percent"), Path(notebook)
     nb.metadata = type(nb.metadata)(nb.metadata | KERNEL)
     if path.exists():
@@ -336,9 +397,12 @@ def from_py(script, notebook):
 
 # Command line
 
+
 def parser():
     """The command line: a subcommand a verb."""
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = top.add_subparsers(required=True, metavar="verb")
     for verb in (export, clean, execute, test, test_here, check, docs, to_py, from_py):
         one = verbs.add_parser(verb.__name__, description=verb.__doc__)
@@ -346,13 +410,22 @@ def parser():
         if verb in (export, clean, execute, test):
             one.add_argument("paths", nargs="*", help="notebooks or folders (default: all)")
         if verb in (execute, test):
-            one.add_argument("--timeout", type=int, default=600, help="seconds for a cell (execute) or a notebook (test)")
+            one.add_argument(
+                "--timeout",
+                type=int,
+                default=600,
+                help="seconds for a cell (execute) or a notebook (test)",
+            )
         if verb is test:
             one.add_argument("--workers", type=int, default=2, help="notebooks at a time")
         if verb is test_here:
             one.add_argument("path")
         if verb in (test, test_here):
-            one.add_argument("--flags", default="", help="directives to run although settings.ini leaves them out, as in cuda")
+            one.add_argument(
+                "--flags",
+                default="",
+                help="directives to run although settings.ini leaves them out, as in cuda",
+            )
         if verb in (to_py, from_py):
             for name in ("notebook", "script") if verb is to_py else ("script", "notebook"):
                 one.add_argument(name)

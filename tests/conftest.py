@@ -1,4 +1,4 @@
-"""What all tests share: one thread for equal numbers, and what happens to tests that need a browser or a GPU."""
+"""What tests share: one thread for equal numbers, and what happens without a browser or a GPU."""
 
 import os
 import sys

@@ -1,11 +1,12 @@
 """JupyterLab (or Notebook 7) in a folder of its own, and Chromium on it.
 
-    with JupyterServer(folder) as server, open_browser() as browser, server.new_page(browser) as lab:
+    with JupyterServer(folder) as server, open_browser() as browser:
         server.write_notebook("a.ipynb", ["import ipywidgets", "print(1)"])
-        lab.open("a.ipynb")
-        lab.run_cell(1)
-        lab.wait_cell(1)
-        assert lab.output_text(1) == "1"
+        with server.new_page(browser) as lab:
+            lab.open("a.ipynb")
+            lab.run_cell(1)
+            lab.wait_cell(1)
+            assert lab.output_text(1) == "1"
 
 Cells are run by commands of the front end, without waiting; clicks on widgets are real ones.
 """
@@ -26,15 +27,21 @@ import nbformat
 
 CHROMIUM = "/usr/bin/chromium"
 CHROMIUM_FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
-    "--disable-component-update", "--disable-sync", "--disable-quic", "--no-first-run",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--no-first-run",
 ]
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "notebook-extension/tracker": {"windowingMode": "none"},    # every cell is in the page
+    "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
     "docmanager-extension/plugin": {"autosave": False},
 }
-APPS = {    # module, class that exposes the front end to the page, address of a notebook
+APPS = {  # module, class that exposes the front end to the page, address of a notebook
     "lab": ("jupyterlab", "LabApp", "lab/workspaces/{workspace}/tree/{name}"),
     "notebook": ("notebook", "JupyterNotebookApp", "notebooks/{name}"),
 }
@@ -54,6 +61,7 @@ def browser_problem():
 def open_browser():
     """Debian's Chromium under Playwright, without a window."""
     from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_FLAGS)
         yield browser
@@ -75,24 +83,45 @@ class JupyterServer:
         self.home = self.folder.parent / f"{self.folder.name}-jupyter"
         self.port, self.python = free_port(), python
         self.url = f"http://127.0.0.1:{self.port}"
-        self.environment = {**os.environ, **self.own_folders(), "OMP_NUM_THREADS": "1", **dict(environment)}
+        self.environment = {
+            **os.environ,
+            **self.own_folders(),
+            "OMP_NUM_THREADS": "1",
+            **dict(environment),
+        }
 
     def own_folders(self):
         """Environment variables that keep the server away from the person's own settings."""
-        names = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
-                 "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-                 "IPYTHONDIR": "ipython"}
+        names = {
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "IPYTHONDIR": "ipython",
+        }
         return {name: str(self.home / folder) for name, folder in names.items()}
 
     def command(self):
         """The server's command line: this machine only, no token, nothing fetched from outside."""
         module, app_class, _ = APPS[self.app]
-        return [self.python, "-m", module, "--no-browser", f"--ServerApp.port={self.port}",
-                "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={self.folder}",
-                "--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True",
-                "--LabApp.news_url=None", "--LabApp.extension_manager=readonly",
-                "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-                f"--{app_class}.expose_app_in_browser=True", *(["--allow-root"] if os.geteuid() == 0 else [])]
+        return [
+            self.python,
+            "-m",
+            module,
+            "--no-browser",
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            "--ServerApp.ip=127.0.0.1",
+            f"--ServerApp.root_dir={self.folder}",
+            "--IdentityProvider.token=",
+            "--ServerApp.disable_check_xsrf=True",
+            "--LabApp.news_url=None",
+            "--LabApp.extension_manager=readonly",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            f"--{app_class}.expose_app_in_browser=True",
+            *(["--allow-root"] if os.geteuid() == 0 else []),
+        ]
 
     def write_settings(self):
         """Front end's settings: no news, every cell in the page, no saving but ours."""
@@ -106,8 +135,14 @@ class JupyterServer:
         self.write_settings()
         self.log = self.home / "server.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment, stdout=log,
-                                            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                self.command(),
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
         self.wait_until_it_answers()
         return self
 
@@ -146,7 +181,11 @@ class JupyterServer:
     def write_notebook(self, name, cells):
         """A notebook of code cells in the server's folder."""
         nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-        nb.metadata["kernelspec"] = {"display_name": "python3", "language": "python", "name": "python3"}
+        nb.metadata["kernelspec"] = {
+            "display_name": "python3",
+            "language": "python",
+            "name": "python3",
+        }
         nbformat.write(nb, self.folder / name)
 
     def read_notebook(self, name):
@@ -169,7 +208,8 @@ PANEL = "window.jupyterapp.shell.currentWidget"
 READY = f"""() => {{
     const panel = window.jupyterapp && {PANEL};
     const session = panel && panel.sessionContext;
-    const kernel = session && session.isReady && panel.context.isReady && session.session && session.session.kernel;
+    const ready = session && session.isReady && panel.context.isReady;
+    const kernel = ready && session.session && session.session.kernel;
     return !!kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle';
 }}"""
 RUN_CELL = f"""index => {{
@@ -179,12 +219,14 @@ RUN_CELL = f"""index => {{
     panel.content.activeCellIndex = index;
     panel.content.deselectAll();
     window.jupyterapp.commands.execute('notebook:run-cell').then(
-        () => {{ window.runs[index] = 'done'; }}, error => {{ window.runs[index] = String(error); }});
+        () => {{ window.runs[index] = 'done'; }},
+        error => {{ window.runs[index] = String(error); }});
 }}"""
 RUN_ALL = f"""() => {{
     window.runs = {{all: 'running'}};
     window.jupyterapp.commands.execute('notebook:run-all-cells').then(
-        () => {{ window.runs.all = 'done'; }}, error => {{ window.runs.all = String(error); }});
+        () => {{ window.runs.all = 'done'; }},
+        error => {{ window.runs.all = String(error); }});
 }}"""
 
 
@@ -203,13 +245,15 @@ class LabPage:
         self.wait_kernel_ready(seconds)
 
     def reload(self, seconds=60):
-        """Reload the page, as a person would in the middle of a run; does not wait for an idle kernel."""
+        """Reload the page, as a person would in the middle of a run; the kernel may be busy."""
         self.page.reload()
         self.page.wait_for_function(
-            f"() => window.jupyterapp && {PANEL} && {PANEL}.context && {PANEL}.context.isReady", timeout=seconds * 1000)
+            f"() => window.jupyterapp && {PANEL} && {PANEL}.context && {PANEL}.context.isReady",
+            timeout=seconds * 1000,
+        )
 
     def wait_kernel_ready(self, seconds=60):
-        """Wait until the kernel is connected and idle (the indicator alone is not to be trusted)."""
+        """Wait until the kernel is connected and idle (do not trust the indicator alone)."""
         self.page.wait_for_function(READY, timeout=seconds * 1000)
 
     def run_cell(self, index):
@@ -222,7 +266,9 @@ class LabPage:
 
     def wait_cell(self, index="all", seconds=60):
         """Wait for the end of a cell that `run_cell` (or of all, that `run_all`) started."""
-        self.page.wait_for_function("index => window.runs[index] !== 'running'", arg=index, timeout=seconds * 1000)
+        self.page.wait_for_function(
+            "index => window.runs[index] !== 'running'", arg=index, timeout=seconds * 1000
+        )
         result = self.page.evaluate("index => window.runs[index]", index)
         assert result == "done", f"cell {index}: {result}"
 
@@ -244,11 +290,15 @@ class LabPage:
 
     def outputs(self, index):
         """A cell's outputs as they would be saved."""
-        return self.page.evaluate(f"index => {PANEL}.content.widgets[index].model.outputs.toJSON()", index)
+        return self.page.evaluate(
+            f"index => {PANEL}.content.widgets[index].model.outputs.toJSON()", index
+        )
 
     def wait_text(self, index, text, seconds=30):
         """Wait until a cell's output shows `text`."""
-        self.cell(index).locator(".jp-Cell-outputArea").get_by_text(text).first.wait_for(timeout=seconds * 1000)
+        self.cell(index).locator(".jp-Cell-outputArea").get_by_text(text).first.wait_for(
+            timeout=seconds * 1000
+        )
 
     def save(self):
         """Save the notebook."""

@@ -36,12 +36,17 @@ def test_a_click_in_jupyterlab(jupyterlab, lab):
 
 
 def test_a_click_in_notebook_7(tmp_path, browser):
-    with JupyterServer(tmp_path / "notebook", app="notebook") as server, server.new_page(browser) as page:
+    with (
+        JupyterServer(tmp_path / "notebook", app="notebook") as server,
+        server.new_page(browser) as page,
+    ):
         click_and_save(server, page)
 
 
 def test_a_running_cell_is_seen_and_interrupted(jupyterlab, lab):
-    jupyterlab.write_notebook("long.ipynb", ["import time\nprint('started')\nwhile True: time.sleep(0.05)"])
+    jupyterlab.write_notebook(
+        "long.ipynb", ["import time\nprint('started')\nwhile True: time.sleep(0.05)"]
+    )
     lab.open("long.ipynb")
     lab.run_cell(0)
     lab.wait_text(0, "started")

@@ -21,22 +21,42 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import notebooks  # noqa: E402  (scripts/notebooks.py)
 
 NOTEBOOKS = notebooks.notebooks_in(NBS)
-MODULES = sorted(path for path in LIB.rglob("*.py") if notebooks.is_exported(path) and path.name != "_modidx.py")
+MODULES = sorted(
+    path for path in LIB.rglob("*.py") if notebooks.is_exported(path) and path.name != "_modidx.py"
+)
 
-# A layer imports from itself, from these, and from these packages: at its top, and inside functions (first use).
-LAYERS = {"core": [], "hooks": ["core"], "tools": ["core", "hooks"], "panel": ["core", "hooks"],
-          "trainer": ["core", "hooks", "tools", "panel"]}
-AT_TOP = {"core": {"torch", "numpy"}, "hooks": {"torch", "numpy"}, "tools": {"torch", "numpy"},
-          "panel": {"torch", "numpy", "ipywidgets", "anywidget", "traitlets", "plotly", "tsdownsample", "IPython"},
-          "trainer": {"torch", "numpy"}}
-AT_FIRST_USE = {"core": set(), "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"},
-                "tools": {"accelerate", "hydra", "omegaconf", "plotly", "IPython"},
-                "panel": {"ipykernel", "comm", "zmq", "tornado"}, "trainer": {"IPython", "plotly", "pandas"}}
-NOT_LOADED = {"plotly", "ipywidgets", "IPython", "fastprogress", "nbdev", "fastcore", "execnb", "accelerate", "anywidget",
-              "matplotlib", "tsdownsample", "pandas", "tensorboard", "wandb", "trackio", "hydra"}
+# A layer imports from itself and from these layers,
+# from these packages at its top, and from these inside functions (at first use).
+LAYERS = {
+    "core": [],
+    "hooks": ["core"],
+    "tools": ["core", "hooks"],
+    "panel": ["core", "hooks"],
+    "trainer": ["core", "hooks", "tools", "panel"],
+}
+AT_TOP = {
+    "core": {"torch", "numpy"},
+    "hooks": {"torch", "numpy"},
+    "tools": {"torch", "numpy"},
+    "panel": {"torch", "numpy", "ipywidgets", "anywidget", "traitlets", "plotly", "IPython"}
+    | {"tsdownsample"},
+    "trainer": {"torch", "numpy"},
+}
+AT_FIRST_USE = {
+    "core": set(),
+    "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"},
+    "tools": {"accelerate", "hydra", "omegaconf", "plotly", "IPython"},
+    "panel": {"ipykernel", "comm", "zmq", "tornado"},
+    "trainer": {"IPython", "plotly", "pandas"},
+}
+NOT_LOADED = set(
+    "plotly ipywidgets IPython fastprogress nbdev fastcore execnb accelerate anywidget "
+    "matplotlib tsdownsample pandas tensorboard wandb trackio hydra".split()
+)
 
 
 # Layers
+
 
 def module_name(path):
     """trainer_nb/core/loop.py -> trainer_nb.core.loop"""
@@ -79,9 +99,11 @@ def imported(node, module, known):
         return [alias.name for alias in node.names]
     base = node.module or ""
     if node.level:
-        package = module.split(".")[:-node.level]
+        package = module.split(".")[: -node.level]
         base = ".".join(package + ([base] if base else []))
-    return [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+    return [
+        f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names
+    ]
 
 
 def import_problem(module, target, at_top, numbers):
@@ -92,10 +114,18 @@ def import_problem(module, target, at_top, numbers):
             return "import from the module that defines the name"
         if layer(target) not in [own, *LAYERS[own]]:
             return f"layer {own} may not import layer {layer(target)}"
-        return None if numbers[target] < numbers[module] else "a notebook imports from lower numbers only"
+        return (
+            None
+            if numbers[target] < numbers[module]
+            else "a notebook imports from lower numbers only"
+        )
     package = target.split(".")[0]
     allowed = AT_TOP[own] | (set() if at_top else AT_FIRST_USE[own]) | set(sys.stdlib_module_names)
-    return None if package in allowed else f"layer {own} may not import {package}" + (" at its top" if at_top else "")
+    return (
+        None
+        if package in allowed
+        else f"layer {own} may not import {package}" + (" at its top" if at_top else "")
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
@@ -117,7 +147,9 @@ STATEMENTS += ["from trainer_nb import Trainer"] if "Trainer" in trainer_nb.__al
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_plain_import_loads_nothing_that_draws(statement):
-    code = f"import sys\n{statement}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    code = (
+        f"import sys\n{statement}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & NOT_LOADED == set()
 
@@ -136,6 +168,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 # Notebooks
 
+
 def notebook_name(path):
     return str(path.relative_to(NBS))
 
@@ -145,13 +178,21 @@ def text_of(cell):
     parts = [cell.source]
     for output in cell.get("outputs", []):
         parts.append(output.get("text", ""))
-        parts += [str(value) for name, value in output.get("data", {}).items() if name.startswith("text/") or "svg" in name]
+        parts += [
+            str(value)
+            for name, value in output.get("data", {}).items()
+            if name.startswith("text/") or "svg" in name
+        ]
     return "\n".join(parts)
 
 
 def machine_paths():
     """Beginnings of paths that make sense on one machine only."""
-    here = [str(path) for path in (ROOT, Path.home(), Path(tempfile.gettempdir())) if len(path.parts) > 1]
+    here = [
+        str(path)
+        for path in (ROOT, Path.home(), Path(tempfile.gettempdir()))
+        if len(path.parts) > 1
+    ]
     return [f"{path}/" for path in here] + ["/home/", "/Users/", "C:\\Users"]
 
 
@@ -162,7 +203,12 @@ def test_a_notebook_is_whole_and_light(path):
     nbformat.validate(nb)
     assert len(text) < 300_000, f"{len(text)} bytes: outputs are too heavy"
     assert "widgets" not in nb.metadata, "stored state of widgets (make clean)"
-    errors = [cell.source for cell in nb.cells for output in cell.get("outputs", []) if output.output_type == "error"]
+    errors = [
+        cell.source
+        for cell in nb.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "error"
+    ]
     assert not errors
 
 
@@ -177,18 +223,26 @@ def test_a_notebook_opens_with_its_title_and_promise(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=notebook_name)
 def test_cells_run_on_any_machine(path):
     cells = nbformat.read(path, as_version=4).cells
-    found = [(cell.source, start) for cell in cells for start in machine_paths() if start in text_of(cell)]
+    found = [
+        (cell.source, start)
+        for cell in cells
+        for start in machine_paths()
+        if start in text_of(cell)
+    ]
     assert not found, "a path of one machine in the cell or its output"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=notebook_name)
 def test_exported_cells_are_short(path):
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    exported = [cell.source.splitlines() for cell in cells if "export" in notebooks.directives(cell)]
+    exported = [
+        cell.source.splitlines() for cell in cells if "export" in notebooks.directives(cell)
+    ]
     assert [f"{lines[1]} {len(lines)} lines" for lines in exported if len(lines) > 90] == []
 
 
 # README.md
+
 
 def test_readme_is_the_index_notebook():
     assert (ROOT / "README.md").read_text(encoding="utf-8") == notebooks.readme_text()

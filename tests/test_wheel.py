@@ -1,6 +1,6 @@
-"""The built wheel in an empty environment: it declares what it needs, and trains without the tools that made it.
+"""The built wheel in an empty environment: it trains without the tools that made it.
 
-No network: what the wheel declares is linked from the development environment, and nothing else is.
+No network: what the wheel declares is linked from the development environment, nothing else is.
 """
 
 import os
@@ -17,13 +17,24 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 LIB = ROOT / "trainer_nb"
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+}
 
 
 def run(*command, **options):
     """Run a command and return what it printed; show that where it fails."""
-    done = subprocess.run([str(part) for part in command], text=True, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    done = subprocess.run(
+        [str(part) for part in command],
+        text=True,
+        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **options,
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -40,7 +51,9 @@ def build_wheel(folder):
 
 def applies(requirement, extras):
     """Whether a requirement holds on this machine, with these extras of the package that has it."""
-    return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras or [""])
+    return requirement.marker is None or any(
+        requirement.marker.evaluate({"extra": extra}) for extra in extras or [""]
+    )
 
 
 def closure(requirements):
@@ -73,15 +86,27 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """The interpreter of an environment with the wheel, what it declares, and scikit-learn for the data."""
+    """Python with the wheel, what the wheel declares, and scikit-learn for the data."""
     folder = tmp_path_factory.mktemp("environment") / "empty"
     run(sys.executable, "-m", "venv", "--without-pip", folder)
-    run(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "bin" / "python",
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
     site_packages = next((folder / "lib").glob("python*/site-packages"))
     with zipfile.ZipFile(wheel) as archive:
         metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(metadata).decode().splitlines()
-    declared = [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
+    declared = [
+        Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")
+    ]
     wanted = [each for each in declared if applies(each, [""])] + [Requirement("scikit-learn")]
     for name in closure(wanted):
         link(name, site_packages)
@@ -91,7 +116,11 @@ def python(wheel, tmp_path_factory):
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("trainer_nb/")}
-    files = {path.relative_to(ROOT).as_posix() for path in LIB.rglob("*") if path.suffix in {".py", ".css", ".js"}}
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for path in LIB.rglob("*")
+        if path.suffix in {".py", ".css", ".js"}
+    }
     assert held == files
 
 
@@ -102,8 +131,13 @@ def test_tools_of_development_are_not_there(python, name):
 
 
 def test_every_module_imports(python):
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in LIB.rglob("*.py") if path.stem != "__init__"]
-    code = f"import importlib\nfor name in {sorted(modules)}: importlib.import_module(name)\nimport trainer_nb; print(trainer_nb.__file__)"
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in LIB.rglob("*.py")
+        if path.stem != "__init__"
+    ]
+    code = f"from importlib import import_module\nfor name in {modules}: import_module(name)\n"
+    code += "import trainer_nb; print(trainer_nb.__file__)"
     assert Path(run(python, "-I", "-c", code).strip()).is_relative_to(python.parent.parent)
 
 
