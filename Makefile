@@ -28,7 +28,7 @@ $(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml
 	touch $@
 
 lab: env
-	$(BIN)/jupyter lab $(AS_ROOT) $(LABFLAGS) $(QUICK_START)
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(QUICK_START) $(AS_ROOT) $(LABFLAGS)
 
 test: env chromium
 	$(NOTEBOOKS) check

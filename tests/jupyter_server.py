@@ -52,7 +52,7 @@ def browser_problem():
     if not Path(CHROMIUM).exists():
         return f"{CHROMIUM} is missing (as root: apt-get install chromium)"
     try:
-        import playwright  # noqa: F401
+        import playwright
     except ImportError:
         return "playwright is not installed"
 
@@ -222,12 +222,12 @@ RUN_CELL = f"""index => {{
         () => {{ window.runs[index] = 'done'; }},
         error => {{ window.runs[index] = String(error); }});
 }}"""
-RUN_ALL = f"""() => {{
-    window.runs = {{all: 'running'}};
+RUN_ALL = """() => {
+    window.runs = {all: 'running'};
     window.jupyterapp.commands.execute('notebook:run-all-cells').then(
-        () => {{ window.runs.all = 'done'; }},
-        error => {{ window.runs.all = String(error); }});
-}}"""
+        () => { window.runs.all = 'done'; },
+        error => { window.runs.all = String(error); });
+}"""
 
 
 class LabPage:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "trainer_nb"
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import notebooks  # noqa: E402  (scripts/notebooks.py)
+import notebooks
 
 NOTEBOOKS = notebooks.notebooks_in(NBS)
 MODULES = sorted(
