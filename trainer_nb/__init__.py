@@ -5,6 +5,21 @@ from importlib import import_module as _import_module
 # Public name -> the module that defines it. A name is imported at its first use,
 # so `import trainer_nb` loads nothing that draws. Written by hand.
 _EXPORTS = {
+    "Trainer": "trainer",
+    "FitResult": "core.state",
+    "RunState": "core.state",
+    "StepState": "core.state",
+    "Hook": "core.hook",
+    "LambdaHook": "core.hook",
+    "MainProcessHook": "core.hook",
+    "Tunable": "core.tunable",
+    "Journal": "core.journal",
+    "NonFiniteError": "core.engine",
+    "map_nested_tensor": "core.data",
+    "History": "hooks.recorder",
+    "RecorderHook": "hooks.recorder",
+    "ProgressHook": "hooks.progress",
+    "SchedulerHook": "hooks.schedule",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -25,12 +25,13 @@ HOOK_POINTS = {
 POINTS = tuple(point for group in HOOK_POINTS.values() for point in group)
 
 # %% ../../nbs/core/01_hook.ipynb #af950141
+_OWN_METHODS = ("state_dict", "load_state_dict", "store", "get")  # of Hook, and no points
 _LOOKS_LIKE_POINT = re.compile(r"(before|after|on|cleanup|loader)_\w+")
 
 def check_point_names(names, owner: str, prefix: str = "") -> None:
     "Raise TypeError for a name that looks like a hook point but is none."
     for name in names:
-        if name in POINTS:
+        if name in POINTS or name in _OWN_METHODS:
             continue
         near = difflib.get_close_matches(name, POINTS, n=1, cutoff=0.85)
         if near or _LOOKS_LIKE_POINT.fullmatch(name):

@@ -125,7 +125,7 @@ COMMANDS = FLOW + ("tune", "note", "validate")
 class Drive(SteeredLoop):
     "Everything around the generator that all verbs share."
     def __init__(self, *args, seed: int | None = None, max_time=None, **settings):
-        self.seconds, self._running_since = 0.0, None
+        self.seconds, self.running_since = 0.0, None
         super().__init__(*args, **settings)
         self.seed = seed
         self.max_time = max_time.total_seconds() if isinstance(max_time, timedelta) else max_time
@@ -193,11 +193,11 @@ class Drive(SteeredLoop):
 
     def elapsed(self) -> float:
         "Seconds spent driving, pauses left out."
-        running = 0.0 if self._running_since is None else perf_counter() - self._running_since
+        running = 0.0 if self.running_since is None else perf_counter() - self.running_since
         return self.seconds + running
 
     def _set_clock(self, running: bool) -> None:
-        self.seconds, self._running_since = self.elapsed(), perf_counter() if running else None
+        self.seconds, self.running_since = self.elapsed(), perf_counter() if running else None
 
     def _check_ready(self, name: str) -> None:
         "Raise before anything has changed."

@@ -99,7 +99,7 @@ class StepLoop(StepSettings):
         self.batch = self.pred = self.loss = self.grad_norm = None
         self.wants_grad_norm = False  # a hook that shows it sets this
         self.skipped_steps = 0  # by the loss scaler
-        self.data_seconds = 0.0  # spent waiting for the loader
+        self.data_seconds, self.window_began = 0.0, 0.0  # waiting for the loader in this window; its start
         self.hook_store: dict = {}
 
     # ---- points to override
@@ -151,6 +151,7 @@ class WindowLoop(StepLoop):
         self.window.open(vars(self)["gradient_accumulation_steps"])
         self.window_start = (state.batch_idx, state.samples_seen)
         state.window_batches = 0
+        self.data_seconds, self.window_began = 0.0, perf_counter()
 
     def train_batch(self, batch) -> None:
         "Forward and backward of one batch, and its counters."
@@ -422,6 +423,7 @@ class TrainLoop(EvaluationLoop):
         self.fast_dev_run = bool(fast_dev_run)
         self.phase, self.next_phase = Phase.EPOCH_START, Phase.TRAIN
         self.boundaries, self.evaluated_at, self.exception = 0, -1, None
+        self.data_length: int | None = None  # batches of the epoch in hand, where known
         self.last_records: dict[str, float] = {}
         self.best: dict = {}
         for component in (getattr(train_dl, "dataset", None), model, self.optim, self.loss_fn):
@@ -506,6 +508,7 @@ class TrainLoop(EvaluationLoop):
         yield BOUNDARY
 
     def _phase_iterate(self):
+        self.data_length = self.data.length
         self.data.begin(self.step_state.epoch)
         self.step_state.batch_idx = 0
         self._steps_before = self.step_state.optimizer_step + self.skipped_steps
