@@ -1,6 +1,6 @@
 # make env     .venv with the pinned development requirements
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
-# make test    sync check, notebook tests, pytest with browser tests
+# make test    sync check, notebook tests, docs' processing, pytest with browser tests
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
 # make docs    notebooks processed for the documentation site
@@ -33,6 +33,7 @@ lab: env
 test: env chromium
 	$(NOTEBOOKS) check
 	$(NOTEBOOKS) test
+	$(NOTEBOOKS) docs
 	$(BIN)/python -m pytest $(PYTESTFLAGS)
 
 # Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.

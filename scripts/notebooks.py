@@ -391,6 +391,7 @@ def from_py(script, notebook):
     nb.metadata = type(nb.metadata)(nb.metadata | KERNEL)
     if path.exists():
         nb = combine_inputs_with_outputs(nb, jupytext.read(path), fmt="py:percent")
+    path.parent.mkdir(parents=True, exist_ok=True)
     jupytext.write(nb, path, fmt="ipynb")
     clean([path])
 
