@@ -28,6 +28,9 @@ def click_and_save(server, page):
     assert page.output_text(1) == "clicked 1"
     page.save()
     assert server.read_notebook("button.ipynb").cells[1].outputs[0].text == "clicked 1\n"
+    page.reload()
+    page.wait_kernel_ready()
+    assert page.output_text(1) == "clicked 1"
 
 
 def test_a_click_in_jupyterlab(jupyterlab, lab):

@@ -111,7 +111,7 @@ def import_problem(module, target, at_top, numbers):
     own = layer(module)
     if target.split(".")[0] == "trainer_nb":
         if target not in numbers:
-            return "import from the module that defines the name"
+            return f"no notebook makes {target} (import from the module that defines the name)"
         if layer(target) not in [own, *LAYERS[own]]:
             return f"layer {own} may not import layer {layer(target)}"
         return (
