@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 
 import trainer_nb
 
@@ -239,6 +240,21 @@ def test_exported_cells_are_short(path):
         cell.source.splitlines() for cell in cells if "export" in notebooks.directives(cell)
     ]
     assert [f"{lines[1]} {len(lines)} lines" for lines in exported if len(lines) > 90] == []
+
+
+def pages(contents):
+    """The notebooks that a sidebar lists, in its order."""
+    nested = [pages(each["contents"]) if isinstance(each, dict) else [each] for each in contents]
+    return [page for each in nested for page in each]
+
+
+def test_the_sidebar_lists_every_notebook_in_order():
+    site = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    listed = pages(site["website"]["sidebar"]["contents"])
+    assert sorted(listed) == sorted(notebook_name(path) for path in NOTEBOOKS)
+    for layer_name in LAYERS:
+        of_layer = [page for page in listed if page.startswith(f"{layer_name}/")]
+        assert of_layer == sorted(of_layer)
 
 
 # README.md
