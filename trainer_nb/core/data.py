@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['map_nested', 'map_nested_tensor', 'move_to_device', 'batch_size', 'split_batch', 'loader_length', 'limited',
-           'IgnoreInterrupt', 'workers_ignore_interrupt', 'open_loader', 'close_iterator', 'SkippingSampler',
-           'clone_for_skipping', 'skips_by_index', 'loader_generators', 'EpochStart', 'TrainData']
+           'IgnoreInterrupt', 'workers_ignore_interrupt', 'open_loader', 'close_iterator', 'keeps_workers',
+           'end_persistent_workers', 'SkippingSampler', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
+           'EpochStart', 'TrainData']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
+import copy
 import dataclasses
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import contextmanager
 from itertools import islice
 
@@ -31,15 +33,17 @@ def map_nested(function, value, is_leaf):
         return type(value)(*map(walk, value))
     if isinstance(value, (list, tuple)):
         return type(value)(map(walk, value))
-    if isinstance(value, dict):
-        changed = value.copy()  # keeps a defaultdict's factory, an OrderedDict's order
+    if isinstance(value, MutableMapping):
+        changed = copy.copy(value)  # keeps class, attributes, a defaultdict's factory
         changed.update({key: walk(item) for key, item in value.items()})
         return changed
     if isinstance(value, Mapping):
         return type(value)({key: walk(item) for key, item in value.items()})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f.name for f in dataclasses.fields(value) if f.init]
-        return dataclasses.replace(value, **{name: walk(getattr(value, name)) for name in fields})
+        changed = copy.copy(value)
+        for field in dataclasses.fields(value):  # frozen ones and those outside the constructor too
+            object.__setattr__(changed, field.name, walk(getattr(value, field.name)))
+        return changed
     return value
 
 # %% ../../nbs/core/05_data.ipynb #82e7391c
@@ -153,6 +157,14 @@ def close_iterator(iterator, loader=None) -> None:
         if getattr(loader, "_iterator", None) is iterator:
             loader._iterator = None  # persistent workers: the next epoch starts new ones
 
+def keeps_workers(loader) -> bool:
+    "The loader's worker processes are to live on from one pass to the next."
+    return bool(getattr(loader, "persistent_workers", False))
+
+def end_persistent_workers(loader) -> None:
+    "End the workers that wait for the next pass, if there are any."
+    close_iterator(getattr(loader, "_iterator", None), loader)
+
 # %% ../../nbs/core/05_data.ipynb #f5834d58
 class SkippingSampler:
     "A sampler that first draws and forgets `skip` items of another one."
@@ -208,13 +220,12 @@ class EpochStart:
     "What was random right before an epoch was iterated."
     streams: RandomStreams
     generators: list[torch.Tensor]
-    reused: bool  # persistent workers were already running
+    reused: bool  # persistent workers were already running: no seed is drawn for them
 
     @classmethod
-    def capture(cls, loader) -> "EpochStart":
+    def capture(cls, loader, reused: bool = False) -> "EpochStart":
         "Copy the streams and the loader's generators."
-        states = [g.get_state() for g in loader_generators(loader)]
-        return cls(RandomStreams.capture(), states, getattr(loader, "_iterator", None) is not None)
+        return cls(RandomStreams.capture(), [g.get_state() for g in loader_generators(loader)], reused)
 
     def restore(self, loader) -> None:
         "Put streams and generators back."
@@ -231,9 +242,10 @@ class TrainData:
         self.loader, self.resume_by = loader, resume
         self.limit, self.overfit = limit, overfit
         self.source = loader  # the loader, or its clone after a skip
-        self.iterator = None
+        self.iterator = self._raw = None
         self.epoch_start: EpochStart | None = None
         self.kept: list | None = None  # the batches of overfit_batches
+        self.workers_persist = False  # an earlier epoch started persistent workers
 
     @property
     def length(self) -> int | None:
@@ -242,12 +254,19 @@ class TrainData:
 
     def begin(self, epoch: int) -> None:
         "Iterate the loader anew."
-        for holder in (self.loader, getattr(self.loader, "sampler", None),
-                       getattr(self.loader, "batch_sampler", None)):
+        batch_sampler = getattr(self.loader, "batch_sampler", None)
+        for holder in (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
+                       getattr(batch_sampler, "sampler", None)):
             if hasattr(holder, "set_epoch"):
                 holder.set_epoch(epoch)
-        self.epoch_start = EpochStart.capture(self.source)
-        self._open(0)
+        alive = getattr(self.source, "_iterator", None) is not None
+        reused = alive or self.workers_persist
+        self.epoch_start = EpochStart.capture(self.loader, reused)
+        self.workers_persist = keeps_workers(self.loader)
+        if reused and not alive:  # ended in between: the new ones must not change the random streams
+            self.resume(0)
+        else:
+            self._open(0)
 
     def _open(self, taken: int) -> None:
         if self.overfit and self.kept is None:
@@ -261,32 +280,40 @@ class TrainData:
     def resume(self, taken: int) -> None:
         "Iterate the epoch in hand from batch `taken` on; the global streams stay as they are."
         now = RandomStreams.capture()
+        self.close()
         if self.kept is not None:
             self._open(taken)
             next(islice(self.iterator, taken, taken), None)
-        elif taken and self.resume_by == "skip" and skips_by_index(self.loader):
-            self._skip(taken, now)
-        else:
-            self.epoch_start.restore(self.source)
-            self._open(0)
-            for _ in range(taken):
-                next(self.iterator)
-            if taken:  # the first batch of an epoch finds the streams as iter() left them
-                now.restore()
+            return
+        by_index, start = skips_by_index(self.loader), self.epoch_start
+        skip = taken if by_index and self.resume_by == "skip" else 0
+        then = now.restore if skip else None
+        if by_index and (skip or start.reused):
+            self.source, sampler = clone_for_skipping(self.loader)
+            # running persistent workers drew no seed at this epoch's start, but the clone's new ones do
+            before = (lambda: start.restore(self.loader)) if start.reused else None
+            sampler.skip, sampler.before, sampler.then = skip, before, then
+        start.restore(self.loader)
+        self._open(skip)
+        if start.reused and not by_index:
+            start.restore(self.loader)
+        for _ in range(taken - skip):
+            next(self.iterator)
+        # Without workers the first batch to come still has to skip. With them, the first index lists were
+        # drawn while they started. The first batch of an epoch finds the streams as iter() left them.
+        if taken and (not skip or self.source.num_workers):
+            now.restore()
 
-    def _skip(self, taken: int, now: RandomStreams) -> None:
-        start = self.epoch_start
-        self.source, sampler = clone_for_skipping(self.loader)
-        sampler.skip, sampler.then = taken, now.restore
-        # running persistent workers drew no seed at this epoch's start, but the clone's new ones do
-        sampler.before = (lambda: start.restore(self.source)) if start.reused else None
-        start.restore(self.source)
-        self._open(taken)
-        if self.source.num_workers:
-            now.restore()  # the first index lists were drawn while the workers started
+    def end_epoch(self) -> None:
+        "The epoch is over: worker processes end, but persistent ones wait for the next."
+        if keeps_workers(self.source):
+            self.iterator = self._raw = None
+        else:
+            self.close()
 
     def close(self) -> None:
         "End worker processes; the next batch needs `begin` or `resume`."
         if self.iterator is not None:
             close_iterator(self._raw, self.source)
-            self.iterator = None
+            self.iterator = self._raw = None
+        end_persistent_workers(self.source)

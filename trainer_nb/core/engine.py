@@ -31,6 +31,8 @@ class Window:
 
     def weight(self, n, chunks: int = 1):
         "Where the backward pass of a chunk with `n` items starts."
+        if isinstance(n, torch.Tensor):  # whole numbers would be divided in single precision
+            n = n.detach().reshape(()).to(torch.float32 if n.device.type == "mps" else torch.float64)
         if not self.parts:
             self.reference = self.size * n * chunks
         self.items = self.items + n

@@ -16,6 +16,7 @@ from datetime import timedelta
 from time import perf_counter
 
 from .control import Command, ControlQueue, Reply, Series, TunableView
+from .data import loader_length
 from .hook import HookRow
 from .journal import Journal, checksum, fingerprint
 from .state import (FitResult, Position, RandomStreams, RunState, ThreadState,
@@ -131,7 +132,7 @@ class Drive(SteeredLoop):
         self.max_time = max_time.total_seconds() if isinstance(max_time, timedelta) else max_time
         self.state, self.error_text = RunState.IDLE, None
         self.control = ControlQueue()
-        self.at_safe_point = None  # callable("micro" | "boundary" | "paused"), on the driving thread
+        self.at_safe_point = None  # callable("micro", "boundary", "paused" or "ended"), on the driving thread
         self.front_end = False  # a panel was drawn: somebody can resume
         self._streams: RandomStreams | None = None
         self._modes = None
@@ -207,7 +208,7 @@ class Drive(SteeredLoop):
         if self.data.length == 0:
             raise ValueError(f"{name}: train_dl is empty, it gives no batch (len is 0)")
         for loader_name, loader in self.valid_loaders.items():
-            if hasattr(loader, "__len__") and len(loader) == 0:
+            if loader_length(loader) == 0:
                 raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to evaluate")
 
     # ---- one drive
@@ -226,6 +227,8 @@ class Drive(SteeredLoop):
                 self._set_clock(running=False)
                 if self.eval_batch is None:
                     self._modes = [(module, module.training) for module in self.model.modules()]
+                if self.at_safe_point is not None:
+                    self.at_safe_point("ended")
         return outcome
 
     def _begin(self) -> None:
@@ -343,7 +346,7 @@ class Drive(SteeredLoop):
             self._generator.close()
             self._generator = None
         self.void_window()
-        self.data.close()
+        self.close_loaders()
 
     def _fail(self, error: BaseException) -> None:
         "After an exception: everything closed, the run resumable, the exception the user's own."
@@ -675,7 +678,7 @@ class Loop(ObedientLoop):
     def _look(self, name: str, loaders: dict, stage: str) -> dict:
         with self._looking(name):
             for loader_name, loader in loaders.items():
-                if hasattr(loader, "__len__") and len(loader) == 0:
+                if loader_length(loader) == 0:
                     raise ValueError(f"{name}: the loader {loader_name!r} is empty")
             generator = self.evaluate(loaders, stage)
             while True:
@@ -722,7 +725,7 @@ class Loop(ObedientLoop):
         if self._driver is None and self._in_fit:
             self.stop()
         if self._driver is None:
-            self.data.close()
+            self.close_loaders()
 
     def __enter__(self):
         return self

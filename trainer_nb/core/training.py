@@ -13,7 +13,8 @@ from time import perf_counter
 
 import torch
 
-from .data import (TrainData, batch_size, close_iterator, limited, loader_length,
+from .data import (TrainData, batch_size, close_iterator, end_persistent_workers,
+                                  keeps_workers, limited, loader_length,
                                   open_loader, split_batch)
 from .engine import (Engine, FinitePolicy, NonFiniteError, Window, check_precision, clip_gradients,
                                     gradient_norms, multiply, pick_device, total_norm)
@@ -211,9 +212,10 @@ class WindowLoop(StepLoop):
                 if largest == 1:
                     error.add_note("micro_batch_size='auto' is down to one sample a chunk")
                     raise
-                limit = self._auto_size = -(-largest // 2)
-                todo = self._restart_window()
-                self.micro_batch_changed(largest, limit)
+            # past the handler: the traceback held the tensors of the pass that failed
+            limit = self._auto_size = -(-largest // 2)
+            todo = self._restart_window()
+            self.micro_batch_changed(largest, limit)
 
     def _chunks(self, batch, samples: int, limit: int) -> bool:
         pieces = split_batch(batch, samples, limit)
@@ -223,6 +225,7 @@ class WindowLoop(StepLoop):
     def _restart_window(self) -> list:
         kept = self.window.kept
         counted = self.window.batches
+        self.loss = self.pred = None  # they hold the graph of the pass that failed
         self.do_zero_grad()
         self.window.open(self.window.size)
         self.window.kept, self.window.batches = kept, counted
@@ -355,15 +358,17 @@ class EvaluationLoop(ClosingLoop):
     def _evaluate_batches(self, loader, name, totals):
         iterator = open_loader(loader)
         limit = limited(loader_length(loader), self.limit_batches) if self.limit_batches else None
-        count = 0
+        count, whole = 0, False
         try:
             for batch in islice(iterator, limit):
                 self._evaluate_batch(batch, totals)
                 count += 1
                 self.eval_batch = count
                 yield MICRO
+            whole = True
         finally:
-            close_iterator(iterator, loader)
+            if not (whole and keeps_workers(loader)):
+                close_iterator(iterator, loader)
         if not count:
             raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")
 
@@ -549,7 +554,7 @@ class TrainLoop(EvaluationLoop):
 
     def _end_of_loader(self) -> None:
         epoch = self.step_state.epoch
-        self.data.close()
+        self.data.end_epoch()
         if not self.step_state.batch_idx:
             again = ": a generator can be iterated only once, pass a DataLoader or a list" if epoch else ""
             raise ValueError(f"train_dl gave no batch in epoch {epoch}{again}")
@@ -567,7 +572,7 @@ class TrainLoop(EvaluationLoop):
         return self._at_last_step() or (self.eval_every is not None and step % self.eval_every == 0)
 
     def _phase_after_train(self):
-        self.data.close()
+        self.data.end_epoch()
         self.finite.check()
         self.hooks.fire("after_train", self)
         epoch = self.step_state.epoch + 1
@@ -594,6 +599,12 @@ class TrainLoop(EvaluationLoop):
         self.phase = Phase.EPOCH_START
         self.hooks.fire("after_epoch", self)
         yield BOUNDARY
+
+    def close_loaders(self) -> None:
+        "End the worker processes of training and validation."
+        self.data.close()
+        for loader in self.valid_loaders.values():
+            end_persistent_workers(loader)
 
     # ---- records
     def log(self, records: dict) -> None:
