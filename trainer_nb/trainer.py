@@ -95,6 +95,7 @@ class Trainer(Loop):
         if self._dashboard is None:
             from trainer_nb.panel.dashboard import Dashboard
             self._dashboard = Dashboard(self.view)
+            self.at_safe_point = self.at_safe_point or self._dashboard.tick
         return self._dashboard
 
     @property
@@ -120,12 +121,8 @@ class Trainer(Loop):
             yield
             return
         self.progress_hook.enabled = False  # one thing to look at
-        with self.dashboard.live() as tick:
-            before, self.at_safe_point = self.at_safe_point, tick
-            try:
-                yield
-            finally:
-                self.at_safe_point = before
+        with self.dashboard.live():
+            yield
 
     def _drive_and_report(self, name: str) -> FitResult:
         with self._shown():
