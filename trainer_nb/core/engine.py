@@ -145,6 +145,8 @@ class FinitePolicy:
         return False
 
 # %% ../../nbs/core/06_engine.ipynb #032df0d0
+_NO_AUTOCAST = nullcontext()
+
 class Engine:
     "Runs the parts of a step on one device of one process."
     num_processes, is_main = 1, True
@@ -153,6 +155,8 @@ class Engine:
         self.model, self.optim, self.device = model, optim, device
         self.scaler = None
         self._stepped, self._step_hook = False, None
+        self._unscaled = False  # the scaler waits for the end of this step
+        self.overflowed = False  # the last step was skipped by the scaler
         self._seeds: dict = {}
         self.set_precision(precision)
         self.refresh_parameters()
@@ -171,16 +175,25 @@ class Engine:
         self.precision = check_precision(precision)
         dtype = PRECISIONS[self.precision]
         kind = self.device.type
-        self.autocast = nullcontext() if dtype is None else torch.autocast(kind, dtype=dtype)
         if dtype is torch.float16 and self.scaler is None:
             self.scaler = torch.amp.GradScaler(kind)
             self._step_hook = self.optim.register_step_post_hook(self._note_step)
         elif dtype is not torch.float16 and self.scaler is not None:
-            self.scaler = None
+            self.scaler, self._unscaled, self.overflowed = None, False, False
             self._step_hook.remove()
 
     def _note_step(self, *_):
         self._stepped = True
+
+    @property
+    def autocast(self):
+        "A context for one forward pass; a new one each time, since a prediction may run within a step."
+        dtype = PRECISIONS[self.precision]
+        if dtype is None:
+            return _NO_AUTOCAST
+        # casts made without gradient must not be found again by the step around them
+        cache = None if torch.is_grad_enabled() else False
+        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=cache)
 
     def place(self, batch):
         "The batch on the device."
@@ -214,7 +227,9 @@ class Engine:
 
     def unscale(self) -> None:
         "Take the loss scale out of the gradients (fp16 only)."
+        self.overflowed = False
         if self.scaler is not None:
+            self._unscaled = True
             self.scaler.unscale_(self.optim)
 
     def step(self) -> bool:
@@ -222,15 +237,27 @@ class Engine:
         if self.scaler is None:
             self.optim.step()
             return True
-        self._stepped = False
-        fused = any(group.get("fused") for group in self.optim.param_groups)
-        before = self.scaler.get_scale() if fused else None
-        self.scaler.step(self.optim)
+        self._stepped, optim = False, self.optim
+        fused = getattr(optim, "_step_supports_amp_scaling", False)
+        if fused:
+            optim._step_supports_amp_scaling = False
+        try:
+            self.scaler.step(optim)
+        finally:
+            if fused:
+                optim._step_supports_amp_scaling = True
+        self._end_scaling()
+        self.overflowed = not self._stepped
+        return self._stepped
+
+    def _end_scaling(self) -> None:
+        self._unscaled = False
         self.scaler.update()
-        return self.scaler.get_scale() >= before if fused else self._stepped
 
     def zero_grad(self) -> None:
         "Drop all gradients."
+        if self._unscaled:  # a window that was given up between unscaling and step
+            self._end_scaling()
         if not self._plain_zero:
             self.optim.zero_grad()
         for parameter in self.parameters:

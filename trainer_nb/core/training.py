@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MICRO', 'BOUNDARY', 'END', 'check_optimizer', 'check_micro_batch_size', 'StepSettings', 'StepLoop', 'WindowLoop',
-           'ClosingLoop', 'EvaluationLoop', 'TrainLoop']
+           'ClosingLoop', 'EvaluationLoop', 'PredictionLoop', 'EpochPlan', 'EpochLoop', 'TrainLoop']
 
 # %% ../../nbs/core/08_training.ipynb #bcbcb0b8
 from contextlib import contextmanager
@@ -249,7 +249,8 @@ class ClosingLoop(WindowLoop):
         factor = window.correction()
         if isinstance(factor, torch.Tensor) or factor != 1.0:
             multiply(gradients, factor)
-        engine.unscale()
+        if gradients:
+            engine.unscale()
         if self.hooks.before_step:
             self.hooks.fire("before_step", self)
             gradients = engine.gradients()  # a hook may have replaced some
@@ -257,7 +258,7 @@ class ClosingLoop(WindowLoop):
         self.do_zero_grad()
         self._finish_window()
         if not stepped:
-            if engine.scaler is not None:
+            if engine.overflowed:
                 self._note_overflow()
             return False
         self.step_state.optimizer_step += 1
@@ -388,6 +389,9 @@ class EvaluationLoop(ClosingLoop):
         if self.hooks.after_batch:
             self.hooks.fire("after_batch", self)
 
+# %% ../../nbs/core/08_training.ipynb #cac82968
+class PredictionLoop(EvaluationLoop):
+    "Predictions of a loader, under the same care."
     def predict_batches(self, loader):
         "The predictions of a loader, joined on the CPU."
         predict = getattr(self.eval_step, "predict", None)
@@ -407,8 +411,8 @@ class EvaluationLoop(ClosingLoop):
         return output["pred"]
 
 # %% ../../nbs/core/08_training.ipynb #99670ce1
-class TrainLoop(EvaluationLoop):
-    "Epochs of windows and evaluations, as a generator."
+class EpochPlan(PredictionLoop):
+    "What a run is to do, and how much of it is done."
     eval_every = Tunable(None, kind=int, min=1, doc="evaluate each so many epochs, or steps under max_steps")
 
     def __init__(self, model, train_step=None, train_dl=None, valid_dl=None, *, epochs=None, max_steps=None,
@@ -468,7 +472,6 @@ class TrainLoop(EvaluationLoop):
         single = list(self.valid_loaders) == ["valid"]
         return self.valid_loaders["valid"] if single else (self.valid_loaders or None)
 
-    # ---- where the run stands
     @property
     def steps_per_epoch(self) -> int | None:
         "Windows in an epoch, the tail included; None where the loader has no length."
@@ -497,7 +500,9 @@ class TrainLoop(EvaluationLoop):
         done = self.epochs is not None and self.step_state.epoch >= self.epochs
         return done and self.phase is Phase.EPOCH_START
 
-    # ---- the generator
+# %% ../../nbs/core/08_training.ipynb #7f53f838
+class EpochLoop(EpochPlan):
+    "The generator: an epoch as a chain of phases."
     def run(self):
         "Train on from the present position; yields 'micro' or 'boundary' at safe points."
         if self.eval_first and self.evaluated_at < 0 and self.phase is Phase.EPOCH_START:
@@ -571,6 +576,9 @@ class TrainLoop(EvaluationLoop):
             return False
         return self._at_last_step() or (self.eval_every is not None and step % self.eval_every == 0)
 
+# %% ../../nbs/core/08_training.ipynb #8154ae3e
+class TrainLoop(EpochLoop):
+    "The phases between two epochs; records and hooks."
     def _phase_after_train(self):
         self.data.end_epoch()
         self.finite.check()
@@ -606,7 +614,6 @@ class TrainLoop(EvaluationLoop):
         for loader in self.valid_loaders.values():
             end_persistent_workers(loader)
 
-    # ---- records
     def log(self, records: dict) -> None:
         "Give records (name to number) out to everybody who listens."
         self.last_records |= records
@@ -628,7 +635,6 @@ class TrainLoop(EvaluationLoop):
         state, length = self.step_state, self.data.length
         return state.epoch + (min(1.0, state.batch_idx / length) if length else 0.0)
 
-    # ---- hooks
     def get_hook(self, hook_class, default=None):
         "The first hook of a class, or `default`."
         return next((hook for hook in self.hooks if isinstance(hook, hook_class)), default)
