@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'Window', 'check_precision', 'pick_device', 'gradient_norms', 'total_norm', 'clip_gradients', 'multiply',
-           'NonFiniteError', 'FinitePolicy', 'Engine']
+           'NonFiniteError', 'FinitePolicy', 'EngineSettings', 'Engine']
 
 # %% ../../nbs/core/06_engine.ipynb #2a74c7d3
 import difflib
@@ -147,8 +147,8 @@ class FinitePolicy:
 # %% ../../nbs/core/06_engine.ipynb #032df0d0
 _NO_AUTOCAST = nullcontext()
 
-class Engine:
-    "Runs the parts of a step on one device of one process."
+class EngineSettings:
+    "Device, precision, loss scaler and parameters of one process."
     num_processes, is_main = 1, True
 
     def __init__(self, model, optim, device: torch.device, precision: str | None = None):
@@ -199,6 +199,9 @@ class Engine:
         "The batch on the device."
         return batch if self.device.type == "cpu" else move_to_device(batch, self.device)
 
+# %% ../../nbs/core/06_engine.ipynb #d1c67370
+class Engine(EngineSettings):
+    "Runs the parts of a step on one device of one process."
     def seed(self, loss: torch.Tensor, weight) -> torch.Tensor:
         "The gradient to start the backward pass from, in the loss's shape and type."
         if isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HOOK_POINTS', 'POINTS', 'check_point_names', 'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook', 'hook_label',
-           'hook_name', 'taken_points', 'check_hook', 'HookRow', 'HookSet']
+           'hook_name', 'taken_points', 'check_hook', 'HookRow', 'HookRows', 'HookSet']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
 import difflib
@@ -190,8 +190,8 @@ class HookRow:
         return call
 
 # %% ../../nbs/core/01_hook.ipynb #a7d35dce
-class HookSet:
-    "The hooks of a run in running order, resolved to one flat tuple a point."
+class HookRows:
+    "The hooks of a run with their names, orders and switches."
     def __init__(self, hooks=(), is_main: bool = True):
         self.is_main = is_main
         self.rows: list[HookRow] = []
@@ -199,7 +199,6 @@ class HookSet:
         self.stale = False  # added or removed since resolve()
         for hook in hooks:
             self.add(hook)
-        self.resolve()
 
     def add(self, hook) -> None:
         "Add a hook; it takes part from the next boundary on."
@@ -230,6 +229,28 @@ class HookSet:
     def running(self) -> list[HookRow]:
         "All rows in running order, those that are switched off included."
         return sorted(self.rows, key=lambda row: row.order)  # stable: ties keep list order
+
+    def __iter__(self):
+        return (row.hook for row in self.running())
+
+    def __len__(self):
+        return len(self.rows)
+
+    def describe(self) -> str:
+        "The hook table as Markdown."
+        lines = ["| order | hook | on | takes part in | calls | ms |", "| --- | --- | --- | --- | --- | --- |"]
+        for row in self.running():
+            count = (f"{row.calls}", f"{1000 * row.seconds:.1f}") if self.watched else ("–", "–")
+            lines.append(f"| {row.order} | {row.name} ({row.label}) | {'on' if row.enabled else 'off'} "
+                         f"| {', '.join(row.points)} | {count[0]} | {count[1]} |")
+        return "\n".join(lines)
+
+# %% ../../nbs/core/01_hook.ipynb #a3520735
+class HookSet(HookRows):
+    "The hooks of a run in running order, resolved to one flat tuple a point."
+    def __init__(self, hooks=(), is_main: bool = True):
+        super().__init__(hooks, is_main)
+        self.resolve()
 
     def resolve(self) -> None:
         "Make the flat tuples anew from orders and switches."
@@ -268,18 +289,3 @@ class HookSet:
     def _blame(row: HookRow, point: str, error: Exception) -> None:
         row.last_error = f"{type(error).__name__}: {error}"
         error.add_note(f"raised by hook {row.name!r} ({row.label}.{point})")
-
-    def __iter__(self):
-        return (row.hook for row in self.running())
-
-    def __len__(self):
-        return len(self.rows)
-
-    def describe(self) -> str:
-        "The hook table as Markdown."
-        lines = ["| order | hook | on | takes part in | calls | ms |", "| --- | --- | --- | --- | --- | --- |"]
-        for row in self.running():
-            count = (f"{row.calls}", f"{1000 * row.seconds:.1f}") if self.watched else ("–", "–")
-            lines.append(f"| {row.order} | {row.name} ({row.label}) | {'on' if row.enabled else 'off'} "
-                         f"| {', '.join(row.points)} | {count[0]} | {count[1]} |")
-        return "\n".join(lines)

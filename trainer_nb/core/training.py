@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MICRO', 'BOUNDARY', 'END', 'check_optimizer', 'check_micro_batch_size', 'StepSettings', 'StepLoop', 'WindowLoop',
-           'ClosingLoop', 'EvaluationLoop', 'PredictionLoop', 'EpochPlan', 'EpochLoop', 'TrainLoop']
+           'ChunkedLoop', 'ClosingLoop', 'EvaluationLoop', 'PredictionLoop', 'EpochPlan', 'EpochLoop', 'TrainLoop']
 
 # %% ../../nbs/core/08_training.ipynb #bcbcb0b8
 from contextlib import contextmanager
@@ -167,9 +167,9 @@ class WindowLoop(StepLoop):
             contributed = self._train_chunk(self.batch, samples, 1)
         else:
             contributed = self._train_in_chunks(self.batch, samples)
-        state, window = self.step_state, self.window
-        window.batches += contributed
-        state.window_batches = window.batches
+        state = self.step_state
+        self.window.batches += contributed
+        state.window_batches = self.window.batches
         state.batch_idx += 1
         state.samples_seen += samples * state.num_processes
         if self.hooks.after_batch:
@@ -196,7 +196,9 @@ class WindowLoop(StepLoop):
             self.hooks.fire("after_backward", self)
         return True
 
-    # ---- a batch that is too large
+# %% ../../nbs/core/08_training.ipynb #c233752c
+class ChunkedLoop(WindowLoop):
+    "How a batch that is too large is taken in pieces."
     def _train_in_chunks(self, batch, samples: int) -> bool:
         automatic = self.micro_batch_size == "auto"
         limit = vars(self).setdefault("_auto_size", None) if automatic else self.micro_batch_size
@@ -237,7 +239,7 @@ class WindowLoop(StepLoop):
         "Called when `micro_batch_size='auto'` has found a smaller size."
 
 # %% ../../nbs/core/08_training.ipynb #a9f7569a
-class ClosingLoop(WindowLoop):
+class ClosingLoop(ChunkedLoop):
     "How a full window becomes one optimizer step."
     def close_window(self) -> bool:
         "Step the optimizer; False if nothing was stepped."
