@@ -560,6 +560,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.TrainLoop': ( 'core/training.html#trainloop',
                                                                                   'trainer_nb/core/training.py'),
+                                          'trainer_nb.core.training.TrainLoop._evaluating': ( 'core/training.html#trainloop._evaluating',
+                                                                                              'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.TrainLoop._keep_best': ( 'core/training.html#trainloop._keep_best',
                                                                                              'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.TrainLoop._phase_after_train': ( 'core/training.html#trainloop._phase_after_train',

@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from .data import (TrainData, batch_size, close_iterator, end_persistent_workers,
-                                  keeps_workers, limited, loader_length,
+                                  keeps_workers, limited, loader_generators, loader_length,
                                   open_loader, split_batch)
 from .engine import (Engine, FinitePolicy, NonFiniteError, Window, check_precision, clip_gradients,
                                     gradient_norms, multiply, pick_device, total_norm)
@@ -609,6 +609,16 @@ class TrainLoop(EpochLoop):
         self.phase = Phase.EPOCH_START
         self.hooks.fire("after_epoch", self)
         yield BOUNDARY
+
+    @contextmanager
+    def _evaluating(self):  # a generator that training shares with an evaluation is put back too
+        states = [(generator, generator.get_state()) for generator in loader_generators(self.train_dl)]
+        try:
+            with super()._evaluating():
+                yield
+        finally:
+            for generator, state in states:
+                generator.set_state(state)
 
     def close_loaders(self) -> None:
         "End the worker processes of training and validation."
