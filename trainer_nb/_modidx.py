@@ -897,6 +897,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'trainer_nb.panel.still._grid': ('panel/still.html#_grid', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._group': ('panel/still.html#_group', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._head': ('panel/still.html#_head', 'trainer_nb/panel/still.py'),
+                                        'trainer_nb.panel.still._ink': ('panel/still.html#_ink', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._legend': ('panel/still.html#_legend', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._list': ('panel/still.html#_list', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._loss_axis': ('panel/still.html#_loss_axis', 'trainer_nb/panel/still.py'),

@@ -31,7 +31,7 @@ _LOOKS_LIKE_POINT = re.compile(r"(before|after|on|cleanup|loader)_\w+")
 def check_point_names(names, owner: str, prefix: str = "") -> None:
     "Raise TypeError for a name that looks like a hook point but is none."
     for name in names:
-        if name in POINTS or name in _OWN_METHODS:
+        if name in POINTS or name in _OWN_METHODS or name.startswith("_"):
             continue
         near = difflib.get_close_matches(name, POINTS, n=1, cutoff=0.85)
         if near or _LOOKS_LIKE_POINT.fullmatch(name):
@@ -49,7 +49,7 @@ class Hook:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        names = [name for name, value in vars(cls).items() if callable(value)]
+        names = [name for name in dir(cls) if callable(getattr(cls, name, None))]  # of mix-ins too
         check_point_names(names, cls.__name__)
 
     def before_fit(self, trainer): "Before anything else, at each start after an end."
@@ -61,7 +61,7 @@ class Hook:
     def before_train(self, trainer): "Before the first batch of an epoch."
     def after_train(self, trainer): "After the tail window of an epoch."
     def before_valid(self, trainer): "Before an evaluation; `trainer.split` names the loader."
-    def after_valid(self, trainer): "After an evaluation, its records logged."
+    def after_valid(self, trainer): "After an evaluation; `trainer.records` has its values."
     def after_epoch(self, trainer): "The epoch is over and counted."
     def before_test(self, trainer): "Before `trainer.test()`."
     def after_test(self, trainer): "After `trainer.test()`."
@@ -121,16 +121,16 @@ class ComponentHook:
         self.order, self.enabled, self.main_process_only = 0, True, False
         self.component = component
         self.label = type(component).__name__
-        names = [name[3:] for name in dir(type(component)) if name.startswith("cb_")]
-        check_point_names(names, self.label, prefix="cb_")
-        for point in names:
-            if point in POINTS:
+        for point in POINTS:
+            if hasattr(type(component), f"cb_{point}"):
                 setattr(self, point, getattr(component, f"cb_{point}"))
 
     @staticmethod
     def wanted(component) -> bool:
-        "The component has a method that begins with `cb_`."
-        return component is not None and any(n.startswith("cb_") for n in dir(type(component)))
+        "The component has hook points; TypeError for a misspelled one."
+        names = [name[3:] for name in dir(type(component)) if name.startswith("cb_")]
+        check_point_names(names, type(component).__name__, prefix="cb_")
+        return any(name in POINTS for name in names)
 
 # %% ../../nbs/core/01_hook.ipynb #db4863ad
 def hook_label(hook) -> str:
@@ -161,7 +161,7 @@ def check_hook(hook) -> None:
     if isinstance(hook, type):
         raise TypeError(f"{hook.__name__} is a class, not a hook: write {hook.__name__}()")
     if not isinstance(hook, (Hook, ComponentHook)):
-        names = [n for n in dir(type(hook)) if not n.startswith("_") and callable(getattr(hook, n))]
+        names = [name for name in dir(hook) if callable(getattr(hook, name, None))]
         check_point_names(names, hook_label(hook))
         if not taken_points(hook):
             raise TypeError(f"{hook!r} is no hook: it has no method named after a hook point")

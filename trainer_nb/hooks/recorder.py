@@ -122,7 +122,8 @@ class RecorderHook(Hook):
         self._rows.append((
             trainer.window.parts, state.optimizer_step, epoch, state.samples_seen,
             trainer.seconds + now - trainer.running_since, rate, trainer.grad_norm,
-            now - trainer.window_began, trainer.data_seconds, trainer.window_start[1]))
+            now - trainer.window_began, trainer.data_seconds, trainer.window_start[1],
+            trainer.skipped_steps + trainer.finite.skipped))
         trainer.grad_norm = None
         if len(self._rows) >= self.flush_every:
             self.flush()
@@ -167,7 +168,10 @@ class RecorderHook(Hook):
         values["time/data"] = [(index, row[8]) for index, row in enumerate(rows)]
         values["samples_per_second"] = [(index, (row[3] - row[9]) / max(row[7], 1e-9))
                                         for index, row in enumerate(rows)]
+        values["skipped_steps"] = [(index, row[10]) for index, row in enumerate(rows) if row[10]]
         for name, pairs in values.items():
+            if not pairs:
+                continue
             places = [rows[index][1:5] for index, _ in pairs]
             self._history.extend(name, *zip(*places), [value for _, value in pairs])
 
