@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_nb.core.engine import NonFiniteError
 from trainer_nb.core.hook import Hook, LambdaHook
 from trainer_nb.core.loop import Loop
+from trainer_nb.hooks.recorder import History, RecorderHook
+from trainer_nb.hooks.schedule import SchedulerHook
 
 BATCH = 8
 
@@ -118,6 +120,18 @@ def test_fp16_skips_tick_nothing(name, accumulation, clip):
     assert seen == list(range(1, real + 1))
     assert result.steps == real and loop.skipped_steps == skipped
     assert loop.step_state.samples_seen == len(data) * BATCH
+
+
+@pytest.mark.parametrize("settings", [{"mixed_precision": "fp16"}, {"non_finite": "skip"}], ids=["fp16", "skip"])
+def test_skips_are_recorded(settings):
+    """From the first one on, the number of windows left out so far is in the history."""
+    model = make_model()
+    Spoil(model[0].weight, {1, 4})
+    loop = make_loop(model, make_data(6), hooks=[RecorderHook()], **settings)
+    loop.history = History()
+    loop.fit(epochs=1)
+    assert loop.history.steps("skipped_steps").tolist() == [2, 3, 4]
+    assert loop.history["skipped_steps"].tolist() == [1, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw fused"])
@@ -591,6 +605,39 @@ def test_rate_by_hand_and_scheduler(change, name):
         nn.functional.mse_loss(by_hand(x), y).backward()
         optim.step()
         optim.zero_grad()
+    assert_equal(weights(model), weights(by_hand))
+
+
+def test_plateau_gets_the_metric_and_survives_a_multiplier():
+    """ReduceLROnPlateau sees the loss of each evaluation; a multiplier meanwhile changes what is used, not its rate."""
+    data, epochs = make_data(4), 8
+    model, by_hand = make_model(), make_model()
+    optim, rates = torch.optim.SGD(model.parameters(), lr=0.5), []
+    sched = ReduceLROnPlateau(optim, patience=0, factor=0.3, threshold=0.05)
+
+    def after_epoch(trainer):
+        rates.append(optim.param_groups[0]["lr"])
+        if trainer.step_state.epoch in (2, 5):
+            trainer.tune(lr_scale=0.5 if trainer.step_state.epoch == 2 else 1.0)
+
+    hooks = [SchedulerHook(sched), LambdaHook(after_epoch=after_epoch)]
+    make_loop(model, data, optim, valid_dl=data, hooks=hooks).fit(epochs=epochs)
+
+    optim, wanted = torch.optim.SGD(by_hand.parameters(), lr=0.5), []
+    sched, scheduled = ReduceLROnPlateau(optim, patience=0, factor=0.3, threshold=0.05), 0.5
+    for epoch in range(epochs):
+        for x, y in data:
+            optim.param_groups[0]["lr"] = scheduled * (0.5 if 2 <= epoch < 5 else 1.0)
+            nn.functional.mse_loss(by_hand(x), y).backward()
+            optim.step()
+            optim.zero_grad()
+        with torch.no_grad():
+            losses = [nn.functional.mse_loss(by_hand(x), y).item() for x, y in data]
+        optim.param_groups[0]["lr"] = scheduled
+        sched.step(sum(losses) / len(losses))
+        scheduled = optim.param_groups[0]["lr"]
+        wanted.append(scheduled)
+    assert rates == wanted and len(set(wanted)) > 2
     assert_equal(weights(model), weights(by_hand))
 
 
