@@ -10,6 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.loop import Loop
+from trainer_nb.hooks.recorder import History, RecorderHook
 
 UNEVEN = [5, 3, 8, 1, 4, 2, 7]
 
@@ -198,6 +199,26 @@ def test_a_window_without_items_is_refused(n):
         make_loop(model, batches, step).fit(epochs=1)
 
 
+@pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}], ids=["whole", "chunks"])
+def test_the_recorded_loss_of_a_step_is_that_of_the_joined_batch(settings):
+    """Weighted by items over chunks and batches of the window: not scaled, no mean of means; records alike."""
+    model, batches = make_model(), make_token_batches()
+    for _, _, mask in batches:
+        mask[:, 0] = True
+
+    def step(batch, trainer):
+        loss, n = token_loss(model, batch)
+        return {"loss": loss, "n": n, "double": 2 * loss}
+
+    loop = make_loop(model, batches, step, hooks=[RecorderHook()], gradient_accumulation_steps=3, **settings)
+    loop.history = History()
+    loop.fit(epochs=1)
+    joined = [[torch.cat(column) for column in zip(*window)] for window in in_windows(batches, 3)]
+    wanted = [token_loss(model, batch)[0].item() for batch in joined]
+    assert loop.history["train/loss"].tolist() == pytest.approx(wanted, rel=1e-10)
+    assert loop.history["train/double"].tolist() == pytest.approx([2 * loss for loss in wanted], rel=1e-10)
+
+
 # ---- batches that are left out
 
 
@@ -231,6 +252,25 @@ def test_an_epoch_of_none_makes_no_step(precision):
     assert loop.skipped_steps == 0
     with pytest.raises(ValueError, match="max_steps would never be reached"):
         make_loop(model, batches, make_skipping_step(model, set(UNEVEN))).fit(max_steps=3)
+
+
+@pytest.mark.parametrize("precision", [None, "fp16"])
+def test_a_loss_that_no_parameter_took_part_in_makes_no_step(precision):
+    """A window whose loss reaches no parameter is left out, tail or not; the next one is as if it had not been."""
+    model, batches = make_model(), make_batches([2, 3, 4, 5])
+    seen = []
+
+    def step(batch, trainer):
+        x, y = batch
+        outside = torch.zeros(len(x), 2, dtype=torch.float64, requires_grad=True)
+        return {"loss": nn.functional.mse_loss(outside if len(x) < 4 else model(x), y)}
+
+    hook = LambdaHook(after_step=lambda t: seen.append(t.step_state.optimizer_step))
+    optim = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = {"gradient_accumulation_steps": 2, "mixed_precision": precision, "device": "cpu"}
+    loop = Loop(model, step, [*batches, batches[0]], optim=optim, hooks=[hook], **settings)
+    loop.fit(epochs=1)
+    assert seen == [1] and loop.skipped_steps == 0
 
 
 # ---- loaders that do not know their length

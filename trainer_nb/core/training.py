@@ -249,9 +249,9 @@ class ClosingLoop(ChunkedLoop):
             return False
         gradients = engine.gradients()
         factor = window.correction()
-        if isinstance(factor, torch.Tensor) or factor != 1.0:
-            multiply(gradients, factor)
         if gradients:
+            if isinstance(factor, torch.Tensor) or factor != 1.0:
+                multiply(gradients, factor)
             engine.unscale()
         if self.hooks.before_step:
             self.hooks.fire("before_step", self)
