@@ -809,6 +809,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'trainer_nb/panel/plots.py'),
                                         'trainer_nb.panel.plots.Curves.groups': ( 'panel/plots.html#curves.groups',
                                                                                   'trainer_nb/panel/plots.py'),
+                                        'trainer_nb.panel.plots.Curves.last': ('panel/plots.html#curves.last', 'trainer_nb/panel/plots.py'),
                                         'trainer_nb.panel.plots.Curves.losses': ( 'panel/plots.html#curves.losses',
                                                                                   'trainer_nb/panel/plots.py'),
                                         'trainer_nb.panel.plots.Curves.update': ( 'panel/plots.html#curves.update',

@@ -1,4 +1,4 @@
-// What CSS cannot do: say hello to the kernel, keep JupyterLab's one-key shortcuts off the panel, fit the figure to its box.
+// What CSS cannot do: say hello to the kernel, and keep JupyterLab's one-key shortcuts off the panel.
 function withRoot(el, then) {
   const root = el.closest(".tnb");
   if (root) return then(root);
@@ -12,35 +12,20 @@ function passesOn(event) {
     (event.shiftKey && event.key === "Enter");
 }
 
-function fitFigures(root) {
-  for (const figure of root.querySelectorAll(".js-plotly-plot")) {
-    if (figure._responsiveChartHandler) figure._responsiveChartHandler();
-    else window.dispatchEvent(new Event("resize"));
-  }
-}
-
 export default {
   render({ model, el }) {
     el.style.display = "none";
     const stop = withRoot(el, (root) => {
       const key = (event) => { if (!passesOn(event)) event.stopPropagation(); };
-      let timer;
-      const observer = new ResizeObserver(() => {
-        clearTimeout(timer);
-        timer = setTimeout(() => fitFigures(root), 60);
-      });
       const seen = () => {
         model.set("hidden", document.hidden);
         model.save_changes();
       };
       root.addEventListener("keydown", key);
       document.addEventListener("visibilitychange", seen);
-      observer.observe(root);
       model.set("drawn", model.get("drawn") + 1);
       model.save_changes();
       return () => {
-        observer.disconnect();
-        clearTimeout(timer);
         root.removeEventListener("keydown", key);
         document.removeEventListener("visibilitychange", seen);
       };

@@ -61,14 +61,15 @@ class Curve:
         return x.copy(), y.copy()
 
     def smoothed(self, axis: str, window: int, points: int = 700) -> tuple[np.ndarray, np.ndarray]:
-        "Means over the last `window` points, at most `points` of them."
+        "Means over about `window` points around, at most `points` of them; near the ends over fewer."
         if not self.count:
             return np.empty(0), np.empty(0)
         index = np.unique(np.linspace(0, self.count - 1, min(points, self.count)).astype(int))
-        before = np.maximum(index - window, -1)
+        half = np.minimum(window // 2, index)  # even on both sides at the start: a steep curve is met, not trailed
+        before, until = index - half - 1, np.minimum(index + half, self.count - 1)
         def since(key):
             column = self.columns[key]
-            return column[index] - np.where(before >= 0, column[before], 0)
+            return column[until] - np.where(before >= 0, column[before], 0)
         count = since("finite")
         means = np.where(count > 0, since("sums") / np.maximum(count, 1), np.nan)
         return self.column(axis)[index], means.astype(np.float32)
@@ -95,6 +96,10 @@ class Curves:
                 if not name.startswith("time/"):  # numbers of the head, never drawn
                     self.of.setdefault(name, Curve()).extend(series)
             return sum(self._counts.values())
+
+    def last(self, axis: str) -> float:
+        "Where the longest curve ends; 0 without any."
+        return max((float(curve.column(axis)[-1]) for curve in self.of.values() if curve.count), default=0.0)
 
     def losses(self) -> list[str]:
         "The names of the losses, training first."
@@ -128,15 +133,16 @@ def colour(name: str, names: list[str]) -> str:
     index = splits.index(split)
     return VALID if index == 0 else OTHERS[(index - 1) % len(OTHERS)]
 
-def layout(groups: dict, log: bool, empty: bool) -> dict:
-    "The layout for a loss plot and small ones; axis 1 is the loss's, 99 carries the marks."
+def layout(groups: dict, log: bool, last: float) -> dict:
+    "The layout for a loss plot and small ones up to x = last; axis 1 is the loss's, 99 the marks'."
+    empty = last <= 0
     rows = max(1, math.ceil(len(groups) / 3))
     height = 400 + ROW * (rows - 1)
     inner = height - 32  # without the margins
     plain = {"showline": False, "zeroline": False, "ticks": "", "fixedrange": False, "ticklabelstandoff": 3}
-    plain |= {"autorange": True, "showticklabels": not empty}  # a zoom by hand ends autorange, and stays
-    across = plain | {"showgrid": False, "rangemode": "tozero", "showspikes": True, "spikemode": "across",
-                      "spikethickness": 1, "spikedash": "solid", "tickformat": ",~r"}
+    plain |= {"showticklabels": not empty}
+    across = plain | {"showgrid": False, "range": [0, 1 if empty else last * 1.01], "showspikes": True,
+                      "spikemode": "across", "spikethickness": 1, "spikedash": "solid", "tickformat": ",~r"}
     result = {  # plotly keeps what a person zoomed to while `uirevision` stays the same
         "autosize": True, "height": height, "margin": {"l": 36, "r": 6, "t": 10, "b": 22},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
@@ -224,7 +230,7 @@ def figure(view: RunView, axis: str = "step", window: int = 33, log: bool = Fals
     curves = Curves(view)
     curves.update()
     groups = curves.groups()
-    shape = layout(groups, log, empty=not curves.of) | {"paper_bgcolor": "white", "plot_bgcolor": "white"}
+    shape = layout(groups, log, curves.last(axis)) | {"paper_bgcolor": "white", "plot_bgcolor": "white"}
     drawn = traces(curves, groups, axis, window) + mark_traces(mark_spots(view, curves, axis))
     return go.Figure([go.Scatter(trace) for trace in drawn], shape)
 
@@ -248,7 +254,7 @@ class Plots:
         self.axis = widgets.ToggleButtons(options=list(AXES), tooltips=[
             "x-axis: " + word for word in ("optimizer step", "epoch", "samples seen", "seconds of training")])
         self.smooth = widgets.FloatLogSlider(value=33, min=0, max=3, step=0.05, readout=False,
-                                             tooltip="Smoothing: mean over so many steps")
+                                             tooltip="Smoothing: mean over so many steps around")
         self.log = widgets.ToggleButton(description="log", tooltip="Logarithmic scale of the loss")
         self.chart = Chart()
         self._drawn = None  # what the chart shows
@@ -285,7 +291,7 @@ class Plots:
             if state == self._drawn:
                 return
             groups = self.curves.groups()
-            shape = layout(groups, log, empty=not self.curves.of) | {"uirevision": f"{axis} {log}"}
+            shape = layout(groups, log, self.curves.last(axis)) | {"uirevision": f"{axis} {log}"}
             self.chart.show(traces(self.curves, groups, axis, window)
                             + mark_traces(mark_spots(self.view, self.curves, axis)), shape)
             self.box.layout.height = f"{shape['height']}px"

@@ -1,0 +1,40 @@
+// One figure, drawn whole whenever it changes. The kernel holds all of it at any moment, so a page that comes late, or a second
+// time, shows the same as the others. (The source of plotly.js stands before this text.)
+const Plotly = window.Plotly;
+const CONFIG = { displayModeBar: false, displaylogo: false };
+
+// Numbers come as bytes that may begin anywhere: copied to where floats may stand.
+function floats(view) {
+  return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+}
+
+function unpacked(trace) {
+  return { ...trace, x: floats(trace.x), y: floats(trace.y) };
+}
+
+export default {
+  render({ model, el }) {
+    const box = el.appendChild(document.createElement("div"));
+    let asked = 0, timer = 0;
+    const draw = () => {
+      asked = 0;
+      const { data, layout } = model.get("figure");
+      Plotly.react(box, data.map(unpacked), structuredClone(layout), CONFIG);
+    };
+    const ask = () => { asked ||= requestAnimationFrame(draw); };  // a page in the background draws when it is looked at
+    const observer = new ResizeObserver(() => {
+      clearTimeout(timer);
+      timer = setTimeout(() => { if (box.data && box.offsetWidth) Plotly.Plots.resize(box); }, 60);
+    });
+    model.on("change:figure", ask);
+    observer.observe(el);
+    ask();
+    return () => {
+      model.off("change:figure", ask);
+      observer.disconnect();
+      clearTimeout(timer);
+      cancelAnimationFrame(asked);
+      Plotly.purge(box);
+    };
+  },
+};
