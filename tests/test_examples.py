@@ -1,0 +1,74 @@
+"""examples/digits.py as people run it: into a pipe, in a terminal, ended by Ctrl-C."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = [sys.executable, str(ROOT / "examples" / "digits.py")]
+NOTEBOOK_PARTS = "plotly ipywidgets anywidget IPython nbdev fastcore tsdownsample matplotlib trainer_nb.panel".split()
+
+
+def test_into_a_pipe_it_prints_plain_lines():
+    """A line an epoch, no carriage return, and the validation accuracy is right."""
+    done = subprocess.run(SCRIPT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "\r" not in done.stdout and "█" not in done.stdout
+    epochs = re.findall(r"^epoch (\d+)/15  step", done.stdout, re.MULTILINE)
+    assert epochs == [str(n) for n in range(1, 16)]
+    assert float(done.stdout.rsplit(" ", 1)[1]) >= 0.95
+
+
+def test_in_a_terminal_it_draws_a_bar():
+    """A pseudo-terminal gets fastprogress's bar, redrawn in place."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(SCRIPT[0], [*SCRIPT, "--epochs", "2"])
+    text = b""
+    while True:
+        ready, _, _ = select.select([terminal], [], [], 60)
+        try:
+            part = os.read(terminal, 65536) if ready else b""
+        except OSError:  # the other side is closed
+            break
+        if not part:
+            break
+        text += part
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "█" in text.decode(errors="replace") and text.count(b"\r") > 20
+
+
+def test_nothing_of_the_notebook_is_imported():
+    """The modules loaded at the end of a script's run."""
+    code = ("import sys; sys.path.insert(0, 'examples'); sys.argv = ['digits.py', '--epochs', '1']\n"
+            "import digits; digits.main()\nprint('LOADED', *sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.split("LOADED", 1)[1].split()
+    assert "torch" in loaded and "trainer_nb.trainer" in loaded
+    assert [name for name in NOTEBOOK_PARTS if name in loaded] == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_ends_on_a_whole_step(workers):
+    """Ctrl-C goes to the whole process group, as in a terminal: the run says how to go on, the exit code is 130."""
+    process = subprocess.Popen([*SCRIPT, "--epochs", "500", "--workers", str(workers)], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    for line in process.stdout:
+        if line.startswith("epoch 2/"):
+            break
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert re.search(r"interrupted after epoch \d+/500  step \d+/\d+, on a whole step: fit\(\) again continues", out)
+    assert "Traceback" not in errors
