@@ -891,6 +891,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'trainer_nb.panel.still._disc': ('panel/still.html#_disc', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._dots': ('panel/still.html#_dots', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._error': ('panel/still.html#_error', 'trainer_nb/panel/still.py'),
+                                        'trainer_nb.panel.still._exponent': ('panel/still.html#_exponent', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._facts': ('panel/still.html#_facts', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._finite': ('panel/still.html#_finite', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._grid': ('panel/still.html#_grid', 'trainer_nb/panel/still.py'),

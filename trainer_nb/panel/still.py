@@ -42,14 +42,17 @@ def _short(value) -> str:
         return {None: "none", True: "on", False: "off"}[value]
     if not isinstance(value, (int, float)):
         return str(value)
-    text = f"{value:,}" if isinstance(value, int) and abs(value) < 1e9 else f"{value:.3g}"
+    return _exponent(f"{value:,}" if isinstance(value, int) and abs(value) < 1e9 else f"{value:.3g}")
+
+def _exponent(text: str) -> str:
+    "Exponents without padding: 1e-4 for 1e-04."
     return re.sub(r"e([+-])0*(\d)", lambda found: "e" + found[1].strip("+") + found[2], text)
 
 def _measured(value: float) -> str:
     "A loss or metric: four decimals where they fit; inf and nan as they are."
     if math.isfinite(value) and (value == 0 or 1e-3 <= abs(value) < 1e5):
         return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
-    return _short(float(value))
+    return _exponent(f"{value:.2e}")
 
 # %% ../../nbs/panel/31_still.ipynb #a880e241
 def _finite(series: Series) -> Series:
