@@ -195,7 +195,7 @@ class HookRows:
     def __init__(self, hooks=(), is_main: bool = True):
         self.is_main = is_main
         self.rows: list[HookRow] = []
-        self.watched = False  # calls and time are counted
+        self.watched, self.since = False, ""  # calls and time are counted, and from when on
         self.stale = False  # added or removed since resolve()
         for hook in hooks:
             self.add(hook)
@@ -219,9 +219,10 @@ class HookRows:
             free, number = f"{name}_{number}", number + 1
         return free
 
-    def watch(self, on: bool = True) -> None:
-        "Count calls and time from the next boundary on; counts start at zero."
+    def watch(self, on: bool = True, since: str = "") -> None:
+        "Count calls and time from the next boundary on, from zero; `since` says when that was."
         if on and not self.watched:
+            self.since = since
             for row in self.rows:
                 row.calls, row.seconds = 0, 0.0
         self.watched, self.stale = on, True
@@ -243,7 +244,8 @@ class HookRows:
             count = (f"{row.calls}", f"{1000 * row.seconds:.1f}") if self.watched else ("–", "–")
             lines.append(f"| {row.order} | {row.name} ({row.label}) | {'on' if row.enabled else 'off'} "
                          f"| {', '.join(row.points)} | {count[0]} | {count[1]} |")
-        return "\n".join(lines)
+        counted = f"\n\nCalls and time are counted {self.since}." if self.watched and self.since else ""
+        return "\n".join(lines) + counted
 
 # %% ../../nbs/core/01_hook.ipynb #a3520735
 class HookSet(HookRows):

@@ -651,6 +651,10 @@ class TrainLoop(EpochLoop):
         "The first hook of a class, or `default`."
         return next((hook for hook in self.hooks if isinstance(hook, hook_class)), default)
 
+    def watch_hooks(self, on: bool = True) -> None:
+        "Count calls and time of each hook from the next boundary on; off, hooks cost nothing extra."
+        self.hooks.watch(on, f"since step {self.step_state.optimizer_step}")
+
     def describe_hooks(self) -> str:
         "The hook table as Markdown, in running order."
         return self.hooks.describe()

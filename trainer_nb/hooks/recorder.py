@@ -153,7 +153,8 @@ class RecorderHook(Hook):
     def flush(self) -> None:
         "Fetch what is on the device and write it to the history."
         with self._lock:
-            rows, self._rows = self._rows, []
+            rows = self._rows[:]
+            del self._rows[:len(rows)]  # a step noted meanwhile, by the run's thread, stays
             if rows:
                 self._write(rows)
 
