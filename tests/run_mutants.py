@@ -6,12 +6,20 @@ tests/mutants/*.toml with entries of name, file (within trainer_nb), old, new an
 
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+# Slow to import, so in memory before the first fork.
+import hypothesis  # noqa: F401
+import psutil  # noqa: F401
+import pytest
+import sklearn.datasets  # noqa: F401
+import torch._dynamo  # noqa: F401
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "trainer_nb"
@@ -51,11 +59,48 @@ def all_mutants() -> list[Mutant]:
     ]
 
 
-def run_test(test: str, folder: Path) -> subprocess.CompletedProcess:
-    """The test, with the package as it is in `folder`."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"{TESTS / test}"]
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+def run_tests(tests: list[str], folder: Path, seconds: float = 120) -> tuple[int | None, str]:
+    """Pytest's exit status, None if it ran out of time, and what it said; with the package as it is in `folder`.
+
+    In a child that has torch in memory already: importing it each time would take longer than the tests.
+    """
+    said = folder / "output.txt"
+    child = os.fork()
+    if not child:
+        _become_pytest(tests, folder, said)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), said.read_text(encoding="utf-8")
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None, ""
+
+
+def _become_pytest(tests: list[str], folder: Path, said: Path) -> None:
+    """Run pytest and end the process."""
+    code = 3
+    try:
+        os.setsid()
+        out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONPATH"] = str(folder)  # for processes that tests start
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--durations=0", "--durations-min=9999"]
+        code = pytest.main([*options, *(f"{TESTS / test}" for test in tests)])
+        import trainer_nb
+
+        if Path(trainer_nb.__file__).parent.parent != folder:
+            print(f"another package was tested: {trainer_nb.__file__}")
+            code = 3
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def outcome(mutant: Mutant, folder: Path) -> str | None:
@@ -67,14 +112,12 @@ def outcome(mutant: Mutant, folder: Path) -> str | None:
     sound = target.read_text(encoding="utf-8")
     target.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        result = run_test(mutant.test, folder)
-    except subprocess.TimeoutExpired:
-        return None  # a mistake that hangs is noticed too
+        code, said = run_tests([mutant.test], folder)
     finally:
         target.write_text(sound, encoding="utf-8")
-    if result.returncode == 1:
+    if code in (1, None):  # a mistake that hangs is noticed too
         return None
-    return "the test passes" if result.returncode == 0 else f"pytest ended with {result.returncode}:\n{result.stdout}"
+    return "the test passes" if code == 0 else f"pytest ended with {code}:\n{said}"
 
 
 def main(words: list[str]) -> int:
@@ -84,11 +127,10 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         shutil.copytree(PACKAGE, folder / "trainer_nb", ignore=shutil.ignore_patterns("__pycache__"))
-        for test in sorted({m.test for m in chosen}):
-            sound = run_test(test, folder)
-            if sound.returncode:
-                failures += 1
-                print(f"FAILS WITHOUT A MUTANT  {test}\n{sound.stdout}")
+        code, said = run_tests(sorted({m.test for m in chosen}), folder, seconds=600) if chosen else (0, "")
+        if code != 0:
+            failures += 1
+            print(f"FAILS WITHOUT A MUTANT\n{said}")
         for mutant in chosen:
             wrong = outcome(mutant, folder)
             failures += wrong is not None

@@ -253,7 +253,7 @@ def test_a_prediction_within_a_step_leaves_autocast_closed():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_prediction_within_a_step_keeps_the_gradients(precision):
-    """Weights cast for a prediction, without gradient, are not taken for those of the training pass after it."""
+    """Neither those of the open window, nor by weights that were cast without gradient for the prediction."""
     data, results = make_data(4), []
     for look in (False, True):
         model = make_model()
@@ -265,7 +265,8 @@ def test_a_prediction_within_a_step_keeps_the_gradients(precision):
 
         optim = OPTIMIZERS["sgd"](model.parameters())
         eval_step = {"eval_step": lambda batch, trainer: {"loss": None, "pred": trainer.model(batch[0])}}
-        Loop(model, step, data, optim=optim, device="cpu", mixed_precision=precision, **eval_step).fit(epochs=1)
+        settings = {"mixed_precision": precision, "gradient_accumulation_steps": 2, "device": "cpu", **eval_step}
+        Loop(model, step, data, optim=optim, **settings).fit(epochs=1)
         results.append(weights(model))
     assert_equal(*results)
 
@@ -290,7 +291,8 @@ def test_fit_twice_equals_fit_for_longer(precision):
         wrapped = [len(optim._optimizer_step_pre_hooks), len(optim._optimizer_step_post_hooks)]
         wrapped += [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
         assert "forward" not in vars(model)
-        return weights(model), wrapped, loop.step_state
+        scale = loop.engine.scaler and loop.engine.scaler.get_scale()
+        return weights(model), wrapped, loop.step_state, scale
 
     twice, once = train(1, 2, 4), train(4)
     assert_equal(twice[0], once[0])

@@ -191,7 +191,7 @@ class EngineSettings:
         dtype = PRECISIONS[self.precision]
         if dtype is None:
             return _NO_AUTOCAST
-        # casts made without gradient must not be found again by the step around them
+        # casts made without gradient are not kept: older versions of torch found them again in the step around
         cache = None if torch.is_grad_enabled() else False
         return torch.autocast(self.device.type, dtype=dtype, cache_enabled=cache)
 
