@@ -47,11 +47,11 @@ def test_in_a_terminal_it_draws_a_bar():
     assert "█" in text.decode(errors="replace") and text.count(b"\r") > 20
 
 
-def test_nothing_of_the_notebook_is_imported():
+def test_nothing_of_the_notebook_is_imported(tmp_path):
     """The modules loaded at the end of a script's run."""
-    code = ("import sys; sys.path.insert(0, 'examples'); sys.argv = ['digits.py', '--epochs', '1']\n"
+    code = (f"import sys; sys.path.append({str(ROOT / 'examples')!r}); sys.argv = ['digits.py', '--epochs', '1']\n"
             "import digits; digits.main()\nprint('LOADED', *sys.modules)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.split("LOADED", 1)[1].split()
     assert "torch" in loaded and "trainer_nb.trainer" in loaded

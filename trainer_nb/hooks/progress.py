@@ -144,7 +144,11 @@ class ProgressHook(ProgressWords):
     def after_cancel(self, trainer):
         "Say where it stopped and how to go on."
         why = "interrupted" if trainer.state == "interrupted" else "stopped"
-        self._say(f"{why} after {self.place(trainer)}, on a whole step: fit() again continues")
+        if trainer.exception is None:
+            how = "on a whole step: fit() again continues"
+        else:  # the second Ctrl-C does not wait
+            how = "in the middle of a step: fit() takes its batches again, not bit for bit"
+        self._say(f"{why} after {self.place(trainer)}, {how}")
 
     def after_exception(self, trainer):
         "Say where it failed; the exception itself follows by itself."
