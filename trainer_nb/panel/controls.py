@@ -6,11 +6,13 @@
 __all__ = ['button', 'Controls']
 
 # %% ../../nbs/panel/33_controls.ipynb #b1d33bf7
+import html
+from collections.abc import Callable
 from time import perf_counter
 
 import ipywidgets as widgets
 
-from ..core.control import Command, RunView
+from ..core.control import Command, Reply, RunView
 from ..core.state import RunState
 
 # %% ../../nbs/panel/33_controls.ipynb #c599ab86
@@ -23,16 +25,18 @@ def button(text: str, icon: str, tip: str, style: str = "") -> widgets.Button:
 
 class Controls:
     "The run controls as a widget."
-    def __init__(self, view: RunView):
-        self.view = view
-        self._last_click = 0.0
+    def __init__(self, view: RunView, told: Callable[[], None] = lambda: None):  # told: after a click
+        self.view, self.told = view, told
+        self.in_cell = True  # a cell drives the run: there is something to detach from
+        self.asked: tuple[str, Reply, RunState] | None = None  # the last click, its answer, the state then
+        self._settled = 0.0  # when the main button was last clicked or changed its label
         self.main = button("Pause", "pause", "", "main")
         self.step = button("Step", "step-forward", "One optimizer step, then pause again")
         self.detach = button("Detach", "external-link", "Free this cell; the run goes on in the background")
         self.stop = button("Stop", "stop", "Stop at the next boundary; fit() continues later", "stop")
         self.main.on_click(self._on_main)
         for widget, name in ((self.step, "step"), (self.detach, "detach"), (self.stop, "stop")):
-            widget.on_click(lambda _, name=name: self.view.post(Command(name, source="widget")))
+            widget.on_click(lambda _, name=name: self._ask(name))
         space = widgets.HTML()
         space.add_class("fill")
         self.widget = widgets.Box([self.main, self.step, space, self.detach, self.stop])
@@ -41,23 +45,39 @@ class Controls:
 
     def _on_main(self, _) -> None:
         now = perf_counter()
-        if now - self._last_click >= 0.25:
-            self._last_click = now
-            self.view.post(Command(self.main.description.lower(), source="widget"))
+        if now - self._settled >= 0.25:
+            self._settled = now
+            self._ask(self.main.description.lower())
+
+    def _ask(self, name: str) -> None:
+        state = self.view.state
+        self.asked = name, self.view.post(Command(name, source="widget")), state
+        self.told()
 
     def refresh(self) -> None:
         "Enable what means something in the present state."
         state = self.view.state
         running, paused = state is RunState.RUNNING, state is RunState.PAUSED
-        label, icon, tip = ("Resume", "play", "Go on exactly where it stopped") if paused else (
-            "Pause", "pause", "Pause at the next boundary; the run stays in memory")
+        label, icon, tip = ("Pause", "pause", "Pause at the next boundary; the run stays in memory") if (
+            running or state is RunState.IDLE) else ("Resume", "play", "Go on exactly where it stopped")
         if self.main.description != label:
-            self.main.description, self.main.icon, self.main.tooltip = label, icon, tip
-        self.main.tooltip = tip
+            self._settled = perf_counter()
+        self.main.description, self.main.icon, self.main.tooltip = label, icon, tip
         self.main.disabled = not (running or paused)
         self.step.disabled = not paused
-        self.detach.disabled = not running
+        self.detach.disabled = not (running and self.in_cell)
         self.stop.disabled = not (running or paused)
+
+    def answer(self) -> str:
+        "What became of the last click, as long as there is something to say; HTML."
+        if self.asked is None:
+            return ""
+        name, reply, state = self.asked
+        if reply.status == "pending":
+            return f"<b>{name.capitalize()}</b> was asked for; it takes effect at the next boundary."
+        if reply.status == "refused" and state is self.view.state:
+            return f"<b>{name.capitalize()}</b> was refused: {html.escape(reply.reason)}"
+        return ""
 
     def _repr_mimebundle_(self, **kwargs):
         from trainer_nb.panel.style import styled

@@ -141,9 +141,11 @@ def layout(groups: dict, log: bool, last: float) -> dict:
     inner = height - 32  # without the margins
     plain = {"showline": False, "zeroline": False, "ticks": "", "fixedrange": False, "ticklabelstandoff": 3}
     plain |= {"showticklabels": not empty}
-    across = plain | {"showgrid": False, "range": [0, 1 if empty else last * 1.01], "showspikes": True,
-                      "spikemode": "across", "spikethickness": 1, "spikedash": "solid", "tickformat": ",~r"}
-    result = {  # plotly keeps what a person zoomed to while `uirevision` stays the same
+    # plotly keeps what a person zoomed to while `uirevision` stays and no range is given: so it is only suggested
+    across = plain | {"showgrid": False, "showspikes": True, "spikemode": "across", "spikethickness": 1,
+                      "spikedash": "solid", "tickformat": ",~r", "autorange": True,
+                      "autorangeoptions": {"minallowed": 0, "maxallowed": 1 if empty else last * 1.01}}
+    result = {
         "autosize": True, "height": height, "margin": {"l": 36, "r": 6, "t": 10, "b": 22},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
         "hovermode": "x unified", "font": {"size": 11, "color": "#808080"}, "uirevision": "keep",

@@ -10,6 +10,7 @@ __all__ = ['KERNEL_PARTS', 'STREAM_PARTS', 'ANSWERED', 'POLLIN', 'POLLOUT', 'run
 import asyncio
 import inspect
 import sys
+import threading
 from collections import deque
 from time import perf_counter
 
@@ -144,7 +145,7 @@ class MessagePump:
     def __init__(self, interval: float = 0.05):  # seconds between two looks
         self.interval = interval
         self.live, self.reason = False, "not started"
-        self._kernel, self._loan = None, None
+        self._kernel, self._loan, self._thread = None, None, None
         self._next, self._answering = 0.0, False
 
     def __enter__(self):
@@ -153,6 +154,7 @@ class MessagePump:
             if self._kernel is None:
                 raise PumpUnavailable("no kernel is running this code")
             self._loan = StreamLoan(main_shell_stream(self._kernel), self._kernel.session)
+            self._thread = threading.get_ident()
             self.live, self.reason, self._next = True, "", 0.0
         except PumpUnavailable as why:
             self.reason = str(why)
@@ -173,6 +175,8 @@ class MessagePump:
 
     def _pump(self) -> None:
         if not self.live or self._answering:  # a callback may come by here again
+            return
+        if threading.get_ident() != self._thread:  # a run that has just been detached
             return
         self._answering = True
         try:
