@@ -288,6 +288,7 @@ def test_chunks_of_nested_batches_join_to_the_batch(case):
     "batch, size",
     [
         ((torch.ones(5, 2), torch.ones(5)), 5),
+        ((torch.ones(5, 2), torch.ones(7)), 5),
         ({"scale": torch.tensor(1.0), "x": torch.ones(4, 2)}, 4),
         (["a", "b", "c"], 3),
         (Pair(["a", "b"], ["c", "d"]), 2),
@@ -602,32 +603,39 @@ def assert_ended(processes):
 
 
 class Seen:
-    """A hook that notes the children there are at each batch, and may then do something."""
+    """A hook that notes the children there are at each batch, and may then do something, once."""
 
-    def __init__(self, action=None, at=4):
-        self.before, self.pids, self.action, self.at, self.count = children(), set(), action, at, 0
+    def __init__(self, action=None, at=4, training=True):
+        self.before, self.pids, self.count = children(), set(), 0
+        self.action, self.at, self.training = action, at, training
 
     def after_batch(self, trainer):
         """Notes the workers of training and evaluation."""
         self.pids |= children() - self.before
-        if trainer.training:
+        self.count += trainer.training is self.training
+        if self.count == self.at and self.action:
             self.count += 1
-            if self.count == self.at and self.action:
-                self.action(trainer)
+            self.action(trainer)
 
 
 def fail(trainer):
     raise RuntimeError("planted")
 
 
-ENDS = {"finish": None, "stop": Loop.stop, "exception": fail}
+ENDS = {
+    "finish": (None, 9, True),
+    "stop": (Loop.stop, 9, True),
+    "exception": (fail, 9, True),
+    "stop in an evaluation": (Loop.stop, 2, False),
+    "exception in an evaluation": (fail, 2, False),
+}
 
 
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 @pytest.mark.parametrize("end", ENDS)
 def test_workers_end_with_the_drive(end, workers):
     """However a drive ends, no worker of training or evaluation is left behind."""
-    seen = Seen(ENDS[end], at=9)
+    seen = Seen(*ENDS[end])
     loop = make_run(WORKERS[workers], valid=True, hooks=[seen])
     try:
         loop.fit(epochs=2)
@@ -647,6 +655,18 @@ def test_workers_of_a_paused_run_live_until_close(workers):
         assert len(alive) == (4 if workers == "persistent" else 2)
         loop.step()
         assert children() - before == alive
+    assert_ended(alive)
+
+
+def test_workers_of_a_validation_by_hand_end_with_close():
+    """`validate()` outside a drive leaves persistent workers to the next one, and to `close()`."""
+    before = children()
+    loop = make_run(WORKERS["persistent"], valid=True)
+    loop.validate()
+    alive = children() - before
+    loop.validate()
+    assert len(alive) == 2 and children() - before == alive
+    loop.close()
     assert_ended(alive)
 
 

@@ -255,8 +255,9 @@ class TrainData:
     def begin(self, epoch: int) -> None:
         "Iterate the loader anew."
         batch_sampler = getattr(self.loader, "batch_sampler", None)
-        for holder in (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
-                       getattr(batch_sampler, "sampler", None)):
+        holders = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
+                   getattr(batch_sampler, "sampler", None))
+        for holder in {id(holder): holder for holder in holders}.values():  # each once
             if hasattr(holder, "set_epoch"):
                 holder.set_epoch(epoch)
         alive = getattr(self.source, "_iterator", None) is not None
@@ -299,9 +300,7 @@ class TrainData:
             start.restore(self.loader)
         for _ in range(taken - skip):
             next(self.iterator)
-        # Without workers the first batch to come still has to skip. With them, the first index lists were
-        # drawn while they started. The first batch of an epoch finds the streams as iter() left them.
-        if taken and (not skip or self.source.num_workers):
+        if taken > skip:  # else the sampler does it, once it has skipped
             now.restore()
 
     def end_epoch(self) -> None:
