@@ -24,7 +24,7 @@ export default {
       root.addEventListener("keydown", key);
       document.addEventListener("visibilitychange", seen);
       model.set("drawn", model.get("drawn") + 1);
-      model.save_changes();
+      seen();
       return () => {
         root.removeEventListener("keydown", key);
         document.removeEventListener("visibilitychange", seen);

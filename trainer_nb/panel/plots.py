@@ -220,7 +220,8 @@ def mark_traces(spots: list[tuple[float, list]]) -> list[dict]:
                 "line": {"color": MARK, "width": 1}, "opacity": 0.45, "hoverinfo": "skip"},
         base | {"x": np.array([x for x, _ in spots]), "y": np.full(len(spots), 0.955), "mode": "markers+text",
                 "text": [f"{first}" if first == last else f"{first}–{last}" for first, last in ends],
-                "marker": {"size": [15 if first == last else 22 for first, last in ends], "color": MARK},
+                "marker": {"size": [15 if first == last else 24 for first, last in ends], "color": MARK, "opacity": 1,
+                           "line": {"width": 0}},
                 "textfont": {"size": 10, "color": "#fff"}, "cliponaxis": False,
                 "customdata": ["<br>".join(html.escape(str(entry)) for entry in entries) for _, entries in spots],
                 "hovertemplate": "%{customdata}<extra></extra>"}]
