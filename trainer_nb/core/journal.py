@@ -79,9 +79,10 @@ class Journal:
     def record(self, kind: str, name: str, old=None, new=None, **place) -> Intervention:
         "Write one intervention down and return it."
         old, new = _plain(old), _plain(new)
-        same = [e for e in self.entries if (e.branch, e.boundary) ==
-                (place.get("branch", 0), place.get("boundary", 0))]
-        entry = Intervention(len(self.entries) + 1, kind, name, old, new, order=len(same),
+        here = place.get("branch", 0), place.get("boundary", 0)
+        last = self.entries[-1] if self.entries else None
+        order = last.order + 1 if last and (last.branch, last.boundary) == here else 0
+        entry = Intervention(len(self.entries) + 1, kind, name, old, new, order=order,
                              time=datetime.now().strftime("%H:%M:%S"), **place)
         self.entries.append(entry)
         return entry

@@ -141,24 +141,31 @@ class Surroundings(SteeredLoop):
         self._modes = None
         self._generator, self._in_fit = None, False
         self._lock, self._driver, self._driver_thread = threading.RLock(), None, None
-        self._thread, self._thread_error = None, None
+        self._thread = self._thread_done = self._thread_error = None
         self._target_step = self._target_epoch = self._pause_step = math.inf
         self._next_refresh = 0.0
         self._deferred: list = []  # commands that wait for the end of a held evaluation
 
+    def _check_free(self, name: str) -> None:
+        if self._driver is not None:
+            raise RuntimeError(f"{name}: this run is being driven by {self._driver} already; pause() or stop() "
+                               "it, or wait() for it")
+
     @contextmanager
     def _as_driver(self, name: str):
         with self._lock:
-            if self._driver is not None:
-                raise RuntimeError(f"{name}: this run is being driven by {self._driver} already; pause() or stop() "
-                                   "it, or wait() for it")
+            if self._driver != name or self._driver_thread is not None:  # else: kept for this very thread
+                self._check_free(name)
             self._driver, self._driver_thread = name, threading.get_ident()
         try:
             yield
         finally:
             with self._lock:
-                self._driver = self._driver_thread = None
-                self._settle_idle()
+                if self.state is RunState.DETACHED:
+                    self._driver, self._driver_thread = "start()", None  # kept for the thread that goes on
+                else:
+                    self._driver = self._driver_thread = None
+                    self._settle_idle()
 
     @contextmanager
     def run_streams(self):
@@ -193,6 +200,8 @@ class Surroundings(SteeredLoop):
             yield
         finally:
             signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
+        if any(command.name == "interrupt" for command, _ in self.control.waiting):
+            raise KeyboardInterrupt  # it came after the last boundary
 
     def elapsed(self) -> float:
         "Seconds spent driving, pauses left out."
@@ -201,17 +210,6 @@ class Surroundings(SteeredLoop):
 
     def _set_clock(self, running: bool) -> None:
         self.seconds, self.running_since = self.elapsed(), perf_counter() if running else None
-
-    def _check_ready(self, name: str) -> None:
-        "Raise before anything has changed."
-        refuse_open_contexts(name)
-        if self.train_dl is None:
-            raise ValueError(f"{name}: there is no train_dl to train on")
-        if self.data.length == 0:
-            raise ValueError(f"{name}: train_dl is empty, it gives no batch (len is 0)")
-        for loader_name, loader in self.valid_loaders.items():
-            if loader_length(loader) == 0:
-                raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to evaluate")
 
 # %% ../../nbs/core/09_loop.ipynb #943436aa
 class Session(Surroundings):
@@ -293,7 +291,6 @@ class Drive(Session):
     "The one place where the generator is asked for its next step."
     def _drive(self, name: str) -> RunState:
         "Drive the generator until something ends the drive; returns how the run stands."
-        self._check_ready(name)
         with self._as_driver(name), self.run_streams(), self._interrupts():
             try:
                 self._begin()
@@ -503,29 +500,47 @@ class PatientLoop(ObedientLoop):
 # %% ../../nbs/core/09_loop.ipynb #5c1df7f1
 class FitLoop(PatientLoop):
     "To the end, or a few steps, in this cell."
-    def _set_totals(self, name: str, epochs, max_steps) -> None:
-        for label, value in (("epochs", epochs), ("max_steps", max_steps)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}: {label}={value!r}, a whole number, 1 or more")
+    def _totals(self, name: str, epochs, max_steps) -> tuple:
         if epochs is None and max_steps is None:
             epochs, max_steps = self.epochs, self.max_steps
+        self._check_counts_of(name, epochs=epochs, max_steps=max_steps)
         if (epochs is None) == (max_steps is None):
             both = "both are" if epochs is not None else "neither is"
             raise ValueError(f"{name}: give epochs= or max_steps=, {both} given (epochs={epochs!r}, "
                              f"max_steps={max_steps!r})")
-        self.epochs, self.max_steps = epochs, max_steps
+        return epochs, max_steps
+
+    @staticmethod
+    def _check_counts_of(name: str, **counts) -> None:
+        for label, value in counts.items():
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name}: {label}={value!r}, a whole number, 1 or more")
+
+    def _check_ready(self, name: str) -> None:
+        "Raise before anything has changed."
+        refuse_open_contexts(name)
+        if self.train_dl is None:
+            raise ValueError(f"{name}: there is no train_dl to train on")
+        if self.data.length == 0:
+            raise ValueError(f"{name}: train_dl is empty, it gives no batch (len is 0)")
+        for loader_name, loader in self.valid_loaders.items():
+            if loader_length(loader) == 0:
+                raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to evaluate")
+
+    def _enter(self, name: str, totals: tuple | None = None) -> bool:
+        "Raise before anything has changed; False if there is nothing left to do."
+        self._check_ready(name)
+        self._check_free(name)
+        if totals is not None:
+            self.epochs, self.max_steps = totals
+        if self.at_end() and not self._in_fit:
+            self.state = RunState.FINISHED
+            return False
+        return True
 
     def fit(self, epochs: int | None = None, max_steps: int | None = None) -> FitResult:
         "Train to the end in this cell; the totals given replace earlier ones."
-        before = self.epochs, self.max_steps
-        self._set_totals("fit()", epochs, max_steps)
-        try:
-            self._check_ready("fit()")
-        except Exception:
-            self.epochs, self.max_steps = before
-            raise
-        if self.at_end() and not self._in_fit:
-            self.state = RunState.FINISHED
+        if not self._enter("fit()", self._totals("fit()", epochs, max_steps)):
             return self.result()
         return self._drive_and_report("fit()")
 
@@ -534,15 +549,16 @@ class FitLoop(PatientLoop):
         outcome = self._drive(name)
         if outcome is RunState.INTERRUPTED:
             raise KeyboardInterrupt
+        result = self.result()
         if outcome is RunState.DETACHED:
             self._start_thread()
-        return self.result()
+        return result
 
     def step(self, n: int = 1, *, epochs: int | None = None) -> FitResult:
         "Make `n` optimizer steps, or go to the end of so many epochs, and pause there."
-        for label, value in (("n", n), ("epochs", epochs)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"step(): {label}={value!r}, a whole number, 1 or more")
+        self._check_counts_of("step()", n=n, epochs=epochs)
+        if not self._enter("step()"):
+            return self.result()
         state = self.step_state
         self._target_step = math.inf if epochs else state.optimizer_step + n
         self._target_epoch = state.epoch + epochs if epochs else math.inf
@@ -559,37 +575,63 @@ class BackgroundLoop(FitLoop):
     "In a thread, with the kernel free."
     def start(self, epochs: int | None = None, max_steps: int | None = None) -> None:
         "Train in a background thread; the cell returns at once, `wait()` joins."
-        self._set_totals("start()", epochs, max_steps)
-        self._check_ready("start()")
         with self._lock:
-            if self._driver is not None:
-                raise RuntimeError(f"start(): this run is being driven by {self._driver} already")
-        self._start_thread()
+            if not self._enter("start()", self._totals("start()", epochs, max_steps)):
+                return
+            self._driver = "start()"
+            self._start_thread()
 
     def _start_thread(self) -> None:
+        "Drive in a new thread; from now on it is the driver, and what is asked reaches it."
         settings = ThreadState()
-        ready = threading.Event()
+        done = self._thread_done = threading.Event()
         def main():
             try:
-                ready.set()
                 self._drive("start()")
             except BaseException as error:
                 self._thread_error = error
+            finally:
+                done.set()
         self._thread_error = None
+        self.state = RunState.RUNNING
         self._thread = threading.Thread(target=lambda: settings.run(main), name="trainer_nb", daemon=True)
         self._thread.start()
-        ready.wait()
+
+    def _ask_idle(self, command: Command, reply: Reply) -> Reply:
+        "Resume, step and stop when nobody drives."
+        if command.name == "stop":
+            with self._as_driver("stop()"), self.run_streams():
+                if self._in_fit:
+                    self.record("stop", "stop", source=command.source)
+                    self._leave(RunState.STOPPED)
+            reply.settle("applied", self._here())
+        elif self.state is not RunState.PAUSED:
+            reply.settle("refused", error=RuntimeError(f"nothing is paused: the run is {self.state}"))
+        else:
+            with self._lock:
+                self._check_free(f"{command.name}()")
+                if command.name == "step":
+                    self._pause_step = self.step_state.optimizer_step + int(command.values.get("n", 1))
+                self._driver = "start()"
+                self._start_thread()
+            reply.settle("applied", self._here())
+        return reply
+
+    def _wait_for_thread(self, timeout: float | None = None) -> None:
+        # not by join(): up to Python 3.12 an interrupted join() takes a running thread for ended (bpo-45274)
+        if self._driver_thread == threading.get_ident():
+            raise RuntimeError("wait() or close() from within the run's own thread would wait for itself")
+        deadline = math.inf if timeout is None else perf_counter() + timeout
+        while self._thread_done is not None and not self._thread_done.is_set() and perf_counter() < deadline:
+            self._thread_done.wait(min(0.1, max(0.0, deadline - perf_counter())))
 
     def wait(self, timeout: float | None = None) -> FitResult:
         "Join the background thread; its exception is raised here, Ctrl-C stops the run."
-        deadline = math.inf if timeout is None else perf_counter() + timeout
-        thread = self._thread
         try:
-            while thread is not None and thread.is_alive() and perf_counter() < deadline:
-                thread.join(min(0.1, max(0.0, deadline - perf_counter())))
+            self._wait_for_thread(timeout)
         except KeyboardInterrupt:
-            self.control.post(Command("interrupt", source="signal"))
-            thread.join()
+            self.post(Command("interrupt", source="signal"))
+            self._wait_for_thread()
             raise
         error, self._thread_error = self._thread_error, None
         if error is not None:
@@ -605,6 +647,9 @@ class AskableLoop(BackgroundLoop):
         if command.name not in COMMANDS:
             reply.settle("refused", error=ValueError(f"no command {command.name!r}: {', '.join(COMMANDS)}"))
             return reply
+        if command.name == "validate" and not self.valid_loaders:
+            reply.settle("refused", error=ValueError("validate: there is no valid_dl"))
+            return reply
         if command.name == "tune":
             try:
                 command.values = self.check_tune(command.values)
@@ -618,23 +663,6 @@ class AskableLoop(BackgroundLoop):
         with self._lock:
             if self._driver is None:
                 self._settle_idle()
-        return reply
-
-    def _ask_idle(self, command: Command, reply: Reply) -> Reply:
-        "Resume, step and stop when nobody drives."
-        if command.name == "stop":
-            with self._as_driver("stop()"), self.run_streams():
-                if self._in_fit:
-                    self.record("stop", "stop", source=command.source)
-                    self._leave(RunState.STOPPED)
-            reply.settle("applied", self._here())
-        elif self.state is RunState.PAUSED:
-            if command.name == "step":
-                self._pause_step = self.step_state.optimizer_step + int(command.values.get("n", 1))
-            self._start_thread()
-            reply.settle("applied", self._here())
-        else:
-            reply.settle("refused", error=RuntimeError(f"nothing is paused: the run is {self.state}"))
         return reply
 
     def pause(self) -> Reply:
@@ -734,6 +762,7 @@ class Loop(AskableLoop):
         "End the run: background thread, worker processes, files of hooks."
         if self._thread is not None and self._thread.is_alive():
             self.stop()
+            self._wait_for_thread()
             self._thread.join()
         if self._driver is None and self._in_fit:
             self.stop()
