@@ -52,6 +52,11 @@ def main():
         with JupyterServer(folder) as server, open_browser() as browser:
             with server.new_page(browser, width=1300, height=1500) as lab:
                 steer(lab)
+                lab.save()
+                lab.shutdown_kernel()
+            with server.new_page(browser, width=1300, height=1500) as lab:  # as it was saved, nothing run
+                lab.open("quick_start.ipynb")
+                take(lab, "still")
 
 
 if __name__ == "__main__":
