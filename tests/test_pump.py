@@ -2,11 +2,13 @@
 
 import queue
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from jupyter_client.manager import start_new_kernel
 
+import trainer_nb
 from trainer_nb.panel.pump import (KERNEL_PARTS, MessagePump, PumpUnavailable,
                                    main_shell_stream)
 
@@ -31,10 +33,10 @@ def loop(seconds, until=4):
 
 
 @pytest.fixture
-def client(request):
+def client():
     """A client of a fresh kernel with the package on its path."""
     manager, client = start_new_kernel(kernel_name="python3")
-    run(client, SETUP.format(root=str(request.config.rootpath)))
+    run(client, SETUP.format(root=str(Path(trainer_nb.__file__).parents[1])))
     yield client
     client.stop_channels()
     manager.shutdown_kernel(now=True)

@@ -149,9 +149,9 @@ class Head:
 # %% ../../nbs/panel/36_dashboard.ipynb #e4ced5c2
 def what_failed(traceback: str) -> str:
     "The line of a traceback that names the exception, and the notes below it."
-    lines = [line for line in traceback.splitlines() if line and not line.startswith(" ")]
-    named = [at for at, line in enumerate(lines) if re.match(r"[A-Za-z_][\w.]*(:|$)", line)]
-    return " · ".join(lines[named[-1]:])[:300] if named else "an error"
+    lines = traceback.rpartition("Traceback (most recent call last):")[2].strip("\n").splitlines()
+    said = next((at for at, line in enumerate(lines) if not line.startswith(" ")), len(lines))
+    return " · ".join(line.strip() for line in lines[said:] if line.strip())[:300] or "an error"
 
 # %% ../../nbs/panel/36_dashboard.ipynb #a566e9f4
 def message(view: RunView) -> str:

@@ -1,0 +1,449 @@
+"""The panel without a browser: what is drawn, what is sent, what a click asks for, and that a run never waits for it."""
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+from nbclient import NotebookClient
+
+import trainer_nb
+from trainer_nb import Trainer
+from trainer_nb.core.control import Reply, Series
+from trainer_nb.core.journal import Journal
+from trainer_nb.core.state import Position, RunState
+from trainer_nb.panel import dashboard as panel_module
+from trainer_nb.panel.controls import Controls
+from trainer_nb.panel.dashboard import Dashboard, Panel, message, rate, short, what_failed
+from trainer_nb.panel.plots import Chart, Curve, Curves, Plots, layout, mark_spots
+
+
+class Run:
+    """A `RunView` whose numbers are set by hand."""
+
+    def __init__(self, steps=0, state=RunState.RUNNING, names=("train/loss", "lr")):
+        self.name, self.description, self.error = "net", "cpu", None
+        self.state, self.steps, self.names = state, steps, list(names)
+        self.journal, self.tunables, self.hooks = Journal(), [], []
+        self.values = {}  # name -> values, where they matter
+        self.posted, self.greeted, self.asked_for = [], 0, []
+
+    @property
+    def position(self):
+        done = self.steps
+        return Position("train", done // 10, 20, done % 10, 10, done, 200, done * 4, done * 0.1,
+                        min(1.0, done / 200), None, done)
+
+    def records(self, since=None):
+        self.asked_for.append(dict(since or {}))
+        found = {}
+        for name in self.names:
+            values = self.values.get(name, np.linspace(2, 1, max(self.steps, 1))[:self.steps])
+            start = (since or {}).get(name, 0)
+            if len(values) > start:
+                at = np.arange(start, len(values)) + 1
+                found[name] = Series(at, at / 10, at * 4, at * 0.1, np.asarray(values, float)[start:])
+        return found
+
+    def post(self, command):
+        self.posted.append((command.name, command.source))
+        return Reply()
+
+    def hello(self):
+        self.greeted += 1
+
+
+def drawn(chart, name):
+    """x and y of the first trace of this name, as they travel."""
+    trace = next(t for t in chart.figure["data"] if t["name"] == name)
+    return np.frombuffer(trace["x"], np.float32), np.frombuffer(trace["y"], np.float32)
+
+
+# Curves
+
+
+def test_only_news_is_read():
+    run = Run(steps=5, names=("train/loss", "time/step"))
+    curves = Curves(run)
+    curves.update()
+    run.steps = 8
+    assert curves.update() == 16
+    assert run.asked_for == [{}, {"train/loss": 5, "time/step": 5}]
+    assert curves.of["train/loss"].column("step").tolist() == list(range(1, 9))
+    assert "time/step" not in curves.of  # counted, so that it is not sent again, but never drawn
+
+
+def test_two_threads_read_no_point_twice():
+    run = Run(steps=100)
+    records = run.records
+    def slowly(since):
+        found = records(since)
+        time.sleep(0.02)
+        return found
+    run.records = slowly
+    curves = Curves(run)
+    threads = [threading.Thread(target=curves.update) for _ in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert curves.of["train/loss"].count == 100
+
+
+@pytest.mark.parametrize("count", [1, 699, 700, 701, 5000, 200_000])
+def test_what_is_drawn_is_thin_and_keeps_peaks_and_ends(count):
+    values = np.random.default_rng(0).normal(size=count)
+    values[count // 2] = 40.0
+    curve, at = Curve(), np.arange(count)
+    curve.extend(Series(at, at / 10, at, at, values))
+    x, y = curve.raw("step")
+    assert len(x) == min(count, 700) and y.max() == 40.0
+    assert (x[0], x[-1]) == (0, count - 1) and (np.diff(x) > 0).all()
+
+
+def test_a_long_run_costs_little_to_send():
+    run = Run(steps=0, names=("train/loss", "lr", "grad_norm"))
+    run.values = {name: np.random.default_rng(1).normal(size=300_000) for name in run.names}
+    run.steps = 300_000
+    chart = Plots(run).chart
+    assert sum(len(trace["x"]) + len(trace["y"]) for trace in chart.figure["data"]) < 60_000
+
+
+def test_smoothing_is_the_mean_around_and_passes_over_gaps():
+    values = np.array([1.0, 2, 3, np.nan, 5, np.inf, 7])
+    curve, at = Curve(), np.arange(7)
+    curve.extend(Series(at, at, at, at, values))
+    assert curve.smoothed("step", 3)[1].tolist() == [1.0, 2.0, 2.5, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_every_point_that_comes_is_drawn():
+    run = Run(steps=3)
+    plots = Plots(run)
+    for steps in (4, 60, 61, 100):
+        run.steps = steps
+        plots.refresh()
+        assert drawn(plots.chart, "train")[0][-1] == steps
+    panel = Panel(run)  # reads the curves before its plots do
+    run.steps = 150
+    panel.refresh()
+    assert drawn(panel.plots.chart, "train")[0][-1] == 150
+
+
+def test_nothing_new_sends_nothing():
+    run = Run(steps=50)
+    panel = Panel(run)
+    sent = []
+    for widget in (panel.plots.chart, panel.head.widget, panel.message, panel.controls.main, panel.plots.legend):
+        widget.observe(lambda change: sent.append(change["name"]))
+    panel.refresh()
+    assert sent == []
+
+
+def test_late_records_move_no_plot():
+    """The first place waits for a metric; lr and the gradient norm keep theirs."""
+    run = Run(steps=30, names=("train/loss", "lr", "grad_norm"))
+    curves = Curves(run)
+    curves.update()
+    before = list(curves.groups())
+    run.names.append("valid/accuracy")
+    curves.update()
+    assert before == ["metric", "lr", "grad_norm"] and list(curves.groups()) == ["valid/accuracy", "lr", "grad_norm"]
+    assert layout(curves.groups(), False, 30)["height"] == 400
+    run.names += ["valid/f1", "other/f1"]
+    curves.update()
+    assert list(curves.groups()) == ["valid/accuracy", "lr", "grad_norm", "f1"]
+    assert layout(curves.groups(), False, 30)["height"] == 530
+
+
+def test_a_zoom_outlives_refreshes_but_not_another_axis():
+    """plotly keeps it while `uirevision` is the same and no range is set."""
+    run = Run(steps=30)
+    plots = Plots(run)
+    def revision():
+        assert all("range" not in axis for key, axis in plots.chart.figure["layout"].items() if key.startswith("xaxis"))
+        return plots.chart.figure["layout"]["uirevision"]
+    first = revision()
+    run.steps = 40
+    plots.refresh()
+    assert revision() == first
+    plots.axis.value = "epoch"
+    assert revision() != first and drawn(plots.chart, "train")[0][-1] == pytest.approx(4.0)
+
+
+def test_marks_stand_where_the_change_was_and_have_the_journals_numbers():
+    run = Run(steps=100)
+    run.journal.record("pause", "pause", step=5)
+    for step in (10, 11, 60):
+        run.journal.record("tune", "lr", 1, 2, step=step)
+    curves = Curves(run)
+    curves.update()
+    spots = [(round(x, 3), [entry.number for entry in entries]) for x, entries in mark_spots(run, curves, "epoch")]
+    assert spots == [(1.0, [2, 3]), (6.0, [4])]
+
+
+def test_names_are_no_markup():
+    run = Run(steps=3, names=("train/loss", "<i>x/loss", "valid/<b>y"))
+    run.name = "<script>"
+    panel = Panel(run)
+    texts = panel.plots.legend.value + panel.head.widget.value + str(panel.plots.chart.figure["layout"]["annotations"])
+    assert not any(tag in texts for tag in ("<i>x", "<b>y", "<script>"))
+
+
+# Controls
+
+
+ENABLED = {  # main button's label, and what is enabled
+    RunState.IDLE: ("Pause", []),
+    RunState.RUNNING: ("Pause", ["main", "detach", "stop"]),
+    RunState.PAUSED: ("Resume", ["main", "step", "stop"]),
+    RunState.STOPPED: ("Resume", []),
+    RunState.FINISHED: ("Resume", []),
+    RunState.ERROR: ("Resume", []),
+}
+
+
+@pytest.mark.parametrize("state", ENABLED)
+def test_buttons_are_there_when_they_mean_something(state):
+    controls = Controls(Run(state=state))
+    found = [name for name in ("main", "step", "detach", "stop") if not getattr(controls, name).disabled]
+    assert (controls.main.description, found) == ENABLED[state]
+
+
+def test_nothing_to_detach_from_in_the_background():
+    controls = Controls(Run())
+    controls.in_cell = False
+    controls.refresh()
+    assert controls.detach.disabled and not controls.stop.disabled
+
+
+def test_a_click_sends_what_the_label_said():
+    run = Run()
+    controls = Controls(run)
+    controls._settled = -1.0
+    controls.main.click()
+    run.state = RunState.PAUSED
+    controls.refresh()
+    controls._settled = -1.0
+    controls.main.click()
+    controls.step.click()
+    controls.stop.click()
+    assert run.posted == [(name, "widget") for name in ("pause", "resume", "step", "stop")]
+
+
+def test_a_second_click_and_one_for_the_old_label_are_dropped():
+    run = Run()
+    controls = Controls(run)
+    controls._settled = -1.0
+    controls.main.click()
+    controls.main.click()
+    run.state = RunState.PAUSED
+    controls._settled = -1.0
+    controls.refresh()  # the label changes under the hand
+    controls.main.click()
+    assert run.posted == [("pause", "widget")]
+
+
+def test_the_answer_to_a_click_is_shown():
+    run, reply = Run(), Reply()
+    run.post = lambda command: reply
+    panel = Panel(run)
+    panel.controls._settled = -1.0
+    panel.controls.main.click()
+    assert "<b>Pause</b> was asked for" in panel.message.value
+    reply.settle("refused", error=RuntimeError("not <now>"))
+    panel.refresh()
+    assert "<b>Pause</b> was refused: not &lt;now&gt;" in panel.message.value
+    run.state = RunState.STOPPED
+    panel.refresh()
+    assert "Stopped at step" in panel.message.value
+
+
+# Head and message
+
+
+@pytest.mark.parametrize("name, values, expected", [
+    ("valid/accuracy", [0.5, 0.9, 0.7], ("0.9000", "ep 0.2")),
+    ("valid/mae", [0.5, 0.9, np.nan], ("0.5000", "ep 0.1")),
+    ("valid/top1_error", [0.5, 0.4, 0.7], ("0.4000", "ep 0.2")),
+    ("valid/accuracy", [np.nan, np.nan], (None, "")),
+])
+def test_best_knows_which_way_is_better(name, values, expected):
+    run = Run(steps=3, names=("train/loss", name))
+    run.values[name] = values
+    assert Panel(run).head._best(name) == expected
+
+
+def test_a_missing_number_is_a_dash():
+    value = Panel(Run(steps=0, names=())).head.widget.value
+    assert value.count('<span class="none">–</span>') == 9  # all but the memory
+
+
+@pytest.mark.parametrize("value, text", [
+    (0.39791, "0.3979"), (5.47e-4, "5.47e-4"), (0, "0.0000"), (3742.2, "3,742.2"), (float("nan"), "nan"), (2e7, "2.00e7")])
+def test_numbers_are_short(value, text):
+    assert short(value) == text
+
+
+@pytest.mark.parametrize("value, text", [(5.47e-4, "5.47e-4"), (0.00139, "1.39e-3"), (0.0, "0"), (0.5, "0.5")])
+def test_rates_have_three_digits(value, text):
+    assert rate(value) == text
+
+
+def test_an_error_is_named_with_its_notes():
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as first:
+            error = ValueError("a bad\nshape")
+            error.add_note("raised by hook 'probe' (Probe.after_pred)")
+            raise error from first
+    except ValueError as caught:
+        import traceback
+        text = "".join(traceback.format_exception(caught))
+    assert what_failed(text) == "ValueError: a bad · shape · raised by hook 'probe' (Probe.after_pred)"
+    assert what_failed("") == "an error"
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_every_state_has_its_word(state):
+    run = Run(steps=12, state=state)
+    run.error = "ValueError: <b>"
+    panel = Panel(run)
+    assert panel.message.value.count("<b>") <= 3 and message(run)
+    assert f"{state.capitalize()}" in panel.head.widget.value
+    assert sum(name.startswith("is-") for name in panel.widget._dom_classes) == 1
+
+
+# A run and its dashboard
+
+
+def test_drawing_is_rare_and_a_pause_is_drawn_at_once():
+    run = Run(steps=1)
+    board = Dashboard(run)
+    drawings = []
+    board.refresh = lambda: (drawings.append(run.state), setattr(board, "_state", run.state))
+    end = time.perf_counter() + 1.2
+    while time.perf_counter() < end:
+        board.tick("boundary")
+    assert 2 <= len(drawings) <= 4
+    run.state = RunState.PAUSED
+    board.tick("paused")
+    assert drawings[-1] is RunState.PAUSED
+    count = len(drawings)
+    board.tick("paused")
+    assert len(drawings) == count
+
+
+def test_a_panel_that_cannot_draw_stops_nothing():
+    run = Run(steps=1)
+    board = Dashboard(run)
+    run.records = lambda since=None: 1 / 0
+    with pytest.warns(UserWarning, match="the run goes on .ZeroDivisionError"):
+        board.tick("ended")
+    board.tick("ended")  # no second warning
+
+
+def test_unseen_curves_wait_until_the_page_or_the_end():
+    run = Run(steps=10)
+    board = Dashboard(run)
+    board.guard.hidden = True
+    run.steps = 20
+    board.refresh()
+    assert drawn(board.plots.chart, "train")[0][-1] == 10
+    run.state = RunState.FINISHED
+    board.refresh()
+    assert drawn(board.plots.chart, "train")[0][-1] == 20
+
+
+def test_a_drawn_panel_says_hello():
+    run = Run()
+    board = Dashboard(run)
+    board.guard.drawn += 1
+    assert run.greeted == 1
+
+
+def test_the_picture_follows_the_run(monkeypatch):
+    """It is kept at the end and when a pause begins, not at every look during the pause."""
+    run = Run(steps=5)
+    board = Dashboard(run)
+    kept = []
+    board.keepsake.handle = SimpleNamespace(update=lambda bundle, raw: kept.append(bundle["text/plain"]))
+    board.keepsake.due = float("inf")
+    run.state = RunState.PAUSED
+    for _ in range(3):
+        board._next = 0.0
+        board.tick("paused")
+    run.state = RunState.FINISHED
+    board.tick("ended")
+    assert [text.split()[1] for text in kept] == ["paused", "finished"]
+    assert "data:image/svg+xml" in panel_module.as_image("<svg/>")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small run that was watched by a dashboard from beginning to end."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4)
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
+    model = torch.nn.Linear(4, 1)
+    trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3,
+                      optim=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", progress=False)
+    board = Dashboard(trainer.view)
+    trainer.at_safe_point = board.tick
+    trainer.fit()
+    return trainer, board
+
+
+def test_a_real_run_is_drawn_to_its_last_step(trained):
+    trainer, board = trained
+    assert drawn(board.plots.chart, "train")[0][-1] == trainer.step_state.optimizer_step == 24
+    assert drawn(board.plots.chart, "valid")[1].tolist() == pytest.approx(trainer.history["valid/loss"].tolist())
+    assert "is-finished" in board.widget._dom_classes and "100 %" in board.head.widget.value
+
+
+CELLS = """
+import torch
+from trainer_nb import Trainer
+torch.set_num_threads(1)
+x = torch.randn(64, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=8)
+model = torch.nn.Linear(4, 1)
+class Failing:
+    def after_step(self, trainer):
+        if trainer.step_state.optimizer_step == 40:
+            raise ValueError("at forty")
+trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3, device="cpu", hooks=[Failing()],
+                  optim=torch.optim.SGD(model.parameters(), lr=0.1))
+---
+trainer.fit().status
+---
+try:
+    trainer.fit(epochs=9)
+except ValueError:
+    pass
+---
+trainer.dashboard
+"""
+
+
+def test_without_a_front_end_the_picture_stays():
+    """nbclient runs the same code: no error, and each fit() leaves a picture of its own end."""
+    cells = [f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})", *CELLS.split("---\n")]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    NotebookClient(notebook, timeout=60, kernel_name="python3", store_widget_state=False).execute()
+    finished, failed, shown = (cell.outputs for cell in notebook.cells[2:])
+    for outputs, word in ((finished, "finished"), (failed, "error"), (shown, "error")):
+        picture, live = outputs[0].data, outputs[1].data
+        assert "data:image/svg+xml" in picture["text/html"] and f": {word}" in picture["text/plain"]
+        assert panel_module.WIDGET not in picture and panel_module.WIDGET in live
+    assert len(nbformat.writes(notebook)) < 200_000
+
+
+def test_the_chart_carries_arrays_as_bytes():
+    chart = Chart()
+    chart.show([{"x": np.arange(3), "y": [1.0, np.nan, 3.0], "name": "a"}], {})
+    x, y = drawn(chart, "a")
+    assert x.tolist() == [0, 1, 2] and np.isnan(y[1]) and y[2] == 3.0
