@@ -119,15 +119,16 @@ class Trainer(ShownLoop):
     def _add_hooks(self, record: bool, progress, sched) -> None:
         if sched is not None:
             hook = sched if isinstance(sched, SchedulerHook) else SchedulerHook(
-                sched if callable(getattr(sched, "step", None)) else sched(self.optim))
+                sched if hasattr(sched, "step") and not isinstance(sched, type) else sched(self.optim))
             self.sched = hook.scheduler
             self.hooks.add(hook)
             if ComponentHook.wanted(self.sched):
                 self.hooks.add(ComponentHook(self.sched))
-        if record:
+        if record and self.get_hook(RecorderHook) is None:
             self.hooks.add(RecorderHook())
-        self.progress_hook = ProgressHook(style=progress) if progress is not False else None
-        if self.progress_hook is not None and self.get_hook(ProgressHook) is None:
+        self.progress_hook = self.get_hook(ProgressHook)
+        if progress is not False and self.progress_hook is None:
+            self.progress_hook = ProgressHook(style=progress)
             self.hooks.add(self.progress_hook)
         self.hooks.resolve()
 

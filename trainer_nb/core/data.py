@@ -130,7 +130,7 @@ class IgnoreInterrupt:
 @contextmanager
 def workers_ignore_interrupt(loader):
     "While open, workers that `loader` starts will not hear of Ctrl-C."
-    if not getattr(loader, "num_workers", 0):
+    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         yield
         return
     on_main = threading.current_thread() is threading.main_thread()
@@ -282,6 +282,9 @@ class TrainData:
         "Iterate the epoch in hand from batch `taken` on; the global streams stay as they are."
         now = RandomStreams.capture()
         self.close()
+        if self.limit and taken >= self.length:  # the epoch is over: nothing to draw, nothing to skip
+            self.iterator = iter(())
+            return
         if self.kept is not None:
             self._open(taken)
             next(islice(self.iterator, taken, taken), None)

@@ -275,6 +275,17 @@ class HookSet(HookRows):
                 self._blame(row, point, error)
                 raise
 
+    def fire_once(self, point: str, told: set, *args) -> None:
+        "As `fire`, for the hooks that are not in `told` yet; they are then."
+        for row, method in getattr(self, point):
+            if row not in told:
+                told.add(row)
+                try:
+                    method(*args)
+                except Exception as error:
+                    self._blame(row, point, error)
+                    raise
+
     def fire_all(self, point: str, *args) -> None:
         "As `fire`, but every hook is called before the first exception is raised."
         first = None

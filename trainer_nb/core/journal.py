@@ -47,9 +47,13 @@ def checksum(tensors) -> str:
     "A CRC-32 over the bytes of tensors, in their order."
     crc = 0
     for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous().flatten()
-        crc = zlib.crc32(plain.view(torch.uint8).numpy().data, crc) if plain.numel() else crc
+        crc = zlib.crc32(_bytes(tensor), crc)
     return f"{crc:08x}"
+
+def _bytes(value) -> bytes:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return repr(value).encode()  # sparse tensors, and what get_extra_state returns
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 def fingerprint(loader=None) -> dict:
     "What must be equal for two runs to be equal bit for bit, as plain values."

@@ -65,7 +65,8 @@ class ProgressWords(MainProcessHook):
             raise ValueError(f"every_steps={every_steps!r}: a whole number of steps, 1 or more")
         self.every_steps, self.with_records, self.eta_warmup = every_steps, with_records, eta_warmup
         self.style = style
-        self.bar, self._next_line, self._first_step, self._lines = None, math.inf, 0, False
+        self.bar, self._next_line, self._lines = None, math.inf, False
+        self._first_step, self._first_seconds, self._written = 0, 0.0, -1
 
     def _train_records(self, trainer) -> dict:
         history = getattr(trainer, "history", None)
@@ -125,7 +126,7 @@ class ProgressHook(ProgressWords):
 
     def on_log(self, trainer, records):
         "Show what an evaluation found."
-        if self.with_records and trainer.phase == "valid":
+        if self.with_records and records is trainer.records:
             self._write(trainer, self._train_records(trainer) | records)
 
     def after_epoch(self, trainer):
@@ -134,12 +135,17 @@ class ProgressHook(ProgressWords):
             self._write(trainer, self._train_records(trainer))
 
     def _write(self, trainer, records: dict) -> None:
-        self._next_line = perf_counter() + 10
+        self._next_line, self._written = perf_counter() + 10, trainer.step_state.optimizer_step
         line = f"{self.place(trainer)}  {as_records(records)}  {self.times(trainer)}"
         if self.bar is None:
             print(line, flush=True)
         else:  # over the bar, which draws itself anew below
             print("\r" + line.ljust(getattr(self.bar, "max_len", 0)), flush=True)
+
+    def after_fit(self, trainer):
+        "A last line, where the run ended between two of them."
+        if self._written != trainer.step_state.optimizer_step:
+            self._write(trainer, self._train_records(trainer))
 
     def after_cancel(self, trainer):
         "Say where it stopped and how to go on."

@@ -112,6 +112,8 @@ class RecorderHook(Hook):
     def after_step(self, trainer):
         "Note the step; nothing is fetched."
         now, state, settings = perf_counter(), trainer.step_state, vars(trainer)
+        if self._history is not trainer.history:  # switched on in mid-run
+            self.before_fit(trainer)
         rate = settings["lr"]
         if rate is None:
             rate = trainer.optim.param_groups[0]["lr"]
@@ -130,7 +132,7 @@ class RecorderHook(Hook):
 
     def on_log(self, trainer, records):
         "Keep records that were given out, at the present position."
-        if self._history is None:
+        if self._history is not trainer.history:
             self.before_fit(trainer)
         self.flush()
         state = trainer.step_state

@@ -32,18 +32,20 @@ class SchedulerHook(Hook):
             raise TypeError(f"{scheduler!r} is no scheduler: it has no step()")
 
     def before_fit(self, trainer):
-        "Refuse a scheduler of another optimizer."
+        "Refuse a scheduler of another optimizer, or one that would never tick."
         if getattr(self.scheduler, "optimizer", trainer.optim) is not trainer.optim:
             raise ValueError("the scheduler was made for another optimizer than the trainer's")
+        if self.metric is not None and not trainer.valid_loaders:
+            raise ValueError(f"the scheduler waits for the record {self.metric!r}, and there is no valid_dl")
 
     def after_step(self, trainer):
         "Tick, if it ticks each step."
         if self.every == "step":
             self.scheduler.step()
 
-    def after_valid(self, trainer):
-        "Tick, if it ticks each evaluation of a run."
-        if self.every == "evaluation" and trainer.phase == "valid":
+    def on_log(self, trainer, records):
+        "Tick, if it ticks each evaluation of a run: its records are given out once it counts."
+        if self.every == "evaluation" and records is trainer.records:
             self._tick(trainer)
 
     def after_epoch(self, trainer):
