@@ -344,6 +344,27 @@ def test_a_pause_from_another_thread_holds():
     assert [e.kind for e in loop.journal] == ["pause", "tune", "resume", "stop"]
 
 
+def test_another_thread_can_hold_fit():
+    """Whoever asks from another thread can resume from there: fit() blocks meanwhile, and then goes on."""
+    held = []
+
+    def steer():
+        wait_for(lambda: loop.step_state.optimizer_step > 0)
+        loop.pause().wait(10)
+        wait_for(lambda: loop.state == "paused")
+        held.append(loop.step_state.optimizer_step)
+        time.sleep(0.1)
+        held.append(loop.step_state.optimizer_step)
+        loop.resume()
+
+    loop = make_loop(LambdaHook(after_step=lambda trainer: time.sleep(0.005)), valid=False)
+    thread = threading.Thread(target=steer)
+    thread.start()
+    assert loop.fit(epochs=30).status == "finished"
+    thread.join()
+    assert held[0] == held[1] < loop.step_state.optimizer_step == 90
+
+
 def test_a_front_end_can_hold_fit():
     """After a panel has said hello, a pause from the run's own thread blocks fit() until Resume comes from it."""
     ticks = []
@@ -647,6 +668,16 @@ def test_changes_keep_their_order_around_a_pause_during_an_evaluation():
     said = [(e.kind, e.new) for e in loop.journal if e.kind in ("tune", "note")]
     assert said == [("tune", 0.5), ("note", "first"), ("note", "second"), ("tune", 0.25)]
     assert loop.lr_scale == 0.25
+
+
+def test_a_change_said_right_after_a_pause_is_not_kept_waiting():
+    """In an evaluation, too, what follows a pause acts in the pause, even if it was said before the pause began."""
+    loop = make_loop(in_evaluation(lambda trainer: (trainer.pause(), trainer.tune(lr_scale=0.5))[1]))
+    loop.start(epochs=1)
+    wait_for(lambda: loop.state == "paused" and loop.lr_scale == 0.5)
+    loop.resume()
+    assert loop.wait().status == "finished"
+    assert [e.kind for e in loop.journal] == ["pause", "tune", "resume"]
 
 
 @pytest.mark.parametrize("end", ["stop", "exception", "detach"])

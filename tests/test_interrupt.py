@@ -325,6 +325,19 @@ def test_two_at_once_raise_in_mid_step():
     assert loop.fit(epochs=1).steps == 4
 
 
+def test_an_interrupt_at_a_detach_stops_the_run():
+    """Ctrl-C at the moment of a detach: nothing goes on in the background, and the run is free to be driven."""
+    loop = make_loop(LambdaHook(after_step=lambda trainer: trainer.detach()))
+    loop.at_safe_point = lambda kind: signal.raise_signal(signal.SIGINT) if kind == "ended" else None
+    with pytest.raises(KeyboardInterrupt):
+        loop.fit(epochs=1)
+    loop.at_safe_point = None
+    assert not any(thread.name == "trainer_nb" for thread in threading.enumerate())
+    assert loop.step_state.optimizer_step == 1
+    loop.hooks.remove(loop.get_hook(LambdaHook))
+    assert loop.fit(epochs=1).steps == 4
+
+
 def test_each_drive_counts_its_own():
     """After an interrupted drive, the first Ctrl-C of the next one waits for the step again."""
     loop = make_loop(press("before_batch", number=1), press("before_batch", number=2))
