@@ -641,9 +641,11 @@ def test_a_change_in_a_pause_during_an_evaluation_discards_it(held):
 
 def test_a_change_during_an_evaluation_waits_for_its_end():
     """Without a pause nothing is discarded: the change acts at the boundary after the evaluation."""
-    seen = []
+    seen, acted = [], []
     loop = make_loop(in_evaluation(lambda trainer: trainer.tune(lr_scale=0.5)), evaluation_runs(seen))
+    loop.hooks.add(LambdaHook(on_intervention=lambda trainer, entry: acted.append((trainer.eval_batch, trainer.training))))
     loop.fit(epochs=1)
+    assert acted == [(None, True)]
     assert [entry[0] for entry in seen] == ["before_valid", "after_valid", "log"]
     entry = loop.journal.entries[0]
     assert (entry.name, entry.new, entry.step) == ("lr_scale", 0.5, 3)
@@ -1127,7 +1129,7 @@ def test_thread_settings_go_along(drive):
     threads, token = torch.get_num_threads(), variable.set("mine")
     try:
         with (
-            decimal.localcontext(prec=7), np.errstate(divide="raise"), torch.device("cpu"),
+            decimal.localcontext(prec=7), np.errstate(divide="raise"), torch.device("cpu:0"),
             torch.autograd.set_multithreading_enabled(False),
         ):  # fmt: skip
             torch.set_num_threads(threads + 1)
@@ -1142,7 +1144,7 @@ def test_thread_settings_go_along(drive):
         torch.set_num_threads(threads)
         torch.set_autocast_cache_enabled(True)
         variable.reset(token)
-    assert all(wanted[name] != before[name] for name in wanted if name != "device")
+    assert all(wanted[name] != before[name] for name in wanted)
     assert seen["trainer_nb"] == wanted
 
 

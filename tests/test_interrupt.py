@@ -57,7 +57,7 @@ class Slow(Hook):
         state = trainer.step_state
         whole = state.batch_idx == 2 * state.optimizer_step and not trainer.window_open
         clean = all(p.grad is None for p in trainer.model.parameters())
-        say("cancelled", state.optimizer_step, whole and clean)
+        say("cancelled", state.optimizer_step, whole and clean, *[entry.source for entry in trainer.journal])
     def cleanup_fit(self, trainer):
         say("cleanup")
 """
@@ -141,7 +141,7 @@ def test_a_script_ends_on_a_whole_step_and_fails(tmp_path):
         script.interrupt()
         assert script.end() == -signal.SIGINT
     cancelled = script.said("cancelled")
-    assert int(cancelled[0]) in (3, 4, 5) and cancelled[1] == "True"
+    assert int(cancelled[0]) in (3, 4, 5) and cancelled[1:] == ["True", "signal"]
     assert script.lines[-1] == "cleanup" and "after" not in script.lines
     assert script.errors[0].rstrip().endswith("KeyboardInterrupt")
 
@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, workers, group):
         script.wait_for("step 2")
         script.interrupt(group)
         assert script.end() == 0, script.errors
-    assert script.said("cancelled")[1] == "True"
+    assert script.said("cancelled")[1:] == ["True", "signal"]
     assert script.said("interrupted") == ["interrupted", "True"]
     assert script.said("children") == ["0"]
     assert script.said("equal") == ["True", "True"]
@@ -236,7 +236,7 @@ def test_wait_is_interrupted(tmp_path):
         script.wait_for("step 2")
         script.interrupt(group=True)
         assert script.end() == 0, script.errors
-    assert script.said("cancelled")[1] == "True"
+    assert script.said("cancelled")[1:] == ["True", "signal"]
     assert script.said("interrupted") == ["interrupted", "True"]
     assert (script.said("children"), script.said("equal")) == (["0"], ["True", "True"])
 
@@ -359,6 +359,7 @@ def test_an_interrupt_ends_a_held_pause():
     loop.front_end, loop.at_safe_point = True, tick
     with pytest.raises(KeyboardInterrupt):
         loop.fit(epochs=1)
+    assert [entry.name for entry in loop.journal] == ["pause", "interrupt"]
     assert (loop.state, loop.step_state.optimizer_step) == ("interrupted", 1)
 
 
