@@ -829,6 +829,9 @@ def test_totals_of_fit_replace_those_of_the_constructor():
     assert make_loop(epochs=5).fit(max_steps=2).steps == 2
     assert make_loop(max_steps=5).fit(epochs=1).steps == 3
     assert make_loop(epochs=1, max_steps=1).fit(epochs=2).epochs == 2
+    loop = make_loop(epochs=5)
+    loop.fit(max_steps=2)
+    assert (loop.epochs, loop.max_steps, loop.fit().steps) == (None, 2, 2)
 
 
 class Endless(IterableDataset):
