@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -24,21 +25,23 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb.core.hook import Hook
 from trainer_nb.core.loop import Loop
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell starts jobs in the background
+
 def say(*words):
     print(*words, flush=True)
 
-def make_loader(workers):
+def make_loader(workers, **settings):
     draw = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.randn(64, 8, generator=draw), torch.randint(0, 3, (64,), generator=draw))
-    return DataLoader(data, 4, shuffle=True, num_workers=workers)
+    return DataLoader(data, 4, shuffle=True, num_workers=workers, **settings)
 
-def make_loop(*hooks, workers=0, valid=None, train_step=None):
+def make_loop(*hooks, workers=0, loader=None, valid=None, train_step=None, accumulation=2):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 3))
     return Loop(
-        model, train_step, make_loader(workers), valid, device="cpu", hooks=hooks, seed=0,
-        gradient_accumulation_steps=2,
+        model, train_step, loader or make_loader(workers), valid, device="cpu", hooks=hooks, seed=0,
+        gradient_accumulation_steps=accumulation,
         loss_fn=None if train_step else nn.CrossEntropyLoss(), optim=lambda p: torch.optim.AdamW(p, lr=0.01),
     )
 
@@ -55,7 +58,7 @@ class Slow(Hook):
         say("step", trainer.step_state.optimizer_step)
     def after_cancel(self, trainer):
         state = trainer.step_state
-        whole = state.batch_idx == 2 * state.optimizer_step and not trainer.window_open
+        whole = state.batch_idx == state.grad_accum_steps * state.optimizer_step and not trainer.window_open
         clean = all(p.grad is None for p in trainer.model.parameters())
         say("cancelled", state.optimizer_step, whole and clean, *[entry.source for entry in trainer.journal])
     def cleanup_fit(self, trainer):
@@ -82,7 +85,8 @@ class Script:
 
     def __init__(self, folder, text):
         path = folder / "script.py"
-        path.write_text(SCRIPT + text, encoding="utf-8")
+        guarded = textwrap.indent(text, "    ")  # workers may import the script
+        path.write_text(f"{SCRIPT}\nif __name__ == '__main__':\n{guarded}", encoding="utf-8")
         self.process = subprocess.Popen(
             [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
             start_new_session=True,
@@ -161,6 +165,32 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, workers, group):
     assert script.said("children") == ["0"]
     assert script.said("equal") == ["True", "True"]
     assert not psutil.pid_exists(script.process.pid)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_the_step_in_hand_gets_all_its_batches(tmp_path, method):
+    """Workers from before the drive, or that are no copies of the script, live on until the window is full."""
+    text = f'''
+class Batches(Slow):
+    def after_batch(self, trainer):
+        super().after_batch(trainer)
+        if trainer.training:
+            say("batch", trainer.step_state.batch_idx)
+loader = make_loader(1, multiprocessing_context="{method}", persistent_workers=True)
+loop = make_loop(Batches(), loader=loader, accumulation=16)
+loop.validate(loader)
+try:
+    loop.fit(epochs=2)
+except KeyboardInterrupt:
+    say("interrupted", loop.state)
+loop.close()
+'''
+    with Script(tmp_path, text) as script:
+        script.wait_for("batch 3")
+        script.interrupt(group=True)
+        assert script.end() == 0, script.errors
+    assert script.said("cancelled") == ["1", "True", "signal"]
+    assert script.said("interrupted") == ["interrupted"]
 
 
 def test_interrupted_in_an_evaluation(tmp_path):
