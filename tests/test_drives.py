@@ -234,13 +234,16 @@ def test_resume_of_a_returned_pause_drives_in_the_background():
     assert_same(loop, straight(epochs=2))
 
 
-def test_resume_of_what_is_not_paused_is_refused():
-    """It says how the run stands."""
+def test_resume_of_what_cannot_go_on_is_refused():
+    """It says what is missing; a run that knows its end is started."""
     loop = make_loop()
     reply = loop.resume()
-    assert (reply.status, "idle" in reply.reason) == ("refused", True)
+    assert (reply.status, "neither is given" in reply.reason) == ("refused", True)
     loop.fit(epochs=1)
     assert "finished" in loop.resume().reason
+    begun = make_loop(epochs=1)
+    assert begun.resume().status == "applied"
+    assert begun.wait().status == "finished"
 
 
 def test_stop_ends_a_fit_and_the_next_one_begins():

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['map_nested', 'map_nested_tensor', 'move_to_device', 'batch_size', 'split_batch', 'loader_length', 'limited',
            'IgnoreInterrupt', 'workers_ignore_interrupt', 'open_loader', 'close_iterator', 'keeps_workers',
-           'end_persistent_workers', 'SkippingSampler', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
-           'EpochStart', 'TrainData']
+           'end_persistent_workers', 'left', 'SkippingSampler', 'clone_for_skipping', 'skips_by_index',
+           'loader_generators', 'EpochStart', 'EpochData', 'TrainData']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import copy
@@ -166,10 +166,14 @@ def end_persistent_workers(loader) -> None:
     close_iterator(getattr(loader, "_iterator", None), loader)
 
 # %% ../../nbs/core/05_data.ipynb #f5834d58
+def left(items, omit, start: int = 0):
+    "The items whose number is not in `omit`; the first one has number `start`."
+    return (item for number, item in enumerate(items, start) if number not in omit) if omit else items
+
 class SkippingSampler:
-    "A sampler that first draws and forgets `skip` items of another one."
+    "A sampler that first draws and forgets `skip` items of another one, and leaves those in `omit` out."
     def __init__(self, inner):
-        self.inner, self.skip = inner, 0
+        self.inner, self.skip, self.omit = inner, 0, frozenset()
         self.before = self.then = None  # called around the skipping
 
     def __iter__(self):
@@ -180,8 +184,9 @@ class SkippingSampler:
             next(indices)
         if self.then is not None:
             self.then()
-        self.skip, self.before, self.then = 0, None, None  # later epochs run whole
-        yield from indices
+        skip, omit = self.skip, self.omit
+        self.skip, self.omit, self.before, self.then = 0, frozenset(), None, None  # later epochs run whole
+        yield from left(indices, omit, skip)
 
     def __len__(self):
         return len(self.inner)
@@ -234,8 +239,8 @@ class EpochStart:
             generator.set_state(state)
 
 # %% ../../nbs/core/05_data.ipynb #3845c0a9
-class TrainData:
-    "The training loader of a run, its live iterator, and the way back into an epoch."
+class EpochData:
+    "The training loader of a run and its live iterator: a pass over the loader, or what is left of one."
     def __init__(self, loader, resume: str = "skip", limit=None, overfit: int | None = None):
         if resume not in ("skip", "replay"):
             raise ValueError(f"resume_data={resume!r}: 'skip' (by index) or 'replay' (load and discard)")
@@ -246,65 +251,32 @@ class TrainData:
         self.epoch_start: EpochStart | None = None
         self.kept: list | None = None  # the batches of overfit_batches
         self.workers_persist = False  # an earlier epoch started persistent workers
+        self.epoch = 0  # in hand
+        self.left_out: dict[int, set[int]] = {}  # epoch to numbers of batches that nobody wants
 
     @property
     def length(self) -> int | None:
         "Batches in an epoch, where known."
         return limited(loader_length(self.loader), self.overfit or self.limit)
 
-    def begin(self, epoch: int) -> None:
-        "Iterate the loader anew."
-        batch_sampler = getattr(self.loader, "batch_sampler", None)
-        holders = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
-                   getattr(batch_sampler, "sampler", None))
-        for holder in {id(holder): holder for holder in holders}.values():  # each once
-            if hasattr(holder, "set_epoch"):
-                holder.set_epoch(epoch)
-        alive = getattr(self.source, "_iterator", None) is not None
-        reused = alive or self.workers_persist
-        self.epoch_start = EpochStart.capture(self.loader, reused)
-        self.workers_persist = keeps_workers(self.loader)
-        if reused and not alive:  # ended in between: the new ones must not change the random streams
-            self.resume(0)
-        else:
-            self._open(0)
+    @property
+    def omitted(self) -> set[int]:
+        "Numbers of the batches left out in the epoch in hand."
+        return self.left_out.get(self.epoch, set())
 
-    def _open(self, taken: int) -> None:
+    def _omitted(self, start: int, end: float) -> int:
+        return sum(start <= number < end for number in self.omitted)
+
+    def _open(self, taken: int, by_sampler: bool = False) -> None:
         if self.overfit and self.kept is None:
             raw = open_loader(self.source)
             self.kept = list(islice(raw, self.overfit))
             close_iterator(raw, self.source)
         self._raw = iter(self.kept) if self.kept is not None else open_loader(self.source)
         limit = limited(loader_length(self.loader), self.limit) if self.limit else None
-        self.iterator = self._raw if limit is None else islice(self._raw, limit - taken)
-
-    def resume(self, taken: int) -> None:
-        "Iterate the epoch in hand from batch `taken` on; the global streams stay as they are."
-        now = RandomStreams.capture()
-        self.close()
-        if self.limit and taken >= self.length:  # the epoch is over: nothing to draw, nothing to skip
-            self.iterator = iter(())
-            return
-        if self.kept is not None:
-            self._open(taken)
-            next(islice(self.iterator, taken, taken), None)
-            return
-        by_index, start = skips_by_index(self.loader), self.epoch_start
-        skip = taken if by_index and self.resume_by == "skip" else 0
-        then = now.restore if skip else None
-        if by_index and (skip or start.reused):
-            self.source, sampler = clone_for_skipping(self.loader)
-            # running persistent workers drew no seed at this epoch's start, but the clone's new ones do
-            before = (lambda: start.restore(self.loader)) if start.reused else None
-            sampler.skip, sampler.before, sampler.then = skip, before, then
-        start.restore(self.loader)
-        self._open(skip)
-        if start.reused and not by_index:
-            start.restore(self.loader)
-        for _ in range(taken - skip):
-            next(self.iterator)
-        if taken > skip:  # else the sampler does it, once it has skipped
-            now.restore()
+        batches = self._raw if by_sampler else left(self._raw, self.omitted, taken)
+        self.iterator = batches if limit is None else islice(
+            batches, limit - taken - self._omitted(taken, limit))
 
     def end_epoch(self) -> None:
         "The epoch is over: worker processes end, but persistent ones wait for the next."
@@ -319,3 +291,70 @@ class TrainData:
             close_iterator(self._raw, self.source)
             self.iterator = self._raw = None
         end_persistent_workers(self.source)
+
+# %% ../../nbs/core/05_data.ipynb #2e119405
+class TrainData(EpochData):
+    "How an epoch begins, and the way back into one."
+    def begin(self, epoch: int) -> None:
+        "Iterate the loader anew."
+        batch_sampler = getattr(self.loader, "batch_sampler", None)
+        holders = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
+                   getattr(batch_sampler, "sampler", None))
+        for holder in {id(holder): holder for holder in holders}.values():  # each once
+            if hasattr(holder, "set_epoch"):
+                holder.set_epoch(epoch)
+        alive = getattr(self.source, "_iterator", None) is not None
+        reused = alive or self.workers_persist
+        self.epoch_start, self.epoch = EpochStart.capture(self.loader, reused), epoch
+        self.workers_persist = keeps_workers(self.loader)
+        if (reused and not alive) or self.omitted:  # workers that ended in between must not change the streams
+            self.resume(0)
+        else:
+            self._open(0)
+
+    def resume(self, taken: int) -> None:
+        "Iterate the epoch in hand from batch `taken` on; the global streams stay as they are."
+        now = RandomStreams.capture()
+        self.close()
+        if self.limit and taken >= self.length:  # the epoch is over: nothing to draw, nothing to skip
+            self.iterator = iter(())
+            return
+        if self.kept is not None:
+            self._open(0)
+            passed = taken - self._omitted(0, taken)
+            next(islice(self.iterator, passed, passed), None)
+            return
+        by_index, start = skips_by_index(self.loader), self.epoch_start
+        skip = taken if by_index and self.resume_by == "skip" else 0
+        then = now.restore if skip else None
+        by_sampler = by_index and bool(skip or start.reused or self.omitted)
+        if by_sampler:
+            self.source, sampler = clone_for_skipping(self.loader)
+            # running persistent workers drew no seed at this epoch's start, but the clone's new ones do
+            before = (lambda: start.restore(self.loader)) if start.reused else None
+            sampler.skip, sampler.before, sampler.then = skip, before, then
+            sampler.omit = frozenset(self.omitted)
+        start.restore(self.loader)
+        self._open(skip, by_sampler)
+        if start.reused and not by_index:
+            start.restore(self.loader)
+        for _ in range(taken - skip - self._omitted(skip, taken)):
+            next(self.iterator)
+        if taken > skip:  # else the sampler does it, once it has skipped
+            now.restore()
+
+    def indices(self, number: int) -> list | None:
+        "The dataset's indices in a batch of the epoch in hand; None where a loader has none."
+        start, loader = self.epoch_start, self.loader
+        if start is None or self.kept is not None or not skips_by_index(loader):
+            return None
+        now = EpochStart.capture(loader)
+        try:
+            start.restore(loader)
+            if not start.reused:  # an iterator draws the seed of its workers first
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            batches = iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+            found = next(islice(batches, number, None), None)
+        finally:
+            now.restore(loader)
+        return found if found is None or isinstance(found, list) else [found]

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['MICRO', 'BOUNDARY', 'END', 'check_metrics', 'check_limits', 'named_loaders', 'EvaluationLoop', 'PredictionLoop',
-           'EpochPlan', 'EpochLoop', 'TrainLoop']
+           'EpochPlan', 'FailedBatch', 'BatchLoop', 'EpochLoop', 'TrainLoop']
 
 # %% ../../nbs/core/09_training.ipynb #bcbcb0b8
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -256,7 +258,103 @@ class EpochPlan(PredictionLoop):
         return done and self.phase is Phase.EPOCH_START
 
 # %% ../../nbs/core/09_training.ipynb #7f53f838
-class EpochLoop(EpochPlan):
+@dataclass
+class FailedBatch:
+    "A training batch at which something raised: loader, step or a hook."
+    batch: Any  # None if the loader could not give it
+    epoch: int
+    batch_idx: int
+    indices: list | None  # of its samples in the dataset, where known
+
+    def __str__(self):
+        return f"batch {self.batch_idx} of epoch {self.epoch}"
+
+# %% ../../nbs/core/09_training.ipynb #8140c34b
+class BatchLoop(EpochPlan):
+    "How batches of the loader become windows."
+    failed: FailedBatch | None = None  # at the end of the last drive
+
+    def _window(self):
+        "Fill a window and close it; returns whether the loader ended."
+        self.open_window()
+        window, data = self.window, self.data
+        ended = False
+        while True:
+            if data.left_out:
+                self._pass_left_out()
+            number, batch = self.step_state.batch_idx, None
+            try:
+                start = perf_counter()
+                batch = next(data.iterator, END)
+                self.data_seconds += perf_counter() - start
+                if batch is not END:
+                    self.train_batch(batch)
+            except Exception:
+                self._note_failed(number, batch)
+                raise
+            if batch is END:
+                ended = True
+                break
+            if window.batches >= window.size:
+                break
+            if window.parts:
+                yield MICRO
+            else:  # every loss was None so far: nothing is half done
+                self._finish_window()
+                yield BOUNDARY
+                if self.phase is not Phase.TRAIN:
+                    return False
+                self.open_window()
+        self.close_window()
+        return ended
+
+    def _end_of_loader(self) -> None:
+        epoch = self.step_state.epoch
+        self.data.end_epoch()
+        if not self.step_state.batch_idx:
+            again = ": a generator can be iterated only once, pass a DataLoader or a list" if epoch else ""
+            raise ValueError(f"train_dl gave no batch in epoch {epoch}{again}")
+        if self.max_steps is not None and not self._at_last_step():
+            if self.step_state.optimizer_step + self.skipped_steps == getattr(self, "_steps_before", -1):
+                raise ValueError(f"epoch {epoch} made no optimizer step (every loss was None or every window "
+                                 "was skipped): max_steps would never be reached")
+            self.hooks.fire("loader_exhausted", self)
+        self.phase = Phase.AFTER_TRAIN
+
+    def _note_failed(self, number: int, batch) -> None:
+        self.failed = FailedBatch(batch, self.step_state.epoch, number, self.data.indices(number))
+
+    def _pass_left_out(self) -> None:
+        "Count the batches that the iterator leaves out."
+        state = self.step_state
+        while state.batch_idx in self.data.omitted:
+            state.batch_idx += 1
+            if not self.window_open:
+                self.window_start = (state.batch_idx, state.samples_seen)
+
+    @property
+    def failed_batch(self):
+        "The batch at which the last drive failed, as the loader gave it; None otherwise."
+        return None if self.failed is None else self.failed.batch
+
+    @property
+    def failed_indices(self) -> list | None:
+        "The dataset's indices of the samples in the failed batch, where known."
+        return None if self.failed is None else self.failed.indices
+
+    def check_failed(self, name: str) -> None:
+        "Raise RuntimeError if there is no failed batch that could be left out."
+        if self.failed is None:
+            raise RuntimeError(f"{name}: no training batch has failed, there is nothing to skip")
+
+    def leave_failed_out(self) -> FailedBatch:
+        "From now on the run goes without the batch that failed."
+        failed, self.failed = self.failed, None
+        self.data.left_out.setdefault(failed.epoch, set()).add(failed.batch_idx)
+        return failed
+
+# %% ../../nbs/core/09_training.ipynb #215562cc
+class EpochLoop(BatchLoop):
     "The generator: an epoch as a chain of phases."
     def run(self):
         "Train on from the present position; yields 'micro' or 'boundary' at safe points."
@@ -303,45 +401,6 @@ class EpochLoop(EpochPlan):
             self.phase = Phase.AFTER_TRAIN
         elif self._evaluation_due():
             self.phase, self.next_phase = Phase.VALID, Phase.TRAIN
-
-    def _window(self):
-        "Fill a window and close it; returns whether the loader ended."
-        self.open_window()
-        window, data = self.window, self.data
-        ended = False
-        while True:
-            start = perf_counter()
-            batch = next(data.iterator, END)
-            self.data_seconds += perf_counter() - start
-            if batch is END:
-                ended = True
-                break
-            self.train_batch(batch)
-            if window.batches >= window.size:
-                break
-            if window.parts:
-                yield MICRO
-            else:  # every loss was None so far: nothing is half done
-                self._finish_window()
-                yield BOUNDARY
-                if self.phase is not Phase.TRAIN:
-                    return False
-                self.open_window()
-        self.close_window()
-        return ended
-
-    def _end_of_loader(self) -> None:
-        epoch = self.step_state.epoch
-        self.data.end_epoch()
-        if not self.step_state.batch_idx:
-            again = ": a generator can be iterated only once, pass a DataLoader or a list" if epoch else ""
-            raise ValueError(f"train_dl gave no batch in epoch {epoch}{again}")
-        if self.max_steps is not None and not self._at_last_step():
-            if self.step_state.optimizer_step + self.skipped_steps == getattr(self, "_steps_before", -1):
-                raise ValueError(f"epoch {epoch} made no optimizer step (every loss was None or every window "
-                                 "was skipped): max_steps would never be reached")
-            self.hooks.fire("loader_exhausted", self)
-        self.phase = Phase.AFTER_TRAIN
 
 # %% ../../nbs/core/09_training.ipynb #8154ae3e
 class TrainLoop(EpochLoop):
