@@ -1,4 +1,4 @@
-# make env     .venv with the pinned development requirements
+# make env     .venv with the pinned development requirements, older kernels beside it
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
 # make test    sync check, notebook tests, docs' processing, pytest with browser tests
 # make export  modules and README.md from the notebooks
@@ -14,17 +14,27 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 NOTEBOOKS := $(BIN)/python scripts/notebooks.py
 QUICK_START := nbs/tutorials/10_quick_start.ipynb
+KERNELS := 6.31 7.3
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: env lab test export clean docs chromium lock
 .DEFAULT_GOAL := env
 
-env: $(STAMP)
+env: $(STAMP) $(KERNELS:%=$(VENV)-ipykernel-%/.made)
 
 $(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/dev.txt -c requirements/lock.txt
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+# An older kernel, in an environment that takes what it lacks from $(VENV); made anew with another Python.
+$(VENV)/pyvenv.cfg: | $(STAMP) ;
+$(VENV)-ipykernel-%/.made: requirements/ipykernel-%.txt $(VENV)/pyvenv.cfg | $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D) install -qq --disable-pip-version-check --no-deps -r $<
+	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+		> $$(echo $(@D)/lib/python*/site-packages)/main_environment.pth
 	touch $@
 
 lab: env

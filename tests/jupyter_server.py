@@ -8,6 +8,9 @@
             lab.wait_cell(1)
             assert lab.output_text(1) == "1"
 
+A notebook of `write_notebook(name, cells, kernel="ipykernel-6.31")` runs on an older kernel, from an
+environment that `make env` makes beside the main one.
+
 Cells are run by commands of the front end, without waiting; clicks on widgets are real ones.
 """
 
@@ -41,6 +44,7 @@ SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
     "docmanager-extension/plugin": {"autosave": False},
 }
+ENVIRONMENTS = Path(sys.prefix).parent  # where `make env` puts older kernels, beside its main one
 APPS = {  # module, class that exposes the front end to the page, address of a notebook
     "lab": ("jupyterlab", "LabApp", "lab/workspaces/{workspace}/tree/{name}"),
     "notebook": ("notebook", "JupyterNotebookApp", "notebooks/{name}"),
@@ -130,9 +134,25 @@ class JupyterServer:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
 
+    def kernelspec(self, kernel):
+        """The file that tells the server how to start an older kernel."""
+        return self.home / "data" / "kernels" / kernel / "kernel.json"
+
+    def write_kernelspecs(self):
+        """Make known the older kernels that there are, each with what it says of itself."""
+        for stamp in ENVIRONMENTS.glob(".venv-ipykernel-*/.made"):
+            environment = stamp.parent
+            spec = json.loads((environment / "share/jupyter/kernels/python3/kernel.json").read_text())
+            spec["argv"][0] = str(environment / "bin" / "python")
+            spec["display_name"] = environment.name.removeprefix(".venv-")
+            path = self.kernelspec(spec["display_name"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(spec))
+
     def __enter__(self):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.write_settings()
+        self.write_kernelspecs()
         self.log = self.home / "server.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -178,13 +198,15 @@ class JupyterServer:
         for session in self.api("sessions"):
             self.api(f"sessions/{session['id']}", "DELETE")
 
-    def write_notebook(self, name, cells):
-        """A notebook of code cells in the server's folder."""
+    def write_notebook(self, name, cells, kernel="python3"):
+        """A notebook of code cells in the server's folder, for the current or an older kernel."""
+        if kernel != "python3" and not self.kernelspec(kernel).exists():
+            raise RuntimeError(f"no kernel in {ENVIRONMENTS / f'.venv-{kernel}'}: run `make env`")
         nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
         nb.metadata["kernelspec"] = {
-            "display_name": "python3",
+            "display_name": kernel,
             "language": "python",
-            "name": "python3",
+            "name": kernel,
         }
         nbformat.write(nb, self.folder / name)
 

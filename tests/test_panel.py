@@ -16,7 +16,7 @@ from trainer_nb import Trainer
 from trainer_nb.core.control import Reply, Series
 from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import Position, RunState
-from trainer_nb.panel import dashboard as panel_module
+from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import Dashboard, Panel, message, rate, short, what_failed
 from trainer_nb.panel.plots import Chart, Curve, Curves, Plots, layout, mark_spots
@@ -31,6 +31,9 @@ class Run:
         self.journal, self.tunables, self.hooks = Journal(), [], []
         self.values = {}  # name -> values, where they matter
         self.posted, self.greeted, self.asked_for = [], 0, []
+        self.loaders, self.in_cell, self.failed = ["valid"], True, ""
+        self.commands, self.breakpoints, self.step_times, self.inspection = frozenset(), [], None, None
+        self.memory = "Memory", 2**30, None
 
     @property
     def position(self):
@@ -195,27 +198,37 @@ def test_names_are_no_markup():
 
 
 ENABLED = {  # main button's label, and what is enabled
-    RunState.IDLE: ("Pause", []),
-    RunState.RUNNING: ("Pause", ["main", "detach", "stop"]),
-    RunState.PAUSED: ("Resume", ["main", "step", "stop"]),
-    RunState.STOPPED: ("Resume", []),
-    RunState.FINISHED: ("Resume", []),
-    RunState.ERROR: ("Resume", []),
+    RunState.IDLE: ("Start", ["main", "validate"]),
+    RunState.RUNNING: ("Pause", ["main", "epoch", "validate", "detach", "stop"]),
+    RunState.PAUSED: ("Resume", ["main", "step", "epoch", "validate", "stop"]),
+    RunState.STOPPED: ("Resume", ["main", "validate"]),
+    RunState.INTERRUPTED: ("Resume", ["main", "validate"]),
+    RunState.FINISHED: ("Resume", ["validate"]),
+    RunState.ERROR: ("Resume", ["main", "validate"]),
 }
 
 
 @pytest.mark.parametrize("state", ENABLED)
 def test_buttons_are_there_when_they_mean_something(state):
     controls = Controls(Run(state=state))
-    found = [name for name in ("main", "step", "detach", "stop") if not getattr(controls, name).disabled]
+    names = ("main", "step", "epoch", "validate", "detach", "stop")
+    found = [name for name in names if not getattr(controls, name).disabled]
     assert (controls.main.description, found) == ENABLED[state]
 
 
 def test_nothing_to_detach_from_in_the_background():
-    controls = Controls(Run())
-    controls.in_cell = False
+    run = Run()
+    controls = Controls(run)
+    run.in_cell = False
     controls.refresh()
     assert controls.detach.disabled and not controls.stop.disabled
+
+
+def test_validate_says_what_is_missing():
+    run = Run()
+    run.loaders = []
+    controls = Controls(run)
+    assert controls.validate.disabled and "no valid_dl" in controls.validate.tooltip
 
 
 def test_a_click_sends_what_the_label_said():
@@ -312,6 +325,7 @@ def test_every_state_has_its_word(state):
     run.error = "ValueError: <b>"
     panel = Panel(run)
     assert panel.message.value.count("<b>") <= 3 and message(run)
+    assert (panel.action.layout.display is None) is (state in (RunState.PAUSED, RunState.FINISHED))
     assert f"{state.capitalize()}" in panel.head.widget.value
     assert sum(name.startswith("is-") for name in panel.widget._dom_classes) == 1
 
@@ -323,17 +337,20 @@ def test_drawing_is_rare_and_a_pause_is_drawn_at_once():
     run = Run(steps=1)
     board = Dashboard(run)
     drawings = []
-    board.refresh = lambda: (drawings.append(run.state), setattr(board, "_state", run.state))
+    board.refresh = lambda: drawings.append(run.state)
     end = time.perf_counter() + 1.2
     while time.perf_counter() < end:
-        board.tick("boundary")
+        board.screen.tick("boundary")
     assert 2 <= len(drawings) <= 4
     run.state = RunState.PAUSED
-    board.tick("paused")
+    board.screen.tick("paused")
     assert drawings[-1] is RunState.PAUSED
     count = len(drawings)
-    board.tick("paused")
+    board.screen.tick("paused")
     assert len(drawings) == count
+    run.state = RunState.RUNNING
+    board.screen.tick("boundary")  # going on is drawn at once, too
+    assert drawings[-1] is RunState.RUNNING
 
 
 def test_a_panel_that_cannot_draw_stops_nothing():
@@ -341,8 +358,8 @@ def test_a_panel_that_cannot_draw_stops_nothing():
     board = Dashboard(run)
     run.records = lambda since=None: 1 / 0
     with pytest.warns(UserWarning, match="the run goes on .ZeroDivisionError"):
-        board.tick("ended")
-    board.tick("ended")  # no second warning
+        board.screen.tick("ended")
+    board.screen.tick("ended")  # no second warning
 
 
 def test_unseen_curves_wait_until_the_page_or_the_end():
@@ -373,12 +390,12 @@ def test_the_picture_follows_the_run(monkeypatch):
     board.keepsake.due = float("inf")
     run.state = RunState.PAUSED
     for _ in range(3):
-        board._next = 0.0
-        board.tick("paused")
+        board.screen._next = 0.0
+        board.screen.tick("paused")
     run.state = RunState.FINISHED
-    board.tick("ended")
+    board.screen.tick("ended")
     assert [text.split()[1] for text in kept] == ["paused", "finished"]
-    assert "data:image/svg+xml" in panel_module.as_image("<svg/>")
+    assert "data:image/svg+xml" in screen_module.as_image("<svg/>")
 
 
 @pytest.fixture(scope="module")
@@ -392,7 +409,7 @@ def trained():
     trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3,
                       optim=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", progress=False)
     board = Dashboard(trainer.view)
-    trainer.at_safe_point = board.tick
+    trainer.at_safe_point = board.screen.tick
     trainer.fit()
     return trainer, board
 
@@ -438,7 +455,7 @@ def test_without_a_front_end_the_picture_stays():
     for outputs, word in ((finished, "finished"), (failed, "error"), (shown, "error")):
         picture, live = outputs[0].data, outputs[1].data
         assert "data:image/svg+xml" in picture["text/html"] and f": {word}" in picture["text/plain"]
-        assert panel_module.WIDGET not in picture and panel_module.WIDGET in live
+        assert screen_module.WIDGET not in picture and screen_module.WIDGET in live
     assert len(nbformat.writes(notebook)) < 200_000
 
 

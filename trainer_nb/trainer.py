@@ -70,7 +70,10 @@ class WatchedLoop(Loop):
 # %% ../nbs/40_trainer.ipynb #ab330afb
 class ShownLoop(WatchedLoop):
     "A loop with widgets; what draws is imported at first use."
-    progress, progress_hook, _dashboard = False, None, None
+    progress, progress_hook = False, None
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self._screen, self._parts = None, {}
 
     @property
     def view(self) -> LocalRunView:
@@ -78,43 +81,80 @@ class ShownLoop(WatchedLoop):
         return LocalRunView(self)
 
     @property
+    def screen(self):
+        "What refreshes every widget of this run."
+        if self._screen is None:
+            from trainer_nb.panel.screen import Screen
+            self._screen = Screen(self.view)
+            self.at_safe_point = self.at_safe_point or self._screen.tick
+        return self._screen
+
+    @property
     def dashboard(self):
-        "The panel: state, controls, curves; a widget, live while the kernel is."
-        if self._dashboard is None:
+        "The panel: state, controls, curves, tunables, hooks, journal; a widget, live while the kernel is."
+        if "dashboard" not in self._parts:
             from trainer_nb.panel.dashboard import Dashboard
-            self._dashboard = Dashboard(self.view)
-            self.at_safe_point = self.at_safe_point or self._dashboard.tick
-        return self._dashboard
+            self._parts["dashboard"] = Dashboard(self.view, self.screen)
+        return self._parts["dashboard"]
+
+    def _part(self, name: str, kind):
+        if name not in self._parts:
+            self._parts[name] = self.screen.add(kind(self.view))
+        return self._parts[name]
 
     @property
     def plots(self):
-        "The curves alone, as a widget."
+        "The curves, as a widget of their own."
         from trainer_nb.panel.plots import Plots
-        return Plots(self.view)
+        return self._part("plots", Plots)
 
     @property
     def controls(self):
-        "The run controls alone, as a widget."
-        from trainer_nb.panel.controls import Controls
-        return Controls(self.view)
+        "The run controls and tunables, as a widget of their own."
+        from trainer_nb.panel.tunables import ControlPanel
+        return self._part("controls", ControlPanel)
+
+    @property
+    def hook_table(self):
+        "The hooks with switches, orders and costs, as a widget of their own."
+        from trainer_nb.panel.hook_table import HookTable
+        return self._part("hook_table", HookTable)
 
     def _draw(self):
         from trainer_nb.panel.plots import figure
         return figure(self.view)
 
+    def _in_panel(self) -> bool:
+        return in_notebook() and self.progress is True and self._driver is None
+
     @contextmanager
-    def _shown(self):
+    def _shown(self, awaited: bool = False):
         "In a notebook the panel is on the screen and live while this is open."
-        if not (in_notebook() and self.progress is True and self._driver is None):
+        if self._in_panel():
+            self.progress_hook.enabled = False  # one thing to look at
+            self.dashboard.show()
+        elif self._screen is None or self._driver is not None:  # nothing to click on
             yield
             return
-        self.progress_hook.enabled = False  # one thing to look at
-        with self.dashboard.live():
+        with self.screen.live(awaited):
             yield
 
     def _drive_and_report(self, name: str) -> FitResult:
         with self._shown():
             return super()._drive_and_report(name)
+
+    async def _await_and_report(self) -> FitResult:
+        with self._shown(awaited=True):
+            return await super()._await_and_report()
+
+    def start(self, epochs: int | None = None, max_steps: int | None = None) -> None:
+        "Train in a background thread; the cell returns at once with the panel, `wait()` joins."
+        in_panel = self._in_panel()
+        if in_panel:
+            self.progress_hook.enabled = False
+        super().start(epochs, max_steps)
+        if in_panel and self._driver is not None:
+            self.dashboard.show()
 
 # %% ../nbs/40_trainer.ipynb #ccda7bd7
 class Trainer(ShownLoop):

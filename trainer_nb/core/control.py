@@ -112,6 +112,7 @@ class TunableView:
     pending: Any = None  # waits for the next boundary
     has_pending: bool = False
     refused: str = ""  # why the last value was not taken
+    moves: bool = False  # the value in force changes by itself: a schedule's
 
 # %% ../../nbs/core/03_control.ipynb #1568f615
 @dataclass
@@ -162,6 +163,9 @@ class RunView(Protocol):
     inspection: Inspection | None  # after "inspect"
     breakpoints: list[str]  # conditions of `pause_when`
     failed: str  # "batch 12 of epoch 3", "" unless a training batch failed
+    loaders: list[str]  # names of the validation loaders
+    in_cell: bool  # a cell is waiting for the run: there is something to detach from
+    memory: tuple[str, int, int | None]  # "GPU memory" or "Memory", bytes in use, and in all
 
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
         "New points of each name, from the given counts on."

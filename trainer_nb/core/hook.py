@@ -185,7 +185,10 @@ class HookFailure:
         "What is worth keeping of an exception; it would keep all its frames alive."
         state = getattr(trainer, "step_state", None)
         place = (state.optimizer_step, state.epoch, state.batch_idx) if state is not None else (0, 0, 0)
-        text = "".join(traceback.format_exception(error))
+        own, here = error.__traceback__, cls.of.__code__.co_filename
+        while own is not None and own.tb_next is not None and own.tb_frame.f_code.co_filename == here:
+            own = own.tb_next  # what calls hooks is no part of the story
+        text = "".join(traceback.format_exception(type(error), error, own))
         return cls(f"{type(error).__name__}: {error}", point, *place, text)
 
 # %% ../../nbs/core/01_hook.ipynb #a7d35dce
@@ -247,8 +250,9 @@ class StepClock:
 # %% ../../nbs/core/01_hook.ipynb #a3520735
 class HookRow:
     "What is known of one hook: its cost since counting began, its last error."
-    def __init__(self, name: str, hook):
+    def __init__(self, name: str, hook, number: int = 0):
         self.name, self.hook = name, hook
+        self.number = number  # of joining: equal orders run in this order
         self.calls, self.seconds = 0, 0.0
         self.last_error: str | None = None
         self.failure: HookFailure | None = None
@@ -296,7 +300,8 @@ class HookRows:
         check_hook(hook)
         if any(row.hook is hook for row in self.rows):
             raise ValueError(f"{hook_label(hook)}: this very hook takes part already")
-        self.rows.append(HookRow(self._free_name(hook_name(hook)), hook))
+        number = self.rows[-1].number + 1 if self.rows else 0
+        self.rows.append(HookRow(self._free_name(hook_name(hook)), hook, number))
         self.stale = True
 
     def remove(self, hook) -> None:

@@ -1,4 +1,4 @@
-// What CSS cannot do: say hello to the kernel, and keep JupyterLab's one-key shortcuts off the panel.
+// What CSS cannot do: say hello to the kernel, keep JupyterLab's one-key shortcuts off the panel, give names to bare controls.
 function withRoot(el, then) {
   const root = el.closest(".tnb");
   if (root) return then(root);
@@ -12,6 +12,17 @@ function passesOn(event) {
     (event.shiftKey && event.key === "Enter");
 }
 
+// What a screen reader calls a button without a word, and the controls of a tunable.
+function nameParts(root) {
+  for (const button of root.querySelectorAll("button[title]:not([aria-label])"))
+    if (!/\w/.test(button.textContent)) button.setAttribute("aria-label", button.title);
+  for (const row of root.querySelectorAll(".tnb-row")) {
+    const name = row.querySelector(".nm")?.title;
+    for (const part of row.querySelectorAll(":is(input, select, .noUi-handle):not([aria-label])"))
+      if (name) part.setAttribute("aria-label", name);
+  }
+}
+
 export default {
   render({ model, el }) {
     el.style.display = "none";
@@ -21,12 +32,18 @@ export default {
         model.set("hidden", document.hidden);
         model.save_changes();
       };
+      let later = 0;
+      const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
       root.addEventListener("keydown", key);
+      observer.observe(root, { childList: true, subtree: true });
+      nameParts(root);
       document.addEventListener("visibilitychange", seen);
       model.set("drawn", model.get("drawn") + 1);
       seen();
       return () => {
         root.removeEventListener("keydown", key);
+        observer.disconnect();
+        clearTimeout(later);
         document.removeEventListener("visibilitychange", seen);
       };
     });

@@ -1,0 +1,217 @@
+"""Steering a running cell by the panel: each test asserts on what the training did, not on the widget alone."""
+
+import time
+
+import pytest
+from jupyter_server import JupyterServer
+from live_page import PANEL, Live, later
+
+pytestmark = pytest.mark.browser
+
+FIT = "print(trainer.fit().status)"
+
+
+@pytest.fixture(scope="module", params=["lab", "notebook"])
+def server(request, tmp_path_factory):
+    """JupyterLab and Notebook 7, each in an empty folder."""
+    with JupyterServer(tmp_path_factory.mktemp(request.param), app=request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def live(server, browser):
+    """Opens a notebook of the given cells after the set-up."""
+    pages = []
+    def open_page(*cells, **settings):
+        page = server.new_page(browser, height=1400)
+        pages.append(page)
+        return Live(page.__enter__(), server, cells, **settings)
+    yield open_page
+    for page in pages:
+        page.__exit__(None, None, None)
+
+
+def test_values_are_changed_while_the_cell_runs(live):
+    """By slider with the mouse and the keyboard, by the exact box, by a switch; a refused one changes nothing."""
+    run = live(FIT).start()
+    handle = run.row("lr").locator(".noUi-handle")
+    handle.scroll_into_view_if_needed()
+    box = handle.bounding_box()
+    run.page.mouse.move(box["x"] + 7, box["y"] + 7)
+    run.page.mouse.down()
+    run.page.mouse.move(box["x"] + 30, box["y"] + 7, steps=4)
+    run.page.mouse.up()
+    assert later(lambda: run.told["rate"] > 0.02)
+    dragged = run.told["rate"]
+    handle.focus()
+    run.page.keyboard.press("ArrowLeft")
+    assert later(lambda: run.told["rate"] < dragged)
+    run.row("lr").locator("input").fill("*0.1")
+    run.row("lr").locator("input").press("Enter")
+    assert later(lambda: run.told["rate"] < dragged / 5)
+    run.row("noise.loud").locator("input").click()
+    assert later(lambda: run.told["loud"] is True)
+    run.row("noise.amount").locator("input").fill("7")
+    run.row("noise.amount").locator("input").press("Enter")
+    run.row("noise.amount").locator(".hint").get_by_text("refused").wait_for()
+    run.row("noise.amount").locator("input").fill("0.25")
+    run.row("noise.amount").locator("input").press("Enter")
+    assert later(lambda: run.told["amount"] == 0.25)
+    names = [name for name, _, source in run.told["journal"] if source == "widget"]
+    assert names == ["lr", "lr", "lr", "noise.loud", "noise.amount"] and run.lab.is_running(1)
+    run.stop()
+    assert run.lab.problems == []
+
+
+def test_pause_step_next_epoch_and_validate(live):
+    """Each control does what it says: counted by the training itself."""
+    run = live(FIT).start()
+    run.click("Pause")
+    run.state("paused")
+    assert run.freezes() and run.lab.is_running(1)
+    held = run.step
+    run.click("Step")
+    assert later(lambda: run.step == held + 1) and run.freezes()
+    run.click("Next epoch")
+    assert later(lambda: run.step % 16 == 0 and run.step > held) and run.freezes()
+    head = run.lab.cell(1).locator(".tnb-head")
+    before = head.inner_text()
+    run.click("Validate")
+    run.state("paused")
+    assert run.freezes() and later(lambda: run.page.locator(".tnb .pill").inner_text() == "Paused") and before
+    run.click("Resume")
+    assert run.goes_on()
+    run.stop()
+
+
+def test_a_hook_is_switched_off_and_moved_while_the_cell_runs(live):
+    """The training sees it, and the journal has both."""
+    run = live(FIT).start()
+    assert run.told["order"] == ["noise", "witness"]
+    run.hook("Noise").get_by_role("button", name="later").click()
+    assert later(lambda: run.told["order"] == ["witness", "noise"])
+    run.hook("Noise").locator("input[type=checkbox]").click()
+    assert later(lambda: run.told["order"] == ["witness", "witness"] or run.told["order"] == ["witness"])
+    changed = {name for name, _, source in run.told["journal"] if source == "widget"}
+    assert "noise.enabled" in changed and any(name.endswith(".order") for name in changed)
+    run.stop()
+
+
+def test_detach_frees_the_cell_and_the_page_can_be_reloaded(live):
+    """Another cell runs meanwhile; after a reload in mid-run, in a cell, the panel steers again."""
+    run = live(FIT, "print('another cell')").start()
+    run.lab.save()
+    run.lab.reload()
+    run.lab.cell(1).locator(PANEL).wait_for(timeout=60_000)
+    run.click("Pause")
+    run.state("paused")
+    assert run.freezes()
+    run.click("Resume")
+    assert run.goes_on()
+    run.click("Detach")
+    assert later(lambda: "detached" in run.lab.output_text(1) or not run.lab.page.evaluate(
+        "() => document.querySelectorAll('.jp-Notebook .jp-Cell')[1].innerText.includes('[*]')"))
+    run.lab.run_cell(2)
+    run.lab.wait_cell(2, seconds=10)
+    assert run.lab.output_text(2) == "another cell" and run.goes_on()
+    run.click("Stop")
+    assert later(run.freezes)
+
+
+def test_keys_on_the_panel_reach_no_shortcut_of_the_page(live):
+    """Neither `a` nor `dd` nor `00` does anything to the notebook; Space and Tab do what they do on buttons."""
+    run = live(FIT).start()
+    cells = run.page.locator(".jp-Notebook .jp-Cell").count()
+    run.lab.cell(1).locator(".tnb-controls").get_by_role("button", name="Pause").focus()
+    for key in "abxddiizm00":
+        run.page.keyboard.press(key)
+    run.page.keyboard.press("Space")
+    run.state("paused")
+    assert run.page.locator(".jp-Notebook .jp-Cell").count() == cells and run.freezes()
+    run.page.keyboard.press("Tab")  # the next button is Step
+    held = run.step
+    run.page.keyboard.press("Enter")
+    assert later(lambda: run.step == held + 1)
+    assert not run.page.locator(".jp-Dialog").count()
+    run.stop()
+
+
+def test_a_breakpoint_of_the_panel_pauses_and_shows_the_batch(live):
+    """A condition that cannot be understood stays to be mended."""
+    run = live(FIT).start()
+    run.click("Inspect")
+    field = run.lab.cell(1).get_by_placeholder("loss > 10")
+    field.fill("loss >")
+    field.press("Enter")
+    run.lab.cell(1).get_by_text("write a name, a comparison and a number").wait_for()
+    goal = run.step + 60
+    field.fill(f"step == {goal}")
+    field.press("Enter")
+    run.state("paused")
+    assert run.step == goal
+    run.lab.cell(1).get_by_text("16 × 8").first.wait_for()
+    run.click("Step")
+    assert later(lambda: run.step == goal + 1)
+    run.stop()
+
+
+def test_after_an_error_the_hook_is_switched_off_and_the_run_goes_on(live):
+    """Its name, point and traceback stand in the panel; then a failing batch is left out by a click."""
+    run = live("noise.fails_at = 30\ntrainer.fit()", "noise.fails_at, noise.fails_on = None, 9", "print(trainer.wait())")
+    run.lab.run_cell(1)
+    run.lab.cell(1).locator(".tnb.is-error").wait_for(timeout=60_000)
+    shown = run.lab.cell(1).locator(".tnb").inner_text()
+    assert "ValueError" in shown and "after_step" in shown and "Hooks 4 · 1 error" in shown and run.step == 30
+    run.click("Switch Noise off")
+    run.click("Resume")
+    assert later(lambda: run.step > 60)
+    run.lab.run_cell(2)
+    run.hook("Noise").locator("input[type=checkbox]").click()
+    run.lab.cell(1).locator(".tnb.is-error").wait_for(timeout=20_000)
+    held = run.step
+    time.sleep(0.5)
+    run.hook("Noise").locator("input[type=checkbox]").click()
+    run.click("Resume")
+    assert later(lambda: run.step > held + 20)
+    run.click("Stop")
+    assert later(run.freezes)
+
+
+def test_a_background_run_is_steered_from_parts_in_other_cells(live):
+    """`start()` shows the panel and frees the kernel; controls and curves in cells of their own are live."""
+    run = live("trainer.start()", "trainer.controls", "trainer.plots", "print(trainer.step_state.optimizer_step)")
+    run.start()
+    for cell in (2, 3):
+        run.lab.run_cell(cell)
+        run.lab.wait_cell(cell)
+    run.click("Pause", cell=2)
+    run.state("paused", cell=1)
+    assert run.freezes()
+    run.row("lr", cell=2).locator("input").fill("0.125")
+    run.row("lr", cell=2).locator("input").press("Enter")
+    run.click("Resume", cell=2)
+    assert later(lambda: run.told["rate"] == 0.125)
+    last = "cell => Math.max(...document.querySelectorAll('.jp-Cell')[cell].querySelector('.js-plotly-plot').data" \
+           ".find(t => t.name == 'train').x)"
+    seen = run.page.evaluate(last, 3)
+    assert later(lambda: run.page.evaluate(last, 3) > seen)
+    run.lab.run_cell(4)
+    run.lab.wait_cell(4)
+    assert int(run.lab.output_text(4)) > 20
+    run.click("Stop", cell=2)
+    assert later(run.freezes)
+
+
+def test_an_awaiting_cell_is_steered(live):
+    """`await trainer.fit_async()`: pause, a rate, going on."""
+    run = live("print((await trainer.fit_async()).status)").start()
+    run.click("Pause")
+    run.state("paused")
+    assert run.freezes() and run.lab.is_running(1)
+    run.row("lr").locator("input").fill("0.125")
+    run.row("lr").locator("input").press("Enter")
+    run.click("Resume")
+    assert later(lambda: run.told["rate"] == 0.125)
+    run.click("Stop")
+    run.lab.wait_cell(1)
+    assert "stopped" in run.lab.output_text(1)

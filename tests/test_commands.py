@@ -1,0 +1,429 @@
+"""What a run does about each command, and what it answers: held, running, paused, stopped, failed, finished."""
+
+import threading
+
+import pytest
+from test_drives import (
+    assert_same, at_step, disturb, global_streams, in_evaluation, make_loop, recorder, straight, wait_for,
+)  # fmt: skip
+
+from trainer_nb.core.control import Command, ControlQueue
+from trainer_nb.core.hook import LambdaHook
+from trainer_nb.core.journal import Journal
+from trainer_nb.core.loop import LocalRunView
+from trainer_nb.trainer import Trainer
+
+
+def told(points=("before_valid", "after_valid", "on_pause", "on_resume", "before_fit", "after_fit", "after_cancel")):
+    """A hook that writes points and steps down, and its list."""
+    seen = []
+    return seen, LambdaHook(
+        order=50, **{p: lambda trainer, p=p: seen.append((p, trainer.step_state.optimizer_step)) for p in points}
+    )
+
+
+def held(*hooks, step=2, **settings):
+    """A run in the background that is held after this step."""
+    loop = make_loop(at_step(step, lambda trainer: trainer.pause()), *hooks, **{"epochs": 2} | settings)
+    loop.start()
+    wait_for(lambda: loop.state == "paused")
+    return loop
+
+
+def settled(reply, status="applied"):
+    """The answer came, and is this one."""
+    assert reply.wait(10).status == status, reply
+    return reply
+
+
+def to_the_end(loop):
+    """Resume until it is finished."""
+    loop.resume()
+    assert loop.wait().status == "finished"
+
+
+def kinds(loop):
+    """The kinds of the journal's entries."""
+    return [entry.kind for entry in loop.journal]
+
+
+# ---- validate
+
+
+def test_validate_in_a_held_run():
+    """It evaluates and is held again, at the same step; nothing of it is left in the training."""
+    seen, hook = told()
+    loop = held(hook)
+    for _ in range(2):
+        settled(loop.post(Command("validate", source="widget")))
+        wait_for(lambda: seen[-1][0] == "on_pause" and loop.state == "paused")
+    held_once = ["on_pause", "on_resume", "before_valid", "after_valid", "on_pause"]
+    assert seen == [("before_fit", 2 * 0), *((p, 2) for p in held_once + held_once[1:])]
+    assert loop.last_records["valid/loss"] > 0 and loop.evaluated_at == 2
+    to_the_end(loop)
+    assert [step for point, step in seen if point == "after_valid"] == [2, 2, 3, 6]
+    assert kinds(loop) == ["pause", "resume"]
+    assert_same(loop, straight(epochs=2))
+
+
+def test_validate_where_an_evaluation_is_due_anyway():
+    """Held right before the evaluation of an epoch: it is made once."""
+    seen, hook = told(("after_valid",))
+    loop = held(hook, step=3)
+    settled(loop.post(Command("validate")))
+    wait_for(lambda: seen and loop.state == "paused")
+    to_the_end(loop)
+    assert seen == [("after_valid", 3), ("after_valid", 6)]
+    assert_same(loop, straight(epochs=2))
+
+
+def test_validate_in_a_held_evaluation():
+    """The one in hand is thrown away and made anew, whole; then the run is held."""
+    seen, hook = told(("before_valid", "after_valid"))
+    loop = make_loop(in_evaluation(lambda trainer: trainer.pause()), hook, epochs=2)
+    loop.start()
+    wait_for(lambda: loop.state == "paused" and loop.eval_batch == 2)
+    settled(loop.post(Command("validate")))
+    wait_for(lambda: len(seen) == 3 and loop.state == "paused")
+    assert seen == [("before_valid", 3), ("before_valid", 3), ("after_valid", 3)]
+    to_the_end(loop)
+    assert seen[3:] == [("before_valid", 6), ("after_valid", 6)]
+    assert_same(loop, straight(epochs=2))
+
+
+@pytest.mark.parametrize("state", ["idle", "paused", "stopped", "failed"])
+def test_validate_while_nobody_drives(state):
+    """A thread evaluates and holds the run where it was; Resume goes on from there."""
+    seen, hook = told(("after_valid", "after_step"))
+    fail = at_step(2, lambda trainer: 1 / 0, "before_epoch" if state != "failed" else "before_batch")
+    loop = make_loop(hook, fail, epochs=2)
+    if state == "failed":
+        with pytest.raises(ZeroDivisionError):
+            loop.fit()
+    elif state != "idle":
+        loop.step(2)
+    if state == "stopped":
+        loop.stop()
+    steps = 0 if state == "idle" else 2
+    disturb()
+    outside = global_streams()
+    settled(loop.post(Command("validate")))
+    wait_for(lambda: ("after_valid", steps) in seen and loop.state == "paused")
+    assert loop._thread.is_alive() and loop.step_state.optimizer_step == steps
+    to_the_end(loop)
+    assert global_streams() == outside
+    wanted = [("after_step", n) for n in (1, 2, 3)] + [("after_valid", 3)]
+    wanted += [("after_step", n) for n in (4, 5, 6)] + [("after_valid", 6)]
+    wanted.insert(steps, ("after_valid", steps))
+    assert seen == wanted
+    if state != "failed":  # the batch that failed had been drawn
+        assert_same(loop, straight(epochs=2))
+
+
+@pytest.mark.parametrize("totals", [{"epochs": 2}, {"max_steps": 5}])
+def test_validate_of_a_finished_run(totals):
+    """It evaluates once more and is finished again: nobody has to resume what has no steps left."""
+    seen, hook = told(("after_valid",))
+    loop = make_loop(hook)
+    loop.fit(**totals)
+    before, steps = len(seen), loop.step_state.optimizer_step
+    settled(loop.post(Command("validate")))
+    assert loop.wait(10).status == "finished"
+    assert seen[before:] == [("after_valid", steps)]
+    assert not loop._thread.is_alive()
+    assert_same(loop, straight(**totals))
+    loop.fit(epochs=3)
+    assert_same(loop, straight(epochs=3))
+
+
+def test_validate_when_there_is_nothing_to_train():
+    """A run that knows no end can evaluate all the same, or says why not; nothing has changed then."""
+    loop = make_loop()
+    reply = loop.post(Command("validate"))
+    if reply.status == "refused":
+        assert "neither is given" in reply.reason and loop.phase == "epoch_start" and loop.evaluated_at == -1
+    else:
+        wait_for(lambda: loop.state == "paused")
+        assert loop.last_records["valid/loss"] > 0
+        loop.stop()
+        loop.wait()
+    loop.fit(epochs=1)
+    assert_same(loop, straight(epochs=1))
+
+
+# ---- step
+
+
+@pytest.mark.parametrize("state", ["held", "paused", "idle", "stopped"])
+def test_step_of_an_epoch(state):
+    """To the end of the epoch in hand, evaluation and all, and held there."""
+    seen, hook = told(("after_valid",))
+    if state == "held":
+        loop = held(hook)
+    else:
+        loop = make_loop(hook, epochs=2)
+        loop.step(2) if state != "idle" else None
+        loop.stop() if state == "stopped" else None
+    settled(loop.post(Command("step", {"epochs": 1})))
+    wait_for(lambda: loop.step_state.epoch == 1 and loop.state == "paused")
+    assert (loop.step_state.optimizer_step, loop.phase, seen) == (3, "epoch_start", [("after_valid", 3)])
+    to_the_end(loop)
+    assert_same(loop, straight(epochs=2))
+
+
+def test_steps_beyond_the_end():
+    """The run is finished as ever, and the goal is forgotten."""
+    loop = held()
+    settled(loop.post(Command("step", {"epochs": 9})))
+    assert loop.wait().status == "finished"
+    assert_same(loop, straight(epochs=2))
+    loop.fit(epochs=12)
+    assert (loop.state, loop.step_state.epoch) == ("finished", 12)
+
+
+def test_a_pause_comes_before_the_goal():
+    """What held the run first counts: the goal of a step is forgotten then."""
+    loop = make_loop(at_step(3, lambda trainer: trainer.pause()), epochs=3)
+    settled(loop.post(Command("step", {"n": 5})))
+    wait_for(lambda: loop.state == "paused")
+    assert loop.step_state.optimizer_step == 3
+    to_the_end(loop)
+    assert loop.step_state.optimizer_step == 9
+
+
+# ---- resume
+
+
+@pytest.mark.parametrize("place", ["a batch", "an evaluation", "a hook of the fit"])
+def test_resume_after_an_error(place):
+    """It goes on in the background, from the window or the evaluation that failed."""
+    hooks = {
+        "a batch": at_step(2, lambda trainer: 1 / 0, "before_batch"),
+        "an evaluation": in_evaluation(lambda trainer: 1 / 0),
+        "a hook of the fit": at_step(6, lambda trainer: 1 / 0, "after_fit"),
+    }
+    loop = make_loop(hooks[place], epochs=2)
+    with pytest.raises(ZeroDivisionError):
+        loop.fit()
+    assert loop.state == "error" and "ZeroDivisionError" in LocalRunView(loop).error
+    settled(loop.post(Command("resume", source="widget")))
+    assert loop.wait().status == "finished"
+    assert LocalRunView(loop).error is None
+    assert loop.step_state.optimizer_step == 6
+    if place != "a batch":
+        assert_same(loop, straight(epochs=2))
+
+
+def test_resume_after_an_error_in_the_background():
+    """The error is not raised again by the wait for what goes on."""
+    loop = make_loop(at_step(2, lambda trainer: 1 / 0), epochs=2)
+    loop.start()
+    wait_for(lambda: loop.state == "error" and not loop._thread.is_alive())
+    settled(loop.resume())
+    assert loop.wait().status == "finished"
+    assert_same(loop, straight(epochs=2))
+
+
+@pytest.mark.parametrize("end", ["stop", "pause"])
+def test_resume_of_what_has_ended_early(end):
+    """Stopped or paused, the run goes on in the background."""
+    loop = make_loop(at_step(2, lambda trainer: getattr(trainer, end)()), epochs=2)
+    loop.fit()
+    disturb()
+    settled(loop.resume())
+    assert loop.wait().status == "finished"
+    assert_same(loop, straight(epochs=2))
+
+
+# ---- many at once
+
+
+def test_of_a_sliders_values_the_last_one_counts():
+    """One entry, one change, the last value; the answers to those it replaced say so."""
+    replies = []
+
+    def slide(trainer):
+        for value in (0.9, 0.8, 0.7, 0.6):
+            replies.append(trainer.post(Command("tune", {"lr_scale": value}, source="widget")))
+        pending.append(dict(trainer.pending))
+
+    pending, scales = [], []
+    loop = make_loop(at_step(2, slide), LambdaHook(before_step=lambda trainer: scales.append(trainer.lr_scale)))
+    loop.fit(epochs=2)
+    assert [reply.status for reply in replies] == ["void", "void", "void", "applied"]
+    assert all("newer" in reply.where for reply in replies[:3]) and replies[3].where == "at step 2"
+    assert [(e.kind, e.name, e.old, e.new, e.source) for e in loop.journal] == [("tune", "lr_scale", 1.0, 0.6, "widget")]
+    assert pending == [{"lr_scale": 0.6}] and loop.pending == {}
+    assert scales == [1.0, 1.0, 0.6, 0.6, 0.6, 0.6]
+    wanted = make_loop(at_step(2, lambda trainer: trainer.tune(lr_scale=0.6)))
+    wanted.fit(epochs=2)
+    assert_same(loop, wanted)
+
+
+def tune(source="widget", **values):
+    """A tune command."""
+    return Command("tune", values, source=source)
+
+
+KEPT = {
+    "from code": [tune("code", lr_scale=0.9), tune("code", lr_scale=0.8), tune("code", lr_scale=0.8)],
+    "first from code": [tune("code", lr_scale=0.9), tune(lr_scale=0.8)],
+    "last from code": [tune(lr_scale=0.9), tune("code", lr_scale=0.8)],
+    "of several names": [tune(lr_scale=0.9), tune(grad_clip=2.0), tune(lr_scale=0.8)],
+    "one name and two": [tune(lr_scale=0.9), tune(lr_scale=0.8, grad_clip=2.0), tune(lr_scale=0.7)],
+    "with a note between": [tune(lr_scale=0.9), Command("note", {"text": "here"}, source="widget"), tune(lr_scale=0.8)],
+    "notes": [Command("note", {"text": "same"}, source="widget")] * 2,
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_other_commands_are_all_kept(kind):
+    """In their order, each with its entry."""
+    commands = [Command(c.name, dict(c.values), c.source) for c in KEPT[kind]]
+    replies = []
+    loop = make_loop(at_step(2, lambda trainer: replies.extend(map(trainer.post, commands))))
+    loop.fit(epochs=1)
+    assert [reply.status for reply in replies] == ["applied"] * len(commands)
+    wanted = [(c.name, value, c.source) for c in commands for value in c.values.values()]
+    assert [(e.kind, e.new, e.source) for e in loop.journal] == wanted
+
+
+def test_the_queue_alone():
+    """Names in another order are other values; what is void is answered all the same."""
+    queue = ControlQueue()
+    assert queue.take() is None
+    replies = [queue.post(tune(a=1, b=2)), queue.post(tune(b=3, a=4)), queue.post(tune(b=5, a=6)), queue.post(tune(a=7))]
+    taken = []
+    while (item := queue.take()) is not None:
+        taken.append(item[0].values)
+    assert taken == [{"a": 1, "b": 2}, {"b": 5, "a": 6}, {"a": 7}]
+    assert [reply.status for reply in replies] == ["pending", "void", "pending", "pending"]
+    late = [queue.post(tune(a=1)), queue.post(tune(a=2)), queue.post(Command("pause"))]
+    queue.void("gone")
+    assert [reply.status for reply in late] == ["void"] * 3 and late[2].where == "gone"
+
+
+def test_a_slider_in_an_evaluation_and_in_a_pause():
+    """Values that wait for the end of an evaluation are taken together, those in a pause one by one as they come."""
+    replies = []
+
+    def slide(trainer):
+        replies.extend(trainer.post(tune(lr_scale=value)) for value in (0.9, 0.8))
+
+    loop = make_loop(in_evaluation(slide), in_evaluation(slide, batch=3), at_step(4, lambda trainer: trainer.pause()))
+    loop.start(epochs=2)
+    wait_for(lambda: loop.state == "paused")
+    assert [reply.status for reply in replies] == ["void", "void", "void", "applied"]
+    for value in (0.7, 0.6):
+        settled(loop.post(tune(lr_scale=value)))
+    to_the_end(loop)
+    assert [(e.step, e.new) for e in loop.journal if e.kind == "tune"] == [(3, 0.8), (4, 0.7), (4, 0.6)]
+
+
+# ---- what is written down
+
+
+@pytest.mark.parametrize("drive", ["idle", "running"])
+def test_looking_is_not_written_down(drive):
+    """Counting the hooks' time, and inspecting, change nothing in the run: no entry."""
+    def look(trainer):
+        for name in ("watch", "inspect"):
+            for on in (True, False, True):
+                replies.append(trainer.post(Command(name, {"on": on}, source="widget")))
+
+    replies = []
+    made = make_loop(at_step(2, look) if drive == "running" else LambdaHook(before_fit=id))
+    trainer = Trainer(
+        made.model, train_dl=made.train_dl, valid_dl=made.valid_dl, loss_fn=made.loss_fn, seed=3, device="cpu",
+        optim=made.optim, gradient_accumulation_steps=2, hooks=list(made.hooks), progress=False,
+    )  # fmt: skip
+    if drive == "idle":
+        look(trainer)
+    trainer.fit(epochs=2)
+    assert [reply.status for reply in replies] == ["applied"] * 6
+    assert len(trainer.journal) == 0 and trainer.hooks.watched and trainer.inspection is not None
+    assert_same(trainer, straight(epochs=2))
+
+
+# ---- refused
+
+WRONG = [
+    ("tune", {"lr": "fast"}), ("tune", {"no_such": 1}), ("tune", {"lr_scale": -1}), ("tune", {"lr_scale": 0.5, "lr": -1}),
+    ("note", {}), ("note", {"text": 3}), ("note", {"text": None}), ("step", {"n": 0}), ("step", {"n": 1.5}),
+    ("step", {"n": True}), ("step", {"epochs": 0}), ("step", {"epochs": "1"}), ("step", {"steps": 3}), ("watch", {}),
+    ("watch", {"on": 1}), ("watch", {"on": None}), ("watch", {"on": "yes"}), ("no such", {}), ("", {}), ("fit", {}),
+    ("_tune", {}), ("pause_when", {"text": "loss > 3"}), ("inspect", {"on": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("drive", ["idle", "held", "running"])
+def test_unknown_commands_and_wrong_values_are_refused(drive):
+    """At once, with a reason; nothing waits, nothing is written down, and the run is as without."""
+    replies = []
+
+    def ask(trainer):
+        replies.extend(trainer.post(Command(name, dict(values), source="widget")) for name, values in WRONG)
+
+    if drive == "held":
+        loop = held()
+        ask(loop)
+        to_the_end(loop)
+    else:
+        loop = make_loop(*([at_step(2, ask)] if drive == "running" else []), epochs=2)
+        ask(loop) if drive == "idle" else None
+        loop.fit()
+    assert len(replies) == len(WRONG)
+    for reply, (name, values) in zip(replies, WRONG):
+        assert (reply.status, bool(reply.reason), bool(reply.error)) == ("refused", True, True), (name, values)
+    assert all(command in replies[17].reason for command in loop.commands)
+    assert loop.pending == {} and set(kinds(loop)) <= {"pause", "resume"}
+    assert_same(loop, straight(epochs=2))
+
+
+def test_the_commands_there_are():
+    """What a panel may offer: a plain loop knows less than a trainer."""
+    plain = {"pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate", "watch"}
+    assert LocalRunView(make_loop()).commands == plain
+    made = make_loop()
+    trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, progress=False, device="cpu")
+    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when"}
+
+
+def test_a_tunable_that_went_away_meanwhile():
+    """Checked again where it acts: refused there, and the run goes on."""
+    loop = make_loop(LambdaHook(name="mine", after_epoch=id), recorder([]))
+    hook = next(iter(loop.hooks))
+
+    def ask(trainer):
+        replies.append(trainer.post(Command("tune", {"mine.enabled": False})))
+        trainer.hooks.remove(hook)
+
+    replies = []
+    loop.hooks.add(at_step(2, ask))
+    loop.fit(epochs=2)
+    assert replies[0].status == "refused" and "mine.enabled" in replies[0].reason
+    assert len(loop.journal) == 0
+    assert_same(loop, straight(epochs=2))
+
+
+def test_commands_of_threads_while_nobody_drives():
+    """One of two threads that say Resume at once starts the run, and there is one drive."""
+    for _ in range(5):
+        loop = make_loop(epochs=2, valid=False)
+        loop.step(2)
+        replies, barrier = [], threading.Barrier(4)
+
+        def ask(loop=loop, replies=replies, barrier=barrier):
+            barrier.wait()
+            replies.append(loop.resume())
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert loop.wait(10).status == "finished"
+        assert loop.step_state.optimizer_step == 6
+        assert {reply.wait(5).status for reply in replies} <= {"applied", "refused", "void"}
+        assert any(reply.status == "applied" for reply in replies)
+    assert isinstance(loop.journal, Journal)

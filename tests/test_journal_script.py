@@ -1,0 +1,236 @@
+"""`Journal.to_script`: the text it gives, and that running it makes the same weights, bit for bit."""
+
+import ast
+import enum
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from trainer_nb import Hook, Trainer, Tunable
+from trainer_nb.core.control import Command
+from trainer_nb.core.journal import Journal
+
+BATCHES, EPOCHS = 7, 3
+
+
+class Mix(Hook):
+    """Mixes each batch with itself by a random share, which draws from the run's random stream."""
+
+    share = Tunable(0.3, min=0, max=1)
+
+    def before_batch(self, trainer):
+        """In training only."""
+        if trainer.training:
+            inputs, targets = trainer.batch
+            other = torch.randperm(len(inputs))
+            share = self.share * torch.rand(())
+            trainer.batch = inputs.lerp(inputs[other], share), targets.lerp(targets[other], share)
+
+
+def make_trainer(seed=None, total=None):
+    """Dropout, a shuffled loader, a schedule, an evaluation: everything by which a run can go another way."""
+    torch.manual_seed(0 if seed is None else seed)
+    inputs = torch.randn(BATCHES * 4 - 1, 3)
+    data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
+    layers = torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+    model = torch.nn.Sequential(*layers)
+    return Trainer(
+        model, train_dl=torch.utils.data.DataLoader(data, batch_size=4, shuffle=True),
+        valid_dl=torch.utils.data.DataLoader(data, batch_size=9), loss_fn=torch.nn.MSELoss(), seed=seed,
+        optim=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), hooks=[Mix()],
+        sched=lambda optim: torch.optim.lr_scheduler.LinearLR(optim, 1.0, 0.2, 20),
+        device="cpu", progress=False, **(total or {"epochs": EPOCHS}))
+
+
+def weights(trainer):
+    """Weights and what the optimizer knows, flat."""
+    moments = [value for state in trainer.optim.state.values() for value in state.values()]
+    return [value.clone() for value in (*trainer.model.state_dict().values(), *moments)]
+
+
+def replayed(script):
+    """The trainer that a script leaves behind."""
+    names = {"make_trainer": make_trainer}
+    exec(script, names)
+    return names["trainer"]
+
+
+def assert_same(trainer, script):
+    """The script's trainer stands where this one does."""
+    again = replayed(script)
+    assert again.step_state == trainer.step_state and again.state == trainer.state
+    assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again), strict=True))
+    assert again.optim.param_groups[0]["weight_decay"] == trainer.optim.param_groups[0]["weight_decay"]
+    return again
+
+
+def steer(plan, total=None):
+    """A run that is steered by clicks as it goes: boundary -> changes."""
+    trainer = make_trainer(7, total)
+    plan = {boundary: list(changes) for boundary, changes in plan}
+    def hand(kind):
+        if kind == "boundary":
+            for values in plan.pop(trainer.boundaries, ()):
+                trainer.post(Command("tune", values, source="widget"))
+    for values in plan.pop(0, ()):
+        trainer.tune(**values)
+    trainer.at_safe_point = hand
+    trainer.fit()
+    return trainer
+
+
+CHANGES = st.one_of(
+    st.builds(lambda lr: {"lr": lr}, st.sampled_from([0.05, 1e-4, 0.3, None])),
+    st.builds(lambda lr: {"lr_scale": lr}, st.floats(0.1, 3)),
+    st.builds(lambda on: {"mix.enabled": on}, st.booleans()),
+    st.builds(lambda share: {"mix.share": share}, st.floats(0, 1)),
+    st.builds(lambda n: {"gradient_accumulation_steps": n}, st.integers(1, 4)),
+    st.builds(lambda decay: {"weight_decay": decay}, st.sampled_from([0.0, 0.5, 3e-3])),
+    st.builds(lambda clip: {"grad_clip": clip}, st.sampled_from([None, 0.01, 1.0])),
+    st.builds(lambda order: {"mix.order": order}, st.integers(-5, 50)),
+    st.just({"lr": 0.02, "mix.enabled": False}))
+BOUNDARIES = st.integers(0, EPOCHS * (BATCHES + 4))
+PLANS = st.lists(st.tuples(BOUNDARIES, st.lists(CHANGES, min_size=1, max_size=3)), max_size=5)
+
+
+WHOLE = {"epochs": EPOCHS}
+
+
+@given(PLANS, st.sampled_from([WHOLE, {"max_steps": 11}]))
+@example([(4, [{"lr": 0.3}]), (9, [{"mix.enabled": False}, {"gradient_accumulation_steps": 3}])], WHOLE)
+@example([(8, [{"gradient_accumulation_steps": 2}]), (11, [{"gradient_accumulation_steps": 4}])], WHOLE)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_script_of_a_steered_run_makes_the_same_weights(plan, total):
+    """Changes at any boundary: in epochs, around evaluations, before the first step, several at one place."""
+    trainer = steer(plan, total)
+    assert_same(trainer, trainer.journal.to_script(**total))
+
+
+def test_a_run_steered_from_cells_by_step_and_next_epoch():
+    trainer = make_trainer(7)
+    trainer.tune(lr=0.03)
+    trainer.step(3)
+    trainer.tune(weight_decay=0.7, gradient_accumulation_steps=2)
+    trainer.note("half-way")
+    trainer.step(epochs=1)
+    trainer.tune(**{"mix.enabled": False})
+    trainer.step(1)
+    trainer.tune(lr=None)
+    trainer.fit()
+    script = trainer.journal.to_script(epochs=EPOCHS)
+    assert script.splitlines()[1:] == [
+        "trainer = make_trainer(seed=7)",
+        "trainer.tune(lr=0.03)",
+        "trainer.step(3);        trainer.tune(weight_decay=0.7)",
+        "trainer.tune(gradient_accumulation_steps=2)",
+        'trainer.step(epochs=1); trainer.tune(**{"mix.enabled": False})',
+        "trainer.step(1);        trainer.tune(lr=None)",
+        "trainer.fit(epochs=3)"]
+    again = assert_same(trainer, script)
+    kept = [(e.name, e.old, e.new, e.step, e.epoch) for e in trainer.journal if e.kind == "tune"]
+    assert [(e.name, e.old, e.new, e.step, e.epoch) for e in again.journal] == kept
+
+
+class AtEnds(Hook):
+    """Shrinks the weights at the end of each epoch."""
+
+    name = "ends"
+
+    def after_epoch(self, trainer):
+        """Once an epoch."""
+        with torch.no_grad():
+            trainer.model[0].weight.mul_(0.5)
+
+
+def test_what_is_changed_at_the_start_of_an_epoch_comes_after_the_end_of_the_one_before():
+    """`step(n)` would switch the hook off before it acts at the end of the epoch."""
+    def make(seed):
+        trainer = make_trainer(seed)
+        trainer.hooks.add(AtEnds())
+        return trainer
+    trainer = make(7)
+    trainer.step(epochs=2)
+    trainer.tune(**{"ends.enabled": False})
+    trainer.fit()
+    names = {"make_trainer": make}
+    exec(trainer.journal.to_script(epochs=EPOCHS), names)
+    assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(names["trainer"])))
+
+
+def test_pauses_stops_and_a_run_that_is_extended():
+    """What interrupts a run leaves no line; the totals are those of the end."""
+    trainer = make_trainer(7, {"epochs": 1})
+    def hand(kind):
+        if kind == "boundary" and trainer.boundaries == 4:
+            trainer.stop()
+    trainer.at_safe_point = hand
+    trainer.fit()
+    trainer.tune(lr=0.1)
+    trainer.fit()
+    trainer.tune(lr=0.05)
+    trainer.fit(epochs=2)
+    assert [entry.kind for entry in trainer.journal] == ["stop", "tune", "tune"]
+    script = trainer.journal.to_script(epochs=2)
+    again = {"make_trainer": lambda seed: make_trainer(seed, {"epochs": 2})}
+    exec(script, again)
+    assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again["trainer"])))
+    assert script.count("\n") == 5 and "stop" not in script and "(epochs=2 or more)" in script.splitlines()[0]
+
+
+def test_an_empty_journal_gives_a_script_that_just_fits():
+    trainer = make_trainer(3)
+    trainer.fit()
+    script = trainer.journal.to_script()
+    assert script.splitlines()[1:] == ["trainer = make_trainer(seed=3)", "trainer.fit()"]
+    assert_same(trainer, script)
+    bare = Journal().to_script(max_steps=5).splitlines()
+    assert bare[1:] == ["trainer = make_trainer()", "trainer.fit(max_steps=5)"]
+    with pytest.raises(ValueError, match="epochs=1, max_steps=2"):
+        Journal().to_script(epochs=1, max_steps=2)
+
+
+def test_a_run_without_seed_says_so():
+    script = Journal({"seed": None, "weights": "0"}).to_script()
+    assert "no seed" in script and "trainer = make_trainer()" in script.splitlines()
+
+
+def test_what_only_tells_leaves_no_line_but_a_failed_batch_is_named():
+    journal = Journal({"seed": 1})
+    for kind in ("note", "pause", "resume", "stop", "memory"):
+        journal.record(kind, kind, new="x", step=5, batch_idx=5)
+    journal.record("skip", "batch", new="batch 6 of epoch 0", step=6, batch_idx=6)
+    journal.record("tune", "lr", 1.0, 2.0, step=8, batch_idx=8)
+    assert journal.to_script().splitlines()[2:] == [
+        "# batch 6 of epoch 0 failed after step 6 and was left out: trainer.fit(skip_failed=True)",
+        "trainer.step(8); trainer.tune(lr=2.0)", "trainer.fit()"]
+
+
+class Kind(enum.StrEnum):
+    """A choice that is a text and more."""
+
+    MEAN = "mean"
+
+
+ODD = ["lambda", "self", 'a "b', "a\\b", "straße.é"]
+NAMES = st.sampled_from(ODD) | st.from_regex(r"[a-z_]{1,8}(\.[a-z]{1,8})?", fullmatch=True)
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just(Kind.MEAN))
+
+
+@given(NAMES, VALUES)
+def test_every_name_and_value_can_be_read_again(name, value):
+    """Keywords, dots, quotes, line ends, numbers that are none."""
+    journal = Journal()
+    journal.record("tune", name, None, value)
+    script = journal.to_script()
+    ast.parse(script)
+    called = []
+    class Told:
+        """Keeps what it is called with."""
+        def tune(_told, **values):  # `self` is a name that a tunable may have
+            called.append(values)
+        def fit(_):
+            """Nothing."""
+    exec(script, {"make_trainer": Told})
+    assert repr(called) == repr([{name: getattr(value, "value", value)}])

@@ -1,0 +1,201 @@
+"""The panel's tunables without a browser: what rows there are, what they post, what they show."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_nb import Hook, Trainer, Tunable
+from trainer_nb.core.control import TunableView
+from trainer_nb.panel.tunables import Tunables, groups, plain, read_value, slider_range
+
+
+class Probe(Hook):
+    """A hook of a user's with a tunable of each kind."""
+
+    every = Tunable(1, min=1, max=50, doc="steps between two looks")
+    amount = Tunable(1e-3, min=0, scale="log")
+    loud = Tunable(False)
+    kind = Tunable("mean", choices=("mean", "max", None))
+    label = Tunable("probe")
+    limit = Tunable(None, kind=float, min=0)
+
+
+def make(*hooks, **settings):
+    """A small trainer and its rows."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
+    model = torch.nn.Linear(4, 1)
+    settings = {"optim": torch.optim.AdamW(model.parameters(), lr=0.01), "epochs": 2} | settings
+    trainer = Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu", progress=False, hooks=hooks,
+                      **settings)
+    return trainer, Tunables(trainer.view)
+
+
+def hint(row):
+    """The text below a row."""
+    return row.hint.value.split(">")[1].removesuffix("</div")
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("value, text", [
+    (3e-4, "3e-4"), (8.5e-5, "8.5e-5"), (0.001, "0.001"), (0.1, "0.1"), (1.0, "1"), (0, "0"), (16, "16"), (-1.0, "-1"),
+    (1234567, "1.23457e6"), (0.000123456, "1.23456e-4")])
+def test_numbers_are_written_as_people_do(value, text):
+    assert plain(value) == text
+
+
+@given(st.floats(1e-12, 1e12))
+def test_what_the_box_shows_it_can_read(value):
+    """To six digits."""
+    tunable = TunableView("x", 1.0, "float", None, None, None, "linear", False, "", "")
+    assert math.isclose(read_value(plain(value), tunable), value, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("text, value", [
+    ("3e-4", 3e-4), ("*0.5", 0.005), ("/4", 0.0025), (" 1,000 ", 1000.0), ("schedule", None), ("none", None), ("", None)])
+def test_the_box_takes_numbers_factors_and_words(text, value):
+    rate = TunableView("lr", 0.01, "float", 0, None, None, "log", True, "", "")
+    assert read_value(text, rate) == value
+
+
+@pytest.mark.parametrize("text", ["fast", "/0", "1e", "__import__('os')", "*", "2+2"])
+def test_other_texts_are_refused_with_what_is_taken(text):
+    rate = TunableView("lr", 0.01, "float", 0, None, None, "log", False, "", "")
+    with pytest.raises(ValueError, match="the box takes 3e-4"):
+        read_value(text, rate)
+
+
+@given(st.floats(0, 1e6), st.sampled_from(["linear", "log"]), st.sampled_from(["float", "int"]))
+def test_a_slider_reaches_around_its_value(value, scale, kind):
+    value = int(value) if kind == "int" else value
+    low, high = slider_range(TunableView("x", value, kind, 0, None, None, scale, False, "", ""))
+    assert low < high and value <= high
+    assert low <= value or (scale == "log" and value < 1e-12)
+    assert scale == "linear" or low > 0
+
+
+# Rows
+
+
+def test_there_is_a_row_for_everything_declared_and_a_group_for_each_hook():
+    trainer, tunables = make(Probe(), sched=lambda optim: torch.optim.lr_scheduler.ConstantLR(optim))
+    found = {title: [t.name for t in members] for title, members in groups(trainer.view).items()}
+    assert found["Optimizer"] == ["lr", "lr_scale", "weight_decay", "grad_clip"]
+    assert found["Loop"] == ["gradient_accumulation_steps", "mixed_precision", "eval_every"]
+    own = next(title for title in found if title.startswith("probe"))
+    assert "your hook" in own and set(found) == {"Optimizer", "Loop", own}  # the others have only their switch
+    assert [name.split(".")[1] for name in found[own]] == ["enabled", "every", "amount", "loud", "kind", "label", "limit"]
+    assert list(tunables.rows) == sum(found.values(), [])
+
+
+def test_a_hook_that_comes_later_gets_its_rows_and_the_others_stay():
+    trainer, tunables = make()
+    before = dict(tunables.rows)
+    trainer.hooks.add(Probe())
+    tunables.refresh()
+    assert "probe.every" in tunables.rows and all(tunables.rows[name] is row for name, row in before.items())
+    assert len(tunables.widget.children) == 3
+
+
+def change(row, kind, value):
+    """Do what a hand does."""
+    setattr({"slider": getattr(row, "slider", None), "box": getattr(row, "box", None), "list": getattr(row, "list", None)}[kind],
+            "value", value)
+
+
+@pytest.mark.parametrize("name, control, chosen, taken", [
+    ("lr", "box", "3e-4", 3e-4), ("lr", "slider", 0.0012345, 0.00123), ("weight_decay", "box", "*2", 0.02),
+    ("grad_clip", "slider", 1.5, 1.5), ("grad_clip", "box", "0.5", 0.5), ("gradient_accumulation_steps", "slider", 4, 4),
+    ("mixed_precision", "list", "bf16", "bf16"), ("probe.loud", "box", True, True), ("probe.kind", "list", "off", None),
+    ("probe.kind", "list", "max", "max"), ("probe.label", "box", "new", "new"), ("probe.every", "box", "7", 7),
+    ("probe.enabled", "box", False, False), ("eval_every", "box", "2", 2)])
+def test_a_change_by_hand_acts_and_is_journalled(name, control, chosen, taken):
+    trainer, tunables = make(Probe())
+    row = tunables.rows[name]
+    change(row, control, chosen)
+    last = trainer.journal.entries[-1]
+    assert (last.kind, last.name, last.new, last.source) == ("tune", name, taken, "widget")
+    assert trainer.tunables()[name].read() == taken and len(trainer.journal) == 1
+    tunables.refresh()
+    assert len(trainer.journal) == 1  # showing it asks for nothing
+    if control == "box" and isinstance(chosen, str) and name != "probe.label":
+        assert row.slider.value == pytest.approx(taken)
+    if control == "slider":
+        assert row.box.value == plain(taken)
+
+
+def test_showing_values_that_others_changed_posts_nothing():
+    trainer, tunables = make(Probe())
+    trainer.tune(lr=0.5, grad_clip=3.0, **{"probe.kind": "max", "probe.loud": True, "probe.label": "x"})
+    tunables.refresh()
+    assert len(trainer.journal) == 5
+    assert tunables.rows["lr"].box.value == "0.5" and tunables.rows["probe.kind"].list.value == "max"
+    assert tunables.rows["lr"].slider.value == pytest.approx(0.5)
+
+
+def test_a_value_beyond_the_slider_moves_its_end():
+    trainer, tunables = make()
+    change(tunables.rows["grad_clip"], "box", "250")
+    assert tunables.rows["grad_clip"].slider.value == tunables.rows["grad_clip"].slider.max == 250
+
+
+def test_a_refused_value_stays_to_be_mended_and_changes_nothing():
+    trainer, tunables = make()
+    row = tunables.rows["grad_clip"]
+    change(row, "box", "-1")
+    assert row.box.value == "-1" and trainer.grad_clip is None and len(trainer.journal) == 0
+    assert "refused" in row.widget._dom_classes and hint(row) == "refused: a number, 0 or more. Still off"
+    tunables.refresh()
+    assert row.box.value == "-1"
+    change(row, "box", "nonsense")
+    assert "&#x27;nonsense&#x27; is no number" in hint(row)
+    change(row, "box", "2")
+    assert "refused" not in row.widget._dom_classes and trainer.grad_clip == 2.0
+
+
+def test_a_pending_value_is_shown_until_its_boundary():
+    """Posted in a step, it waits until the step is whole."""
+    seen = []
+    class Hand(Hook):
+        def before_batch(self, trainer):
+            if trainer.step_state.optimizer_step == 3 and not seen:
+                change(tunables.rows["lr"], "box", "0.5")
+                row = tunables.rows["lr"]
+                seen.extend([hint(row), "pending" in row.widget._dom_classes, trainer.rates()[0]])
+    trainer, tunables = make(Hand())
+    trainer.fit()
+    assert seen == ["0.01 → 0.5 at the next step", True, 0.01]
+    tunables.refresh()
+    assert "pending" not in tunables.rows["lr"].widget._dom_classes and "…" in hint(tunables.rows["lr"])
+    assert [(e.name, e.step) for e in trainer.journal] == [("lr", 4)]
+
+
+def test_a_schedule_moves_the_hint_and_not_the_hand():
+    """The box and the slider stay where they are, whatever the schedule does."""
+    trainer, tunables = make(sched=lambda optim: torch.optim.lr_scheduler.ExponentialLR(optim, 0.5))
+    row = tunables.rows["lr"]
+    before = row.slider.value, row.box.value
+    trainer.step(3)
+    tunables.refresh()
+    assert (row.slider.value, row.box.value) == before == (0.01, "") and row.box.placeholder == "schedule"
+    assert hint(row) == "in force 0.00125 (schedule)"
+    change(row, "box", "0.02")
+    assert row.box.value == "0.02" and trainer.rates() == [0.02]
+    change(row, "box", "schedule")
+    assert trainer.lr is None and row.box.value == ""
+
+
+def test_nothing_new_sends_nothing():
+    trainer, tunables = make(Probe())
+    sent = []
+    for row in tunables.rows.values():
+        for widget in (row.hint, *(c for c in row.widget.children)):
+            widget.observe(lambda change: sent.append(change["name"]))
+    tunables.refresh()
+    assert sent == []
