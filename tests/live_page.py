@@ -69,7 +69,7 @@ class Live:
     def start(self, cell=1):
         """Run a cell that trains and wait for its panel and its first steps."""
         self.lab.run_cell(cell)
-        self.lab.cell(cell).locator(PANEL).wait_for(timeout=60_000)
+        self.lab.cell(cell).locator(PANEL).first.wait_for(timeout=60_000)
         assert later(lambda: self.step > 20)
         return self
 

@@ -473,7 +473,8 @@ def test_two_runs_at_a_time():
     outside, handler = global_streams(), signal.getsignal(signal.SIGINT)
     assert [result.status for result in asyncio.run(main())] == ["finished"] * 2
     found = signal.signal(signal.SIGINT, handler)
-    assert global_streams() == outside and found is handler
+    assert global_streams() == outside
+    assert found is handler
     for number, loop in enumerate(loops, 1):
         alone = make_loop(seed=number + 2)
         alone.fit(epochs=number)

@@ -219,6 +219,8 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 
 
 @given(NAMES, VALUES)
+@example("x", float("nan"))
+@example("x", float("-inf"))
 def test_every_name_and_value_can_be_read_again(name, value):
     """Keywords, dots, quotes, line ends, numbers that are none."""
     journal = Journal()

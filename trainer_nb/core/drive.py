@@ -532,6 +532,8 @@ class ObedientLoop(BoundaryLoop):
             return
         try:
             answer.act(command)
+            if self.hooks.stale:  # who joined in a pause takes part in the very next step
+                self.resolve_hooks()
             reply.settle("applied", self._here())
         except Exception as error:
             reply.settle("refused", error=error)

@@ -35,6 +35,8 @@ def tensor_row(name: str, tensor: torch.Tensor) -> TensorRow:
     if tensor.numel() == 0 or tensor.is_complex() or tensor.layout is not torch.strided:
         return TensorRow(name, shape, kind, None, None, None)
     numbers = tensor.detach().to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    if tensor.numel() == 1:
+        return TensorRow(name, shape, kind, None, *fetch_numbers([numbers]), None)
     low, high = torch.aminmax(numbers)
     return TensorRow(name, shape, kind, *fetch_numbers([low, numbers.mean(), high]))
 
