@@ -296,6 +296,15 @@ def test_pieces_of_every_kind():
     assert_same(loop, straight(epochs=4))
 
 
+def test_after_an_await_a_script_is_a_script_again():
+    """A pause of its own returns: there is nobody beside it any more."""
+    loop = make_loop(at_step(4, lambda t: t.pause()))
+    awaited(loop, epochs=1)
+    assert (loop.fit(epochs=2).status, loop.step_state.optimizer_step) == ("paused", 4)
+    loop.fit(epochs=2)
+    assert_same(loop, straight(epochs=2))
+
+
 # ---- cancelled, failed, refused
 
 

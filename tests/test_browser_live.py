@@ -11,7 +11,7 @@ pytestmark = pytest.mark.browser
 FIT = "print(trainer.fit().status)"
 
 
-IN_BOTH = "values detach pause error"  # words in the names of tests that Notebook 7 runs too
+IN_BOTH = "values detach pause error keys"  # words in the names of tests that Notebook 7 runs too
 
 
 def pytest_generate_tests(metafunc):

@@ -39,7 +39,7 @@ def settled(reply, status="applied"):
 def to_the_end(loop):
     """Resume until it is finished."""
     loop.resume()
-    assert loop.wait().status == "finished"
+    assert loop.wait(20).status == "finished"
 
 
 def kinds(loop):

@@ -257,13 +257,15 @@ def test_indices_are_those_really_drawn(kind, number):
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
-    [(kind, "0") for kind in INDEXED] + [(k, w) for k in ("shuffled", "in bulk") for w in ("2", "persistent")],
+    ("kind", "workers", "resume"),
+    [(kind, "0", "skip") for kind in INDEXED]
+    + [(kind, workers, "skip") for kind in ("shuffled", "in bulk") for workers in ("2", "persistent")]
+    + [("shuffled", "0", "replay"), ("batch sampler", "2", "replay")],
 )
-def test_a_sample_that_cannot_be_read(kind, workers):
+def test_a_sample_that_cannot_be_read(kind, workers, resume):
     """The loader raises: there is no batch to look at, but its indices are known; both epochs meet the sample."""
     epochs, bad = drawn(kind, workers), 11
-    loop = make_loop(LOADERS[kind]((bad,), **WORKERS[workers]))
+    loop = make_loop(LOADERS[kind]((bad,), **WORKERS[workers]), resume_data=resume)
     wanted = [(e, n) for e in range(EPOCHS) for n, batch in enumerate(epochs[e]) if bad in indices_of(batch)]
     assert wanted
     for again, (epoch, number) in enumerate(wanted):
@@ -304,6 +306,25 @@ def test_looking_for_indices_draws_nothing():
         loop.fit(epochs=EPOCHS)
         assert (loop.failed_batch, loop.failed_indices, skipped(loop)) == (None, None, [])
         assert_equal(loop, by_hand(epochs, [], accumulation=3))
+
+
+class Once(RandomSampler):
+    """A sampler that gives its order once and never again."""
+
+    def __iter__(self):
+        if "given" in vars(self):
+            raise ValueError("given already")
+        self.given = True
+        return super().__iter__()
+
+
+def test_indices_that_cannot_be_found():
+    """Looking for them does not hide what really went wrong."""
+    loader = DataLoader(Digits(), SIZE, sampler=Once(range(COUNT)))
+    loop = make_loop(loader, hooks=[LambdaHook(after_loss=lambda trainer: 1 / 0)])
+    with pytest.raises(ZeroDivisionError):
+        loop.fit(epochs=1)
+    assert loop.failed_indices is None and len(indices_of(loop.failed_batch)) == SIZE
 
 
 # ---- without it
@@ -395,14 +416,14 @@ def test_under_a_limit(kind, limit, number):
     assert_equal(loop, by_hand([batches[:5] for batches in epochs], [number], accumulation=3))
 
 
-@pytest.mark.parametrize("number", [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)])
-def test_with_the_same_few_batches(number):
-    """Of overfit_batches one is left out of one epoch."""
-    epochs = [drawn("shuffled")[0][:3]] * EPOCHS
-    bad = [(number[0], indices_of(epochs[0][number[1]]))]
-    loop = make_loop(LOADERS["shuffled"](), Failing(bad), overfit_batches=3, accumulation=2)
-    assert fit_leaving_out(loop) == [number]
-    assert_equal(loop, by_hand(epochs, [number], accumulation=2))
+@pytest.mark.parametrize("numbers", [[(0, 0)], [(0, 1)], [(0, 2)], [(1, 0)], [(1, 2)], [(0, 0), (0, 2)], [(1, 1), (1, 3)]])
+def test_with_the_same_few_batches(numbers):
+    """Of overfit_batches some are left out of one epoch."""
+    epochs = [drawn("shuffled")[0][:4]] * EPOCHS
+    bad = [(epoch, indices_of(epochs[epoch][number])) for epoch, number in numbers]
+    loop = make_loop(LOADERS["shuffled"](), Failing(bad), overfit_batches=4, accumulation=2)
+    assert fit_leaving_out(loop) == numbers
+    assert_equal(loop, by_hand(epochs, numbers, accumulation=2))
 
 
 @pytest.mark.parametrize("number", [(0, 1), (1, 0), (1, 1), (1, 6)])
@@ -447,6 +468,29 @@ def test_the_entry_stands_where_the_run_goes_on():
     fit_leaving_out(loop)
     entry = loop.journal.entries[0]
     assert (entry.step, entry.epoch, entry.batch_idx, entry.samples_seen) == (1, 0, 3, 12)
+
+
+@pytest.mark.parametrize("kind", ["stream", "list"])
+def test_a_loader_that_cannot_go_on(kind):
+    """Where it is the loader that raised and no index can be passed over, leaving out is refused or comes to an end."""
+
+    class Broken(list):
+        def __iter__(self):
+            yield from self[:2]
+            raise Planted("the third batch")
+
+    loader = LOADERS["stream"]((11,)) if kind == "stream" else Broken(LOADERS["list"]())
+    loop = make_loop(loader)
+    for again in range(BATCHES + 1):
+        try:
+            loop.fit(epochs=1, skip_failed=again > 0)
+            break
+        except Planted:
+            continue
+        except RuntimeError:
+            break
+    else:
+        pytest.fail(f"left out so far: {[new for _, _, new, _ in skipped(loop)]}")
 
 
 # ---- nothing to leave out

@@ -107,13 +107,15 @@ def replay_steps(entries: Iterable[Intervention]) -> Iterator[tuple[str, str]]:
 def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> str:
     "The script: a fresh trainer, its way from place to place, and `total` as the arguments of `fit`."
     seed, steps = header.get("seed"), list(replay_steps(entries))
-    enough = f" ({total} or more)" if total else ""
-    lines = [f"# make_trainer() is your own function: it builds the same trainer anew{enough}"]
+    enough = f", for {total} or more" if total else ""
+    lines = ["# make_trainer() is your own function:", f"# it builds the same trainer anew{enough}"]
     if header and seed is None:
         lines.append("# the run had no seed: make_trainer() has to begin with the same random state")
     lines.append(f"trainer = make_trainer({'' if seed is None else f'seed={seed}'})")
     width = max((len(way) for way, _ in steps), default=0) + 2
-    lines += [f"{way + ';':{width}}{change}" if way else change for way, change in steps]
+    for way, change in steps:
+        line = f"{way + ';':{width}}{change}"
+        lines += [line] if way and len(line) <= 60 else filter(None, (way, change))
     return "\n".join([*lines, f"trainer.fit({total})"]) + "\n"
 
 # %% ../../nbs/core/04_journal.ipynb #32924bef

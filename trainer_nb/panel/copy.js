@@ -1,38 +1,53 @@
 // A text in code letters under its heading, with a button that copies it.
+const COPY = "Copy as script";
+
 export default {
   render({ model, el }) {
-    const head = el.appendChild(document.createElement("div"));
-    head.className = "heading";
+    const add = (parent, tag, names) => {
+      const made = parent.appendChild(document.createElement(tag));
+      made.className = names;
+      return made;
+    };
+    const head = add(el, "div", "heading");
     head.append("As a script");
-    const space = head.appendChild(document.createElement("span"));
-    space.className = "fill";
-    const button = head.appendChild(document.createElement("button"));
-    button.className = "jupyter-button copy";
-    const code = el.appendChild(document.createElement("pre"));
-    code.className = "code";
-    const foot = el.appendChild(document.createElement("div"));
-    foot.className = "quiet small";
-    foot.textContent = "Replays to the same weights, bit for bit. Pauses and notes are left out.";
-    let timer = 0;
+    add(head, "span", "fill");
+    const button = add(head, "button", "jupyter-button copy");
+    button.setAttribute("aria-live", "polite");
+    const code = add(el, "pre", "code"), foot = add(el, "div", "quiet small");
+    let timer = 0, whole = false;
+    const show = () => {
+      const lines = model.get("text").trimEnd().split("\n"), most = model.get("most");
+      const cut = !whole && most && lines.length > most + 1;
+      const last = lines.length - 3;  // the beginning, and the last lines: one wants to see how it ends
+      if (cut) lines.splice(most - 4, last - most + 4, `# ... ${last - most + 4} more lines, copied too`);
+      code.textContent = lines.join("\n");
+      foot.textContent = model.get("foot");
+    };
     const say = (word) => {
       button.textContent = word;
       clearTimeout(timer);
-      if (word !== "Copy as script") timer = setTimeout(() => say("Copy as script"), 2000);
+      if (word !== COPY) timer = setTimeout(() => say(COPY), 3000);
     };
     const copy = async () => {
       try {
-        await navigator.clipboard.writeText(code.textContent);
+        await navigator.clipboard.writeText(model.get("text"));
         say("Copied");
-      } catch (_) {  // a page without https: the person copies
+      } catch (_) {  // no https, or not allowed: the text is selected, and the person copies it
+        whole = true;
+        show();
         getSelection().selectAllChildren(code);
-        say("Selected: press Ctrl C");
+        say("Press Ctrl+C");
       }
     };
-    const show = () => { code.textContent = model.get("text"); };
+    const changed = () => { whole = false; show(); };
     button.addEventListener("click", copy);
-    model.on("change:text", show);
-    say("Copy as script");
+    const names = ["text", "foot", "most"].map((name) => `change:${name}`);
+    for (const name of names) model.on(name, changed);
+    say(COPY);
     show();
-    return () => { model.off("change:text", show); clearTimeout(timer); };
+    return () => {
+      for (const name of names) model.off(name, changed);
+      clearTimeout(timer);
+    };
   },
 };

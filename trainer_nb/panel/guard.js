@@ -28,6 +28,11 @@ export default {
     el.style.display = "none";
     const stop = withRoot(el, (root) => {
       const key = (event) => { if (!passesOn(event)) event.stopPropagation(); };
+      // Notebook takes keys on their way down, before the panel sees them; its shortcuts spare an element with this attribute.
+      // The window is asked before the page.
+      const early = (event) => {
+        if (root.contains(event.target)) event.target.toggleAttribute("data-lm-suppress-shortcuts", !passesOn(event));
+      };
       const seen = () => {
         model.set("hidden", document.hidden);
         model.save_changes();
@@ -35,6 +40,7 @@ export default {
       let later = 0;
       const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
       root.addEventListener("keydown", key);
+      window.addEventListener("keydown", early, true);
       observer.observe(root, { childList: true, subtree: true });
       nameParts(root);
       document.addEventListener("visibilitychange", seen);
@@ -42,6 +48,7 @@ export default {
       seen();
       return () => {
         root.removeEventListener("keydown", key);
+        window.removeEventListener("keydown", early, true);
         observer.disconnect();
         clearTimeout(later);
         document.removeEventListener("visibilitychange", seen);

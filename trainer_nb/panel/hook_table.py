@@ -89,8 +89,9 @@ def cells(row: HookRow, times: StepTimes | None, waiting: dict) -> str:
 # %% ../../nbs/panel/35_hook_table.ipynb #c4cb662c
 class HookControls:
     "The widgets of one hook: switch, moves, order, numbers."
-    def __init__(self, row: HookRow, tune: Callable[[dict], Reply], move: Callable[[str, int], None]):
+    def __init__(self, row: HookRow, tune: Callable[[dict], Reply], move: Callable[[str, int], None], lock):
         self.name, self._tune, self._quiet = row.name, tune, False
+        self._lock = lock  # held while values are shown: a hand that comes in another thread waits, and is heard
         self._reply, self._wrong = None, ""
         self.switch = widgets.Checkbox(value=bool(row.enabled), indent=False, description=f"{row.label} takes part")
         self.up = button("", "chevron-up", f"Run {row.label} earlier", "move")
@@ -98,8 +99,8 @@ class HookControls:
         self.order = widgets.Text(value=str(row.order), continuous_update=False, tooltip="Order: low runs first")
         self.order.add_class("order")
         self.text = widgets.HTML()
-        self.switch.observe(lambda change: self._ask({f"{self.name}.enabled": change["new"]}), "value")
-        self.order.observe(self._typed, "value")
+        self._hear(self.switch, lambda value: self._ask({f"{self.name}.enabled": value}))
+        self._hear(self.order, self._typed)
         self.up.on_click(lambda _: move(self.name, -1))
         self.down.on_click(lambda _: move(self.name, 1))
         switch = widgets.Box([self.switch])
@@ -108,17 +109,21 @@ class HookControls:
         self.widget.add_class("hrow")
         self._styles = {"off": False, "bad": False, "refused": False}
 
-    def _ask(self, values: dict) -> None:
-        if not self._quiet:
-            self._wrong, self._reply = "", self._tune(values)
+    def _hear(self, widget: widgets.Widget, act: Callable[[object], None]) -> None:
+        def heard(change):
+            with self._lock:
+                if not self._quiet:
+                    act(change["new"])
+        widget.observe(heard, "value")
 
-    def _typed(self, change) -> None:
-        if self._quiet:
-            return
+    def _ask(self, values: dict) -> None:
+        self._wrong, self._reply = "", self._tune(values)
+
+    def _typed(self, text: str) -> None:
         try:
-            self._ask({f"{self.name}.order": int(change["new"])})
+            self._ask({f"{self.name}.order": int(text)})
         except ValueError:
-            self._wrong = f"{change['new']!r} is no order: a whole number, low runs first"
+            self._wrong = f"{text!r} is no order: a whole number, low runs first"
 
     def refresh(self, row: HookRow, times: StepTimes | None, waiting: dict, place: tuple[bool, bool]) -> None:
         "Show the present; `waiting` holds what is pending, `place` whether it can move up and down."
@@ -199,7 +204,7 @@ class HookTable(Pane):
             shown = sorted(rows, key=lambda row: -row.seconds) if ranked else rows
             for place, row in enumerate(shown):
                 if row.name not in self.controls:
-                    self.controls[row.name] = HookControls(row, self._tune, self._move)
+                    self.controls[row.name] = HookControls(row, self._tune, self._move, self._lock)
                 moves = (not ranked and place > 0, not ranked and place + 1 < len(shown))
                 self.controls[row.name].refresh(row, times, waiting.get(row.name, {}), moves)
             children = (self.head, *(self.controls[row.name].widget for row in shown))

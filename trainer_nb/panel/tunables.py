@@ -84,8 +84,9 @@ def make_slider(tunable: TunableView) -> widgets.Widget:
 # %% ../../nbs/panel/34_tunables.ipynb #fa5baabc
 class Row:
     "Name, control and hint of one tunable."
-    def __init__(self, tunable: TunableView, post: Callable[[str, object], Reply], chosen: Callable[[], None]):
+    def __init__(self, tunable: TunableView, post: Callable[[str, object], Reply], chosen: Callable[[], None], lock):
         self.name, self._post, self._reply = tunable.name, post, None
+        self._lock = lock  # held while values are shown: a hand that comes in another thread waits, and is heard
         self._chosen = chosen  # called after each choice: show that it waits, or why it was refused
         self.tunable = tunable
         self._quiet = False  # a value is being shown, not chosen
@@ -105,10 +106,16 @@ class Row:
     def _show(self, tunable: TunableView) -> None:
         raise NotImplementedError
 
+    def _hear(self, widget: widgets.Widget, act: Callable[[object], None]) -> None:
+        "Let `act` have each value that a hand chooses in a widget."
+        def heard(change):
+            with self._lock:
+                if not self._quiet:
+                    act(change["new"])
+        widget.observe(heard, "value")
+
     def choose(self, value) -> str:
         "Ask for a value; returns what became of it."
-        if self._quiet:
-            return ""
         self._wrong = ""
         reply = self._reply = self._post(self.name, value)
         self._chosen()
@@ -157,24 +164,21 @@ class NumberRow(Row):
         self.slider = make_slider(tunable)
         self.box = widgets.Text(continuous_update=False)
         self._shown = object()  # the value that the controls stand at
-        self.slider.observe(self._slid, "value")
-        self.box.observe(self._typed, "value")
+        self._hear(self.slider, self._slid)
+        self._hear(self.box, self._typed)
         self._quiet = True
         self._show(tunable)
         self._quiet = False
         return [self.slider, self.box]
 
-    def _slid(self, change) -> None:
-        if not self._quiet:
-            value = float(f"{change['new']:.3g}") if self.tunable.kind == "float" else change["new"]
-            self._write(self.box, plain(value))
-            self.choose(value)
+    def _slid(self, value) -> None:
+        value = float(f"{value:.3g}") if self.tunable.kind == "float" else value
+        self._write(self.box, plain(value))
+        self.choose(value)
 
-    def _typed(self, change) -> None:
-        if self._quiet:
-            return
+    def _typed(self, text: str) -> None:
         try:
-            value = read_value(change["new"], self.tunable)
+            value = read_value(text, self.tunable)
         except ValueError as error:
             self._wrong = str(error)
             self._chosen()
@@ -221,7 +225,7 @@ class SwitchRow(Row):
     "On or off."
     def _controls(self, tunable: TunableView) -> list:
         self.box = widgets.Checkbox(value=bool(tunable.value), indent=False, description=tunable.name)
-        self.box.observe(lambda change: self.choose(change["new"]), "value")
+        self._hear(self.box, self.choose)
         switch = widgets.Box([self.box])
         switch.add_class("switch")
         return [switch]
@@ -234,7 +238,7 @@ class ChoiceRow(Row):
     def _controls(self, tunable: TunableView) -> list:
         self.choices = {self.word(choice): choice for choice in tunable.choices}  # None would be "nothing chosen"
         self.list = widgets.Dropdown(options=list(self.choices), value=self.word(tunable.value))
-        self.list.observe(lambda change: self.choose(self.choices[change["new"]]), "value")
+        self._hear(self.list, lambda word: self.choose(self.choices[word]))
         return [self.list]
 
     def _show(self, tunable: TunableView) -> None:
@@ -244,16 +248,16 @@ class TextRow(Row):
     "A text of one's own."
     def _controls(self, tunable: TunableView) -> list:
         self.box = widgets.Text(value=tunable.value or "", continuous_update=False)
-        self.box.observe(lambda change: self.choose(read_value(change["new"], self.tunable)), "value")
+        self._hear(self.box, lambda text: self.choose(read_value(text, self.tunable)))
         return [self.box]
 
     def _show(self, tunable: TunableView) -> None:
         self.box.value = tunable.value or ""
 
-def make_row(tunable: TunableView, post, chosen) -> Row:
+def make_row(tunable: TunableView, post, chosen, lock) -> Row:
     "The row for a tunable's kind."
     kinds = {"float": NumberRow, "int": NumberRow, "bool": SwitchRow, "choice": ChoiceRow}
-    row = kinds.get(tunable.kind, TextRow)(tunable, post, chosen)
+    row = kinds.get(tunable.kind, TextRow)(tunable, post, chosen, lock)
     if not isinstance(row, NumberRow):
         row.widget.add_class("short")
     row.refresh(tunable)
@@ -304,7 +308,7 @@ class Tunables(Pane):
             for members in found.values():
                 for tunable in members:
                     if tunable.name not in self.rows:
-                        self.rows[tunable.name] = make_row(tunable, self._post, self.refresh)
+                        self.rows[tunable.name] = make_row(tunable, self._post, self.refresh, self._lock)
                     else:
                         self.rows[tunable.name].refresh(tunable)
             if shape != self._titles:
