@@ -9,7 +9,6 @@ from test_drives import (
 
 from trainer_nb.core.control import Command, ControlQueue
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.journal import Journal
 from trainer_nb.core.loop import LocalRunView
 from trainer_nb.trainer import Trainer
 
@@ -426,4 +425,3 @@ def test_commands_of_threads_while_nobody_drives():
         assert loop.step_state.optimizer_step == 6
         assert {reply.wait(5).status for reply in replies} <= {"applied", "refused", "void"}
         assert any(reply.status == "applied" for reply in replies)
-    assert isinstance(loop.journal, Journal)

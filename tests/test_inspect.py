@@ -232,7 +232,8 @@ def test_a_dataclass_is_looked_into():
         (torch.tensor([True, False, True, True]), "bool", (0, 0.75, 1)),
         (torch.tensor([2.0**100, 2.0**100], dtype=torch.bfloat16), "bfloat16", (2.0**100,) * 3),
         (torch.tensor([60000.0, 60000.0], dtype=torch.float16), "float16", (60000,) * 3),
-        (torch.tensor(3.0), "float32", (3, 3, 3)),
+        (torch.tensor(3.0), "float32", (None, 3, None)),
+        (torch.tensor([[True]]), "bool", (None, 1, None)),
         (torch.full((3,), 16777217, dtype=torch.int32), "int32", (16777217,) * 3),
         (torch.tensor([1.0, 2.0], requires_grad=True), "float32", (1, 1.5, 2)),
         (torch.tensor([0.0, math.inf]), "float32", (0, math.inf, math.inf)),
@@ -242,7 +243,7 @@ def test_a_dataclass_is_looked_into():
     ],
 )
 def test_the_range_of_a_tensor(tensor, kind, numbers):
-    """Of every type; where there is nothing to compare, nothing is told."""
+    """Of every type; where there is nothing to compare, nothing is told, and of one number the number."""
     row = tensor_row("x", tensor)
     assert row == TensorRow("x", tuple(tensor.shape), kind, *numbers)
     assert all(number is None or type(number) is float for number in (row.min, row.mean, row.max))
@@ -252,6 +253,7 @@ def test_a_nan_spoils_all_three():
     """Nothing hides it."""
     row = tensor_row("x", torch.tensor([1.0, math.nan]))
     assert all(math.isnan(number) for number in (row.min, row.mean, row.max))
+    assert math.isnan(tensor_row("x", torch.tensor(math.nan)).mean)
 
 
 def test_batch_prediction_and_loss():
@@ -265,7 +267,7 @@ def test_batch_prediction_and_loss():
     assert found["batch[0]"].mean == pytest.approx(trainer.batch[0].double().mean().item())
     assert (found["batch[1]"].kind, found["batch[1]"].max) == ("int64", trainer.batch[1].max())
     assert found["pred"].shape == (8, 10) and found["pred"].min == trainer.pred.min()
-    assert found["loss"].min == found["loss"].mean == found["loss"].max == trainer.loss
+    assert (found["loss"].min, found["loss"].mean, found["loss"].max) == (None, trainer.loss, None)
     assert (trainer.inspection.step, trainer.inspection.layers_step) == (2, 2)
     trainer.hooks.add(at_step(4, lambda t: 1 / 0, "before_batch"))
     with pytest.raises(ZeroDivisionError):
