@@ -1,11 +1,14 @@
-"""Make the pictures of docs/images: the quick start in JupyterLab, in Chromium, steered by real clicks.
+"""Make the pictures of docs/images: runs on the digits in JupyterLab, in Chromium, steered by real clicks.
 
-    .venv/bin/python scripts/pictures.py
+    .venv/bin/python scripts/pictures.py            all of them
+    .venv/bin/python scripts/pictures.py steer      those of the panel's parts only (or quick_start)
 """
 
+import json
 import shutil
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -14,49 +17,161 @@ sys.path.insert(0, str(ROOT / "tests"))
 from jupyter_server import JupyterServer, open_browser  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
+SETUP = """
+import time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+from sklearn.datasets import load_digits
+from trainer_nb import Hook, Trainer, Tunable
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+pixels, labels = load_digits(return_X_y=True)
+data = TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
+train, valid = random_split(data, [1437, 360])
+
+class Blur(Hook):
+    "Adds noise to the pictures."
+    amount = Tunable(0.1, min=0, max=1, doc="standard deviation of the noise")
+    kind = Tunable("normal", choices=("normal", "uniform"))
+    fails_at = None
+    def before_batch(self, trainer):
+        x, y = trainer.batch
+        trainer.batch = x + self.amount * torch.randn_like(x), y
+        time.sleep(0.004)
+    def after_pred(self, trainer):
+        if trainer.step_state.optimizer_step == self.fails_at:
+            trainer.pred.reshape(32, -1, 3)
+
+blur = Blur()
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10))
+trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True), valid_dl=DataLoader(valid, 256), seed=7,
+                  loss_fn=nn.CrossEntropyLoss(), metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
+                  optim=torch.optim.AdamW(model.parameters(), lr=2e-3), epochs=60, grad_clip=1.0, hooks=[blur],
+                  sched=lambda optim: torch.optim.lr_scheduler.CosineAnnealingLR(optim, 60 * 45))
+"""
 
 
-def take(lab, name):
-    """A picture of the training cell's output."""
+def take(lab, name, cell):
+    """A picture of a cell's output."""
     lab.page.mouse.move(0, 0)
     lab.page.wait_for_timeout(1200)
-    output = lab.page.locator(".jp-Cell:has-text('trainer.fit()') .jp-Cell-outputArea").first
+    output = lab.cell(cell).locator(".jp-Cell-outputArea")
     output.scroll_into_view_if_needed()
     output.screenshot(path=str(IMAGES / f"{name}.png"))
     print(f"docs/images/{name}.png")
 
 
-def steer(lab):
-    """Run the quick start, pause it, go on, and take a picture of each state."""
-    lab.open("quick_start.ipynb")
-    lab.wait_kernel_ready()
-    lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
-    lab.run_all()
-    panel = lab.page.locator(".tnb")
-    panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
-    lab.page.wait_for_timeout(4000)
-    take(lab, "running")
-    panel.get_by_role("button", name="Pause").click()
+@contextmanager
+def page(folder, width=1300, height=1500, dark=False):
+    """A page of JupyterLab in the light or the dark theme, the left area closed."""
+    with JupyterServer(folder) as server, open_browser() as browser:
+        if dark:
+            path = server.home / "settings/@jupyterlab/apputils-extension/themes.jupyterlab-settings"
+            path.write_text(json.dumps({"theme": "JupyterLab Dark"}))
+        with server.new_page(browser, width=width, height=height) as lab:
+            yield server, lab
+
+
+def quick_start():
+    """The quick start: running, paused, finished, and as the file shows it without a kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(ROOT / "nbs/tutorials/10_quick_start.ipynb", Path(folder, "quick_start.ipynb"))
+        with page(folder) as (server, lab):
+            lab.open("quick_start.ipynb")
+            lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+            cells = [cell.source for cell in server.read_notebook("quick_start.ipynb").cells]
+            fit = next(number for number, source in enumerate(cells) if "trainer.fit()" in source and "\n" not in source)
+            lab.run_all()
+            panel = lab.page.locator(".tnb")
+            panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+            lab.page.wait_for_timeout(4000)
+            take(lab, "running", fit)
+            panel.get_by_role("button", name="Pause").click()
+            lab.page.wait_for_selector(".tnb.is-paused")
+            take(lab, "paused", fit)
+            panel.get_by_role("button", name="Resume").click()
+            lab.wait_cell("all", seconds=120)
+            take(lab, "finished", fit)
+            lab.save()
+            lab.shutdown_kernel()
+            lab.page.reload()
+            lab.page.wait_for_selector(".tnb-kept img")
+            take(lab, "still", fit)
+
+
+def type_into(place, text):
+    """Type a text and press Enter."""
+    place.fill(text)
+    place.press("Enter")
+
+
+def parts(lab):
+    """Every part of the panel, in a run that is steered: light, 1300 pixels."""
+    panel = lab.page.locator(".tnb").first
+    def row(name):
+        return panel.locator(".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
+    def click(text):
+        panel.get_by_role("button", name=text).first.click()
+    type_into(row("weight_decay"), "0.05")
+    lab.page.wait_for_timeout(1500)
+    panel.locator(".hrow").filter(has_text="Blur").get_by_role("button", name="later").click()
+    lab.page.wait_for_timeout(1500)
+    type_into(row("lr"), "1e-3")
+    lab.page.wait_for_timeout(1000)
+    type_into(row("grad_clip"), "-1")
+    take(lab, "hooks", 1)
+    click("Journal")
+    type_into(panel.get_by_placeholder("Note for this step"), "The plateau is over")
+    take(lab, "journal", 1)
+    type_into(row("grad_clip"), "1")
+    click("Pause")
     lab.page.wait_for_selector(".tnb.is-paused")
-    take(lab, "paused")
-    panel.get_by_role("button", name="Resume").click()
-    lab.wait_cell("all", seconds=120)
-    take(lab, "finished")
+    click("Inspect")
+    click("Step")
+    type_into(panel.get_by_placeholder("loss > 10"), "valid/accuracy > 0.98")
+    take(lab, "inspect", 1)
+    lab.page.set_viewport_size({"width": 800, "height": 2200})
+    take(lab, "inspect_800", 1)
+    lab.page.set_viewport_size({"width": 1300, "height": 1500})
+    click("Hooks")
+    click("Detach") if panel.get_by_role("button", name="Detach").is_enabled() else click("Resume")
+    lab.run_cell(2)  # it fails ten steps later
+    click("Detach")
+    lab.page.wait_for_selector(".tnb.is-error")
+    take(lab, "error", 1)
+    lab.run_cell(3)
+    lab.wait_cell(3)
+    take(lab, "controls", 3)
+
+
+def steer():
+    """The parts of the panel; and the whole of it in the dark, wide and narrow."""
+    fail = "blur.fails_at = trainer.step_state.optimizer_step + 10"
+    for dark in (False, True):
+        with tempfile.TemporaryDirectory() as folder, page(Path(folder, "lab"), dark=dark) as (server, lab):
+            server.write_notebook("run.ipynb", [SETUP, "trainer.fit()", fail, "trainer.controls"])
+            lab.open("run.ipynb")
+            lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+            lab.run_cell(0)
+            lab.wait_cell(0)
+            lab.run_cell(1)
+            lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
+            lab.page.wait_for_timeout(5000)
+            if dark:
+                take(lab, "dark_1300", 1)
+                lab.page.set_viewport_size({"width": 800, "height": 2200})
+                take(lab, "dark_800", 1)
+            else:
+                parts(lab)
 
 
 def main():
-    """Take all pictures."""
+    """Take the pictures that are asked for."""
     IMAGES.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(ROOT / "nbs/tutorials/10_quick_start.ipynb", Path(folder, "quick_start.ipynb"))
-        with JupyterServer(folder) as server, open_browser() as browser:
-            with server.new_page(browser, width=1300, height=1500) as lab:
-                steer(lab)
-                lab.save()
-                lab.shutdown_kernel()
-            with server.new_page(browser, width=1300, height=1500) as lab:  # as it was saved, nothing run
-                lab.open("quick_start.ipynb")
-                take(lab, "still")
+    for make in (quick_start, steer):
+        if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
+            make()
 
 
 if __name__ == "__main__":

@@ -293,16 +293,26 @@ def test_the_batch_is_kept_as_the_loader_gave_it():
     assert loop.failed_batch is loader[4] and loop.batch is not loader[4]
 
 
-def test_looking_for_indices_draws_nothing():
-    """Fixed and tried again, a run that failed is the run that never failed; the loader's generator has not moved."""
-    for kind in ("shuffled", "generator"):
-        loop, epochs = planted(kind, [(0, 3)], accumulation=3)
-        with pytest.raises(Planted):
-            loop.fit(epochs=EPOCHS)
-        loop.train_step.__self__.bad.clear()
+@pytest.mark.parametrize("number", [(0, 3), (1, 2)])
+@pytest.mark.parametrize("kind", ["shuffled", "generator", "batch sampler"])
+def test_looking_for_indices_draws_nothing(kind, number):
+    """Mended and tried again, a run that failed is the run that never failed, down to what its hooks draw."""
+    def drawing(seen):
+        return LambdaHook(after_batch=lambda trainer: seen.append((torch.rand(()).item(), indices_of(trainer.batch))))
+
+    wanted, found = [], []
+    whole = make_loop(LOADERS[kind](), hooks=[drawing(wanted)])
+    whole.fit(epochs=EPOCHS)
+    once = wanted[number[0] * BATCHES + number[1]][1]
+    loop = make_loop(LOADERS[kind](), Failing([(number[0], once)]), hooks=[drawing(found)])
+    with pytest.raises(Planted):
         loop.fit(epochs=EPOCHS)
-        assert (loop.failed_batch, loop.failed_indices, skipped(loop)) == (None, None, [])
-        assert_equal(loop, by_hand(epochs, [], accumulation=3))
+    assert loop.failed_indices == once
+    loop.train_step.__self__.bad.clear()
+    loop.fit(epochs=EPOCHS)
+    assert (loop.failed_batch, loop.failed_indices, skipped(loop)) == (None, None, [])
+    assert found == wanted and len(wanted) == EPOCHS * BATCHES
+    assert_equal(loop, (state_of(whole.model, whole.optim), EPOCHS * BATCHES, EPOCHS * COUNT))
 
 
 class Once(RandomSampler):
@@ -411,6 +421,14 @@ def test_under_a_limit(kind, limit, number):
     loop, epochs = planted(kind, [number], accumulation=3, limit_batches=limit)
     assert fit_leaving_out(loop) == [number]
     assert_equal(loop, by_hand([batches[:5] for batches in epochs], [number], accumulation=3))
+
+
+def test_an_epoch_of_one_batch():
+    """Nothing is left of the epoch, and it is over all the same."""
+    loop, epochs = planted("shuffled", [(0, 0)], limit_batches=1, valid_dl=LOADERS["list"]())
+    assert fit_leaving_out(loop) == [(0, 0)]
+    assert_equal(loop, by_hand([batches[:1] for batches in epochs], [(0, 0)]))
+    assert (loop.step_state.epoch, loop.evaluated_at) == (2, 1)
 
 
 @pytest.mark.parametrize("numbers", [[(0, 0)], [(0, 1)], [(0, 2)], [(1, 0)], [(1, 2)], [(0, 0), (0, 2)], [(1, 1), (1, 3)]])

@@ -4,6 +4,7 @@ import math
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,7 +157,9 @@ def test_a_note_in_a_running_run_appears_when_it_has_been_taken():
     trainer.close()
 
 
-def test_nothing_new_draws_nothing_and_a_step_alone_is_nothing_new():
+def test_nothing_new_draws_nothing_and_a_step_alone_is_nothing_new(monkeypatch):
+    written, write = [], Journal.to_script
+    monkeypatch.setattr(Journal, "to_script", lambda self, **totals: written.append(1) or write(self, **totals))
     trainer = make()
     trainer.step(1)
     trainer.tune(lr=0.1)
@@ -165,7 +168,7 @@ def test_nothing_new_draws_nothing_and_a_step_alone_is_nothing_new():
     for _ in range(3):
         trainer.step(1)
         pane.refresh()
-    assert table == script == []
+    assert table == script == [] and len(written) == 1
     trainer.note("x")
     pane.refresh()
     assert "value" in table and script == []  # a note is no line of the script
@@ -373,12 +376,26 @@ class Still:
     def __init__(self, state=RunState.RUNNING):
         self.state, self.in_cell, self.loaders, self.inspection, self.breakpoints = state, True, [], None, []
         self.posted, self.replies = [], []
+        self.position = SimpleNamespace(step=3)
 
     def post(self, command):
         """Keep what is asked."""
         self.posted.append((command.name, command.values, command.source))
         self.replies.append(Reply())
         return self.replies[-1]
+
+
+def test_it_asks_once_for_a_step_that_nobody_has_looked_at():
+    """While it waits for the answer, it shows what there is."""
+    view = Still(RunState.PAUSED)
+    pane = InspectPane(view)
+    pane.refresh()
+    assert view.posted == []  # nobody looks
+    pane.shown(True)
+    for step in (3, 3, 4, 4):
+        view.position.step = step
+        pane.refresh()
+    assert view.posted == [("inspect", {"on": True}, "widget")] * 3
 
 
 def test_opening_and_closing_is_told_to_the_run():
@@ -424,10 +441,14 @@ def test_a_condition_pauses_the_run_and_can_be_taken_back():
     pane.breakpoints.box.value = "step == 6"
     pane.breakpoints.box.value = "loss is nan"
     assert pane.breakpoints.box.value == "" and list(pane.breakpoints.rows) == ["step == 6", "loss is nan"]
+    first = pane.breakpoints.list.children[0]
+    pane.breakpoints.box.value = "epoch == 19"
+    assert pane.breakpoints.list.children[0] is first  # it may have the focus
+    pane.breakpoints.list.children[2].children[1].click()
     assert trainer.fit().steps == 6
     pane.breakpoints.rows["step == 6"].children[1].click()
     assert list(pane.breakpoints.rows) == ["loss is nan"] and len(trainer.breakpoints) == 1
-    assert told == [1, 1, 1]
+    assert len(told) == 5
 
 
 def test_the_same_condition_twice_is_one_row_which_removes_both():

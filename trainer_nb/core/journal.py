@@ -42,9 +42,10 @@ class Intervention:
     time: str = ""  # of the clock on the wall
 
     def __str__(self):
-        change = f" {self.old} → {self.new}" if self.kind in ("tune", "hook") else ""
-        text = f": {self.new}" if self.kind == "note" else ""
-        return f"step {self.step:,}: {self.name}{change}{text} ({self.source})"
+        said = "" if self.new is None else f": {self.new}"
+        texts = {"tune": f" {self.old} → {self.new}", "hook": f" {self.old} → {self.new}", "note": said, "pause": said,
+                 "skip": f"{said} left out"}
+        return f"step {self.step:,}: {self.name}{texts.get(self.kind, '')} ({self.source})"
 
 # %% ../../nbs/core/04_journal.ipynb #aee86a35
 def checksum(tensors) -> str:
