@@ -322,7 +322,10 @@ def cancelled(loop, when):
         assert task.cancelled()
 
     before = global_streams()
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        pytest.fail("nobody pressed Ctrl-C")
     assert global_streams() == before
 
 
@@ -358,6 +361,17 @@ def test_cancelled_in_a_pause():
     assert loop.state == "interrupted"
     loop.fit(epochs=2)
     assert_same(loop, straight(epochs=2))
+
+
+def test_cancelled_after_the_last_step():
+    """Too late to stop anything: cancelled all the same, and nothing is left to do twice."""
+    loop = make_loop(slow_in(after_epoch=2))
+    cancelled(loop, lambda: loop.step_state.epoch == 2)
+    assert loop.state in ("finished", "interrupted") and loop._driver is None
+    assert loop.fit(epochs=2).status == "finished"
+    assert_same(loop, straight(epochs=2))
+    assert loop.fit(epochs=3).status == "finished"
+    assert_same(loop, straight(epochs=3))
 
 
 def test_cancelled_before_it_began():

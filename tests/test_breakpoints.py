@@ -125,11 +125,16 @@ CODE = [
 @pytest.mark.parametrize("text", CODE)
 def test_code_is_no_condition(text, tmp_path, monkeypatch):
     """It is refused where it is asked for, and nothing of it is run."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("eval", "exec", "compile", "__import__"):
-        monkeypatch.setattr(builtins, name, lambda *_, **__: pytest.fail("a text was run"))
-    with pytest.raises(ValueError):
-        Condition.parse(text)
+    run, error = [], None
+    with monkeypatch.context() as patched:
+        patched.chdir(tmp_path)
+        for name in ("eval", "exec", "compile"):
+            patched.setattr(builtins, name, lambda *_, **__: run.append(text) or 1)
+        try:
+            Condition.parse(text)
+        except Exception as raised:
+            error = raised
+    assert type(error) is ValueError and not run
     assert not os.listdir(tmp_path)
 
 
@@ -279,6 +284,16 @@ def test_a_record_of_ones_own():
     assert pauses(trainer) == [4]
 
 
+def test_a_record_that_belongs_to_no_loader():
+    """A name of the user's own is known once it was given out."""
+    trainer = make_trainer(LambdaHook(after_step=lambda t: t.log({"mine/steps": float(t.step_state.optimizer_step)})))
+    with pytest.raises(ValueError, match="is no record of this run"):
+        trainer.pause_when("mine/steps == 4")
+    trainer.step(1)
+    trainer.pause_when("mine/steps == 4")
+    assert pauses(trainer) == [4]
+
+
 def test_a_function_of_the_trainer():
     """Any truth will do; its name is the reason."""
 
@@ -334,7 +349,7 @@ def test_a_loss_that_is_nan_is_held_where_somebody_can_look(text, number):
     trainer.front_end = True
     trainer.pause_when(text)
     trainer.start()
-    wait_for(lambda: trainer.state == "paused")
+    wait_for(lambda: trainer.state == "paused" and reasons(trainer))
     assert trainer.step_state.optimizer_step == number and trainer.loss.isnan()
     assert reasons(trainer)[0][2] == "breakpoint"
     trainer.resume()

@@ -188,7 +188,8 @@ def test_after_an_error_the_hook_is_switched_off_and_the_run_goes_on(live):
 
 def test_a_background_run_is_steered_from_parts_in_other_cells(live):
     """`start()` shows the panel and frees the kernel; controls and curves in cells of their own are live."""
-    run = live("trainer.start()", "trainer.controls", "trainer.plots", "print(trainer.step_state.optimizer_step)")
+    run = live("trainer.start()", "trainer.controls", "trainer.plots", "print(trainer.step_state.optimizer_step)",
+               "trainer.dashboard")
     run.start()
     for cell in (2, 3):
         run.lab.run_cell(cell)
@@ -207,7 +208,10 @@ def test_a_background_run_is_steered_from_parts_in_other_cells(live):
     run.lab.run_cell(4)
     run.lab.wait_cell(4)
     assert int(run.lab.output_text(4)) > 20
-    run.click("Stop", cell=2)
+    run.lab.run_cell(5)
+    run.lab.wait_cell(5)
+    run.click("Stop", cell=5)  # the same panel, in another cell
+    run.state("paused", cell=1)
     assert later(run.freezes)
 
 

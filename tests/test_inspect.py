@@ -283,7 +283,7 @@ def test_in_a_held_evaluation():
     trainer = make_trainer(in_evaluation(lambda t: t.pause()))
     inspect(trainer)
     trainer.start()
-    wait_for(lambda: trainer.state == "paused")
+    wait_for(lambda: trainer.state == "paused" and trainer.inspection.tensors)
     assert {row.name: row.shape for row in trainer.inspection.tensors}["batch[0]"] == (5, 64)
     trainer.resume()
     trainer.wait()
@@ -320,7 +320,7 @@ def test_off_takes_the_hook_out():
     assert trainer.get_hook(InspectHook) is None
     inspect(trainer)
     assert isinstance(trainer.get_hook(InspectHook), InspectHook)
-    inspect(trainer)  # twice is once
+    assert inspect(trainer).status == "applied"  # twice is once
     assert sum(isinstance(hook, InspectHook) for hook in trainer.hooks) == 1
     trainer.fit(epochs=2)
     layers = trainer.inspection.layers

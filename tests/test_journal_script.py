@@ -123,11 +123,11 @@ def test_a_run_steered_from_cells_by_step_and_next_epoch():
     assert script.splitlines()[2:] == [
         "trainer = make_trainer(seed=7)",
         "trainer.tune(lr=0.03)",
-        "trainer.step(3);        trainer.tune(weight_decay=0.7)",
+        "trainer.step(3); trainer.tune(weight_decay=0.7)",
         "trainer.tune(gradient_accumulation_steps=2)",
         "trainer.step(epochs=1)",  # the two would be a long line
         'trainer.tune(**{"mix.enabled": False})',
-        "trainer.step(1);        trainer.tune(lr=None)",
+        "trainer.step(1); trainer.tune(lr=None)",
         "trainer.fit(epochs=3)"]
     again = assert_same(trainer, script)
     kept = [(e.name, e.old, e.new, e.step, e.epoch) for e in trainer.journal if e.kind == "tune"]

@@ -398,6 +398,37 @@ def test_the_picture_follows_the_run(monkeypatch):
     assert "data:image/svg+xml" in screen_module.as_image("<svg/>")
 
 
+def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
+    """A pump that found no way in, and a cell that awaits instead."""
+    run = Run(steps=5)
+    board = Dashboard(run)
+    board.screen.pump = SimpleNamespace(live=False, reason="this kernel's stream has no <flush>")
+    board.refresh()
+    assert "controls wait for the cell" in board.head.widget.value
+    assert "has no &lt;flush&gt;" in board.message.value and "trainer.start()" in board.message.value
+    board.screen.awaited = True
+    board.refresh()
+    assert "controls live (await)" in board.head.widget.value and "start()" not in board.message.value
+    board.screen.pump.live, board.screen.awaited = True, False
+    board.refresh()
+    assert "controls live (pump)" in board.head.widget.value
+
+
+def test_losses_of_earlier_runs_stand_behind():
+    """Only of other runs, only when asked for, and at most five."""
+    first = Run(steps=20, state=RunState.FINISHED)
+    Plots(first)
+    second = Run(steps=10)
+    plots = Plots(second)
+    assert not plots.earlier.disabled and all(t["name"] != "earlier" for t in plots.chart.figure["data"])
+    plots.earlier.value = True
+    assert drawn(plots.chart, "earlier")[0][-1] == 20
+    for _ in range(8):
+        Plots(Run(steps=3, state=RunState.STOPPED))
+    plots.axis.value = "epoch"
+    assert sum(t["name"] == "earlier" for t in plots.chart.figure["data"]) in (5, 6)
+
+
 @pytest.fixture(scope="module")
 def trained():
     """A small run that was watched by a dashboard from beginning to end."""
@@ -456,6 +487,28 @@ def test_without_a_front_end_the_picture_stays():
         picture, live = outputs[0].data, outputs[1].data
         assert "data:image/svg+xml" in picture["text/html"] and f": {word}" in picture["text/plain"]
         assert screen_module.WIDGET not in picture and screen_module.WIDGET in live
+    assert len(nbformat.writes(notebook)) < 200_000
+
+
+LONG = """
+import torch
+from trainer_nb import Trainer
+torch.set_num_threads(1)
+x = torch.randn(64, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=8)
+model = torch.nn.Linear(4, 1)
+trainer = Trainer(model, train_dl=list(data), valid_dl=list(data), loss_fn=torch.nn.MSELoss(), max_steps=10_000,
+                  eval_every=100, device="cpu", optim=torch.optim.SGD(model.parameters(), lr=0.01))
+trainer.fit().steps
+"""
+
+
+def test_ten_thousand_steps_leave_a_small_notebook():
+    source = f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})\n{LONG}"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    NotebookClient(notebook, timeout=120, kernel_name="python3", store_widget_state=False).execute()
+    outputs = notebook.cells[0].outputs
+    assert outputs[-1].data["text/plain"] == "10000" and "svg+xml" in outputs[0].data["text/html"]
     assert len(nbformat.writes(notebook)) < 200_000
 
 

@@ -159,7 +159,7 @@ def test_a_note_in_a_running_run_appears_when_it_has_been_taken():
 
 def test_nothing_new_draws_nothing_and_a_step_alone_is_nothing_new(monkeypatch):
     written, write = [], Journal.to_script
-    monkeypatch.setattr(Journal, "to_script", lambda self, **totals: written.append(1) or write(self, **totals))
+    monkeypatch.setattr(Journal, "to_script", lambda self, **total: written.append(1) or write(self, **total))
     trainer = make()
     trainer.step(1)
     trainer.tune(lr=0.1)
@@ -341,6 +341,8 @@ def test_the_tables_outlast_a_step_by_hand_and_give_way_in_a_run(monkeypatch):
     pane.refresh()
     kept, changes = pane.batch.value, sent(pane.batch)
     trainer.state = RunState.RUNNING
+    now[0] += 5.0  # so long it was paused, without a look
+    pane.refresh()
     now[0] += 0.9
     pane.refresh()
     assert "away" not in pane.looks._dom_classes

@@ -8,7 +8,7 @@ __all__ = ['WatchedLoop', 'ShownLoop', 'Trainer']
 # %% ../nbs/40_trainer.ipynb #a2b7df3e
 from contextlib import contextmanager
 
-from .core.drive import Answer, check_switch
+from .core.drive import Answer, check_note, check_switch
 from .core.hook import ComponentHook
 from .core.loop import LocalRunView, Loop
 from .core.state import FitResult
@@ -29,9 +29,8 @@ class WatchedLoop(Loop):
         self._breakpoint_hook, self._inspect_hook = BreakpointHook(), InspectHook()
         self.answers |= {
             "inspect": Answer(lambda command: self._inspect(command.values["on"]), check_switch),
-            "pause_when": Answer(lambda command: self._add(Breakpoint(command.values["text"])),
-                                 lambda values: {"text": str(self._checked_breakpoint(values["text"]))}),
-            "pause_not_when": Answer(lambda command: self._remove(command.values["text"]))}
+            "pause_when": Answer(lambda command: self._add(Breakpoint(command.values["text"])), self._check_condition),
+            "pause_not_when": Answer(lambda command: self._remove(command.values["text"]), check_note)}
 
     @property
     def breakpoints(self) -> list[Breakpoint]:
@@ -41,6 +40,9 @@ class WatchedLoop(Loop):
     def pause_when(self, condition) -> Breakpoint:
         "Pause when a condition becomes true: 'loss > 10', 'loss is nan', or a function of the trainer."
         return self._add(self._checked_breakpoint(condition))
+
+    def _check_condition(self, values: dict) -> dict:
+        return {"text": str(self._checked_breakpoint(check_note(values)["text"]))}
 
     def _checked_breakpoint(self, condition) -> Breakpoint:
         made = Breakpoint(condition)

@@ -177,9 +177,13 @@ class SkippingSampler:
         self.before = self.then = None  # called around the skipping
 
     def __iter__(self):
-        if self.before is not None:
+        # a sampler may draw its order at once, which is before torch draws the workers' seed
+        return self._rest(iter(self.inner) if self.before is None else None)
+
+    def _rest(self, indices):
+        if indices is None:
             self.before()
-        indices = iter(self.inner)
+            indices = iter(self.inner)
         for _ in range(self.skip):
             next(indices)
         if self.then is not None:
@@ -351,10 +355,12 @@ class TrainData(EpochData):
         now = EpochStart.capture(loader)
         try:
             start.restore(loader)
-            if not start.reused:  # an iterator draws the seed of its workers first
-                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             batches = iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+            if not start.reused:  # as torch does: the sampler's iterator is made, then the workers' seed is drawn
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             found = next(islice(batches, number, None), None)
+        except Exception:  # a sampler that cannot be asked twice; the error that is being looked into comes first
+            found = None
         finally:
             now.restore(loader)
-        return found if found is None or isinstance(found, list) else [found]
+        return found if found is None else list(found) if isinstance(found, (list, tuple)) else [found]

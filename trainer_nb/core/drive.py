@@ -146,9 +146,9 @@ def check_seed(value) -> int | None:
     return value
 
 def check_note(values: dict) -> dict:
-    "ValueError for a note that is no text."
+    "ValueError for what is no text."
     if not isinstance(values.get("text"), str):
-        raise ValueError(f"note: text={values.get('text')!r}, a text")
+        raise ValueError(f"text={values.get('text')!r}, a text")
     return values
 
 def check_switch(values: dict) -> dict:
@@ -258,11 +258,16 @@ class GuardedLoop(Surroundings):
                 raise KeyboardInterrupt
             seen.append(signum)
             self.control.post(Command("interrupt", source="signal"))
-        previous = signal.signal(signal.SIGINT, on_interrupt)
+        on_interrupt.ended, on_interrupt.previous = False, signal.signal(signal.SIGINT, on_interrupt)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
+            on_interrupt.ended = True
+            if signal.getsignal(signal.SIGINT) is on_interrupt:  # else a run that is awaited beside this one began later
+                previous = on_interrupt.previous
+                while getattr(previous, "ended", False):
+                    previous = previous.previous
+                signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
         if any(command.name == "interrupt" for command, _ in self.control.waiting):
             raise KeyboardInterrupt  # it came after the last boundary
 
@@ -582,6 +587,8 @@ class HoldingLoop(ObedientLoop):
                 self._pause_boundary = self.boundaries + 1
             if item[0].name in ("resume", "step") or self._pause_boundary < math.inf:
                 break
+        if self.hooks.stale:  # who joined in the pause takes part in the very next step
+            self.resolve_hooks()
         self.state = RunState.RUNNING
         self._set_clock(running=True)
         if item[0].name == "resume":

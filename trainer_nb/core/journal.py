@@ -113,10 +113,11 @@ def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> 
     if header and seed is None:
         lines.append("# the run had no seed: make_trainer() has to begin with the same random state")
     lines.append(f"trainer = make_trainer({'' if seed is None else f'seed={seed}'})")
-    width = max((len(way) for way, _ in steps), default=0) + 2
-    for way, change in steps:
+    short = [way for way, change in steps if way and len(way) + len(change) <= 58]
+    width = max(map(len, short), default=0) + 2
+    for way, change in steps:  # in one line where it is a short one
         line = f"{way + ';':{width}}{change}"
-        lines += [line] if way and len(line) <= 60 else filter(None, (way, change))
+        lines += [line] if way in short and len(line) <= 60 else filter(None, (way, change))
     return "\n".join([*lines, f"trainer.fit({total})"]) + "\n"
 
 # %% ../../nbs/core/04_journal.ipynb #32924bef

@@ -169,7 +169,8 @@ class BackgroundLoop(FitLoop):
                     self._pause_after(command.values)
                 elif command.name == "validate":
                     self._evaluate_next()
-                    self._pause_boundary = self.boundaries + 1  # a finished run ends before
+                    if self.state is not RunState.FINISHED:
+                        self._pause_boundary = self.boundaries + 1
                 elif command.values.get("skip_failed"):
                     self._skip_failed(command.source)
                 self._driver = "start()"
@@ -221,7 +222,7 @@ class AwaitedLoop(BackgroundLoop):
         return await self._await_and_report()
 
     async def _await_and_report(self) -> FitResult:
-        driving, self._next_breath = self._driving("fit_async()"), 0.0
+        driving, self._next_breath, cancelled = self._driving("fit_async()"), 0.0, None
         try:
             while True:
                 try:
@@ -230,12 +231,18 @@ class AwaitedLoop(BackgroundLoop):
                     outcome = end.value
                     break
                 try:
-                    with self._lent_streams():
-                        await asyncio.sleep(seconds)
-                except BaseException as error:  # cancelled, or the second Ctrl-C
+                    if cancelled is None:
+                        with self._lent_streams():
+                            await asyncio.sleep(seconds)
+                except asyncio.CancelledError as error:  # ends at the next boundary, on a whole step
+                    cancelled = error
+                    self.control.post(Command("interrupt"))
+                except BaseException as error:  # the second Ctrl-C
                     driving.throw(error)
         finally:
             self._next_breath = None
+        if cancelled is not None:
+            raise cancelled
         return self._report(outcome)
 
     @contextmanager

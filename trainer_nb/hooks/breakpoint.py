@@ -25,6 +25,8 @@ KINDS = {"nan": math.isnan, "inf": math.isinf, "finite": math.isfinite}
 _WORDS = re.compile(r"\s*(?P<name>[A-Za-z_][\w/.-]*)\s*(?:(?P<is>is(?:\s+not)?)\s+(?P<kind>\w+)|"
                     r"(?P<sign>[<>=!]=?)\s*(?P<number>\S+))\s*")
 
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+
 @dataclass(frozen=True)
 class Condition:
     "A condition on one value: 'loss > 10', 'loss is nan', 'step == 500'."
@@ -49,8 +51,9 @@ class Condition:
             return cls(text.strip(), found["name"], lambda value: test(value) is wanted)
         if found["sign"] not in COMPARISONS:
             raise ValueError(f"{text!r}: {found['sign']!r} is no comparison; there are {', '.join(COMPARISONS)}")
+        digits = found["number"]
         try:
-            number = float(found["number"].replace(",", ""))
+            number = float(digits.replace(",", "") if _THOUSANDS.fullmatch(digits) else digits)
         except ValueError:
             raise ValueError(f"{shape} ({found['number']!r} is no number)") from None
         compare = COMPARISONS[found["sign"]]
@@ -59,7 +62,7 @@ class Condition:
 # %% ../../nbs/hooks/13_breakpoint.ipynb #bc2192ea
 def check_name(trainer, name: str) -> None:
     "ValueError for a name that this run does not record."
-    known = [*PLACES, *trainer.history.names]
+    known = [*PLACES, *(each for each in trainer.history.names if each.partition("/")[0] in ("train", *trainer.valid_loaders))]
     if name in known:
         return
     split, _, metric = name.partition("/")
@@ -90,7 +93,7 @@ class Breakpoint:
     "A condition that pauses the run when it becomes true."
     def __init__(self, condition):
         self.condition = Condition.parse(condition) if isinstance(condition, str) else condition
-        if not callable(getattr(self.condition, "holds", self.condition)):
+        if isinstance(condition, type) or not callable(getattr(self.condition, "holds", self.condition)):
             raise TypeError(f"pause_when({condition!r}): a text such as 'loss > 10', or a function of the trainer")
         self.name = getattr(self.condition, "name", None)  # of the value, for a text
         self.held = False  # at the last look

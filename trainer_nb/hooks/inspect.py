@@ -7,6 +7,7 @@ __all__ = ['named_tensors', 'tensor_row', 'layer_names', 'joined_norms', 'Inspec
 
 # %% ../../nbs/hooks/14_inspect.ipynb #102dbdc0
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 
 import torch
 
@@ -16,7 +17,7 @@ from ..core.step import fetch_numbers
 
 # %% ../../nbs/hooks/14_inspect.ipynb #6a72f3ea
 def named_tensors(value, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    "The tensors in nested tuples, lists and dicts, named as one writes them."
+    "The tensors in nested tuples, lists, dicts and dataclasses, named as one writes them."
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -25,6 +26,9 @@ def named_tensors(value, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for key, each in zip(value._fields, value):
             yield from named_tensors(each, f"{name}.{key}")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from named_tensors(getattr(value, each.name), f"{name}.{each.name}")
     elif isinstance(value, (list, tuple)):
         for number, each in enumerate(value):
             yield from named_tensors(each, f"{name}[{number}]")

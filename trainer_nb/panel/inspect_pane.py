@@ -159,7 +159,8 @@ class InspectPane(Pane):
     def __init__(self, view: RunView, told: Callable[[], None] = lambda: None):  # told: after a change
         self.view = view
         self._lock = threading.RLock()  # a callback may come in any thread
-        self._open, self._looked, self._rested, self._drawn = False, None, -math.inf, None
+        self._open, self._looked, self._drawn = False, None, None
+        self._going = -math.inf  # since when it was seen to go on
         self.breakpoints = Breakpoints(view, told)
         self.batch, self.layers, self.code = widgets.HTML(), widgets.HTML(), widgets.HTML()
         away = widgets.HTML(f'<div class="hollow">{AWAY}</div>')
@@ -189,9 +190,9 @@ class InspectPane(Pane):
         found = None if state in GOING else self._found()
         with self._lock:
             if found is not None:
-                self._rested = now
                 self._draw(found, state)
-            away = now - self._rested > 1.0
+            self._going = math.inf if found is not None else min(now, self._going)
+            away = now - self._going > 1.0
             (self.looks.add_class if away else self.looks.remove_class)("away")
             code = self._part("Look with your own code", self._code(found))
             if self.code.value != code and (found is not None or not self.code.value):

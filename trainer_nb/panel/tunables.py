@@ -9,6 +9,7 @@ __all__ = ['LABELS', 'NONE', 'OPTIMIZER', 'plain', 'none_word', 'read_value', 's
 # %% ../../nbs/panel/34_tunables.ipynb #824ade8c
 import html
 import math
+import re
 import threading
 from collections.abc import Callable
 
@@ -49,7 +50,8 @@ def read_value(text: str, tunable: TunableView):
         return text
     factor = words[:1] if words[:1] in ("*", "/") else ""
     try:
-        number = float(words[len(factor):].replace(",", ""))
+        digits = words[len(factor):].strip()
+        number = float(digits.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits) else digits)
         if factor:
             number = tunable.value * (number if factor == "*" else 1 / number)
     except (ValueError, TypeError, ZeroDivisionError):
