@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def pytest_runtest_makereport(item, call):
         report.outcome = "failed"
         report.longrepr = f"a browser test may not be skipped here: {report.longrepr}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_left():
+    """A test ends what it has started: a run held in a thread would stay for all tests that follow."""
+    before = threading.enumerate()
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name == "trainer_nb" and thread not in before]
+    for thread in left:
+        thread.join(2)
+    assert not any(thread.is_alive() for thread in left), "a run in the background was not ended: close() it"
 
 
 @pytest.fixture(scope="module")

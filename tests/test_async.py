@@ -1,4 +1,4 @@
-"""A run that a cell awaits: the event loop gets its turns and its own random streams, and the run is the one of fit()."""
+"""A run that a cell awaits: the event loop gets its turns and random streams of its own, the run is that of fit()."""
 
 import asyncio
 import random
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from test_drives import (
-    assert_same, at_step, disturb, everything, global_streams, in_evaluation, make_batches, make_loop, recorder, straight,
+    assert_same, at_step, disturb, everything, global_streams, in_evaluation, make_batches, make_loop, recorder,
+    straight,
 )  # fmt: skip
 
 from trainer_nb.core.control import Command
@@ -232,8 +233,8 @@ def test_step_and_validate_by_another_coroutine():
 
     async def steer(loop):
         await until(lambda: loop.state == "paused")
-        for command in (Command("step"), Command("step", {"n": 2}), Command("validate"), Command("step", {"epochs": 1})):
-            reply = loop.post(command)
+        for name, values in (("step", {}), ("step", {"n": 2}), ("validate", {}), ("step", {"epochs": 1})):
+            reply = loop.post(Command(name, values))
             await until(lambda reply=reply: reply.status != "pending")
             assert reply.status == "applied"
             await until(lambda: loop.state == "paused")
@@ -259,7 +260,8 @@ def test_a_stop_by_another_coroutine():
     seen = []
     loop = make_loop(recorder(seen), slow("after_step"))
     result = awaited(loop, stop, epochs=2)
-    assert (result.status, 2 <= result.steps < 6, seen) == ("stopped", True, ["before_fit", "after_cancel", "cleanup_fit"])
+    assert result.status == "stopped" and 2 <= result.steps < 6
+    assert seen == ["before_fit", "after_cancel", "cleanup_fit"]
     disturb()
     assert loop.fit(epochs=2).status == "finished"
     assert_same(loop, straight(epochs=2))
@@ -508,7 +510,8 @@ def test_two_runs_at_a_time():
 def test_bad_totals_are_refused_at_the_await():
     """As in fit(), before anything has changed."""
     loop = make_loop()
-    for totals, error in (({}, "neither is given"), ({"epochs": 0}, "1 or more"), ({"epochs": 1, "max_steps": 1}, "both are")):
+    wrong = {"neither is given": {}, "1 or more": {"epochs": 0}, "both are": {"epochs": 1, "max_steps": 1}}
+    for error, totals in wrong.items():
         with pytest.raises(ValueError, match=error):
             awaited(loop, **totals)
     with torch.no_grad(), pytest.raises(RuntimeError, match="no_grad"):

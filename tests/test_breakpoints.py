@@ -1,4 +1,4 @@
-"""Breakpoints: a text is taken apart and never run, a run pauses when a condition becomes true, and goes on as if it had not."""
+"""Breakpoints: a text is taken apart, never run; a run pauses when a condition becomes true, and goes on the same."""
 
 import builtins
 import math
@@ -73,7 +73,9 @@ BLANK = st.text(" \t", max_size=3)
 NUMBERS = st.one_of(st.floats(allow_nan=False), st.integers(-(10**9), 10**9))
 
 
-@given(name=NAMES, sign=st.sampled_from(sorted(SIGNS)), number=NUMBERS, value=st.floats(), blank=st.tuples(*[BLANK] * 4))
+@given(
+    name=NAMES, sign=st.sampled_from(sorted(SIGNS)), number=NUMBERS, value=st.floats(), blank=st.tuples(*[BLANK] * 4)
+)  # fmt: skip
 def test_a_comparison_is_read_as_it_is_meant(name, sign, number, value, blank):
     """Name, comparison and number, with any blanks; it holds where Python's own comparison does."""
     found = Condition.parse(f"{blank[0]}{name}{blank[1]}{sign}{blank[2]}{number}{blank[3]}")
@@ -90,7 +92,8 @@ def test_is_and_is_not(name, kind, wanted, value):
     assert found.holds(value) is (KINDS[kind](value) is wanted)
 
 
-PIECES = st.sampled_from(["loss", "train/x", " ", "is", "not", "nan", "finite", *SIGNS, "=", "!", "1e-3", "1,000", "()", "0x1"])
+WORDS = ["loss", "train/x", " ", "is", "not", "nan", "finite", *SIGNS, "=", "!", "1e-3", "1,000", "()", "0x1"]
+PIECES = st.sampled_from(WORDS)
 
 
 @settings(max_examples=400)
@@ -116,9 +119,9 @@ def test_any_text_is_a_condition_or_refused(text):
 CODE = [
     "__import__('os').mkdir('planted') > 1", "loss > __import__('os').getpid()", "open('planted', 'w') is nan",
     "loss > (1)", "trainer.step_state.optimizer_step > 3; loss", "loss > 3 or loss < 1", "3 < loss", "loss + 1 > 2",
-    "loss > x", "loss", "loss >", "> 3", "", "loss = 3", "loss <> 3", "loss => 3", "loss is", "loss is big", "loss is not",
-    "loss is notnan", "loss isnan", "loss in (1, 2)", "loss > 1 2", "loss > 1e", "loss > --1", "1loss > 2", "f() > 1",
-    "loss > \n", "loss\x00> 3",
+    "loss > x", "loss", "loss >", "> 3", "", "loss = 3", "loss <> 3", "loss => 3", "loss is", "loss is big",
+    "loss is not", "loss is notnan", "loss isnan", "loss in (1, 2)", "loss > 1 2", "loss > 1e", "loss > --1", "1loss > 2",
+    "f() > 1",    "loss > \n", "loss\x00> 3",
 ]  # fmt: skip
 
 
@@ -138,7 +141,9 @@ def test_code_is_no_condition(text, tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "number"), [("loss > 1,000", 1000), ("step == 12,345,678", 12345678), ("x<1_000", 1000)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("loss > 1,000", 1000), ("step == 12,345,678", 12345678), ("x<1_000", 1000)]
+)
 def test_thousands_may_be_set_apart(text, number):
     """As one reads them in the panel."""
     assert Condition.parse(text).holds(number) is (">" not in text and "<" not in text)
@@ -235,7 +240,7 @@ def test_the_rate_in_force():
     trainer = make_trainer(sched=sched)
     trainer.pause_when("lr < 5e-3")
     assert pauses(trainer) == [3]  # the third step is the first that was made with it
-    trainer = make_trainer(LambdaHook(after_step=lambda t: t.tune(lr_scale=0.5) if t.step_state.optimizer_step == 2 else 0))
+    trainer = make_trainer(at_step(2, lambda t: t.tune(lr_scale=0.5)))
     trainer.pause_when("lr < 6e-3")
     assert pauses(trainer) == [3]
     trainer = make_trainer()
@@ -383,7 +388,9 @@ def straight():
     return trainer
 
 
-@pytest.mark.parametrize("text", ["step > 0", "step != 3", "loss is finite", "valid/loss > 0", "grad_norm > 0", "epoch > 1"])
+@pytest.mark.parametrize(
+    "text", ["step > 0", "step != 3", "loss is finite", "valid/loss > 0", "grad_norm > 0", "epoch > 1"]
+)
 def test_a_run_with_pauses_is_the_run_without(text):
     """Bit for bit, with cells that draw in between."""
     trainer = make_trainer()
@@ -421,8 +428,11 @@ def test_step_stops_at_one():
 
 @pytest.mark.parametrize(
     ("text", "near"),
-    [("los > 3", "'loss'"), ("grad > 3", "'grad_norm'"), ("samples > 3", "'samples_seen'"), ("vali/loss > 3", "'valid/loss'"),
-     ("valid > 3", "'valid/loss'"), ("learning_rate < 1", "there are loss, step, epoch"), ("test/loss > 3", "'train/loss'")],
+    [
+        ("los > 3", "'loss'"), ("grad > 3", "'grad_norm'"), ("samples > 3", "'samples_seen'"),
+        ("vali/loss > 3", "'valid/loss'"), ("valid > 3", "'valid/loss'"), ("test/loss > 3", "'train/loss'"),
+        ("learning_rate < 1", "there are loss, step, epoch"),
+    ],
 )  # fmt: skip
 def test_an_unknown_name_is_refused(text, near):
     """It would wait for ever; the nearest known one is named, and nothing was changed."""

@@ -252,7 +252,8 @@ def test_of_a_sliders_values_the_last_one_counts():
     loop.fit(epochs=2)
     assert [reply.status for reply in replies] == ["void", "void", "void", "applied"]
     assert all("newer" in reply.where for reply in replies[:3]) and replies[3].where == "at step 2"
-    assert [(e.kind, e.name, e.old, e.new, e.source) for e in loop.journal] == [("tune", "lr_scale", 1.0, 0.6, "widget")]
+    written = [(e.kind, e.name, e.old, e.new, e.source) for e in loop.journal]
+    assert written == [("tune", "lr_scale", 1.0, 0.6, "widget")]
     assert pending == [{"lr_scale": 0.6}] and loop.pending == {}
     assert scales == [1.0, 1.0, 0.6, 0.6, 0.6, 0.6]
     wanted = make_loop(at_step(2, lambda trainer: trainer.tune(lr_scale=0.6)))
@@ -292,7 +293,8 @@ def test_the_queue_alone():
     """Names in another order are other values; what is void is answered all the same."""
     queue = ControlQueue()
     assert queue.take() is None
-    replies = [queue.post(tune(a=1, b=2)), queue.post(tune(b=3, a=4)), queue.post(tune(b=5, a=6)), queue.post(tune(a=7))]
+    posted = ({"a": 1, "b": 2}, {"b": 3, "a": 4}, {"b": 5, "a": 6}, {"a": 7})
+    replies = [queue.post(tune(**values)) for values in posted]
     taken = []
     while (item := queue.take()) is not None:
         taken.append(item[0].values)
@@ -348,7 +350,8 @@ def test_looking_is_not_written_down(drive):
 # ---- refused
 
 WRONG = [
-    ("tune", {"lr": "fast"}), ("tune", {"no_such": 1}), ("tune", {"lr_scale": -1}), ("tune", {"lr_scale": 0.5, "lr": -1}),
+    ("tune", {"lr": "fast"}), ("tune", {"no_such": 1}), ("tune", {"lr_scale": -1}),
+    ("tune", {"lr_scale": 0.5, "lr": -1}),
     ("note", {}), ("note", {"text": 3}), ("note", {"text": None}), ("step", {"n": 0}), ("step", {"n": 1.5}),
     ("step", {"n": True}), ("step", {"epochs": 0}), ("step", {"epochs": "1"}), ("step", {"steps": 3}), ("watch", {}),
     ("watch", {"on": 1}), ("watch", {"on": None}), ("watch", {"on": "yes"}), ("no such", {}), ("", {}), ("fit", {}),

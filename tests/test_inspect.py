@@ -82,7 +82,8 @@ def test_norms_and_ratios_of_a_step(clip):
         def before_step(self, trainer):
             """Weights and gradients as they are."""
             named = dict(trainer.model.named_parameters())
-            seen.append(({n: p.detach().clone() for n, p in named.items()}, {n: p.grad.clone() for n, p in named.items()}))
+            weights = {name: p.detach().clone() for name, p in named.items()}
+            seen.append((weights, {name: p.grad.clone() for name, p in named.items()}))
 
     rate = 0.1
     optim = lambda parameters: torch.optim.SGD(parameters, lr=rate)  # noqa: E731
@@ -150,7 +151,7 @@ def test_a_sparse_gradient():
 
 def test_a_gradient_that_is_nan_is_told():
     """It is what one looks for."""
-    bad = LambdaHook(after_backward=lambda t: t.model.scale.grad.fill_(math.nan) if t.step_state.optimizer_step == 1 else None)
+    bad = at_step(1, lambda t: t.model.scale.grad.fill_(math.nan), "after_backward")
     trainer = make_trainer(bad, model=plain_model(), non_finite=None)
     inspect(trainer)
     trainer.step(2)
@@ -161,7 +162,7 @@ def test_a_gradient_that_is_nan_is_told():
 
 def test_a_step_that_was_left_out_is_not_measured():
     """The layers stay those of the last step that was made, and say which."""
-    bad = LambdaHook(after_backward=lambda t: t.model.scale.grad.fill_(math.nan) if t.step_state.batch_idx >= 4 else None)
+    bad = at_step(2, lambda t: t.model.scale.grad.fill_(math.nan), "after_backward")
     trainer = make_trainer(bad, model=plain_model(), non_finite="skip")
     inspect(trainer)
     trainer.fit(epochs=1)
@@ -190,7 +191,8 @@ NESTED = {
     "a dict": ({"a": torch.zeros(2), 3: [torch.zeros(1)]}, {"x['a']": (2,), "x[3][0]": (1,)}),
     "a named tuple": (Pair(torch.zeros(2), {"b": torch.zeros(4)}), {"x.left": (2,), "x.right['b']": (4,)}),
     "other mappings": (
-        defaultdict(list, a=UserDict(b=torch.zeros(1)), c=OrderedDict(d=torch.zeros(2))), {"x['a']['b']": (1,), "x['c']['d']": (2,)}
+        defaultdict(list, a=UserDict(b=torch.zeros(1)), c=OrderedDict(d=torch.zeros(2))),
+        {"x['a']['b']": (1,), "x['c']['d']": (2,)},
     ),
     "other things": (["text", None, 3, object(), (torch.zeros(5),)], {"x[4][0]": (5,)}),
     "a tensor": (torch.zeros(()), {"x": ()}),

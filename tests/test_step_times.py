@@ -179,8 +179,11 @@ def test_an_evaluation_is_not_counted():
 
 def test_an_evaluation_by_a_hook_is_not_counted():
     """Nor one that a hook makes between two steps."""
-    hook = LambdaHook(after_step=lambda trainer: trainer.validate() if trainer.step_state.optimizer_step % 4 == 0 else 0)
-    loop = make(hook, slow="optimizer", valid=slow_evaluation(), eval_every=100)
+    def evaluate(trainer):
+        if trainer.step_state.optimizer_step % 4 == 0:
+            trainer.validate()
+
+    loop = make(LambdaHook(after_step=evaluate), slow="optimizer", valid=slow_evaluation(), eval_every=100)
     loop.fit(max_steps=22)
     assert times(loop)[1]["optimizer"] > 0.6
 
@@ -209,7 +212,8 @@ def fail(loop):
 @pytest.mark.parametrize("pause", PAUSES)
 def test_a_pause_is_not_counted(pause):
     """Held in the background, or returned to the cell, however the drive ended there."""
-    loop = make(at_step(3, lambda trainer: trainer.pause() if pause in ("held", "returned") else None), slow="optimizer")
+    hooks = [at_step(3, lambda trainer: trainer.pause())] if pause in ("held", "returned") else []
+    loop = make(*hooks, slow="optimizer")
     if pause == "held":
         loop.start(epochs=2)
         wait_for(lambda: loop.state == "paused")

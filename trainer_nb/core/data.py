@@ -320,8 +320,8 @@ class TrainData(EpochData):
         "Iterate the epoch in hand from batch `taken` on; the global streams stay as they are."
         now = RandomStreams.capture()
         self.close()
-        if self.limit and taken >= self.length:  # the epoch is over: nothing to draw, nothing to skip
-            self.iterator = iter(())
+        if self.limit and taken + self._omitted(taken, self.length) >= self.length:
+            self.iterator = iter(())  # the epoch is over: nothing to draw, nothing to skip
             return
         if self.kept is not None:
             self._open(0)
@@ -355,9 +355,11 @@ class TrainData(EpochData):
         now = EpochStart.capture(loader)
         try:
             start.restore(loader)
-            batches = iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
-            if not start.reused:  # as torch does: the sampler's iterator is made, then the workers' seed is drawn
+            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+            batches = iter(sampler)
+            if not start.reused:  # as torch does: after the sampler's iterator the seed of the workers is drawn,
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+                batches = iter(sampler) if loader.num_workers else batches  # and with workers it is made again
             found = next(islice(batches, number, None), None)
         except Exception:  # a sampler that cannot be asked twice; the error that is being looked into comes first
             found = None

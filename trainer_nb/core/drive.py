@@ -268,7 +268,7 @@ class GuardedLoop(Surroundings):
                 while getattr(previous, "ended", False):
                     previous = previous.previous
                 signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
-        if any(command.name == "interrupt" for command, _ in self.control.waiting):
+        if any(command.name == "interrupt" and command.source == "signal" for command, _ in self.control.waiting):
             raise KeyboardInterrupt  # it came after the last boundary
 
 
@@ -279,6 +279,8 @@ class Session(GuardedLoop):
     def _begin(self) -> None:
         self.exception = self.error_text = self.failed = None
         self._next_refresh = 0.0
+        if self.hooks.clock is not None:  # the time between two drives is no part of a step
+            self.hooks.clock.forget()
         if self.eval_batch is None:  # not in a held evaluation
             if not self.model.training:
                 self.model.train()

@@ -201,7 +201,8 @@ class StepClock:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.hooks, self.depth = 0.0, 0  # in hooks so far; a hook that makes others run counts once
         self._mark = None  # when the last part ended, and the hooks' seconds then
-        self._waited, self._warm = 0.0, False  # for data in this window; the first step is never typical
+        self._waited, self._began = 0.0, 0.0  # for data in the window that began then
+        self._warm = False  # the first step is never typical
 
     def _end(self, part: str) -> None:
         now, hooks = perf_counter(), self.hooks
@@ -215,6 +216,8 @@ class StepClock:
         if not (trainer.training and self._warm):
             self._mark = None
             return
+        if trainer.window_began != self._began:
+            self._began, self._waited = trainer.window_began, 0.0
         waited, self._waited = trainer.data_seconds - self._waited, trainer.data_seconds
         self.seconds["data"] += waited
         if self._mark is not None:
@@ -241,10 +244,14 @@ class StepClock:
         if self._mark is not None:
             self.steps += 1
             self._end("optimizer")
-        self._waited, self._warm = 0.0, True
+        self._warm = True
 
     def on_resume(self, trainer):
         "A pause is no part of a step."
+        self.forget()
+
+    def forget(self) -> None:
+        "What happens until the next batch is no part of a step."
         self._mark = None
 
 # %% ../../nbs/core/01_hook.ipynb #a3520735

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .data import (TrainData, batch_size, close_iterator, end_persistent_workers, keeps_workers,
-                                  limited, loader_generators, loader_length, open_loader)
+                                  limited, loader_generators, loader_length, open_loader, skips_by_index)
 from .hook import ComponentHook
 from .state import Phase, Position, RandomStreams
 from .step import EvaluationTotals, check_output, items, join_predictions, to_cpu
@@ -346,6 +346,9 @@ class BatchLoop(EpochPlan):
         "Raise RuntimeError if there is no failed batch that could be left out."
         if self.failed is None:
             raise RuntimeError(f"{name}: no training batch has failed, there is nothing to skip")
+        if self.failed.batch is None and not skips_by_index(self.train_dl):
+            raise RuntimeError(f"{name}: the loader itself failed at {self.failed}, and without an index (a map-style "
+                               "dataset in a DataLoader) that batch cannot be passed over")
 
     def leave_failed_out(self) -> FailedBatch:
         "From now on the run goes without the batch that failed."
