@@ -121,7 +121,7 @@ CODE = [
     "loss > (1)", "trainer.step_state.optimizer_step > 3; loss", "loss > 3 or loss < 1", "3 < loss", "loss + 1 > 2",
     "loss > x", "loss", "loss >", "> 3", "", "loss = 3", "loss <> 3", "loss => 3", "loss is", "loss is big",
     "loss is not", "loss is notnan", "loss isnan", "loss in (1, 2)", "loss > 1 2", "loss > 1e", "loss > --1", "1loss > 2",
-    "f() > 1",    "loss > \n", "loss\x00> 3",
+    "f() > 1", "loss > \n", "loss\x00> 3",
 ]  # fmt: skip
 
 
