@@ -19,7 +19,7 @@ from trainer_nb.core.state import Position, RunState
 from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import Dashboard, Panel, message, rate, short, what_failed
-from trainer_nb.panel.plots import Chart, Curve, Curves, Plots, layout, mark_spots
+from trainer_nb.panel.plots import EARLIER, KEPT_RUNS, Chart, Curve, Curves, Plots, layout, mark_spots
 
 
 class Run:
@@ -416,6 +416,7 @@ def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
 
 def test_losses_of_earlier_runs_stand_behind():
     """Only of other runs, only when asked for, and at most five."""
+    EARLIER.clear()
     first = Run(steps=20, state=RunState.FINISHED)
     Plots(first)
     second = Run(steps=10)
@@ -426,7 +427,7 @@ def test_losses_of_earlier_runs_stand_behind():
     for _ in range(8):
         Plots(Run(steps=3, state=RunState.STOPPED))
     plots.axis.value = "epoch"
-    assert sum(t["name"] == "earlier" for t in plots.chart.figure["data"]) in (5, 6)
+    assert sum(t["name"] == "earlier" for t in plots.chart.figure["data"]) == KEPT_RUNS + 1
 
 
 @pytest.fixture(scope="module")
