@@ -50,16 +50,16 @@ def weights(trainer):
     return [value.clone() for value in (*trainer.model.state_dict().values(), *moments)]
 
 
-def replayed(script):
-    """The trainer that a script leaves behind."""
-    names = {"make_trainer": make_trainer}
+def replayed(script, total=None):
+    """The trainer that a script leaves behind, of a function that builds it for the totals the script asks for."""
+    names = {"make_trainer": lambda seed=None: make_trainer(seed, total)}
     exec(script, names)
     return names["trainer"]
 
 
-def assert_same(trainer, script):
+def assert_same(trainer, script, total=None):
     """The script's trainer stands where this one does."""
-    again = replayed(script)
+    again = replayed(script, total)
     assert again.step_state == trainer.step_state and again.state == trainer.state
     assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again), strict=True))
     assert again.optim.param_groups[0]["weight_decay"] == trainer.optim.param_groups[0]["weight_decay"]
@@ -100,12 +100,13 @@ WHOLE = {"epochs": EPOCHS}
 
 @given(PLANS, st.sampled_from([WHOLE, {"max_steps": 11}]))
 @example([(4, [{"lr": 0.3}]), (9, [{"mix.enabled": False}, {"gradient_accumulation_steps": 3}])], WHOLE)
+@example([(0, [{"gradient_accumulation_steps": 4}]), (17, [{"lr": 0.02}])], {"max_steps": 11})
 @example([(8, [{"gradient_accumulation_steps": 2}]), (11, [{"gradient_accumulation_steps": 4}])], WHOLE)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_script_of_a_steered_run_makes_the_same_weights(plan, total):
     """Changes at any boundary: in epochs, around evaluations, before the first step, several at one place."""
     trainer = steer(plan, total)
-    assert_same(trainer, trainer.journal.to_script(**total))
+    assert_same(trainer, trainer.journal.to_script(**total), total)
 
 
 def test_a_run_steered_from_cells_by_step_and_next_epoch():

@@ -17,7 +17,7 @@ from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import RunState
 from trainer_nb.panel import inspect_pane as inspect_module
 from trainer_nb.panel.inspect_pane import InspectPane, layer_table, look_code, number_short, tensor_table
-from trainer_nb.panel.journal_pane import PAGE, SHOWN, JournalPane, change_text, entry_row, promise
+from trainer_nb.panel.journal_pane import PAGE, SHOWN, Entry, JournalPane, change_text, entry_row, promise
 
 
 class Slow(Hook):
@@ -552,6 +552,24 @@ trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss
                   progress=False)
 journal, inspect = JournalPane(trainer.view), InspectPane(trainer.view)
 """
+
+
+def test_box_and_button_at_once_in_two_threads_hand_a_text_over_once():
+    """A front end may give each of the two a thread of its own; the button's click and the box's text come together."""
+    taken, clicked = [], threading.Event()
+    def take(text):
+        if text:
+            taken.append(text)
+            clicked.wait(0.3)  # the other one arrives meanwhile
+        return bool(text)
+    line = Entry("", take, "Add")
+    box = threading.Thread(target=lambda: setattr(line.box, "value", "once"))
+    box.start()
+    later(lambda: taken)
+    line.keep.click()
+    clicked.set()
+    box.join()
+    assert taken == ["once"] and line.box.value == ""
 
 
 @pytest.mark.browser

@@ -71,6 +71,7 @@ class Entry:
     "A line of text that Enter or its button hands over; `take` tells whether the box may be emptied."
     def __init__(self, placeholder: str, take: Callable[[str], bool], label: str = "", tip: str = ""):
         self.take, self._quiet = take, False
+        self._lock = threading.RLock()  # box and button may call in threads of their own, at once
         self.box = widgets.Text(placeholder=placeholder, continuous_update=False, tooltip=tip)
         self.box.observe(lambda change: self._hand_over(), "value")
         self.keep = button(label, "", tip)
@@ -82,15 +83,17 @@ class Entry:
 
     def write(self, text: str) -> None:
         "Put a text into the box, as nobody's wish."
-        self._quiet = True
-        try:
-            self.box.value = text
-        finally:
-            self._quiet = False
+        with self._lock:
+            self._quiet = True
+            try:
+                self.box.value = text
+            finally:
+                self._quiet = False
 
     def _hand_over(self) -> None:
-        if not self._quiet and self.take(self.box.value.strip()):
-            self.write("")
+        with self._lock:
+            if not self._quiet and self.take(self.box.value.strip()):
+                self.write("")
 
 # %% ../../nbs/panel/36_journal_pane.ipynb #0bc38f45
 class Script(anywidget.AnyWidget):
