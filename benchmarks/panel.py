@@ -70,8 +70,8 @@ for trainer in (shown, plain):
 pairs = []
 for _ in range({pairs}):
     with shown.screen.live():
-        with_panel = spent(shown, 4000)
-    pairs.append((with_panel, spent(plain, 4000)))
+        with_panel = spent(shown, {steps})
+    pairs.append((with_panel, spent(plain, {steps})))
 print(json.dumps(pairs))
 """
 
@@ -139,9 +139,9 @@ def latency(clicks=20):
               f"{statistics.median(beyond):.1f} ms, max {max(beyond):.1f} ms")  # fmt: skip
 
 
-def cpu(pairs=15):
+def cpu(pairs=6, steps=20_000):
     """Ratio of the loop thread's CPU time, and of the wall clock."""
-    with notebook([CPU.format(width=256), COMPARE.format(pairs=pairs)]) as lab:
+    with notebook([CPU.format(width=256), COMPARE.format(pairs=pairs, steps=steps)]) as lab:
         lab.run_cell(1)
         lab.wait_cell(1)
         lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
@@ -150,7 +150,7 @@ def cpu(pairs=15):
         ratios = [shown[index] / plain[index] for shown, plain in found]
         per_step = statistics.median(plain[index] for _, plain in found)
         print(f"{kind}: with the panel {statistics.median(ratios):.3f} x without "
-              f"({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} pairs of 4000 steps, "
+              f"({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} pairs of {steps:,} steps, "
               f"{1e6 * per_step:.0f} us a step without)")  # fmt: skip
 
 

@@ -15,11 +15,13 @@ _EXPORTS = {
     "Tunable": "core.tunable",
     "Journal": "core.journal",
     "NonFiniteError": "core.engine",
+    "CheckpointError": "core.saved",
     "map_nested_tensor": "core.data",
     "History": "hooks.recorder",
     "RecorderHook": "hooks.recorder",
     "ProgressHook": "hooks.progress",
     "SchedulerHook": "hooks.schedule",
+    "CheckpointHook": "hooks.checkpoint",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from .core.drive import Answer, check_note, check_switch
 from .core.hook import ComponentHook
-from .core.loop import LocalRunView, Loop
+from .core.exact import ExactLoop
+from .core.loop import LocalRunView
 from .core.state import FitResult
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.inspect import InspectHook
@@ -20,7 +21,7 @@ from .hooks.schedule import SchedulerHook
 from .tools.summary import summary
 
 # %% ../nbs/40_trainer.ipynb #8965b1e4
-class WatchedLoop(Loop):
+class WatchedLoop(ExactLoop):
     "A loop with a history, breakpoints, and a look at its last batch."
     inspection = None  # what `inspect` found
     def __init__(self, *args, **settings):
@@ -31,6 +32,15 @@ class WatchedLoop(Loop):
             "inspect": Answer(lambda command: self._inspect(command.values["on"]), check_switch),
             "pause_when": Answer(lambda command: self._add(Breakpoint(command.values["text"])), self._check_condition),
             "pause_not_when": Answer(lambda command: self._remove(command.values["text"]), check_note)}
+
+    def told_state(self) -> dict:
+        "Journal and history, for a checkpoint."
+        return super().told_state() | {"history": self.history.state_dict()}
+
+    def load_told(self, state: dict) -> None:
+        "Journal and history of another run, or of an earlier state of this one."
+        super().load_told(state)
+        self.history.load_state_dict(state["history"])
 
     @property
     def breakpoints(self) -> list[Breakpoint]:

@@ -236,6 +236,16 @@ class EpochStart:
         "Copy the streams and the loader's generators."
         return cls(RandomStreams.capture(), [g.get_state() for g in loader_generators(loader)], reused)
 
+    def state_dict(self) -> dict:
+        "The states, for a checkpoint."
+        return {"streams": self.streams.state_dict(), "generators": self.generators, "reused": self.reused}
+
+    @classmethod
+    def from_state(cls, state: dict | None) -> "EpochStart | None":
+        "What a checkpoint holds."
+        return None if state is None else cls(
+            RandomStreams.from_state(state["streams"]), state["generators"], state["reused"])
+
     def restore(self, loader) -> None:
         "Put streams and generators back."
         self.streams.restore()
@@ -254,6 +264,7 @@ class EpochData:
         self.iterator = self._raw = None
         self.epoch_start: EpochStart | None = None
         self.kept: list | None = None  # the batches of overfit_batches
+        self.kept_start: EpochStart | None = None  # what was random when they were taken
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.epoch = 0  # in hand
         self.left_out: dict[int, set[int]] = {}  # epoch to numbers of batches that nobody wants
@@ -273,14 +284,26 @@ class EpochData:
 
     def _open(self, taken: int, by_sampler: bool = False) -> None:
         if self.overfit and self.kept is None:
-            raw = open_loader(self.source)
-            self.kept = list(islice(raw, self.overfit))
-            close_iterator(raw, self.source)
+            self._keep()
         self._raw = iter(self.kept) if self.kept is not None else open_loader(self.source)
         limit = limited(loader_length(self.loader), self.limit) if self.limit else None
         batches = self._raw if by_sampler else left(self._raw, self.omitted, taken)
         self.iterator = batches if limit is None else islice(
             batches, limit - taken - self._omitted(taken, limit))
+
+    def _keep(self) -> None:
+        "Take the batches of overfit_batches; in another process again those of the first time."
+        again = self.kept_start is not None
+        if again:
+            now = EpochStart.capture(self.loader)
+            self.kept_start.restore(self.loader)
+        raw = open_loader(self.source)
+        self.kept = list(islice(raw, self.overfit))
+        close_iterator(raw, self.source)
+        if again:
+            now.restore(self.loader)
+        else:
+            self.kept_start = self.epoch_start
 
     def end_epoch(self) -> None:
         "The epoch is over: worker processes end, but persistent ones wait for the next."
@@ -299,14 +322,17 @@ class EpochData:
 # %% ../../nbs/core/05_data.ipynb #2e119405
 class TrainData(EpochData):
     "How an epoch begins, and the way back into one."
-    def begin(self, epoch: int) -> None:
-        "Iterate the loader anew."
+    def _tell_epoch(self, epoch: int) -> None:
         batch_sampler = getattr(self.loader, "batch_sampler", None)
         holders = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
                    getattr(batch_sampler, "sampler", None))
         for holder in {id(holder): holder for holder in holders}.values():  # each once
             if hasattr(holder, "set_epoch"):
                 holder.set_epoch(epoch)
+
+    def begin(self, epoch: int) -> None:
+        "Iterate the loader anew."
+        self._tell_epoch(epoch)
         alive = getattr(self.source, "_iterator", None) is not None
         reused = alive or self.workers_persist
         self.epoch_start, self.epoch = EpochStart.capture(self.loader, reused), epoch
@@ -320,10 +346,11 @@ class TrainData(EpochData):
         "Iterate the epoch in hand from batch `taken` on; the global streams stay as they are."
         now = RandomStreams.capture()
         self.close()
+        self._tell_epoch(self.epoch)
         if self.limit and taken + self._omitted(taken, self.length) >= self.length:
             self.iterator = iter(())  # the epoch is over: nothing to draw, nothing to skip
             return
-        if self.kept is not None:
+        if self.kept is not None or self.kept_start is not None:
             self._open(0)
             passed = taken - self._omitted(0, taken)
             next(islice(self.iterator, passed, passed), None)
@@ -346,6 +373,24 @@ class TrainData(EpochData):
             next(self.iterator)
         if taken > skip:  # else the sampler does it, once it has skipped
             now.restore()
+
+    def state_dict(self) -> dict:
+        "Where the run is in its data, for a checkpoint; how far into the epoch, its counters know."
+        starts = {name: start and start.state_dict() for name, start in (
+            ("start", self.epoch_start), ("kept_start", self.kept_start))}
+        return {**starts, "epoch": self.epoch, "workers_persist": self.workers_persist, "left_out": self.left_out,
+                "generators": [g.get_state() for g in loader_generators(self.loader)]}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Stand where the run of this state stood; `begin` or `resume` opens the loader there."
+        self.close()
+        self.epoch_start, start = EpochStart.from_state(state["start"]), EpochStart.from_state(state["kept_start"])
+        if start is None or self.kept_start is None or not torch.equal(start.streams.torch, self.kept_start.streams.torch):
+            self.kept = None  # those of another run
+        self.kept_start = start
+        self.epoch, self.workers_persist, self.left_out = state["epoch"], state["workers_persist"], state["left_out"]
+        for generator, value in zip(loader_generators(self.loader), state["generators"]):
+            generator.set_state(value)
 
     def indices(self, number: int) -> list | None:
         "The dataset's indices in a batch of the epoch in hand; None where a loader has none."

@@ -85,6 +85,8 @@ class TunedLoop(TrainLoop):
 # %% ../../nbs/core/10_drive.ipynb #2e8370a5
 class SteeredLoop(TunedLoop):
     "A training loop whose settings can be changed from outside, each change recorded."
+    branch = 0  # what follows a rewind is a new one
+
     def check_tune(self, values: dict) -> dict:
         "The values as they would be taken; ValueError if one is refused, and then none is."
         table = self.tunables()
@@ -115,7 +117,7 @@ class SteeredLoop(TunedLoop):
         "Write an intervention down with its place, and tell the hooks."
         state = self.step_state
         entry = self.journal.record(
-            kind, name, old, new, source=source, boundary=self.boundaries, step=state.optimizer_step,
+            kind, name, old, new, source=source, branch=self.branch, boundary=self.boundaries, step=state.optimizer_step,
             epoch=state.epoch, batch_idx=state.batch_idx, samples_seen=state.samples_seen,
             seconds=round(self.elapsed(), 3))
         self.hooks.fire("on_intervention", self, entry)
@@ -138,6 +140,7 @@ class Answer:
     "What a run does about a command: `check` where it is asked for, `act` at the next boundary."
     act: Callable[[Command], None]
     check: Callable[[dict], dict] = dict  # the values as they are taken; ValueError refuses them
+    harmless: tuple = ()  # errors of `act` after which the run can go on as if nothing had been asked
 
 def check_seed(value) -> int | None:
     "ValueError for what is no whole number."
@@ -193,6 +196,10 @@ class Surroundings(SteeredLoop):
         self._next_refresh, self._next_breath = 0.0, None
         self.answers: dict[str, Answer] = {}  # commands that act at a boundary
         self._deferred: list = []  # commands that wait for the end of a held evaluation
+        self._asked: list[Callable] = []  # what hooks want to be done at the next boundary
+        self._held: RandomStreams | None = None  # the run's, while it is held and others may draw
+        self.inexact: str | None = None  # why going on from here is not bit-exact
+        self.exit_code: int | None = None  # what the process ends with, once the drive has ended
 
     def _check_free(self, name: str) -> None:
         if self._driver is not None:
@@ -219,6 +226,15 @@ class Surroundings(SteeredLoop):
                     self._driver = self._driver_thread = None
                     self._settle_idle()
 
+    @property
+    def driven(self) -> bool:
+        "Somebody is there who takes the run's steps, and does what it is asked."
+        return self._driver is not None
+
+    def ask(self, act: Callable) -> None:
+        "Call `act()` at the next boundary, before anything else that is done there; for hooks."
+        self._asked.append(act)
+
     def elapsed(self) -> float:
         "Seconds spent driving, pauses left out."
         running = 0.0 if self.running_since is None else perf_counter() - self.running_since
@@ -230,6 +246,21 @@ class Surroundings(SteeredLoop):
 # %% ../../nbs/core/10_drive.ipynb #943436aa
 class GuardedLoop(Surroundings):
     "The run's own random streams, and Ctrl-C as a request."
+    def streams(self) -> RandomStreams | None:
+        "The run's random streams as they are now; None before the first drive."
+        if self._held is not None:
+            return self._held
+        return RandomStreams.capture() if self.driven else self._streams
+
+    def set_streams(self, streams: RandomStreams | None) -> None:
+        "Give the run other random streams; None: those that the first drive begins with."
+        if self._held is not None:
+            self._held = streams
+        elif self.driven and streams is not None:
+            streams.restore()
+        else:
+            self._streams = streams
+
     @contextmanager
     def run_streams(self):
         "The run's random streams in place; the outside gets its own back at the end."
@@ -349,6 +380,9 @@ class Ending(Session):
     def _fail(self, error: BaseException) -> None:
         "After an exception: everything closed, the run resumable, the exception the user's own."
         self.exception = error
+        if self.window_open:
+            self.inexact = (f"{type(error).__name__} in the middle of step {self.step_state.optimizer_step + 1}: its batches "
+                            "are taken again, with other random numbers")
         self.error_text = "".join(traceback.format_exception(error))
         interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
         self.state = RunState.INTERRUPTED if interrupted else RunState.ERROR
@@ -416,7 +450,7 @@ class Drive(Ending):
                 self.boundaries += 1
                 if tick is not None:
                     tick(point)
-                if self.control.waiting or self.hooks.stale or self._due():
+                if self.control.waiting or self._asked or self.hooks.stale or self._due():
                     outcome = yield from self._at_boundary()
                     if outcome is not None:
                         return outcome
@@ -444,6 +478,9 @@ class BoundaryLoop(Drive):
     "What is done at a boundary."
     def _at_boundary(self):
         "Everything that acts: commands in their order, then goals, then what is done now and then."
+        asked, self._asked = self._asked, []
+        for act in asked:
+            act()
         if self.hooks.stale:
             self.resolve_hooks()
         while (item := self.control.take()) is not None:
@@ -542,6 +579,8 @@ class ObedientLoop(BoundaryLoop):
             if self.hooks.stale:  # who joined in a pause takes part in the very next step
                 self.resolve_hooks()
             reply.settle("applied", self._here())
+        except answer.harmless as error:
+            reply.settle("refused", error=error)
         except Exception as error:
             reply.settle("refused", error=error)
             raise
@@ -558,7 +597,17 @@ class HoldingLoop(ObedientLoop):
         return self.front_end or background or awaited or command.thread != self._driver_thread
 
     def _hold(self, command: Command, asked_by: str | None = None):
-        "Stay here until told to go on; commands take effect at once meanwhile."
+        "Stay here until told to go on; what others draw meanwhile changes nothing."
+        self._held = RandomStreams.capture()
+        try:
+            return (yield from self._wait_for_word(command, asked_by))
+        finally:
+            held, self._held = self._held, None
+            if held is not None:
+                held.restore()
+
+    def _wait_for_word(self, command: Command, asked_by: str | None):
+        "Commands take effect at once; returns how the drive ends, or None if it goes on."
         self._set_clock(running=False)
         self._forget_pauses()
         self.state = RunState.PAUSED
@@ -625,6 +674,8 @@ class PatientLoop(HoldingLoop):
         "Throw the evaluation in hand away: it is run again. What waited for its end is applied."
         self._generator.close()
         self._generator = self.run()
+        if self._held is not None:  # the evaluation has given the streams back that it had borrowed
+            self._held = RandomStreams.capture()
         deferred, self._deferred = self._deferred, []
         for command, reply in deferred:
             self._apply(command, reply)

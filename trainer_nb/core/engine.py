@@ -115,6 +115,10 @@ class FinitePolicy:
         "Remember the norms of a step; nothing is fetched."
         self._kept.append((step, norms))
 
+    def forget(self) -> None:
+        "What was kept is of no run any more."
+        self._kept.clear()
+
     def check(self) -> None:
         "Fetch what was kept; NonFiniteError names the first bad step."
         kept, self._kept = self._kept, []

@@ -49,6 +49,7 @@ class Hook:
     order = 0  # low runs first; ties keep the order of the list
     enabled = True
     main_process_only = False  # on several processes: rank 0 alone
+    kept = True  # a checkpoint holds its switch, order, tunables and state
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

@@ -94,8 +94,7 @@ class FitLoop(ReadyLoop):
 
     def _report(self, outcome: RunState) -> FitResult:
         "What the cell gets; a run that was detached goes on in a thread."
-        if outcome is RunState.INTERRUPTED:
-            raise KeyboardInterrupt
+        self._raise_end(outcome)
         if outcome is not RunState.DETACHED:
             return self.result()
         try:
@@ -107,6 +106,14 @@ class FitLoop(ReadyLoop):
                 self._settle_idle()
             raise
         return result
+
+    def _raise_end(self, outcome: RunState) -> None:
+        "What ends the cell or the process, once everything is closed."
+        code, self.exit_code = self.exit_code, None
+        if code is not None:
+            raise SystemExit(code)
+        if outcome is RunState.INTERRUPTED:
+            raise KeyboardInterrupt
 
     def step(self, n: int = 1, *, epochs: int | None = None) -> FitResult:
         "Make `n` optimizer steps, or go to the end of so many epochs, and pause there."
@@ -120,8 +127,7 @@ class FitLoop(ReadyLoop):
             outcome = self._drive("step()")
         finally:
             self._target_step = self._target_epoch = math.inf
-        if outcome is RunState.INTERRUPTED:
-            raise KeyboardInterrupt
+        self._raise_end(outcome)
         return self.result()
 
 
@@ -248,12 +254,16 @@ class AwaitedLoop(BackgroundLoop):
     @contextmanager
     def _lent_streams(self):
         "Everybody else's random streams in place, for as long as this is open."
-        inside = RandomStreams.capture()
+        paused, inside = self._held is not None, RandomStreams.capture()
+        if not paused:
+            self._held = inside
         self._outside.restore()
         try:
             yield
         finally:
             self._outside = RandomStreams.capture()
+            if not paused:
+                inside, self._held = self._held, None
             inside.restore()
 
 # %% ../../nbs/core/11_loop.ipynb #aebba435

@@ -96,13 +96,23 @@ class RandomStreams:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
 
+    def state_dict(self) -> dict:
+        "The states by name, for a checkpoint."
+        return {"python": self.python, "numpy": self.numpy, "torch": self.torch, "cuda": self.cuda}
+
+    @classmethod
+    def from_state(cls, state: dict) -> "RandomStreams":
+        "The states that a checkpoint holds; NumPy's array has become a tensor there."
+        name, keys, *rest = state["numpy"]
+        return cls(state["python"], (name, np.asarray(keys), *rest), state["torch"], state["cuda"])
+
     def restore(self) -> None:
         "Put the global streams back to these states."
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
+        for device, state in zip(range(torch.cuda.device_count()), self.cuda):
+            torch.cuda.set_rng_state(state, device)
 
 # %% ../../nbs/core/00_state.ipynb #005582b7
 def seed_everything(seed: int) -> None:

@@ -389,6 +389,7 @@ class EpochLoop(BatchLoop):
     def _phase_train(self):
         self._choose_phase()  # an exception after a step may have left its evaluation undone
         if self.phase is Phase.TRAIN and self.data.iterator is None:
+            self.data_length = self.data.length
             self.data.resume(self.step_state.batch_idx)
         while self.phase is Phase.TRAIN and not self._at_last_step():
             ended = yield from self._window()

@@ -114,7 +114,7 @@ class Breakpoint:
 
 class BreakpointHook(Hook):
     "Pauses the run when one of its breakpoints becomes true."
-    order = 15  # before the recorder takes the gradient norm
+    order, kept = 15, False  # before the recorder takes the gradient norm
     def __init__(self):
         self.breakpoints: list[Breakpoint] = []
 

@@ -64,7 +64,7 @@ def joined_norms(layers: list[str], norms: list[float]) -> dict[str, float]:
 # %% ../../nbs/hooks/14_inspect.ipynb #236eb90a
 class InspectHook(Hook):
     "Measures gradient and update of each layer in every step, and describes the last batch in a pause."
-    order = 15
+    order, kept = 15, False
     def __init__(self):
         self._before = self._after = None
 

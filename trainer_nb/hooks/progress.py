@@ -52,7 +52,7 @@ def _bar_class():
 # %% ../../nbs/hooks/11_progress.ipynb #639f282f
 class ProgressWords(MainProcessHook):
     "Where a run is and how long it takes, in words."
-    order = 90
+    order, kept = 90, False  # it shows, and computes nothing
     def __init__(
         self,
         every_steps: int | None = None,  # a line so often; None: about every 10 s

@@ -67,6 +67,17 @@ class History:
         "The optimizer step of each point of a name."
         return self.series(name).steps
 
+    def state_dict(self) -> dict:
+        "All points, for a checkpoint: name to five arrays."
+        return {name: tuple(vars(self.series(name)).values()) for name in self.names}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Hold the points of a checkpoint, and no others."
+        self.flush()
+        with self._lock:
+            self._columns = {name: tuple(array(code, np.asarray(column).tobytes()) for code, column in zip("qdqdd", columns))
+                             for name, columns in state.items()}
+
     def last(self) -> dict[str, float]:
         "The last value of each name."
         return {name: float(self[name][-1]) for name in self.names}

@@ -41,7 +41,7 @@ class Screen:
             self._next = now + 0.5
             self.draw(kind)
             spent = perf_counter() - now
-            self._next = now + max(0.5, 20 * spent)  # drawing stays below a twentieth of the time
+            self._next = now + max(0.5, 50 * spent)  # drawing stays below a fiftieth of the time
 
     def draw(self, kind: str = "") -> None:
         "Refresh every part that is shown."
