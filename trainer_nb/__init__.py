@@ -22,6 +22,8 @@ _EXPORTS = {
     "ProgressHook": "hooks.progress",
     "SchedulerHook": "hooks.schedule",
     "CheckpointHook": "hooks.checkpoint",
+    "SnapshotHook": "hooks.snapshots",
+    "ReplayHook": "tools.replay",
 }
 
 __all__ = sorted(_EXPORTS)

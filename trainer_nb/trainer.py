@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from .core.drive import Answer, check_note, check_switch
 from .core.hook import ComponentHook
-from .core.exact import ExactLoop
+from .core.exact import RewindLoop
 from .core.loop import LocalRunView
 from .core.state import FitResult
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
@@ -21,7 +21,7 @@ from .hooks.schedule import SchedulerHook
 from .tools.summary import summary
 
 # %% ../nbs/40_trainer.ipynb #8965b1e4
-class WatchedLoop(ExactLoop):
+class WatchedLoop(RewindLoop):
     "A loop with a history, breakpoints, and a look at its last batch."
     inspection = None  # what `inspect` found
     def __init__(self, *args, **settings):
@@ -36,6 +36,14 @@ class WatchedLoop(ExactLoop):
     def told_state(self) -> dict:
         "Journal and history, for a checkpoint."
         return super().told_state() | {"history": self.history.state_dict()}
+
+    def told_counts(self) -> dict:
+        "How much has been told of the run."
+        return super().told_counts() | {"history": self.history.counts()}
+
+    def cut_told(self, told: dict, left: int) -> None:
+        "The curves after the state to which the run goes back become a branch."
+        self.history.cut(told["history"], self.branch - 1, self.step_state.optimizer_step, left)
 
     def load_told(self, state: dict) -> None:
         "Journal and history of another run, or of an earlier state of this one."

@@ -113,13 +113,13 @@ class SteeredLoop(TunedLoop):
         if self.hooks.stale:
             self.resolve_hooks()
 
-    def record(self, kind: str, name: str, old=None, new=None, source: str = "code"):
+    def record(self, kind: str, name: str, old=None, new=None, source: str = "code", survives: int | None = None):
         "Write an intervention down with its place, and tell the hooks."
         state = self.step_state
         entry = self.journal.record(
             kind, name, old, new, source=source, branch=self.branch, boundary=self.boundaries, step=state.optimizer_step,
             epoch=state.epoch, batch_idx=state.batch_idx, samples_seen=state.samples_seen,
-            seconds=round(self.elapsed(), 3))
+            seconds=round(self.elapsed(), 3), survives=survives)
         self.hooks.fire("on_intervention", self, entry)
         return entry
 
@@ -196,7 +196,8 @@ class Surroundings(SteeredLoop):
         self._next_refresh, self._next_breath = 0.0, None
         self.answers: dict[str, Answer] = {}  # commands that act at a boundary
         self._deferred: list = []  # commands that wait for the end of a held evaluation
-        self._asked: list[Callable] = []  # what hooks want to be done at the next boundary
+        self._asked: list[tuple[float, Callable]] = []  # from which boundary on, and what is to be done there
+        self._asked_at = math.inf  # the first of these boundaries
         self._held: RandomStreams | None = None  # the run's, while it is held and others may draw
         self.inexact: str | None = None  # why going on from here is not bit-exact
         self.exit_code: int | None = None  # what the process ends with, once the drive has ended
@@ -231,9 +232,10 @@ class Surroundings(SteeredLoop):
         "Somebody is there who takes the run's steps, and does what it is asked."
         return self._driver is not None
 
-    def ask(self, act: Callable) -> None:
-        "Call `act()` at the next boundary, before anything else that is done there; for hooks."
-        self._asked.append(act)
+    def ask(self, act: Callable, boundary: int = 0) -> None:
+        "Call `act()` at the next boundary, or at the one of that number, before anything else is done there; for hooks."
+        self._asked.append((boundary, act))
+        self._asked_at = min(self._asked_at, boundary)
 
     def elapsed(self) -> float:
         "Seconds spent driving, pauses left out."
@@ -324,6 +326,7 @@ class Session(GuardedLoop):
         if not self.journal.header:
             self.journal.header = self._header()
         self._generator = self._generator or self.run()
+        self.journal.header.pop("end", None)
         self._set_clock(running=True)
         self.state = RunState.RUNNING
         if not self._in_fit:
@@ -338,7 +341,7 @@ class Session(GuardedLoop):
 
     def _header(self) -> dict:
         streams = RandomStreams.capture()
-        return {"seed": self.seed, "random": checksum([streams.torch]), "weights": checksum(
+        return {"seed": self.seed, "totals": {"epochs": self.epochs, "max_steps": self.max_steps}, "random": checksum([streams.torch]), "weights": checksum(
             self.model.state_dict().values()), "batches": self.data.length, "fingerprint": fingerprint(self.train_dl)}
 
     def result(self) -> FitResult:
@@ -365,9 +368,14 @@ class Ending(Session):
 
     def _end_fit(self, point: str) -> None:
         if self._in_fit:
+            self._note_end()
             self.hooks.fire_all(point, self)  # what raises here ends in _fail, which cleans up
             self._in_fit = False
             self.hooks.fire_all("cleanup_fit", self)
+
+    def _note_end(self) -> None:
+        self.journal.header["end"] = {"state": str(self.state), "branch": self.branch, "boundary": self.boundaries,
+                                      "step": self.step_state.optimizer_step}
 
     def _drop_generator(self) -> None:
         "End generator and workers; an evaluation in hand is discarded, an open window is void."
@@ -387,6 +395,7 @@ class Ending(Session):
         interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
         self.state = RunState.INTERRUPTED if interrupted else RunState.ERROR
         self._forget_pauses()
+        self._note_end()
         for end in (self._drop_generator, lambda: self._tell("after_cancel" if interrupted else "after_exception"),
                     lambda: self._tell("cleanup_fit")):
             try:
@@ -450,7 +459,7 @@ class Drive(Ending):
                 self.boundaries += 1
                 if tick is not None:
                     tick(point)
-                if self.control.waiting or self._asked or self.hooks.stale or self._due():
+                if self.control.waiting or self.hooks.stale or self._due():
                     outcome = yield from self._at_boundary()
                     if outcome is not None:
                         return outcome
@@ -469,7 +478,7 @@ class Drive(Ending):
 
     def _due(self) -> bool:
         step, epoch = self.step_state.optimizer_step, self.step_state.epoch
-        return (step >= self._target_step or step >= self._pause_step or epoch >= self._target_epoch
+        return (self.boundaries >= self._asked_at or step >= self._target_step or step >= self._pause_step or epoch >= self._target_epoch
                 or epoch >= self._pause_epoch or self.boundaries >= self._pause_boundary
                 or perf_counter() >= self._next_refresh)
 
@@ -478,9 +487,8 @@ class BoundaryLoop(Drive):
     "What is done at a boundary."
     def _at_boundary(self):
         "Everything that acts: commands in their order, then goals, then what is done now and then."
-        asked, self._asked = self._asked, []
-        for act in asked:
-            act()
+        if self.boundaries >= self._asked_at:
+            self._do_asked()
         if self.hooks.stale:
             self.resolve_hooks()
         while (item := self.control.take()) is not None:
@@ -496,6 +504,13 @@ class BoundaryLoop(Drive):
         if state.optimizer_step >= self._target_step or state.epoch >= self._target_epoch:
             return RunState.PAUSED
         return self._refresh()
+
+    def _do_asked(self) -> None:
+        due = [act for boundary, act in self._asked if boundary <= self.boundaries]
+        self._asked = [(boundary, act) for boundary, act in self._asked if boundary > self.boundaries]
+        self._asked_at = min((boundary for boundary, _ in self._asked), default=math.inf)
+        for act in due:
+            act()
 
     def _refresh(self) -> RunState | None:
         now = perf_counter()
@@ -521,7 +536,7 @@ class ObedientLoop(BoundaryLoop):
             "tune": Answer(lambda command: self.apply_tune(command.values, command.source), self.check_tune),
             "note": Answer(lambda command: self.record(
                 "note", "note", new=command.values["text"], source=command.source), check_note),
-            "validate": Answer(lambda command: self._evaluate_next(), self._check_validate),
+            "validate": Answer(lambda command: self.evaluate_next(command.source), self._check_validate),
             "watch": Answer(lambda command: self.watch_hooks(command.values["on"]), check_switch)}
 
     def _check_validate(self, values: dict) -> dict:
@@ -529,7 +544,9 @@ class ObedientLoop(BoundaryLoop):
             raise ValueError("validate: there is no valid_dl")
         return values
 
-    def _evaluate_next(self) -> None:
+    def evaluate_next(self, source: str = "code") -> None:
+        "An evaluation comes before the next step; at a boundary."
+        self.record("validate", "validate", source=source)
         if self.phase != "valid":
             self.phase, self.next_phase = self.phase.__class__("valid"), self.phase
             self.evaluated_at = -1

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['COUNTERS', 'PLACES', 'PositionState', 'ModuleState', 'HookState', 'StateLoop', 'Exactness', 'draws_random',
-           'data_exactness', 'ExactLoop']
+           'data_exactness', 'ExactLoop', 'RewindPoint', 'RewindLoop']
 
 # %% ../../nbs/core/13_exact.ipynb #6132ecf0
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -182,6 +183,10 @@ class StateLoop(HookState):
         "What goes back in a rewind, live: everything but journal and history."
         return {**self._module_state(), "position": self._position_state(), **self._hook_state(), **self._random_state()}
 
+    def told_counts(self) -> dict:
+        "How much has been told of the run: a rewind cuts there."
+        return {"journal": len(self.journal)}
+
     def told_state(self) -> dict:
         "What has been told of the run."
         return {"journal": {"header": self.journal.header, "entries": [asdict(entry) for entry in self.journal.entries]}}
@@ -201,6 +206,10 @@ class StateLoop(HookState):
             self.hooks.fire("on_load_state_dict", self, state)
             self.load_run(state)
             self.load_told(state)
+            mine = self.epochs, self.max_steps
+            self.epochs, self.max_steps = state["position"]["totals"].values()
+            if mine != (None, None):
+                self.set_totals(*mine)
             self.resolve_hooks()
 
     def load_run(self, state: dict) -> None:
@@ -309,19 +318,25 @@ class ExactLoop(StateLoop):
         write_state(self.state_dict(), path)
         self.record("save", path.name, source=source)
 
-    def save(self, path) -> Path:
-        "Write the whole state to a file: at once, or at the next boundary while the run goes on."
-        path = self._check_save({"path": path})["path"]
-        running = self._generator is not None and self._generator.gi_running
-        if self._driver_thread == threading.get_ident():
-            self.ask(lambda: self._save(path)) if running else self._save(path)
-        elif self._driver is None or self.state is RunState.PAUSED:
-            self._save(path)
-        else:
-            reply = self.post(Command("save", {"path": path})).wait()
+    def _do(self, name: str, **values) -> None:
+        "What a command asks for, now; at the next boundary while the run goes on."
+        answer = self.answers[name]
+        command = Command(name, answer.check(values))
+        if self._driver is None:
+            answer.act(command)
+        elif self._driver_thread != threading.get_ident():
+            reply = self.post(command).wait()
             if reply.error is not None:
                 raise reply.error
-        return path
+        elif self.window_open or (self._generator is not None and self._generator.gi_running):  # called by a hook
+            self.ask(lambda: answer.act(command))
+        else:
+            answer.act(command)
+
+    def save(self, path) -> Path:
+        "Write the whole state to a file: at once, or at the next boundary while the run goes on."
+        self._do("save", path=path)
+        return Path(path)
 
     def load(self, path) -> None:
         "Become the run that was saved in a file; CheckpointError says why one cannot be used."
@@ -339,3 +354,55 @@ class ExactLoop(StateLoop):
         if self._thread is not None and self._thread.is_alive():
             found.assumed.append("no cell draws from the global random streams while the run goes on in its thread")
         return found
+
+# %% ../../nbs/core/13_exact.ipynb #6fccfd76
+@dataclass
+class RewindPoint:
+    "A state to which a run can go back."
+    step: int
+    boundary: int
+    take: Callable[[], tuple[dict, dict]]  # the state, and how much had been told then
+
+class RewindLoop(ExactLoop):
+    "Going back to an earlier step."
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.answers["rewind"] = Answer(lambda command: self._rewind(command.values["step"], command.source),
+                                        self._check_rewind, harmless=(OSError, CheckpointError))
+
+    def rewind_points(self) -> list[RewindPoint]:
+        "All states to go back to, by step; of one step the later ones last."
+        offered = [hook.rewind_points() for hook in self.hooks if hasattr(hook, "rewind_points")]
+        return sorted((point for points in offered for point in points), key=lambda point: (point.step, point.boundary))
+
+    def _point(self, step: int) -> RewindPoint | None:
+        return next((point for point in reversed(self.rewind_points()) if point.step <= step), None)
+
+    def _check_rewind(self, values: dict) -> dict:
+        step = values.get("step")
+        if type(step) is not int or step < 0:
+            raise ValueError(f"rewind({step!r}): a step, a whole number, 0 or more")
+        if self._point(step) is None:
+            points = self.rewind_points()
+            have = f"the first one is at step {points[0].step}" if points else "add a SnapshotHook() or a CheckpointHook()"
+            raise ValueError(f"rewind({step}): no snapshot or checkpoint at or before this step; {have}")
+        return {"step": step}
+
+    def rewind(self, step: int) -> int:
+        "Go back to the nearest snapshot or checkpoint at or before `step`; returns the step that it is of."
+        landed = self._point(self._check_rewind({"step": step})["step"]).step
+        self._do("rewind", step=step)
+        return landed
+
+    def _rewind(self, step: int, source: str = "code") -> None:
+        state, told = self._point(step).take()
+        with self._at_rest("rewind()"):
+            left, last = self.step_state.optimizer_step, max([self.branch, *(entry.branch for entry in self.journal)])
+            self.load_run(state)
+            self.branch = last + 1
+            self.cut_told(told, left)
+            self.resolve_hooks()
+            self.record("rewind", "step", left, self.step_state.optimizer_step, source, survives=told["journal"])
+
+    def cut_told(self, told: dict, left: int) -> None:
+        "Put what was told after a state into a branch of its own; the journal only grows."

@@ -40,11 +40,12 @@ class Intervention:
     samples_seen: int = 0
     seconds: float = 0.0  # spent driving
     time: str = ""  # of the clock on the wall
+    survives: int | None = None  # of a rewind: how many entries before it still hold
 
     def __str__(self):
         said = "" if self.new is None else f": {self.new}"
         texts = {"tune": f" {self.old} → {self.new}", "hook": f" {self.old} → {self.new}", "note": said, "pause": said,
-                 "skip": f"{said} left out"}
+                 "skip": f"{said} left out", "rewind": f" {self.old} → {self.new}", "totals": f" {self.old} → {self.new}"}
         return f"step {self.step:,}: {self.name}{texts.get(self.kind, '')} ({self.source})"
 
 # %% ../../nbs/core/04_journal.ipynb #aee86a35
@@ -144,6 +145,16 @@ class Journal:
         self.entries.append(entry)
         return entry
 
+    def surviving(self) -> list[Intervention]:
+        "The entries on the path that the run has really gone: what a rewind took back is left out, and the rewind itself."
+        path: list[Intervention] = []
+        for entry in self.entries:
+            if entry.survives is None:
+                path.append(entry)
+            else:
+                path = [each for each in path if each.number <= entry.survives]
+        return path
+
     def __len__(self):
         return len(self.entries)
 
@@ -160,7 +171,7 @@ class Journal:
             raise ValueError(f"to_script(): give epochs= or max_steps=, not both ({epochs=}, {max_steps=})")
         totals = {"epochs": epochs, "max_steps": max_steps}
         total = "".join(f"{name}={value}" for name, value in totals.items() if value is not None)
-        return replay_script(self.header, list(self.entries), total)
+        return replay_script(self.header, self.surviving(), total)
 
     def save(self, path) -> None:
         "Write as JSON lines: the header, then an entry a line."

@@ -15,10 +15,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from ..core.control import Command
 from ..core.drive import Answer
+from ..core.exact import RewindPoint
 from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, write_state, write_whole
 
@@ -295,6 +297,18 @@ class CheckpointHook(CheckpointSaving):
                                   "overwrites them as it goes on), another folder= leaves them as they are")
         if self.resume != "latest":
             raise FileNotFoundError(f"resume={str(self.resume)!r}: there is no checkpoint in that folder")
+
+    def rewind_points(self) -> list[RewindPoint]:
+        "The checkpoints on the path that the run has gone."
+        def take(entry):
+            self.writer.wait()
+            state = read_state(self.folder.path / entry.file)
+            points = state["history"]["points"] if "history" in state else {}
+            return state, {"journal": len(state["journal"]["entries"]),
+                           "history": {name: len(columns[0]) for name, columns in points.items()}}
+        if self.folder is None:
+            return []
+        return [RewindPoint(entry.step, -1, partial(take, entry)) for entry in self.folder.kept() if entry.live and entry.exact]
 
     def after_fit(self, trainer):
         "The end of the run is kept."
