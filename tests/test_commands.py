@@ -62,7 +62,7 @@ def test_validate_in_a_held_run():
     assert loop.last_records["valid/loss"] > 0 and loop.evaluated_at == 2
     to_the_end(loop)
     assert [step for point, step in seen if point == "after_valid"] == [2, 2, 3, 6]
-    assert kinds(loop) == ["pause", "resume"]
+    assert kinds(loop) == ["pause", "validate", "validate", "resume"]
     assert_same(loop, straight(epochs=2))
 
 
@@ -389,7 +389,7 @@ def test_the_commands_there_are():
     assert LocalRunView(make_loop()).commands == plain
     made = make_loop()
     trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, progress=False, device="cpu")
-    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "save"}
+    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "save", "rewind"}
 
 
 def test_a_tunable_that_went_away_meanwhile():

@@ -173,7 +173,7 @@ def test_pauses_stops_and_a_run_that_is_extended():
     trainer.fit()
     trainer.tune(lr=0.05)
     trainer.fit(epochs=2)
-    assert [entry.kind for entry in trainer.journal] == ["stop", "tune", "tune"]
+    assert [entry.kind for entry in trainer.journal] == ["stop", "tune", "tune", "totals"]
     script = trainer.journal.to_script(epochs=2)
     again = {"make_trainer": lambda seed: make_trainer(seed, {"epochs": 2})}
     exec(script, again)

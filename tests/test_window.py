@@ -463,7 +463,7 @@ def test_out_of_memory_is_remembered_and_journalled():
     counter.sizes.clear()
     loop.fit(epochs=2)
     assert counter.sizes == [2] * 8
-    assert len(loop.journal) == 2
+    assert [e.kind for e in loop.journal] == ["memory", "memory", "totals"]
 
 
 def test_out_of_memory_counts_every_item_once():

@@ -206,6 +206,7 @@ class Trainer(ShownLoop):
         record: bool = True,  # keep a history
         progress=True,  # True, "bar", "lines", False
         resume_data: str = "skip",  # or "replay"
+        seed_samples: bool = False,  # samples draw from streams of (seed, epoch, index)
         eval_first: bool = False,  # evaluate before the first step
         overfit_batches: int | None = None,  # the same few batches
         limit_batches=None,  # batches of each loader, or a fraction
@@ -219,7 +220,7 @@ class Trainer(ShownLoop):
             optim=optim, epochs=epochs, max_steps=max_steps, eval_every=eval_every, hooks=hooks, device=device,
             mixed_precision=mixed_precision, gradient_accumulation_steps=gradient_accumulation_steps,
             micro_batch_size=micro_batch_size, grad_clip=grad_clip, non_finite=non_finite, compile=compile,
-            seed=seed, resume_data=resume_data, eval_first=eval_first, overfit_batches=overfit_batches,
+            seed=seed, resume_data=resume_data, seed_samples=seed_samples, eval_first=eval_first, overfit_batches=overfit_batches,
             limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time)
         self.history.draw = self._draw
         self.progress = progress

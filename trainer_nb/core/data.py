@@ -5,20 +5,23 @@
 # %% auto #0
 __all__ = ['map_nested', 'map_nested_tensor', 'move_to_device', 'batch_size', 'split_batch', 'loader_length', 'limited',
            'IgnoreInterrupt', 'workers_ignore_interrupt', 'open_loader', 'close_iterator', 'keeps_workers',
-           'end_persistent_workers', 'left', 'SkippingSampler', 'clone_for_skipping', 'skips_by_index',
-           'loader_generators', 'EpochStart', 'EpochData', 'TrainData']
+           'end_persistent_workers', 'left', 'SkippingSampler', 'SeededSamples', 'EpochMark', 'clone_for_skipping',
+           'skips_by_index', 'loader_generators', 'EpochStart', 'EpochData', 'KeptData', 'TrainData']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import copy
 import dataclasses
+import random
 import signal
 import threading
+import zlib
 from collections.abc import Mapping, MutableMapping
 from contextlib import contextmanager
 from itertools import islice
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from .state import RandomStreams
 
@@ -172,9 +175,10 @@ def left(items, omit, start: int = 0):
 
 class SkippingSampler:
     "A sampler that first draws and forgets `skip` items of another one, and leaves those in `omit` out."
-    def __init__(self, inner):
+    def __init__(self, inner, mark=None):
         self.inner, self.skip, self.omit = inner, 0, frozenset()
         self.before = self.then = None  # called around the skipping
+        self.mark = mark  # what is given on instead of an item
 
     def __iter__(self):
         # a sampler may draw its order at once, which is before torch draws the workers' seed
@@ -190,19 +194,51 @@ class SkippingSampler:
             self.then()
         skip, omit = self.skip, self.omit
         self.skip, self.omit, self.before, self.then = 0, frozenset(), None, None  # later epochs run whole
-        yield from left(indices, omit, skip)
+        rest = left(indices, omit, skip)
+        yield from rest if self.mark is None else map(self.mark, rest)
 
     def __len__(self):
         return len(self.inner)
 
 # %% ../../nbs/core/05_data.ipynb #fec6c39f
-def clone_for_skipping(loader: DataLoader) -> tuple[DataLoader, SkippingSampler]:
-    "The same loader over a sampler that can skip; all its settings are public attributes."
-    sampler = SkippingSampler(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+class SeededSamples(Dataset):
+    "A dataset whose samples draw from streams that are seeded by (seed, epoch, index); it is asked with (epoch, index)."
+    def __init__(self, dataset, seed: int):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, place):
+        epoch, index = place
+        outside = RandomStreams.capture() if get_worker_info() is None else None  # a worker has no other use for its streams
+        seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        try:
+            return self.dataset[index]
+        finally:
+            if outside is not None:
+                outside.restore()
+
+class EpochMark:
+    "Tells a `SeededSamples` the epoch with each index."
+    def __init__(self, batches: bool):
+        self.batches, self.epoch = batches, 0
+
+    def __call__(self, item):
+        return [(self.epoch, index) for index in item] if self.batches else (self.epoch, item)
+
+# %% ../../nbs/core/05_data.ipynb #95e91137
+def clone_for_skipping(loader: DataLoader, seed: int | None = None) -> tuple[DataLoader, SkippingSampler]:
+    "The same loader over a sampler that can skip, with seeded samples if there is a `seed`."
+    mark = None if seed is None else EpochMark(batches=loader.batch_sampler is not None)
+    sampler = SkippingSampler(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, mark)
     which = {"sampler": sampler, "batch_size": None} if loader.batch_sampler is None else {
         "batch_sampler": sampler}
     clone = DataLoader(
-        loader.dataset, **which, num_workers=loader.num_workers, collate_fn=loader.collate_fn,
+        loader.dataset if seed is None else SeededSamples(loader.dataset, seed), **which, num_workers=loader.num_workers, collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context, generator=loader.generator,
         prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
@@ -255,12 +291,17 @@ class EpochStart:
 # %% ../../nbs/core/05_data.ipynb #3845c0a9
 class EpochData:
     "The training loader of a run and its live iterator: a pass over the loader, or what is left of one."
-    def __init__(self, loader, resume: str = "skip", limit=None, overfit: int | None = None):
+    def __init__(self, loader, resume: str = "skip", limit=None, overfit: int | None = None, seed: int | None = None):
         if resume not in ("skip", "replay"):
             raise ValueError(f"resume_data={resume!r}: 'skip' (by index) or 'replay' (load and discard)")
         self.loader, self.resume_by = loader, resume
         self.limit, self.overfit = limit, overfit
-        self.source = loader  # the loader, or its clone after a skip
+        self.seed = seed  # of seeded samples
+        self.source, self.sampler = loader, None  # the loader, or its clone after a skip
+        if seed is not None:
+            if not skips_by_index(loader):
+                raise ValueError("seed_samples=True needs a DataLoader over a dataset with indices: only they tell samples apart")
+            self._clone()
         self.iterator = self._raw = None
         self.epoch_start: EpochStart | None = None
         self.kept: list | None = None  # the batches of overfit_batches
@@ -268,6 +309,9 @@ class EpochData:
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.epoch = 0  # in hand
         self.left_out: dict[int, set[int]] = {}  # epoch to numbers of batches that nobody wants
+
+    def _clone(self) -> None:
+        self.source, self.sampler = clone_for_skipping(self.loader, self.seed)
 
     @property
     def length(self) -> int | None:
@@ -320,15 +364,39 @@ class EpochData:
         end_persistent_workers(self.source)
 
 # %% ../../nbs/core/05_data.ipynb #2e119405
-class TrainData(EpochData):
+class KeptData(EpochData):
+    "Where a run is in its data, as a checkpoint keeps it."
+    def state_dict(self) -> dict:
+        "Where the run is in its data, for a checkpoint; how far into the epoch, its counters know."
+        starts = {name: start and start.state_dict() for name, start in (
+            ("start", self.epoch_start), ("kept_start", self.kept_start))}
+        return {**starts, "epoch": self.epoch, "workers_persist": self.workers_persist, "left_out": self.left_out,
+                "generators": [g.get_state() for g in loader_generators(self.loader)]}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Stand where the run of this state stood; `begin` or `resume` opens the loader there."
+        self.close()
+        self.epoch_start, start = EpochStart.from_state(state["start"]), EpochStart.from_state(state["kept_start"])
+        if start is None or self.kept_start is None or not torch.equal(start.streams.torch, self.kept_start.streams.torch):
+            self.kept = None  # those of another run
+        self.kept_start = start
+        self.epoch, self.workers_persist, self.left_out = state["epoch"], state["workers_persist"], state["left_out"]
+        for generator, value in zip(loader_generators(self.loader), state["generators"]):
+            generator.set_state(value)
+
+# %% ../../nbs/core/05_data.ipynb #6fcdac9c
+class TrainData(KeptData):
     "How an epoch begins, and the way back into one."
     def _tell_epoch(self, epoch: int) -> None:
+        "To all who shuffle or seed by it."
         batch_sampler = getattr(self.loader, "batch_sampler", None)
         holders = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
                    getattr(batch_sampler, "sampler", None))
         for holder in {id(holder): holder for holder in holders}.values():  # each once
             if hasattr(holder, "set_epoch"):
                 holder.set_epoch(epoch)
+        if self.seed is not None:
+            self.sampler.mark.epoch = epoch
 
     def begin(self, epoch: int) -> None:
         "Iterate the loader anew."
@@ -360,11 +428,12 @@ class TrainData(EpochData):
         then = now.restore if skip else None
         by_sampler = by_index and bool(skip or start.reused or self.omitted)
         if by_sampler:
-            self.source, sampler = clone_for_skipping(self.loader)
+            self._clone()
+            self._tell_epoch(self.epoch)
             # running persistent workers drew no seed at this epoch's start, but the clone's new ones do
             before = (lambda: start.restore(self.loader)) if start.reused else None
-            sampler.skip, sampler.before, sampler.then = skip, before, then
-            sampler.omit = frozenset(self.omitted)
+            self.sampler.skip, self.sampler.before, self.sampler.then = skip, before, then
+            self.sampler.omit = frozenset(self.omitted)
         start.restore(self.loader)
         self._open(skip, by_sampler)
         if start.reused and not by_index:
@@ -373,24 +442,6 @@ class TrainData(EpochData):
             next(self.iterator)
         if taken > skip:  # else the sampler does it, once it has skipped
             now.restore()
-
-    def state_dict(self) -> dict:
-        "Where the run is in its data, for a checkpoint; how far into the epoch, its counters know."
-        starts = {name: start and start.state_dict() for name, start in (
-            ("start", self.epoch_start), ("kept_start", self.kept_start))}
-        return {**starts, "epoch": self.epoch, "workers_persist": self.workers_persist, "left_out": self.left_out,
-                "generators": [g.get_state() for g in loader_generators(self.loader)]}
-
-    def load_state_dict(self, state: dict) -> None:
-        "Stand where the run of this state stood; `begin` or `resume` opens the loader there."
-        self.close()
-        self.epoch_start, start = EpochStart.from_state(state["start"]), EpochStart.from_state(state["kept_start"])
-        if start is None or self.kept_start is None or not torch.equal(start.streams.torch, self.kept_start.streams.torch):
-            self.kept = None  # those of another run
-        self.kept_start = start
-        self.epoch, self.workers_persist, self.left_out = state["epoch"], state["workers_persist"], state["left_out"]
-        for generator, value in zip(loader_generators(self.loader), state["generators"]):
-            generator.set_state(value)
 
     def indices(self, number: int) -> list | None:
         "The dataset's indices in a batch of the epoch in hand; None where a loader has none."

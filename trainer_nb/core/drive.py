@@ -177,10 +177,12 @@ def check_max_time(value) -> float | None:
 # %% ../../nbs/core/10_drive.ipynb #84ebf134
 class Surroundings(SteeredLoop):
     "One driver at a time, and a clock."
-    def __init__(self, *args, seed: int | None = None, max_time=None, **settings):
+    def __init__(self, *args, seed: int | None = None, seed_samples: bool = False, max_time=None, **settings):
+        if seed_samples and seed is None:
+            raise ValueError("seed_samples=True needs seed=: each sample's stream is made from it")
         self.seconds, self.running_since = 0.0, None
         self.seed, self.max_time = check_seed(seed), check_max_time(max_time)
-        super().__init__(*args, **settings)
+        super().__init__(*args, sample_seed=seed if seed_samples else None, **settings)
         self.state, self.error_text = RunState.IDLE, None
         self.control = ControlQueue()
         self.at_safe_point = None  # callable("micro", "boundary", "paused" or "ended"), on the driving thread

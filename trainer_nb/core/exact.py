@@ -272,7 +272,7 @@ def draws_random(dataset) -> bool:
     finally:
         before.restore()
 
-def data_exactness(data, seeded: bool = False) -> Exactness:
+def data_exactness(data) -> Exactness:
     "What of a training loader stands in the way of taking it up in mid-epoch."
     found, loader = Exactness(), data.loader
     workers = getattr(loader, "num_workers", 0)
@@ -284,7 +284,7 @@ def data_exactness(data, seeded: bool = False) -> Exactness:
         return found
     if workers and not getattr(loader, "in_order", True):
         found.obstacles.append("in_order=False: the workers' batches come in the order in which they are ready")
-    if not workers or seeded:
+    if not workers or data.seed is not None:
         return found
     if isinstance(loader.dataset, IterableDataset) or not skips_by_index(loader) or data.resume_by == "replay":
         if keeps_workers(loader):

@@ -178,7 +178,7 @@ class EpochPlan(PredictionLoop):
 
     def __init__(self, model, train_step=None, train_dl=None, valid_dl=None, *, epochs=None, max_steps=None,
                  eval_every=None, eval_first=False, resume_data="skip", overfit_batches=None,
-                 limit_batches=None, fast_dev_run=False, **settings):
+                 limit_batches=None, fast_dev_run=False, sample_seed=None, **settings):
         check_limits(limit_batches, overfit_batches, fast_dev_run)
         if fast_dev_run:
             epochs, max_steps, eval_every = 1, None, None
@@ -186,7 +186,7 @@ class EpochPlan(PredictionLoop):
         valid = named_loaders(valid_dl)
         if eval_first and not valid:
             raise ValueError("eval_first=True needs a valid_dl")
-        data = TrainData(train_dl, resume_data, limit_batches, overfit_batches)
+        data = TrainData(train_dl, resume_data, limit_batches, overfit_batches, sample_seed)
         super().__init__(model, train_step, limit_batches=overfit_batches or limit_batches, **settings)
         self.data, self.valid_loaders, self.eval_first = data, valid, eval_first
         self.epochs, self.max_steps, self.eval_every = epochs, max_steps, eval_every
