@@ -6,7 +6,9 @@
 __all__ = ['WatchedLoop', 'ShownLoop', 'Trainer']
 
 # %% ../nbs/40_trainer.ipynb #a2b7df3e
+import warnings
 from contextlib import contextmanager
+from pathlib import Path
 
 from .core.drive import Answer, check_note, check_switch
 from .core.hook import ComponentHook
@@ -17,6 +19,7 @@ from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.inspect import InspectHook
 from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
+from .hooks.run_folder import RunFolderHook
 from .hooks.schedule import SchedulerHook
 from .tools.summary import summary
 
@@ -24,6 +27,7 @@ from .tools.summary import summary
 class WatchedLoop(RewindLoop):
     "A loop with a history, breakpoints, and a look at its last batch."
     inspection = None  # what `inspect` found
+    run_folder = None  # where records and journal are written, with a workspace
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         self.history = History()
@@ -35,7 +39,8 @@ class WatchedLoop(RewindLoop):
 
     def told_state(self) -> dict:
         "Journal and history, for a checkpoint."
-        return super().told_state() | {"history": self.history.state_dict()}
+        folder = self.run_folder
+        return super().told_state() | {"history": folder.mark(self.history) if folder else self.history.state_dict()}
 
     def told_counts(self) -> dict:
         "How much has been told of the run."
@@ -43,12 +48,21 @@ class WatchedLoop(RewindLoop):
 
     def cut_told(self, told: dict, left: int) -> None:
         "The curves after the state to which the run goes back become a branch."
-        self.history.cut(told["history"], self.branch - 1, self.step_state.optimizer_step, left)
+        cut = {"counts": told["history"], "number": self.branch - 1, "start": self.step_state.optimizer_step, "end": left}
+        if self.run_folder is not None:
+            self.run_folder.write(self.history)
+            self.run_folder.cut(**cut)
+        self.history.cut(**cut)
 
     def load_told(self, state: dict) -> None:
         "Journal and history of another run, or of an earlier state of this one."
         super().load_told(state)
-        self.history.load_state_dict(state["history"])
+        if "bytes" not in state["history"]:
+            self.history.load_state_dict(state["history"])
+        elif self.run_folder is not None:
+            self.run_folder.go_back(state["history"], self.history)
+        else:
+            warnings.warn("the records of this run are in its folder: they come back with workspace= that folder", stacklevel=2)
 
     @property
     def breakpoints(self) -> list[Breakpoint]:
@@ -212,6 +226,8 @@ class Trainer(ShownLoop):
         limit_batches=None,  # batches of each loader, or a fraction
         fast_dev_run=False,  # one batch of each loader
         max_time=None,  # seconds or timedelta
+        workspace=None,  # folder of the run: records, journal, checkpoints
+        config=None,  # plain values to keep with the run
     ):
         if progress is not False:
             progress_style(progress)
@@ -225,6 +241,7 @@ class Trainer(ShownLoop):
         self.history.draw = self._draw
         self.progress = progress
         self.sched = None
+        self.config, self._workspace = config, workspace
         self._add_hooks(record, progress, sched)
 
     def _add_hooks(self, record: bool, progress, sched) -> None:
@@ -235,6 +252,8 @@ class Trainer(ShownLoop):
             self.hooks.add(hook)
             if ComponentHook.wanted(self.sched):
                 self.hooks.add(ComponentHook(self.sched))
+        if self._workspace is not None:
+            self.hooks.add(RunFolderHook(self._workspace, self.config))
         if record and self.get_hook(RecorderHook) is None:
             self.hooks.add(RecorderHook())
         self.progress_hook = self.get_hook(ProgressHook)
@@ -242,6 +261,19 @@ class Trainer(ShownLoop):
             self.progress_hook = ProgressHook(style=progress)
             self.hooks.add(self.progress_hook)
         self.hooks.resolve()
+
+    @property
+    def workspace(self) -> Path | None:
+        "The folder of this run; before the first step the one that was asked for."
+        return self.run_folder.path if self.run_folder else self._workspace and Path(self._workspace)
+
+    def close(self) -> None:
+        "End the run: background thread, worker processes, files."
+        super().close()
+        hook = self.get_hook(RunFolderHook)
+        if self.run_folder is not None and not self.driven:
+            self.run_folder.close()
+            self.run_folder = hook.folder = None
 
     def result(self) -> FitResult:
         "How the run stands, as `fit()` returns it."

@@ -43,6 +43,8 @@ class PositionState(Loop):
             "steps_before": vars(self).get("_steps_before", -1)}
 
     def _load_position(self, state: dict) -> None:
+        self._target_step += state["optimizer_step"] - self.step_state.optimizer_step  # of a step(n) that is under way
+        self._target_epoch += state["epoch"] - self.step_state.epoch
         for name in COUNTERS:
             setattr(self.step_state, name, state[name])
         for name in PLACES:

@@ -173,9 +173,13 @@ class Journal:
         total = "".join(f"{name}={value}" for name, value in totals.items() if value is not None)
         return replay_script(self.header, self.surviving(), total)
 
+    def lines(self) -> list[dict]:
+        "The header, then an entry a line."
+        return [{"journal": 1, **self.header}] + [asdict(entry) for entry in self.entries]
+
     def save(self, path) -> None:
         "Write as JSON lines: the header, then an entry a line."
-        lines = [{"journal": 1, **self.header}] + [asdict(entry) for entry in self.entries]
+        lines = self.lines()
         target = Path(path)
         beside = target.with_name(target.name + ".new")
         beside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -193,7 +197,7 @@ class Journal:
                     if line.pop("journal", None) != 1:
                         raise ValueError("not a journal of version 1")
                     journal.header = line
-                else:
+                elif not line.pop("void", False):  # of steps that a crash took back
                     journal.entries.append(Intervention(**line))
             except (ValueError, TypeError, AttributeError) as error:
                 known = f"an entry has {', '.join(sorted(names))}"

@@ -303,9 +303,9 @@ class CheckpointHook(CheckpointSaving):
         def take(entry):
             self.writer.wait()
             state = read_state(self.folder.path / entry.file)
-            points = state["history"]["points"] if "history" in state else {}
-            return state, {"journal": len(state["journal"]["entries"]),
-                           "history": {name: len(columns[0]) for name, columns in points.items()}}
+            history = state.get("history", {})  # its points, or how many of them are in the run's folder
+            counts = history.get("counts") or {name: len(columns[0]) for name, columns in history.get("points", {}).items()}
+            return state, {"journal": len(state["journal"]["entries"]), "history": counts}
         if self.folder is None:
             return []
         return [RewindPoint(entry.step, -1, partial(take, entry)) for entry in self.folder.kept() if entry.live and entry.exact]
@@ -340,7 +340,7 @@ class CheckpointHook(CheckpointSaving):
 
     def state_dict(self):
         "The best value so far."
-        return {"best_value": self._best_value, "value": self._value}
+        return {} if self._best_value is None else {"best_value": self._best_value, "value": self._value}
 
     def load_state_dict(self, state):
         "Go on comparing with it."

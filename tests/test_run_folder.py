@@ -1,0 +1,130 @@
+"""The folder of a run: what is in it, that two runs keep apart, and that a run taken up goes on in it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from trainer_nb import CheckpointHook, Journal, SnapshotHook, Trainer
+
+
+def make(workspace, *hooks, epochs=3, **settings):
+    """Twelve steps."""
+    torch.manual_seed(0)
+    inputs = torch.randn(32, 3)
+    data = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    return Trainer(model, train_dl=torch.utils.data.DataLoader(data, batch_size=8, shuffle=True), loss_fn=torch.nn.MSELoss(),
+                   valid_dl=torch.utils.data.DataLoader(data, batch_size=16), optim=torch.optim.AdamW(model.parameters(), lr=0.01),
+                   seed=3, device="cpu", progress=False, hooks=hooks, epochs=epochs, workspace=workspace, **settings)
+
+
+def lines(path):
+    """Of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def points(history):
+    """All that does not depend on the clock."""
+    return {name: (history.steps(name).tolist(), history[name].tolist()) for name in history.names
+            if not name.startswith(("time/", "samples_per"))}
+
+
+def test_what_a_run_leaves_behind(tmp_path):
+    trainer = make(tmp_path / "runs" / "first", CheckpointHook(), config={"width": 8, "kind": np.float32(0.5)})
+    trainer.step(5)
+    trainer.tune(lr=0.02)
+    trainer.fit()
+    folder = tmp_path / "runs" / "first"
+    assert trainer.workspace == folder
+    steps = [line for line in lines(folder / "metrics.jsonl") if "train/loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert [line["train/loss"] for line in steps] == trainer.history["train/loss"].tolist()
+    assert [line["lr"] for line in steps] == [0.01] * 5 + [0.02] * 7
+    assert [line["valid/loss"] for line in lines(folder / "metrics.jsonl") if "valid/loss" in line
+            ] == trainer.history["valid/loss"].tolist()
+    assert [entry.name for entry in Journal.load(folder / "journal.jsonl")] == ["lr"]
+    assert Journal.load(folder / "journal.jsonl").header["end"]["state"] == "finished"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["config"] == {"width": 8, "kind": 0.5} and config["epochs"] == 3 and config["tunables"]["lr"] is None
+    assert list((folder / "checkpoints").glob("step_*12.pt"))
+
+
+def test_a_run_taken_up_goes_on_in_its_files(tmp_path):
+    """What was recorded after the checkpoint was lost: it is in the file once, as it was made again."""
+    straight = make(None)
+    straight.step(5)
+    straight.tune(lr=0.02)
+    straight.fit()
+    first = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
+    first.step(5)
+    first.tune(lr=0.02)
+    first.step(2)
+    first.get_hook(CheckpointHook).writer.wait()
+    first.run_folder.write(first.history)  # as after a second; then the process dies at step 7
+    first.run_folder.close()
+    second = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
+    second.step(1)
+    assert second.step_state.optimizer_step == 5 and second.workspace == tmp_path / "run"
+    second.tune(lr=0.02)
+    second.fit()
+    assert points(second.history) == points(straight.history)
+    assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), second.model.parameters()))
+    written = [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]
+    assert written == list(range(1, 13))
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.void.jsonl") if "train/loss" in line] == [5, 6, 7]
+    journal = lines(tmp_path / "run" / "journal.jsonl")[1:]
+    assert [(line["step"], line.get("void", False)) for line in journal] == [(5, False), (5, True)]
+    assert len(Journal.load(tmp_path / "run" / "journal.jsonl")) == 1
+
+
+def test_a_rewind_is_in_the_file(tmp_path):
+    """A run that is taken up has the branches of the one before."""
+    first = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None), SnapshotHook(every_steps=2))
+    first.step(7)
+    first.rewind(4)
+    first.tune(lr=0.001)
+    first.step(3)
+    first.stop()
+    first.close()
+    second = make(tmp_path / "run", CheckpointHook())
+    second.step(1)
+    assert second.step_state.optimizer_step == 8
+    assert second.history.steps("train/loss").tolist() == list(range(1, 9))
+    first_branch, = second.history.branches
+    assert (first_branch.number, first_branch.start, first_branch.end) == (0, 4, 7)
+    assert first_branch.series["train/loss"].values.tolist() == first.history.branches[0].series["train/loss"].values.tolist()
+    assert second.rewind(7) == 7
+    second.step(1)
+    assert second.history.steps("train/loss").tolist() == list(range(1, 9)) and len(second.history.branches) == 2
+
+
+def test_two_runs_keep_apart(tmp_path):
+    """A second run in one process, and in another; a run that is over and is not taken up keeps its files."""
+    first = make(tmp_path / "run", epochs=1)
+    first.fit()
+    kept = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    second = make(tmp_path / "run", CheckpointHook(), epochs=1)  # would take it up, but the first one is not closed
+    second.fit()
+    assert second.workspace == tmp_path / "run-2"
+    first.close()
+    script = ("import sys; sys.path.insert(0, sys.argv[2]); from test_run_folder import make\n"
+              "trainer = make(sys.argv[1], epochs=1); trainer.fit(); print(trainer.workspace)")
+    there = subprocess.run([sys.executable, "-c", script, tmp_path / "run", str(__import__("pathlib").Path(__file__).parent)],
+                           capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == str(tmp_path / "run-3")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == kept
+
+
+def test_a_checkpoint_holds_the_place_in_the_file_and_not_the_records(tmp_path):
+    trainer = make(tmp_path / "run", CheckpointHook())
+    trainer.fit()
+    state = trainer.state_dict()
+    assert state["history"] == {"bytes": (tmp_path / "run" / "metrics.jsonl").stat().st_size, "counts": trainer.history.counts()}
+    other = make(None)
+    with pytest.warns(UserWarning, match="workspace="):
+        other.load_state_dict(state)
+    assert other.step_state.optimizer_step == 12
