@@ -46,13 +46,13 @@ AT_TOP = {
 AT_FIRST_USE = {
     "core": set(),
     "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"},
-    "tools": {"accelerate", "hydra", "omegaconf", "plotly", "IPython"},
+    "tools": {"accelerate", "safetensors", "hydra", "omegaconf", "plotly", "IPython"},
     "panel": {"ipykernel", "comm", "zmq", "tornado"},
     "trainer": {"IPython", "plotly", "pandas"},
 }
 NOT_LOADED = set(
     "plotly ipywidgets IPython fastprogress nbdev fastcore execnb accelerate anywidget "
-    "matplotlib tsdownsample pandas tensorboard wandb trackio hydra".split()
+    "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra".split()
 )
 
 
