@@ -46,6 +46,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'trainer_nb.core.data.EpochData._clone': ( 'core/data.html#epochdata._clone',
                                                                                  'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.EpochData._keep': ('core/data.html#epochdata._keep', 'trainer_nb/core/data.py'),
+                                      'trainer_nb.core.data.EpochData._loader_state': ( 'core/data.html#epochdata._loader_state',
+                                                                                        'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.EpochData._omitted': ( 'core/data.html#epochdata._omitted',
                                                                                    'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.EpochData._open': ('core/data.html#epochdata._open', 'trainer_nb/core/data.py'),

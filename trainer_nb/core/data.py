@@ -307,6 +307,7 @@ class EpochData:
         self.kept: list | None = None  # the batches of overfit_batches
         self.kept_start: EpochStart | None = None  # what was random when they were taken
         self.workers_persist = False  # an earlier epoch started persistent workers
+        self.loader_state: dict | None = None  # of a loader that knows by itself how to go on
         self.epoch = 0  # in hand
         self.left_out: dict[int, set[int]] = {}  # epoch to numbers of batches that nobody wants
 
@@ -335,6 +336,11 @@ class EpochData:
         self.iterator = batches if limit is None else islice(
             batches, limit - taken - self._omitted(taken, limit))
 
+    def _loader_state(self) -> dict | None:
+        "Of torchdata's StatefulDataLoader, or another loader with a state, while it is being iterated."
+        stateful = hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")
+        return self.loader.state_dict() if stateful and self.iterator is not None else self.loader_state
+
     def _keep(self) -> None:
         "Take the batches of overfit_batches; in another process again those of the first time."
         again = self.kept_start is not None
@@ -359,6 +365,7 @@ class EpochData:
     def close(self) -> None:
         "End worker processes; the next batch needs `begin` or `resume`."
         if self.iterator is not None:
+            self.loader_state = self._loader_state()
             close_iterator(self._raw, self.source)
             self.iterator = self._raw = None
         end_persistent_workers(self.source)
@@ -370,7 +377,7 @@ class KeptData(EpochData):
         "Where the run is in its data, for a checkpoint; how far into the epoch, its counters know."
         starts = {name: start and start.state_dict() for name, start in (
             ("start", self.epoch_start), ("kept_start", self.kept_start))}
-        return {**starts, "epoch": self.epoch, "workers_persist": self.workers_persist, "left_out": self.left_out,
+        return {**starts, "epoch": self.epoch, "loader": self._loader_state(), "workers_persist": self.workers_persist, "left_out": self.left_out,
                 "generators": [g.get_state() for g in loader_generators(self.loader)]}
 
     def load_state_dict(self, state: dict) -> None:
@@ -379,7 +386,7 @@ class KeptData(EpochData):
         self.epoch_start, start = EpochStart.from_state(state["start"]), EpochStart.from_state(state["kept_start"])
         if start is None or self.kept_start is None or not torch.equal(start.streams.torch, self.kept_start.streams.torch):
             self.kept = None  # those of another run
-        self.kept_start = start
+        self.kept_start, self.loader_state = start, state["loader"]
         self.epoch, self.workers_persist, self.left_out = state["epoch"], state["workers_persist"], state["left_out"]
         for generator, value in zip(loader_generators(self.loader), state["generators"]):
             generator.set_state(value)
@@ -400,6 +407,7 @@ class TrainData(KeptData):
 
     def begin(self, epoch: int) -> None:
         "Iterate the loader anew."
+        self.loader_state = None
         self._tell_epoch(epoch)
         alive = getattr(self.source, "_iterator", None) is not None
         reused = alive or self.workers_persist
@@ -422,6 +430,11 @@ class TrainData(KeptData):
             self._open(0)
             passed = taken - self._omitted(0, taken)
             next(islice(self.iterator, passed, passed), None)
+            return
+        if self.loader_state is not None and taken:
+            self.loader.load_state_dict(self.loader_state)
+            self._open(taken)
+            now.restore()
             return
         by_index, start = skips_by_index(self.loader), self.epoch_start
         skip = taken if by_index and self.resume_by == "skip" else 0

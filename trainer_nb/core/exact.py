@@ -288,7 +288,9 @@ def data_exactness(data) -> Exactness:
         found.obstacles.append("in_order=False: the workers' batches come in the order in which they are ready")
     if not workers or data.seed is not None:
         return found
-    if isinstance(loader.dataset, IterableDataset) or not skips_by_index(loader) or data.resume_by == "replay":
+    if hasattr(loader, "load_state_dict"):
+        found.assumed.append("the loader's own state brings its workers' random streams back, if the dataset draws from them")
+    elif isinstance(loader.dataset, IterableDataset) or not skips_by_index(loader) or data.resume_by == "replay":
         if keeps_workers(loader):
             found.assumed.append("the dataset draws nothing random in its persistent workers after the first epoch")
     elif draws_random(loader.dataset):
