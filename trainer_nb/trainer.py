@@ -6,7 +6,6 @@
 __all__ = ['WatchedLoop', 'ShownLoop', 'FiledLoop', 'Trainer']
 
 # %% ../nbs/40_trainer.ipynb #a2b7df3e
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from .core.drive import Answer, check_note, check_switch
 from .core.hook import ComponentHook
 from .core.exact import RewindLoop
 from .core.loop import LocalRunView
+from .core.saved import warn
 from .core.state import FitResult
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.inspect import InspectHook
@@ -63,7 +63,7 @@ class WatchedLoop(RewindLoop):
         elif self.run_folder is not None:
             self.run_folder.go_back(state["history"], self.history)
         else:
-            warnings.warn("the records of this run are in its folder: they come back with workspace= that folder", stacklevel=2)
+            warn("the records of this run are in its folder: they come back with workspace= that folder")
 
     @property
     def breakpoints(self) -> list[Breakpoint]:

@@ -258,12 +258,24 @@ class GuardedLoop(Surroundings):
 
     def set_streams(self, streams: RandomStreams | None) -> None:
         "Give the run other random streams; None: those that the first drive begins with."
+        if streams is None and self.driven:
+            streams = self._first_streams()
         if self._held is not None:
             self._held = streams
-        elif self.driven and streams is not None:
+        elif self.driven:
             streams.restore()
         else:
             self._streams = streams
+
+    def _first_streams(self) -> RandomStreams:
+        "Those that a drive would begin with now."
+        now = RandomStreams.capture()
+        if self.seed is None:
+            return now
+        seed_everything(self.seed)
+        first = RandomStreams.capture()
+        now.restore()
+        return first
 
     @contextmanager
     def run_streams(self):
@@ -342,7 +354,7 @@ class Session(GuardedLoop):
             self.hooks.fire_once("before_fit", self._begun, self)
 
     def _header(self) -> dict:
-        streams = RandomStreams.capture()
+        streams = self.streams() or RandomStreams.capture()
         return {"seed": self.seed, "totals": {"epochs": self.epochs, "max_steps": self.max_steps}, "random": checksum([streams.torch]), "weights": checksum(
             self.model.state_dict().values()), "batches": self.data.length, "fingerprint": fingerprint(self.train_dl)}
 
@@ -390,7 +402,7 @@ class Ending(Session):
     def _fail(self, error: BaseException) -> None:
         "After an exception: everything closed, the run resumable, the exception the user's own."
         self.exception = error
-        if self.window_open:
+        if self.window_open or self.failed is not None:
             self.inexact = (f"{type(error).__name__} in the middle of step {self.step_state.optimizer_step + 1}: its batches "
                             "are taken again, with other random numbers")
         self.error_text = "".join(traceback.format_exception(error))
@@ -461,6 +473,7 @@ class Drive(Ending):
                 self.boundaries += 1
                 if tick is not None:
                     tick(point)
+                    generator = self._generator  # another state may have been loaded there
                 if self.control.waiting or self.hooks.stale or self._due():
                     outcome = yield from self._at_boundary()
                     if outcome is not None:

@@ -8,7 +8,6 @@ __all__ = ['COUNTERS', 'PLACES', 'PositionState', 'ModuleState', 'HookState', 'S
 
 # %% ../../nbs/core/13_exact.ipynb #6132ecf0
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,7 @@ from .drive import Answer
 from .hook import HookRow
 from .journal import Intervention, Journal, fingerprint
 from .loop import Loop
-from .saved import CheckpointError, plain_copy, read_state, write_state
+from .saved import CheckpointError, plain_copy, read_state, warn, write_state
 from .state import Phase, RandomStreams, RunState
 
 # %% ../../nbs/core/13_exact.ipynb #152c2540
@@ -70,7 +69,7 @@ class ModuleState(PositionState):
 
     def _module_state(self) -> dict:
         model, scaler = self.plain_model, self.engine.scaler
-        modes = dict(self._modes or ()) if self._driver is None else {}
+        modes = {} if self.driven or model.training else dict(self._modes or ())  # the next drive brings those back
         return {
             "model": model.state_dict(), "optim": self.optim.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -94,11 +93,17 @@ class ModuleState(PositionState):
         if sizes[0] != sizes[1]:
             raise CheckpointError(f"this state is of another optimizer: its groups hold {sizes[0]} parameters, here they "
                                   f"hold {sizes[1]}")
+        there, here = state["optim"]["param_groups"][0].keys(), self.optim.param_groups[0].keys()
+        if self.optim.defaults.keys() - there and there - here - {"initial_lr", "param_names"}:
+            raise CheckpointError(f"this state is of another optimizer than {type(self.optim).__name__}: it has "
+                                  f"{', '.join(sorted(there - here))}, and no {', '.join(sorted(self.optim.defaults.keys() - there))}")
 
     def _load_modules(self, state: dict) -> None:
         model = self.plain_model
         model.load_state_dict(state["model"])
         self.optim.load_state_dict(state["optim"])
+        if state["position"]["optimizer_step"]:
+            self.optim._opt_called = True  # what torch's schedulers look at before they warn of a wrong order
         if isinstance(self.loss_fn, torch.nn.Module):
             self.loss_fn.load_state_dict(state["loss_fn"])
         if self.engine.scaler is not None and state["scaler"] is not None:
@@ -145,8 +150,8 @@ class HookState(ModuleState):
             if name in rows and hasattr(rows[name].hook, "load_state_dict"):
                 rows[name].hook.load_state_dict(state)
             else:
-                warnings.warn(f"the state has something to give back to a hook {name!r}, and there is none here: it is left "
-                              "out. Pass the hooks the run had, or expect another run", stacklevel=6)
+                warn(f"the state has something to give back to a hook {name!r}, and there is none here: it is left "
+                              "out. Pass the hooks the run had, or expect another run")
 
     def _random_state(self) -> dict:
         streams = self.streams()
@@ -233,15 +238,17 @@ class StateLoop(HookState):
 
     def load_told(self, state: dict) -> None:
         "Take over what `told_state` gave."
-        self.journal = Journal(state["journal"]["header"])
-        self.journal.entries = [Intervention(**entry) for entry in state["journal"]["entries"]]
+        told = plain_copy(state["journal"])
+        self.journal = Journal(told["header"])
+        self.journal.entries = [Intervention(**entry) for entry in told["entries"]]
+        if self.driven and not self.journal.header:  # of a run that had not begun
+            self.journal.header = self._header()
 
     def _compare(self, there: dict) -> None:
         here = self.fingerprint()
         other = [f"{name} {value!r} (here {here.get(name)!r})" for name, value in there.items() if value != here.get(name)]
         if other:
-            warnings.warn("the state was taken with " + ", ".join(other) + ": what goes on from it may differ in bits",
-                          stacklevel=5)
+            warn("the state was taken with " + ", ".join(other) + ": what goes on from it may differ in bits")
 
 # %% ../../nbs/core/13_exact.ipynb #1be8f7d3
 @dataclass
@@ -286,6 +293,8 @@ def data_exactness(data) -> Exactness:
         return found
     if workers and not getattr(loader, "in_order", True):
         found.obstacles.append("in_order=False: the workers' batches come in the order in which they are ready")
+    if not workers and isinstance(loader.dataset, IterableDataset):
+        found.assumed.append("the dataset, while it is iterated, draws nothing from the random streams that the model draws from")
     if not workers or data.seed is not None:
         return found
     if hasattr(loader, "load_state_dict"):

@@ -21,7 +21,7 @@ import torch
 
 from .control import (Command, Inspection, Reply, Series, StepTimes,
                                      TunableView)
-from .data import loader_length
+from .data import loader_generators, loader_length
 from .drive import CELLS, FLOW, PatientLoop, check_step
 from .state import FitResult, Position, RandomStreams, RunState, ThreadState, refuse_open_contexts
 from .training import named_loaders
@@ -373,12 +373,17 @@ class Loop(AskableLoop):
             for loader_name, loader in loaders.items():
                 if loader_length(loader) == 0:
                     raise ValueError(f"{name}: the loader {loader_name!r} is empty")
-            generator = self.evaluate(loaders, stage)
-            while True:
-                try:
-                    next(generator)
-                except StopIteration as end:
-                    return end.value
+            generators = [each for loader in self.valid_loaders.values() for each in loader_generators(loader)]
+            states = [each.get_state() for each in generators]
+            evaluation = self.evaluate(loaders, stage)
+            try:
+                while True:
+                    next(evaluation)
+            except StopIteration as end:
+                return end.value
+            finally:
+                for each, state in zip(generators, states):
+                    each.set_state(state)
 
     @contextmanager
     def _looking(self, name: str):

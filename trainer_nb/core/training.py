@@ -77,6 +77,7 @@ class EvaluationLoop(ClosingLoop):
                 metric.to(self.device)
         self.limit_batches = limit_batches
         self.eval_batch: int | None = None  # in the evaluation in hand
+        self.evaluation_done = False  # the last one went to its end
         self.records: dict[str, float] = {}  # of the last evaluation
         self.owns_streams = False  # the global streams are the run's at the moment
 
@@ -102,7 +103,7 @@ class EvaluationLoop(ClosingLoop):
 
     def evaluate(self, loaders: dict, stage: str = "valid"):
         "Evaluate on named loaders; a generator that yields between batches and returns the records."
-        records = {}
+        records, self.evaluation_done = {}, False
         with self._evaluating():
             self.split = next(iter(loaders))
             self.hooks.fire(f"before_{stage}", self)
@@ -113,6 +114,7 @@ class EvaluationLoop(ClosingLoop):
                 records |= {f"{name}/{key}": value for key, value in totals.compute().items()}
             self.records = records
             self.hooks.fire(f"after_{stage}", self)
+            self.evaluation_done = True
         return records
 
     def _evaluate_batches(self, loader, name, totals):
@@ -434,13 +436,16 @@ class TrainLoop(EpochLoop):
 
     @contextmanager
     def _evaluating(self):  # a generator that training shares with an evaluation is put back too
-        states = [(generator, generator.get_state()) for generator in loader_generators(self.train_dl)]
+        shared = loader_generators(self.train_dl)
+        own = [each for loader in self.valid_loaders.values() for each in loader_generators(loader) if each not in shared]
+        states = [(generator, generator.get_state()) for generator in shared + own]
         try:
             with super()._evaluating():
                 yield
         finally:
-            for generator, state in states:
-                generator.set_state(state)
+            for generator, state in states:  # one of the validation's own goes on, unless its evaluation will be run again
+                if generator in shared or not self.evaluation_done:
+                    generator.set_state(state)
 
     def close_loaders(self) -> None:
         "End the worker processes of training and validation."

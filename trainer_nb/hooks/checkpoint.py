@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from ..core.control import Command
 from ..core.drive import Answer
 from ..core.exact import RewindPoint
 from ..core.hook import Hook
-from ..core.saved import CheckpointError, read_state, write_state, write_whole
+from ..core.saved import CheckpointError, read_state, warn, write_state, write_whole
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #0ef90b07
 class Writer:
@@ -77,7 +76,7 @@ class CheckpointFolder:
         except FileNotFoundError:
             found = None
         except (ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"{self.path / LIST} is damaged ({type(error).__name__}: {error}): the files are asked", stacklevel=2)
+            warn(f"{self.path / LIST} is damaged ({type(error).__name__}: {error}): the files are asked")
             found = None
         if found is None:
             files = sorted(self.path.glob("step_*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
@@ -137,7 +136,7 @@ class CheckpointFolder:
             try:
                 yield each, read_state(self.path / each.file)
             except (CheckpointError, OSError) as error:
-                warnings.warn(f"{error}; the one before is tried", stacklevel=3)
+                warn(f"{error}; the one before is tried")
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #5354c679
 class ExitSignals:

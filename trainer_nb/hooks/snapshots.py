@@ -7,13 +7,12 @@ __all__ = ['memory_bytes', 'state_bytes', 'least_missed', 'Snapshot', 'SnapshotH
 
 # %% ../../nbs/hooks/16_snapshots.ipynb #c03c3d71
 import re
-import warnings
 
 import torch
 
 from ..core.exact import RewindPoint
 from ..core.hook import Hook
-from ..core.saved import plain_copy
+from ..core.saved import plain_copy, warn
 
 # %% ../../nbs/hooks/16_snapshots.ipynb #436ae95b
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -100,8 +99,8 @@ class SnapshotHook(Hook):
             steps = [each.step for each in self.snapshots]
             del self.snapshots[least_missed(steps) if len(steps) > 2 else 0]
         if self.snapshots[0].bytes > self.memory:
-            warnings.warn(f"one snapshot takes {self.snapshots[0].bytes / 1e6:,.0f} MB, and memory= allows "
-                          f"{self.memory / 1e6:,.0f} MB: only the last one is kept", stacklevel=2)
+            warn(f"one snapshot takes {self.snapshots[0].bytes / 1e6:,.0f} MB, and memory= allows "
+                          f"{self.memory / 1e6:,.0f} MB: only the last one is kept")
 
     def rewind_points(self) -> list[Snapshot]:
         "The states in memory."

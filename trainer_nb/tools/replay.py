@@ -6,12 +6,12 @@
 __all__ = ['REPLAYED', 'first_difference', 'path_of', 'ReplayHook']
 
 # %% ../../nbs/tools/21_replay.ipynb #cb6df7d6
-import warnings
 from pathlib import Path
 
 from ..core.hook import Hook
 from ..core.journal import Intervention, Journal
 from ..core.loop import read_total, total_text
+from ..core.saved import warn
 from ..core.tunable import find_tunable
 
 # %% ../../nbs/tools/21_replay.ipynb #8be0047c
@@ -73,7 +73,7 @@ class ReplayHook(Hook):
         there, here = (header.get("fingerprint", {}) for header in (self.journal.header, trainer.journal.header))
         other = [f"{name} {value!r} (here {here.get(name)!r})" for name, value in there.items() if value != here.get(name)]
         if other:
-            warnings.warn(f"the journal was recorded with {', '.join(other)}: weights may differ in bits", stacklevel=2)
+            warn(f"the journal was recorded with {', '.join(other)}: weights may differ in bits")
 
     def _act(self, trainer) -> None:
         "Do what is due at this boundary, and ask for the next one."
