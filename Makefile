@@ -17,7 +17,7 @@ QUICK_START := nbs/tutorials/10_quick_start.ipynb
 KERNELS := 6.31 7.3
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: env lab test export clean docs chromium lock
+.PHONY: env lab test torture export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(KERNELS:%=$(VENV)-ipykernel-%/.made)
@@ -45,6 +45,10 @@ test: env chromium
 	$(NOTEBOOKS) test
 	$(NOTEBOOKS) docs
 	$(BIN)/python -m pytest $(PYTESTFLAGS)
+
+# A training process is killed 200 times, taken up each time, and compared with one that nobody disturbed.
+torture: env
+	$(BIN)/python tests/test_torture.py 200
 
 # Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.
 chromium:

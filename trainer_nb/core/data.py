@@ -127,6 +127,8 @@ class IgnoreInterrupt:
 
     def __call__(self, worker_id: int):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # a cluster tells the whole group of processes that it is to end; the second one is torch's, for a worker that hangs
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         if self.inner is not None:
             self.inner(worker_id)
 

@@ -410,6 +410,7 @@ class Ending(Session):
         self.state = RunState.INTERRUPTED if interrupted else RunState.ERROR
         self._forget_pauses()
         self._note_end()
+        self.exit_code = None
         for end in (self._drop_generator, lambda: self._tell("after_cancel" if interrupted else "after_exception"),
                     lambda: self._tell("cleanup_fit")):
             try:
