@@ -57,10 +57,10 @@ def later(condition, seconds=20):
 class Live:
     """A run in a notebook, seen from outside."""
 
-    def __init__(self, lab, server, cells, kernel="python3"):
+    def __init__(self, lab, server, cells, kernel="python3", setup=SETUP):
         self.lab, self.server, self.page = lab, server, lab.page
         Path(server.folder, "told.json").unlink(missing_ok=True)
-        server.write_notebook("run.ipynb", [SETUP, *cells], kernel=kernel)
+        server.write_notebook("run.ipynb", [setup, *cells], kernel=kernel)
         lab.open("run.ipynb")
         lab.problems.clear()  # Notebook 7 has one of its own while it loads
         lab.run_cell(0)

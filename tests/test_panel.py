@@ -34,6 +34,7 @@ class Run:
         self.loaders, self.in_cell, self.failed = ["valid"], True, ""
         self.commands, self.breakpoints, self.step_times, self.inspection = frozenset(), [], None, None
         self.memory = "Memory", 2**30, None
+        self.branches, self.records_version, self.can_rewind, self.last_saved = [], 0, False, None
 
     @property
     def position(self):
@@ -74,7 +75,7 @@ def test_only_news_is_read():
     curves = Curves(run)
     curves.update()
     run.steps = 8
-    assert curves.update() == 16
+    assert curves.update() == (0, 16)
     assert run.asked_for == [{}, {"train/loss": 5, "time/step": 5}]
     assert curves.of["train/loss"].column("step").tolist() == list(range(1, 9))
     assert "time/step" not in curves.of  # counted, so that it is not sent again, but never drawn

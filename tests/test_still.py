@@ -41,6 +41,7 @@ def make_view(records=(), steps=None, name="Net", state=RunState.FINISHED, error
         error=error,
         journal=Journal(),
         history=history,
+        branches=[],
         records=lambda since=None: history.since(since or {}),
     )
 

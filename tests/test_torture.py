@@ -318,9 +318,10 @@ def test_told_twice_while_a_file_is_written(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return saved.write_state(state, path)
     monkeypatch.setattr("trainer_nb.hooks.checkpoint.write_state", slow)
-    with handled(signal.SIG_IGN), pytest.raises(SystemExit) as end:
-        make(tmp_path, settings={"every_steps": 6}).fit()
-    assert end.value.code == 143 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with handled(signal.SIG_IGN):
+        with pytest.raises(SystemExit) as end:
+            make(tmp_path, settings={"every_steps": 6}).fit()
+        assert end.value.code == 143 and signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     monkeypatch.undo()
     goes_on(tmp_path, latest(tmp_path)[1]["position"]["optimizer_step"])
 

@@ -165,10 +165,17 @@ class RunView(Protocol):
     failed: str  # "batch 12 of epoch 3", "" unless a training batch failed
     loaders: list[str]  # names of the validation loaders
     in_cell: bool  # a cell is waiting for the run: there is something to detach from
+    branches: list  # of Branch: what rewinds took back
+    records_version: int  # another one: points read before are no longer the run's
+    can_rewind: bool  # a hook keeps states to go back to
+    last_saved: tuple[int, float] | None  # step of the last file, and seconds since
     memory: tuple[str, int, int | None]  # "GPU memory" or "Memory", bytes in use, and in all
 
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
         "New points of each name, from the given counts on."
+
+    def rewind_points(self) -> list[int]:
+        "The steps to go back to, ascending; may look at the disk."
 
     def post(self, command: Command) -> Reply:
         "Ask for something; never blocks."

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -313,6 +314,7 @@ def data_exactness(data) -> Exactness:
 # %% ../../nbs/core/13_exact.ipynb #14dcb9d7
 class ExactLoop(StateLoop):
     "Files of a state, and whether they are exact."
+    last_saved: tuple[int, float] | None = None  # step of the last file, and when it was written (perf_counter)
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
         self.answers["save"] = Answer(lambda command: self._save(command.values["path"], command.source), self._check_save,
@@ -329,6 +331,7 @@ class ExactLoop(StateLoop):
 
     def _save(self, path: Path, source: str = "code") -> None:
         write_state(self.state_dict(), path)
+        self.last_saved = self.step_state.optimizer_step, perf_counter()
         self.record("save", path.name, source=source)
 
     def _do(self, name: str, **values) -> None:

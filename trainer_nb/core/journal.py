@@ -46,7 +46,8 @@ class Intervention:
         said = "" if self.new is None else f": {self.new}"
         texts = {"tune": f" {self.old} → {self.new}", "hook": f" {self.old} → {self.new}", "note": said, "pause": said,
                  "skip": f"{said} left out", "rewind": f" {self.old} → {self.new}", "totals": f" {self.old} → {self.new}"}
-        return f"step {self.step:,}: {self.name}{texts.get(self.kind, '')} ({self.source})"
+        what = "rewind" if self.kind == "rewind" else self.name
+        return f"step {self.step:,}: {what}{texts.get(self.kind, '')} ({self.source})"
 
 # %% ../../nbs/core/04_journal.ipynb #aee86a35
 def checksum(tensors) -> str:
@@ -145,15 +146,22 @@ class Journal:
         self.entries.append(entry)
         return entry
 
-    def surviving(self) -> list[Intervention]:
-        "The entries on the path that the run has really gone: what a rewind took back is left out, and the rewind itself."
+    def path(self) -> list[Intervention]:
+        "The entries on the path that the run has really gone: what a rewind took back is left out, the rewind is there."
         path: list[Intervention] = []
-        for entry in self.entries:
-            if entry.survives is None:
-                path.append(entry)
-            else:
+        for entry in list(self.entries):
+            if entry.survives is not None:
                 path = [each for each in path if each.number <= entry.survives]
+            path.append(entry)
         return path
+
+    def surviving(self) -> list[Intervention]:
+        "The path without its rewinds: what a replay has to do."
+        return [entry for entry in self.path() if entry.survives is None]
+
+    def changes(self) -> list[Intervention]:
+        "What made the run what it is: settings and hooks that were changed, and the rewinds, on its path."
+        return [entry for entry in self.path() if entry.kind in ("tune", "hook", "rewind")]
 
     def __len__(self):
         return len(self.entries)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['total_text', 'read_total', 'ReadyLoop', 'FitLoop', 'BackgroundLoop', 'AwaitedLoop', 'AskableLoop', 'Loop',
-           'memory_of_process', 'LocalRunView']
+           'memory_of_process', 'LocalRecords', 'LocalRunView']
 
 # %% ../../nbs/core/11_loop.ipynb #5b8c4d29
 import asyncio
@@ -447,12 +447,46 @@ def memory_of_process() -> tuple[str, int, None]:
         return "Peak memory", peak * (1 if sys.platform == "darwin" else 1024), None
 
 # %% ../../nbs/core/11_loop.ipynb #ecaa9349
-class LocalRunView:
-    "A `RunView` of a loop in this process."
+class LocalRecords:
+    "What has been told of a loop in this process, and what is kept of it."
     def __init__(self, loop: Loop, name: str | None = None):
         self.loop = loop
         self.name = name or type(loop.model).__name__
 
+    def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
+        "New points of each record name."
+        history = getattr(self.loop, "history", None)
+        return {} if history is None else history.since(since or {})
+
+    @property
+    def branches(self) -> list:
+        "What rewinds took back."
+        history = getattr(self.loop, "history", None)
+        return [] if history is None else history.branches
+
+    @property
+    def records_version(self) -> int:
+        "Changes when points are taken away."
+        return getattr(getattr(self.loop, "history", None), "version", 0)
+
+    @property
+    def can_rewind(self) -> bool:
+        "A hook keeps states to go back to."
+        return any(hasattr(hook, "rewind_points") for hook in self.loop.hooks)
+
+    @property
+    def last_saved(self) -> tuple[int, float] | None:
+        "Step of the last file that was written, and seconds since."
+        saved = getattr(self.loop, "last_saved", None)
+        return saved and (saved[0], perf_counter() - saved[1])
+
+    def rewind_points(self) -> list[int]:
+        "The steps to go back to."
+        return sorted({point.step for point in self.loop.rewind_points()}) if self.can_rewind else []
+
+# %% ../../nbs/core/11_loop.ipynb #21e051c0
+class LocalRunView(LocalRecords):
+    "A `RunView` of a loop in this process."
     state = property(lambda self: self.loop.state)
     journal = property(lambda self: self.loop.journal)
     error = property(lambda self: self.loop.error_text)
@@ -506,11 +540,6 @@ class LocalRunView:
                            rule.doc, entry.owner, self.loop.pending.get(name), name in self.loop.pending,
                            self.loop.refused.get(name, ""), name == "lr" and self.loop.lr is None
                            and getattr(self.loop, "sched", None) is not None)
-
-    def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
-        "New points of each record name."
-        history = getattr(self.loop, "history", None)
-        return {} if history is None else history.since(since or {})
 
     def post(self, command: Command) -> Reply:
         "Ask the run for something."

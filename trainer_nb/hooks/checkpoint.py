@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LIST', 'Writer', 'Kept', 'read_entry', 'is_alive', 'CheckpointFolder', 'ExitSignals', 'check_rules',
-           'CheckpointSaving', 'CheckpointHook']
+           'CheckpointSaving', 'CheckpointTaking', 'CheckpointHook']
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #e0fb2caf
 import json
@@ -256,7 +256,10 @@ class CheckpointSaving(Hook):
                      self._value, exact=not suffix)
         self._wait()  # what went wrong before is told before anything new
         taken, folder = trainer.state_dict(), self.folder
-        self.writer.start(lambda: folder.add(taken, entry))
+        def write():
+            folder.add(taken, entry)
+            trainer.last_saved = entry.step, time.perf_counter()
+        self.writer.start(write)
         self._last = place
 
     def _wait(self) -> None:
@@ -296,27 +299,8 @@ class CheckpointSaving(Hook):
                 self._want(trainer)
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #88db3cc1
-class CheckpointHook(CheckpointSaving):
-    "Keeps the run on disk: every so many steps or epochs, the best, at the end, and when a signal says that it ends."
-    __init__ = CheckpointSaving.__init__
-
-    def before_fit(self, trainer):
-        "Take up the latest checkpoint, if the run has not begun; be ready for signals."
-        if not self._ready:
-            place = self.given or Path(getattr(trainer, "workspace", None) or ".", "checkpoints")
-            self.folder = CheckpointFolder(place, *self.rules)
-            trainer.answers["checkpoint"] = Answer(lambda command: self._by_hand(trainer, command),
-                                                   harmless=(OSError, CheckpointError))
-            if self.resume is not None and not trainer.boundaries:
-                self._take_up(trainer)
-            self._ready = True
-        self._wanted = False
-        self.signals.install(trainer)
-
-    def _by_hand(self, trainer, command) -> None:
-        self._save(trainer)
-        trainer.record("save", "checkpoint", source=command.source)
-
+class CheckpointTaking(CheckpointSaving):
+    "How a checkpoint is taken up."
     def _take_up(self, trainer) -> None:
         if self.resume != "latest":
             path = Path(self.resume)
@@ -350,6 +334,38 @@ class CheckpointHook(CheckpointSaving):
             return []
         return [RewindPoint(entry.step, -1, partial(take, entry)) for entry in self.folder.kept() if entry.live and entry.exact]
 
+    def state_dict(self):
+        "The best value so far."
+        return {} if self._best_value is None else {"best_value": self._best_value, "value": self._value}
+
+    def load_state_dict(self, state):
+        "Go on comparing with it."
+        self._best_value, self._value = state["best_value"], state["value"]
+
+# %% ../../nbs/hooks/15_checkpoint.ipynb #8c510dcd
+class CheckpointHook(CheckpointTaking):
+    "Keeps the run on disk: every so many steps or epochs, the best, at the end, and when a signal says that it ends."
+    __init__ = CheckpointSaving.__init__
+
+    def before_fit(self, trainer):
+        "Take up the latest checkpoint, if the run has not begun; be ready for signals."
+        if not self._ready:
+            place = self.given or Path(getattr(trainer, "workspace", None) or ".", "checkpoints")
+            self.folder = CheckpointFolder(place, *self.rules)
+            trainer.answers["checkpoint"] = Answer(lambda command: self._by_hand(trainer, command),
+                                                   harmless=(OSError, CheckpointError))
+            if self.resume is not None and not trainer.boundaries:
+                self._take_up(trainer)
+            self._ready = True
+        self._wanted = False
+        self.signals.install(trainer)
+
+    def _by_hand(self, trainer, command) -> None:
+        self._save(trainer)
+        if not trainer.driven:  # nothing is held up, and nobody else would hear of an error
+            self._wait()
+        trainer.record("save", "checkpoint", source=command.source)
+
     def after_fit(self, trainer):
         "The end of the run is kept."
         self._save_end(trainer)
@@ -377,11 +393,3 @@ class CheckpointHook(CheckpointSaving):
             self.signals.remove()
         if trainer.exit_code is not None and self.exit_wait:
             time.sleep(self.exit_wait)
-
-    def state_dict(self):
-        "The best value so far."
-        return {} if self._best_value is None else {"best_value": self._best_value, "value": self._value}
-
-    def load_state_dict(self, state):
-        "Go on comparing with it."
-        self._best_value, self._value = state["best_value"], state["value"]

@@ -36,6 +36,7 @@ class Points:
     def __init__(self):
         self._columns: dict[str, tuple[array, ...]] = {}
         self.branches: list[Branch] = []
+        self.version = 0  # another one after points were taken away
         self._lock = threading.Lock()
         self.flush = lambda: None  # brings in what is still on the device
         self.draw = None  # makes a figure of a history
@@ -72,7 +73,7 @@ class Points:
         gone = {name: self.series(name, counts.get(name, 0)) for name in self.names}
         branch = Branch(number, start, end, {name: series for name, series in gone.items() if len(series)})
         with self._lock:
-            self.branches = [*self.branches, branch]
+            self.branches, self.version = [*self.branches, branch], self.version + 1
             for name, columns in self._columns.items():
                 for column in columns:
                     del column[counts.get(name, 0):]
@@ -90,6 +91,7 @@ class Points:
         "Hold the points of a checkpoint, and no others."
         self.flush()
         with self._lock:
+            self.version += 1
             self._columns = {name: tuple(array(code, np.asarray(column).tobytes()) for code, column in zip("qdqdd", columns))
                              for name, columns in state["points"].items()}
             self.branches = [Branch(**{**branch, "series": {name: Series(*map(np.asarray, columns))

@@ -15,11 +15,22 @@ function unpacked(trace) {
 export default {
   render({ model, el }) {
     const box = el.appendChild(document.createElement("div"));
-    let asked = 0, timer = 0;
+    let asked = 0, timer = 0, click = 0;
     const draw = () => {
       asked = 0;
       const { data, layout } = model.get("figure");
       Plotly.react(box, data.map(unpacked), structuredClone(layout), CONFIG);
+      if (!listening) listening = listen();
+    };
+    // A click chooses a place on the x-axis; the second one of a double click, which ends a zoom, does not.
+    let listening = false;
+    const listen = () => {
+      box.on("plotly_click", ({ points, event }) => {
+        clearTimeout(click);
+        if (event.detail < 2) click = setTimeout(() => model.send({ x: Number(points[0].x) }), 350);
+      });
+      box.on("plotly_doubleclick", () => clearTimeout(click));
+      return true;
     };
     const ask = () => { asked ||= requestAnimationFrame(draw); };  // a page in the background draws when it is looked at
     const observer = new ResizeObserver(() => {
@@ -33,6 +44,7 @@ export default {
       model.off("change:figure", ask);
       observer.disconnect();
       clearTimeout(timer);
+      clearTimeout(click);
       cancelAnimationFrame(asked);
       Plotly.purge(box);
     };

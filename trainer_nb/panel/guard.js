@@ -27,7 +27,10 @@ export default {
   render({ model, el }) {
     el.style.display = "none";
     const stop = withRoot(el, (root) => {
-      const key = (event) => { if (!passesOn(event)) event.stopPropagation(); };
+      const key = (event) => {
+        if (event.key === "Escape") root.querySelector(".tnb-chooser .cancel")?.click();  // nothing where it is not open
+        if (!passesOn(event)) event.stopPropagation();
+      };
       // Notebook takes keys on their way down, before the panel sees them; its shortcuts spare an element with this attribute.
       // The window is asked before the page.
       const early = (event) => {

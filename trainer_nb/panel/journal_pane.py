@@ -37,29 +37,32 @@ def shown_value(name: str, value) -> str:
 
 def change_text(entry: Intervention) -> str:
     "What an entry changed, in words."
-    if entry.kind in ("tune", "hook", "memory"):
+    if entry.kind == "rewind":
+        return f"step {entry.old:,} → {entry.new:,}"
+    if entry.kind in ("tune", "hook", "memory", "totals"):
         return f"{shown_value(entry.name, entry.old)} → {shown_value(entry.name, entry.new)}"
     forms = {"note": "“{}”", "skip": "{} left out"}
     return "–" if entry.new is None else forms.get(entry.kind, "{}").format(entry.new)
 
-def entry_row(entry: Intervention, batches: int | None) -> str:
-    "One row of the table; HTML. `batches` of an epoch tell how far into it the step was."
-    marked = entry.kind in ("tune", "hook")
+def entry_row(entry: Intervention, batches: int | None, rewound: bool = False) -> str:
+    "One row of the table, faint if a rewind took it back; HTML. `batches` of an epoch tell how far into it the step was."
+    marked = entry.kind in ("tune", "hook", "rewind")
     mark = f'<span class="number">{entry.number}</span>' if marked else '<span class="number dot">·</span>'
     epoch = f"{entry.epoch + min(1.0, entry.batch_idx / batches):.2f}" if batches else f"{entry.epoch}"
-    what = entry.kind if entry.kind == "skip" else entry.name
+    what = entry.kind if entry.kind in ("skip", "rewind", "validate") else entry.name
     source = SOURCES.get(entry.source, entry.source)
-    return (f'<tr><td>{mark}</td><td class="num">{entry.step:,}</td><td class="num quiet">{epoch}</td>'
+    row = '<tr class="rewound" title="Taken back by a rewind">' if rewound else "<tr>"
+    return (f'{row}<td>{mark}</td><td class="num">{entry.step:,}</td><td class="num quiet">{epoch}</td>'
             f'<td class="quiet spare">{html.escape(entry.time)}</td><td><b>{html.escape(what)}</b></td>'
             f'<td class="rest">{html.escape(change_text(entry))}</td>'
             f'<td class="quiet spare">{html.escape(source)}</td></tr>')
 
-def entry_table(entries: list[Intervention], batches: int | None) -> str:
-    "Rows in the order given, or a word where there are none; HTML."
+def entry_table(entries: list[Intervention], batches: int | None, path: set[int] | None = None) -> str:
+    "Rows in the order given, or a word where there are none; `path`: numbers that no rewind took back; HTML."
     if not entries:
         return ('<div class="hollow">Nothing was changed by hand yet.<br>'
                 "Each change is noted here with its step, and a script can repeat it.</div>")
-    body = "".join(entry_row(entry, batches) for entry in entries)
+    body = "".join(entry_row(entry, batches, path is not None and entry.number not in path) for entry in entries)
     return f'<table class="plain"><thead><tr>{HEADS}</tr></thead><tbody>{body}</tbody></table>'
 
 # %% ../../nbs/panel/36_journal_pane.ipynb #10318df2
@@ -110,6 +113,8 @@ def promise(journal: Journal) -> str:
         words += ", from the same random state (the run had no seed)"
     if any(entry.kind == "skip" for entry in journal.entries):
         words += ", once the batch that failed is left out again"
+    if any(entry.kind == "rewind" for entry in journal.entries):
+        words += ", of rewinds the path that was gone on with"
     return f"{words}. Pauses and notes are left out."
 
 # %% ../../nbs/panel/36_journal_pane.ipynb #913587a1
@@ -179,7 +184,8 @@ class JournalPane(Pane):
         if whole:
             self._page = min(max(0, self._page), last)
         first, most = (self._page * PAGE, PAGE) if whole else (0, SHOWN)
-        self.table.value = entry_table(entries[first:first + most], batches)
+        path = {entry.number for entry in self.view.journal.path()}
+        self.table.value = entry_table(entries[first:first + most], batches, path)
         self.more.description = f"Show the last {SHOWN}" if whole else f"Show all {count:,}"
         self.pages.layout.display = None if count > SHOWN else "none"
         for each in (self.newer, self.older, self.count):

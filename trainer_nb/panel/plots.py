@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['AXES', 'COLUMNS', 'TRAIN', 'VALID', 'MARK', 'OTHERS', 'ROW', 'KEPT_RUNS', 'ENDED', 'EARLIER', 'Curve', 'Curves',
-           'colour', 'layout', 'traces', 'mark_spots', 'mark_traces', 'figure', 'Chart', 'keep_losses', 'earlier_runs',
-           'earlier_traces', 'Plots']
+           'colour', 'layout', 'noisy', 'rewound_traces', 'traces', 'mark_spots', 'mark_traces', 'figure', 'Chart',
+           'keep_losses', 'earlier_runs', 'earlier_traces', 'Plots']
 
 # %% ../../nbs/panel/32_plots.ipynb #9a74aacd
 import html
 import math
 import threading
+from collections.abc import Callable
 
 import anywidget
 import ipywidgets as widgets
@@ -87,21 +88,49 @@ class Curves:
     def __init__(self, view: RunView):
         self.view = view
         self.of: dict[str, Curve] = {}
+        self.rewound: list[dict[str, Curve]] = []  # by name, what each rewind took back
         self._counts: dict[str, int] = {}
+        self._version = 0  # of the points that have been read
         self._lock = threading.Lock()
 
-    def update(self) -> int:
-        "Read what is new; returns how many points have been read in all."
+    def update(self) -> tuple[int, int]:
+        "Read what is new, or all anew after a rewind; returns what changes with what has been read."
         with self._lock:
-            for name, series in self.view.records(self._counts).items():
-                self._counts[name] = self._counts.get(name, 0) + len(series)
-                if not name.startswith("time/"):  # numbers of the head, never drawn
-                    self.of.setdefault(name, Curve()).extend(series)
-            return sum(self._counts.values())
+            version = None
+            while version != self.view.records_version:  # a rewind while reading: once more
+                version = self.view.records_version
+                if version != self._version:
+                    self._read_branches()
+                    self.of, self._counts, self._version = {}, {}, version
+                self._extend(self.view.records(self._counts))
+            return version, sum(self._counts.values())
+
+    def _extend(self, records: dict[str, Series]) -> None:
+        for name, series in records.items():
+            self._counts[name] = self._counts.get(name, 0) + len(series)
+            if not name.startswith("time/"):  # numbers of the head, never drawn
+                self.of.setdefault(name, Curve()).extend(series)
+
+    def _read_branches(self) -> None:
+        self.rewound = []
+        for branch in self.view.branches:
+            self.rewound.append(curves := {})
+            for name, series in branch.series.items():
+                curves[name] = Curve()
+                curves[name].extend(series)
+
+    def step_at(self, axis: str, x: float) -> int:
+        "The optimizer step at a place of the x-axis."
+        longest = max(self.of.values(), key=lambda curve: curve.count, default=Curve())
+        if axis == "step" or not longest.count:
+            return max(0, round(x))
+        at = int(np.searchsorted(longest.column(axis), np.float32(x), side="right")) - 1
+        return int(longest.column("step")[at]) if at >= 0 else 0
 
     def last(self, axis: str) -> float:
         "Where the longest curve ends; 0 without any."
-        return max((float(curve.column(axis)[-1]) for curve in self.of.values() if curve.count), default=0.0)
+        kept = [*self.of.values(), *(curve for branch in self.rewound for curve in branch.values())]
+        return max((float(curve.column(axis)[-1]) for curve in kept if curve.count), default=0.0)
 
     def losses(self) -> list[str]:
         "The names of the losses, training first."
@@ -160,7 +189,8 @@ def layout(groups: dict, log: bool, last: float) -> dict:
         axis = index + 2
         result[f"xaxis{axis}"] = across | {"anchor": f"y{axis}", "domain": [left, left + 0.28], "nticks": 4, "matches": "x"}
         result[f"yaxis{axis}"] = plain | {"anchor": f"x{axis}", "domain": [max(0, top - 86 / inner), top], "nticks": 4,
-                                          "exponentformat": "e", "showticklabels": bool(members) and not empty}
+                                          "exponentformat": "e", "showticklabels": bool(members) and not empty,
+                                          "rangemode": "tozero" if title == "lr" else "normal"}
         result["annotations"].append({
             "xref": "paper", "yref": "paper", "x": left, "y": top + 20 / inner, "xanchor": "left", "yanchor": "middle",
             "text": f"<b>{html.escape(title)}</b>", "showarrow": False, "font": {"size": 12}, "xshift": -33})
@@ -174,9 +204,33 @@ def _line(x, y, ink: str, axis: int, name: str, *, width: float = 2.25, opacity:
             "xaxis": f"x{number}", "yaxis": f"y{number}", "hoverinfo": None if hover else "skip",
             "hovertemplate": "%{y:.5g}" if hover else None}
 
+def noisy(name: str) -> bool:
+    "A record of each step, which is smoothed."
+    return name != "lr" and ("/" not in name or name.startswith("train/"))
+
+def rewound_traces(curves: Curves, groups: dict, axis: str, window: int) -> list[dict]:
+    "What rewinds took back, faint: one line a record, with holes between the branches."
+    places = dict.fromkeys(curves.losses() or ["train/loss"], 1)
+    for number, members in enumerate(groups.values(), 2):
+        places |= dict.fromkeys(members, number)
+    found, names = [], list(curves.of)
+    for name, number in places.items():
+        parts = [branch[name] for branch in curves.rewound if name in branch]
+        points = max(20, 700 // max(1, len(parts)))
+        lines = [part.smoothed(axis, window, points) if noisy(name) else part.raw(axis, points) for part in parts]
+        if lines:
+            x, y = (np.concatenate([np.append(line[k], np.float32(math.nan)) for line in lines]) for k in (0, 1))
+            live = curves.of.get(name, Curve()).raw(axis)[1]
+            if len(live):  # what ran away would press the others flat
+                low, high = float(live.min()), float(live.max())
+                room = (high - low) / 2 or abs(high)
+                y[(y < low - room) | (y > high + room)] = math.nan
+            found.append(_line(x, y, colour(name, names), number, "rewound", width=1.5, opacity=0.35, hover=False))
+    return found
+
 def traces(curves: Curves, groups: dict, axis: str, window: int) -> list[dict]:
     "The traces of the figure, thinned for the screen, under fixed positions."
-    found = []
+    found = rewound_traces(curves, groups, axis, window)
     losses, names = curves.losses(), list(curves.of)
     for name in losses or ["train/loss"]:
         curve, ink = curves.of.get(name, Curve()), colour(name, names)
@@ -188,17 +242,16 @@ def traces(curves: Curves, groups: dict, axis: str, window: int) -> list[dict]:
     for number, (title, members) in enumerate(groups.items(), 2):
         for name in members or [title]:
             curve, ink = curves.of.get(name, Curve()), colour(name, names)
-            noisy = name != "lr" and ("/" not in name or name.startswith("train/"))  # a point a step
-            if noisy:
+            if noisy(name):
                 found.append(_line(*curve.raw(axis), ink, number, "raw", width=1, opacity=0.22, hover=False))
-            line = curve.smoothed(axis, window) if noisy else curve.raw(axis)
-            found.append(_line(*line, ink, number, name, width=1.75, points=not noisy and name != "lr"))
+            line = curve.smoothed(axis, window) if noisy(name) else curve.raw(axis)
+            found.append(_line(*line, ink, number, name, width=1.75, points=not noisy(name) and name != "lr"))
     return found
 
 # %% ../../nbs/panel/32_plots.ipynb #d68a069b
 def mark_spots(view: RunView, curves: Curves, axis: str) -> list[tuple[float, list]]:
     "Where something was changed by hand: places on the x-axis, each with its interventions."
-    changes = [entry for entry in list(view.journal.entries) if entry.kind in ("tune", "hook")]
+    changes = sorted(view.journal.changes(), key=lambda entry: entry.step)
     longest = max(curves.of.values(), key=lambda curve: curve.count, default=Curve())
     if not changes or not longest.count:
         return []
@@ -241,7 +294,7 @@ def figure(view: RunView, axis: str = "step", window: int = 33, log: bool = Fals
 
 # %% ../../nbs/panel/32_plots.ipynb #d098605b
 class Chart(anywidget.AnyWidget):
-    "A plotly figure in the page, drawn whole whenever `figure` changes."
+    "A plotly figure in the page, drawn whole whenever `figure` changes; a click tells its place on the x-axis."
     _esm = f"{get_plotlyjs()}\n{package_text('chart.js')}"
     figure = traitlets.Dict({"data": [], "layout": {}}).tag(sync=True)
 
@@ -274,8 +327,8 @@ def earlier_traces(runs: list[dict], axis: str) -> list[dict]:
 # %% ../../nbs/panel/32_plots.ipynb #64d6bf5a
 class Plots(Pane):
     "The curves of a run as a live widget."
-    def __init__(self, view: RunView, curves: Curves | None = None):
-        self.view = view
+    def __init__(self, view: RunView, curves: Curves | None = None, picked: Callable[[int], None] = lambda step: None):
+        self.view, self.picked = view, picked  # picked: told the step of a click on the curves
         self.curves = curves or Curves(view)
         self.axis = widgets.ToggleButtons(options=list(AXES), tooltips=[
             "x-axis: " + word for word in ("optimizer step", "epoch", "samples seen", "seconds of training")])
@@ -284,6 +337,7 @@ class Plots(Pane):
         self.log = widgets.ToggleButton(description="log", tooltip="Logarithmic scale of the loss")
         self.earlier = widgets.ToggleButton(description="earlier runs", disabled=True)
         self.chart = Chart()
+        self.chart.on_msg(self._on_click)
         self._drawn = None  # what the chart shows
         self._lock = threading.RLock()  # a callback may come in any thread
         self.widget = self._build()
@@ -333,6 +387,10 @@ class Plots(Pane):
             self._words(window)
             self._drawn = state
 
+    def _on_click(self, _, content: dict, __) -> None:
+        if isinstance(content.get("x"), (int, float)):
+            self.picked(self.curves.step_at(self.axis.value, content["x"]))
+
     def _offer_earlier(self, some: bool) -> None:
         self.earlier.disabled = not some
         self.earlier.tooltip = "Losses of the runs before, behind these" if some else "No run has ended before this one"
@@ -341,6 +399,8 @@ class Plots(Pane):
         names = list(self.curves.of)
         keys = [(name.removesuffix("/loss"), colour(name, names)) for name in self.curves.losses()]
         legend = "".join(f'<span><s style="border-color:{ink}"></s>{html.escape(name)}</span>' for name, ink in keys)
+        if self.curves.rewound:
+            legend += f'<span><s style="border-color:{TRAIN};opacity:.35"></s>rewound</span>'
         self.legend.value = f'<div class="legend">{legend}</div>'
         self.words.value = f'<span class="quiet">smooth {window}</span>'
         self.empty.layout.display = "none" if self.curves.of else None

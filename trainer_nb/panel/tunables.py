@@ -329,7 +329,7 @@ class ControlPanel(Pane):
     def __init__(self, view: RunView):
         self.view = view
         self.controls, self.tunables = Controls(view), Tunables(view)
-        self.widget = widgets.Box([self.controls.widget, self.tunables.widget])
+        self.widget = widgets.Box([self.controls.widget, self.controls.chooser.widget, self.tunables.widget])
         self.widget.add_class("tnb-block")
 
     def refresh(self) -> None:
