@@ -23,6 +23,7 @@ _EXPORTS = {
     "SchedulerHook": "hooks.schedule",
     "CheckpointHook": "hooks.checkpoint",
     "SnapshotHook": "hooks.snapshots",
+    "EMAHook": "hooks.ema",
     "ReplayHook": "tools.replay",
 }
 

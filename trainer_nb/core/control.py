@@ -169,6 +169,7 @@ class RunView(Protocol):
     records_version: int  # another one: points read before are no longer the run's
     can_rewind: bool  # a hook keeps states to go back to
     last_saved: tuple[int, float] | None  # step of the last file, and seconds since
+    lr_search: Any  # the last LRFind, or the one in hand
     memory: tuple[str, int, int | None]  # "GPU memory" or "Memory", bytes in use, and in all
 
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:

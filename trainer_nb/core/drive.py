@@ -141,6 +141,7 @@ class Answer:
     act: Callable[[Command], None]
     check: Callable[[dict], dict] = dict  # the values as they are taken; ValueError refuses them
     harmless: tuple = ()  # errors of `act` after which the run can go on as if nothing had been asked
+    slow: bool = False  # takes seconds: in a thread of its own where nobody drives
 
 def check_seed(value) -> int | None:
     "ValueError for what is no whole number."

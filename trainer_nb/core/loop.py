@@ -298,6 +298,9 @@ class AskableLoop(AwaitedLoop):
             self.pending.update(command.values)
         if command.name in ("resume", "step", "stop", "validate") and self._driver is None:
             return self._ask_idle(command, reply)
+        if self._driver is None and self.answers[command.name].slow:
+            threading.Thread(target=self._apply, args=(command, reply), name=f"trainer_nb {command.name}").start()
+            return reply
         reply = self.control.post(command)
         with self._lock:
             if self._driver is None:
@@ -479,6 +482,11 @@ class LocalRecords:
         "Step of the last file that was written, and seconds since."
         saved = getattr(self.loop, "last_saved", None)
         return saved and (saved[0], perf_counter() - saved[1])
+
+    @property
+    def lr_search(self):
+        "The last search for a rate, or the one in hand."
+        return getattr(self.loop, "lr_search", None)
 
     def rewind_points(self) -> list[int]:
         "The steps to go back to."

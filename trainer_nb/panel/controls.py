@@ -44,7 +44,7 @@ class RewindChooser:
     def __init__(self, view: RunView, ask: Callable[[int], None], turned: Callable[[], None]):
         self.view, self.ask, self.turned = view, ask, turned  # turned: told when it opens or closes
         self.open = False
-        self.words = widgets.HTML('<div class="message">Go back to</div>')
+        self.words = widgets.HTML('<div class="asks">Go back to</div>')
         self.rest = widgets.HTML()
         self.steps = widgets.Dropdown(tooltip="The states that are kept")
         self.go = button("Rewind here", "", "What came after becomes a branch of its own: it stays in the curves", "act")
@@ -66,9 +66,9 @@ class RewindChooser:
         self.steps.value = chosen
         self.steps.layout.display = None if points else "none"
         self.go.disabled = not points
-        self.words.value = f'<div class="message">{"Go back to" if points else "<b>Nothing is kept yet.</b>"}</div>'
+        self.words.value = f'<div class="asks">{"Go back to" if points else "<b>Nothing is kept yet.</b>"}</div>'
         rest = "What came after stays in the curves, faint." if points else "A snapshot is taken at the first step."
-        self.rest.value = f'<div class="message">{rest}</div>'
+        self.rest.value = f'<div class="asks">{rest}</div>'
         self._turn(True)
 
     def close(self) -> None:

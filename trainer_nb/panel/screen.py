@@ -36,7 +36,7 @@ class Screen:
         if self.pump is not None:
             self.pump()
         now = perf_counter()
-        if now >= self._next or kind == "ended" or (kind == "paused") is not self._paused:
+        if now >= self._next or kind in ("ended", "swept") or (kind == "paused") is not self._paused:
             self._paused = kind == "paused"
             self._next = now + 0.5
             self.draw(kind)

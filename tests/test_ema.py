@@ -1,0 +1,398 @@
+"""The average of the weights: its arithmetic, when it counts, and that the training never feels it."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
+from trainer_nb import EMAHook, Hook, ReplayHook, SnapshotHook, Trainer
+from trainer_nb.core.saved import read_state
+from trainer_nb.core.state import RunState
+
+
+class Net(nn.Module):
+    """BatchNorm, dropout, a tied weight and a frozen one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.2)
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.weight = self.body.weight
+        self.head = nn.Linear(6, 1)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.tied(self.drop(self.norm(self.body(x)))))
+
+
+def make(*hooks, model=None, **settings):
+    """A run of 3 epochs of 10 batches."""
+    torch.manual_seed(0)
+    x = torch.randn(80, 6)
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    model = Net() if model is None else model
+    settings = {"epochs": 3, "seed": 1} | settings
+    optim = settings.pop("optim", None) or torch.optim.AdamW(model.parameters(), lr=0.05)
+    return Trainer(model, train_dl=DataLoader(data, 8, shuffle=True), valid_dl=DataLoader(data, 32), loss_fn=nn.MSELoss(),
+                   optim=optim, progress=False, hooks=hooks, device="cpu", **settings)
+
+
+def equal(a, b):
+    """All parameters and buffers, bit for bit."""
+    a, b = a.state_dict(), b.state_dict()
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Reference(Hook):
+    """torch's own average, moved by hand."""
+
+    def __init__(self, decay=0.9, buffers=False):
+        self.decay, self.buffers, self.averaged = decay, buffers, None
+
+    def after_step(self, trainer):
+        if self.averaged is None:
+            decay = get_ema_multi_avg_fn(self.decay)
+            self.averaged = AveragedModel(trainer.model, multi_avg_fn=decay, use_buffers=self.buffers)
+        self.averaged.update_parameters(trainer.model)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 3}, {"grad_clip": 0.1}, {"mixed_precision": "bf16"}],
+                         ids=str)
+def test_it_is_torchs_average(settings):
+    """Bit for bit, one update a real step."""
+    ema, reference = EMAHook(0.9, warmup=False), Reference()
+    trainer = make(ema, reference, **settings)
+    trainer.fit()
+    assert equal(ema.ema_model, reference.averaged.module)
+    assert ema.updates == trainer.step_state.optimizer_step == reference.averaged.n_averaged
+
+
+def test_averaged_buffers():
+    """Floating ones are averaged as torch does it; integer ones are copied (torch averages those too)."""
+    ema, reference = EMAHook(0.9, warmup=False, buffers="average"), Reference(buffers=True)
+    trainer = make(ema, reference)
+    trainer.fit()
+    mine, torchs = ema.ema_model.norm, reference.averaged.module.norm
+    assert torch.equal(mine.running_mean, torchs.running_mean) and torch.equal(mine.running_var, torchs.running_var)
+    assert not torch.equal(mine.running_mean, trainer.model.norm.running_mean)
+    assert mine.num_batches_tracked == trainer.model.norm.num_batches_tracked == 30
+
+
+def test_warm_up_and_every():
+    """By the formula, in double precision, step by step."""
+    seen, means = [], []
+    class See(Hook):
+        order = 11
+        def after_step(self, trainer):
+            seen.append(trainer.model.weight.detach().clone())
+            means.append(ema.ema_model.weight.clone())
+    ema = EMAHook(0.5, every=2)
+    trainer = make(ema, See(), model=nn.Linear(6, 1).double(), epochs=2)
+    trainer.train_dl.dataset.tensors = tuple(each.double() for each in trainer.train_dl.dataset.tensors)
+    trainer.fit()
+    mean, updates = seen[0], 1
+    for step in range(2, 21):
+        if step % 2 == 0:
+            decay = min(0.5, (1 + updates) / (10 + updates))
+            mean, updates = decay * mean + (1 - decay) * seen[step - 1], updates + 1
+        assert torch.allclose(means[step - 1], mean, rtol=1e-12), step
+    assert ema.updates == updates == 11
+
+
+def test_a_skipped_step_moves_nothing():
+    """Gradients that are not finite are skipped, and the average stays."""
+    class Spoil(Hook):
+        def after_loss(self, trainer):
+            if trainer.training and trainer.step_state.batch_idx == 4:
+                trainer.loss = trainer.loss * float("nan")
+    ema, reference = EMAHook(0.9, warmup=False), Reference()
+    trainer = make(Spoil(), ema, reference, non_finite="skip", epochs=1)
+    trainer.fit()
+    assert trainer.step_state.optimizer_step == 9 == ema.updates
+    assert equal(ema.ema_model, reference.averaged.module)
+
+
+@pytest.mark.parametrize("ema", [None, 0.9, EMAHook(0.5, buffers="average"), EMAHook(0.9, every=3)], ids=["none", "number", "buffers", "every"])
+def test_the_training_does_not_feel_it(ema):
+    """Weights, buffers and random streams at the end are those of a run without."""
+    plain, averaged = make(), make(ema=ema)
+    plain.fit()
+    averaged.fit()
+    assert equal(plain.model, averaged.model)
+    assert (averaged.get_hook(EMAHook) is None) is (ema is None)
+
+
+def by_hand(trainer, model):
+    """The loss of a model on the validation data."""
+    model = copy.deepcopy(model).eval()
+    losses = [(nn.functional.mse_loss(model(x), y).item(), len(x)) for x, y in trainer.valid_dl]
+    return sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+
+
+@pytest.mark.parametrize("buffers", ["copy", "average"])
+def test_which_weights_are_evaluated(buffers):
+    """"ema", "raw" and "both": each loss is that of the model by hand."""
+    trainer = make(ema=EMAHook(0.9, buffers=buffers))
+    ema = trainer.get_hook(EMAHook)
+    first = trainer.validate()
+    assert list(first) == ["valid/loss"]
+    assert first["valid/loss"] == pytest.approx(by_hand(trainer, trainer.model), rel=1e-6)  # nothing averaged yet
+    trainer.step(15)
+    before = copy.deepcopy(trainer.model)
+    raw, mean = by_hand(trainer, trainer.model), by_hand(trainer, ema.ema_model)
+    assert abs(raw - mean) > 1e-3
+    assert trainer.validate()["valid/loss"] == pytest.approx(mean, rel=1e-6)
+    trainer.tune(**{"ema.eval": "raw"})
+    assert trainer.validate()["valid/loss"] == pytest.approx(raw, rel=1e-6)
+    trainer.tune(**{"ema.eval": "both"})
+    both = trainer.validate()
+    assert both == {"valid/loss": pytest.approx(raw, rel=1e-6), "valid_ema/loss": pytest.approx(mean, rel=1e-6)}
+    trainer.tune(**{"ema.enabled": False})
+    assert list(trainer.validate()) == ["valid/loss"]
+    assert equal(before, trainer.model)
+
+
+def test_predictions_and_tests_use_it_too():
+    """`predict` and `test` are made with the average, unless raw weights are asked for."""
+    trainer = make(ema=0.9)
+    ema = trainer.get_hook(EMAHook)
+    trainer.step(15)
+    x = trainer.valid_dl.dataset.tensors[0]
+    def expected(model):
+        return copy.deepcopy(model).eval()(x).detach()
+    assert torch.allclose(trainer.predict(trainer.valid_dl), expected(ema.ema_model), atol=1e-6)
+    assert trainer.test(trainer.valid_dl)["test/loss"] == pytest.approx(by_hand(trainer, ema.ema_model), rel=1e-6)
+    trainer.tune(**{"ema.eval": "raw"})
+    assert torch.allclose(trainer.predict(trainer.valid_dl), expected(trainer.model), atol=1e-6)
+
+
+@pytest.mark.parametrize("leaving", ["error", "interrupt", "stop", "paused then stopped", "paused then saved"])
+def test_however_an_evaluation_is_left(leaving, tmp_path):
+    """The model has its own weights again, and the run goes on to the weights of a run that was left alone."""
+    straight = make(epochs=2)
+    straight.fit()
+    class Leave(Hook):
+        left = False
+        def before_batch(self, trainer):
+            if trainer.training or self.left or trainer.eval_batch != 1:
+                return
+            self.left = True
+            if leaving == "error":
+                raise ValueError("in the evaluation")
+            if leaving == "interrupt":
+                raise KeyboardInterrupt
+            if leaving == "stop":
+                trainer.stop()
+            else:
+                trainer.pause()
+    trainer = make(Leave(), ema=0.9, epochs=2)
+    raw = {}
+    trainer.hooks.add(type("Note", (), {"after_step": lambda self, t: raw.update(copy.deepcopy(t.model.state_dict()))})())
+    if leaving in ("error", "interrupt"):
+        with pytest.raises((ValueError, KeyboardInterrupt)):
+            trainer.fit()
+    elif leaving == "stop":
+        trainer.fit()
+        assert trainer.state is RunState.STOPPED
+    else:
+        trainer.start()
+        while trainer.state is not RunState.PAUSED:
+            pass
+        assert not torch.equal(trainer.model.head.weight, raw["head.weight"])  # held in the evaluation, it has the average's
+        if leaving == "paused then stopped":
+            trainer.stop()
+            trainer.wait()
+        else:
+            state = read_state(trainer.save(tmp_path / "run.pt"))  # discards the evaluation, which is made again later
+            assert torch.equal(state["model"]["head.weight"], raw["head.weight"])
+            trainer.stop()
+            trainer.wait()
+    assert all(torch.equal(raw[name], value) for name, value in trainer.model.state_dict().items())
+    trainer.fit()
+    assert equal(straight.model, trainer.model)
+
+
+def test_switched_off_and_on_again_it_begins_anew():
+    """The average of before would drag old weights along."""
+    trainer = make(ema=EMAHook(0.99, warmup=False))
+    ema = trainer.get_hook(EMAHook)
+    trainer.step(8)
+    trainer.tune(**{"ema.enabled": False})
+    trainer.step(8)
+    assert not ema.ready(trainer)
+    trainer.tune(**{"ema.enabled": True})
+    raw = by_hand(trainer, trainer.model)
+    assert trainer.validate()["valid/loss"] == pytest.approx(raw, rel=1e-6)  # still that of step 8: not used
+    trainer.step(1)
+    assert equal(ema.ema_model, trainer.model) and ema.updates == 1
+    trainer.step(1)
+    assert not equal(ema.ema_model, trainer.model) and ema.updates == 2
+
+
+def test_joined_in_mid_run():
+    """The first step that it sees is where it begins."""
+    trainer = make()
+    trainer.step(12)
+    ema = EMAHook(0.9)
+    trainer.hooks.add(ema)
+    trainer.step(1)
+    assert equal(ema.ema_model, trainer.model)
+    with pytest.raises(RuntimeError, match="before the first step"):
+        EMAHook().ema_model
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, 10, 13, 30])
+def test_saved_and_taken_up(tmp_path, at):
+    """In another trainer, bit for bit: raw weights, average, evaluations."""
+    straight = make(ema=EMAHook(0.9, every=2))
+    straight.fit()
+    first = make(ema=EMAHook(0.9, every=2))
+    if at:
+        first.step(at)
+    first.save(tmp_path / "run.pt")
+    second = make(ema=EMAHook(0.9, every=2))
+    second.load(tmp_path / "run.pt")
+    again = second.state_dict()  # before the average has a model to be of
+    third = make(ema=EMAHook(0.9, every=2))
+    third.load_state_dict(again)
+    third.fit()
+    assert equal(third.model, straight.model)
+    mine, theirs = (each.get_hook(EMAHook) for each in (third, straight))
+    assert equal(mine.ema_model, theirs.ema_model) and mine.updates == theirs.updates
+    assert (third.history["valid/loss"] == straight.history["valid/loss"]).all()
+
+
+def test_rewound_and_replayed(tmp_path):
+    """The average goes back with the weights; a steered run is made again by its journal."""
+    trainer = make(SnapshotHook(every_steps=5), ema=EMAHook(0.9))
+    trainer.step(10)
+    then = copy.deepcopy(trainer.get_hook(EMAHook).ema_model)
+    trainer.step(4)
+    trainer.rewind(10)
+    assert equal(trainer.get_hook(EMAHook).ema_model, then)
+    trainer.tune(**{"ema.decay": 0.5})
+    trainer.step(4)
+    trainer.tune(**{"ema.enabled": False})
+    trainer.step(2)
+    trainer.tune(**{"ema.enabled": True, "ema.eval": "both"})
+    trainer.fit()
+    trainer.journal.save(tmp_path / "journal.jsonl")
+    replayed = make(ReplayHook(tmp_path / "journal.jsonl"), ema=EMAHook(0.9))
+    replayed.fit()
+    mine, theirs = (each.get_hook(EMAHook) for each in (trainer, replayed))
+    assert equal(trainer.model, replayed.model) and equal(mine.ema_model, theirs.ema_model)
+    assert (trainer.history["valid_ema/loss"] == replayed.history["valid_ema/loss"]).all()
+
+
+def test_two_averages_in_files_are_apart(tmp_path):
+    """What is in a state stays as it is while the run goes on."""
+    trainer = make(ema=0.9)
+    trainer.step(5)
+    state = trainer.state_dict()
+    kept = {name: value.clone() for name, value in state["hooks"]["ema"]["ema_model"].items()}
+    trainer.step(5)
+    assert all(torch.equal(kept[name], value) for name, value in state["hooks"]["ema"]["ema_model"].items())
+    assert not torch.equal(kept["head.weight"], trainer.get_hook(EMAHook).ema_model.head.weight)
+
+
+def test_under_torch_compile():
+    """The average is of the model inside, and evaluations of the compiled one use it."""
+    model = Net()
+    plain, compiled = make(model=copy.deepcopy(model), ema=0.9), make(model=torch.compile(model, backend="eager"), ema=0.9)
+    for trainer in (plain, compiled):
+        trainer.fit()
+    assert equal(plain.get_hook(EMAHook).ema_model, compiled.get_hook(EMAHook).ema_model)
+    assert plain.history["valid/loss"] == pytest.approx(compiled.history["valid/loss"], rel=1e-6)
+
+
+def test_memory_format_and_another_device():
+    """channels_last stays; a device given is where the average lives ("meta" would hold nothing, so here it is the CPU's)."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(1))
+    model(torch.zeros(1, 3, 4, 4))
+    model = model.to(memory_format=torch.channels_last)
+    data = TensorDataset(torch.randn(16, 3, 4, 4), torch.randn(16, 1))
+    ema = EMAHook(0.9, device="cpu")
+    Trainer(model, train_dl=DataLoader(data, 4), loss_fn=nn.MSELoss(), hooks=[ema], epochs=1, progress=False, device="cpu").fit()
+    weight = ema.ema_model[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) and weight.device.type == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_average_of_a_gpu_model_on_the_cpu():
+    """Equal to the average beside the model."""
+    near, far = EMAHook(0.9), EMAHook(0.9, device="cpu")
+    model = Net().cuda()
+    data = TensorDataset(torch.randn(80, 6), torch.randn(80, 1))
+    trainer = Trainer(model, train_dl=DataLoader(data, 8), loss_fn=nn.MSELoss(), hooks=[near, far], epochs=2, progress=False)
+    trainer.fit()
+    assert far.ema_model.head.weight.device.type == "cpu"
+    assert torch.allclose(near.ema_model.head.weight.cpu(), far.ema_model.head.weight, atol=1e-6)
+
+
+def test_a_layer_that_is_replaced():
+    """The average begins anew with the model as it is now."""
+    trainer = make(ema=0.9)
+    trainer.step(10)  # to the end of the epoch
+    with torch.no_grad():
+        trainer.model.extra = nn.Linear(2, 2)
+    trainer.step(2)
+    names = dict(trainer.get_hook(EMAHook).ema_model.named_parameters())
+    assert "extra.weight" in names and trainer.get_hook(EMAHook).updates == 2
+
+
+def test_exported(tmp_path):
+    """`weights="ema"` writes the average, with BatchNorm's numbers of the training."""
+    from safetensors.torch import load_file
+    trainer = make(ema=0.9)
+    with pytest.raises(ValueError, match="no average"):
+        trainer.export(tmp_path / "early", weights="ema")
+    trainer.step(12)
+    raw = load_file(trainer.export(tmp_path / "raw"))
+    mean = load_file(trainer.export(tmp_path / "mean", weights="ema"))
+    assert torch.equal(raw["head.weight"], trainer.model.head.weight)
+    assert torch.equal(mean["head.weight"], trainer.get_hook(EMAHook).ema_model.head.weight)
+    assert not torch.equal(raw["head.weight"], mean["head.weight"])
+    assert torch.equal(mean["norm.running_mean"], trainer.model.norm.running_mean)
+    assert '"weights": "ema"' in (tmp_path / "mean.json").read_text()
+    with pytest.raises(ValueError, match="'raw' or 'ema'"):
+        trainer.export(tmp_path / "x", weights="avg")
+
+
+@pytest.mark.parametrize(("settings", "error"), [
+    ({"ema": 1.5}, "between 0 and 1"), ({"ema": True}, "between 0 and 1"), ({"ema": "0.9"}, "or an EMAHook")])
+def test_bad_settings_of_the_trainer(settings, error):
+    """Refused before anything has begun, with what is allowed."""
+    with pytest.raises(ValueError, match=error):
+        make(**settings)
+
+
+@pytest.mark.parametrize(("settings", "error"), [
+    ({"decay": -0.1}, "decay"), ({"every": 0}, "every=0"), ({"every": 1.5}, "every=1.5"), ({"buffers": "mean"}, "'copy' or 'average'")])
+def test_bad_settings_of_the_hook(settings, error):
+    """Each names the value."""
+    with pytest.raises(ValueError, match=error):
+        EMAHook(**settings)
+
+
+def test_both_curves_are_drawn_and_the_panel_has_its_controls():
+    """`valid_ema/loss` is a curve of its own; decay, eval and the switch are tunables of the panel."""
+    trainer = make(ema=EMAHook(0.9))
+    trainer.tune(**{"ema.eval": "both"})
+    trainer.step(20)
+    board = trainer.dashboard
+    board.refresh()
+    assert [trace["name"] for trace in board.plots.chart.figure["data"] if trace["yaxis"] == "y"][2:4] == ["valid", "valid_ema"]
+    names = {entry.name for entry in trainer.view.tunables}
+    assert {"ema.enabled", "ema.decay", "ema.eval"} <= names
+
+
+def test_a_script_loads_no_widget():
+    """The average costs no import of the notebook's packages."""
+    code = "import sys; from trainer_nb import EMAHook, Trainer; EMAHook(); sys.exit('ipywidgets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
