@@ -63,7 +63,7 @@ class SearchingLoop(SweepLoop):
 
     def _new_search(self, values: dict) -> LRFind:
         planned = rates(*(values[name] for name in ("start_lr", "end_lr", "num_steps", "mode")))
-        return LRFind(Sweep("lr", planned, values["stop_factor"], values["smooth"]), self.use_rate)
+        return LRFind(Sweep("lr", planned, values["stop_factor"], values["smooth"]), self.use_rate, self.rate_change)
 
     def _answer_lr_find(self, command) -> None:
         self.lr_search = command.values.get("found") or self._new_search(command.values)

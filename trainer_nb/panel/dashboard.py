@@ -25,6 +25,7 @@ from .controls import Controls, button
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
+from .lr_pane import LRPane
 from .plots import TRAIN, VALID, Curves, Plots
 from .screen import WIDGET, Keepsake, Screen, as_image
 from .still import LOW, still
@@ -257,6 +258,7 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
     errors = f" · {failed} error{'s' if failed > 1 else ''}" if failed else ""
     paused = view.state is RunState.PAUSED
     return {"hooks": (f"Hooks {len(rows)}{errors}", "alert" if failed else ""),
+            "lr": (LRPane.title, ""),
             "journal": (f"Journal {len(changes)}", ""),
             "inspect": (f"Inspect · step {view.position.step:,}" if paused else "Inspect", "invite" if paused else "")}
 
@@ -270,8 +272,8 @@ class Panel:
         self.plots, self.tunables = Plots(view, self.curves, self.controls.pick), Tunables(view, self._say)
         self.message, self.action = widgets.HTML(), button("", "", "", "act")
         self.action.on_click(lambda _: self._act())
-        self.tabs = Tabs({"hooks": lambda: HookTable(view, self._say), "journal": lambda: JournalPane(view, self._say),
-                          "inspect": lambda: InspectPane(view, self._say)}, lambda: tab_titles(view))
+        self.tabs = Tabs({"hooks": lambda: HookTable(view, self._say), "lr": lambda: LRPane(view, self._say),
+                          "journal": lambda: JournalPane(view, self._say), "inspect": lambda: InspectPane(view, self._say)}, lambda: tab_titles(view))
         line, main = widgets.Box([self.message, self.controls.chooser.widget, self.action]), widgets.Box([self.plots.widget, self.tunables.widget])
         line.add_class("tnb-message")
         main.add_class("tnb-main")

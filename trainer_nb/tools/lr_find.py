@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUGGESTIONS', 'WIDTH', 'HEIGHT', 'BOX', 'INKS', 'rates', 'steepest', 'tenth_of_minimum', 'valley', 'slide', 'verdict',
-           'LRFind', 'places', 'lr_curve', 'lr_still', 'lr_figure']
+           'LRFind', 'Scales', 'lr_curve', 'lr_still', 'lr_figure']
 
 # %% ../../nbs/tools/23_lr_find.ipynb #5e4f02a2
 import base64
@@ -70,18 +70,22 @@ def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray) -> str:
     "Why the curve says nothing; empty where it does."
     if len(losses) < 10:
         return f"only {len(losses)} steps before the loss ran away: begin with a lower start_lr"
-    trembling = float(np.median(np.abs(np.diff(losses)))) / math.sqrt(max(1.0, len(losses) / 10))
-    fall = float(max(smoothed[:at + 1].max() - smoothed[at] for at in range(len(smoothed))))
+    part = len(losses) // 4
+    trembling = 4 * float(np.median(np.abs(np.diff(losses)))) / math.sqrt(part)
+    means = np.convolve(losses, np.ones(part) / part, "valid")
+    fall = float((np.maximum.accumulate(means) - means).max())
     if not fall > max(trembling, 0.01 * abs(float(smoothed[0]))):
-        return (f"the loss does not fall between {lrs[0]:.1e} and {lrs[-1]:.1e}: try a higher end_lr, more num_steps, or look whether "
+        return (f"the loss does not fall by more than it trembles between {lrs[0]:.1e} and {lrs[-1]:.1e}: try a higher end_lr, more num_steps, or look whether "
                 "the model learns at all")
     return ""
 
+# %% ../../nbs/tools/23_lr_find.ipynb #95c3299a
 @dataclass
 class LRFind:
     "What a search has found; `suggestion` is a rate, or None with `note` saying why."
     sweep: Sweep
     tune: Callable[[float], None]  # makes a rate the run's
+    change: Callable[[float], dict] = lambda rate: {"lr": rate}  # the tunable that does it
 
     lrs = property(lambda self: self.sweep.values)
     losses = property(lambda self: self.sweep.losses)
@@ -133,6 +137,16 @@ class LRFind:
         self.tune(rate)
         return rate
 
+    def picture(self, chosen: float | None = None) -> str:
+        "The curve as SVG for a page that has its own background; `chosen` is marked."
+        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{lr_curve(self, chosen)}</svg>'
+
+    def rate_at(self, x: float) -> float:
+        "The rate at a place of the picture, in its pixels."
+        lrs, (left, _, right, _) = self._finite()[0], BOX
+        part = min(1.0, max(0.0, (x - left) / (right - left)))
+        return float(lrs[0] * (lrs[-1] / lrs[0]) ** part)
+
     def plot(self):
         "The curve as a plotly figure, with the suggestions."
         return lr_figure(self)
@@ -148,20 +162,36 @@ class LRFind:
         return "\n".join([f"LRFind: {head}; {self.reason}", *lines])
 
 # %% ../../nbs/tools/23_lr_find.ipynb #5b9ddf31
-WIDTH, HEIGHT, BOX = 640, 260, (46, 14, 620, 222)  # px; left, top, right, bottom of the plot
+WIDTH, HEIGHT, BOX = 640, 250, (46, 14, 620, 222)  # px; left, top, right, bottom of the plot
 INKS = {"valley": "#7d50e6", "steepest": "#dd7023", "slide": "#1a9e96", "minimum": "#b0578d"}
 
-def places(lrs, losses, box=BOX) -> tuple[list[tuple[float, float]], Callable[[float], float]]:
-    "Pixels of the points, and the pixel of a rate; the loss's axis ends at what was there before the curve ran away."
-    left, top, right, bottom = box
-    low, high = math.log(lrs[0]), math.log(lrs[-1])
-    def x(rate):
-        return left + (right - left) * (math.log(rate) - low) / ((high - low) or 1)
-    floor, ceiling = min(losses), max(losses[:max(3, len(losses) // 2)])
-    span = (ceiling - floor) or 1
-    def y(loss):
-        return bottom - (bottom - top) * min(1.08, (loss - floor) / span * 0.9 + 0.05)
-    return [(x(rate), y(loss)) for rate, loss in zip(lrs, losses)], x
+class Scales:
+    "Rates and losses to pixels; the losses' axis ends a little above what was there before the curve ran away."
+    def __init__(self, lrs, smoothed):
+        self.low, self.high = math.log(lrs[0]), math.log(lrs[-1])
+        self.floor, self.ceiling = min(smoothed), max(smoothed[:max(3, len(smoothed) // 2)])
+        self.span = 1.25 * ((self.ceiling - self.floor) or abs(self.floor) or 1.0)
+
+    def x(self, rate: float) -> float:
+        "Across."
+        left, _, right, _ = BOX
+        return left + (right - left) * (math.log(rate) - self.low) / ((self.high - self.low) or 1)
+
+    def y(self, loss: float) -> float:
+        "Down; what is off the scale stays at the edge."
+        _, top, _, bottom = BOX
+        part = (loss - self.floor) / self.span + 0.06
+        return bottom - (bottom - top) * min(1.0, max(0.0, part))
+
+    def ticks(self) -> list[float]:
+        "Round losses on the axis."
+        power = 10.0 ** math.floor(math.log10(self.span / 3))
+        step = next(power * m for m in (1, 2, 5, 10) if power * m * 4 >= self.span)
+        first = math.ceil(self.floor / step)
+        return [step * k for k in range(first, first + 6) if step * k <= self.floor + 0.94 * self.span]
+
+def _rate(rate: float) -> str:
+    return f"{rate:.1e}".replace("e-0", "e-").replace("e+0", "e")
 
 def _text(x: float, y: float, words: str, anchor: str = "middle", ink: str = "#808080") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{ink}">{html.escape(words)}</text>'
@@ -170,24 +200,28 @@ def _line(points, ink: str, width: float, opacity: float = 1.0) -> str:
     text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{text}" fill="none" stroke="{ink}" stroke-width="{width}" opacity="{opacity}"/>'
 
-def lr_curve(found: LRFind) -> str:
+def lr_curve(found: LRFind, chosen: float | None = None) -> str:
     "Axis, losses, suggestions; the inside of an SVG."
     lrs, losses, smoothed = found._finite()
     left, top, right, bottom = BOX
     if len(lrs) < 2:
         return _text((left + right) / 2, (top + bottom) / 2, found.note or "no rate tried yet")
-    raw, x = places(lrs, losses)
-    mean, _ = places(lrs, smoothed)
-    parts = [f'<line x1="{left}" x2="{right}" y1="{bottom}" y2="{bottom}" stroke="#808080" opacity=".4"/>']
-    for power in range(math.ceil(math.log10(lrs[0])), math.floor(math.log10(lrs[-1])) + 1):
+    scales = Scales(lrs, smoothed)
+    x, parts = scales.x, []
+    for loss in scales.ticks():
+        parts.append(f'<line x1="{left}" x2="{right}" y1="{scales.y(loss):.1f}" y2="{scales.y(loss):.1f}" stroke="#808080" opacity=".25"/>')
+        parts.append(_text(left - 6, scales.y(loss) + 4, f"{loss:.4g}", "end"))
+    for power in range(math.ceil(math.log10(lrs[0]) - 1e-9), math.floor(math.log10(lrs[-1]) + 1e-9) + 1):
         parts.append(_text(x(10.0**power), bottom + 16, f"1e{power}"))
-    parts += [_text(left - 6, raw[0][1] + 4, f"{losses[0]:.3g}", "end"), _text(right, bottom + 32, "learning rate", "end")]
-    parts += [_line(raw, "#3f83e8", 1, 0.3), _line(mean, "#3f83e8", 2)]
-    for number, (name, rate) in enumerate(found.suggestions.items()):
+    for losses_, width, opacity in ((losses, 1, 0.3), (smoothed, 2, 1.0)):
+        parts.append(_line([(x(rate), scales.y(loss)) for rate, loss in zip(lrs, losses_)], "#3f83e8", width, opacity))
+    if chosen is not None:
+        parts.append(f'<line x1="{x(chosen):.1f}" x2="{x(chosen):.1f}" y1="{bottom - 10}" y2="{bottom}" stroke="#808080" stroke-width="2"/>')
+    for number, (name, rate) in enumerate(found.suggestions.items() if found.sweep.ended else ()):
         if lrs[0] <= rate <= lrs[-1]:
             parts.append(f'<line x1="{x(rate):.1f}" x2="{x(rate):.1f}" y1="{top}" y2="{bottom}" stroke="{INKS[name]}" '
                          f'stroke-dasharray="{"none" if name == "valley" else "3 3"}"/>')
-            parts.append(_text(x(rate) + 4, top + 10 + 13 * number, f"{name} {rate:.1e}", "start", INKS[name]))
+            parts.append(_text(x(rate) + 4, top + 10 + 13 * number, f"{name} {_rate(rate)}", "start", INKS[name]))
     return "".join(parts)
 
 def lr_still(found: LRFind) -> str:

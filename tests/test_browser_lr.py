@@ -1,0 +1,87 @@
+"""The LR finder in a real page: before the run, in a pause, by suggestion and by click."""
+
+import json
+
+import pytest
+from jupyter_server import JupyterServer
+from live_page import Live, later
+from test_browser_rewind import MODULE
+
+pytestmark = pytest.mark.browser
+
+SETUP = "import torch\nfrom steered import make\ntrainer = make(pause=0.005)\ntrainer.dashboard"
+TELL = """import json
+from IPython.display import JSON
+print(json.dumps([trainer.lr, trainer.step_state.optimizer_step, len(trainer.lr_search.lrs), trainer.lr_search.suggestions]))"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """JupyterLab in a folder with the module."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "steered.py").write_text(MODULE)
+    with JupyterServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def live(server, browser):
+    """The panel of a run that has not begun."""
+    with server.new_page(browser, height=1500) as page:
+        live = Live(page, server, [TELL, "print(trainer.fit().status)"], setup=SETUP)
+        live.lab.cell(0).locator(".tnb-tabs").wait_for()
+        yield live
+
+
+def open_finder(live, cell):
+    """The tab, with its parts."""
+    pane = live.lab.cell(cell).locator(".tnb-lr")
+    live.click("LR finder", cell)
+    pane.wait_for()
+    return pane
+
+
+def find(pane, steps):
+    """Ask for so many steps and wait for the end."""
+    pane.locator("input").nth(2).fill(str(steps))
+    pane.locator("input").nth(2).press("Tab")
+    pane.get_by_role("button", name="Find").or_(pane.get_by_role("button", name="Run again")).click()
+    pane.get_by_role("button", name="Run again").wait_for(timeout=60_000)
+
+
+def told(live, cell=1):
+    """What the kernel says."""
+    live.lab.run_cell(cell)
+    live.lab.wait_cell(cell)
+    return json.loads(live.lab.output_text(cell))
+
+
+def test_before_the_run_and_in_a_pause(live):
+    """Found, taken by a suggestion before the first step; found again in a pause of a running cell, taken by a click."""
+    page, pane = live.page, open_finder(live, 0)
+    assert pane.get_by_role("button", name="Use").first.is_disabled()
+    find(pane, 100)
+    pane.get_by_text("four readings").wait_for()
+    pane.get_by_role("button", name="Use").first.click()
+    rate, step, tried, suggestions = told(live)
+    assert step == 0 and tried > 50 and rate == pytest.approx(suggestions["valley"])
+    live.start(2)
+    live.click("Pause", 2)
+    live.state("paused", 2)
+    held = live.step
+    pane = open_finder(live, 2)
+    tabs = live.lab.cell(2).locator(".tnb-tabs").bounding_box()
+    find(pane, 60)
+    picture = pane.locator(".lr-curve svg")
+    box = picture.bounding_box()
+    picture.click(position={"x": box["width"] * 333 / 640, "y": box["height"] / 2})
+    row = pane.locator(".tnb-rate").nth(4)
+    row.locator("code").get_by_text("e-").wait_for()
+    rate = float(row.locator("code").inner_text())
+    assert 1e-7 < rate < 1
+    assert live.freezes() and live.step == held and live.lab.cell(2).locator(".tnb-tabs").bounding_box() == tabs
+    row.get_by_role("button", name="Use").click()
+    live.click("Resume", 2)
+    assert later(lambda: live.told["rate"] == pytest.approx(rate, rel=0.06)) and live.goes_on()
+    live.stop(2)
+    assert live.lab.problems == []
