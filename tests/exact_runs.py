@@ -50,6 +50,7 @@ class Plan:
     micro_batch_size: int | None = None
     precision: str | None = None
     clip: float | None = None
+    ema: float | None = None
     optim: str = "adamw"
     sched: str | None = None
     every: str = "step"
@@ -194,7 +195,7 @@ def make_trainer(plan, weights=0, prepared=True, hooks=None):
     return Trainer(
         model, train_dl=make_loader(plan, generator), valid_dl=valid, loss_fn=nn.MSELoss(), optim=optim, sched=sched,
         hooks=[Mix(), Bend()] if hooks is None else hooks, mixed_precision=plan.precision, grad_clip=plan.clip,
-        gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size, seed=plan.seed,
+        gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size, seed=plan.seed, ema=plan.ema,
         eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit, overfit_batches=plan.overfit,
         resume_data=plan.resume_data, device="cpu", progress=False, **dict(plan.total))  # fmt: skip
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import Hook, SnapshotHook, Trainer, Tunable
+from trainer_nb import EMAHook, Hook, SnapshotHook, Trainer, Tunable
 
 class Noise(Hook):
     "Noise on the pixels."
@@ -36,6 +36,9 @@ class Witness(Hook):
         os.replace("told.new", "told.json")
         time.sleep(self.pause)
 
+def average(trainer):
+    return trainer.get_hook(EMAHook).ema_model.state_dict()
+
 def make(*hooks, pause=0.0):
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -43,21 +46,26 @@ def make(*hooks, pause=0.0):
     data = TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
     return Trainer(model, train_dl=DataLoader(data, 32, shuffle=True), valid_dl=DataLoader(data, 600), epochs=100, seed=3,
-                   loss_fn=nn.CrossEntropyLoss(), optim=torch.optim.AdamW(model.parameters(), lr=1e-3), device="cpu",
+                   loss_fn=nn.CrossEntropyLoss(), optim=torch.optim.AdamW(model.parameters(), lr=1e-3), device="cpu", ema=0.9,
                    hooks=[Noise(), Witness(pause), SnapshotHook(every_steps=20), *hooks])
 '''
 SETUP = "import torch\nfrom steered import make\ntrainer = make(pause=0.01)"
-KEEP = 'trainer.journal.save("journal.jsonl")\ntorch.save(trainer.model.state_dict(), "steered.pt")\nprint("kept")'
+KEEP = '''from steered import average
+trainer.journal.save("journal.jsonl")
+both = {**trainer.model.state_dict(), **{f"ema.{name}": value for name, value in average(trainer).items()}}
+torch.save(both, "steered.pt")
+print("kept")'''
 REPLAY = '''
 import sys, torch
-from steered import make
+from steered import average, make
 from trainer_nb import ReplayHook
 trainer = make(*([ReplayHook("journal.jsonl")] if "replay" in sys.argv else []))
 trainer.progress_hook.enabled = False
 steps = int(sys.argv[1])
 trainer.fit() if "replay" in sys.argv else trainer.step(steps)
 steered = torch.load("steered.pt", weights_only=True)
-equal = all(torch.equal(steered[name], value) for name, value in trainer.model.state_dict().items())
+mine = {**trainer.model.state_dict(), **{f"ema.{name}": value for name, value in average(trainer).items()}}
+equal = list(mine) == list(steered) and all(torch.equal(steered[name], value) for name, value in mine.items())
 print(trainer.step_state.optimizer_step, equal)
 '''
 
@@ -107,6 +115,11 @@ def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
     chooser.get_by_role("button", name="Rewind here").click()
     assert later(lambda: live.told["branch"] == 1 and live.told["step"] <= left)
     chooser.wait_for(state="hidden")
+    live.row("ema.enabled").locator("input").click()
+    assert later(lambda: ["tune", "ema.enabled", False, "widget"] in live.told["journal"])
+    enter(live, "ema.decay", "0.8")
+    live.row("ema.enabled").locator("input").click()
+    assert later(lambda: ["tune", "ema.enabled", True, "widget"] in live.told["journal"]) and live.goes_on()
     enter(live, "lr", "5e-4")
     assert later(lambda: live.told["rate"] == 5e-4) and live.goes_on()
     live.stop()

@@ -63,7 +63,7 @@ def plans(draw):
         augment=one(None, "torch", "numpy", "python"), drop_last=draw(st.booleans()), valid=valid,
         total=draw(TOTALS), eval_every=one(None, None, 1, 2, 3),
         eval_first=bool(valid) and one(False, False, True), accumulation=one(1, 1, 2, 3, 4),
-        micro_batch_size=one(None, None, 2), precision=one(None, None, "bf16"), clip=one(None, 0.3),
+        micro_batch_size=one(None, None, 2), precision=one(None, None, "bf16"), clip=one(None, 0.3), ema=one(None, 0.9),
         optim=one("adamw", "sgd"), sched=sched, every=one("step", "step", "epoch", "evaluation"),
         limit=3 if limit == 0.7 and order == "iterable" else limit, overfit=2 if fewer == "overfit" else None,
         resume_data=one("skip", "skip", "replay"), seed=one(7, None), frozen=one(False, True), resting=one(False, True),
@@ -86,7 +86,7 @@ def test_any_run_halted_anywhere_is_the_same_run(plan, halts):
 SYSTEMATIC = {
     "ragged windows, one cycle": Plan(accumulation=2, sched="one cycle", augment="numpy"),
     "replacement, shared generator": Plan(
-        order="replacement", generator="shared", valid="shuffle", sched="restarts", clip=0.3),
+        order="replacement", generator="shared", valid="shuffle", sched="restarts", clip=0.3, ema=0.8),
     "weighted, SGD, each epoch": Plan(order="weighted", optim="sgd", sched="lambda", every="epoch", augment="python"),
     "batch sampler, bf16": Plan(order="batches", generator="own", precision="bf16", accumulation=3, sched="sequential"),
     "no batching, plateau": Plan(order="samples", sched="plateau", drop_last=True, frozen=True, augment="torch"),

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -51,6 +53,16 @@ def test_what_a_run_leaves_behind(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert config["config"] == {"width": 8, "kind": 0.5} and config["epochs"] == 3 and config["tunables"]["lr"] is None
     assert list((folder / "checkpoints").glob("step_*12.pt"))
+    picture = ElementTree.parse(folder / "still.svg").getroot()
+    assert "finished" in "".join(picture.itertext()).lower() and "schedule" not in "".join(picture.itertext())
+
+
+def test_the_picture_costs_a_script_no_widget(tmp_path):
+    """It is written by what needs no notebook."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from test_run_folder import make; " \
+           f"make({str(tmp_path / 'run')!r}).fit(); sys.exit(bool({{'ipywidgets', 'plotly', 'anywidget'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert (tmp_path / "run" / "still.svg").stat().st_size > 1000
 
 
 def test_a_run_taken_up_goes_on_in_its_files(tmp_path):

@@ -1998,6 +1998,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'trainer_nb.trainer': { 'trainer_nb.trainer.FiledLoop': ('trainer.html#filedloop', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.FiledLoop.close': ('trainer.html#filedloop.close', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.FiledLoop.export': ('trainer.html#filedloop.export', 'trainer_nb/trainer.py'),
+                                    'trainer_nb.trainer.FiledLoop.still': ('trainer.html#filedloop.still', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.FiledLoop.workspace': ('trainer.html#filedloop.workspace', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.SearchingLoop': ('trainer.html#searchingloop', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.SearchingLoop.__init__': ( 'trainer.html#searchingloop.__init__',

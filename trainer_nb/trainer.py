@@ -273,6 +273,11 @@ class FiledLoop(ShownLoop):
             "weights": weights, "model": type(self.plain_model).__name__, "epochs": state.epoch, "steps": state.optimizer_step,
             "last": self.result().last, "best": self.best, "config": self.config, "fingerprint": self.fingerprint()})
 
+    def still(self) -> str:
+        "The run as a picture, an SVG: curves, last and best values, what was changed by hand."
+        from trainer_nb.panel.still import still
+        return still(self.view)
+
     def close(self) -> None:
         "End the run: background thread, worker processes, files."
         super().close()

@@ -298,7 +298,8 @@ class AskableLoop(AwaitedLoop):
             self.pending.update(command.values)
         if command.name in ("resume", "step", "stop", "validate") and self._driver is None:
             return self._ask_idle(command, reply)
-        if self._driver is None and self.answers[command.name].slow:
+        answer = self.answers.get(command.name)
+        if self._driver is None and answer is not None and answer.slow:
             threading.Thread(target=self._apply, args=(command, reply), name=f"trainer_nb {command.name}").start()
             return reply
         reply = self.control.post(command)

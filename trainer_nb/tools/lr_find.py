@@ -167,9 +167,10 @@ INKS = {"valley": "#7d50e6", "steepest": "#dd7023", "slide": "#1a9e96", "minimum
 
 class Scales:
     "Rates and losses to pixels; the losses' axis ends a little above what was there before the curve ran away."
-    def __init__(self, lrs, smoothed):
+    def __init__(self, lrs, smoothed, losses):
         self.low, self.high = math.log(lrs[0]), math.log(lrs[-1])
-        self.floor, self.ceiling = min(smoothed), max(smoothed[:max(3, len(smoothed) // 2)])
+        self.floor = min(min(smoothed), float(np.quantile(losses, 0.03)))
+        self.ceiling = max(smoothed[:max(3, len(smoothed) // 2)])
         self.span = 1.25 * ((self.ceiling - self.floor) or abs(self.floor) or 1.0)
 
     def x(self, rate: float) -> float:
@@ -206,7 +207,7 @@ def lr_curve(found: LRFind, chosen: float | None = None) -> str:
     left, top, right, bottom = BOX
     if len(lrs) < 2:
         return _text((left + right) / 2, (top + bottom) / 2, found.note or "no rate tried yet")
-    scales = Scales(lrs, smoothed)
+    scales = Scales(lrs, smoothed, losses)
     x, parts = scales.x, []
     for loss in scales.ticks():
         parts.append(f'<line x1="{left}" x2="{right}" y1="{scales.y(loss):.1f}" y2="{scales.y(loss):.1f}" stroke="#808080" opacity=".25"/>')
