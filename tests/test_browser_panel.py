@@ -28,10 +28,11 @@ def test_curves_move_a_zoom_stays_and_nothing_jumps(running):
     page = running.page
     seen = [page.evaluate(LAST)]
     page.evaluate(SHIFTS)
-    for _ in range(3):
-        time.sleep(1.2)
+    for _ in range(3):  # the page follows the training file: waited for, since a busy machine draws seldom
+        assert later(lambda: page.evaluate(LAST) > seen[-1])
         seen.append(page.evaluate(LAST))
-    assert seen == sorted(set(seen)) and running.step - seen[-1] < 200
+        time.sleep(0.6)
+    assert later(lambda: running.step - page.evaluate(LAST) < 200)
     assert sum(page.evaluate("() => window.shifts")) == 0
     page.locator(".js-plotly-plot").scroll_into_view_if_needed()
     box = page.locator(".js-plotly-plot").bounding_box()
@@ -44,8 +45,8 @@ def test_curves_move_a_zoom_stays_and_nothing_jumps(running):
     time.sleep(0.3)
     zoomed = page.evaluate(RANGE)
     assert zoomed[1] < seen[-1]
-    time.sleep(1.2)
-    assert page.evaluate(RANGE) == zoomed and page.evaluate(LAST) > seen[-1]
+    assert later(lambda: page.evaluate(LAST) > seen[-1])
+    assert page.evaluate(RANGE) == zoomed
     running.lab.save()
     before = running.step
     running.lab.reload()

@@ -389,7 +389,7 @@ def test_the_commands_there_are():
     assert LocalRunView(make_loop()).commands == plain
     made = make_loop()
     trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, progress=False, device="cpu")
-    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "save", "rewind"}
+    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "save", "rewind", "sweep", "lr_find"}
 
 
 def test_a_tunable_that_went_away_meanwhile():
