@@ -21,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from trainer_nb import Hook, Trainer, Tunable
+from trainer_nb import Hook, LayerGroupsHook, Trainer, Tunable
 from trainer_nb.core.control import Command
 from trainer_nb.core.saved import read_state, write_state
 from trainer_nb.core.state import seed_everything
@@ -60,6 +60,7 @@ class Plan:
     seed: int | None = 7
     frozen: bool = False  # the first layer
     resting: bool = False  # batch norm in eval mode
+    groups: bool = False  # layer groups
     changes: tuple = ()  # (boundary, ((name, value), ...)): what is changed by hand, and where
 
 
@@ -191,10 +192,14 @@ def make_trainer(plan, weights=0, prepared=True, hooks=None):
         valid = DataLoader(Samples(), 7, shuffle=plan.valid == "shuffle", generator=shared)
     last = {"params": model[3:].parameters(), "lr": 0.005}
     optim = OPTIMIZERS[plan.optim]([{"params": model[:3].parameters()}, last])
-    sched = plan.sched and SchedulerHook(SCHEDULERS[plan.sched](optim), None if plan.sched == "plateau" else plan.every)
+    own = [LayerGroupsHook({"first": ["0", "1"], "last": "4"})] if plan.groups else []
+    given = SCHEDULERS.get(plan.sched, plan.sched)
+    if callable(given) and not plan.groups:
+        given = given(optim)
+    sched = given and SchedulerHook(given, None if plan.sched == "plateau" else plan.every)
     return Trainer(
         model, train_dl=make_loader(plan, generator), valid_dl=valid, loss_fn=nn.MSELoss(), optim=optim, sched=sched,
-        hooks=[Mix(), Bend()] if hooks is None else hooks, mixed_precision=plan.precision, grad_clip=plan.clip,
+        hooks=own + ([Mix(), Bend()] if hooks is None else hooks), mixed_precision=plan.precision, grad_clip=plan.clip,
         gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size, seed=plan.seed, ema=plan.ema,
         eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit, overfit_batches=plan.overfit,
         resume_data=plan.resume_data, device="cpu", progress=False, **dict(plan.total))  # fmt: skip

@@ -73,6 +73,7 @@ def test_before_the_run_and_in_a_pause(live):
     tabs = live.lab.cell(2).locator(".tnb-tabs").bounding_box()
     find(pane, 60)
     picture = pane.locator(".lr-curve svg")
+    assert later(picture.bounding_box)  # drawn anew
     box = picture.bounding_box()
     picture.click(position={"x": box["width"] * 333 / 640, "y": box["height"] / 2})
     row = pane.locator(".tnb-rate").nth(4)

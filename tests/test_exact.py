@@ -45,7 +45,17 @@ CHANGES = st.one_of(
     st.builds(lambda clip: {"grad_clip": clip}, st.sampled_from([None, 0.1])),
     st.builds(lambda every: {"eval_every": every}, st.sampled_from([None, 1, 2])),
     st.sampled_from([{"mixed_precision": "bf16"}, {"recorder.enabled": False}, {"lr": 0.05, "bend.enabled": False}]))
-BY_HAND = st.lists(st.tuples(st.integers(1, 22), CHANGES.map(lambda values: tuple(values.items()))), max_size=3)
+OF_GROUPS = st.one_of(
+    st.builds(lambda on: {"layer_groups.first.frozen": on}, st.booleans()),
+    st.builds(lambda scale: {"layer_groups.last.lr_scale": scale}, st.sampled_from([0.3, 1.0])),
+    st.builds(lambda on: {"layer_groups.enabled": on}, st.booleans()))
+
+
+def by_hand(changes):
+    """A few changes and their boundaries."""
+    return st.lists(st.tuples(st.integers(1, 22), changes.map(lambda values: tuple(values.items()))), max_size=3)
+
+
 TOTALS = st.sampled_from([(("epochs", EPOCHS),)] * 2 + [(("max_steps", 11),), (("max_steps", 4),)])
 
 
@@ -56,18 +66,23 @@ def plans(draw):
         return draw(st.sampled_from(values))
     order = one("shuffle", "replacement", "weighted", "batches", "samples", "plain", "iterable", "list")
     valid, fewer = one("plain", "plain", "shuffle", None), one(None, None, None, "limit", "overfit")
-    sched = one(None, "one cycle", "lambda", "restarts", "sequential", *(["plateau"] if valid else []))
+    total, groups = draw(TOTALS), one(False, False, True)
+    named = one("one_cycle", "cosine", "warmup_stable_decay") if order != "iterable" or "max_steps" in total[0] else "lambda"
+    sched = one(None, "one cycle", "lambda", "restarts", "sequential", named, named, *(["plateau"] if valid else []))
+    every = one("step", "step", "epoch", "evaluation")
+    if sched == named != "lambda":
+        every = "step" if every == "evaluation" or "max_steps" in total[0] else every
     limit = one(3, 9, 2, 0.7) if fewer == "limit" else None
     return Plan(
         order=order, generator=None if order == "list" else one(None, "own", "shared"),
         augment=one(None, "torch", "numpy", "python"), drop_last=draw(st.booleans()), valid=valid,
-        total=draw(TOTALS), eval_every=one(None, None, 1, 2, 3),
+        total=total, eval_every=one(None, None, 1, 2, 3),
         eval_first=bool(valid) and one(False, False, True), accumulation=one(1, 1, 2, 3, 4),
         micro_batch_size=one(None, None, 2), precision=one(None, None, "bf16"), clip=one(None, 0.3), ema=one(None, 0.9),
-        optim=one("adamw", "sgd"), sched=sched, every=one("step", "step", "epoch", "evaluation"),
+        optim=one("adamw", "sgd"), sched=sched, every=every, groups=groups,
         limit=3 if limit == 0.7 and order == "iterable" else limit, overfit=2 if fewer == "overfit" else None,
         resume_data=one("skip", "skip", "replay"), seed=one(7, None), frozen=one(False, True), resting=one(False, True),
-        changes=tuple(draw(BY_HAND)))
+        changes=tuple(draw(by_hand(st.one_of(CHANGES, OF_GROUPS) if groups else CHANGES))))
 
 
 HALTS = st.builds(Halt, st.sampled_from(["step", "stop", "pause"]), st.integers(1, 30))
@@ -75,6 +90,7 @@ HALTS = st.builds(Halt, st.sampled_from(["step", "stop", "pause"]), st.integers(
 
 @given(plans(), st.lists(HALTS, min_size=1, max_size=3))
 @example(Plan(sched="sequential", generator="shared", accumulation=2), [Halt("step", 3), Halt("stop", 9)])
+@example(Plan(total=(("max_steps", 11),), changes=((3, (("eval_every", 1),)),)), [Halt("step", 2)])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_run_halted_anywhere_is_the_same_run(plan, halts):
     """Weights, optimizer, schedule, hooks, streams, history: up to three halts, each taken up by another trainer."""

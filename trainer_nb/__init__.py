@@ -24,6 +24,7 @@ _EXPORTS = {
     "CheckpointHook": "hooks.checkpoint",
     "SnapshotHook": "hooks.snapshots",
     "EMAHook": "hooks.ema",
+    "LayerGroupsHook": "hooks.layer_groups",
     "ReplayHook": "tools.replay",
 }
 

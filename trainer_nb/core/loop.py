@@ -489,6 +489,11 @@ class LocalRecords:
         "The last search for a rate, or the one in hand."
         return getattr(self.loop, "lr_search", None)
 
+    @property
+    def rate_plan(self):
+        "The rates to come, of a run with a schedule."
+        return getattr(self.loop, "rate_plan", None)
+
     def rewind_points(self) -> list[int]:
         "The steps to go back to."
         return sorted({point.step for point in self.loop.rewind_points()}) if self.can_rewind else []
@@ -543,7 +548,7 @@ class LocalRunView(LocalRecords):
 
     def _tunable(self, entry: BoundTunable) -> TunableView:
         rule, name = entry.tunable, entry.name
-        value = self.loop.rates()[0] if name == "lr" else entry.read()
+        value = self.loop.rate if name == "lr" else entry.read()
         kind = "choice" if rule.choices is not None else rule.kind.__name__
         return TunableView(name, value, kind, rule.min, rule.max, rule.choices, rule.scale, rule.optional,
                            rule.doc, entry.owner, self.loop.pending.get(name), name in self.loop.pending,

@@ -400,7 +400,7 @@ class EpochLoop(BatchLoop):
         yield from ()
 
     def _phase_train(self):
-        self._choose_phase()  # an exception after a step may have left its evaluation undone
+        self._choose_phase()
         if self.phase is Phase.TRAIN and self.data.iterator is None:
             self.data_length = self.data.length
             self.data.resume(self.step_state.batch_idx)
@@ -408,9 +408,9 @@ class EpochLoop(BatchLoop):
             ended = yield from self._window()
             if ended:
                 self._end_of_loader()
-            elif self.phase is Phase.TRAIN:
-                self._choose_phase()
             yield BOUNDARY
+            if self.phase is Phase.TRAIN:  # after the boundary: what was changed there counts, as it does for a run taken up there
+                self._choose_phase()
 
     def _choose_phase(self) -> None:
         "Training goes on, or an evaluation or the end of the epoch comes first."

@@ -99,12 +99,13 @@ def declared(owner) -> dict[str, Tunable]:
     return found
 
 def bind(owner, prefix: str = "") -> list[BoundTunable]:
-    "The declared tunables of one object under `prefix.name`."
+    "The declared tunables of one object under `prefix.name`, and those that it made by itself."
     def bound(name, tunable):
         full = f"{prefix}.{name}" if prefix else name
         return BoundTunable(full, tunable, lambda: getattr(owner, name),
                             lambda value: setattr(owner, name, value), prefix)
-    return [bound(name, tunable) for name, tunable in declared(owner).items()]
+    made = owner.own_tunables(prefix) if hasattr(owner, "own_tunables") else []
+    return [bound(name, tunable) for name, tunable in declared(owner).items()] + made
 
 # %% ../../nbs/core/02_tunable.ipynb #7d075e8e
 def find_tunable(table: dict[str, BoundTunable], name: str) -> BoundTunable:

@@ -102,7 +102,10 @@ class StepLoop(StepSettings):
             check_optimizer(optim, self.model, self.loss_fn)
         if compile:
             self.model.compile()
-        self.device, self.optim = device, optim
+        self.device, self.optim, self.group_factors = device, optim, None  # of each parameter group, by layer groups
+        for hook in self.hooks:
+            if hasattr(hook, "split_optimizer"):
+                hook.split_optimizer(self)
         self.engine = Engine(self.model, optim, device, self.mixed_precision)
         self.base_rates = [float(group.get("initial_lr", group["lr"])) for group in optim.param_groups]
 
@@ -126,7 +129,7 @@ class StepLoop(StepSettings):
     def do_opt_step(self) -> bool:
         "Make the optimizer's step; False if it was skipped."
         settings = vars(self)  # plain reads: a descriptor would cost a call each
-        if settings["lr"] is None and settings["lr_scale"] == 1.0:
+        if settings["lr"] is None and settings["lr_scale"] == 1.0 and self.group_factors is None:
             return self.engine.step()
         groups = self.optim.param_groups
         scheduled = [group["lr"] for group in groups]
@@ -143,8 +146,17 @@ class StepLoop(StepSettings):
         "Drop the gradients."
         self.engine.zero_grad()
 
+    @property
+    def rate(self) -> float:
+        "The learning rate in force, before what layer groups make of it; the first parameter group's where they differ."
+        return self._run_rates()[0]
+
     def rates(self) -> list[float]:
         "The learning rate in force for each parameter group."
+        rates, factors = self._run_rates(), self.group_factors or ()
+        return [rate * factor for rate, factor in zip(rates, factors)] + rates[len(factors):]
+
+    def _run_rates(self) -> list[float]:
         scheduled = [float(group["lr"]) for group in self.optim.param_groups]
         if self.lr is None:
             return [rate * self.lr_scale for rate in scheduled]

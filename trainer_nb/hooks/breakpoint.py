@@ -84,7 +84,7 @@ def step_values(trainer) -> dict:
             means.add(name, value, n)
     found = means.compute()
     values = {"step": state.optimizer_step, "epoch": trainer.epoch_float(), "samples_seen": state.samples_seen,
-              "seconds": trainer.elapsed(), "lr": trainer.rates()[0]}
+              "seconds": trainer.elapsed(), "lr": trainer.rate}
     if trainer.grad_norm is not None:
         values["grad_norm"] = float(trainer.grad_norm)
     return values | {"loss": found.get("loss")} | {f"train/{name}": value for name, value in found.items()}

@@ -170,7 +170,7 @@ class RecorderHook(Hook):
         rate = settings["lr"]
         if rate is None:
             rate = trainer.optim.param_groups[0]["lr"]
-            if settings["lr_scale"] != 1.0:
+            if settings["lr_scale"] != 1.0 or type(rate) is not float:  # a tensor is moved in place by the schedulers
                 rate = rate * settings["lr_scale"]
         length = trainer.data_length
         epoch = state.epoch + (state.batch_idx / length if length else 0.0)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['AXES', 'COLUMNS', 'TRAIN', 'VALID', 'MARK', 'OTHERS', 'ROW', 'KEPT_RUNS', 'ENDED', 'EARLIER', 'Curve', 'Curves',
-           'colour', 'layout', 'noisy', 'rewound_traces', 'traces', 'mark_spots', 'mark_traces', 'figure', 'Chart',
-           'keep_losses', 'earlier_runs', 'earlier_traces', 'Plots']
+           'colour', 'layout', 'noisy', 'rewound_traces', 'traces', 'plan_traces', 'mark_spots', 'mark_traces',
+           'figure', 'Chart', 'keep_losses', 'earlier_runs', 'earlier_traces', 'Plots']
 
 # %% ../../nbs/panel/32_plots.ipynb #9a74aacd
 import html
@@ -20,7 +20,7 @@ import traitlets
 from plotly.offline import get_plotlyjs
 from tsdownsample import MinMaxLTTBDownsampler
 
-from ..core.control import RunView, Series
+from ..core.control import RatePlan, RunView, Series
 from ..core.state import RunState
 from .style import Pane, package_text
 
@@ -127,6 +127,15 @@ class Curves:
         at = int(np.searchsorted(longest.column(axis), np.float32(x), side="right")) - 1
         return int(longest.column("step")[at]) if at >= 0 else 0
 
+    def ahead(self, axis: str, steps: np.ndarray) -> np.ndarray | None:
+        "Where steps to come will be on the x-axis, if the run goes on as it went so far; None before the first record."
+        longest = max(self.of.values(), key=lambda curve: curve.count, default=Curve())
+        if axis == "step":
+            return steps
+        if not longest.count:
+            return None
+        return steps * float(longest.column(axis)[-1]) / float(longest.column("step")[-1])
+
     def last(self, axis: str) -> float:
         "Where the longest curve ends; 0 without any."
         kept = [*self.of.values(), *(curve for branch in self.rewound for curve in branch.values())]
@@ -136,8 +145,8 @@ class Curves:
         "The names of the losses, training first."
         return sorted((n for n in self.of if n.endswith("/loss")), key=lambda n: n != "train/loss")
 
-    def groups(self) -> dict[str, list[str]]:
-        "The small plots: title to record names; metrics of several loaders share one."
+    def groups(self, planned: bool = False) -> dict[str, list[str]]:
+        "The small plots: title to record names; metrics of several loaders share one; a planned rate has its place from the start."
         found: dict[str, list[str]] = {}
         for name in self.of:
             metric = name.partition("/")[2]
@@ -145,7 +154,7 @@ class Curves:
                 found.setdefault(metric, []).append(name)
         metrics = {names[0] if len(names) == 1 else metric: names for metric, names in found.items()}
         third = "grad_norm" if "grad_norm" in self.of else "samples_per_second"
-        plain = {name: [name] for name in ("lr", third) if name in self.of}
+        plain = {name: [name] for name in ("lr", third) if name in self.of or (planned and name == "lr")}
         # the first place is kept for a metric: they come late, and nothing should move then
         return dict(list(metrics.items())[:1] or [("metric", [])]) | plain | metrics
 
@@ -164,8 +173,8 @@ def colour(name: str, names: list[str]) -> str:
     index = splits.index(split)
     return VALID if index == 0 else OTHERS[(index - 1) % len(OTHERS)]
 
-def layout(groups: dict, log: bool, last: float) -> dict:
-    "The layout for a loss plot and small ones up to x = last; axis 1 is the loss's, 99 the marks'."
+def layout(groups: dict, log: bool, last: float, planned: float | None = None) -> dict:
+    "The layout for a loss plot and small ones up to x = last, the rate's up to `planned`; axis 1 is the loss's, 99 the marks'."
     empty = last <= 0
     rows = max(1, math.ceil(len(groups) / 3))
     height = 400 + ROW * (rows - 1)
@@ -187,9 +196,11 @@ def layout(groups: dict, log: bool, last: float) -> dict:
         row, column = divmod(index, 3)
         left, top = column * 0.36, 1 - (282 + ROW * row) / inner
         axis = index + 2
-        result[f"xaxis{axis}"] = across | {"anchor": f"y{axis}", "domain": [left, left + 0.28], "nticks": 4, "matches": "x"}
+        ahead = title == "lr" and planned is not None  # it shows what is to come, the others what was
+        reach = {"autorangeoptions": {"minallowed": 0, "maxallowed": planned * 1.01}, "showticklabels": True} if ahead else {"matches": "x"}
+        result[f"xaxis{axis}"] = across | {"anchor": f"y{axis}", "domain": [left, left + 0.28], "nticks": 4} | reach
         result[f"yaxis{axis}"] = plain | {"anchor": f"x{axis}", "domain": [max(0, top - 86 / inner), top], "nticks": 4,
-                                          "exponentformat": "e", "showticklabels": bool(members) and not empty,
+                                          "exponentformat": "e", "showticklabels": bool(members) and (ahead or not empty),
                                           "rangemode": "tozero" if title == "lr" else "normal"}
         result["annotations"].append({
             "xref": "paper", "yref": "paper", "x": left, "y": top + 20 / inner, "xanchor": "left", "yanchor": "middle",
@@ -248,6 +259,19 @@ def traces(curves: Curves, groups: dict, axis: str, window: int) -> list[dict]:
             found.append(_line(*line, ink, number, name, width=1.75, points=not noisy(name) and name != "lr"))
     return found
 
+# %% ../../nbs/panel/32_plots.ipynb #260d2f0e
+def plan_traces(plan: RatePlan | None, curves: Curves, groups: dict, axis: str) -> list[dict]:
+    "The rates to come: dotted as they will be, and fainter what the schedule alone would give."
+    x = None if plan is None or not len(plan.steps) else curves.ahead(axis, plan.steps)
+    if x is None:
+        return []
+    number = 2 + list(groups).index("lr")
+    lines = [("schedule", plan.scheduled, 0.3)] if (plan.scheduled != plan.in_force).any() else []
+    found = [_line(x, y, TRAIN, number, name, width=1.5, opacity=opacity) for name, y, opacity in [*lines, ("planned", plan.in_force, 0.75)]]
+    for trace in found:
+        trace["line"]["dash"] = "dot"
+    return found
+
 # %% ../../nbs/panel/32_plots.ipynb #d68a069b
 def mark_spots(view: RunView, curves: Curves, axis: str) -> list[tuple[float, list]]:
     "Where something was changed by hand: places on the x-axis, each with its interventions."
@@ -287,9 +311,11 @@ def figure(view: RunView, axis: str = "step", window: int = 33, log: bool = Fals
     import plotly.graph_objects as go  # seconds to import, and the panel does without
     curves = Curves(view)
     curves.update()
-    groups = curves.groups()
-    shape = layout(groups, log, curves.last(axis)) | {"paper_bgcolor": "white", "plot_bgcolor": "white"}
-    drawn = traces(curves, groups, axis, window) + mark_traces(mark_spots(view, curves, axis))
+    ahead = view.rate_plan
+    groups = curves.groups(ahead is not None)
+    planned = plan_traces(ahead, curves, groups, axis)
+    shape = layout(groups, log, curves.last(axis), float(planned[0]["x"][-1]) if planned else None) | {"paper_bgcolor": "white", "plot_bgcolor": "white"}
+    drawn = traces(curves, groups, axis, window) + planned + mark_traces(mark_spots(view, curves, axis))
     return go.Figure([go.Scatter(trace) for trace in drawn], shape)
 
 # %% ../../nbs/panel/32_plots.ipynb #d098605b
@@ -373,16 +399,18 @@ class Plots(Pane):
             others = earlier_runs(self.view)
             self._offer_earlier(bool(others))
             behind = others if self.earlier.value else []
-            state = self.curves.update(), len(self.view.journal.entries), axis, window, log, len(behind)
+            ahead = self.view.rate_plan
+            state = self.curves.update(), len(self.view.journal.entries), axis, window, log, len(behind), ahead and ahead.version
             if self.view.state in ENDED and self.curves.of:
                 keep_losses(self.view, self.curves)
             if state == self._drawn:
                 return
-            groups = self.curves.groups()
+            groups = self.curves.groups(ahead is not None)
+            planned = plan_traces(ahead, self.curves, groups, axis)
             last = max([self.curves.last(axis), *(float(x[axis][0][-1]) for kept in behind for x in kept.values())])
-            shape = layout(groups, log, last) | {"uirevision": f"{axis} {log}"}
+            shape = layout(groups, log, last, float(planned[0]["x"][-1]) if planned else None) | {"uirevision": f"{axis} {log}"}
             self.chart.show(earlier_traces(behind, axis) + traces(self.curves, groups, axis, window)
-                            + mark_traces(mark_spots(self.view, self.curves, axis)), shape)
+                            + planned + mark_traces(mark_spots(self.view, self.curves, axis)), shape)
             self.box.layout.height = f"{shape['height']}px"
             self._words(window)
             self._drawn = state

@@ -279,7 +279,9 @@ def groups(view: RunView) -> dict[str, list[TunableView]]:
         if not tunable.owner:
             found["Optimizer" if tunable.name in OPTIMIZER else "Loop"].append(tunable)
         elif tunable.owner in declared and tunable.name != f"{tunable.owner}.order":
-            found.setdefault(group_title(titles[tunable.owner]), []).append(tunable)
+            part = tunable.name.rpartition(".")[0][len(tunable.owner) + 1:]  # of a hook that has several of a kind
+            title = group_title(titles[tunable.owner]) + (f": {html.escape(part)}" if part else "")
+            found.setdefault(title, []).append(tunable)
     return found
 
 def group_title(row: HookRow) -> str:

@@ -48,7 +48,7 @@ def summary(loop: TrainLoop) -> str:
     hooks = ", ".join(row.name + ("" if row.enabled else " (off)") for row in loop.hooks.running())
     rows = {
         "model": f"{type(loop.model).__name__}, {parameters:,} parameters{frozen}, on {loop.device}",
-        "optimizer": f"{type(loop.optim).__name__}, lr {loop.rates()[0]:g}",
+        "optimizer": f"{type(loop.optim).__name__}, lr {loop.rate:g}",
         "length": _length(loop), "windows": _windows(loop), "evaluation": _evaluations(loop),
         "precision": f"{loop.mixed_precision or 'as the model is'}, {clip}, non-finite gradients: {loop.finite.policy}",
         "hooks": hooks or "none",
