@@ -1,7 +1,7 @@
 """Make the pictures of docs/images: runs on the digits in JupyterLab, in Chromium, steered by real clicks.
 
     .venv/bin/python scripts/pictures.py            all of them
-    .venv/bin/python scripts/pictures.py steer      those of the panel's parts only (or quick_start)
+    .venv/bin/python scripts/pictures.py steer      those of the panel's parts only (or quick_start, rates)
 """
 
 import json
@@ -166,10 +166,60 @@ def steer():
                 parts(lab)
 
 
+RATES = """
+model = nn.Sequential()
+model.body = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 64), nn.ReLU())
+model.head = nn.Linear(64, 10)
+trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True), valid_dl=DataLoader(valid, 256), seed=7, ema=0.99,
+                  loss_fn=nn.CrossEntropyLoss(), metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
+                  optim=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3), epochs=40, sched="one_cycle",
+                  hooks=[LayerGroupsHook(["body", "head"]), SnapshotHook(every_steps=50), blur])
+trainer.dashboard
+"""
+
+
+def rates():
+    """Schedule, layer groups, the search for a rate, and a rewind."""
+    imports = "from trainer_nb import LayerGroupsHook, SnapshotHook"
+    with tempfile.TemporaryDirectory() as folder, page(folder) as (server, lab):
+        server.write_notebook("run.ipynb", [SETUP, imports + RATES, "trainer.fit()"])
+        lab.open("run.ipynb")
+        lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+        for cell in (0, 1):
+            lab.run_cell(cell)
+            lab.wait_cell(cell)
+        panel = lab.cell(1).locator(".tnb")
+        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+        panel.get_by_role("button", name="LR finder").click()
+        panel.locator(".tnb-lr").get_by_role("button", name="Find").click()
+        panel.get_by_role("button", name="Run again").wait_for(timeout=60_000)
+        take(lab, "lr_finder", 1)
+        lab.run_cell(2)
+        panel = lab.cell(2).locator(".tnb")
+        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+        def row(name):
+            return panel.locator(".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
+        lab.page.wait_for_timeout(3000)
+        row("layer_groups.body.frozen").first.click()
+        lab.page.wait_for_timeout(1500)
+        type_into(row("layer_groups.head.lr_scale").last, "2")
+        type_into(row("lr_scale").last, "0.5")
+        lab.page.wait_for_timeout(2000)
+        panel.get_by_role("button", name="Pause").click()
+        lab.page.wait_for_selector(".tnb.is-paused")
+        panel.get_by_role("button", name="Rewind").click()
+        take(lab, "schedule", 2)
+        panel.get_by_role("button", name="Rewind here").click()
+        lab.page.wait_for_timeout(500)
+        panel.get_by_role("button", name="Resume").click()
+        lab.page.wait_for_timeout(4000)
+        take(lab, "rewound", 2)
+
+
 def main():
     """Take the pictures that are asked for."""
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for make in (quick_start, steer):
+    for make in (quick_start, steer, rates):
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()
 

@@ -115,6 +115,12 @@ def test_a_weight_of_two_modules_is_in_the_group_of_the_first():
     assert layer_groups(model, ["body", "head", "again"])["again"] == ["again.bias"]
 
 
+def test_a_name_that_begins_another():
+    """`body` is not `body_2`."""
+    model = nn.ModuleDict({"body": nn.Linear(1, 1), "body_2": nn.Linear(1, 1)})
+    assert layer_groups(model, "body") == {"body": ["body.weight", "body.bias"], "rest": ["body_2.weight", "body_2.bias"]}
+
+
 # ---- dividing the optimizer
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 @pytest.mark.parametrize("sched", [None, "one_cycle"])
@@ -163,6 +169,19 @@ def test_what_the_loss_function_learns_stays_in_no_group():
     before = model.head.weight.clone()
     trainer.fit()
     assert torch.equal(model.head.weight, before) and loss.scale.item() != 1.0
+
+
+def test_a_parameter_group_that_joins_the_run():
+    """It has the run's rate, and steps."""
+    trainer = make(optim="sgd")
+    trainer.tune(**{f"{HEAD}.lr_scale": 2.0})
+    trainer.step(2)
+    more = nn.Parameter(torch.ones(1))
+    trainer.model.register_parameter("more", more)
+    trainer.optim.add_param_group({"params": [more], "lr": 0.4})
+    assert trainer.rates() == pytest.approx([0.1, 0.2, 0.4])
+    trainer.fit()
+    assert trainer.rates() == pytest.approx([0.1, 0.2, 0.4])
 
 
 def test_lbfgs_a_part_outside_the_optimizer_and_a_scheduler_that_came_before():

@@ -35,6 +35,7 @@ class Run:
         self.commands, self.breakpoints, self.step_times, self.inspection = frozenset(), [], None, None
         self.memory = "Memory", 2**30, None
         self.branches, self.records_version, self.can_rewind, self.last_saved = [], 0, False, None
+        self.rate_plan = None
 
     @property
     def position(self):

@@ -435,6 +435,12 @@ def test_the_panel_draws_the_plan():
     assert shape[f"xaxis{number}"]["autorangeoptions"]["maxallowed"] == pytest.approx(20.2) and "matches" not in shape[f"xaxis{number}"]
     assert shape[f"xaxis{number + 1}"]["matches"] == "x" and layout(groups, False, 5)[f"xaxis{number}"]["matches"] == "x"
     assert "planned" in [trace.name for trace in trainer.history.plot().data]
+    trainer.step(5)  # what has been done meanwhile is not to come any more
+    curves.update()
+    assert plan_traces(trainer.view.rate_plan, curves, groups, "step")[1]["x"].tolist() == list(range(11, 21))
+    trainer.fit()
+    curves.update()
+    assert plan_traces(trainer.view.rate_plan, curves, groups, "step") == []
 
 
 def test_the_plan_before_the_first_step():

@@ -15,9 +15,8 @@ from .core.control import RatePlan
 from .core.drive import Answer, check_note, check_switch
 from .core.hook import ComponentHook
 from .core.loop import LocalRunView
-from .core.saved import warn
 from .core.sweep import Sweep, SweepLoop, check_smooth
-from .core.state import FitResult
+from .core.state import FitResult, warn
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay
 from .hooks.inspect import InspectHook

@@ -23,8 +23,8 @@ from .drive import Answer
 from .hook import HookRow
 from .journal import Intervention, Journal, fingerprint
 from .loop import Loop
-from .saved import CheckpointError, plain_copy, read_state, warn, write_state
-from .state import Phase, RandomStreams, RunState
+from .saved import CheckpointError, plain_copy, read_state, write_state
+from .state import Phase, RandomStreams, RunState, warn
 
 # %% ../../nbs/core/13_exact.ipynb #152c2540
 COUNTERS = ("epoch", "batch_idx", "optimizer_step", "samples_seen")

@@ -4,13 +4,16 @@
 
 # %% auto #0
 __all__ = ['RunState', 'StepState', 'Phase', 'Position', 'FitResult', 'RandomStreams', 'seed_everything', 'ThreadState',
-           'refuse_open_contexts']
+           'refuse_open_contexts', 'warn']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
 import random
+import sys
+import warnings
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -152,3 +155,12 @@ def refuse_open_contexts(what: str) -> None:
             raise RuntimeError(
                 f"{what} inside torch.autocast({device!r}): leave it and pass mixed_precision= "
                 "instead; an autocast left open over a step trains on stale copies of the weights")
+
+# %% ../../nbs/core/00_state.ipynb #16929ec0
+def warn(text: str) -> None:
+    "Warn at the line outside of this package that led here."
+    frame, level = sys._getframe(1), 2
+    package = str(Path(sys._getframe(0).f_code.co_filename).parent.parent)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

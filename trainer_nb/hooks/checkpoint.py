@@ -23,7 +23,8 @@ from ..core.control import Command
 from ..core.drive import Answer
 from ..core.exact import RewindPoint
 from ..core.hook import Hook
-from ..core.saved import CheckpointError, read_state, warn, write_state, write_whole
+from ..core.saved import CheckpointError, read_state, write_state, write_whole
+from ..core.state import warn
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #0ef90b07
 class Writer:

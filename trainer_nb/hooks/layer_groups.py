@@ -100,6 +100,7 @@ class LayerGroup:
         for name in self.own:
             self.parameters[name].requires_grad_(not (on and self.frozen))
 
+# %% ../../nbs/hooks/19_layer_groups.ipynb #2c2d6470
 class LayerGroupsHook(Hook):
     "Layer groups with rates of their own, to be frozen and unfrozen while the run goes on."
     order = 5

@@ -18,7 +18,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from ..core.hook import Hook
-from ..core.saved import warn
+from ..core.state import warn
 
 # %% ../../nbs/hooks/12_schedule.ipynb #192ec12c
 def steps_of(name: str, value, total: int) -> int:

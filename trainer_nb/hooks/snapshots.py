@@ -12,7 +12,8 @@ import torch
 
 from ..core.exact import RewindPoint
 from ..core.hook import Hook
-from ..core.saved import plain_copy, warn
+from ..core.saved import plain_copy
+from ..core.state import warn
 
 # %% ../../nbs/hooks/16_snapshots.ipynb #436ae95b
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -136,9 +136,10 @@ class Curves:
             return None
         return steps * float(longest.column(axis)[-1]) / float(longest.column("step")[-1])
 
-    def last(self, axis: str) -> float:
+    def last(self, axis: str, rewound: bool = True) -> float:
         "Where the longest curve ends; 0 without any."
-        kept = [*self.of.values(), *(curve for branch in self.rewound for curve in branch.values())]
+        branches = self.rewound if rewound else []
+        kept = [*self.of.values(), *(curve for branch in branches for curve in branch.values())]
         return max((float(curve.column(axis)[-1]) for curve in kept if curve.count), default=0.0)
 
     def losses(self) -> list[str]:
@@ -262,12 +263,16 @@ def traces(curves: Curves, groups: dict, axis: str, window: int) -> list[dict]:
 # %% ../../nbs/panel/32_plots.ipynb #260d2f0e
 def plan_traces(plan: RatePlan | None, curves: Curves, groups: dict, axis: str) -> list[dict]:
     "The rates to come: dotted as they will be, and fainter what the schedule alone would give."
-    x = None if plan is None or not len(plan.steps) else curves.ahead(axis, plan.steps)
-    if x is None:
+    if plan is None:
         return []
+    to_come = plan.steps > curves.last("step", rewound=False)
+    x = curves.ahead(axis, plan.steps[to_come])
+    if x is None or not len(x):
+        return []
+    scheduled, in_force = plan.scheduled[to_come], plan.in_force[to_come]
     number = 2 + list(groups).index("lr")
-    lines = [("schedule", plan.scheduled, 0.3)] if (plan.scheduled != plan.in_force).any() else []
-    found = [_line(x, y, TRAIN, number, name, width=1.5, opacity=opacity) for name, y, opacity in [*lines, ("planned", plan.in_force, 0.75)]]
+    lines = [("schedule", scheduled, 0.3)] if (scheduled != in_force).any() else []
+    found = [_line(x, y, TRAIN, number, name, width=1.5, opacity=opacity) for name, y, opacity in [*lines, ("planned", in_force, 0.75)]]
     for trace in found:
         trace["line"]["dash"] = "dot"
     return found
@@ -373,7 +378,8 @@ class Plots(Pane):
 
     def _build(self) -> widgets.Widget:
         self.legend, self.words = widgets.HTML(), widgets.HTML()
-        self.empty = widgets.HTML('<div class="empty">The curves start with the first record</div>')
+        self.empty = widgets.HTML("The curves start with the first record")
+        self.empty.add_class("empty")
         self.axis.add_class("segments")
         for chip in (self.log, self.earlier):
             chip.add_class("chip")

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core.hook import Hook
 from ..core.journal import Intervention, Journal
 from ..core.loop import read_total, total_text
-from ..core.saved import warn
+from ..core.state import warn
 from ..core.tunable import find_tunable
 
 # %% ../../nbs/tools/21_replay.ipynb #8be0047c
