@@ -1,6 +1,7 @@
 """The LR finder in a real page: before the run, in a pause, by suggestion and by click."""
 
 import json
+import time
 
 import pytest
 from jupyter_server import JupyterServer
@@ -11,6 +12,7 @@ pytestmark = pytest.mark.browser
 
 SETUP = "import torch\nfrom steered import make\ntrainer = make(pause=0.005)\ntrainer.dashboard"
 TELL = """import json
+import time
 from IPython.display import JSON
 print(json.dumps([trainer.lr, trainer.step_state.optimizer_step, len(trainer.lr_search.lrs), trainer.lr_search.suggestions]))"""
 
@@ -42,11 +44,20 @@ def open_finder(live, cell):
 
 
 def find(pane, steps):
-    """Ask for so many steps and wait for the end."""
+    """Ask for so many steps and wait for the end: another curve than before, that is drawn no more."""
+    curve = pane.locator(".lr-curve")
+    before = curve.inner_html()
     pane.locator("input").nth(2).fill(str(steps))
     pane.locator("input").nth(2).press("Tab")
     pane.get_by_role("button", name="Find").or_(pane.get_by_role("button", name="Run again")).click()
     pane.get_by_role("button", name="Run again").wait_for(timeout=60_000)
+    assert later(lambda: curve.inner_html() != before)
+
+    def still():
+        seen = curve.inner_html()
+        time.sleep(1)
+        return seen == curve.inner_html() and pane.get_by_role("button", name="Run again").is_visible()
+    assert later(still)
 
 
 def told(live, cell=1):
@@ -73,7 +84,6 @@ def test_before_the_run_and_in_a_pause(live):
     tabs = live.lab.cell(2).locator(".tnb-tabs").bounding_box()
     find(pane, 60)
     picture = pane.locator(".lr-curve svg")
-    assert later(picture.bounding_box)  # drawn anew
     box = picture.bounding_box()
     picture.click(position={"x": box["width"] * 333 / 640, "y": box["height"] / 2})
     row = pane.locator(".tnb-rate").nth(4)

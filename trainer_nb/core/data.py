@@ -69,6 +69,9 @@ def move_to_device(batch, device: torch.device):
 # %% ../../nbs/core/05_data.ipynb #3dabae02
 def batch_size(batch) -> int:
     "The samples in a batch: the length of the first tensor or sequence found in it."
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if type(first) is torch.Tensor and first.ndim:  # nearly every batch: no need to walk through it
+        return first.shape[0]
     found = []
     def look(tensor):
         if not found and tensor.dim():

@@ -31,7 +31,7 @@ class Window:
 
     def weight(self, n, chunks: int = 1):
         "Where the backward pass of a chunk with `n` items starts."
-        if isinstance(n, torch.Tensor):  # whole numbers would be divided in single precision
+        if type(n) is not int and isinstance(n, torch.Tensor):  # whole numbers would be divided in single precision
             n = n.detach().reshape(()).to(torch.float32 if n.device.type == "mps" else torch.float64)
         if not self.parts:
             self.reference = self.size * n * chunks
@@ -78,7 +78,7 @@ def gradient_norms(gradients: list) -> list:
 def total_norm(norms: list) -> torch.Tensor:
     "The norm of all gradients from their single norms."
     first = norms[0]
-    same = all(n.device == first.device and n.dtype == first.dtype for n in norms)
+    same = len({(norm.device, norm.dtype) for norm in norms}) == 1
     joined = norms if same else [n.to(first.device, torch.promote_types(first.dtype, n.dtype)) for n in norms]
     return torch.linalg.vector_norm(torch.stack(joined))
 
@@ -89,7 +89,7 @@ def clip_gradients(gradients: list, norm: torch.Tensor, limit: float) -> None:
 
 def multiply(gradients: list, factor) -> None:
     "Multiply gradients in place by a number or a 0-dim tensor."
-    if isinstance(factor, torch.Tensor) and any(g.device != factor.device for g in gradients):
+    if isinstance(factor, torch.Tensor) and {g.device for g in gradients} != {factor.device}:
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device))
     else:
@@ -124,6 +124,9 @@ class FinitePolicy:
         kept, self._kept = self._kept, []
         if not kept:
             return
+        every = [norm for _, norms in kept for norm in norms]
+        if len({(norm.device, norm.dtype) for norm in every}) == 1 and bool(torch.isfinite(torch.stack(every)).all()):
+            return
         totals = torch.stack([total_norm(norms).float() for _, norms in kept])
         bad = (~torch.isfinite(totals)).nonzero()
         if len(bad):
@@ -157,6 +160,7 @@ class EngineSettings:
 
     def __init__(self, model, optim, device: torch.device, precision: str | None = None):
         self.model, self.optim, self.device = model, optim, device
+        self.moves = device.type != "cpu"  # batches have to be brought to the device
         self.scaler = None
         self._stepped, self._step_hook = False, None
         self._unscaled = False  # the scaler waits for the end of this step
@@ -173,10 +177,12 @@ class EngineSettings:
         self.parameters += extra
         self.names = [named.get(id(p), "a parameter outside the model") for p in self.parameters]
         self._plain_zero = type(self.optim).zero_grad is torch.optim.Optimizer.zero_grad
+        self.training_autocast = self.autocast  # entered for each batch; making one costs as much as entering it
 
     def set_precision(self, precision: str | None) -> None:
         "Switch autocast and the loss scaler; between two steps only."
         self.precision = check_precision(precision)
+        self.training_autocast = self.autocast
         dtype = PRECISIONS[self.precision]
         kind = self.device.type
         if dtype is torch.float16 and self.scaler is None:
@@ -201,22 +207,21 @@ class EngineSettings:
 
     def place(self, batch):
         "The batch on the device."
-        return batch if self.device.type == "cpu" else move_to_device(batch, self.device)
+        return move_to_device(batch, self.device) if self.moves else batch
 
 # %% ../../nbs/core/06_engine.ipynb #d1c67370
 class Engine(EngineSettings):
     "Runs the parts of a step on one device of one process."
     def seed(self, loss: torch.Tensor, weight) -> torch.Tensor:
         "The gradient to start the backward pass from, in the loss's shape and type."
-        if isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value
+        if type(weight) is not float and isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value
             return weight.to(loss.device, loss.dtype).expand(loss.shape)
         key = (weight, loss.dtype, loss.device, loss.shape)
-        found = self._seeds.get(key)
-        if found is None:
+        if key not in self._seeds:
             if len(self._seeds) > 256:
                 self._seeds.clear()
-            found = self._seeds[key] = torch.full_like(loss, weight, requires_grad=False)
-        return found
+            self._seeds[key] = torch.full_like(loss, weight, requires_grad=False)
+        return self._seeds[key]
 
     def backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
         "Add the gradients of `loss`, weighted by `seed`."

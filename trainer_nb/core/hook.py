@@ -375,7 +375,7 @@ class HookSet(HookRows):
 
     def fire(self, point: str, *args) -> None:
         "Call every hook of this point; an exception names hook and point."
-        for row, method in getattr(self, point):
+        for row, method in self.__dict__[point]:
             try:
                 method(*args)
             except Exception as error:
@@ -384,7 +384,7 @@ class HookSet(HookRows):
 
     def fire_once(self, point: str, told: set, *args) -> None:
         "As `fire`, for the hooks that are not in `told` yet; they are then."
-        for row, method in getattr(self, point):
+        for row, method in self.__dict__[point]:
             if row not in told:
                 told.add(row)
                 try:
@@ -396,7 +396,7 @@ class HookSet(HookRows):
     def fire_all(self, point: str, *args) -> None:
         "As `fire`, but every hook is called before the first exception is raised."
         first = None
-        for row, method in getattr(self, point):
+        for row, method in self.__dict__[point]:
             try:
                 method(*args)
             except Exception as error:

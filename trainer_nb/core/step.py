@@ -20,8 +20,10 @@ class SupervisedStep:
         self.loss_fn = loss_fn
 
     def __call__(self, batch, trainer) -> dict:
-        inputs, targets = self.unpack(batch)
-        pred = trainer.after_pred(trainer.model(inputs))
+        inputs, targets = batch if type(batch) in (list, tuple) and len(batch) == 2 else self.unpack(batch)
+        pred = trainer.pred = trainer.model(inputs)
+        if trainer.hooks.after_pred:
+            pred = trainer.after_pred(pred)
         return {"loss": self.loss_fn(pred, targets), "pred": pred, "target": targets}
 
     def predict(self, batch, trainer):
@@ -69,7 +71,7 @@ class OwnLossStep:
         return trainer.model(*batch) if isinstance(batch, (list, tuple)) else trainer.model(batch)
 
 # %% ../../nbs/core/07_step.ipynb #7a34c8f3
-RESERVED = ("loss", "n", "pred", "target")
+RESERVED = frozenset(("loss", "n", "pred", "target"))
 
 def check_output(output, training: bool) -> None:
     "Raise TypeError or ValueError for a step's result that cannot be used."
@@ -104,6 +106,11 @@ def items(output, samples: int):
 # %% ../../nbs/core/07_step.ipynb #34643d50
 def fetch_numbers(values: list) -> list[float]:
     "Floats of a mixed list of numbers and one-element tensors, one transfer a device and type."
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float}:
+        return [float(value) for value in values]
+    if kinds == {torch.Tensor} and len({(value.dtype, value.device, value.shape) for value in values}) == 1 and not values[0].ndim:
+        return [float(number) for number in torch.stack(values).tolist()]
     result, groups = [0.0] * len(values), {}
     for index, value in enumerate(values):
         if isinstance(value, torch.Tensor):
@@ -135,8 +142,6 @@ def flat_records(records: Mapping, prefix: str = "") -> dict:
 
 def step_records(output: Mapping) -> dict:
     "What a step returned beside the loss and the reserved keys."
-    if len(output) <= 3 and all(key in RESERVED for key in output):
-        return {}
     return flat_records({key: value for key, value in output.items() if key not in RESERVED})
 
 # %% ../../nbs/core/07_step.ipynb #a455638d

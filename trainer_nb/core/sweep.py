@@ -22,6 +22,7 @@ from .hook import ComponentHook, HookSet, taken_points
 from .saved import plain_copy
 from .state import Phase, RandomStreams
 from .step import fetch_numbers
+from .training import END, OPEN
 from .tunable import BoundTunable, find_tunable
 
 # %% ../../nbs/core/14_sweep.ipynb #1701a182
@@ -229,15 +230,12 @@ class TrialLoop(RewindLoop):
     def trial_step(self) -> float:
         "One optimizer step on the next window of a trial; the loss before it."
         for attempt in range(2):
-            window, ended = self._window(), False
-            while True:
-                try:
-                    next(window)
-                except StopIteration as end:
-                    ended = end.value
-                    break
+            self.open_window()
+            while (taken := self._take_batch()) is OPEN:
+                pass
+            self.close_window()
             parts = self.window.parts
-            if ended:
+            if taken is END:
                 self.data.end_epoch()
                 self.step_state.batch_idx = 0
                 self.data.begin(self.data.epoch + 1)

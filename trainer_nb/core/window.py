@@ -16,7 +16,7 @@ from .engine import (Engine, FinitePolicy, NonFiniteError, Window, check_precisi
                                     gradient_norms, multiply, pick_device, total_norm)
 from .hook import HookSet
 from .state import StepState
-from .step import OwnLossStep, SupervisedStep, check_output, items, step_records
+from .step import RESERVED, OwnLossStep, SupervisedStep, check_output, items, step_records
 from .tunable import Tunable
 
 
@@ -130,7 +130,7 @@ class StepLoop(StepParts):
 
     def do_opt_step(self) -> bool:
         "Make the optimizer's step; False if it was skipped."
-        settings = vars(self)  # plain reads: a descriptor would cost a call each
+        settings = self.__dict__  # plain reads: a descriptor would cost a call each
         if settings["lr"] is None and settings["lr_scale"] == 1.0 and self.group_factors is None:
             return self.engine.step()
         groups = self.optim.param_groups
@@ -180,7 +180,7 @@ class WindowLoop(StepLoop):
     def open_window(self) -> None:
         "Begin a window; the settings read here hold until it closes."
         state = self.step_state
-        self.window.open(vars(self)["gradient_accumulation_steps"])
+        self.window.open(self.__dict__["gradient_accumulation_steps"])
         self.window_start = (state.batch_idx, state.samples_seen)
         state.window_batches = 0
         self.data_seconds, self.window_began = 0.0, perf_counter()
@@ -188,7 +188,7 @@ class WindowLoop(StepLoop):
     def train_batch(self, batch) -> None:
         "Forward and backward of one batch, and its counters."
         self.window_open = True
-        self.batch = self.engine.place(batch)
+        self.batch = self.engine.place(batch) if self.engine.moves else batch
         if self.hooks.before_batch:
             self.hooks.fire("before_batch", self)
         samples = batch_size(self.batch)
@@ -207,19 +207,24 @@ class WindowLoop(StepLoop):
             self.hooks.fire("after_batch", self)
 
     def _train_chunk(self, chunk, samples: int, chunks: int) -> bool:
-        with self.engine.autocast:
+        if self.engine.precision is None:
             output = self.train_step(chunk, self)
-        check_output(output, training=True)
+        else:
+            with self.engine.training_autocast:
+                output = self.train_step(chunk, self)
+        loss = output["loss"] if type(output) is dict and "loss" in output else None
+        if type(loss) is not torch.Tensor or loss.ndim or not loss.requires_grad:  # rare: what is it then?
+            check_output(output, training=True)
         self.loss = output["loss"]
         if self.loss is None:
             return False
         if self.hooks.after_loss:
             self.hooks.fire("after_loss", self)
-        n = items(output, samples)
+        n = items(output, samples) if "n" in output else samples
         weight = self.window.weight(n, chunks)
         self.do_backward(self.loss, self.engine.seed(self.loss, weight))
         self.loss = self.loss.detach()
-        self.window.parts.append((self.loss, n, step_records(output)))
+        self.window.parts.append((self.loss, n, {} if output.keys() <= RESERVED else step_records(output)))
         if self.hooks.after_backward:
             self.hooks.fire("after_backward", self)
         return True
@@ -276,15 +281,16 @@ class ClosingLoop(ChunkedLoop):
             self._finish_window()
             return False
         gradients = engine.gradients()
-        factor = window.correction()
         if gradients:
-            if isinstance(factor, torch.Tensor) or factor != 1.0:
-                multiply(gradients, factor)
-            engine.unscale()
+            if type(window.items) is not int or window.items != window.reference:  # not all batches had as many items
+                multiply(gradients, window.correction())
+            if engine.scaler is not None:
+                engine.unscale()
         if self.hooks.before_step:
             self.hooks.fire("before_step", self)
             gradients = engine.gradients()  # a hook may have replaced some
-        stepped = bool(gradients) and self._prepare_gradients(gradients) and self.do_opt_step()
+        looked_at = self.finite.policy is not None or self.wants_grad_norm or self.__dict__["grad_clip"] is not None
+        stepped = bool(gradients) and (not looked_at or self._prepare_gradients(gradients)) and self.do_opt_step()
         self.do_zero_grad()
         self._finish_window()
         if not stepped:
@@ -298,7 +304,7 @@ class ClosingLoop(ChunkedLoop):
 
     def _prepare_gradients(self, gradients: list) -> bool:
         "Clip, and decide about gradients that are not finite."
-        clip, finite = vars(self)["grad_clip"], self.finite
+        clip, finite = self.__dict__["grad_clip"], self.finite
         checks = finite.policy is not None and self.engine.scaler is None
         if clip is None and not checks and not self.wants_grad_norm:
             return True

@@ -164,7 +164,7 @@ class RecorderHook(Hook):
 
     def after_step(self, trainer):
         "Note the step; nothing is fetched."
-        now, state, settings = perf_counter(), trainer.step_state, vars(trainer)
+        now, state, settings = perf_counter(), trainer.step_state, trainer.__dict__
         if self._history is not trainer.history:  # switched on in mid-run
             self.before_fit(trainer)
         rate = settings["lr"]
@@ -222,7 +222,7 @@ class RecorderHook(Hook):
             values["grad_norm"] = [(index, value) for (index, _), value in zip(norms, fetched)]
         values["time/step"] = [(index, row[7]) for index, row in enumerate(rows)]
         values["time/data"] = [(index, row[8]) for index, row in enumerate(rows)]
-        values["samples_per_second"] = [(index, (row[3] - row[9]) / max(row[7], 1e-9))
+        values["samples_per_second"] = [(index, (row[3] - row[9]) / (row[7] or 1e-9))
                                         for index, row in enumerate(rows)]
         values["skipped_steps"] = [(index, row[10]) for index, row in enumerate(rows) if row[10]]
         for name, pairs in values.items():
@@ -234,16 +234,18 @@ class RecorderHook(Hook):
 # %% ../../nbs/hooks/10_recorder.ipynb #dd898edb
 def _window_means(rows: list) -> dict[str, list]:
     "The item-weighted means of each window's loss and records: name to (row, value)."
-    found: dict[str, list] = {"train/loss": []}  # name to (row, value, n), all still tensors
+    found = {"train/loss": [(index, loss, n) for index, row in enumerate(rows) for loss, n, _ in row[0]]}  # still tensors
     for index, row in enumerate(rows):
-        for loss, n, records in row[0]:
-            found["train/loss"].append((index, loss, n))
-            for key, value in records.items():
-                found.setdefault(f"train/{key}", []).append((index, value, n))
+        for _, n, records in row[0]:
+            for key in records:
+                found.setdefault(f"train/{key}", []).append((index, records[key], n))
     means = {}
     for name, entries in found.items():
         values = fetch_numbers([value for _, value, _ in entries])
-        weights = fetch_numbers([n for _, _, n in entries])
+        if [index for index, _, _ in entries] == list(range(len(rows))):
+            means[name] = list(enumerate(values))  # windows of one batch have nothing to weigh
+            continue
+        weights = fetch_numbers([weight for _, _, weight in entries])
         sums: dict[int, list[float]] = {}
         for (index, _, _), value, weight in zip(entries, values, weights):
             pair = sums.setdefault(index, [0.0, 0.0])

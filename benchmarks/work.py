@@ -1,0 +1,128 @@
+"""The work that is measured, each with the loop that one writes by hand for it."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+def tiny():
+    """A network whose step is nearly nothing but Python: 16-32-4."""
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def small():
+    """A convolutional network for pictures of 28 x 28."""
+    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def plain(model, optim, loss_fn):
+    """The loop as people write it."""
+    def block(batches):
+        for x, y in batches:
+            optim.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            optim.step()
+    return block
+
+
+def textbook(model, optim, loss_fn):
+    """With accumulation over four batches, bf16, clipping and an average of the weights, as the documentation of torch shows them."""
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    def block(batches):
+        for number, (x, y) in enumerate(batches, 1):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_fn(model(x), y)
+            (loss / 4).backward()
+            if number % 4 == 0:
+                clip_grad_norm_(model.parameters(), 1.0)
+                optim.step()
+                optim.zero_grad()
+                average.update_parameters(model)
+    block.average = average
+    return block
+
+
+@dataclass
+class Work:
+    """A model, its data, and the loop by hand; `features` is what else the loop does."""
+
+    name: str
+    network: object
+    shape: tuple  # of an input
+    classes: int
+    batch: int
+    steps: int  # in a block
+    raw: object = plain
+    features: frozenset = frozenset()
+    batches: list = field(default_factory=list)
+
+    def __post_init__(self):
+        made = torch.Generator().manual_seed(1)
+        self.batches = [(torch.randn(self.batch, *self.shape, generator=made),
+                         torch.randint(0, self.classes, (self.batch,), generator=made)) for _ in range(self.steps)]
+
+    def parts(self):
+        """A model with its first weights, and its optimizer."""
+        torch.manual_seed(0)
+        model = self.network()
+        return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def by_hand(self):
+        """The loop by hand over a block of batches, with a model of its own."""
+        model, optim = self.parts()
+        block = self.raw(model, optim, nn.CrossEntropyLoss())
+        block.model = model
+        return block
+
+
+ALL = frozenset(("accumulation", "bf16", "clip", "ema"))
+TINY, SMALL = {"network": tiny, "shape": (16,), "classes": 4, "batch": 16}, {
+    "network": small, "shape": (1, 28, 28), "classes": 10, "batch": 64}
+WORKS = {work.name: work for work in (
+    Work("A tiny", **TINY, steps=400),
+    Work("A tiny, recorder, progress, hooks", **TINY, steps=400, features=frozenset(("record", "progress", "hooks"))),
+    Work("B small", **SMALL, steps=12),
+    Work("C tiny", **TINY, steps=400, raw=textbook, features=ALL),
+    Work("C small", **SMALL, steps=12, raw=textbook, features=ALL),
+    Work("D tiny", **TINY, steps=400, features=frozenset(("record", "progress"))),
+    Work("D small", **SMALL, steps=12, features=frozenset(("record", "progress"))),
+)}  # fmt: skip
+
+
+class Blocks:
+    """A loader for a peer: before each block after the first, the loop by hand makes one of its own, and both are timed.
+
+    What a peer does with a block lies between the hand-over of its first batch and the request for the next block's.
+    """
+
+    def __init__(self, work: Work, pairs: int):
+        self.work, self.pairs = work, pairs
+        self.raw = work.by_hand()
+        self.peer, self.own = [], []  # seconds of the processor, a block each
+
+    def __len__(self):
+        return self.pairs * len(self.work.batches)
+
+    def __iter__(self):
+        """Every block's batches in turn."""
+        for _ in range(self.pairs):
+            began = time.process_time()
+            yield from iter(self.work.batches)
+            self.peer.append(time.process_time() - began)
+            began = time.process_time()
+            self.raw(iter(self.work.batches))
+            self.own.append(time.process_time() - began)
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two models have the same weights, bit for bit."""
+    a, b = a.state_dict(), b.state_dict()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
