@@ -125,7 +125,7 @@ class FinitePolicy:
         if not kept:
             return
         every = [norm for _, norms in kept for norm in norms]
-        if len({(norm.device, norm.dtype) for norm in every}) == 1 and bool(torch.isfinite(torch.stack(every)).all()):
+        if len({(norm.device, norm.dtype) for norm in every}) == 1 and not len((~torch.isfinite(torch.stack(every))).nonzero()):
             return
         totals = torch.stack([total_norm(norms).float() for _, norms in kept])
         bad = (~torch.isfinite(totals)).nonzero()
@@ -166,6 +166,7 @@ class EngineSettings:
         self._unscaled = False  # the scaler waits for the end of this step
         self.overflowed = False  # the last step was skipped by the scaler
         self._seeds: dict = {}
+        self._last_seed = (None, None, None)  # weight, type, seed: nearly every batch has those of the one before
         self.set_precision(precision)
         self.refresh_parameters()
 
@@ -214,13 +215,18 @@ class Engine(EngineSettings):
     "Runs the parts of a step on one device of one process."
     def seed(self, loss: torch.Tensor, weight) -> torch.Tensor:
         "The gradient to start the backward pass from, in the loss's shape and type."
-        if type(weight) is not float and isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value
+        last_weight, last_type, last = self._last_seed
+        if type(weight) is float and weight == last_weight and loss.dtype is last_type and not loss.ndim:
+            return last
+        if isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value
             return weight.to(loss.device, loss.dtype).expand(loss.shape)
         key = (weight, loss.dtype, loss.device, loss.shape)
         if key not in self._seeds:
             if len(self._seeds) > 256:
                 self._seeds.clear()
             self._seeds[key] = torch.full_like(loss, weight, requires_grad=False)
+        if loss.device == self.device and not loss.ndim:
+            self._last_seed = (weight, loss.dtype, self._seeds[key])
         return self._seeds[key]
 
     def backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
@@ -232,6 +238,13 @@ class Engine(EngineSettings):
     def gradients(self) -> list:
         "All gradients that are there."
         return [p.grad for p in self.parameters if p.grad is not None]
+
+    def any_gradient(self) -> bool:
+        "There is something to step with."
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                return True
+        return False
 
     def gradient_names(self) -> list[str]:
         "The parameters' names, in the order of `gradients()`."

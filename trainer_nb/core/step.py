@@ -109,8 +109,11 @@ def fetch_numbers(values: list) -> list[float]:
     kinds = {type(value) for value in values}
     if kinds <= {int, float}:
         return [float(value) for value in values]
-    if kinds == {torch.Tensor} and len({(value.dtype, value.device, value.shape) for value in values}) == 1 and not values[0].ndim:
-        return [float(number) for number in torch.stack(values).tolist()]
+    if kinds == {torch.Tensor} and len({value.dtype for value in values}) == 1 and not values[0].ndim:
+        try:
+            return [float(number) for number in torch.stack(values).tolist()]
+        except RuntimeError:  # they lie on several devices, or have other shapes
+            pass
     result, groups = [0.0] * len(values), {}
     for index, value in enumerate(values):
         if isinstance(value, torch.Tensor):

@@ -280,17 +280,17 @@ class ClosingLoop(ChunkedLoop):
         if not window.parts:
             self._finish_window()
             return False
-        gradients = engine.gradients()
-        if gradients:
+        there = engine.any_gradient()
+        if there:
             if type(window.items) is not int or window.items != window.reference:  # not all batches had as many items
-                multiply(gradients, window.correction())
+                multiply(engine.gradients(), window.correction())
             if engine.scaler is not None:
                 engine.unscale()
         if self.hooks.before_step:
             self.hooks.fire("before_step", self)
-            gradients = engine.gradients()  # a hook may have replaced some
+            there = engine.any_gradient()  # a hook may have replaced some
         looked_at = self.finite.policy is not None or self.wants_grad_norm or self.__dict__["grad_clip"] is not None
-        stepped = bool(gradients) and (not looked_at or self._prepare_gradients(gradients)) and self.do_opt_step()
+        stepped = there and (not looked_at or self._prepare_gradients(engine.gradients())) and self.do_opt_step()
         self.do_zero_grad()
         self._finish_window()
         if not stepped:

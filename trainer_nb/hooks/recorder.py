@@ -214,42 +214,45 @@ class RecorderHook(Hook):
                 self._write(rows)
 
     def _write(self, rows: list) -> None:
-        values = _window_means(rows)
-        values["lr"] = list(enumerate(fetch_numbers([row[5] for row in rows])))
-        norms = [(index, row[6]) for index, row in enumerate(rows) if row[6] is not None]
-        if norms:
-            fetched = fetch_numbers([norm for _, norm in norms])
-            values["grad_norm"] = [(index, value) for (index, _), value in zip(norms, fetched)]
-        values["time/step"] = [(index, row[7]) for index, row in enumerate(rows)]
-        values["time/data"] = [(index, row[8]) for index, row in enumerate(rows)]
-        values["samples_per_second"] = [(index, (row[3] - row[9]) / (row[7] or 1e-9))
-                                        for index, row in enumerate(rows)]
-        values["skipped_steps"] = [(index, row[10]) for index, row in enumerate(rows) if row[10]]
-        for name, pairs in values.items():
-            if not pairs:
-                continue
-            places = [rows[index][1:5] for index, _ in pairs]
-            self._history.extend(name, *zip(*places), [value for _, value in pairs])
+        columns = [array(code, column) for code, column in zip("qdqd", zip(*[row[1:5] for row in rows]))]
+        whole = range(len(rows))
+        values = _window_means(rows) | {
+            "lr": (whole, fetch_numbers([row[5] for row in rows])),
+            "grad_norm": _there(rows, 6, fetch_numbers),
+            "time/step": (whole, [row[7] for row in rows]),
+            "time/data": (whole, [row[8] for row in rows]),
+            "samples_per_second": (whole, [(row[3] - row[9]) / (row[7] or 1e-9) for row in rows]),
+            "skipped_steps": _there([(*row[:10], row[10] or None) for row in rows] if rows[-1][10] else [], 10)}
+        for name, (indices, numbers) in values.items():
+            if numbers:
+                own = columns if len(numbers) == len(rows) else [[column[index] for index in indices] for column in columns]
+                self._history.extend(name, *own, numbers)
 
 # %% ../../nbs/hooks/10_recorder.ipynb #dd898edb
-def _window_means(rows: list) -> dict[str, list]:
-    "The item-weighted means of each window's loss and records: name to (row, value)."
-    found = {"train/loss": [(index, loss, n) for index, row in enumerate(rows) for loss, n, _ in row[0]]}  # still tensors
-    for index, row in enumerate(rows):
-        for _, n, records in row[0]:
+def _there(rows: list, place: int, read=list) -> tuple:
+    "Rows that have a value at a place, and the values."
+    found = [(index, row[place]) for index, row in enumerate(rows) if row[place] is not None]
+    return [index for index, _ in found], read([value for _, value in found])
+
+def _window_means(rows: list) -> dict[str, tuple]:
+    "The item-weighted means of each window's loss and records: name to rows and values."
+    parts = [row[0] for row in rows]
+    if not [part for part in parts if len(part) != 1 or part[0][2]]:  # one batch a step and nothing beside the loss
+        return {"train/loss": (range(len(rows)), fetch_numbers([part[0][0] for part in parts]))}
+    found: dict[str, list] = {"train/loss": []}  # name to (row, value, n), all still tensors
+    for index, part in enumerate(parts):
+        for loss, n, records in part:
+            found["train/loss"].append((index, loss, n))
             for key in records:
                 found.setdefault(f"train/{key}", []).append((index, records[key], n))
     means = {}
     for name, entries in found.items():
         values = fetch_numbers([value for _, value, _ in entries])
-        if [index for index, _, _ in entries] == list(range(len(rows))):
-            means[name] = list(enumerate(values))  # windows of one batch have nothing to weigh
-            continue
         weights = fetch_numbers([weight for _, _, weight in entries])
         sums: dict[int, list[float]] = {}
         for (index, _, _), value, weight in zip(entries, values, weights):
             pair = sums.setdefault(index, [0.0, 0.0])
             pair[0] += value * weight
             pair[1] += weight
-        means[name] = [(index, total / items) for index, (total, items) in sums.items()]
+        means[name] = list(sums), [total / items for total, items in sums.values()]
     return means
