@@ -24,7 +24,7 @@ from .peers import PEERS, train
 from .work import WORKS, Blocks, same
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-DISTRIBUTIONS = {"ignite": "pytorch-ignite", "trainer_nb_default": "trainer_nb"}
+DISTRIBUTIONS = {"ignite": "pytorch-ignite", "trainer_tools": "trainer-tools", "trainer_nb_default": "trainer_nb"}
 
 
 def compare(peer: str, name: str, pairs: int) -> dict:

@@ -174,7 +174,58 @@ def fastai(work, loader):
     return model
 
 
-PEERS = {each.__name__: each for each in (raw, trainer_nb, trainer_nb_default, ignite, accelerate, lightning, fastai)}
+def trainer_tools(work, loader):
+    """trainer-tools: hooks around a step of one's own."""
+    from trainer_tools.hooks.ema import EMAHook
+    from trainer_tools.hooks.optimization import AMPHook, GradClipHook, GradientAccumulationHook
+    from trainer_tools.hooks.pbar import ProgressBarHook
+    from trainer_tools.trainer import Trainer
+
+    model, optim = work.parts()
+    loss_fn, wants = nn.CrossEntropyLoss(), work.features
+    hooks = []
+    if "accumulation" in wants:
+        hooks = [AMPHook(dtype=torch.bfloat16, device_type="cpu"), GradientAccumulationHook(4), GradClipHook(1.0), EMAHook(0.999)]
+    if "progress" in wants:
+        hooks.append(ProgressBarHook())
+    Trainer(model, lambda batch, trainer: {"loss": loss_fn(model(batch[0]), batch[1])}, loader, [], optim=optim, epochs=1, hooks=hooks,
+            device="cpu").fit()
+    return model
+
+
+def trainloop(work, loader):
+    """trainloop: a subclass that builds its parts."""
+    from trainloop.hooks import EMAHook, ProgressHook
+    from trainloop.trainer import BaseTrainer
+
+    wants, loss_fn = work.features, nn.CrossEntropyLoss()
+    made, optim = work.parts()
+
+    class Trainer(BaseTrainer):
+        def build_data_loader(self):
+            return loader
+
+        def build_model(self):
+            return made
+
+        def build_optimizer(self):
+            return optim
+
+        def build_hooks(self):
+            return [*([EMAHook(0.999)] if "ema" in wants else []), *([ProgressHook(interval=100)] if "progress" in wants else [])]
+
+        def forward(self, batch):
+            loss = loss_fn(self.model(batch[0]), batch[1])
+            return loss, {}
+
+    every = 4 if "accumulation" in wants else 1
+    Trainer(len(loader) // every, grad_clip=1.0 if "clip" in wants else None, mixed_precision="bf16" if "bf16" in wants else None,
+            gradient_accumulation_steps=every, device="cpu").train()
+    return made
+
+
+PEERS = {each.__name__: each for each in (
+    raw, trainer_nb, trainer_nb_default, trainer_tools, trainloop, ignite, accelerate, lightning, fastai)}  # fmt: skip
 
 
 def train(name: str, work, loader):

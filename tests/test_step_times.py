@@ -336,3 +336,65 @@ def test_watched_or_not_the_run_is_the_same():
     loop.fit(epochs=2)
     assert LocalRunView(loop).step_times.steps == 5
     assert_same(loop, straight(epochs=2))
+
+
+# ---- a long run is looked at now and then
+
+
+class Napper(Hook):
+    """Slow at each step; counts itself."""
+
+    def __init__(self):
+        self.real, self.weights = 0, []
+
+    def after_step(self, trainer):
+        """A millisecond."""
+        self.real += 1
+        time.sleep(0.001)
+
+    def before_batch(self, trainer):
+        """What this call counts for."""
+        clock = trainer.hooks.clock
+        self.weights.append((trainer.training, clock and clock.weight))
+
+
+def test_a_long_run_is_looked_at_now_and_then():
+    """64 steps one by one, then eight in a row of each 64, for all of them: calls, times and shares are about those of the whole run."""
+    hook = Napper()
+    loop = make(hook)
+    loop.step(84)
+    assert [method for _, method in loop.hooks.after_step] == [hook.after_step]  # nothing is counted here
+    loop.step(48)
+    assert [method != hook.after_step for _, method in loop.hooks.after_step] == [True, True]  # the clock, and the hook in its wrapper
+    assert [weight for _, weight in hook.weights] == [1] * 64 + [8] * 8 + [0] * 56 + [8] * 4
+    loop.step(380)
+    row = loop.hooks.rows[0]
+    steps, shares = times(loop)
+    assert hook.real == 512 and row.calls == 2 * 512 and 440 <= steps <= 512
+    assert 0.5 < row.seconds < 2.5 and shares["hooks"] > 0.5
+
+
+def test_an_evaluation_is_looked_at_as_a_whole():
+    """Between two steps that are passed over, too; afterwards they are passed over again."""
+    hook = Napper()
+    loop = make(hook, valid=DataLoader(Samples(), 2))
+    loop.step(epochs=10)
+    assert {weight for training, weight in hook.weights if not training} == {1}
+    assert [weight for training, weight in hook.weights if training][-20:] == [0] * 20
+
+
+def test_switched_on_and_off_in_a_step_that_is_passed_over():
+    """A hook that joins there is counted from the next block on; off, all is plain."""
+    hook = Napper()
+    loop = make(hook)
+    loop.step(80)
+    late = Napper()
+    late.name = "late"
+    loop.hooks.add(late)
+    loop.step(20)
+    assert loop.hooks.rows[-1].calls == 0 and late.real == 20
+    loop.step(36)
+    assert loop.hooks.rows[-1].calls == 2 * 64
+    loop.watch_hooks(False)
+    loop.step(1)
+    assert [method for _, method in loop.hooks.after_step] == [hook.after_step, late.after_step]

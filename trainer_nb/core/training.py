@@ -114,6 +114,8 @@ class EvaluationLoop(EvaluationSurroundings):
         records, self.evaluation_done = {}, False
         with self._evaluating():
             self.split = next(iter(loaders))
+            if self.hooks.watched:
+                self.hooks.look_at_all()
             self.hooks.fire(f"before_{stage}", self)
             for name, weights, loader in [(n + ending, weights, loader) for n, loader in loaders.items()
                                           for ending, weights in self.weight_sets().items()]:

@@ -187,6 +187,8 @@ class WindowLoop(StepLoop):
 
     def train_batch(self, batch) -> None:
         "Forward and backward of one batch, and its counters."
+        if self.hooks.watched and not self.window_open:
+            self.hooks.next_window()
         self.window_open = True
         self.batch = self.engine.place(batch) if self.engine.moves else batch
         if self.hooks.before_batch:
