@@ -16,7 +16,7 @@ def raw(work, loader):
     return block.model
 
 
-def trainer_nb(work, loader):
+def trainer_nb(work, loader, **settings):
     """This package, with what the work asks for and nothing else."""
     from trainer_nb import EMAHook, Hook, Trainer
 
@@ -32,28 +32,19 @@ def trainer_nb(work, loader):
 
     model, optim = work.parts()
     wants = work.features
+    settings = {"non_finite": None, "record": "record" in wants, "progress": "bar" if "progress" in wants else False} | settings
     hooks = [type(name, (Three,), {})() for name in ("One", "Two", "Three")] if "hooks" in wants else []
-    trainer = Trainer(
-        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device="cpu", hooks=hooks, non_finite=None,
-        record="record" in wants, progress="bar" if "progress" in wants else False,
+    Trainer(
+        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device="cpu", hooks=hooks,
         gradient_accumulation_steps=4 if "accumulation" in wants else 1, mixed_precision="bf16" if "bf16" in wants else None,
-        grad_clip=1.0 if "clip" in wants else None, ema=EMAHook(0.999, warmup=False) if "ema" in wants else None)  # fmt: skip
-    trainer.fit()
+        grad_clip=1.0 if "clip" in wants else None, ema=EMAHook(0.999, warmup=False) if "ema" in wants else None,
+        **settings).fit()  # fmt: skip
     return model
 
 
 def trainer_nb_default(work, loader):
-    """This package as it comes: history, and the look for gradients that are not finite."""
-    from trainer_nb import EMAHook, Trainer
-
-    model, optim = work.parts()
-    wants = work.features
-    trainer = Trainer(
-        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device="cpu", progress="bar",
-        gradient_accumulation_steps=4 if "accumulation" in wants else 1, mixed_precision="bf16" if "bf16" in wants else None,
-        grad_clip=1.0 if "clip" in wants else None, ema=EMAHook(0.999, warmup=False) if "ema" in wants else None)  # fmt: skip
-    trainer.fit()
-    return model
+    """This package as it comes: history, a bar, and the look for gradients that are not finite."""
+    return trainer_nb(work, loader, non_finite="raise", record=True, progress="bar")
 
 
 def ignite(work, loader):
@@ -167,9 +158,7 @@ def fastai(work, loader):
                       opt_func=lambda params, **_: OptimWrapper(params, torch.optim.SGD, lr=0.01, momentum=0.9),
                       cbs=[GradientAccumulation(4), GradientClip(1.0)] if "accumulation" in wants else [])
     quiet = contextlib.nullcontext() if "progress" in wants else learner.no_bar()
-    with quiet, learner.no_logging(), learner.added_cbs([]):
-        for epoch_callback in ():
-            learner.add_cb(epoch_callback)
+    with quiet, learner.no_logging():
         learner.fit(1, lr=0.01)
     return model
 

@@ -780,3 +780,14 @@ def test_a_tuned_clip_waits_for_the_boundary():
     hooks = [at_batch(3, lambda t: t.tune(grad_clip=0.01)), LambdaHook(after_step=after_step)]
     make_loop(model, make_data(6), optim, hooks=hooks, grad_clip=0.02, gradient_accumulation_steps=2).fit(epochs=1)
     assert moved == pytest.approx([0.02, 0.02, 0.01], rel=1e-3)
+
+
+def test_what_is_prepared_for_a_step_fits_that_step():
+    """A loss on another device gets a seed of its own; a precision chosen under no_grad is entered with its cache of casts."""
+    loop = Loop(nn.Linear(3, 1), train_dl=[(torch.randn(4, 3), torch.randn(4, 1))], loss_fn=nn.MSELoss(), device="cpu", max_steps=2)
+    here, elsewhere = torch.zeros(()), torch.zeros((), device="meta")
+    assert [loop.engine.seed(loss, 1.0).device.type for loss in (here, here, elsewhere, here)] == ["cpu", "cpu", "meta", "cpu"]
+    with torch.no_grad():
+        loop.tune(mixed_precision="bf16")
+    with loop.engine.training_autocast:
+        assert torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled()

@@ -407,6 +407,20 @@ def test_the_plan_is_what_happens(sched):
     assert len(trainer.rate_plan.steps) == 0
 
 
+def test_the_plan_of_an_earlier_state():
+    """Loaded into a trainer that was further on, with a journal of the same length."""
+    trainer = make("cosine", epochs=4)
+    trainer.step(3)
+    state = plain_copy(trainer.state_dict())
+    trainer.step(7)
+    assert trainer.rate_plan.steps[0] == 11
+    journal = len(trainer.journal)
+    trainer.load_state_dict(state)
+    while len(trainer.journal) < journal:
+        trainer.note("as many entries")
+    assert trainer.rate_plan.steps[0] == 4
+
+
 def test_no_plan():
     """Without a schedule, with one that is off, or that waits for a metric."""
     assert make(None, epochs=2).rate_plan is None

@@ -46,7 +46,8 @@ class ScheduledLoop(SweepLoop):
         if hook is None or not hook.enabled:
             return None
         version = (len(self.journal), self.branch, self.epochs, self.max_steps, id(hook.scheduler), self.lr, self.lr_scale)
-        if self._plan is None or self._plan.version != version:
+        plan, next_step = self._plan, self.step_state.optimizer_step + 1
+        if plan is None or plan.version != version or (len(plan.steps) and next_step < plan.steps[0]):  # an earlier state was loaded
             steps, scheduled = hook.planned(self) or ([], [])
             scheduled = np.asarray(scheduled, np.float64)
             in_force = scheduled * self.lr_scale if self.lr is None else np.full(len(steps), self.lr)

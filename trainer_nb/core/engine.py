@@ -178,14 +178,14 @@ class EngineSettings:
         self.parameters += extra
         self.names = [named.get(id(p), "a parameter outside the model") for p in self.parameters]
         self._plain_zero = type(self.optim).zero_grad is torch.optim.Optimizer.zero_grad
-        self.training_autocast = self.autocast  # entered for each batch; making one costs as much as entering it
 
     def set_precision(self, precision: str | None) -> None:
         "Switch autocast and the loss scaler; between two steps only."
         self.precision = check_precision(precision)
-        self.training_autocast = self.autocast
         dtype = PRECISIONS[self.precision]
         kind = self.device.type
+        # entered for each batch of the training: making one costs as much as entering it
+        self.training_autocast = _NO_AUTOCAST if dtype is None else torch.autocast(kind, dtype=dtype)
         if dtype is torch.float16 and self.scaler is None:
             self.scaler = torch.amp.GradScaler(kind)
             self._step_hook = self.optim.register_step_post_hook(self._note_step)
@@ -216,7 +216,7 @@ class Engine(EngineSettings):
     def seed(self, loss: torch.Tensor, weight) -> torch.Tensor:
         "The gradient to start the backward pass from, in the loss's shape and type."
         last_weight, last_type, last = self._last_seed
-        if type(weight) is float and weight == last_weight and loss.dtype is last_type and not loss.ndim:
+        if type(weight) is float and weight == last_weight and loss.dtype is last_type and not loss.ndim and loss.device == last.device:
             return last
         if isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value
             return weight.to(loss.device, loss.dtype).expand(loss.shape)
@@ -225,7 +225,7 @@ class Engine(EngineSettings):
             if len(self._seeds) > 256:
                 self._seeds.clear()
             self._seeds[key] = torch.full_like(loss, weight, requires_grad=False)
-        if loss.device == self.device and not loss.ndim:
+        if not loss.ndim:
             self._last_seed = (weight, loss.dtype, self._seeds[key])
         return self._seeds[key]
 
