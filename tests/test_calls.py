@@ -49,15 +49,16 @@ def by_hand(work):
 
 def of_trainer(work):
     """Calls a batch of a run."""
+    train("trainer_nb", work, Batches(work, 8))  # what is imported at first use is no part of a step
     few, many = (counted(lambda n=n: train("trainer_nb", work, Batches(work, n))) for n in (SHORT, LONG))
     return (many - few) / (LONG - SHORT)
 
 
-@pytest.mark.parametrize(("name", "more"), [("A tiny", 8), ("A tiny, recorder, progress, hooks", 21), ("D tiny", 12)])
-def test_a_step_makes_few_calls_more_than_the_loop_by_hand(name, more):
-    """Nothing is looked up, sorted or formatted in a step that could be done once."""
+@pytest.mark.parametrize(("name", "fewer"), [("A tiny", 26), ("A tiny, recorder, progress, hooks", 8), ("D tiny", 10)])
+def test_a_step_makes_fewer_calls_than_the_loop_by_hand(name, fewer):
+    """Nothing is looked up, sorted or formatted in a step that could be done once, and torch's wrapper of the step is left out."""
     hand, own = by_hand(WORKS[name]), of_trainer(WORKS[name])
-    assert own <= hand + more, (own, hand)
+    assert own <= hand - fewer, (own, hand)
 
 
 def test_with_everything_on_it_makes_fewer():

@@ -361,9 +361,41 @@ def test_non_finite_raise_is_found_at_the_end():
         loop.fit(max_steps=7)
 
 
-def test_non_finite_none_looks_at_nothing():
+def test_a_bad_step_long_ago_is_no_mark_of_a_later_one():
+    """The marks on the device are made in blocks: none serves two steps."""
+    seen = []
+
+    def step(batch, trainer):
+        loss = model(batch).mean()
+        seen.append(len(seen))
+        return {"loss": loss * (float("nan") if seen[-1] in (3, 300) else 1.0)}
+
+    model = nn.Linear(2, 1)
+    loop = Loop(model, step, [torch.ones(2, 2)] * 50, optim=lambda p: torch.optim.SGD(p, lr=0.01), non_finite="skip")
+    loop.fit(max_steps=900)
+    assert loop.finite.skipped == 2 and len(seen) == 902
+
+
+@pytest.mark.parametrize("kind", ["sparse", "complex", "bfloat16", "float64", "mixed"])
+def test_a_sparse_gradient_that_is_not_finite_is_found(kind):
+    """And gradients of every other kind, whatever the kernel of the loss scaler makes of them."""
+    types = {"complex": torch.complex64, "bfloat16": torch.bfloat16, "float64": torch.float64}
+    weights = nn.Linear(8, 3, dtype=types[kind]) if kind in types else nn.Embedding(8, 3, sparse=kind == "sparse")
+    model = nn.ModuleList([weights, nn.Linear(3, 1).double()]) if kind == "mixed" else weights
+
+    def step(batch, trainer):
+        loss = weights(torch.ones(2, 8, dtype=types[kind]) if kind in types else batch).abs().sum()
+        return {"loss": loss * (float("inf") if trainer.step_state.batch_idx == 5 else 1.0)}
+
+    loop = Loop(model, step, [torch.tensor([1, 2])] * 8, optim=lambda p: torch.optim.SGD(p, lr=0.01))
+    with pytest.raises(NonFiniteError, match="step 6 "):
+        loop.fit(epochs=1)
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_non_finite_none_looks_at_nothing(clip):
     """Whoever asks for no check gets none."""
-    loop, model = train_with_nan(None, {3})
+    loop, model = train_with_nan(None, {3}, grad_clip=clip)
     assert loop.fit(epochs=1).steps == 10
     assert model[2].bias.isnan().all()
 

@@ -4,13 +4,16 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'Window', 'check_precision', 'pick_device', 'gradient_norms', 'total_norm', 'clip_gradients', 'multiply',
-           'NonFiniteError', 'FinitePolicy', 'EngineSettings', 'Engine']
+           'NonFiniteError', 'Marks', 'FinitePolicy', 'step_within', 'EngineSettings', 'Engine']
 
 # %% ../../nbs/core/06_engine.ipynb #2a74c7d3
 import difflib
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
+from torch.autograd import profiler
+from torch.optim import optimizer
 
 from .data import move_to_device
 
@@ -99,6 +102,25 @@ def multiply(gradients: list, factor) -> None:
 class NonFiniteError(ArithmeticError):
     "A gradient that is NaN or infinite."
 
+class Marks:
+    "Marks on a device: 0 where all numbers looked at are finite, 1 where one is not."
+    def __init__(self):
+        self._device, self._free = None, iter(())
+
+    def look(self, numbers: list) -> torch.Tensor:
+        "The mark of some tensors, float32 and 0-dim; nothing is fetched."
+        device = numbers[0].device
+        mark = next(self._free, None) if device == self._device else None
+        if mark is None:
+            *marks, self._one = torch.cat([torch.zeros(256, device=device), torch.ones(1, device=device)]).unbind()
+            self._device, self._free = device, iter(marks)
+            mark = next(self._free)
+        try:
+            torch._amp_foreach_non_finite_check_and_unscale_(numbers, mark, self._one)
+        except (RuntimeError, NotImplementedError):  # sparse, complex, or on several devices
+            mark = 1.0 - torch.isfinite(total_norm(gradient_norms(numbers))).float()
+        return mark
+
 class FinitePolicy:
     "What happens at a step whose gradients are not finite."
     def __init__(self, policy: str | None = "raise"):
@@ -109,11 +131,11 @@ class FinitePolicy:
         self.at_once = policy not in (None, "raise")
         self.limit = int(limit) if limit.isdigit() else None
         self.skipped, self.in_a_row = 0, 0
-        self._kept: list = []  # (step, norms)
+        self._marks, self._kept = Marks(), []  # (step, mark)
 
-    def keep(self, step: int, norms: list) -> None:
-        "Remember the norms of a step; nothing is fetched."
-        self._kept.append((step, norms))
+    def keep(self, step: int, numbers: list) -> None:
+        "Look at the gradients of a step, or at their norm; nothing is fetched."
+        self._kept.append((step, self._marks.look(numbers)))
 
     def forget(self) -> None:
         "What was kept is of no run any more."
@@ -124,27 +146,23 @@ class FinitePolicy:
         kept, self._kept = self._kept, []
         if not kept:
             return
-        every = [norm for _, norms in kept for norm in norms]
-        if len({(norm.device, norm.dtype) for norm in every}) == 1 and not len((~torch.isfinite(torch.stack(every))).nonzero()):
-            return
-        totals = torch.stack([total_norm(norms).float() for _, norms in kept])
-        bad = (~torch.isfinite(totals)).nonzero()
+        device = kept[-1][1].device
+        bad = torch.stack([mark.to(device) for _, mark in kept]).nonzero()
         if len(bad):
-            step = kept[int(bad[0])][0]
             raise NonFiniteError(
-                f"the gradients of step {step} are not finite ({totals[bad[0]].item()}); the weights are "
+                f"the gradients of step {kept[int(bad[0])][0]} are not finite; the weights are "
                 "spoiled since then. non_finite='skip' leaves such steps out, a lower lr or grad_clip= "
                 "may avoid them")
 
-    def allows(self, norms: list, where: str, named: list) -> bool:
-        "Whether this step may be made: one wait for the device."
-        if bool(torch.isfinite(total_norm(norms))):
+    def allows(self, numbers: list, where: str, named: Callable) -> bool:
+        "Whether this step may be made: one wait for the device. `named` gives names and gradients, for the message."
+        if not bool(self._marks.look(numbers)):
             self.in_a_row = 0
             return True
         self.skipped += 1
         self.in_a_row += 1
         if self.limit is not None and self.in_a_row > self.limit:
-            names = [name for name, norm in zip(named, norms) if not torch.isfinite(norm)]
+            names = [name for name, gradient in named() if self._marks.look([gradient])]
             raise NonFiniteError(
                 f"{self.in_a_row} windows in a row had gradients that are not finite, the last one at "
                 f"{where}, in {', '.join(names[:5])}{' ...' if len(names) > 5 else ''} "
@@ -152,6 +170,21 @@ class FinitePolicy:
         return False
 
 # %% ../../nbs/core/06_engine.ipynb #032df0d0
+_WRAPPER = optimizer.Optimizer.profile_hook_step(lambda optim: None).__code__
+# not public: in a version of torch without them, every step is made through the wrapper
+_GLOBAL_HOOKS = (getattr(optimizer, "_global_optimizer_pre_hooks", None), getattr(optimizer, "_global_optimizer_post_hooks", None))
+_KNOWN = None not in _GLOBAL_HOOKS and hasattr(profiler, "_is_profiler_enabled")
+
+def step_within(optim) -> Callable | None:
+    "The optimizer's own step, inside torch's wrapper for step hooks and the profiler; None where that has something to do."
+    step = type(optim).step
+    if not _KNOWN or "step" in optim.__dict__ or getattr(step, "__code__", None) is not _WRAPPER:
+        return None
+    before, after = _GLOBAL_HOOKS
+    if optim._optimizer_step_pre_hooks or optim._optimizer_step_post_hooks or before or after or profiler._is_profiler_enabled:
+        return None
+    return step.__wrapped__
+
 _NO_AUTOCAST = nullcontext()
 
 class EngineSettings:
@@ -246,9 +279,9 @@ class Engine(EngineSettings):
                 return True
         return False
 
-    def gradient_names(self) -> list[str]:
-        "The parameters' names, in the order of `gradients()`."
-        return [name for name, p in zip(self.names, self.parameters) if p.grad is not None]
+    def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        "The parameters' names and their gradients, those that are there."
+        return [(name, p.grad) for name, p in zip(self.names, self.parameters) if p.grad is not None]
 
     def unscale(self) -> None:
         "Take the loss scale out of the gradients (fp16 only)."
@@ -260,7 +293,11 @@ class Engine(EngineSettings):
     def step(self) -> bool:
         "The optimizer's step; False if the loss scaler skipped it."
         if self.scaler is None:
-            self.optim.step()
+            within = step_within(self.optim)
+            if within is None:
+                self.optim.step()
+            else:
+                within(self.optim)
             return True
         self._stepped, optim = False, self.optim
         fused = getattr(optim, "_step_supports_amp_scaling", False)

@@ -308,18 +308,17 @@ class ClosingLoop(ChunkedLoop):
         "Clip, and decide about gradients that are not finite."
         clip, finite = self.__dict__["grad_clip"], self.finite
         checks = finite.policy is not None and self.engine.scaler is None
-        if clip is None and not checks and not self.wants_grad_norm:
-            return True
-        norms = gradient_norms(gradients)
-        if checks and finite.at_once:
-            if not finite.allows(norms, self._where(), self.engine.gradient_names()):
+        norm = total_norm(gradient_norms(gradients)) if clip is not None or self.wants_grad_norm else None
+        if checks:
+            looked_at = gradients if norm is None else [norm]
+            if not finite.at_once:
+                finite.keep(self.step_state.optimizer_step + 1, looked_at)
+            elif not finite.allows(looked_at, self._where(), self.engine.named_gradients):
                 return False
-        elif checks:
-            finite.keep(self.step_state.optimizer_step + 1, norms)
-        if clip is not None or self.wants_grad_norm:
-            self.grad_norm = total_norm(norms)
+        if norm is not None:
+            self.grad_norm = norm
         if clip is not None:
-            clip_gradients(gradients, self.grad_norm, clip)
+            clip_gradients(gradients, norm, clip)
         return True
 
     def _note_overflow(self) -> None:
