@@ -180,7 +180,8 @@ def test_the_closure_is_of_the_whole_window(size):
     x, y = (each.double() for each in joined.tensors)
     batches = [(x[i:i + 16], y[i:i + 16]) for i in range(0, 42, 16)]
     trainer = LBFGSTrainer(net, train_dl=batches, loss_fn=nn.MSELoss(), optim=lbfgs(net.parameters()), epochs=3, device="cpu",
-                           progress=False, gradient_accumulation_steps=size)
+                           progress=False, gradient_accumulation_steps=size, hooks=[LambdaHook(before_step=lambda t: losses.append(t.window.loss().item()))])
+    losses, expected = [], []
     trainer.fit()
     other = model().double()
     optim = lbfgs(other.parameters())
@@ -192,9 +193,10 @@ def test_the_closure_is_of_the_whole_window(size):
                 loss = nn.functional.mse_loss(other(x[part]), y[part])
                 loss.backward()
                 return loss
-            optim.step(closure)
+            expected.append(optim.step(closure).item())
     for a, b in zip(net.parameters(), other.parameters()):
         assert torch.allclose(a, b, rtol=1e-6)
+    assert losses == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_line_search_sees_one_function():
