@@ -1,4 +1,4 @@
-"""examples/digits.py as people run it: into a pipe, in a terminal, ended by Ctrl-C."""
+"""The examples as people run them; digits.py into a pipe, in a terminal, ended by Ctrl-C."""
 
 import os
 import pty
@@ -72,3 +72,11 @@ def test_ctrl_c_ends_on_a_whole_step(workers):
     assert process.returncode == 130, errors
     assert re.search(r"interrupted after epoch \d+/500  step \d+/\d+, on a whole step: fit\(\) again continues", out)
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("example", "least"), [(["sam.py", "--epochs", "3", "--accumulate", "2"], 0.9), (["lbfgs.py"], 0.95)], ids=["sam", "lbfgs"])
+def test_steps_of_your_own(example, least):
+    """SAM and LBFGS train."""
+    done = subprocess.run([SCRIPT[0], str(ROOT / "examples" / example[0]), *example[1:]], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout and float(done.stdout.rsplit(" ", 1)[1]) >= least

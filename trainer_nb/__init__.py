@@ -17,6 +17,8 @@ _EXPORTS = {
     "NonFiniteError": "core.engine",
     "CheckpointError": "core.saved",
     "map_nested_tensor": "core.data",
+    "unwrap": "core.engine",
+    "key_average": "core.step",
     "History": "hooks.recorder",
     "RecorderHook": "hooks.recorder",
     "ProgressHook": "hooks.progress",

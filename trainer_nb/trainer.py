@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from .core.best import BestStateLoop
 from .core.control import RatePlan
 from .core.drive import Answer, check_note, check_switch
 from .core.hook import ComponentHook
 from .core.loop import LocalRunView
-from .core.sweep import Sweep, SweepLoop, check_smooth
+from .core.sweep import Sweep, check_smooth
 from .core.state import FitResult, warn
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay
@@ -29,7 +30,7 @@ from .tools.lr_find import LRFind, rates
 from .tools.summary import summary
 
 # %% ../nbs/40_trainer.ipynb #8965b1e4
-class ScheduledLoop(SweepLoop):
+class ScheduledLoop(BestStateLoop):
     "A loop that may have a schedule, and then knows its rates to come."
     _plan: RatePlan | None = None
 
@@ -345,10 +346,11 @@ class Trainer(FiledLoop):
         progress=True,  # True, "bar", "lines", False
         resume_data: str = "skip",  # or "replay"
         seed_samples: bool = False,  # samples draw from streams of (seed, epoch, index)
-        eval_first: bool = False,  # evaluate before the first step
+        eval_first: bool | int = False,  # before the first step: all, or a few batches
+        best: tuple[str, str] | None = None,  # ("valid/accuracy", "max"): keep that state
         overfit_batches: int | None = None,  # the same few batches
         limit_batches=None,  # batches of each loader, or a fraction
-        fast_dev_run=False,  # one batch of each loader
+        fast_dev_run=False,  # one batch of each loader, no files
         max_time=None,  # seconds or timedelta
         workspace=None,  # folder of the run: records, journal, checkpoints
         config=None,  # plain values to keep with the run
@@ -360,8 +362,8 @@ class Trainer(FiledLoop):
             optim=optim, epochs=epochs, max_steps=max_steps, eval_every=eval_every, hooks=hooks, device=device,
             mixed_precision=mixed_precision, gradient_accumulation_steps=gradient_accumulation_steps,
             micro_batch_size=micro_batch_size, grad_clip=grad_clip, non_finite=non_finite, compile=compile,
-            seed=seed, resume_data=resume_data, seed_samples=seed_samples, eval_first=eval_first, overfit_batches=overfit_batches,
-            limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time)
+            seed=seed, resume_data=resume_data, seed_samples=seed_samples, eval_first=eval_first, best=best,
+            overfit_batches=overfit_batches, limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time)
         self.history.draw = self._draw
         self.progress = progress
         self.config, self._workspace = config, workspace

@@ -34,7 +34,7 @@ def map_nested(function, value, is_leaf):
         return map_nested(function, item, is_leaf)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(walk, value))
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return type(value)(map(walk, value))
     if isinstance(value, MutableMapping):
         changed = copy.copy(value)  # keeps class, attributes, a defaultdict's factory

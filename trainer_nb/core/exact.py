@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from .control import Command
 from .data import keeps_workers, loader_generators, skips_by_index
 from .drive import Answer
+from .engine import unwrap
 from .hook import HookRow
 from .journal import Intervention, Journal, fingerprint
 from .loop import Loop
@@ -65,8 +66,8 @@ class ModuleState(PositionState):
     "Model, optimizer and what belongs to them."
     @property
     def plain_model(self) -> torch.nn.Module:
-        "The model without the wrapper of `torch.compile(model)`: names in a state are its own."
-        return getattr(self.model, "_orig_mod", self.model)
+        "The model without the wrappers of `torch.compile(model)` and of several devices: names in a state are its own."
+        return unwrap(self.model)
 
     def _module_state(self) -> dict:
         model, scaler = self.plain_model, self.engine.scaler

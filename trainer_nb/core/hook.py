@@ -49,6 +49,7 @@ class Hook:
     order = 0  # low runs first; ties keep the order of the list
     enabled = True
     main_process_only = False  # on several processes: rank 0 alone
+    writes = False  # files, or records to elsewhere: takes no part in a fast_dev_run
     kept = True  # a checkpoint holds its switch, order, tunables and state
 
     def __init_subclass__(cls, **kwargs):
@@ -271,10 +272,11 @@ class HookRow:
         self.calls, self.seconds = 0, 0.0
         self.last_error: str | None = None
         self.failure: HookFailure | None = None
+        self.held_back = False  # it writes, and nothing is to be written
 
     label = property(lambda self: hook_label(self.hook))
     order = property(lambda self: getattr(self.hook, "order", 0))
-    enabled = property(lambda self: getattr(self.hook, "enabled", True))
+    enabled = property(lambda self: not self.held_back and getattr(self.hook, "enabled", True))
     points = property(lambda self: taken_points(self.hook))
 
     @property
@@ -307,6 +309,7 @@ class HookRows:
         self.watched, self.since = False, ""  # calls and time are counted, and from when on
         self.clock: StepClock | None = None  # while they are
         self.stale = False  # added or removed since resolve()
+        self.dry = False  # hooks that write (`writes = True`) take no part
         for hook in hooks:
             self.add(hook)
 
@@ -373,6 +376,8 @@ class HookSet(HookRows):
     def resolve(self) -> None:
         "Make the flat tuples anew from orders and switches."
         self.stale = False
+        for row in self.rows:
+            row.held_back = self.dry and getattr(row.hook, "writes", False)
         active = [row for row in self.running() if row.enabled
                   and (self.is_main or not getattr(row.hook, "main_process_only", False))]
         taken = [(row, set(row.points)) for row in active]

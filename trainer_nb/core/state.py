@@ -55,6 +55,7 @@ class Phase(StrEnum):
     TRAIN = "train"
     AFTER_TRAIN = "after_train"
     VALID = "valid"
+    CHECK = "check"  # a few batches of the validation, before the first step
     AFTER_VALID = "after_valid"
 
 # %% ../../nbs/core/00_state.ipynb #57b51685
@@ -82,7 +83,7 @@ class FitResult:
     epochs: int  # finished
     steps: int  # optimizer steps of the whole run
     last: dict = field(default_factory=dict)  # last value of each metric
-    best: dict = field(default_factory=dict)  # best valid loss, and where
+    best: dict = field(default_factory=dict)  # name and value of the record that decides, epoch and step
 
 # %% ../../nbs/core/00_state.ipynb #ba3e71d6
 @dataclass

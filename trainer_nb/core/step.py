@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'SupervisedStep', 'OwnLossStep', 'check_output', 'items', 'fetch_numbers', 'flat_records', 'step_records',
-           'WeightedMeans', 'EvaluationTotals', 'join_predictions', 'to_cpu']
+           'key_average', 'WeightedMeans', 'EvaluationTotals', 'join_predictions', 'to_cpu']
 
 # %% ../../nbs/core/07_step.ipynb #be310bfc
+import math
 from collections.abc import Mapping
 
 import torch
@@ -146,6 +147,39 @@ def flat_records(records: Mapping, prefix: str = "") -> dict:
 def step_records(output: Mapping) -> dict:
     "What a step returned beside the loss and the reserved keys."
     return flat_records({key: value for key, value in output.items() if key not in RESERVED})
+
+# %% ../../nbs/core/07_step.ipynb #7760c367
+def _paths(records: Mapping) -> list[tuple]:
+    "The way to each value that is no dict."
+    return [(key, *rest) for key, value in records.items()
+            for rest in (_paths(value) if isinstance(value, Mapping) else [()])]
+
+def _value_at(records, path: tuple):
+    for key in path:
+        if not isinstance(records, Mapping):
+            return None
+        records = records.get(key)
+    return records
+
+def key_average(dicts, exclude_nan: bool = False) -> dict:
+    """The mean of each key over the dicts that have it; nested dicts stay nested. None does not count, NaN does unless `exclude_nan`.
+
+    Tensors stay tensors, where they are; `exclude_nan` fetches them (one element each). A key without any value that counts is NaN.
+    TypeError for a key that is a number here and a dict there."""
+    dicts, result = list(dicts), {}
+    for path in dict.fromkeys(path for each in dicts for path in _paths(each)):
+        values = [value for each in dicts if (value := _value_at(each, path)) is not None]
+        nested = sum(isinstance(value, Mapping) for value in values)
+        if nested and nested == len(values):  # None here, and a dict elsewhere
+            continue
+        if nested:
+            raise TypeError(f"key_average(): {'/'.join(map(str, path))} is a number in one dict and a dict in another")
+        values = [value for value in values if not (exclude_nan and math.isnan(value))]
+        place = result
+        for key in path[:-1]:
+            place = place.setdefault(key, {})
+        place[path[-1]] = sum(values) / len(values) if values else math.nan
+    return result
 
 # %% ../../nbs/core/07_step.ipynb #a455638d
 class WeightedMeans:

@@ -130,6 +130,7 @@ def lost_entries(path: Path, journal) -> list[dict]:
 class RunFolderHook(MainProcessHook):
     "Keeps the folder of a run up to date."
     order, kept = -110, False  # before anything looks for checkpoints there
+    writes = True
     def __init__(self, path, config=None):
         self.given, self.config = Path(path), config
         self.folder: RunFolder | None = None

@@ -34,7 +34,7 @@ from .tunables import Tunables
 
 # %% ../../nbs/panel/39_dashboard.ipynb #57b6bf52
 PHASES = {"epoch_start": "starting epoch", "iterate": "loading data", "train": "train", "after_train": "train",
-          "valid": "evaluate", "after_valid": "evaluate"}
+          "valid": "evaluate", "check": "evaluate", "after_valid": "evaluate"}
 
 def short(value: float) -> str:
     "A number in few characters: four digits, or an exponent."

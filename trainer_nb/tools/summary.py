@@ -36,6 +36,8 @@ def _evaluations(loop: TrainLoop) -> str:
     unit = "step" if loop.max_steps is not None else "epoch"
     every = f"every {_plural(loop.eval_every, unit)}" if loop.eval_every else "each epoch"
     first = ", once before the first step" if loop.eval_first else ""
+    if loop.eval_first and loop.eval_first is not True:
+        first = f"; {_plural(loop.eval_first, 'batch', 'es')} of it before the first step, to see that it works"
     return f"{', '.join(loop.valid_loaders)}: {every} and at the end{first}"
 
 # %% ../../nbs/tools/20_summary.ipynb #4bd501da
