@@ -1,4 +1,4 @@
-"""examples/digits.py as people run it: into a pipe, in a terminal, ended by Ctrl-C."""
+"""The examples as people run them: into a pipe, in a terminal, ended by Ctrl-C."""
 
 import os
 import pty
@@ -72,3 +72,16 @@ def test_ctrl_c_ends_on_a_whole_step(workers):
     assert process.returncode == 130, errors
     assert re.search(r"interrupted after epoch \d+/500  step \d+/\d+, on a whole step: fit\(\) again continues", out)
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("arguments", [[], ["--wide"]])
+def test_the_task_says_what_it_has_learnt(arguments):
+    """Both loaders with their records, and the test set once, at the end."""
+    script = [sys.executable, str(ROOT / "examples" / "task_digits.py"), *arguments]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^epoch \d/8 .*valid/worst_digit [\d.]+ .*noisy/worst_digit", done.stdout, re.MULTILINE)) == 8
+    assert float(re.search(r"^test accuracy ([\d.]+)$", done.stdout, re.MULTILINE)[1]) > 0.92
+    clean, worst, noisy = map(float, re.search(r"^finished: accuracy ([\d.]+), worst digit ([\d.]+), noisy images ([\d.]+)$",
+                                               done.stdout, re.MULTILINE).groups())
+    assert worst < clean > noisy and clean > 0.92

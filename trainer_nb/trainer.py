@@ -24,6 +24,7 @@ from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
 from .hooks.run_folder import RunFolderHook
 from .hooks.schedule import SchedulerHook
+from .tools.config import build_config, check_config, read_config
 from .tools.export import export_weights
 from .tools.lr_find import LRFind, rates
 from .tools.summary import summary
@@ -323,7 +324,7 @@ class FiledLoop(ShownLoop):
 
 # %% ../nbs/40_trainer.ipynb #17926eaf
 class BuiltLoop(FiledLoop):
-    "A loop that is put together from a task."
+    "A loop that is put together from a task or a configuration."
     task, _test_dl = None, None
     @classmethod
     def from_task(
@@ -338,6 +339,21 @@ class BuiltLoop(FiledLoop):
             trainer = cls(**task_arguments(task, arguments))
             trainer._take_task(task, scheduled="sched" in arguments)
         return trainer
+
+    @classmethod
+    def from_config(
+        cls,
+        cfg,  # a dict, an OmegaConf object, a YAML file, or the folder of a run
+    ):
+        "A trainer from a configuration: its keys are the Trainer's arguments, or `task`; objects by `_target_`, built by Hydra. `seed` covers the building."
+        config, taken = read_config(cfg), names_taken(cls)
+        check_config(config, taken)
+        with seeded(config.get("seed")):
+            arguments = build_config(config, taken) | {"config": config}
+            task = arguments.pop("task", None)
+            if task is None:
+                return cls(**arguments)
+        return cls.from_task(task, **arguments)
 
     def _take_task(self, task, scheduled: bool) -> None:
         self.task = task
