@@ -80,3 +80,16 @@ def test_steps_of_your_own(example, least):
     done = subprocess.run([SCRIPT[0], str(ROOT / "examples" / example[0]), *example[1:]], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "finished" in done.stdout and float(done.stdout.rsplit(" ", 1)[1]) >= least
+
+
+@pytest.mark.parametrize("arguments", [[], ["--wide"]])
+def test_the_task_says_what_it_has_learnt(arguments):
+    """Both loaders with their records, and the test set once, at the end."""
+    script = [sys.executable, str(ROOT / "examples" / "task_digits.py"), "--epochs", "5", *arguments]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^epoch \d/5 .*valid/worst_digit [\d.]+ .*noisy/worst_digit", done.stdout, re.MULTILINE)) == 5
+    assert float(re.search(r"^test accuracy ([\d.]+)$", done.stdout, re.MULTILINE)[1]) > 0.9
+    clean, worst, noisy = map(float, re.search(r"^finished: accuracy ([\d.]+), worst digit ([\d.]+), noisy images ([\d.]+)$",
+                                               done.stdout, re.MULTILINE).groups())
+    assert worst < clean > noisy and clean > 0.9

@@ -52,7 +52,7 @@ AT_FIRST_USE = {
 }
 NOT_LOADED = set(
     "plotly ipywidgets IPython fastprogress nbdev fastcore execnb accelerate anywidget "
-    "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra".split()
+    "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra omegaconf".split()
 )
 
 

@@ -28,6 +28,7 @@ _EXPORTS = {
     "EMAHook": "hooks.ema",
     "LayerGroupsHook": "hooks.layer_groups",
     "ReplayHook": "tools.replay",
+    "Task": "tools.task",
 }
 
 __all__ = sorted(_EXPORTS)

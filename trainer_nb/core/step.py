@@ -203,8 +203,9 @@ class WeightedMeans:
 # %% ../../nbs/core/07_step.ipynb #51156560
 class EvaluationTotals:
     "The loss, records and metrics of one evaluation."
-    def __init__(self, metrics: Mapping | None = None):
+    def __init__(self, metrics: Mapping | None = None, keep_outputs: bool = False):
         self.means = WeightedMeans()
+        self.outputs: list | None = [] if keep_outputs else None  # of the steps, where somebody wants them together
         self.metrics = dict(metrics or {})
         self.collecting = {name: m for name, m in self.metrics.items() if hasattr(m, "update")
                            and hasattr(m, "compute")}
@@ -213,6 +214,8 @@ class EvaluationTotals:
 
     def add(self, output: Mapping, n, samples: int) -> None:
         "Take in what the step returned for one batch."
+        if self.outputs is not None:
+            self.outputs.append(output)
         if output["loss"] is not None:
             self.means.add("loss", output["loss"].detach(), n)
             for name, value in step_records(output).items():
@@ -235,6 +238,17 @@ class EvaluationTotals:
         computed = {name: metric.compute() for name, metric in self.collecting.items()}
         names = list(flat_records(computed))
         return result | dict(zip(names, fetch_numbers(list(flat_records(computed).values()))))
+
+    def join(self, found: Mapping | None, source: str) -> dict[str, float]:
+        "All values, with what `source` made of the outputs; ValueError for a name that is there already."
+        values = self.compute()
+        if not isinstance(found, Mapping | None):
+            raise TypeError(f"{source} returned {type(found).__name__}: a dict of records, or None")
+        more = flat_records(found or {})
+        if taken := values.keys() & more.keys():
+            raise ValueError(f"{source} returned {', '.join(map(repr, sorted(taken)))}, which the steps or metrics have given "
+                             "already: choose another name")
+        return values | dict(zip(more, fetch_numbers(list(more.values()))))
 
 # %% ../../nbs/core/07_step.ipynb #0872e36a
 def join_predictions(parts: list):

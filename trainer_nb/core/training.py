@@ -91,6 +91,7 @@ class EvaluationSurroundings(RepeatingLoop):
             if isinstance(metric, torch.nn.Module):
                 metric.to(self.device)
         self.limit_batches, self.overfit_batches = limit_batches, overfit_batches
+        self.end_of_evaluation = None  # f(name, outputs, trainer) -> records, of all that the steps returned for a loader
         self.eval_batch: int | None = None  # in the evaluation in hand
         self.evaluation_done = False  # the last one went to its end
         self.records: dict[str, float] = {}  # of the last evaluation
@@ -138,15 +139,20 @@ class EvaluationLoop(EvaluationSurroundings):
             for name, weights, loader in [(n + ending, weights, loader) for n, loader in loaders.items()
                                           for ending, weights in self.weight_sets().items()]:
                 self.split = name
-                totals = EvaluationTotals(self.metrics)
+                totals = EvaluationTotals(self.metrics, keep_outputs=self.end_of_evaluation is not None)
                 with weights():
                     yield from self._evaluate_batches(loader, name, totals, self._limit(loader, stage, batches))
-                records |= {f"{name}/{key}": value for key, value in totals.compute().items()}
+                    values = totals.compute() if totals.outputs is None else self._end_loader(name, totals)
+                records |= {f"{name}/{key}": value for key, value in values.items()}
             if batches is None:
                 self.records = records
                 self.hooks.fire(f"after_{stage}", self)
                 self.evaluation_done = True
         return records
+
+    def _end_loader(self, name, totals) -> dict[str, float]:
+        with torch.no_grad():
+            return totals.join(self.end_of_evaluation(name, totals.outputs, self), "end_of_evaluation")
 
     def _limit(self, loader, stage: str, batches: int | None) -> int | None:
         "How many batches are taken; those of overfit_batches are training and validation."
