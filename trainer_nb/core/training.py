@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .data import (TrainData, batch_size, close_iterator, end_persistent_workers, keeps_workers,
-                                  limited, loader_generators, loader_length, open_loader, skips_by_index)
+                                  limited, loader_generators, loader_length, open_loader, pass_indices, skips_by_index)
 from .hook import ComponentHook
 from .state import Phase, Position, RandomStreams
 from .step import EvaluationTotals, check_output, items, join_predictions, to_cpu
@@ -79,6 +79,8 @@ class EvaluationSurroundings(ClosingLoop):
         self.eval_batch: int | None = None  # in the evaluation in hand
         self.evaluation_done = False  # the last one went to its end
         self.records: dict[str, float] = {}  # of the last evaluation
+        self.wants_indices = False  # a hook that needs `eval_indices` sets this
+        self.eval_indices: list | None = None  # those of the samples in each batch of the loader in hand, where known
         self.owns_streams = False  # the global streams are the run's at the moment
 
     @contextmanager
@@ -130,6 +132,7 @@ class EvaluationLoop(EvaluationSurroundings):
         return records
 
     def _evaluate_batches(self, loader, name, totals):
+        self.eval_indices = pass_indices(loader) if self.wants_indices else None
         iterator = open_loader(loader)
         limit = limited(loader_length(loader), self.limit_batches) if self.limit_batches else None
         count, whole = 0, False
@@ -156,7 +159,9 @@ class EvaluationLoop(EvaluationSurroundings):
             check_output(output, training=False)
             self.loss = output["loss"]
             if self.hooks.after_loss:
+                self.output = output
                 self.hooks.fire("after_loss", self)
+                self.output = None
             samples = batch_size(self.batch)
             if samples == 0:
                 raise ValueError(f"batch {self.eval_batch or 0} of the loader {self.split!r} holds no sample")
