@@ -45,7 +45,8 @@ AT_TOP = {
 }
 AT_FIRST_USE = {
     "core": set(),
-    "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"},
+    "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"}
+    | {"pyarrow", "plotly"},
     "tools": {"accelerate", "safetensors", "hydra", "omegaconf", "plotly", "IPython"},
     "panel": {"ipykernel", "comm", "zmq", "tornado"},
     "trainer": {"IPython", "plotly", "pandas"},

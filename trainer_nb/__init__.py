@@ -27,6 +27,9 @@ _EXPORTS = {
     "SnapshotHook": "hooks.snapshots",
     "EMAHook": "hooks.ema",
     "LayerGroupsHook": "hooks.layer_groups",
+    "OutputsHook": "hooks.outputs",
+    "LayerStatsHook": "hooks.layer_stats",
+    "EarlyStopHook": "hooks.early_stop",
     "ReplayHook": "tools.replay",
     "Task": "tools.task",
 }

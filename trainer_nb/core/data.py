@@ -6,7 +6,8 @@
 __all__ = ['map_nested', 'map_nested_tensor', 'move_to_device', 'batch_size', 'split_batch', 'loader_length', 'limited',
            'IgnoreInterrupt', 'workers_ignore_interrupt', 'open_loader', 'close_iterator', 'keeps_workers',
            'end_persistent_workers', 'left', 'SkippingSampler', 'SeededSamples', 'EpochMark', 'clone_for_skipping',
-           'skips_by_index', 'loader_generators', 'EpochStart', 'EpochData', 'KeptData', 'TrainData']
+           'skips_by_index', 'loader_generators', 'EpochStart', 'drawn_again', 'pass_indices', 'EpochData', 'KeptData',
+           'TrainData']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import copy
@@ -293,6 +294,35 @@ class EpochStart:
         for generator, state in zip(loader_generators(loader), self.generators):
             generator.set_state(state)
 
+# %% ../../nbs/core/05_data.ipynb #f78485ed
+@contextmanager
+def drawn_again(loader, start: EpochStart):
+    "The indices of batch after batch, as the pass that began at `start` has them; what is random is afterwards as it was."
+    now = EpochStart.capture(loader)
+    try:
+        start.restore(loader)
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        batches = iter(sampler)
+        if not start.reused:  # as torch does: after the sampler's iterator the seed of the workers is drawn,
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            batches = iter(sampler) if loader.num_workers else batches  # and with workers it is made again
+        yield batches
+    finally:
+        now.restore(loader)
+
+def pass_indices(loader, start: EpochStart | None = None) -> list[np.ndarray] | None:
+    "The indices in each batch of the pass that began at `start`, or begins now; None where nobody can know them."
+    if not skips_by_index(loader) or not getattr(loader, "in_order", True):
+        return None
+    samplers = [each for each in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler) if each is not None]
+    if not all(type(each).__module__.startswith("torch.") for each in samplers):
+        return None
+    if start is None:
+        start = EpochStart.capture(loader, getattr(loader, "_iterator", None) is not None)
+    with drawn_again(loader, start) as batches:
+        found = [np.atleast_1d(np.asarray(each)) for each in batches]
+    return found if all(each.dtype.kind in "iu" for each in found) else None
+
 # %% ../../nbs/core/05_data.ipynb #3845c0a9
 class EpochData:
     "The training loader of a run and its live iterator: a pass over the loader, or what is left of one."
@@ -466,17 +496,9 @@ class TrainData(KeptData):
         start, loader = self.epoch_start, self.loader
         if start is None or self.kept is not None or not skips_by_index(loader):
             return None
-        now = EpochStart.capture(loader)
         try:
-            start.restore(loader)
-            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            batches = iter(sampler)
-            if not start.reused:  # as torch does: after the sampler's iterator the seed of the workers is drawn,
-                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-                batches = iter(sampler) if loader.num_workers else batches  # and with workers it is made again
-            found = next(islice(batches, number, None), None)
+            with drawn_again(loader, start) as batches:
+                found = next(islice(batches, number, None), None)
         except Exception:  # a sampler that cannot be asked twice; the error that is being looked into comes first
             found = None
-        finally:
-            now.restore(loader)
         return found if found is None else list(found) if isinstance(found, (list, tuple)) else [found]

@@ -72,7 +72,7 @@ class OwnLossStep:
         return trainer.model(*batch) if isinstance(batch, (list, tuple)) else trainer.model(batch)
 
 # %% ../../nbs/core/07_step.ipynb #7a34c8f3
-RESERVED = frozenset(("loss", "n", "pred", "target"))
+RESERVED = frozenset(("loss", "n", "pred", "target", "losses"))
 
 def check_output(output, training: bool) -> None:
     "Raise TypeError or ValueError for a step's result that cannot be used."

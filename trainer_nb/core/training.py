@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .data import (TrainData, batch_size, close_iterator, end_persistent_workers, keeps_workers,
-                                  limited, loader_generators, loader_length, open_loader, skips_by_index)
+                                  limited, loader_generators, loader_length, open_loader, pass_indices, skips_by_index)
 from .engine import unwrap
 from .hook import ComponentHook
 from .state import Phase, Position, RandomStreams
@@ -95,6 +95,8 @@ class EvaluationSurroundings(RepeatingLoop):
         self.eval_batch: int | None = None  # in the evaluation in hand
         self.evaluation_done = False  # the last one went to its end
         self.records: dict[str, float] = {}  # of the last evaluation
+        self.wants_indices = False  # a hook that needs `eval_indices` sets this
+        self.eval_indices: list | None = None  # those of the samples in each batch of the loader in hand, where known
         self.owns_streams = False  # the global streams are the run's at the moment
 
     @contextmanager
@@ -161,6 +163,7 @@ class EvaluationLoop(EvaluationSurroundings):
         return min([each for each in (limit, overfit, batches) if each is not None], default=None)
 
     def _evaluate_batches(self, loader, name, totals, limit: int | None):
+        self.eval_indices = pass_indices(loader) if self.wants_indices else None
         iterator = open_loader(loader)
         count, whole = 0, False
         try:
@@ -186,7 +189,9 @@ class EvaluationLoop(EvaluationSurroundings):
             check_output(output, training=False)
             self.loss = output["loss"]
             if self.hooks.after_loss:
+                self.output = output
                 self.hooks.fire("after_loss", self)
+                self.output = None
             samples = batch_size(self.batch)
             if samples == 0:
                 raise ValueError(f"batch {self.eval_batch or 0} of the loader {self.split!r} holds no sample")

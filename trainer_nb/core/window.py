@@ -129,6 +129,7 @@ class StepParts(StepSettings):
         self.is_main, self.training, self.split = self.engine.is_main, True, "train"
         self.batch = self.pred = self.loss = self.grad_norm = None
         self.wants_grad_norm = False  # a hook that shows it sets this
+        self.output = None  # what the step returned, while after_loss is told
         self.skipped_steps = 0  # by the loss scaler
         self.data_seconds, self.window_began = 0.0, 0.0  # waiting for the loader in this window; its start
         self.hook_store: dict = {}
@@ -233,7 +234,9 @@ class WindowLoop(StepLoop):
         if self.loss is None:
             return False
         if self.hooks.after_loss:
+            self.output = output
             self.hooks.fire("after_loss", self)
+            self.output = None
         n = items(output, samples) if "n" in output else samples
         weight = self.window.weight(n, chunks)
         self.do_backward(self.loss, self.engine.seed(self.loss, weight))

@@ -33,6 +33,7 @@ def path_of(journal: Journal) -> list[Intervention]:
     entries = [entry for entry in journal.surviving() if entry.kind in REPLAYED]
     return sorted(entries, key=lambda entry: (entry.boundary, entry.number))
 
+# %% ../../nbs/tools/21_replay.ipynb #38a5756c
 class ReplayHook(Hook):
     "Does again what a journal says was done by hand, at the same boundaries, and stops where that run was stopped."
     order, kept = -90, False  # after a checkpoint was taken up
@@ -74,6 +75,10 @@ class ReplayHook(Hook):
         other = [f"{name} {value!r} (here {here.get(name)!r})" for name, value in there.items() if value != here.get(name)]
         if other:
             warn(f"the journal was recorded with {', '.join(other)}: weights may differ in bits")
+
+    def leads(self, trainer) -> bool:
+        "The run is still on the way of the journal, which knows where it ends: no hook needs to stop it."
+        return bool(self.waiting) or (self.end is not None and trainer.boundaries < self.end["boundary"])
 
     def _act(self, trainer) -> None:
         "Do what is due at this boundary, and ask for the next one."
