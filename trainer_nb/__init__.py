@@ -25,6 +25,15 @@ _EXPORTS = {
     "SnapshotHook": "hooks.snapshots",
     "EMAHook": "hooks.ema",
     "LayerGroupsHook": "hooks.layer_groups",
+    "JSONLHook": "hooks.trackers",
+    "ImageFileHook": "hooks.trackers",
+    "TrackerHook": "hooks.trackers",
+    "TensorBoardHook": "hooks.tracker_services",
+    "WandbHook": "hooks.tracker_services",
+    "TrackioHook": "hooks.tracker_services",
+    "MemoryHook": "hooks.memory",
+    "ProfilerHook": "hooks.memory",
+    "EmptyCacheHook": "hooks.memory",
     "ReplayHook": "tools.replay",
 }
 
