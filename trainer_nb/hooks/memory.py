@@ -126,7 +126,9 @@ class ProfilerHook(MainProcessHook):
             self._profiler.start()
 
     def _keep(self, trainer, done) -> None:
-        "Write one recording."
+        "Write one recording, if a whole step is in it."
+        if self._recorded <= self.plan["wait"] + self.plan["warmup"]:
+            return
         self._recordings += 1
         folder = Path(self.given or Path(getattr(trainer, "workspace", None) or ".", "profile"))
         path = folder / f"trace_step_{trainer.step_state.optimizer_step:08d}.json"

@@ -75,8 +75,6 @@ class TensorBoardHook(TrackerHook):
         "One event for each line."
         from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard.summary import scalar
-        if not self.folder.is_dir():  # an open file would take what nobody can read
-            raise FileNotFoundError(f"{self.folder} is gone")
         for line in lines:
             values = [scalar(name, value).value[0] for name, value in line.items() if name not in ("step", "seconds")]
             self.writer.file_writer.add_summary(Summary(value=values), line["step"], self.wall + line["seconds"])
