@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept',
            'check_every', 'check_installed', 'HarmlessHook', 'plain_settings', 'run_description', 'flat_values',
-           'Tracker', 'TrackerHook', 'as_image', 'image_path', 'ImageFileHook', 'new_file', 'JSONLHook']
+           'TrackerPlace', 'Tracker', 'TrackerHook', 'as_image', 'image_path', 'ImageFileHook', 'new_file', 'JSONLHook']
 
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
@@ -174,8 +174,8 @@ def flat_values(values: dict, prefix: str = "") -> dict:
     return flat
 
 # %% ../../nbs/hooks/20_trackers.ipynb #feaccf75
-class Tracker(HarmlessHook):
-    "What the history gets, in lines, for a place outside; subclasses say how it is written."
+class TrackerPlace(HarmlessHook):
+    "A place outside of the run, and what is known of it; a subclass says how it is opened, written to and closed."
     every_steps = Tunable(10, min=1, doc="one point of so many steps")
     def __init__(self, every_steps: int = 10, histograms: int | None = None):
         check_every("histograms", histograms, optional=True)
@@ -185,7 +185,6 @@ class Tracker(HarmlessHook):
         self.floor = -1  # a service that was taken up has all up to this step
         self.opened, self._resumed_at, self._due = False, None, 0.0
 
-    # ---- what a subclass defines
     def open(self, trainer, resumed_at: int | None) -> None:
         "Begin where `place` is None; else go on there. `resumed_at`: a state of this step was taken up."
         raise NotImplementedError
@@ -206,7 +205,9 @@ class Tracker(HarmlessHook):
     def close(self, trainer) -> None:
         "Everything is written; `open` may come again."
 
-    # ---- how it is done
+# %% ../../nbs/hooks/20_trackers.ipynb #60ba8579
+class Tracker(TrackerPlace):
+    "What the history gets, in lines, for a place outside."
     def begin(self, trainer) -> None:
         "Open, if it is not."
         if not self.opened:
