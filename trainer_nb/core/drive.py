@@ -459,6 +459,9 @@ class Drive(Ending):
                 self._set_clock(running=False)
                 if self.eval_batch is None:
                     self._modes = [(module, module.training) for module in self.model.modules()]
+                for hook in self.hooks:
+                    if hasattr(hook, "drive_ended"):
+                        hook.drive_ended(self)
                 if self.at_safe_point is not None:
                     self.at_safe_point("ended")
         return outcome
