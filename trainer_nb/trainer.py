@@ -24,6 +24,7 @@ from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
 from .hooks.run_folder import RunFolderHook
 from .hooks.schedule import SchedulerHook
+from .tools.distributed import find_engine
 from .tools.export import export_weights
 from .tools.lr_find import LRFind, rates
 from .tools.summary import summary
@@ -352,6 +353,7 @@ class Trainer(FiledLoop):
         max_time=None,  # seconds or timedelta
         workspace=None,  # folder of the run: records, journal, checkpoints
         config=None,  # plain values to keep with the run
+        engine="local",  # or "accelerate": several processes
     ):
         if progress is not False:
             progress_style(progress)
@@ -361,7 +363,8 @@ class Trainer(FiledLoop):
             mixed_precision=mixed_precision, gradient_accumulation_steps=gradient_accumulation_steps,
             micro_batch_size=micro_batch_size, grad_clip=grad_clip, non_finite=non_finite, compile=compile,
             seed=seed, resume_data=resume_data, seed_samples=seed_samples, eval_first=eval_first, overfit_batches=overfit_batches,
-            limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time)
+            limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time,
+            engine=find_engine(engine))
         self.history.draw = self._draw
         self.progress = progress
         self.config, self._workspace = config, workspace

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from .control import Command
@@ -66,7 +67,8 @@ class ModuleState(PositionState):
     @property
     def plain_model(self) -> torch.nn.Module:
         "The model without the wrapper of `torch.compile(model)`: names in a state are its own."
-        return getattr(self.model, "_orig_mod", self.model)
+        model = getattr(self.model, "_orig_mod", self.model)
+        return model.module if isinstance(model, DistributedDataParallel) else model
 
     def _module_state(self) -> dict:
         model, scaler = self.plain_model, self.engine.scaler
@@ -156,16 +158,25 @@ class HookState(ModuleState):
 
     def _random_state(self) -> dict:
         streams = self.streams()
-        return {"random": None if streams is None else streams.state_dict(), "data": self.data.state_dict(),
-                "loaders": {name: [g.get_state() for g in loader_generators(loader)]
-                            for name, loader in self.valid_loaders.items()}}
+        own = {"random": None if streams is None else streams.state_dict(), "data": self.data.state_dict(),
+               "loaders": {name: [g.get_state() for g in loader_generators(loader)]
+                           for name, loader in self.valid_loaders.items()}}
+        first, *others = self.engine.gather(own)
+        return first | ({"others": others} if others else {})
 
     def _load_random(self, state: dict) -> None:
+        others, rank = state.get("others", ()), self.engine.rank
+        known = len(others) + 1 == self.engine.num_processes
+        if rank and known:
+            state = others[rank - 1]
         self.data.load_state_dict(state["data"])
         for name, loader in self.valid_loaders.items():
             for generator, value in zip(loader_generators(loader), state["loaders"].get(name, ())):
                 generator.set_state(value)
         self.set_streams(None if state["random"] is None else RandomStreams.from_state(state["random"]))
+        if rank and not known:  # of a run with another number of processes
+            with self.run_streams():
+                self.engine.part_streams()
 
 # %% ../../nbs/core/13_exact.ipynb #9a253fda
 class StateLoop(HookState):
@@ -201,7 +212,7 @@ class StateLoop(HookState):
 
     def fingerprint(self) -> dict:
         "What must be equal for two runs to be equal bit for bit."
-        return fingerprint(self.train_dl) | {"batches": self.data.length}
+        return fingerprint(self.train_dl) | {"batches": self.data.length, "processes": self.engine.num_processes}
 
     def load_state_dict(self, state: dict) -> None:
         "Become the run whose `state_dict()` this is; CheckpointError, before anything has changed, if it is of other parts."
@@ -330,7 +341,9 @@ class ExactLoop(StateLoop):
         return {"path": path}
 
     def _save(self, path: Path, source: str = "code") -> None:
-        write_state(self.state_dict(), path)
+        state = self.state_dict()
+        if self.is_main:
+            write_state(state, path)
         self.last_saved = self.step_state.optimizer_step, perf_counter()
         self.record("save", path.name, source=source)
 

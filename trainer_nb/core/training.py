@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from .data import (TrainData, batch_size, close_iterator, end_persistent_workers, keeps_workers,
+from .data import (ABSENT, batch_size, close_iterator, end_persistent_workers, keeps_workers,
                                   limited, loader_generators, loader_length, open_loader, skips_by_index)
+from .engine import Engine
 from .hook import ComponentHook
 from .state import Phase, Position, RandomStreams
 from .step import EvaluationTotals, check_output, items, join_predictions, to_cpu
@@ -123,15 +124,14 @@ class EvaluationLoop(EvaluationSurroundings):
                 totals = EvaluationTotals(self.metrics)
                 with weights():
                     yield from self._evaluate_batches(loader, name, totals)
-                records |= {f"{name}/{key}": value for key, value in totals.compute().items()}
+                records |= {f"{name}/{key}": value for key, value in totals.compute(self.engine.gather).items()}
             self.records = records
             self.hooks.fire(f"after_{stage}", self)
             self.evaluation_done = True
         return records
 
     def _evaluate_batches(self, loader, name, totals):
-        iterator = open_loader(loader)
-        limit = limited(loader_length(loader), self.limit_batches) if self.limit_batches else None
+        iterator, limit = self.engine.share(loader, limited(loader_length(loader), self.limit_batches) if self.limit_batches else None)
         count, whole = 0, False
         try:
             for batch in islice(iterator, limit):
@@ -143,7 +143,7 @@ class EvaluationLoop(EvaluationSurroundings):
         finally:
             if not (whole and keeps_workers(loader)):
                 close_iterator(iterator, loader)
-        if not count:
+        if not sum(self.engine.gather(count)):
             raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")
 
     def _evaluate_batch(self, batch, totals) -> None:
@@ -193,7 +193,7 @@ class EpochPlan(PredictionLoop):
 
     def __init__(self, model, train_step=None, train_dl=None, valid_dl=None, *, epochs=None, max_steps=None,
                  eval_every=None, eval_first=False, resume_data="skip", overfit_batches=None,
-                 limit_batches=None, fast_dev_run=False, sample_seed=None, **settings):
+                 limit_batches=None, fast_dev_run=False, sample_seed=None, engine=Engine, **settings):
         check_limits(limit_batches, overfit_batches, fast_dev_run)
         if fast_dev_run:
             epochs, max_steps, eval_every = 1, None, None
@@ -201,9 +201,10 @@ class EpochPlan(PredictionLoop):
         valid = named_loaders(valid_dl)
         if eval_first and not valid:
             raise ValueError("eval_first=True needs a valid_dl")
-        data = TrainData(train_dl, resume_data, limit_batches, overfit_batches, sample_seed)
-        super().__init__(model, train_step, limit_batches=overfit_batches or limit_batches, **settings)
+        data = engine.data_class(train_dl, resume_data, limit_batches, overfit_batches, sample_seed)
+        super().__init__(model, train_step, limit_batches=overfit_batches or limit_batches, engine=engine, **settings)
         self.data, self.valid_loaders, self.eval_first = data, valid, eval_first
+        self.engine.usual_items = data.usual_items
         self.epochs, self.max_steps, self.eval_every = epochs, max_steps, eval_every
         self.fast_dev_run = bool(fast_dev_run)
         self.phase, self.next_phase = Phase.EPOCH_START, Phase.TRAIN
@@ -301,7 +302,11 @@ class BatchLoop(EpochPlan):
             self.data_seconds += perf_counter() - start
             if batch is END:
                 return END
-            self.train_batch(batch)
+            self.group = data.group
+            if batch is ABSENT:
+                self.pass_batch()
+            else:
+                self.train_batch(batch)
         except Exception:
             self._note_failed(number, batch)
             raise
@@ -393,7 +398,7 @@ class EpochLoop(BatchLoop):
         while self.phase is Phase.TRAIN and (self.max_steps is None or not self._at_last_step()):
             self.open_window()
             while (taken := self._take_batch()) is OPEN:
-                if self.window.parts:
+                if self.window.parts or self.engine.lockstep:
                     yield MICRO
                 else:  # every loss was None so far: nothing is half done
                     self._finish_window()
