@@ -147,7 +147,7 @@ class WatchedLoop(SearchingLoop):
             self.history.load_state_dict(state["history"])
         elif self.run_folder is not None:
             self.run_folder.go_back(state["history"], self.history)
-        else:
+        elif self.is_main:
             warn("the records of this run are in its folder: they come back with workspace= that folder")
 
     @property
@@ -245,7 +245,7 @@ class ShownLoop(WatchedLoop):
         return figure(self.view)
 
     def _in_panel(self) -> bool:
-        return in_notebook() and self.progress is True and self._driver is None
+        return in_notebook() and self.progress is True and self._driver is None and self.is_main
 
     @contextmanager
     def _shown(self, awaited: bool = False):

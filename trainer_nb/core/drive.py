@@ -406,6 +406,7 @@ class Ending(Session):
     def _fail(self, error: BaseException) -> None:
         "After an exception: everything closed, the run resumable, the exception the user's own."
         self.exception = error
+        self.engine.leave()
         if self.window_open or self.failed is not None:
             self.inexact = (f"{type(error).__name__} in the middle of step {self.step_state.optimizer_step + 1}: its batches "
                             "are taken again, with other random numbers")

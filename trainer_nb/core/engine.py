@@ -244,9 +244,19 @@ class EngineSettings:
         cache = None if torch.is_grad_enabled() else False
         return torch.autocast(self.device.type, dtype=dtype, cache_enabled=cache)
 
+    def state_dict(self) -> dict:
+        "What a run that is taken up must know; nothing in one process."
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Go on from there."
+
     def gather(self, value) -> list:
         "A value (plain, or tensors on the CPU) of each process, by rank."
         return [value]
+
+    def leave(self) -> None:
+        "This process is out of step with the others."
 
     def part_streams(self) -> None:
         "Give the processes random streams of their own: they have been the same until now."

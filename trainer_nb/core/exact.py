@@ -15,7 +15,6 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from .control import Command
@@ -64,12 +63,6 @@ class PositionState(Loop):
 # %% ../../nbs/core/13_exact.ipynb #50ff2734
 class ModuleState(PositionState):
     "Model, optimizer and what belongs to them."
-    @property
-    def plain_model(self) -> torch.nn.Module:
-        "The model without the wrapper of `torch.compile(model)`: names in a state are its own."
-        model = getattr(self.model, "_orig_mod", self.model)
-        return model.module if isinstance(model, DistributedDataParallel) else model
-
     def _module_state(self) -> dict:
         model, scaler = self.plain_model, self.engine.scaler
         modes = {} if self.driven or model.training else dict(self._modes or ())  # the next drive brings those back
@@ -158,7 +151,7 @@ class HookState(ModuleState):
 
     def _random_state(self) -> dict:
         streams = self.streams()
-        own = {"random": None if streams is None else streams.state_dict(), "data": self.data.state_dict(),
+        own = {"engine": self.engine.state_dict(), "random": None if streams is None else streams.state_dict(), "data": self.data.state_dict(),
                "loaders": {name: [g.get_state() for g in loader_generators(loader)]
                            for name, loader in self.valid_loaders.items()}}
         first, *others = self.engine.gather(own)
@@ -169,6 +162,7 @@ class HookState(ModuleState):
         known = len(others) + 1 == self.engine.num_processes
         if rank and known:
             state = others[rank - 1]
+        self.engine.load_state_dict(state.get("engine", {}))
         self.data.load_state_dict(state["data"])
         for name, loader in self.valid_loaders.items():
             for generator, value in zip(loader_generators(loader), state["loaders"].get(name, ())):
@@ -419,11 +413,22 @@ class RewindLoop(ExactLoop):
 
     def rewind(self, step: int) -> int:
         "Go back to the nearest snapshot or checkpoint at or before `step`; returns the step that it is of."
+        if self.driven is False:
+            self._settle_files()
         landed = self._point(self._check_rewind({"step": step})["step"]).step
         self._do("rewind", step=step)
         return landed
 
+    def _settle_files(self) -> None:
+        "What the first process is still writing is there for all."
+        if self.engine.lockstep:
+            for hook in self.hooks:
+                if hasattr(hook, "finish_writing"):
+                    hook.finish_writing()
+            self.engine.gather(None)
+
     def _rewind(self, step: int, source: str = "code") -> None:
+        self._settle_files()
         state, told = self._point(step).take()
         with self._at_rest("rewind()"):
             left, last = self.step_state.optimizer_step, max([self.branch, *(entry.branch for entry in self.journal)])

@@ -233,7 +233,7 @@ class EpochPlan(PredictionLoop):
     def steps_per_epoch(self) -> int | None:
         "Windows in an epoch, the tail included; None where the loader has no length."
         length = self.data.length if self.data.loader is not None else None
-        return None if length is None else -(-length // self.gradient_accumulation_steps)
+        return None if length is None else -(-length // self.batches_per_step)
 
     @property
     def planned_steps(self) -> int | None:
@@ -243,8 +243,8 @@ class EpochPlan(PredictionLoop):
         each, state = self.steps_per_epoch, self.step_state
         if each is None or self.epochs is None:
             return None
-        left = self.data.length - (state.batch_idx - state.window_batches)
-        to_come = -(-left // self.gradient_accumulation_steps) + (self.epochs - state.epoch - 1) * each
+        left = self.data.length - (self.window_start[0] if state.window_batches else state.batch_idx)
+        to_come = -(-left // self.batches_per_step) + (self.epochs - state.epoch - 1) * each
         return state.optimizer_step + (to_come if state.epoch < self.epochs else 0)
 
     def _at_last_step(self) -> bool:
@@ -291,7 +291,7 @@ class BatchLoop(EpochPlan):
     failed: FailedBatch | None = None  # at the end of the last drive
 
     def _take_batch(self):
-        "Bring the next batch into the open window; returns OPEN while that takes more, FULL, or END without a batch."
+        "Bring the next batch into the open window; returns OPEN while that takes more, FULL, or END: there are no more."
         data = self.data
         if data.left_out:
             self._pass_left_out()
@@ -310,6 +310,8 @@ class BatchLoop(EpochPlan):
         except Exception:
             self._note_failed(number, batch)
             raise
+        if self.group < self.engine.num_processes:  # not every process had one: there are no more
+            return END
         return FULL if self.window.batches >= self.window.size else OPEN
 
     def _end_of_loader(self) -> None:

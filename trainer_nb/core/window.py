@@ -169,6 +169,16 @@ class StepLoop(StepParts):
         first = self.base_rates[0]
         return [self.lr * rate / first if first else self.lr for rate in self.base_rates]
 
+    @property
+    def plain_model(self) -> torch.nn.Module:
+        "The model without the wrapper of `torch.compile(model)` or of several processes: names in a state are its own."
+        return getattr(self.engine.plain_model, "_orig_mod", self.engine.plain_model)
+
+    @property
+    def batches_per_step(self) -> int:
+        "Batches of the loader in a full window, those of all processes."
+        return self.gradient_accumulation_steps * self.engine.num_processes
+
     def after_pred(self, pred):
         "Fire `after_pred` for a prediction; a step function of your own may call it."
         self.pred = pred

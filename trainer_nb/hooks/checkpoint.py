@@ -260,7 +260,8 @@ class CheckpointSaving(Hook):
         def write():
             folder.add(taken, entry)
             trainer.last_saved = entry.step, time.perf_counter()
-        self.writer.start(write)
+        if trainer.is_main:
+            self.writer.start(write)
         self._last = place
 
     def _wait(self) -> None:
@@ -269,6 +270,10 @@ class CheckpointSaving(Hook):
         except BaseException:
             self._last = None  # it is not there
             raise
+
+    def finish_writing(self) -> None:
+        "Wait for the file that is being written."
+        self._wait()
 
     def _save_end(self, trainer) -> None:
         if self._ready and self._last != (trainer.branch, trainer.boundaries):
@@ -314,7 +319,8 @@ class CheckpointTaking(CheckpointSaving):
         for entry, state in folder.readable():
             self.resumed_from = folder.path / entry.file
             trainer.load_state_dict(state)
-            folder.clean({each.file for each in folder.kept()}, -1)
+            if trainer.is_main:
+                folder.clean({each.file for each in folder.kept()}, -1)
             self._last = trainer.branch, trainer.boundaries
             return
         if folder.kept():
@@ -377,14 +383,16 @@ class CheckpointHook(CheckpointTaking):
 
     def after_exception(self, trainer):
         "And what can be saved where something raised: used by nobody as long as there is a better one."
-        if self._ready and not isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError)):
+        alone = not trainer.engine.lockstep  # one of several processes cannot ask the others any more
+        if self._ready and alone and not isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError)):
             self._save(trainer, "" if trainer.inexact is None else "_error")
 
     def on_intervention(self, trainer, intervention):
         "After a rewind, what is later is of a dead branch."
         if intervention.kind == "rewind" and self.folder is not None:
             self.writer.wait()
-            self.folder.cut(trainer.step_state.optimizer_step)
+            if trainer.is_main:
+                self.folder.cut(trainer.step_state.optimizer_step)
 
     def cleanup_fit(self, trainer):
         "Everything is written, and the handlers of signals are those of before."

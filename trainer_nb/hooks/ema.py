@@ -121,7 +121,7 @@ class EMAHook(Hook):
 
     def _of(self, trainer) -> Average | None:
         "The average of this trainer's model, if there is one."
-        model = getattr(trainer.model, "_orig_mod", trainer.model)
+        model = trainer.plain_model
         if self._given is not None:
             self._average, given = Average(model, self.device, self.buffers == "average"), self._given
             self._average.set(given)
@@ -139,7 +139,7 @@ class EMAHook(Hook):
         step, decay = trainer.step_state.optimizer_step, self.decay
         average = self._average if self._given is None else self._of(trainer)
         if average is None or self.reached != step - 1:
-            model = getattr(trainer.model, "_orig_mod", trainer.model)
+            model = trainer.plain_model
             if average is None:
                 average = self._average = Average(model, self.device, self.buffers == "average")
             average.set(average.live)

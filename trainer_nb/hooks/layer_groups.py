@@ -123,7 +123,7 @@ class LayerGroupsHook(Hook):
 
     def split_optimizer(self, trainer) -> None:
         "Make the groups; the trainer calls it once it has model and optimizer."
-        model = getattr(trainer.model, "_orig_mod", trainer.model)
+        model = trainer.plain_model
         parameters = dict(model.named_parameters())
         groups = {name: {each: parameters[each] for each in members} for name, members in layer_groups(model, self.split).items()}
         known = {id(p) for group in trainer.optim.param_groups for p in group["params"]}

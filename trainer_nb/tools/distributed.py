@@ -34,7 +34,7 @@ class World:
         state = PartialState(cpu=not torch.cuda.is_available())
         self.rank, self.size, self.device = state.process_index, state.num_processes, state.device
         together = self.size > 1
-        self.group = dist.new_group(backend="gloo") if together and dist.get_backend() != "gloo" else None
+        self.group = dist.new_group(backend="gloo") if together else None
         self.lost = False  # nothing can be agreed on any more
 
     @contextmanager
@@ -208,6 +208,7 @@ class ProcessEngine(Engine):
         self.rank, self.num_processes, self.is_main = world.rank, world.size, world.rank == 0
         self.lockstep, self._attention, self._names = world.size > 1, None, []
         self.synced = False  # gradients are added up within the backward pass in hand
+        self.overlaps: bool | None = None  # that is possible: all parameters had a gradient in all processes so far
         if self.lockstep:
             self.model = self._wrap(model)
 
@@ -223,10 +224,22 @@ class ProcessEngine(Engine):
         "A value (plain, or tensors on the CPU) of each process, by rank."
         return self.world.gather(value) if self.lockstep else [value]
 
+    def state_dict(self) -> dict:
+        "What the next window goes by."
+        return {"overlaps": self.overlaps, "names": self._names}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Go by that."
+        self.overlaps, self._names = state.get("overlaps"), state.get("names", [])
+
     def any_of(self, flag: bool) -> bool:
         "Whether it is so in any process; what the end of a window has told already is not asked again."
         told, self._attention = self._attention, None
         return bool(self.world.sum([flag])[0]) if told is None else told
+
+    def leave(self) -> None:
+        "After an error nothing is asked of the others, who are somewhere else; they find out when this process ends."
+        self.world.lost = self.lockstep
 
     def part_streams(self) -> None:
         "Random streams of its own for each process but the first."
@@ -252,13 +265,20 @@ class AccelerateEngine(ProcessEngine):
         "Decide, as all processes do, whether gradients are added up within the next backward pass."
         state, length = trainer.step_state, trainer.data.length
         last = trainer.window.batches + 1 >= trainer.window.size or (length is not None and state.batch_idx + trainer.group >= length)
-        self.synced = bool(last and length is not None and trainer.group == self.num_processes and trainer.micro_batch_size is None)
+        self.synced = bool(last and self.overlaps and length is not None and trainer.group == self.num_processes
+                           and trainer.micro_batch_size is None)
         self.model.require_backward_grad_sync = self.synced
 
     def after_pass(self, contributed: bool) -> None:
-        "Where others add up within their pass, one that had no loss adds zeros."
-        if self.synced and not contributed:
+        "Where others add up within their pass, one that had no loss adds zeros; RuntimeError for parameters that were left out."
+        if not self.synced:
+            return
+        if not contributed:
             sum((parameter.reshape(-1)[:1] * 0).sum() for parameter in self.parameters if parameter.requires_grad).backward()
+        missing = [name for name, parameter in zip(self.names, self.parameters) if parameter.requires_grad and parameter.grad is None]
+        if missing:
+            raise RuntimeError(f"{', '.join(missing[:5])}: no gradient in this pass, as there was in every earlier one, and other processes "
+                               "wait for it; with engine.overlaps = False gradients are added up after the pass, whichever there are")
 
     def join(self, trainer) -> None:
         "At the end of a window: all items, gradients, losses and records of all processes."
@@ -277,8 +297,12 @@ class AccelerateEngine(ProcessEngine):
         if not items:
             window.parts = []
             return
-        if not self.synced:
+        whole = all(count == self.num_processes for parameter, count in zip(self.parameters, there) if parameter.requires_grad)
+        if self.synced:
+            self.model.reducer._rebuild_buckets()  # else torch does it, all processes together, in a next pass that only some may make
+        else:
             self._add_up([parameter for parameter, count in zip(self.parameters, there) if count])
+            self.overlaps = whole and self.overlaps is not False
         window.items = int(items) if items.is_integer() else items
         window.reference = window.size * window.usual * self.num_processes
         window.parts = [self._means(records, [part[1] for part in window.parts], window.items)]
