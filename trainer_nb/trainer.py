@@ -26,6 +26,7 @@ from .hooks.recorder import History, RecorderHook
 from .hooks.run_folder import RunFolderHook
 from .hooks.schedule import SchedulerHook
 from .tools.config import build_config, check_config, read_config
+from .tools.distributed import find_engine
 from .tools.export import export_weights
 from .tools.lr_find import LRFind, rates
 from .tools.summary import summary
@@ -156,7 +157,7 @@ class WatchedLoop(SearchingLoop):
             self.history.load_state_dict(state["history"])
         elif self.run_folder is not None:
             self.run_folder.go_back(state["history"], self.history)
-        else:
+        elif self.is_main:
             warn("the records of this run are in its folder: they come back with workspace= that folder")
 
     @property
@@ -254,7 +255,7 @@ class ShownLoop(WatchedLoop):
         return figure(self.view)
 
     def _in_panel(self) -> bool:
-        return in_notebook() and self.progress is True and self._driver is None
+        return in_notebook() and self.progress is True and self._driver is None and self.is_main
 
     @contextmanager
     def _shown(self, awaited: bool = False):
@@ -416,6 +417,7 @@ class Trainer(BuiltLoop):
         max_time=None,  # seconds or timedelta
         workspace=None,  # folder of the run: records, journal, checkpoints
         config=None,  # plain values to keep with the run
+        engine="local",  # or "accelerate": several processes
     ):
         if progress is not False:
             progress_style(progress)
@@ -425,7 +427,8 @@ class Trainer(BuiltLoop):
             mixed_precision=mixed_precision, gradient_accumulation_steps=gradient_accumulation_steps,
             micro_batch_size=micro_batch_size, grad_clip=grad_clip, non_finite=non_finite, compile=compile,
             seed=seed, resume_data=resume_data, seed_samples=seed_samples, eval_first=eval_first, best=best,
-            overfit_batches=overfit_batches, limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time)
+            overfit_batches=overfit_batches, limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time,
+            engine=find_engine(engine))
         self.history.draw = self._draw
         self.progress = progress
         self.config, self._workspace = config, workspace

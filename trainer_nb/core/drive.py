@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FLOW', 'CELLS', 'TunedLoop', 'SteeredLoop', 'Answer', 'check_seed', 'check_note', 'check_switch', 'check_step',
-           'check_max_time', 'Surroundings', 'GuardedLoop', 'Session', 'Ending', 'Drive', 'BoundaryLoop',
-           'ObedientLoop', 'HoldingLoop', 'PatientLoop']
+           'check_max_time', 'Surroundings', 'GuardedLoop', 'Session', 'Ending', 'AgreeingLoop', 'Drive',
+           'BoundaryLoop', 'ObedientLoop', 'HoldingLoop', 'PatientLoop']
 
 # %% ../../nbs/core/10_drive.ipynb #5a1d0d03
 import math
@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from asyncio import CancelledError
+from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -271,9 +272,9 @@ class GuardedLoop(Surroundings):
     def _first_streams(self) -> RandomStreams:
         "Those that a drive would begin with now."
         now = RandomStreams.capture()
-        if self.seed is None:
-            return now
-        seed_everything(self.seed)
+        if self.seed is not None:
+            seed_everything(self.seed)
+        self.engine.part_streams()
         first = RandomStreams.capture()
         now.restore()
         return first
@@ -284,8 +285,10 @@ class GuardedLoop(Surroundings):
         self._outside = RandomStreams.capture()
         if self._streams is not None:
             self._streams.restore()
-        elif self.seed is not None:
-            seed_everything(self.seed)
+        else:
+            if self.seed is not None:
+                seed_everything(self.seed)
+            self.engine.part_streams()
         self.owns_streams = True
         try:
             yield
@@ -403,6 +406,7 @@ class Ending(Session):
     def _fail(self, error: BaseException) -> None:
         "After an exception: everything closed, the run resumable, the exception the user's own."
         self.exception = error
+        self.engine.leave()
         if self.window_open or self.failed is not None:
             self.inexact = (f"{type(error).__name__} in the middle of step {self.step_state.optimizer_step + 1}: its batches "
                             "are taken again, with other random numbers")
@@ -430,7 +434,49 @@ class Ending(Session):
 
 
 # %% ../../nbs/core/10_drive.ipynb #9f4d02c9
-class Drive(Ending):
+class AgreeingLoop(Ending):
+    "What several processes do at the same boundary: commands of the first one, signals of each."
+    _agreed: deque | None = None  # commands that all processes have before them
+    _agreed_refresh = False  # they look up here
+
+    def _agree(self) -> None:
+        self._agreed, self._agreed_refresh = self._agreed or deque(), False
+        if not self.engine.any_of(self.wants_word()):
+            return
+        taken = []
+        while (item := self.control.take()) is not None:
+            taken.append(item)
+        mine = [(each.name, each.values, each.source) for each, _ in taken if self.engine.rank == 0 or each.source == "signal"]
+        refresh = self.engine.rank == 0 and perf_counter() >= self._next_refresh
+        every = self.engine.gather((mine, refresh, self.exit_code))
+        self._agreed_refresh = every[0][1]
+        self.exit_code = next((code for _, _, code in every if code is not None), None)
+        told = [] if self.engine.rank == 0 else every[0][0]
+        told += {(name, source): (name, values, source) for found, _, _ in every[1:] for name, values, source in found}.values()
+        if self.engine.rank == 0:
+            self._agreed.extend(taken)
+        else:
+            for _, reply in taken:
+                reply.settle("void", "the first process decides")
+        self._agreed.extend((Command(name, values, source), Reply()) for name, values, source in told)
+
+    def wants_word(self) -> bool:
+        "This process has something to say at the next boundary."
+        return bool(self.control.waiting) or (self.engine.rank == 0 and perf_counter() >= self._next_refresh)
+
+    def _waiting(self):
+        return self.control.waiting if self._agreed is None else self._agreed
+
+    def _take_command(self):
+        if self._agreed is None:
+            return self.control.take()
+        return self._agreed.popleft() if self._agreed else None
+
+    def _refresh_due(self) -> bool:
+        return perf_counter() >= self._next_refresh if self._agreed is None else self._agreed_refresh
+
+# %% ../../nbs/core/10_drive.ipynb #fecd5178
+class Drive(AgreeingLoop):
     "The one place where the generator is asked for its next step."
     def _drive(self, name: str) -> RunState:
         "Drive the generator until something ends the drive; returns how the run stands."
@@ -479,7 +525,9 @@ class Drive(Ending):
                 if tick is not None:
                     tick(point)
                     generator = self._generator  # another state may have been loaded there
-                if self.control.waiting or self.hooks.stale or self._due():
+                if self.engine.lockstep:
+                    self._agree()
+                if self._waiting() or self.hooks.stale or self._due():
                     outcome = yield from self._at_boundary()
                     if outcome is not None:
                         return outcome
@@ -487,7 +535,7 @@ class Drive(Ending):
             else:
                 if tick is not None:
                     tick(point)
-                if self.control.waiting and self.eval_batch is not None:
+                if self.control.waiting and self.eval_batch is not None and not self.engine.lockstep:
                     outcome = yield from self._in_evaluation()
                     if outcome is not None:
                         return outcome
@@ -499,8 +547,7 @@ class Drive(Ending):
     def _due(self) -> bool:
         step, epoch = self.step_state.optimizer_step, self.step_state.epoch
         return (self.boundaries >= self._asked_at or step >= self._target_step or step >= self._pause_step or epoch >= self._target_epoch
-                or epoch >= self._pause_epoch or self.boundaries >= self._pause_boundary
-                or perf_counter() >= self._next_refresh)
+                or epoch >= self._pause_epoch or self.boundaries >= self._pause_boundary or self._refresh_due())
 
 # %% ../../nbs/core/10_drive.ipynb #20024cd1
 class BoundaryLoop(Drive):
@@ -511,7 +558,7 @@ class BoundaryLoop(Drive):
             self._do_asked()
         if self.hooks.stale:
             self.resolve_hooks()
-        while (item := self.control.take()) is not None:
+        while (item := self._take_command()) is not None:
             outcome = yield from self._obey(*item)
             if outcome is not None:
                 return outcome
@@ -534,11 +581,11 @@ class BoundaryLoop(Drive):
 
     def _refresh(self) -> RunState | None:
         now = perf_counter()
-        if now >= self._next_refresh:
+        if self._refresh_due():
             self.finite.check()
             self._next_refresh = now + 0.5
             if self.max_time is not None:
-                left = self.max_time - self.elapsed()
+                left = self.max_time - self.engine.gather(self.elapsed())[0]
                 if left <= 0:
                     self.record("stop", "max_time", new=self.max_time, source="loop")
                     return RunState.STOPPED
@@ -651,13 +698,15 @@ class HoldingLoop(ObedientLoop):
         if asked_by is None:
             self.record("pause", "pause", new=command.values.get("reason"), source=command.source)
         self.hooks.fire("on_pause", self)
-        may_hold = self._may_hold(command)
+        may_hold = self.engine.gather(self._may_hold(command))[0]
         if command.source != "breakpoint":  # one that waits for such numbers is there to look at them
             self.finite.check()
         while True:
             if may_hold and self.at_safe_point is not None:
                 self.at_safe_point("paused")
-            item = self.control.take()
+            if self.engine.lockstep:
+                self._agree()
+            item = self._take_command()
             if item is None:
                 if not may_hold:
                     return RunState.PAUSED

@@ -16,7 +16,7 @@ from torch.autograd import profiler
 from torch.optim import optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from .data import move_to_device
+from .data import TrainData, move_to_device, open_loader
 
 # %% ../../nbs/core/06_engine.ipynb #6b317dcd
 class Window:
@@ -24,10 +24,11 @@ class Window:
     def __init__(self):
         self.open(1)
 
-    def open(self, size: int) -> None:
-        "Start anew, for `size` batches."
-        self.size = size
+    def open(self, size: int, usual: int | None = None) -> None:
+        "Start anew, for `size` batches; `usual` items of each, where several processes have to agree on a number."
+        self.size, self.usual = size, usual
         self.batches = 0  # that gave a loss
+        self.samples = 0  # in all batches of this process
         self.items = 0  # sum of n
         self.reference = 0  # size times the first n
         self.parts = []  # (loss, n, records) of each chunk
@@ -39,7 +40,7 @@ class Window:
         if type(n) is not int and isinstance(n, torch.Tensor):  # whole numbers would be divided in single precision
             n = n.detach().reshape(()).to(torch.float32 if n.device.type == "mps" else torch.float64)
         if not self.parts:
-            self.reference = self.size * n * chunks
+            self.reference = self.size * (n * chunks if self.usual is None else self.usual)
         self.items = self.items + n
         return n / self.reference
 
@@ -207,14 +208,19 @@ def step_within(optim) -> Callable | None:
         return None
     return step.__wrapped__
 
+# %% ../../nbs/core/06_engine.ipynb #c38a8bb9
 _NO_AUTOCAST = nullcontext()
 
 class EngineSettings:
     "Device, precision, loss scaler and parameters of one process."
-    num_processes, is_main = 1, True
+    rank, num_processes, is_main = 0, 1, True
+    lockstep = False  # several processes make each step together: see `join`
+    usual_items: int | None = None  # of a batch, where they must agree on the weights before they know all items
+    data_class, pick_device = TrainData, staticmethod(pick_device)
 
     def __init__(self, model, optim, device: torch.device, precision: str | None = None):
-        self.model, self.optim, self.device = model, optim, device
+        self.model = self.plain_model = model  # an engine may wrap it
+        self.optim, self.device = optim, device
         self.moves = device.type != "cpu"  # batches have to be brought to the device
         self.scaler = None
         self._stepped, self._step_hook = False, None
@@ -227,8 +233,8 @@ class EngineSettings:
 
     def refresh_parameters(self) -> None:
         "Read the lists of parameters anew (after parameters were added or frozen)."
-        named = {id(p): name for name, p in self.model.named_parameters()}
-        self.parameters = list(self.model.parameters())
+        named = {id(p): name for name, p in self.plain_model.named_parameters()}
+        self.parameters = list(self.plain_model.parameters())
         extra = [p for group in self.optim.param_groups for p in group["params"] if id(p) not in named]
         self.parameters += extra
         self.names = [named.get(id(p), "a parameter outside the model") for p in self.parameters]
@@ -260,6 +266,27 @@ class EngineSettings:
         # casts made without gradient are not kept: older versions of torch found them again in the step around
         cache = None if torch.is_grad_enabled() else False
         return torch.autocast(self.device.type, dtype=dtype, cache_enabled=cache)
+
+    def state_dict(self) -> dict:
+        "What a run that is taken up must know; nothing in one process."
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Go on from there."
+
+    def gather(self, value) -> list:
+        "A value (plain, or tensors on the CPU) of each process, by rank."
+        return [value]
+
+    def leave(self) -> None:
+        "This process is out of step with the others."
+
+    def part_streams(self) -> None:
+        "Give the processes random streams of their own: they have been the same until now."
+
+    def share(self, loader, limit: int | None) -> tuple:
+        "An iterator over the batches of an evaluation that are this process's own, and how many are to be taken at most."
+        return open_loader(loader), limit
 
     def place(self, batch):
         "The batch on the device."

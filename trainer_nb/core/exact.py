@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from .control import Command
 from .data import keeps_workers, loader_generators, skips_by_index
 from .drive import Answer
-from .engine import unwrap
 from .hook import HookRow
 from .journal import Intervention, Journal, fingerprint
 from .loop import Loop
@@ -64,11 +63,6 @@ class PositionState(Loop):
 # %% ../../nbs/core/13_exact.ipynb #50ff2734
 class ModuleState(PositionState):
     "Model, optimizer and what belongs to them."
-    @property
-    def plain_model(self) -> torch.nn.Module:
-        "The model without the wrappers of `torch.compile(model)` and of several devices: names in a state are its own."
-        return unwrap(self.model)
-
     def _module_state(self) -> dict:
         model, scaler = self.plain_model, self.engine.scaler
         modes = {} if self.driven or model.training else dict(self._modes or ())  # the next drive brings those back
@@ -157,16 +151,26 @@ class HookState(ModuleState):
 
     def _random_state(self) -> dict:
         streams = self.streams()
-        return {"random": None if streams is None else streams.state_dict(), "data": self.data.state_dict(),
-                "loaders": {name: [g.get_state() for g in loader_generators(loader)]
-                            for name, loader in self.valid_loaders.items()}}
+        own = {"engine": self.engine.state_dict(), "random": None if streams is None else streams.state_dict(), "data": self.data.state_dict(),
+               "loaders": {name: [g.get_state() for g in loader_generators(loader)]
+                           for name, loader in self.valid_loaders.items()}}
+        first, *others = self.engine.gather(own)
+        return first | ({"others": others} if others else {})
 
     def _load_random(self, state: dict) -> None:
+        others, rank = state.get("others", ()), self.engine.rank
+        known = len(others) + 1 == self.engine.num_processes
+        if rank and known:
+            state = others[rank - 1]
+        self.engine.load_state_dict(state.get("engine", {}))
         self.data.load_state_dict(state["data"])
         for name, loader in self.valid_loaders.items():
             for generator, value in zip(loader_generators(loader), state["loaders"].get(name, ())):
                 generator.set_state(value)
         self.set_streams(None if state["random"] is None else RandomStreams.from_state(state["random"]))
+        if rank and not known:  # of a run with another number of processes
+            with self.run_streams():
+                self.engine.part_streams()
 
 # %% ../../nbs/core/13_exact.ipynb #9a253fda
 class StateLoop(HookState):
@@ -202,7 +206,7 @@ class StateLoop(HookState):
 
     def fingerprint(self) -> dict:
         "What must be equal for two runs to be equal bit for bit."
-        return fingerprint(self.train_dl) | {"batches": self.data.length}
+        return fingerprint(self.train_dl) | {"batches": self.data.length, "processes": self.engine.num_processes}
 
     def load_state_dict(self, state: dict) -> None:
         "Become the run whose `state_dict()` this is; CheckpointError, before anything has changed, if it is of other parts."
@@ -331,7 +335,9 @@ class ExactLoop(StateLoop):
         return {"path": path}
 
     def _save(self, path: Path, source: str = "code") -> None:
-        write_state(self.state_dict(), path)
+        state = self.state_dict()
+        if self.is_main:
+            write_state(state, path)
         self.last_saved = self.step_state.optimizer_step, perf_counter()
         self.record("save", path.name, source=source)
 
@@ -407,11 +413,22 @@ class RewindLoop(ExactLoop):
 
     def rewind(self, step: int) -> int:
         "Go back to the nearest snapshot or checkpoint at or before `step`; returns the step that it is of."
+        if self.driven is False:
+            self._settle_files()
         landed = self._point(self._check_rewind({"step": step})["step"]).step
         self._do("rewind", step=step)
         return landed
 
+    def _settle_files(self) -> None:
+        "What the first process is still writing is there for all."
+        if self.engine.lockstep:
+            for hook in self.hooks:
+                if hasattr(hook, "finish_writing"):
+                    hook.finish_writing()
+            self.engine.gather(None)
+
     def _rewind(self, step: int, source: str = "code") -> None:
+        self._settle_files()
         state, told = self._point(step).take()
         with self._at_rest("rewind()"):
             left, last = self.step_state.optimizer_step, max([self.branch, *(entry.branch for entry in self.journal)])

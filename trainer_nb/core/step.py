@@ -191,14 +191,16 @@ class WeightedMeans:
         "Count `value` as the mean of `n` items."
         self.values.setdefault(name, []).append((value, n))
 
-    def compute(self) -> dict[str, float]:
-        "The mean of each name."
-        result = {}
+    def compute(self, gather=None) -> dict[str, float]:
+        "The mean of each name; `gather` gives the sums of all processes that have a part in them."
+        sums = {}
         for name, pairs in self.values.items():
             numbers = fetch_numbers([value for value, _ in pairs])
             weights = fetch_numbers([n for _, n in pairs])
-            result[name] = sum(v * w for v, w in zip(numbers, weights)) / sum(weights)
-        return result
+            sums[name] = sum(v * w for v, w in zip(numbers, weights)), sum(weights)
+        every = [sums] if gather is None else gather(sums)
+        parts = {name: [each[name] for each in every if name in each] for name in {name: None for each in every for name in each}}
+        return {name: sum(part for part, _ in found) / sum(weight for _, weight in found) for name, found in parts.items()}
 
 # %% ../../nbs/core/07_step.ipynb #51156560
 class EvaluationTotals:
@@ -232,9 +234,9 @@ class EvaluationTotals:
             else:
                 self.means.add(name, metric(pred, target), samples)
 
-    def compute(self) -> dict[str, float]:
-        "All values as floats."
-        result = self.means.compute()
+    def compute(self, gather=None) -> dict[str, float]:
+        "All values as floats, over all processes that `gather` reaches; a metric with an `update` has its own way to the others."
+        result = self.means.compute(gather)
         computed = {name: metric.compute() for name, metric in self.collecting.items()}
         names = list(flat_records(computed))
         return result | dict(zip(names, fetch_numbers(list(flat_records(computed).values()))))

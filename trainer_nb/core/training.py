@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from .data import (TrainData, batch_size, close_iterator, end_persistent_workers, keeps_workers,
+from .data import (ABSENT, batch_size, close_iterator, end_persistent_workers, keeps_workers,
                                   limited, loader_generators, loader_length, open_loader, pass_indices, skips_by_index)
-from .engine import unwrap
+from .engine import Engine, unwrap
 from .hook import ComponentHook
 from .state import Phase, Position, RandomStreams
 from .step import EvaluationTotals, check_output, items, join_predictions, to_cpu
@@ -144,7 +144,7 @@ class EvaluationLoop(EvaluationSurroundings):
                 totals = EvaluationTotals(self.metrics, keep_outputs=self.end_of_evaluation is not None)
                 with weights():
                     yield from self._evaluate_batches(loader, name, totals, self._limit(loader, stage, batches))
-                    values = totals.compute() if totals.outputs is None else self._end_loader(name, totals)
+                    values = totals.compute(self.engine.gather) if totals.outputs is None else self._end_loader(name, totals)
                 records |= {f"{name}/{key}": value for key, value in values.items()}
             if batches is None:
                 self.records = records
@@ -153,6 +153,8 @@ class EvaluationLoop(EvaluationSurroundings):
         return records
 
     def _end_loader(self, name, totals) -> dict[str, float]:
+        if self.engine.lockstep:
+            raise RuntimeError("end_of_evaluation() takes the outputs of one process, this run has several: return records from the step")
         with torch.no_grad():
             return totals.join(self.end_of_evaluation(name, totals.outputs, self), "end_of_evaluation")
 
@@ -164,7 +166,7 @@ class EvaluationLoop(EvaluationSurroundings):
 
     def _evaluate_batches(self, loader, name, totals, limit: int | None):
         self.eval_indices = pass_indices(loader) if self.wants_indices else None
-        iterator = open_loader(loader)
+        iterator, limit = self.engine.share(loader, limit)
         count, whole = 0, False
         try:
             for batch in islice(iterator, limit):
@@ -176,7 +178,7 @@ class EvaluationLoop(EvaluationSurroundings):
         finally:
             if not (whole and keeps_workers(loader)):
                 close_iterator(iterator, loader)
-        if not count:
+        if not sum(self.engine.gather(count)):
             raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")
 
     def _evaluate_batch(self, batch, totals) -> None:
@@ -228,7 +230,7 @@ class EpochPlan(PredictionLoop):
 
     def __init__(self, model, train_step=None, train_dl=None, valid_dl=None, *, epochs=None, max_steps=None,
                  eval_every=None, eval_first=False, resume_data="skip", overfit_batches=None,
-                 limit_batches=None, fast_dev_run=False, sample_seed=None, best=None, **settings):
+                 limit_batches=None, fast_dev_run=False, sample_seed=None, best=None, engine=Engine, **settings):
         check_limits(limit_batches, overfit_batches, fast_dev_run)
         check_eval_first(eval_first)
         if fast_dev_run:
@@ -238,9 +240,10 @@ class EpochPlan(PredictionLoop):
         if eval_first and not valid:
             raise ValueError(f"eval_first={eval_first!r} needs a valid_dl")
         self.best_given = check_best(best)
-        data = TrainData(train_dl, resume_data, limit_batches, overfit_batches, sample_seed)
-        super().__init__(model, train_step, limit_batches=limit_batches, overfit_batches=overfit_batches, **settings)
+        data = engine.data_class(train_dl, resume_data, limit_batches, overfit_batches, sample_seed)
+        super().__init__(model, train_step, limit_batches=limit_batches, overfit_batches=overfit_batches, engine=engine, **settings)
         self.data, self.valid_loaders, self.eval_first = data, valid, eval_first
+        self.engine.usual_items = data.usual_items
         self.epochs, self.max_steps, self.eval_every = epochs, max_steps, eval_every
         self.fast_dev_run = self.hooks.dry = bool(fast_dev_run)
         self.phase, self.next_phase = Phase.EPOCH_START, Phase.TRAIN
@@ -268,7 +271,7 @@ class EpochPlan(PredictionLoop):
     def steps_per_epoch(self) -> int | None:
         "Windows in an epoch, the tail included; None where the loader has no length."
         length = self.data.length if self.data.loader is not None else None
-        return None if length is None else -(-length // self.gradient_accumulation_steps)
+        return None if length is None else -(-length // self.batches_per_step)
 
     @property
     def planned_steps(self) -> int | None:
@@ -278,8 +281,8 @@ class EpochPlan(PredictionLoop):
         each, state = self.steps_per_epoch, self.step_state
         if each is None or self.epochs is None:
             return None
-        left = self.data.length - (state.batch_idx - state.window_batches)
-        to_come = -(-left // self.gradient_accumulation_steps) + (self.epochs - state.epoch - 1) * each
+        left = self.data.length - (self.window_start[0] if state.window_batches else state.batch_idx)
+        to_come = -(-left // self.batches_per_step) + (self.epochs - state.epoch - 1) * each
         return state.optimizer_step + (to_come if state.epoch < self.epochs else 0)
 
     def _at_last_step(self) -> bool:
@@ -326,7 +329,7 @@ class BatchLoop(EpochPlan):
     failed: FailedBatch | None = None  # at the end of the last drive
 
     def _take_batch(self):
-        "Bring the next batch into the open window; returns OPEN while that takes more, FULL, or END without a batch."
+        "Bring the next batch into the open window; returns OPEN while that takes more, FULL, or END: there are no more."
         data = self.data
         if data.left_out:
             self._pass_left_out()
@@ -337,10 +340,16 @@ class BatchLoop(EpochPlan):
             self.data_seconds += perf_counter() - start
             if batch is END:
                 return END
-            self.train_batch(batch)
+            self.group = data.group
+            if batch is ABSENT:
+                self.pass_batch()
+            else:
+                self.train_batch(batch)
         except Exception:
             self._note_failed(number, batch)
             raise
+        if self.group < self.engine.num_processes:  # not every process had one: there are no more
+            return END
         return FULL if self.window.batches >= self.window.size else OPEN
 
     def _end_of_loader(self) -> None:
@@ -429,7 +438,7 @@ class EpochLoop(BatchLoop):
         while self.phase is Phase.TRAIN and (self.max_steps is None or not self._at_last_step()):
             self.open_window()
             while (taken := self._take_batch()) is OPEN:
-                if self.window.parts:
+                if self.window.parts or self.engine.lockstep:
                     yield MICRO
                 else:  # every loss was None so far: nothing is half done
                     self._finish_window()

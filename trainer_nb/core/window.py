@@ -15,7 +15,7 @@ import torch
 
 from .data import batch_size, split_batch
 from .engine import (Engine, FinitePolicy, NonFiniteError, Window, check_precision, clip_gradients,
-                                    gradient_norms, multiply, pick_device, total_norm)
+                                    gradient_norms, multiply, total_norm, unwrap)
 from .hook import HookSet
 from .state import RandomStreams, StepState
 from .step import RESERVED, OwnLossStep, SupervisedStep, check_output, items, step_records
@@ -89,7 +89,7 @@ class StepParts(StepSettings):
     repeats_windows = False  # True in a subclass that calls `window_gradients`: a window then keeps its batches
     def __init__(self, model, train_step=None, *, loss_fn=None, optim=None, hooks=(), device=None,
                  mixed_precision=None, gradient_accumulation_steps=1, micro_batch_size=None,
-                 grad_clip=None, non_finite="raise", compile=False):
+                 grad_clip=None, non_finite="raise", compile=False, engine=Engine):
         check_parts(model, train_step, loss_fn, optim, hooks)
         self.lr, self.lr_scale, self.grad_clip = None, 1.0, grad_clip
         self.gradient_accumulation_steps = gradient_accumulation_steps
@@ -99,10 +99,10 @@ class StepParts(StepSettings):
         self.model, self.loss_fn = model, loss_fn
         self.train_step = train_step or (SupervisedStep(loss_fn) if loss_fn else OwnLossStep())
         self.hooks = HookSet(hooks)
-        self._build(optim, pick_device(device), compile)
+        self._build(optim, engine.pick_device(device), compile, engine)
         self._reset()
 
-    def _build(self, optim, device, compile) -> None:
+    def _build(self, optim, device, compile, engine) -> None:
         self.model.to(device)
         if isinstance(self.loss_fn, torch.nn.Module):
             self.loss_fn.to(device)
@@ -118,7 +118,11 @@ class StepParts(StepSettings):
         for hook in self.hooks:
             if hasattr(hook, "split_optimizer"):
                 hook.split_optimizer(self)
-        self.engine = Engine(self.model, optim, device, self.mixed_precision)
+        self.engine = engine(self.model, optim, device, self.mixed_precision)
+        self.model, self.hooks.is_main = self.engine.model, self.engine.is_main  # an engine may wrap the model
+        if self.engine.lockstep and self.repeats_windows:
+            raise ValueError(f"{type(self).__name__}: a window of several processes cannot be taken again (repeats_windows); run it in one")
+        self.hooks.resolve()
         self.base_rates = [float(group.get("initial_lr", group["lr"])) for group in optim.param_groups]
 
     def _reset(self) -> None:
@@ -180,6 +184,16 @@ class StepLoop(StepParts):
         first = self.base_rates[0]
         return [self.lr * rate / first if first else self.lr for rate in self.base_rates]
 
+    @property
+    def plain_model(self) -> torch.nn.Module:
+        "The model without the wrapper of `torch.compile(model)` or of several processes: names in a state are its own."
+        return unwrap(self.engine.plain_model)
+
+    @property
+    def batches_per_step(self) -> int:
+        "Batches of the loader in a full window, those of all processes."
+        return self.gradient_accumulation_steps * self.engine.num_processes
+
     def after_pred(self, pred):
         "Fire `after_pred` for a prediction; a step function of your own may call it."
         self.pred = pred
@@ -190,10 +204,12 @@ class StepLoop(StepParts):
 # %% ../../nbs/core/08_window.ipynb #d8d76312
 class WindowLoop(StepLoop):
     "How a window is filled with batches and closed by a step."
+    group = 1  # batches of the loader for which one counts: each process takes another one
+
     def open_window(self) -> None:
         "Begin a window; the settings read here hold until it closes."
         state = self.step_state
-        self.window.open(self.__dict__["gradient_accumulation_steps"])
+        self.window.open(self.__dict__["gradient_accumulation_steps"], self.engine.usual_items)
         self.window_start = (state.batch_idx, state.samples_seen)
         state.window_batches = 0
         self.data_seconds, self.window_began = 0.0, perf_counter()
@@ -209,17 +225,31 @@ class WindowLoop(StepLoop):
         samples = batch_size(self.batch)
         if samples == 0:
             raise ValueError(f"batch {self.step_state.batch_idx} of epoch {self.step_state.epoch} holds no sample")
+        if self.engine.lockstep:
+            self.engine.before_pass(self)
         if self.micro_batch_size is None and not self.repeats_windows:
             contributed = self._train_chunk(self.batch, samples, 1)
         else:
             contributed = self._train_in_chunks(self.batch, samples)
-        state = self.step_state
-        self.window.batches += contributed
-        state.window_batches = self.window.batches
-        state.batch_idx += 1
-        state.samples_seen += samples * state.num_processes
+        if self.engine.lockstep:
+            self.engine.after_pass(contributed)
+        self.count_batch(samples, contributed)
         if self.hooks.after_batch:
             self.hooks.fire("after_batch", self)
+
+    def pass_batch(self) -> None:
+        "Others have a batch here, this process has none."
+        self.engine.before_pass(self)
+        self.count_batch(0, False)
+
+    def count_batch(self, samples: int, contributed: bool) -> None:
+        "Move the counters on by one batch, and by those that other processes took meanwhile."
+        state = self.step_state
+        self.window.batches += contributed or self.engine.lockstep
+        self.window.samples += samples
+        state.window_batches = self.window.batches
+        state.batch_idx += self.group
+        state.samples_seen += samples * self.group
 
     def _train_chunk(self, chunk, samples: int, chunks: int) -> bool:
         if self.engine.precision is None:
@@ -299,6 +329,8 @@ class ClosingLoop(ChunkedLoop):
     def close_window(self) -> bool:
         "Step the optimizer; False if nothing was stepped."
         window, engine = self.window, self.engine
+        if engine.lockstep:
+            engine.join(self)
         if not window.parts:
             self._finish_window()
             return False

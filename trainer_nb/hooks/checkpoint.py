@@ -258,15 +258,17 @@ class CheckpointSaving(Hook):
         branch = f"_branch{trainer.branch}" if trainer.branch else ""
         entry = Kept(f"step_{state.optimizer_step:08d}{branch}{suffix}.pt", state.optimizer_step, state.epoch, trainer.branch,
                      self._value, exact=not suffix)
-        self._wait()  # what went wrong before is told before anything new
+        self.finish_writing()  # what went wrong before is told before anything new
         taken, folder = trainer.state_dict(), self.folder
         def write():
             folder.add(taken, entry)
             trainer.last_saved = entry.step, time.perf_counter()
-        self.writer.start(write)
+        if trainer.is_main:
+            self.writer.start(write)
         self._last = place
 
-    def _wait(self) -> None:
+    def finish_writing(self) -> None:
+        "Wait for the file that is being written."
         try:
             self.writer.wait()
         except BaseException:
@@ -281,7 +283,7 @@ class CheckpointSaving(Hook):
         "Ask, every so many steps; tell what went wrong with the last one."
         self._value = None
         if self.writer.error is not None:
-            trainer.ask(self._wait)
+            trainer.ask(self.finish_writing)
         step = trainer.step_state.optimizer_step
         if (self.every_steps and step % self.every_steps == 0) or is_marked(step, self.rules[1]):
             self._want(trainer)
@@ -322,7 +324,8 @@ class CheckpointTaking(CheckpointSaving):
         for entry, state in folder.readable():
             self.resumed_from = folder.path / entry.file
             trainer.load_state_dict(state)
-            folder.clean({each.file for each in folder.kept()}, -1)
+            if trainer.is_main:
+                folder.clean({each.file for each in folder.kept()}, -1)
             self._last = trainer.branch, trainer.boundaries
             return
         if folder.kept():
@@ -335,7 +338,7 @@ class CheckpointTaking(CheckpointSaving):
         "The state in the best checkpoint; None where there is none."
         if self.folder is None:
             return None
-        self._wait()
+        self.finish_writing()
         entry = self.folder.best_of(self.folder.kept())
         return None if entry is None else read_state(self.folder.path / entry.file)
 
@@ -380,7 +383,7 @@ class CheckpointHook(CheckpointTaking):
     def _by_hand(self, trainer, command) -> None:
         self._save(trainer)
         if not trainer.driven:  # nothing is held up, and nobody else would hear of an error
-            self._wait()
+            self.finish_writing()
         trainer.record("save", "checkpoint", source=command.source)
 
     def after_fit(self, trainer):
@@ -393,19 +396,21 @@ class CheckpointHook(CheckpointTaking):
 
     def after_exception(self, trainer):
         "And what can be saved where something raised: used by nobody as long as there is a better one."
-        if self._ready and not isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError)):
+        alone = not trainer.engine.lockstep  # one of several processes cannot ask the others any more
+        if self._ready and alone and not isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError)):
             self._save(trainer, "" if trainer.inexact is None else "_error")
 
     def on_intervention(self, trainer, intervention):
         "After a rewind, what is later is of a dead branch."
         if intervention.kind == "rewind" and self.folder is not None:
             self.writer.wait()
-            self.folder.cut(trainer.step_state.optimizer_step)
+            if trainer.is_main:
+                self.folder.cut(trainer.step_state.optimizer_step)
 
     def cleanup_fit(self, trainer):
         "Everything is written, and the handlers of signals are those of before."
         try:
-            self._wait()
+            self.finish_writing()
         finally:
             self.signals.remove()
         if trainer.exit_code is not None and self.exit_wait:

@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from ..core.engine import unwrap
 from ..core.hook import Hook
 from ..core.tunable import Tunable
 
@@ -133,7 +132,7 @@ class EMAHook(SavedAverage):
 
     def _of(self, trainer) -> Average | None:
         "The average of this trainer's model, if there is one."
-        model = unwrap(trainer.model)
+        model = trainer.plain_model
         if self._given is not None:
             self._average, given = Average(model, self.device, self.buffers == "average"), self._given
             self._average.set(given)
@@ -151,7 +150,7 @@ class EMAHook(SavedAverage):
         step, decay = trainer.step_state.optimizer_step, self.decay
         average = self._average if self._given is None else self._of(trainer)
         if average is None or self.reached != step - 1:
-            model = unwrap(trainer.model)
+            model = trainer.plain_model
             if average is None:
                 average = self._average = Average(model, self.device, self.buffers == "average")
             average.set(average.live)

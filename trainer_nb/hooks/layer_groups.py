@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from ..core.engine import unwrap
 from ..core.hook import Hook
 from ..core.tunable import BoundTunable, Tunable
 
@@ -124,7 +123,7 @@ class LayerGroupsHook(Hook):
 
     def split_optimizer(self, trainer) -> None:
         "Make the groups; the trainer calls it once it has model and optimizer."
-        model = unwrap(trainer.model)
+        model = trainer.plain_model
         parameters = dict(model.named_parameters())
         groups = {name: {each: parameters[each] for each in members} for name, members in layer_groups(model, self.split).items()}
         known = {id(p) for group in trainer.optim.param_groups for p in group["params"]}

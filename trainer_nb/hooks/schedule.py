@@ -289,7 +289,7 @@ class SchedulerHook(FittedScheduler):
         places = spread(end - state.optimizer_step)
         steps = [state.optimizer_step + 1 + place for place in places]
         if by_epoch:  # a tick after each epoch; the first one after what is left of this one
-            left = -(-max(0, trainer.data.length - state.batch_idx) // trainer.gradient_accumulation_steps)
+            left = -(-max(0, trainer.data.length - state.batch_idx) // trainer.batches_per_step)
             places = [0 if place < left else 1 + (place - left) // each for place in places]
         rates = foresee(self.scheduler, places)
         return None if rates is None else (steps, rates)

@@ -13,14 +13,14 @@ def _plural(count: int, word: str, ending: str = "s") -> str:
     return f"{count:,} {word}{'' if count == 1 else ending}"
 
 def _windows(loop: TrainLoop) -> str:
-    length, size = loop.data.length, loop.gradient_accumulation_steps
+    length, size, processes = loop.data.length, loop.batches_per_step, loop.engine.num_processes
     if length is None:
         return "train_dl has no length: steps an epoch are known after the first"
     full, tail = divmod(length, size)
     text = f"{_plural(length, 'batch', 'es')} an epoch = {_plural(loop.steps_per_epoch, 'step')}"
     if size > 1:
         text += f" ({full} windows of {size}" + (f" and a tail of {tail})" if tail else ")")
-    return text
+    return text + (f", shared by {processes} processes" if processes > 1 else "")
 
 def _length(loop: TrainLoop) -> str:
     if loop.max_steps is not None:

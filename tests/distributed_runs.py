@@ -1,0 +1,306 @@
+"""Runs that one process makes alone, or two make together: `torchrun distributed_runs.py FOLDER NAME ...` writes what came of each."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from trainer_nb import CheckpointHook, EMAHook, Hook, Trainer
+
+SAMPLES = 26
+
+
+class Noisy(Dataset):
+    """Samples that draw from the random streams."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return torch.full((5,), float(index)) / SAMPLES + 0.1 * torch.randn(5), index % 3
+
+
+class Stream(IterableDataset):
+    """Samples without an index."""
+
+    def __iter__(self):
+        order = torch.randperm(SAMPLES).tolist()
+        return iter([(torch.full((5,), index / SAMPLES), index % 3) for index in order])
+
+
+def data(samples=SAMPLES, **settings):
+    """A shuffled loader with an uneven last batch."""
+    made = torch.Generator().manual_seed(1)
+    x, y = torch.randn(samples, 5, generator=made), torch.randint(0, 3, (samples,), generator=made)
+    return DataLoader(TensorDataset(x, y), **{"batch_size": 4, "shuffle": True, **settings})
+
+
+def network(dropout=0.0, norm=False):
+    """A small classifier in double precision."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8) if norm else torch.nn.Identity(), torch.nn.Tanh(),
+              torch.nn.Dropout(dropout), torch.nn.Linear(8, 3)]
+    return torch.nn.Sequential(*layers).double()
+
+
+def run(processes, k=1, loader=None, **settings):
+    """A trainer for so many processes whose windows hold 2 k batches in all."""
+    dropout, norm = settings.pop("dropout", 0.0), settings.pop("norm", False)
+    settings = {"epochs": 3, "grad_clip": 0.3, "valid_dl": data(11, shuffle=False), "seed": 3, **settings}
+    metrics = {"accuracy": lambda pred, target: (pred.argmax(1) == target).double().mean()}
+    if "train_step" not in settings:
+        settings["loss_fn"] = torch.nn.CrossEntropyLoss()
+    return Trainer(network(dropout, norm), train_dl=data() if loader is None else loader, metrics=metrics, progress=False, device="cpu",
+                   optim=settings.pop("optim", lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
+                   gradient_accumulation_steps=k * (2 // processes), engine="accelerate" if processes > 1 else "local", **settings)
+
+
+def counted_step(batch, trainer):
+    """The loss is the mean over a part of the samples, and the step says how many these are."""
+    x, y = batch
+    kept = y != 0
+    pred = trainer.model(x)
+    loss = torch.nn.functional.cross_entropy(pred[kept], y[kept]) if kept.any() else pred.sum() * 0
+    return {"loss": loss, "n": max(int(kept.sum()), 1), "pred": pred, "target": y, "confidence": pred.detach().max()}
+
+
+def sometimes_step(batch, trainer):
+    """Some batches give no loss."""
+    x, y = batch
+    if int(y.sum()) % 3 == 0 and trainer.training:
+        return {"loss": None}
+    pred = trainer.model(x)
+    return {"loss": torch.nn.functional.cross_entropy(pred, y), "pred": pred, "target": y}
+
+
+class AsDouble(Hook):
+    """Batches in double precision."""
+
+    order = -50
+
+    def before_batch(self, trainer):
+        """Move the inputs on."""
+        trainer.batch = [trainer.batch[0].double(), trainer.batch[1]]
+
+
+class Unused(torch.nn.Module):
+    """A network with a part that only some batches go through, and one that none goes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.main, self.rare, self.never = network(), torch.nn.Linear(5, 3).double(), torch.nn.Linear(2, 2).double()
+
+    def forward(self, x):
+        """Through the rare part where a sample says so."""
+        pred = self.main(x)
+        return pred + self.rare(x) if x[0, 0] > 0.5 else pred
+
+
+DOUBLE = {"hooks": [AsDouble()]}
+EQUAL = {  # two processes make of these what one makes
+    "uneven": lambda p: run(p, hooks=[AsDouble()]),
+    "two batches a process": lambda p: run(p, k=2, hooks=[AsDouble()]),
+    "three batches a process": lambda p: run(p, k=3, hooks=[AsDouble()]),
+    "fewer batches than processes": lambda p: run(p, loader=data(3), hooks=[AsDouble()]),
+    "own generator": lambda p: run(p, loader=data(generator=torch.Generator().manual_seed(7)), hooks=[AsDouble()]),
+    "workers": lambda p: run(p, loader=data(num_workers=1), epochs=2, hooks=[AsDouble()]),
+    "a list": lambda p: run(p, loader=list(data(shuffle=False)), hooks=[AsDouble()]),
+    "a stream": lambda p: run(p, loader=DataLoader(Stream(), batch_size=4), epochs=1, hooks=[AsDouble()]),
+    "seeded samples": lambda p: run(p, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), seed_samples=True, hooks=[AsDouble()]),
+    "items of its own": lambda p: run(p, train_step=counted_step, hooks=[AsDouble()]),
+    "an average and a schedule": lambda p: run(p, ema=0.9, sched="one_cycle", hooks=[AsDouble()]),
+    "steps": lambda p: run(p, epochs=None, max_steps=9, eval_every=2, hooks=[AsDouble()]),
+    "limited": lambda p: run(p, limit_batches=5, hooks=[AsDouble()]),
+    "small pieces": lambda p: run(p, micro_batch_size=3, hooks=[AsDouble()]),
+    "overfit": lambda p: run(p, overfit_batches=3, hooks=[AsDouble()]),
+}
+# batches without a loss count in the window of several processes, and not in that of one: each has its own figures
+TOGETHER = {"some batches without a loss": lambda p: run(p, train_step=sometimes_step, hooks=[AsDouble()]),
+            "normalized": lambda p: run(p, norm=True, hooks=[AsDouble()])}
+
+
+def outcome(trainer) -> dict:
+    """What is compared: weights, records and counters."""
+    names = [name for name in trainer.history.names if not name.startswith(("time/", "samples_per"))]
+    found = {name: torch.tensor(trainer.history[name]) for name in names}
+    state = trainer.step_state
+    model = getattr(trainer.model, "module", trainer.model)
+    return {"weights": [p.detach().clone() for p in model.parameters()], "records": found,
+            "buffers": [b.clone() for b in model.buffers()],
+            "samples": torch.tensor(trainer.history.series("train/loss").samples),
+            "counters": [state.epoch, state.optimizer_step, state.samples_seen, trainer.boundaries]}
+
+
+class At(Hook):
+    """Does something after a step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def after_step(self, trainer):
+        """Once."""
+        if trainer.step_state.optimizer_step == self.step:
+            self.act(trainer)
+
+
+class Slow(Hook):
+    """A step that takes a while."""
+
+    def after_step(self, trainer):
+        """Wait."""
+        time.sleep(0.02)
+
+
+def resumed(processes, folder):
+    """Straight, and saved in mid-epoch and gone on with by another trainer; dropout and samples draw from the streams."""
+    def make():
+        return run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, ema=0.9, hooks=[AsDouble()])
+    straight = make()
+    straight.fit()
+    first = make()
+    first.step(6)
+    first.save(folder / "state.pt")
+    second = make()
+    second.load(folder / "state.pt")
+    second.fit()
+    return {"straight": outcome(straight), "resumed": outcome(second), "first": outcome(first)}
+
+
+def rewound(processes, folder):
+    """A checkpoint in mid-epoch, a rewind to it, and the steps from there again."""
+    trainer = run(processes, dropout=0.5, hooks=[AsDouble(), CheckpointHook(folder / "rewound", every_steps=5, every_epochs=None)])
+    trainer.step(8)
+    landed = trainer.rewind(6)
+    trainer.fit()
+    straight = run(processes, dropout=0.5, hooks=[AsDouble()])
+    straight.fit()
+    return {"landed": landed, "straight": outcome(straight), "rewound": outcome(trainer)}
+
+
+def steered(processes, folder):
+    """Somebody at the first process changes the rate, pauses, changes something in the pause, and goes on."""
+    trainer = run(processes, epochs=6, hooks=[AsDouble(), Slow()])
+    def steer():
+        while trainer.step_state.optimizer_step < 3:
+            time.sleep(0.001)
+        trainer.tune(lr=0.003)
+        trainer.pause().wait(20)
+        time.sleep(0.2)
+        trainer.tune(grad_clip=0.1).wait(20)
+        trainer.resume().wait(20)
+        trainer.note("from the first process").wait(20)
+    if trainer.is_main:
+        threading.Thread(target=steer).start()
+    trainer.fit()
+    entries = [(e.kind, e.name, e.new, e.boundary, e.step) for e in trainer.journal.entries]
+    if trainer.is_main:
+        trainer.journal.save(folder / "steered.jsonl")
+    return {"steered": outcome(trainer), "entries": entries}
+
+
+def signalled(processes, folder):
+    """A signal reaches the last process only."""
+    def send(trainer):
+        if trainer.engine.rank == processes - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    trainer = run(processes, hooks=[AsDouble(), At(5, send), CheckpointHook(folder / "signalled")])
+    try:
+        trainer.fit()
+        code = None
+    except SystemExit as end:
+        code = end.code
+    again = run(processes, hooks=[AsDouble(), CheckpointHook(folder / "signalled")])
+    again.fit()
+    straight = run(processes, hooks=[AsDouble()])
+    straight.fit()
+    return {"code": code, "step": trainer.step_state.optimizer_step, "again": outcome(again), "straight": outcome(straight)}
+
+
+def stopped_by_time(processes, folder):
+    """Every process stops at the same step, by the clock of the first."""
+    trainer = run(processes, epochs=1000, max_time=0.6, hooks=[AsDouble(), Slow()])
+    result = trainer.fit()
+    return {"status": str(result.status), "steps": result.steps}
+
+
+def textbook(processes, folder):
+    """Against torch's DistributedDataParallel by hand, single precision, equal batches."""
+    batches = list(data(24, shuffle=False))
+    trainer = Trainer(network().float(), train_dl=batches, loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3,
+                      optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), engine="accelerate")
+    trainer.fit()
+    model = torch.nn.parallel.DistributedDataParallel(network().float())
+    optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(3):
+        for x, y in batches[trainer.engine.rank::processes]:
+            optim.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optim.step()
+    return {"own": outcome(trainer), "by hand": [p.detach() for p in model.module.parameters()]}
+
+
+def unused(processes, folder):
+    """Parts of the model that not every process, or none, goes through."""
+    def make(p):
+        trainer = run(p, k=1, hooks=[AsDouble()])
+        return Trainer(Unused(), train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3, seed=3,
+                       optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), hooks=[AsDouble()],
+                       gradient_accumulation_steps=2 // p, engine=trainer.engine.__class__)
+    trainer = make(processes)
+    trainer.fit()
+    return {"own": outcome(trainer)}
+
+
+def killed(processes, folder):
+    """The last process is killed in the middle of a run."""
+    def kill(trainer):
+        if trainer.engine.rank == processes - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    run(processes, hooks=[AsDouble(), At(7, kill), CheckpointHook(folder / "killed", every_steps=2)]).fit()
+
+
+def failing(processes, folder):
+    """A step of the user's raises in one process."""
+    def step(batch, trainer):
+        if trainer.engine.rank == 1 and trainer.step_state.optimizer_step == 4:
+            raise ZeroDivisionError("mine")
+        return sometimes_step(batch, trainer)
+    run(processes, train_step=step, hooks=[AsDouble(), CheckpointHook(folder / "failing", every_steps=2)]).fit()
+
+
+def taken_up(processes, folder):
+    """A run that was killed goes on from its last checkpoint."""
+    trainer = run(processes, hooks=[AsDouble(), CheckpointHook(folder / "killed", every_steps=2)])
+    trainer.fit()
+    straight = run(processes, hooks=[AsDouble()])
+    straight.fit()
+    return {"taken up": outcome(trainer), "straight": outcome(straight), "from": str(trainer.get_hook(CheckpointHook).resumed_from)}
+
+
+WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, killed, failing, taken_up)}
+
+
+def main():
+    """One process: every run that is named, in turn."""
+    torch.set_num_threads(1)
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in names:
+        began = time.perf_counter()
+        if name in WHOLE:
+            found = WHOLE[name](processes, folder)
+        else:
+            trainer = (EQUAL | TOGETHER)[name](processes)
+            trainer.fit()
+            found = outcome(trainer)
+        torch.save(found, folder / f"{name}.{rank}")
+        print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
