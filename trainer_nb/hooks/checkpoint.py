@@ -220,8 +220,7 @@ def check_rules(every_steps, every_epochs, keep_last, keep_every, best) -> None:
 # %% ../../nbs/hooks/15_checkpoint.ipynb #8dfde6ba
 class CheckpointSaving(Hook):
     "When a checkpoint is taken."
-    order = -100  # taking up a run comes first
-    writes = True
+    order, writes = -100, True  # taking up a run comes first
     def __init__(
         self,
         folder=None,  # default: checkpoints, in the workspace if there is one

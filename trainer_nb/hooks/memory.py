@@ -91,6 +91,7 @@ class EmptyCacheHook(Hook):
 # %% ../../nbs/hooks/22_memory.ipynb #890fad3d
 class ProfilerHook(MainProcessHook):
     "Profiles a few steps: a Chrome trace and a table for each recording; other arguments are those of `torch.profiler.profile`."
+    writes = True  # takes no part in a fast_dev_run
     order, kept = 80, False  # after what is to be seen
     def __init__(
         self,

@@ -314,6 +314,7 @@ def check_fields(fields, format: str, keep: str, predict) -> tuple:
 
 class OutputFolders(Hook):
     "Where outputs are, and how they get there."
+    writes = True  # takes no part in a fast_dev_run
     def __init__(
         self,
         folder=None,  # default: outputs, in the workspace if there is one

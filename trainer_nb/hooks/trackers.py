@@ -119,6 +119,7 @@ def check_installed(module: str, owner: str) -> None:
 
 class HarmlessHook(MainProcessHook):
     "A hook whose failures end its own work, and not the run."
+    writes = True  # takes no part in a fast_dev_run
     order, kept = 40, False  # after the recorder; nothing that a rewind should change
     failed: str | None = None  # the last failure
 
