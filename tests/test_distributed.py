@@ -23,7 +23,7 @@ def free_port():
         return str(found.getsockname()[1])
 
 
-def start(folder, *names, processes=2, seconds=240):
+def start(folder, *names, processes=2, seconds=120):
     """Start the processes and wait for them; returns (code, output) of each."""
     place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
              "LOCAL_WORLD_SIZE": str(processes), "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])}
@@ -98,7 +98,8 @@ def test_the_processes_draw_from_streams_of_their_own(together):
     assert_same(first["straight"], second["straight"])
     state = torch.load(together / "state.pt", weights_only=True)
     assert len(state["others"]) == 1
-    assert not torch.equal(state["random"]["torch"], state["others"][0]["random"]["torch"])
+    seeds = [each["random"]["torch"][:8].tolist() for each in (state, *state["others"])]  # what a stream began with stands first in it
+    assert seeds[0] != seeds[1]
 
 
 def test_a_file_of_two_processes_serves_one(together):

@@ -167,6 +167,28 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, workers, group):
     assert not psutil.pid_exists(script.process.pid)
 
 
+def test_ctrl_c_while_workers_start_is_heard_afterwards(tmp_path):
+    """A run of short epochs spends much of its time there."""
+    text = """
+class Late(torch.utils.data.SequentialSampler):
+    def __iter__(self):
+        if loop.step_state.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().__iter__()
+loader = make_loader(2)
+loader = torch.utils.data.DataLoader(loader.dataset, 4, sampler=Late(loader.dataset), num_workers=2)
+loop = make_loop(loader=loader)
+try:
+    loop.fit(epochs=3)
+except KeyboardInterrupt:
+    say("interrupted", loop.state, loop.step_state.epoch)
+loop.close()
+"""
+    with Script(tmp_path, text) as script:
+        assert script.end() == 0, script.errors
+    assert script.said("interrupted") == ["interrupted", "1"]
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_the_step_in_hand_gets_all_its_batches(tmp_path, method):
     """Workers from before the drive, or that are no copies of the script, live on until the window is full."""

@@ -40,6 +40,7 @@ _EXPORTS = {
     "ProfilerHook": "hooks.memory",
     "EmptyCacheHook": "hooks.memory",
     "ReplayHook": "tools.replay",
+    "ProcessLostError": "tools.distributed",
     "Task": "tools.task",
 }
 

@@ -138,18 +138,24 @@ class IgnoreInterrupt:
 
 @contextmanager
 def workers_ignore_interrupt(loader):
-    "While open, workers that `loader` starts will not hear of Ctrl-C."
+    "While open, workers that `loader` starts will not hear of Ctrl-C; where they are forked, this process hears of it afterwards."
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         yield
         return
+    context = getattr(loader, "multiprocessing_context", None)
+    forks = (context or torch.multiprocessing).get_start_method() == "fork" and hasattr(signal, "pthread_sigmask")
     on_main = threading.current_thread() is threading.main_thread()
     inner, loader.worker_init_fn = loader.worker_init_fn, IgnoreInterrupt(loader.worker_init_fn)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main else None
+    # a fork takes the mask along; other workers are new programs, which take along only what is ignored
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if forks else None
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main and not forks else None
     try:
         yield
     finally:
         loader.worker_init_fn = inner
-        if on_main:
+        if forks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        elif on_main:
             signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
 
 # %% ../../nbs/core/05_data.ipynb #94620bee
