@@ -187,7 +187,7 @@ class StepLoop(StepParts):
     @property
     def plain_model(self) -> torch.nn.Module:
         "The model without the wrapper of `torch.compile(model)` or of several processes: names in a state are its own."
-        return unwrap(self.engine.plain_model)
+        return unwrap(self.model)
 
     @property
     def batches_per_step(self) -> int:
