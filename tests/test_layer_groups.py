@@ -46,7 +46,7 @@ def make(split=("body", "head"), optim="adamw", hooks=(), seed=0, **settings):
     model = settings.pop("model", None) or net(seed)
     own = [] if split is None else [LayerGroupsHook(split)]
     given = OPTIMIZERS[optim] if isinstance(optim, str) else optim
-    return Trainer(model, train_dl=DataLoader(DATA, 8, shuffle=True), loss_fn=nn.MSELoss(), hooks=[*own, *hooks], device="cpu",
+    return settings.pop("kind", Trainer)(model, train_dl=DataLoader(DATA, 8, shuffle=True), loss_fn=nn.MSELoss(), hooks=[*own, *hooks], device="cpu",
                    **{"optim": given, "progress": False, "seed": 1, "epochs": 3} | settings)
 
 
@@ -184,10 +184,20 @@ def test_a_parameter_group_that_joins_the_run():
     assert trainer.rates() == pytest.approx([0.1, 0.2, 0.4])
 
 
+class Again(Trainer):
+    """A trainer for optimizers that compute the loss again."""
+
+    repeats_windows = True
+
+    def do_opt_step(self):
+        """With the window's loss as the closure."""
+        return super().do_opt_step(self.window_gradients)
+
+
 def test_lbfgs_a_part_outside_the_optimizer_and_a_scheduler_that_came_before():
     """Refused where they cannot work."""
     with pytest.raises(ValueError, match="LBFGS takes all parameters as one group"):
-        make(optim=lambda p: torch.optim.LBFGS(p))
+        make(optim=lambda p: torch.optim.LBFGS(p), kind=Again)
     model = net()
     with pytest.raises(ValueError, match="'body' has no parameter in the optimizer"):
         make(optim=torch.optim.SGD(model.head.parameters(), lr=0.1), model=model)

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from ..core.engine import unwrap
 from ..core.hook import Hook
 from ..core.state import warn
 from ..core.tunable import Tunable
@@ -260,8 +261,8 @@ class LayerStatsHook(LayerViews):
 
     def before_fit(self, trainer):
         "ValueError for modules that the model does not have; of a compiled model nothing can be measured."
-        chosen_layers(getattr(trainer.model, "_orig_mod", trainer.model), self.modules)
-        self._compiled = hasattr(trainer.model, "_orig_mod") or any(
+        chosen_layers(unwrap(trainer.model), self.modules)
+        self._compiled = type(trainer.model).__name__ == "OptimizedModule" or any(
             getattr(module, "_compiled_call_impl", None) is not None for module in trainer.model.modules())
         if self._compiled:
             warn("LayerStatsHook measures nothing: compiled code does not tell of its layers. Train some steps without torch.compile to see them")

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ..core.control import Series
+from ..core.engine import unwrap
 from ..core.hook import MainProcessHook
 from ..core.state import RandomStreams, warn
 from ..core.step import fetch_numbers
@@ -158,7 +159,7 @@ def run_description(trainer) -> dict:
     config = getattr(trainer, "config", None)
     switches = (".enabled", ".order")
     tunables = {name: entry.read() for name, entry in trainer.tunables().items() if not name.endswith(switches)}
-    made = {"model": type(getattr(trainer.model, "_orig_mod", trainer.model)).__name__,
+    made = {"model": type(unwrap(trainer.model)).__name__,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "optimizer": type(trainer.optim).__name__, "epochs": trainer.epochs, "max_steps": trainer.max_steps,
             "seed": trainer.seed, "device": str(trainer.device), **tunables, "lr": trainer.rate}
@@ -293,7 +294,7 @@ class TrackerHook(Tracker):
     def _tell_histograms(self, trainer) -> None:
         self.tell(trainer)
         values = {}
-        for name, parameter in getattr(trainer.model, "_orig_mod", trainer.model).named_parameters():
+        for name, parameter in unwrap(trainer.model).named_parameters():
             array = parameter.detach().float().cpu().numpy().ravel()
             array = array[np.isfinite(array)]
             if array.size:
