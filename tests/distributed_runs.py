@@ -300,6 +300,7 @@ def main():
             found = outcome(trainer)
         torch.save(found, folder / f"{name}.{rank}")
         print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
+    torch.distributed.barrier()  # no process goes while another one still listens
 
 
 if __name__ == "__main__":

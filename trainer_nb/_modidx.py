@@ -2668,6 +2668,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'trainer_nb/tools/distributed.py'),
                                               'trainer_nb.tools.distributed.World.__init__': ( 'tools/distributed.html#world.__init__',
                                                                                                'trainer_nb/tools/distributed.py'),
+                                              'trainer_nb.tools.distributed.World._end': ( 'tools/distributed.html#world._end',
+                                                                                           'trainer_nb/tools/distributed.py'),
                                               'trainer_nb.tools.distributed.World._together': ( 'tools/distributed.html#world._together',
                                                                                                 'trainer_nb/tools/distributed.py'),
                                               'trainer_nb.tools.distributed.World.gather': ( 'tools/distributed.html#world.gather',

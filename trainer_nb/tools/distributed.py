@@ -7,6 +7,7 @@ __all__ = ['ENGINES', 'ProcessLostError', 'World', 'the_world', 'SharedData', 'O
            'find_engine']
 
 # %% ../../nbs/tools/26_distributed.ipynb #0007dcc1
+import atexit
 import zlib
 from contextlib import contextmanager
 from functools import cache
@@ -36,6 +37,13 @@ class World:
         together = self.size > 1
         self.group = dist.new_group(backend="gloo") if together else None
         self.lost = False  # nothing can be agreed on any more
+        if together:
+            atexit.register(self._end)
+
+    def _end(self) -> None:
+        "Close the connections while Python still stands: their threads would find a half-closed one, and abort."
+        if dist.is_initialized() and not self.lost:
+            dist.destroy_process_group()
 
     @contextmanager
     def _together(self):
