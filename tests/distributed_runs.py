@@ -264,6 +264,14 @@ def killed(processes, folder):
     run(processes, hooks=[AsDouble(), At(7, kill), CheckpointHook(folder / "killed", every_steps=2)]).fit()
 
 
+def killed_early(processes, folder):
+    """The same, where the next gradients are added up within the backward pass."""
+    def kill(trainer):
+        if trainer.engine.rank == processes - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    run(processes, hooks=[AsDouble(), At(2, kill)]).fit()
+
+
 def failing(processes, folder):
     """A step of the user's raises in one process."""
     def step(batch, trainer):
@@ -282,7 +290,7 @@ def taken_up(processes, folder):
     return {"taken up": outcome(trainer), "straight": outcome(straight), "from": str(trainer.get_hook(CheckpointHook).resumed_from)}
 
 
-WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, killed, failing, taken_up)}
+WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, killed, killed_early, failing, taken_up)}
 
 
 def main():

@@ -183,6 +183,13 @@ def test_a_killed_process_ends_the_other_and_both_go_on_from_a_checkpoint(tmp_pa
         assert_same(found["straight"], found["taken up"])
 
 
+def test_a_process_that_is_missed_within_a_backward_pass(tmp_path):
+    """The survivor says the same there."""
+    (code, text), (killed, _) = start(tmp_path, "killed_early")
+    assert killed == -9 and code == 1
+    assert "ProcessLostError: process 0 cannot reach another one" in text and "in backward" in text
+
+
 def test_an_error_in_one_process_ends_the_other(tmp_path):
     """With its own traceback there, and a word of it here."""
     (code, text), (other, traceback) = start(tmp_path, "failing")

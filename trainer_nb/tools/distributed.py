@@ -16,8 +16,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from ..core.data import (ABSENT, EpochStart, TrainData, clone_for_skipping, close_iterator, drawn, left, loader_length,
-                                  open_loader, skips_by_index)
+from ..core.data import ABSENT, EpochStart, TrainData, clone_for_skipping, close_iterator, drawn, open_loader, skips_by_index
 from ..core.engine import Engine, pick_device
 from ..core.state import RandomStreams, seed_everything
 
@@ -54,8 +53,15 @@ class World:
             yield
         except RuntimeError as error:
             self.lost = True
-            raise ProcessLostError(f"process {self.rank} cannot reach another one, which has probably ended; the reason stands in its "
-                                   "own output. Start all of them anew: a CheckpointHook takes the run up from its last file") from error
+            raise self.loss(error) from error
+
+    def loss(self, error: RuntimeError) -> RuntimeError:
+        "What to raise where others were to be reached: the error itself, if it came from somewhere else."
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            return error
+        self.lost = True
+        return ProcessLostError(f"process {self.rank} cannot reach another one, which has probably ended; the reason stands in its "
+                                "own output. Start all of them anew: a CheckpointHook takes the run up from its last file")
 
     def sum(self, numbers: list) -> list[float]:
         "The sums of numbers over all processes."
@@ -277,6 +283,18 @@ class AccelerateEngine(ProcessEngine):
                            and trainer.micro_batch_size is None)
         self.model.require_backward_grad_sync = self.synced
 
+    def backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
+        "Add the gradients of `loss`; ProcessLostError where another process was to add to them, and has gone."
+        try:
+            super().backward(loss, seed)
+        except RuntimeError as error:
+            if not self.synced:
+                raise
+            lost = self.world.loss(error)
+            if lost is error:
+                raise
+            raise lost from error
+
     def after_pass(self, contributed: bool) -> None:
         "Where others add up within their pass, one that had no loss adds zeros; RuntimeError for parameters that were left out."
         if not self.synced:
@@ -347,7 +365,7 @@ class AccelerateEngine(ProcessEngine):
         return means.pop("loss"), items, means
 
 # %% ../../nbs/tools/26_distributed.ipynb #92b2dac6
-ENGINES = {"local": "trainer_nb.core.engine.Engine", "accelerate": "trainer_nb.tools.distributed.AccelerateEngine"}
+ENGINES = {"local": Engine, "accelerate": AccelerateEngine}
 
 def find_engine(engine) -> type[Engine]:
     "The engine of a name, or the class given; ValueError names those that are there."
@@ -355,4 +373,4 @@ def find_engine(engine) -> type[Engine]:
         return engine
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}: {', '.join(map(repr, ENGINES))}, or a subclass of Engine")
-    return Engine if engine == "local" else AccelerateEngine
+    return ENGINES[engine]
