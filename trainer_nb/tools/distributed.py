@@ -255,6 +255,18 @@ class ProcessEngine(Engine):
         "After an error nothing is asked of the others, who are somewhere else; they find out when this process ends."
         self.world.lost = self.lockstep
 
+    def backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
+        "Add the gradients of `loss`; ProcessLostError where another process was to add to them, and has gone."
+        try:
+            super().backward(loss, seed)
+        except RuntimeError as error:
+            if not self.synced:
+                raise
+            lost = self.world.loss(error)
+            if lost is error:
+                raise
+            raise lost from error
+
     def part_streams(self) -> None:
         "Random streams of its own for each process but the first."
         if self.rank:
@@ -282,18 +294,6 @@ class AccelerateEngine(ProcessEngine):
         self.synced = bool(last and self.overlaps and length is not None and trainer.group == self.num_processes
                            and trainer.micro_batch_size is None)
         self.model.require_backward_grad_sync = self.synced
-
-    def backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
-        "Add the gradients of `loss`; ProcessLostError where another process was to add to them, and has gone."
-        try:
-            super().backward(loss, seed)
-        except RuntimeError as error:
-            if not self.synced:
-                raise
-            lost = self.world.loss(error)
-            if lost is error:
-                raise
-            raise lost from error
 
     def after_pass(self, contributed: bool) -> None:
         "Where others add up within their pass, one that had no loss adds zeros; RuntimeError for parameters that were left out."
