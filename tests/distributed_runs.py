@@ -88,6 +88,52 @@ class AsDouble(Hook):
         trainer.batch = [trainer.batch[0].double(), trainer.batch[1]]
 
 
+def closure(processes, loader=None):
+    """The step calls the model it was written with, not that of the trainer."""
+    def step(batch, trainer):
+        x, y = batch
+        return {"loss": torch.nn.functional.cross_entropy(trainer.plain_model(x), y)}
+    return run(processes, train_step=step, eval_step=supervised_step, hooks=[AsDouble()], loader=loader)
+
+
+def supervised_step(batch, trainer):
+    """As a loss function makes it."""
+    x, y = batch
+    pred = trainer.model(x)
+    return {"loss": torch.nn.functional.cross_entropy(pred, y), "pred": pred, "target": y}
+
+
+class Freeze(Hook):
+    """Some layers learn only in some steps."""
+
+    def before_step(self, trainer):
+        """What holds from the next window on."""
+        step = trainer.step_state.optimizer_step
+        trainer.plain_model[0].weight.requires_grad_(not 2 <= step < 5)
+        trainer.plain_model[4].bias.requires_grad_(step >= 3)
+
+
+class Weighted(torch.nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = torch.nn.Parameter(torch.rand((), dtype=torch.float64))
+
+    def forward(self, pred, target):
+        """Cross-entropy at a temperature that is learnt."""
+        return torch.nn.functional.cross_entropy(pred * self.temperature, target)
+
+
+def weighted(processes):
+    """The optimizer has the loss's parameter too; processes that begin with different ones would part."""
+    torch.manual_seed(int(os.environ.get("RANK", "0")))
+    loss, model = Weighted(), network()
+    optim = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.01)
+    return Trainer(model, train_dl=data(), loss_fn=loss, optim=optim, epochs=3, seed=3, device="cpu", progress=False, hooks=[AsDouble()],
+                   gradient_accumulation_steps=2 // processes, engine="accelerate" if processes > 1 else "local")
+
+
 class Unused(torch.nn.Module):
     """A network with a part that only some batches go through, and one that none goes through."""
 
@@ -101,7 +147,6 @@ class Unused(torch.nn.Module):
         return pred + self.rare(x) if x[0, 0] > 0.5 else pred
 
 
-DOUBLE = {"hooks": [AsDouble()]}
 EQUAL = {  # two processes make of these what one makes
     "uneven": lambda p: run(p, hooks=[AsDouble()]),
     "two batches a process": lambda p: run(p, k=2, hooks=[AsDouble()]),
@@ -118,9 +163,13 @@ EQUAL = {  # two processes make of these what one makes
     "limited": lambda p: run(p, limit_batches=5, hooks=[AsDouble()]),
     "small pieces": lambda p: run(p, micro_batch_size=3, hooks=[AsDouble()]),
     "overfit": lambda p: run(p, overfit_batches=3, hooks=[AsDouble()]),
+    "many epochs": lambda p: run(p, epochs=12, train_step=counted_step, hooks=[AsDouble()]),
+    "the plain model": closure,
+    "layers frozen and thawed": lambda p: run(p, k=2, epochs=4, hooks=[AsDouble(), Freeze()]),
+    "a loss that learns": weighted,
 }
 # batches without a loss count in the window of several processes, and not in that of one: each has its own figures
-TOGETHER = {"some batches without a loss": lambda p: run(p, train_step=sometimes_step, hooks=[AsDouble()]),
+TOGETHER = {"some batches without a loss": lambda p: run(p, train_step=sometimes_step, epochs=8, hooks=[AsDouble()]),
             "normalized": lambda p: run(p, norm=True, hooks=[AsDouble()])}
 
 
@@ -244,16 +293,21 @@ def textbook(processes, folder):
     return {"own": outcome(trainer), "by hand": [p.detach() for p in model.module.parameters()]}
 
 
+def partly(processes, k):
+    """A trainer of a model that is gone through in part; its windows have 2 k batches in all."""
+    return Trainer(Unused(), train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=6, seed=3,
+                   optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), hooks=[AsDouble()],
+                   gradient_accumulation_steps=2 * k // processes, engine="accelerate" if processes > 1 else "local")
+
+
 def unused(processes, folder):
     """Parts of the model that not every process, or none, goes through."""
-    def make(p):
-        trainer = run(p, k=1, hooks=[AsDouble()])
-        return Trainer(Unused(), train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3, seed=3,
-                       optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), hooks=[AsDouble()],
-                       gradient_accumulation_steps=2 // p, engine=trainer.engine.__class__)
-    trainer = make(processes)
-    trainer.fit()
-    return {"own": outcome(trainer)}
+    found = {}
+    for k in (1, 2):
+        trainer = partly(processes, k)
+        trainer.fit()
+        found[k] = outcome(trainer)
+    return found
 
 
 def killed(processes, folder):
