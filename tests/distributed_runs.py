@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from trainer_nb import CheckpointHook, EMAHook, Hook, Trainer
 
 SAMPLES = 26
+ENGINE = os.environ.get("ENGINE", "accelerate")
 
 
 class Noisy(Dataset):
@@ -57,7 +58,7 @@ def run(processes, k=1, loader=None, **settings):
         settings["loss_fn"] = torch.nn.CrossEntropyLoss()
     return Trainer(network(dropout, norm), train_dl=data() if loader is None else loader, metrics=metrics, progress=False, device="cpu",
                    optim=settings.pop("optim", lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
-                   gradient_accumulation_steps=k * (2 // processes), engine="accelerate" if processes > 1 else "local", **settings)
+                   gradient_accumulation_steps=k * (2 // processes), engine=ENGINE if processes > 1 else "local", **settings)
 
 
 def counted_step(batch, trainer):
@@ -131,7 +132,7 @@ def weighted(processes):
     loss, model = Weighted(), network()
     optim = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.01)
     return Trainer(model, train_dl=data(), loss_fn=loss, optim=optim, epochs=3, seed=3, device="cpu", progress=False, hooks=[AsDouble()],
-                   gradient_accumulation_steps=2 // processes, engine="accelerate" if processes > 1 else "local")
+                   gradient_accumulation_steps=2 // processes, engine=ENGINE if processes > 1 else "local")
 
 
 class Unused(torch.nn.Module):
@@ -170,19 +171,20 @@ EQUAL = {  # two processes make of these what one makes
 }
 # batches without a loss count in the window of several processes, and not in that of one: each has its own figures
 TOGETHER = {"some batches without a loss": lambda p: run(p, train_step=sometimes_step, epochs=8, hooks=[AsDouble()]),
-            "normalized": lambda p: run(p, norm=True, hooks=[AsDouble()])}
+            "normalized": lambda p: run(p, norm=True, hooks=[AsDouble()]),
+            "normalized, unjudged": lambda p: run(p, norm=True, valid_dl=None, hooks=[AsDouble()])}
 
 
 def outcome(trainer) -> dict:
     """What is compared: weights, records and counters."""
     names = [name for name in trainer.history.names if not name.startswith(("time/", "samples_per"))]
     found = {name: torch.tensor(trainer.history[name]) for name in names}
-    state = trainer.step_state
-    model = getattr(trainer.model, "module", trainer.model)
-    return {"weights": [p.detach().clone() for p in model.parameters()], "records": found,
-            "buffers": [b.clone() for b in model.buffers()],
+    place = trainer.step_state
+    state = trainer.engine.whole(dict(trainer.plain_model.named_parameters()))
+    return {"weights": [p.detach().clone() for p in state.values()], "records": found,
+            "buffers": [b.clone() for b in trainer.plain_model.buffers()],
             "samples": torch.tensor(trainer.history.series("train/loss").samples),
-            "counters": [state.epoch, state.optimizer_step, state.samples_seen, trainer.boundaries]}
+            "counters": [place.epoch, place.optimizer_step, place.samples_seen, trainer.boundaries]}
 
 
 class At(Hook):
@@ -208,7 +210,8 @@ class Slow(Hook):
 def resumed(processes, folder):
     """Straight, and saved in mid-epoch and gone on with by another trainer; dropout and samples draw from the streams."""
     def make():
-        return run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, ema=0.9, hooks=[AsDouble()])
+        return run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, hooks=[AsDouble()],
+                   **({} if ENGINE == "fsdp" else {"ema": 0.9}))
     straight = make()
     straight.fit()
     first = make()
@@ -297,7 +300,7 @@ def partly(processes, k):
     """A trainer of a model that is gone through in part; its windows have 2 k batches in all."""
     return Trainer(Unused(), train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=6, seed=3,
                    optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), hooks=[AsDouble()],
-                   gradient_accumulation_steps=2 * k // processes, engine="accelerate" if processes > 1 else "local")
+                   gradient_accumulation_steps=2 * k // processes, engine=ENGINE if processes > 1 else "local")
 
 
 def unused(processes, folder):
@@ -308,6 +311,74 @@ def unused(processes, folder):
         trainer.fit()
         found[k] = outcome(trainer)
     return found
+
+
+def given(processes, folder):
+    """A file of other processes is gone on with."""
+    trainer = run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, hooks=[AsDouble()])
+    trainer.load(folder / "state.pt")
+    trainer.fit()
+    return outcome(trainer)
+
+
+def looked_at(processes, folder):
+    """What else is asked of a run: the best state, predictions, a rate, the weights as a file."""
+    trainer = run(processes, best=("valid/loss", "min"), hooks=[AsDouble()], optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.5))
+    trainer.fit()
+    before = outcome(trainer)["weights"]
+    found = {"best": trainer.best, "test": trainer.test(data(11, shuffle=False), weights="best"),
+             "last": trainer.test(data(11, shuffle=False)), "predictions": trainer.predict(list(torch.randn(7, 1, 5).double())),
+             "weights": before}
+    rate = trainer.lr_find(num_steps=12)
+    found |= {"rates": torch.tensor(rate.lrs), "losses": torch.tensor(rate.losses)}
+    trainer.export(folder / f"weights{ENGINE}{processes}.safetensors")
+    found["untouched"] = all(torch.equal(a, b) for a, b in zip(before, outcome(trainer)["weights"], strict=True))
+    trainer.fit(epochs=4)
+    return found | {"end": outcome(trainer)["weights"]}
+
+
+def refused(processes, folder):
+    """What processes that share the parameters cannot do is said before anything is done."""
+    used = network()
+    optim = torch.optim.AdamW(used.parameters())
+    used(torch.zeros(1, 5).double()).sum().backward()
+    optim.step()
+    cases = {"ema": lambda: run(processes, ema=0.9), "micro": lambda: run(processes, micro_batch_size=2),
+             "used": lambda: Trainer(used, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), optim=optim, device="cpu", engine=ENGINE)}
+    found = {}
+    for name, make in cases.items():
+        try:
+            make()
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def in_units(processes, folder):
+    """The layers are gathered one by one, by what the launcher says; every process holds its part."""
+    os.environ |= {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "20"}
+    trainer = run(processes, hooks=[AsDouble()])
+    trainer.fit()
+    parts = [p.to_local().numel() for p in trainer.plain_model.parameters()]
+    units = [name for name, module in trainer.plain_model.named_modules() if type(module).__name__.startswith("FSDP")]
+    held = sum(value.to_local().numel() for state in trainer.optim.state.values() for value in state.values() if value.ndim)
+    os.environ.pop("FSDP_AUTO_WRAP_POLICY")
+    return outcome(trainer) | {"parts": parts, "units": units, "held": held}
+
+
+def none_shared(processes, folder):
+    """A batch without a loss, where every pass is made together."""
+    run(processes, train_step=sometimes_step, hooks=[AsDouble()]).fit()
+
+
+def half(processes, folder):
+    """Half precision with a loss scaler that has to skip the first steps."""
+    model = network().float()
+    trainer = Trainer(model, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3, seed=3,
+                      optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), engine=ENGINE, mixed_precision="fp16", grad_clip=0.3)
+    trainer.engine.scaler._init_scale = 2.0**19
+    trainer.fit()
+    return outcome(trainer) | {"skipped": trainer.skipped_steps}
 
 
 def killed(processes, folder):
@@ -344,7 +415,7 @@ def taken_up(processes, folder):
     return {"taken up": outcome(trainer), "straight": outcome(straight), "from": str(trainer.get_hook(CheckpointHook).resumed_from)}
 
 
-WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, killed, killed_early, failing, taken_up)}
+WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up)}
 
 
 def main():

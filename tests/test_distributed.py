@@ -11,8 +11,10 @@ import torch
 
 pytest.importorskip("accelerate")
 
-from distributed_runs import EQUAL, TOGETHER, Unused, outcome, partly, run  # noqa: E402
+from distributed_runs import EQUAL, TOGETHER, Unused, looked_at, network, outcome, partly, run  # noqa: E402
 
+GOING_ON = ["resumed", "rewound", "steered", "signalled"]
+SHARED = [name for name in EQUAL if name not in ("an average and a schedule", "small pieces", "workers", "seeded samples")]
 SCRIPT = Path(__file__).with_name("distributed_runs.py")
 
 
@@ -23,9 +25,9 @@ def free_port():
         return str(found.getsockname()[1])
 
 
-def start(folder, *names, processes=2, seconds=120):
+def start(folder, *names, processes=2, seconds=120, engine="accelerate"):
     """Start the processes and wait for them; returns (code, output) of each."""
-    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
+    place = {**os.environ, "ENGINE": engine, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
              "LOCAL_WORLD_SIZE": str(processes), "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])}
     started = [subprocess.Popen([sys.executable, str(SCRIPT), str(folder), *names], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True) for rank in range(processes)]
@@ -61,8 +63,17 @@ def assert_same(a, b):
 def together(tmp_path_factory):
     """The folder with what two processes made of all runs that need no death."""
     folder = tmp_path_factory.mktemp("together")
-    names = [*EQUAL, *TOGETHER, "resumed", "rewound", "steered", "signalled", "stopped_by_time", "textbook", "unused"]
+    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "stopped_by_time", "textbook", "unused", "half"]
     found = start(folder, *names)
+    assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory):
+    """The same of processes that have a part of every parameter each."""
+    folder = tmp_path_factory.mktemp("sharing")
+    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "refused", "in_units", "half", engine="fsdp")
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
 
@@ -77,7 +88,7 @@ def test_two_processes_make_the_run_of_one(together, name):
     assert_same(first, second)
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("name", [name for name in TOGETHER if name != "normalized, unjudged"])
 def test_processes_stay_the_same(together, name):
     """Also where one has no loss."""
     first, second = read(together, name)
@@ -191,3 +202,126 @@ def test_an_error_in_one_process_ends_the_other(tmp_path):
     assert code == other == 1
     assert "ProcessLostError" in text and "ZeroDivisionError: mine" in traceback
     assert not list((tmp_path / "failing").glob("*error*"))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_processes_that_share_the_parameters_make_the_run_of_one(sharing, name):
+    """Also where one of them has no batch: it makes the others' passes, and adds nothing."""
+    trainer = EQUAL[name](1)
+    trainer.fit()
+    first, second = read(sharing, name)
+    assert_close(first, outcome(trainer))
+    assert_same(first, second)
+
+
+def test_a_pass_for_others_leaves_no_trace(sharing):
+    """What normalization counts are the process's own batches."""
+    for found, own in zip(read(sharing, "normalized, unjudged"), (12, 9)):
+        assert found["buffers"][2] == own  # num_batches_tracked, of 21 batches
+
+
+@pytest.mark.parametrize("name, other", [("resumed", "resumed"), ("rewound", "rewound"), ("signalled", "again")])
+def test_sharing_processes_go_on_bit_for_bit(sharing, name, other):
+    """Taken up from a file, after a rewind, after a signal to one of them."""
+    for found in read(sharing, name):
+        assert_same(found["straight"], found[other])
+
+
+def test_sharing_processes_are_steered(sharing):
+    """Commands act in both at once; one process replays the journal."""
+    from distributed_runs import AsDouble
+
+    from trainer_nb import Journal, ReplayHook
+
+    first, second = read(sharing, "steered")
+    assert first["entries"] == second["entries"] and len(first["entries"]) >= 5
+    replay = run(1, epochs=6, hooks=[AsDouble(), ReplayHook(Journal.load(sharing / "steered.jsonl"))])
+    replay.fit()
+    for one, other in zip(first["steered"]["weights"], replay.model.parameters()):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_the_best_state_a_rate_and_the_weights(request, kind, tmp_path):
+    """What is asked of a run beside training is answered as one process answers it, and changes nothing."""
+    from safetensors.torch import load_file
+
+    folder, alone = request.getfixturevalue(kind), looked_at(1, tmp_path)
+    assert alone["test"]["test/loss"] < alone["last"]["test/loss"]
+    for found in read(folder, "looked_at"):
+        assert found["best"]["step"] == alone["best"]["step"] and found["untouched"]
+        for name in ("test", "last"):
+            assert found[name] == pytest.approx(alone[name], abs=1e-10)
+        for name in ("predictions", "rates", "losses"):
+            torch.testing.assert_close(found[name], alone[name], atol=1e-7, rtol=0)
+        for one, other in zip(found["end"], alone["end"], strict=True):
+            torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+    weights = load_file(folder / f"weights{'fsdp' if kind == 'sharing' else 'accelerate'}2.safetensors")
+    assert weights.keys() == network().state_dict().keys()
+    assert all(any(torch.equal(value, each) for each in found["weights"]) for value in weights.values())
+
+
+def test_every_process_has_a_part(sharing):
+    """Of the parameters and of the optimizer's state; layer for layer, where the launcher says so."""
+    first, second = read(sharing, "in_units")
+    whole = [p.numel() for p in network().parameters()]
+    assert [a + b for a, b in zip(first["parts"], second["parts"])] == whole
+    assert max(first["parts"][0], second["parts"][0]) == whole[0] // 2
+    assert [found["held"] for found in (first, second)] == [2 * sum(found["parts"]) for found in (first, second)]
+    assert first["units"] == ["", "0", "4"]
+    trainer = EQUAL["uneven"](1)
+    trainer.fit()
+    assert_close({**first, "buffers": []}, {**outcome(trainer), "buffers": []})
+
+
+def test_what_sharing_processes_cannot_do(sharing, tmp_path):
+    """Is said by the constructor; and a loss that is None by the process that has it."""
+    for found in read(sharing, "refused"):
+        assert "EMAHook: needs the whole model" in found["ema"]
+        assert "micro_batch_size: processes that share" in found["micro"]
+        assert "the optimizer has made steps already" in found["used"]
+    codes, texts = zip(*start(tmp_path, "none_shared", engine="fsdp"))
+    assert codes == (1, 1) and any("a batch gave no loss (None)" in text for text in texts)
+
+
+@pytest.mark.parametrize("other", ["one process", "whole models"])
+def test_a_file_of_sharing_processes_serves_others(sharing, tmp_path, other):
+    """It holds whole tensors: another number of processes, or another engine, takes it up."""
+    from torch.utils.data import DataLoader
+
+    from distributed_runs import AsDouble, Noisy
+
+    first, _ = read(sharing, "resumed")
+    if other == "one process":
+        trainer = run(1, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, hooks=[AsDouble()])
+        with pytest.warns(UserWarning, match="processes 2"):
+            trainer.load(sharing / "state.pt")
+        assert all(torch.equal(a, b) for a, b in zip(first["first"]["weights"], trainer.model.parameters()))
+        trainer.fit()
+        assert trainer.step_state.samples_seen == first["straight"]["counters"][2]
+        return
+    (tmp_path / "state.pt").write_bytes((sharing / "state.pt").read_bytes())
+    found = start(tmp_path, "given", engine="accelerate")
+    assert [code for code, _ in found] == [0, 0], found[0][1][-3000:]
+    given, second = read(tmp_path, "given")
+    assert_same(given, second)
+    assert_close(given, {**first["straight"]})
+
+
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_half_precision_with_a_loss_scaler(request, kind):
+    """All processes skip the same steps."""
+    first, second = read(request.getfixturevalue(kind), "half")
+    assert_same(first, second)
+    assert first["skipped"] == second["skipped"] == 2 and first["weights"][0].isfinite().all()
+
+
+def test_a_killed_process_of_a_shared_run(tmp_path):
+    """The survivor is told; started anew, both go on from the checkpoint."""
+    (code, text), (killed, _) = start(tmp_path, "killed", engine="fsdp")
+    assert killed == -9 and code == 1
+    assert "ProcessLostError: process 0 cannot reach another one" in text
+    again = start(tmp_path, "taken_up", engine="fsdp")
+    assert [code for code, _ in again] == [0, 0], "\n\n".join(text[-3000:] for _, text in again)
+    for found in read(tmp_path, "taken_up"):
+        assert_same(found["straight"], found["taken up"])

@@ -307,9 +307,12 @@ class FiledLoop(ShownLoop):
         state, ema = self.step_state, self.get_hook(EMAHook)
         if weights == "ema" and (ema is None or not ema.ready(self)):
             raise ValueError("export(weights='ema'): there is no average of these weights; Trainer(ema=0.999) keeps one")
+        whole = self.engine.whole(self.plain_model.state_dict()) if self.engine.sharded else None  # by all processes together
+        if not self.is_main:
+            return Path(path).with_suffix(".safetensors")
         return export_weights(ema.ema_model if weights == "ema" else self.plain_model, path, {
-            "weights": weights, "model": type(self.plain_model).__name__, "epochs": state.epoch, "steps": state.optimizer_step,
-            "last": self.result().last, "best": self.best, "config": self.config, "fingerprint": self.fingerprint()})
+            "weights": weights, "model": type(self.plain_model).__name__.removeprefix("FSDP"), "epochs": state.epoch, "steps": state.optimizer_step,
+            "last": self.result().last, "best": self.best, "config": self.config, "fingerprint": self.fingerprint()}, whole)
 
     def still(self) -> str:
         "The run as a picture, an SVG: curves, last and best values, what was changed by hand."
@@ -448,6 +451,7 @@ class Trainer(BuiltLoop):
             self.progress_hook = ProgressHook(style=progress)
             self.hooks.add(self.progress_hook)
         self.hooks.resolve()
+        self.engine.check(self)  # what the hooks need, too
 
     def result(self) -> FitResult:
         "How the run stands, as `fit()` returns it."

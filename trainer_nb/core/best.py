@@ -42,7 +42,7 @@ class KeptBest(SweepLoop):
     def _keep_weights(self) -> None:
         sets = self.weight_sets()
         with sets[self._judged(sets)]():
-            self._best_weights = dict(self.best), plain_copy(self._live(), "the best state")
+            self._best_weights = dict(self.best), plain_copy(self.engine.whole(self._live()), "the best state")
 
     def _judged(self, endings) -> str:
         "Which of the weights that evaluations are made with gave the best record: the ending of its split's name."
@@ -105,11 +105,10 @@ class BestStateLoop(KeptBest):
                 self._write_weights([(each, value) for (each, _), value in zip(pairs, held)])
                 self._weights_given = False
 
-    @staticmethod
     @torch.no_grad()
-    def _write_weights(pairs: list) -> None:
+    def _write_weights(self, pairs: list) -> None:
         for each, value in pairs:
-            each.copy_(value)
+            each.copy_(self.engine.part(value, each))
 
     def test(
         self,

@@ -360,7 +360,7 @@ class Session(GuardedLoop):
     def _header(self) -> dict:
         streams = self.streams() or RandomStreams.capture()
         return {"seed": self.seed, "totals": {"epochs": self.epochs, "max_steps": self.max_steps}, "random": checksum([streams.torch]), "weights": checksum(
-            self.model.state_dict().values()), "batches": self.data.length, "fingerprint": fingerprint(self.train_dl)}
+            self.engine.whole(self.model.state_dict()).values()), "batches": self.data.length, "fingerprint": fingerprint(self.train_dl)}
 
     def result(self) -> FitResult:
         "How the run stands, as `fit()` returns it."
@@ -406,7 +406,7 @@ class Ending(Session):
     def _fail(self, error: BaseException) -> None:
         "After an exception: everything closed, the run resumable, the exception the user's own."
         self.exception = error
-        self.engine.leave()
+        self.engine.leave(error)
         if self.window_open or self.failed is not None:
             self.inexact = (f"{type(error).__name__} in the middle of step {self.step_state.optimizer_step + 1}: its batches "
                             "are taken again, with other random numbers")

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'Window', 'check_precision', 'unwrap', 'pick_device', 'gradient_norms', 'total_norm', 'clip_gradients',
-           'multiply', 'NonFiniteError', 'Marks', 'FinitePolicy', 'step_within', 'EngineSettings', 'Engine']
+           'multiply', 'NonFiniteError', 'Marks', 'FinitePolicy', 'step_within', 'OneProcess', 'EngineSettings',
+           'Engine']
 
 # %% ../../nbs/core/06_engine.ipynb #2a74c7d3
 import difflib
@@ -209,15 +210,59 @@ def step_within(optim) -> Callable | None:
     return step.__wrapped__
 
 # %% ../../nbs/core/06_engine.ipynb #c38a8bb9
-_NO_AUTOCAST = nullcontext()
-
-class EngineSettings:
-    "Device, precision, loss scaler and parameters of one process."
+class OneProcess:
+    "What one process answers where several would have to ask each other."
     rank, num_processes, is_main = 0, 1, True
     lockstep = False  # several processes make each step together: see `join`
+    sharded = False  # each of them has a part of every parameter
     usual_items: int | None = None  # of a batch, where they must agree on the weights before they know all items
     data_class, pick_device = TrainData, staticmethod(pick_device)
 
+    def state_dict(self) -> dict:
+        "What a run that is taken up must know; nothing in one process."
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Go on from there."
+
+    def gather(self, value) -> list:
+        "A value (plain, or tensors on the CPU) of each process, by rank."
+        return [value]
+
+    def whole(self, state):
+        "A state with whole tensors, where processes have parts of them."
+        return state
+
+    def part(self, value, like):
+        "Of a value of such a state, what belongs into `like`."
+        return value
+
+    def load_optim(self, state: dict) -> None:
+        "Give the optimizer such a state."
+        self.optim.load_state_dict(state)
+
+    def norm(self, gradients: list) -> torch.Tensor:
+        "The norm of all of them together, on their device."
+        return total_norm(gradient_norms(gradients))
+
+    def check(self, trainer) -> None:
+        "Raise ValueError for a trainer that this engine cannot run."
+
+    def leave(self, error: BaseException) -> None:
+        "This process is out of step with the others."
+
+    def part_streams(self) -> None:
+        "Give the processes random streams of their own: they have been the same until now."
+
+    def share(self, loader, limit: int | None) -> tuple:
+        "An iterator over the batches of an evaluation that are this process's own, and how many are to be taken at most."
+        return open_loader(loader), limit
+
+# %% ../../nbs/core/06_engine.ipynb #7e93bde9
+_NO_AUTOCAST = nullcontext()
+
+class EngineSettings(OneProcess):
+    "Device, precision, loss scaler and parameters of one process."
     def __init__(self, model, optim, device: torch.device, precision: str | None = None):
         self.model = self.plain_model = model  # an engine may wrap it
         self.optim, self.device = optim, device
@@ -266,27 +311,6 @@ class EngineSettings:
         # casts made without gradient are not kept: older versions of torch found them again in the step around
         cache = None if torch.is_grad_enabled() else False
         return torch.autocast(self.device.type, dtype=dtype, cache_enabled=cache)
-
-    def state_dict(self) -> dict:
-        "What a run that is taken up must know; nothing in one process."
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        "Go on from there."
-
-    def gather(self, value) -> list:
-        "A value (plain, or tensors on the CPU) of each process, by rank."
-        return [value]
-
-    def leave(self) -> None:
-        "This process is out of step with the others."
-
-    def part_streams(self) -> None:
-        "Give the processes random streams of their own: they have been the same until now."
-
-    def share(self, loader, limit: int | None) -> tuple:
-        "An iterator over the batches of an evaluation that are this process's own, and how many are to be taken at most."
-        return open_loader(loader), limit
 
     def place(self, batch):
         "The batch on the device."

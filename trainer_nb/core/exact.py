@@ -67,7 +67,7 @@ class ModuleState(PositionState):
         model, scaler = self.plain_model, self.engine.scaler
         modes = {} if self.driven or model.training else dict(self._modes or ())  # the next drive brings those back
         return {
-            "model": model.state_dict(), "optim": self.optim.state_dict(),
+            "model": self.engine.whole(model.state_dict()), "optim": self.engine.whole(self.optim.state_dict()),
             "scaler": None if scaler is None else scaler.state_dict(),
             "loss_fn": self.loss_fn.state_dict() if isinstance(self.loss_fn, torch.nn.Module) else {},
             "modules": {"eval": [n for n, m in model.named_modules() if not modes.get(m, m.training)],
@@ -96,8 +96,9 @@ class ModuleState(PositionState):
 
     def _load_modules(self, state: dict) -> None:
         model = self.plain_model
-        model.load_state_dict(state["model"])
-        self.optim.load_state_dict(state["optim"])
+        mine = model.state_dict()
+        model.load_state_dict({name: self.engine.part(value, mine.get(name)) for name, value in state["model"].items()})
+        self.engine.load_optim(state["optim"])
         if state["position"]["optimizer_step"]:
             self.optim._opt_called = True  # what torch's schedulers look at before they warn of a wrong order
         if isinstance(self.loss_fn, torch.nn.Module):

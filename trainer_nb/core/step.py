@@ -29,8 +29,8 @@ class SupervisedStep:
 
     def predict(self, batch, trainer):
         "The model's output for a batch with or without targets."
-        paired = isinstance(batch, (list, tuple)) and len(batch) == 2
-        return trainer.after_pred(trainer.model(batch[0] if paired else batch))
+        listed = isinstance(batch, (list, tuple)) and len(batch) in (1, 2)
+        return trainer.after_pred(trainer.model(batch[0] if listed else batch))
 
     @staticmethod
     def unpack(batch):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .data import TrainData, clone_for_skipping, loader_generators, skips_by_index
+from .data import clone_for_skipping, loader_generators, skips_by_index
 from .drive import Answer
 from .engine import FinitePolicy, Window
 from .exact import RewindLoop
@@ -194,8 +194,9 @@ class TrialLoop(RewindLoop):
 
     def _begin_trial(self, loader, parts: list[StepPart]) -> None:
         data, streams = self.data, self.streams() or self._first_streams()
-        mine = clone_for_skipping(loader)[0] if skips_by_index(loader) and data.seed is None else loader
-        self.data = TrainData(mine, data.resume_by, data.limit, data.overfit, data.seed)
+        own = skips_by_index(loader) and data.seed is None and not self.engine.lockstep
+        mine = clone_for_skipping(loader)[0] if own else loader
+        self.data = self.engine.data_class(mine, data.resume_by, data.limit, data.overfit, data.seed)
         self.data.kept = data.kept
         self.hooks = HookSet(parts, self.is_main)
         self.step_state, self.window = copy.copy(self.step_state), Window()

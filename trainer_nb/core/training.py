@@ -170,6 +170,10 @@ class EvaluationLoop(EvaluationSurroundings):
         count, whole = 0, False
         try:
             for batch in islice(iterator, limit):
+                if batch is ABSENT:
+                    self.engine.before_pass(self)
+                    self.engine.idle_pass(self)
+                    continue
                 self._evaluate_batch(batch, totals)
                 count += 1
                 self.eval_batch = count
@@ -185,6 +189,8 @@ class EvaluationLoop(EvaluationSurroundings):
         self.batch = self.engine.place(batch)
         if self.hooks.before_batch:
             self.hooks.fire("before_batch", self)
+        if self.engine.lockstep:
+            self.engine.before_pass(self)
         with torch.no_grad():
             with self.engine.autocast:
                 output = self.eval_step(self.batch, self)

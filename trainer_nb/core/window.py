@@ -15,7 +15,7 @@ import torch
 
 from .data import batch_size, split_batch
 from .engine import (Engine, FinitePolicy, NonFiniteError, Window, check_precision, clip_gradients,
-                                    gradient_norms, multiply, total_norm, unwrap)
+                                    multiply, unwrap)
 from .hook import HookSet
 from .state import RandomStreams, StepState
 from .step import RESERVED, OwnLossStep, SupervisedStep, check_output, items, step_records
@@ -120,8 +120,7 @@ class StepParts(StepSettings):
                 hook.split_optimizer(self)
         self.engine = engine(self.model, optim, device, self.mixed_precision)
         self.model, self.hooks.is_main = self.engine.model, self.engine.is_main  # an engine may wrap the model
-        if self.engine.lockstep and self.repeats_windows:
-            raise ValueError(f"{type(self).__name__}: a window of several processes cannot be taken again (repeats_windows); run it in one")
+        self.engine.check(self)
         self.hooks.resolve()
         self.base_rates = [float(group.get("initial_lr", group["lr"])) for group in optim.param_groups]
 
@@ -240,6 +239,7 @@ class WindowLoop(StepLoop):
     def pass_batch(self) -> None:
         "Others have a batch here, this process has none."
         self.engine.before_pass(self)
+        self.engine.idle_pass(self)
         self.count_batch(0, False)
 
     def count_batch(self, samples: int, contributed: bool) -> None:
@@ -360,12 +360,13 @@ class ClosingLoop(ChunkedLoop):
         "Clip, and decide about gradients that are not finite."
         clip, finite = self.__dict__["grad_clip"], self.finite
         checks = finite.policy is not None and self.engine.scaler is None
-        norm = total_norm(gradient_norms(gradients)) if clip is not None or self.wants_grad_norm else None
+        asked = clip is not None or self.wants_grad_norm
+        norm = self.engine.norm(gradients) if asked or (checks and self.engine.sharded) else None  # no process has all gradients there
         if checks:
             looked_at = gradients if norm is None else [norm]
             if not finite.passes(self.step_state.optimizer_step + 1, looked_at, self._where, self.engine.named_gradients):
                 return False
-        if norm is not None:
+        if asked:
             self.grad_norm = norm
         if clip is not None:
             clip_gradients(gradients, norm, clip)
@@ -440,7 +441,7 @@ class RepeatingLoop(ClosingLoop):
             return
         multiply(gradients, self.window.correction())
         if clip is not None:
-            clip_gradients(gradients, total_norm(gradient_norms(gradients)), clip)
+            clip_gradients(gradients, self.engine.norm(gradients), clip)
 
     def gradients_allowed(self) -> bool:
         "What `non_finite` says of the gradients as they are now, before a step with them; False: leave it out."

@@ -98,6 +98,11 @@ class Average:
 # %% ../../nbs/hooks/18_ema.ipynb #266586f1
 class SavedAverage(Hook):
     "A hook with an average, as a saved state has it."
+    def _begin(self, trainer) -> Average:
+        if trainer.engine.sharded:
+            raise ValueError("an EMAHook needs the whole model in each process, this run has parts of it in each: leave ema= out")
+        return Average(trainer.plain_model, self.device, self.buffers == "average")
+
     def weight_sets_in(self, state: dict, name: str) -> dict | None:
         "As `weight_sets`, of a saved state in which this hook has that name: ending to tensors in the place of the model's."
         mine, tunables = state["hooks"].get(name), state["tunables"]
@@ -110,6 +115,7 @@ class SavedAverage(Hook):
 class EMAHook(SavedAverage):
     "Keeps an exponential moving average of the weights, and evaluates with it."
     order = 10
+    needs_whole_model = True
     decay = Tunable(0.999, min=0, max=1, doc="share of the average that an update keeps")
     eval = Tunable("ema", choices=("ema", "raw", "both"), doc="weights that evaluations use")
     def __init__(
@@ -134,7 +140,7 @@ class EMAHook(SavedAverage):
         "The average of this trainer's model, if there is one."
         model = trainer.plain_model
         if self._given is not None:
-            self._average, given = Average(model, self.device, self.buffers == "average"), self._given
+            self._average, given = self._begin(trainer), self._given
             self._average.set(given)
             self._given = None
         if self._average is not None and not self._average.fits(model):
@@ -150,9 +156,8 @@ class EMAHook(SavedAverage):
         step, decay = trainer.step_state.optimizer_step, self.decay
         average = self._average if self._given is None else self._of(trainer)
         if average is None or self.reached != step - 1:
-            model = trainer.plain_model
             if average is None:
-                average = self._average = Average(model, self.device, self.buffers == "average")
+                average = self._average = self._begin(trainer)
             average.set(average.live)
             self.updates = 1
         elif step % self.every == 0:

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'ProcessLostError', 'World', 'the_world', 'SharedData', 'OwnBatches', 'ProcessEngine', 'JoiningEngine',
-           'AccelerateEngine', 'find_engine']
+           'AccelerateEngine', 'ShardedState', 'is_part', 'InStep', 'ShardedEngine', 'find_engine']
 
 # %% ../../nbs/tools/26_distributed.ipynb #0007dcc1
 import atexit
 import zlib
+import os
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -16,7 +17,8 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from ..core.data import ABSENT, EpochStart, TrainData, clone_for_skipping, close_iterator, drawn, open_loader, skips_by_index
+from ..core.data import (ABSENT, EpochStart, TrainData, clone_for_skipping, close_iterator, drawn, map_nested_tensor, move_to_device,
+                                  open_loader, skips_by_index)
 from ..core.engine import Engine, pick_device
 from ..core.state import RandomStreams, seed_everything
 
@@ -55,9 +57,9 @@ class World:
             self.lost = True
             raise self.loss(error) from error
 
-    def loss(self, error: RuntimeError) -> RuntimeError:
+    def loss(self, error: BaseException) -> BaseException:
         "What to raise where others were to be reached: the error itself, if it came from somewhere else."
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        if isinstance(error, ProcessLostError) or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             return error
         self.lost = True
         return ProcessLostError(f"process {self.rank} cannot reach another one, which has probably ended; the reason stands in its "
@@ -225,6 +227,14 @@ class ProcessEngine(Engine):
         if self.lockstep:
             self._wrap()
 
+    def check(self, trainer) -> None:
+        "ValueError for what cannot be done by several processes."
+        if self.lockstep and trainer.repeats_windows:
+            raise ValueError(f"{type(trainer).__name__}: a window of several processes cannot be taken again (repeats_windows); run it in one")
+
+    def idle_pass(self, trainer) -> None:
+        "Others have a batch, this process has none: nothing to do, where passes are made by each for itself."
+
     def gather(self, value) -> list:
         "A value (plain, or tensors on the CPU) of each process, by rank."
         return self.world.gather(value) if self.lockstep else [value]
@@ -242,8 +252,11 @@ class ProcessEngine(Engine):
         told, self._attention = self._attention, None
         return bool(self.world.sum([flag])[0]) if told is None else told
 
-    def leave(self) -> None:
+    def leave(self, error: BaseException) -> None:
         "After an error nothing is asked of the others, who are somewhere else; they find out when this process ends."
+        lost = self.world.loss(error)
+        if lost is not error and hasattr(error, "add_note"):
+            error.add_note(f"{type(lost).__name__}: {lost}")
         self.world.lost = self.lockstep
 
     @contextmanager
@@ -362,6 +375,8 @@ class AccelerateEngine(JoiningEngine):
 
     def before_pass(self, trainer) -> None:
         "Decide, as all processes do, whether gradients are added up within the next backward pass."
+        if not trainer.training:
+            return
         state, length = trainer.step_state, trainer.data.length
         last = trainer.window.batches + 1 >= trainer.window.size or (length is not None and state.batch_idx + trainer.group >= length)
         self.synced = bool(last and length is not None and trainer.group == self.num_processes and trainer.micro_batch_size is None
@@ -403,7 +418,169 @@ class AccelerateEngine(JoiningEngine):
         self._filled = set()
 
 # %% ../../nbs/tools/26_distributed.ipynb #92b2dac6
-ENGINES = {"local": Engine, "accelerate": AccelerateEngine}
+class ShardedState(JoiningEngine):
+    "What there is of a model in parts: gradients, norms, states."
+    def refresh_parameters(self) -> None:
+        "Read the lists of parameters anew."
+        self.reshard()
+        super().refresh_parameters()
+
+    def reshard(self) -> None:
+        "Let go what was gathered for a pass that had no way back."
+        from torch.distributed.fsdp import FSDPModule
+        for module in self.plain_model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _join_gradients(self, there: list[bool]) -> None:
+        "Those of the model are there already; a loss with parameters has its own."
+        self._add_up([parameter for parameter, anywhere in zip(self.parameters, there) if anywhere and not is_part(parameter)])
+
+    @torch.no_grad()
+    def gradients(self) -> list:
+        "This process's parts of all gradients."
+        return [gradient.to_local() if is_part(gradient) else gradient for gradient in super().gradients()]
+
+    @torch.no_grad()
+    def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        "The parameters' names and this process's parts of their gradients."
+        return [(name, gradient.to_local() if is_part(gradient) else gradient) for name, gradient in super().named_gradients()]
+
+    def norm(self, gradients: list) -> torch.Tensor:
+        "The norm of the whole gradients; what all processes have alike counts once."
+        if not self.sharded:
+            return super().norm(gradients)
+        counted = [each for each, parameter in zip(gradients, (p for p in self.parameters if p.grad is not None))
+                   if self.rank == 0 or is_part(parameter)]
+        square = super().norm(counted).square() if counted else torch.zeros((), device=self.device, dtype=gradients[0].dtype)
+        self.world.reduce(square)
+        return square.sqrt()
+
+    def whole(self, state):
+        "A state with whole tensors in every process; all ask together."
+        return map_nested_tensor(lambda tensor: tensor.full_tensor() if is_part(tensor) else tensor, state)
+
+    def part(self, value, like):
+        "This process's part of a whole tensor."
+        if not is_part(like) or is_part(value):
+            return value
+        from torch.distributed.tensor import distribute_tensor
+        return distribute_tensor(value.to(like.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None)
+
+    def load_optim(self, state: dict) -> None:
+        "This process's parts of an optimizer's state."
+        parameters = [parameter for group in self.optim.param_groups for parameter in group["params"]]
+        parts = {index: {name: self.part(value, parameters[index]) if getattr(value, "shape", None) == parameters[index].shape else value
+                         for name, value in each.items()} for index, each in state["state"].items()}
+        super().load_optim(state | {"state": parts})
+
+def is_part(tensor) -> bool:
+    "A tensor of which each process has a part."
+    return hasattr(tensor, "full_tensor")
+
+# %% ../../nbs/tools/26_distributed.ipynb #7230eb99
+class InStep:
+    "An iterator of an evaluation that goes on, with ABSENT, until no process has a batch."
+    def __init__(self, own: OwnBatches, engine):
+        self.own, self.engine = own, engine
+
+    def __iter__(self):
+        own, engine = iter(self.own), self.engine
+        try:
+            while True:
+                batch = next(own, ABSENT)
+                engine.having = int(engine.world.sum([batch is not ABSENT])[0])
+                if not engine.having:
+                    return
+                yield batch
+        finally:
+            engine.reshard()
+
+    def _shutdown_workers(self):
+        self.own._shutdown_workers()
+
+# %% ../../nbs/tools/26_distributed.ipynb #4887f402
+class ShardedEngine(ShardedState):
+    "One of several processes that have a part of every parameter each and make each pass together; alone, it is like the local engine."
+    def _wrap(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+        if any(self.optim.state.values()):
+            raise ValueError("the optimizer has made steps already, with whole parameters: give a new one, and load() a checkpoint")
+        self.sharded, model, self.having, self._spare = True, self.plain_model, self.num_processes, None
+        for tensor in (*self.parameters, *model.buffers()):
+            self.world.spread(tensor.data)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for module, settings in self._units():
+            fully_shard(module, **settings)
+        now = dict(model.named_parameters())
+        for group in self.optim.param_groups:
+            group["params"] = [now[names[id(each)]] if id(each) in names else each for each in group["params"]]
+        self.refresh_parameters()
+
+    def _units(self) -> list:
+        "Which modules are gathered as one, from the inside out, and how; by what Accelerate was told at launch."
+        from accelerate.utils import FullyShardedDataParallelPlugin
+        from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+        from torch.distributed.device_mesh import init_device_mesh
+        plugin, model = FullyShardedDataParallelPlugin(fsdp_version=2), self.plain_model
+        plugin.set_auto_wrap_policy(model)
+        wanted = fsdp2_prepare_auto_wrap_policy(plugin, model)
+        settings = {"mesh": init_device_mesh(self.device.type, (self.num_processes,)), "reshard_after_forward": plugin.reshard_after_forward,
+                    "offload_policy": plugin.cpu_offload}
+        inner = [] if wanted is None else [module for module in reversed(list(model.modules())[1:]) if wanted(module)]
+        return [(module, settings) for module in (*inner, model)]
+
+    def check(self, trainer) -> None:
+        "ValueError for what needs the whole model in each process, or passes that differ between them."
+        super().check(trainer)
+        if not self.sharded:
+            return
+        if trainer.micro_batch_size is not None:
+            raise ValueError("micro_batch_size: processes that share the parameters must make the same passes; give smaller batches, and more "
+                             "of them a step (gradient_accumulation_steps=)")
+        whole = [type(hook).__name__ for hook in trainer.hooks if getattr(hook, "needs_whole_model", False)]
+        if whole:
+            raise ValueError(f"{', '.join(whole)}: needs the whole model in each process, these share its parameters; leave it out, or "
+                             "use engine='accelerate' without FSDP")
+
+    def before_pass(self, trainer) -> None:
+        "The first process's batch is for those that have none."
+        if trainer.training:
+            self.having = trainer.group
+        if self.having < self.num_processes:
+            mine = map_nested_tensor(lambda tensor: tensor.detach().cpu(), trainer.batch) if self.rank == 0 else None
+            self._spare = self.world.gather(mine)[0]
+
+    def share(self, loader, limit: int | None) -> tuple:
+        "As ever, and where others have a batch and this process has none, ABSENT."
+        own, limit = super().share(loader, limit)
+        return (InStep(own, self) if self.lockstep else own), limit
+
+    def idle_pass(self, trainer) -> None:
+        "Forward, and in training backward, of that batch, with weight zero; nothing is left of it."
+        streams, kept = RandomStreams.capture(), (trainer.batch, trainer.pred, trainer.loss)
+        buffers = [(buffer, buffer.clone()) for buffer in self.plain_model.buffers()]
+        trainer.batch, self._spare = move_to_device(self._spare, self.device), None
+        try:
+            with torch.set_grad_enabled(trainer.training), self.autocast:
+                loss = (trainer.train_step if trainer.training else trainer.eval_step)(trainer.batch, trainer)["loss"]
+            if trainer.training:
+                self.backward(loss, torch.zeros_like(loss))
+        finally:
+            trainer.batch, trainer.pred, trainer.loss = kept
+            streams.restore()
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+    def after_pass(self, contributed: bool) -> None:
+        "RuntimeError where there was no loss: the others wait for this process's pass."
+        if not contributed:
+            raise RuntimeError("a batch gave no loss (None), and processes that share the parameters must all make the same passes: return a "
+                               "loss with weight zero, pred.sum() * 0, and n=1")
+
+# %% ../../nbs/tools/26_distributed.ipynb #18be8688
+ENGINES = {"local": Engine, "accelerate": AccelerateEngine, "fsdp": ShardedEngine}
 
 def find_engine(engine) -> type[Engine]:
     "The engine of a name, or the class given; ValueError names those that are there."
@@ -411,4 +588,6 @@ def find_engine(engine) -> type[Engine]:
         return engine
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}: {', '.join(map(repr, ENGINES))}, or a subclass of Engine")
+    if engine == "accelerate" and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":  # `accelerate launch --use_fsdp`
+        engine = "fsdp"
     return ENGINES[engine]

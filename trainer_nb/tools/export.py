@@ -15,10 +15,12 @@ import torch
 from ..core.saved import plain_copy, write_whole
 
 # %% ../../nbs/tools/22_export.ipynb #5f0c863b
-def export_weights(model: torch.nn.Module, path, described: dict) -> Path:
-    "Write a model's weights to `path`, and `described` to a .json beside it; ImportError names the extra to install."
+def export_weights(model: torch.nn.Module, path, described: dict, tensors: dict | None = None) -> Path:
+    """Write a model's weights to `path`, and `described` to a .json beside it; ImportError names the extra to install.
+
+    `tensors` are the whole ones of a model that has parts of them only."""
     try:
-        from safetensors.torch import save_model
+        from safetensors.torch import save_file, save_model
     except ImportError as error:
         raise ImportError("export() writes safetensors: pip install trainer_nb[export]") from error
     path = Path(path)
@@ -27,7 +29,10 @@ def export_weights(model: torch.nn.Module, path, described: dict) -> Path:
     path = path.with_suffix(".safetensors")
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        save_model(model, str(beside), {"format": "pt"})
+        if tensors is None:
+            save_model(model, str(beside), {"format": "pt"})
+        else:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(beside), {"format": "pt"})
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
