@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from trainer_nb import CheckpointHook, EMAHook, Hook, Trainer
+from trainer_nb import CheckpointHook, EMAHook, Hook, OutputsHook, Task, Trainer
 
 SAMPLES = 26
 ENGINE = os.environ.get("ENGINE", "accelerate")
@@ -313,6 +313,57 @@ def unused(processes, folder):
     return found
 
 
+def written(processes, folder):
+    """What the model says to each sample, from all processes: of a shuffled epoch, of an evaluation, of a stream without indices."""
+    def place(name):
+        return folder / f"{name}_{processes}"
+    trainer = run(processes, epochs=2, hooks=[AsDouble(), OutputsHook(place("outputs"), splits=("train", "valid"))])
+    trainer.fit()
+    trainer.validate(data(3, shuffle=True))
+    stream = run(processes, epochs=1, loader=DataLoader(Stream(), batch_size=4),
+                 hooks=[AsDouble(), OutputsHook(place("stream"), splits="train")])
+    stream.fit()
+    return {"train": trainer.get_hook(OutputsHook).load("train"), "valid": trainer.get_hook(OutputsHook).load("valid"),
+            "stream": stream.get_hook(OutputsHook).load("train"), "files": sorted(path.name for path in place("outputs").iterdir())}
+
+
+class Collects(Task):
+    """A task that looks at all outputs of a loader."""
+
+    def build_model(self):
+        """The network."""
+        return network()
+
+    def build_train_dl(self):
+        """All samples."""
+        return data()
+
+    def build_valid_dl(self):
+        """Two loaders, one with fewer batches than there are processes."""
+        return {"valid": data(11, shuffle=False), "few": data(3, shuffle=False)}
+
+    def build_optim(self, model):
+        """As ever."""
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def train_step(self, batch, trainer):
+        """As ever."""
+        return supervised_step(batch, trainer)
+
+    def end_of_evaluation(self, name, outputs, trainer):
+        """A median is no mean over batches; the first one tells the order."""
+        pred = torch.cat([each["pred"] for each in outputs])
+        return {"median": pred.median(), "first": pred[0, 0], "fifth": pred[min(5, len(pred) - 1), 0], "count": len(pred)}
+
+
+def collected(processes, folder):
+    """Outputs of all processes, in the order of the loader."""
+    trainer = Trainer.from_task(Collects(), epochs=2, seed=3, hooks=[AsDouble()], device="cpu", progress=False,
+                                gradient_accumulation_steps=2 // processes, engine=ENGINE if processes > 1 else "local")
+    trainer.fit()
+    return dict(trainer.records)
+
+
 def given(processes, folder):
     """A file of other processes is gone on with."""
     trainer = run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, hooks=[AsDouble()])
@@ -415,7 +466,7 @@ def taken_up(processes, folder):
     return {"taken up": outcome(trainer), "straight": outcome(straight), "from": str(trainer.get_hook(CheckpointHook).resumed_from)}
 
 
-WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up)}
+WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, written, collected, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up)}
 
 
 def main():

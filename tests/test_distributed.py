@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("accelerate")
 
-from distributed_runs import EQUAL, TOGETHER, Unused, looked_at, network, outcome, partly, run  # noqa: E402
+from distributed_runs import EQUAL, TOGETHER, Unused, collected, looked_at, network, outcome, partly, run, written  # noqa: E402
 
 GOING_ON = ["resumed", "rewound", "steered", "signalled"]
 SHARED = [name for name in EQUAL if name not in ("an average and a schedule", "small pieces", "workers", "seeded samples")]
@@ -63,7 +64,7 @@ def assert_same(a, b):
 def together(tmp_path_factory):
     """The folder with what two processes made of all runs that need no death."""
     folder = tmp_path_factory.mktemp("together")
-    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "stopped_by_time", "textbook", "unused", "half"]
+    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "written", "collected", "stopped_by_time", "textbook", "unused", "half"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -73,7 +74,7 @@ def together(tmp_path_factory):
 def sharing(tmp_path_factory):
     """The same of processes that have a part of every parameter each."""
     folder = tmp_path_factory.mktemp("sharing")
-    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "refused", "in_units", "half", engine="fsdp")
+    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "written", "collected", "refused", "in_units", "half", engine="fsdp")
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
 
@@ -261,6 +262,29 @@ def test_the_best_state_a_rate_and_the_weights(request, kind, tmp_path):
     assert all(any(torch.equal(value, each) for each in found["weights"]) for value in weights.values())
 
 
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_outputs_of_all_processes(request, kind, tmp_path):
+    """Each sample's own row in one folder, as one process writes it; a stream's rows in the order of its batches."""
+    alone = written(1, tmp_path)
+    for found in read(request.getfixturevalue(kind), "written"):
+        assert found["files"] == alone["files"] == ["train", "valid"]
+        for split in ("train", "valid", "stream"):
+            for name, array in alone[split].items():
+                assert (found[split][name] is None) == (array is None)
+                if array is not None:
+                    np.testing.assert_allclose(found[split][name], array, atol=1e-10, err_msg=f"{split} {name}")
+    assert len(alone["train"]["indices"]) == 26 and alone["stream"]["indices"] is None and len(alone["valid"]["outputs"]) == 3
+
+
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_outputs_come_together_for_each_loader(request, kind, tmp_path):
+    """From all processes, in the loader's order."""
+    alone = collected(1, tmp_path)
+    assert alone["valid/count"] == 11 and alone["few/count"] == 3
+    for found in read(request.getfixturevalue(kind), "collected"):
+        assert found == pytest.approx(alone, abs=1e-10)
+
+
 def test_every_process_has_a_part(sharing):
     """Of the parameters and of the optimizer's state; layer for layer, where the launcher says so."""
     first, second = read(sharing, "in_units")
@@ -325,3 +349,54 @@ def test_a_killed_process_of_a_shared_run(tmp_path):
     assert [code for code, _ in again] == [0, 0], "\n\n".join(text[-3000:] for _, text in again)
     for found in read(tmp_path, "taken_up"):
         assert_same(found["straight"], found["taken up"])
+
+
+LAUNCHED = """
+import os, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from trainer_nb import Trainer, launch
+
+made = torch.Generator().manual_seed(1)
+samples = TensorDataset(torch.randn(40, 5, generator=made), torch.randint(0, 3, (40,), generator=made))
+
+def train(engine, accumulate, failing=False):
+    def loss_fn(pred, target):
+        if failing and os.environ["RANK"] == "1":
+            raise ZeroDivisionError("mine")
+        return torch.nn.functional.cross_entropy(pred, target)
+    torch.manual_seed(0)
+    trainer = Trainer(torch.nn.Linear(5, 3).double(), train_dl=DataLoader([(x.double(), y) for x, y in samples], 4, shuffle=True), loss_fn=loss_fn,
+                      epochs=2, seed=0, engine=engine, gradient_accumulation_steps=accumulate, device="cpu", progress=False)
+    trainer.fit()
+    return trainer.step_state.num_processes, trainer.state_dict()["model"]
+
+(torch.randn(1500, 1500) @ torch.randn(1500, 1500)).sum()  # threads that a forked process has not
+one, alone = train("local", 2)
+for engine in ("accelerate", "fsdp"):
+    number, weights = launch(train, engine, 1, num_processes=2)
+    assert (one, number) == (1, 2)
+    for name, value in alone.items():
+        torch.testing.assert_close(weights[name], value, atol=1e-10, rtol=0)
+try:
+    launch(train, "accelerate", 1, True, num_processes=2)
+except RuntimeError as error:
+    assert "launch(): process 1 of 2 failed" in str(error) and "ZeroDivisionError: mine" in str(error), error
+else:
+    raise SystemExit("no error")
+for number in (0, 1.5, True):
+    try:
+        launch(train, num_processes=number)
+    except ValueError as error:
+        assert f"num_processes={number!r}" in str(error)
+    else:
+        raise SystemExit("no error")
+print("done")
+"""
+
+
+def test_launched_from_a_process_that_has_computed(tmp_path):
+    """As a notebook does it: forked, with what was defined so far; what the first returns comes back, an error is that of who failed first."""
+    (tmp_path / "script.py").write_text(LAUNCHED)
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "RANK")}
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr[-3000:]

@@ -414,14 +414,19 @@ def test_half_precision(tmp_path):
 
 
 def test_parts_of_several_processes(tmp_path):
-    """Joined by index; what filled up the last batch counts once, what one process saw twice counts twice."""
+    """Joined by index, a sample that was seen twice is there twice; without indices by the batches of the loader."""
     for rank, indices in enumerate(([0, 2, 4, 6, 6], [1, 3, 5, 0, 2])):
-        part = Part(tmp_path / f"part_{rank}")
-        part.add({"indices": torch.tensor(indices), "outputs": torch.tensor(indices)[:, None] * torch.ones(2)}, {})
-        part.close()
-    assert join_parts([tmp_path / "part_0", tmp_path / "part_1"], tmp_path) == {"indices": 8, "outputs": 8}
-    assert np.load(tmp_path / "indices.npy").tolist() == [0, 1, 2, 3, 4, 5, 6, 6]
-    assert np.load(tmp_path / "outputs.npy")[:, 1].tolist() == [0, 1, 2, 3, 4, 5, 6, 6]
+        for name, kept in (("known", torch.tensor(indices)), ("unknown", torch.full((5,), -1))):
+            part = Part(tmp_path / name / f"part_{rank}")
+            values = {"indices": kept, "outputs": torch.tensor(indices)[:, None] * torch.ones(2)}
+            for first in (0, 3):
+                piece = slice(first, first + 3)
+                part.add({key: value[piece] for key, value in values.items()}, {}, batch=2 * (first // 3) + rank)
+            part.close()
+    for name, order in (("known", [0, 0, 1, 2, 2, 3, 4, 5, 6, 6]), ("unknown", [0, 2, 4, 1, 3, 5, 6, 6, 0, 2])):
+        folder = tmp_path / name
+        assert join_parts([folder / "part_0", folder / "part_1"], folder) == {"indices": 10, "outputs": 10}
+        assert np.load(folder / "outputs.npy")[:, 0].tolist() == order
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, np.complex64])

@@ -41,6 +41,7 @@ _EXPORTS = {
     "EmptyCacheHook": "hooks.memory",
     "ReplayHook": "tools.replay",
     "ProcessLostError": "tools.distributed",
+    "launch": "tools.launch",
     "Task": "tools.task",
 }
 

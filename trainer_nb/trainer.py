@@ -26,8 +26,8 @@ from .hooks.recorder import History, RecorderHook
 from .hooks.run_folder import RunFolderHook
 from .hooks.schedule import SchedulerHook
 from .tools.config import build_config, check_config, read_config
-from .tools.distributed import find_engine
 from .tools.export import export_weights
+from .tools.launch import find_engine
 from .tools.lr_find import LRFind, rates
 from .tools.summary import summary
 from .tools.task import TaskHook, built, check_task, names_taken, overridden, seeded, task_arguments, task_schedule

@@ -376,6 +376,11 @@ class EpochData:
         return limited(loader_length(self.loader), self.overfit or self.limit)
 
     @property
+    def order_start(self) -> EpochStart | None:
+        "What was random when the order of the epoch in hand was drawn."
+        return self.epoch_start
+
+    @property
     def omitted(self) -> set[int]:
         "Numbers of the batches left out in the epoch in hand."
         return self.left_out.get(self.epoch, set())

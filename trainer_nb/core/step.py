@@ -241,9 +241,9 @@ class EvaluationTotals:
         names = list(flat_records(computed))
         return result | dict(zip(names, fetch_numbers(list(flat_records(computed).values()))))
 
-    def join(self, found: Mapping | None, source: str) -> dict[str, float]:
+    def join(self, found: Mapping | None, source: str, gather=None) -> dict[str, float]:
         "All values, with what `source` made of the outputs; ValueError for a name that is there already."
-        values = self.compute()
+        values = self.compute(gather)
         if not isinstance(found, Mapping | None):
             raise TypeError(f"{source} returned {type(found).__name__}: a dict of records, or None")
         more = flat_records(found or {})

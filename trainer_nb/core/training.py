@@ -11,7 +11,7 @@ __all__ = ['MICRO', 'BOUNDARY', 'END', 'OPEN', 'FULL', 'check_metrics', 'check_l
 import difflib
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -153,10 +153,12 @@ class EvaluationLoop(EvaluationSurroundings):
         return records
 
     def _end_loader(self, name, totals) -> dict[str, float]:
-        if self.engine.lockstep:
-            raise RuntimeError("end_of_evaluation() takes the outputs of one process, this run has several: return records from the step")
+        outputs = totals.outputs
+        if self.engine.lockstep:  # each process has every so-manieth batch
+            each = self.engine.gather(to_cpu(outputs))
+            outputs = [found for turn in zip_longest(*each) for found in turn if found is not None]
         with torch.no_grad():
-            return totals.join(self.end_of_evaluation(name, totals.outputs, self), "end_of_evaluation")
+            return totals.join(self.end_of_evaluation(name, outputs, self), "end_of_evaluation", self.engine.gather)
 
     def _limit(self, loader, stage: str, batches: int | None) -> int | None:
         "How many batches are taken; those of overfit_batches are training and validation."
@@ -165,7 +167,8 @@ class EvaluationLoop(EvaluationSurroundings):
         return min([each for each in (limit, overfit, batches) if each is not None], default=None)
 
     def _evaluate_batches(self, loader, name, totals, limit: int | None):
-        self.eval_indices = pass_indices(loader) if self.wants_indices else None
+        mine = pass_indices(loader) if self.wants_indices and self.is_main else None  # the order that all processes go by
+        self.eval_indices = self.engine.gather(mine)[0] if self.wants_indices else None
         iterator, limit = self.engine.share(loader, limit)
         count, whole = 0, False
         try:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +102,10 @@ class Part:
         self._bytes = 0
         folder.mkdir(parents=True)
 
-    def add(self, values: dict[str, torch.Tensor], absent: dict[str, str]) -> None:
-        "Keep the rows of one batch; ValueError where they are not as many, or not the same fields as before."
+    def add(self, values: dict[str, torch.Tensor], absent: dict[str, str], batch: int | None = None) -> None:
+        """Keep the rows of one batch; ValueError where they are not as many, or not the same fields as before.
+
+        `batch` is its number in the loader, where there are other parts."""
         counts = {name: len(value) for name, value in values.items()}
         if len(set(counts.values())) > 1:
             raise ValueError("the fields of a batch have unequal numbers of samples: " + ", ".join(f"{k} {v}" for k, v in counts.items()))
@@ -110,7 +113,10 @@ class Part:
             odd = sorted(set(self.fields) ^ set(values))
             raise ValueError(f"{', '.join(odd)}: there in one batch and not in another ({'; '.join(absent.values())})")
         self.fields, self.absent = list(values), absent
-        self.rows += next(iter(counts.values()), 0)
+        rows = next(iter(counts.values()), 0)
+        self.rows += rows
+        if batch is not None:
+            values = {**values, "batch": torch.full((rows,), batch)}
         self._pending.append({name: value.detach().clone() for name, value in values.items()})
         self._bytes += sum(value.numel() * value.element_size() for value in values.values())
         if self._bytes >= PENDING:
@@ -139,20 +145,16 @@ def row_order(parts: list[np.ndarray]) -> np.ndarray | None:
     joined = np.concatenate(parts)
     if (joined < 0).any():
         return None
-    order = np.argsort(joined, kind="stable")
-    if len(parts) > 1:  # a sample of two parts was there to fill up a batch
-        owner = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
-        same = np.concatenate([[False], (joined[order][1:] == joined[order][:-1]) & (owner[order][1:] != owner[order][:-1])])
-        order = order[~same]
-    return order
+    return np.argsort(joined, kind="stable")
 
 def join_parts(folders: list[Path], target: Path) -> dict[str, int]:
     "Join the arrays of all parts in `target`, in the order of their indices; returns the rows of each field."
     names = sorted({path.stem for folder in folders for path in folder.glob("*.npy")})
     found = {name: [np.load(folder / f"{name}.npy", mmap_mode="r") for folder in folders] for name in names}
+    batches = found.pop("batch", None)
     order = row_order(found["indices"]) if "indices" in found else None
-    if order is None and len(folders) > 1:
-        raise ValueError("parts of several processes can only be joined where the indices of their samples are known")
+    if order is None and batches is not None:
+        order = row_order(batches)
     as_it_is = len(folders) == 1 and (order is None or (np.diff(order) == 1).all())
     rows = {}
     for name, arrays in found.items():
@@ -237,10 +239,10 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
 # %% ../../nbs/hooks/23_outputs.ipynb #583ca135
 class Collector:
     "Takes what a batch gave apart into fields."
-    def __init__(self, fields, predict, loss_fn):
+    def __init__(self, fields, predict, loss_fn, known: list | None = None):
         self.fields, self.predict = fields, predict
         self.losses = per_sample_loss(loss_fn)
-        self.known: list | None = None  # the indices in each batch
+        self.known = known  # the indices in each batch
         self.offset = 0  # of the chunk in its batch
 
     def take(self, trainer, pred, number: int) -> tuple[dict, dict]:
@@ -312,6 +314,7 @@ def check_fields(fields, format: str, keep: str, predict) -> tuple:
         raise TypeError(f"predict={predict!r}: a function of the outputs")
     return fields
 
+# %% ../../nbs/hooks/23_outputs.ipynb #d602d004
 class OutputFolders(Hook):
     "Where outputs are, and how they get there."
     writes = True  # takes no part in a fast_dev_run
@@ -346,21 +349,38 @@ class OutputFolders(Hook):
             place = last if step is None else place / f"step_{step:08d}"
         return load_outputs(place, mmap)
 
-    def _open(self, trainer, split: str) -> None:
+    def _open(self, trainer, split: str, known: list | None = None) -> None:
         if self.folder is None:
             self.folder = Path(getattr(trainer, "workspace", None) or ".", "outputs")
-        unfinished = self._place(f"{split}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        rank = getattr(trainer.engine, "rank", 0)
-        self._parts[split] = Part(unfinished / f"part_{rank}"), Collector(self.fields, self.predict, trainer.loss_fn)
+        part = Part(self._place(f"{split}.unfinished") / f"part_{trainer.engine.rank}")
+        self._parts[split] = part, Collector(self.fields, self.predict, trainer.loss_fn, known)
 
-    def _finish(self, trainer, split: str) -> None:
-        part, collector = self._parts.pop(split)
-        part.close()
-        unfinished, state = part.folder.parent, trainer.step_state
+    def _clear(self, trainer, training: bool) -> None:
+        "What a run that was broken off has left goes, before any process begins."
+        if self.folder is None:
+            self.folder = Path(getattr(trainer, "workspace", None) or ".", "outputs")
+        self.folder = Path(trainer.engine.gather(str(self.folder))[0])
+        if trainer.is_main:
+            for path in self.folder.glob("*.unfinished"):
+                if training == (path.name == "train.unfinished"):
+                    shutil.rmtree(path, ignore_errors=True)
+        trainer.engine.gather(None)
+
+    def _finish(self, trainer, *splits: str) -> None:
+        "Join what all processes wrote of some splits."
+        parts = {split: self._parts.pop(split)[0] for split in splits}
+        for part in parts.values():
+            part.close()
+        found = trainer.engine.gather({split: part.absent for split, part in parts.items()})
+        if trainer.is_main:  # who has the first batch of each
+            for split, part in parts.items():
+                self._join(trainer, split, part.folder.parent, {name: why for each in found for name, why in each.get(split, {}).items()})
+        trainer.engine.gather(None)
+
+    def _join(self, trainer, split: str, unfinished: Path, absent: dict) -> None:
+        state = trainer.step_state
         parts = sorted(unfinished.glob("part_*"))
         rows = join_parts(parts, unfinished)
-        absent = dict(part.absent)
         if "indices" in rows and (np.load(unfinished / "indices.npy", mmap_mode="r") < 0).any():
             (unfinished / "indices.npy").unlink()
             absent["indices"] = "the loader does not tell which samples it gives, the rows are in its order"
@@ -379,7 +399,9 @@ class OutputFolders(Hook):
                 part, _ = self._parts.pop(split)
                 for file in part.files.values():
                     file.file.close()
-                shutil.rmtree(part.folder.parent, ignore_errors=True)
+                shutil.rmtree(part.folder, ignore_errors=True)
+                with suppress(OSError):  # others have parts there
+                    part.folder.parent.rmdir()
 
 # %% ../../nbs/hooks/23_outputs.ipynb #1e6d725b
 class OutputsHook(OutputFolders):
@@ -395,18 +417,16 @@ class OutputsHook(OutputFolders):
                 near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
                 raise ValueError(f"OutputsHook: {split!r} is no split of this run: " + (
                     f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"))
-        if trainer.step_state.num_processes > 1:
-            raise RuntimeError("OutputsHook writes the outputs of one process so far, this run has several")
 
     def _begin(self, trainer, stage: str) -> None:
         self._stage, self._pred = stage, None
         trainer.wants_indices = True
         self._discard(*[split for split in self._parts if split != "train"])  # of an evaluation that was given up
+        self._clear(trainer, training=False)
 
     def _end(self, trainer) -> None:
         trainer.wants_indices, self._stage = False, None
-        for split in [split for split in self._parts if split != "train"]:
-            self._finish(trainer, split)
+        self._finish(trainer, *[split for split in self._parts if split != "train"])
 
     def before_valid(self, trainer): self._begin(trainer, "valid")
     def before_test(self, trainer): self._begin(trainer, "test")
@@ -417,12 +437,14 @@ class OutputsHook(OutputFolders):
         "A new epoch, from its first batch on."
         self._discard("train")
         if "train" in self.splits:
+            self._clear(trainer, training=True)
             self._open(trainer, "train")
             self._taken = 0
 
     def after_train(self, trainer):
         "A whole epoch."
-        if "train" in self._parts and self._taken == trainer.step_state.batch_idx:  # none passed while the hook was off
+        whole = "train" in self._parts and self._taken == trainer.step_state.batch_idx  # none passed while the hook was off
+        if trainer.engine.gather(whole)[0]:
             self._finish(trainer, "train")
 
     def before_batch(self, trainer):
@@ -432,19 +454,18 @@ class OutputsHook(OutputFolders):
             self._before_train_batch(trainer)
         elif self._stage in self.splits or trainer.split in self.splits:
             if trainer.split not in self._parts:
-                self._open(trainer, trainer.split)
-                self._parts[trainer.split][1].known, self._number = trainer.eval_indices, -1
+                self._open(trainer, trainer.split, trainer.eval_indices)
+                self._number = -1
             self._number += 1
             self._parts[trainer.split][1].offset = 0
 
     def _before_train_batch(self, trainer) -> None:
-        number, data = trainer.step_state.batch_idx, trainer.data
         if "train" in self._parts:
-            self._taken += 1
+            self._taken += trainer.group
             collector = self._parts["train"][1]
             collector.offset = 0
-            if number == 0 and data.kept is None:
-                collector.known = pass_indices(data.loader, data.epoch_start)
+            if trainer.step_state.batch_idx == 0 and trainer.data.kept is None:
+                collector.known = pass_indices(trainer.data.loader, trainer.data.order_start)
 
     def after_pred(self, trainer):
         "For a step that returns no 'pred'."
@@ -456,12 +477,13 @@ class OutputsHook(OutputFolders):
         if split not in self._parts or trainer.output is None or trainer.output["loss"] is None:
             return
         part, collector = self._parts[split]
-        values, absent = collector.take(trainer, self._pred, trainer.step_state.batch_idx if trainer.training else self._number)
+        number = trainer.engine.rank + (trainer.step_state.batch_idx if trainer.training else self._number * trainer.engine.num_processes)
+        values, absent = collector.take(trainer, self._pred, number)
         self._pred = None
         if absent and self.fields != FIELDS:
             name, why = next(iter(absent.items()))
             raise ValueError(f"OutputsHook: there are no {name} in the split {split!r}: {why}; or leave {name!r} out of fields=")
-        part.add(values, absent)
+        part.add(values, absent, number if trainer.engine.lockstep else None)
 
     def on_intervention(self, trainer, intervention):
         "Going back, or a window made again in smaller chunks: this epoch is not seen as a whole."

@@ -7,6 +7,7 @@ __all__ = ['in_notebook', 'progress_style', 'as_clock', 'as_records', 'ProgressW
 
 # %% ../../nbs/hooks/11_progress.ipynb #246da301
 import math
+import multiprocessing
 import sys
 import warnings
 from time import perf_counter, time
@@ -15,10 +16,10 @@ from ..core.hook import MainProcessHook
 
 # %% ../../nbs/hooks/11_progress.ipynb #7136e020
 def in_notebook() -> bool:
-    "A Jupyter kernel is running this code (IPython is not imported to find out)."
+    "A Jupyter kernel is running this code (IPython is not imported to find out), and not a process that was forked from it."
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return hasattr(shell, "kernel")
+    return hasattr(shell, "kernel") and multiprocessing.parent_process() is None
 
 def progress_style(wanted) -> str:
     "'bar' or 'lines' for where the output goes; ValueError for another wish."

@@ -14,12 +14,14 @@ import threading
 from collections import deque
 from time import perf_counter
 
+from ..hooks.progress import in_notebook
+
 # %% ../../nbs/panel/30_pump.ipynb #48294776
 def running_kernel():
     "The Jupyter kernel that runs this code, or None (IPython is not imported to find out)."
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None)
+    return getattr(shell, "kernel", None) if in_notebook() else None
 
 # %% ../../nbs/panel/30_pump.ipynb #e482c518
 KERNEL_PARTS = ("session", "shell_handlers", "set_parent", "get_parent", "_parent_ident",
