@@ -60,7 +60,7 @@ def rows(page):
 @functools.cache
 def sources():
     """All code of the package, joined."""
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "trainer_nb").rglob("*.py")))
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path(trainer_nb.__file__).parent.rglob("*.py")))
 
 
 @functools.cache
