@@ -20,28 +20,33 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "nbs" / "coming_from"
 
 # What users of each system have, in its own words: each must stand in the left column of its page.
-BASE_TRAINER = """build_data_loader build_model build_optimizer build_lr_scheduler build_grad_scaler build_hooks forward (loss,|records) max_steps grad_clip
-    max_non_finite_grad_retries mixed_precision "fp16" "bf16" gradient_accumulation_steps workspace device no_sync_accumulate state_dict_options logger
-    LossNoneWarning step_info data_time step_time grad_norm memory retries on_before_train on_after_train on_before_step on_after_step
-    on_before_optimizer_step on_log on_log_images dry_run on_state_dict on_load_state_dict ProgressHook interval with_records sync eta_warmup show_units
-    trainer.log trainer.log_images scheduler keep_previous keep_interval keep_steps path load exit_signals exit_code exit_wait image_format project config
-    tags max_images state_dict load_state_dict train() unwrap map_nested_tensor key_average DDP FSDP no_sync registry"""
+BASE_TRAINER = """build_data_loader build_model build_optimizer build_lr_scheduler build_grad_scaler build_hooks forward
+    (loss,|records) max_steps grad_clip max_non_finite_grad_retries mixed_precision "fp16" "bf16" gradient_accumulation_steps
+    workspace device no_sync_accumulate state_dict_options logger LossNoneWarning step_info data_time step_time grad_norm memory
+    retries on_before_train on_after_train on_before_step on_after_step on_before_optimizer_step on_log on_log_images dry_run
+    on_state_dict on_load_state_dict ProgressHook interval with_records sync eta_warmup show_units trainer.log trainer.log_images
+    scheduler keep_previous keep_interval keep_steps path load exit_signals exit_code exit_wait image_format project config tags
+    max_images state_dict load_state_dict train() unwrap map_nested_tensor key_average DDP FSDP no_sync registry"""
 FEATURES = {
-    "10_trainer_tools": """Trainer( train_step train_dl valid_dl eval_step optim epochs hooks device config before_fit after_fit after_cancel order get_hook
-        describe_hooks hook.store hook.get MainProcessHook LambdaHook do_backward do_opt_step do_zero_grad StepState batch_idx optimizer_step samples_seen
-        epoch grad_accum_steps num_processes is_grad_accum_boundary x-axis AMPHook LRSchedulerHook GradientAccumulationHook GradClipHook EMAHook
-        AccelerateHook CheckpointHook Loss Accuracy LRStats SamplesPerSecond JSONL wandb trackio ProgressBarHook MemoryProfilerHook EmptyCudaCacheHook
-        save_every_steps keep_last best|by|a|metric interrupted model_final config.yaml resume|mid-epoch""",
+    "10_trainer_tools": """Trainer( train_step train_dl valid_dl eval_step optim epochs hooks device config before_fit after_fit
+        after_cancel order get_hook describe_hooks hook.store hook.get MainProcessHook LambdaHook do_backward do_opt_step do_zero_grad
+        StepState batch_idx optimizer_step samples_seen epoch grad_accum_steps num_processes is_grad_accum_boundary x-axis AMPHook
+        LRSchedulerHook GradientAccumulationHook GradClipHook EMAHook AccelerateHook CheckpointHook Loss Accuracy LRStats
+        SamplesPerSecond JSONL wandb trackio ProgressBarHook MemoryProfilerHook EmptyCudaCacheHook save_every_steps keep_last
+        best|by|a|metric interrupted model_final config.yaml resume|mid-epoch""",
     "11_trainloop": BASE_TRAINER + " CheckpointingHook StatsHook CUDAMaxMemoryHook EMAHook use_buffers WandbHook TensorBoardHook ImageFileLoggerHook",
-    "12_mini_trainer": BASE_TRAINER + " CheckpointingHook LoggingHook CudaMaxMemoryHook EmaHook decay update_interval WandbHook TensorBoard ImageFileLoggerHook",
-    "13_pymarlin": """ModuleInterface get_optimizers_schedulers get_train_dataloader get_val_dataloaders callbacks backend sp sp-amp ddp ddp-amp custom train()
-        validate() on_end_val_epoch collected|outputs train_step_batch_size accumulation estimated_global_steps_per_epoch max_train_steps_per_epoch
-        max_val_steps_per_epoch save_checkpoint force save_model_checkpoint load_checkpoints get_state update_state reset_optimizers_schedulers scalars images
-        histograms PR|curves stdout TensorBoard over|an|epoch ranks""",
-    "14_autrainer": """training_type epoch step iterations eval_frequency save_frequency inference_batch_size train() tracking|metric best|state cb_on_train_begin
-        cb_on_train_end cb_on_iteration_begin cb_on_iteration_end cb_on_step_begin cb_on_step_end cb_on_loader_exhausted cb_on_val_begin cb_on_val_end
-        cb_on_val_step_begin cb_on_test_begin cb_on_test_end cb_on_test_step_begin fixed|order dataset model optimizer scheduler criterion logger callback
-        indices targets losses outputs predictions train dev test results.csv config metrics.csv best_results.yaml per-iteration|states plots timers
+    "12_mini_trainer": BASE_TRAINER
+    + " CheckpointingHook LoggingHook CudaMaxMemoryHook EmaHook decay update_interval WandbHook TensorBoard ImageFileLoggerHook",
+    "13_pymarlin": """ModuleInterface get_optimizers_schedulers get_train_dataloader get_val_dataloaders callbacks backend sp sp-amp
+        ddp ddp-amp custom train() validate() on_end_val_epoch collected|outputs train_step_batch_size accumulation
+        estimated_global_steps_per_epoch max_train_steps_per_epoch max_val_steps_per_epoch save_checkpoint force save_model_checkpoint
+        load_checkpoints get_state update_state reset_optimizers_schedulers scalars images histograms PR|curves stdout TensorBoard
+        over|an|epoch ranks""",
+    "14_autrainer": """training_type epoch step iterations eval_frequency save_frequency inference_batch_size train() tracking|metric
+        best|state cb_on_train_begin cb_on_train_end cb_on_iteration_begin cb_on_iteration_end cb_on_step_begin cb_on_step_end
+        cb_on_loader_exhausted cb_on_val_begin cb_on_val_end cb_on_val_step_begin cb_on_test_begin cb_on_test_end
+        cb_on_test_step_begin fixed|order dataset model optimizer scheduler criterion logger callback indices targets losses outputs
+        predictions train dev test results.csv config metrics.csv best_results.yaml per-iteration|states plots timers
         continue_training remove_continued_runs progress_bar per-sample|losses custom_step SAM per|batch per|evaluation cfg swept""",
 }
 
