@@ -51,12 +51,13 @@ def network(dropout=0.0, norm=False):
 
 def run(processes, k=1, loader=None, **settings):
     """A trainer for so many processes whose windows hold 2 k batches in all."""
-    dropout, norm = settings.pop("dropout", 0.0), settings.pop("norm", False)
+    dropout, norm, single = settings.pop("dropout", 0.0), settings.pop("norm", False), settings.pop("single", False)
     settings = {"epochs": 3, "grad_clip": 0.3, "valid_dl": data(11, shuffle=False), "seed": 3, **settings}
     metrics = {"accuracy": lambda pred, target: (pred.argmax(1) == target).double().mean()}
     if "train_step" not in settings:
         settings["loss_fn"] = torch.nn.CrossEntropyLoss()
-    return Trainer(network(dropout, norm), train_dl=data() if loader is None else loader, metrics=metrics, progress=False, device="cpu",
+    model = network(dropout, norm)
+    return Trainer(model.float() if single else model, train_dl=data() if loader is None else loader, metrics=metrics, progress=False, device="cpu",
                    optim=settings.pop("optim", lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
                    gradient_accumulation_steps=k * (2 // processes), engine=ENGINE if processes > 1 else "local", **settings)
 
@@ -172,7 +173,8 @@ EQUAL = {  # two processes make of these what one makes
 # batches without a loss count in the window of several processes, and not in that of one: each has its own figures
 TOGETHER = {"some batches without a loss": lambda p: run(p, train_step=sometimes_step, epochs=8, hooks=[AsDouble()]),
             "normalized": lambda p: run(p, norm=True, hooks=[AsDouble()]),
-            "normalized, unjudged": lambda p: run(p, norm=True, valid_dl=None, hooks=[AsDouble()])}
+            "normalized, unjudged": lambda p: run(p, norm=True, valid_dl=None, hooks=[AsDouble()]),
+            "bf16": lambda p: run(p, single=True, mixed_precision="bf16")}
 
 
 def outcome(trainer) -> dict:

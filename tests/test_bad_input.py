@@ -138,6 +138,8 @@ CONSTRUCTOR = [
         ({"limit_batches": v}, ValueError, [f"limit_batches={v!r}", "1 or more", "fraction"])
         for v in (0, -1, 0.0, 1.5, -0.5, True, "2", math.nan)
     ],
+    *[({"limit_batches": {"train": 3, "valid": v}}, ValueError, [f"limit_batches['valid']={v!r}", "1 or more", "fraction"]) for v in (0, True, "2")],
+    ({"limit_batches": {"val": 3}}, ValueError, ["limit_batches: 'val'", "'train', 'valid', 'test'"]),
     *[({"overfit_batches": v}, ValueError, [f"overfit_batches={v!r}", "1 or more"]) for v in (0, -1, 0.5, True)],
     *[({"fast_dev_run": v}, ValueError, [f"fast_dev_run={v!r}", "1 or more"]) for v in (-1, 1.5, "yes")],
     *[({"max_time": v}, ValueError, [f"max_time={v!r}", "seconds", "timedelta"]) for v in (-1, 0, "1h", math.nan)],

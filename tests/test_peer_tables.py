@@ -160,3 +160,35 @@ def test_a_checkpoint_is_of_its_step(tmp_path):
         state = torch.load(tmp_path / f"step_{step:08d}.pt", weights_only=True)
         assert torch.equal(state["model"]["weight"], weights["weight"]) and state["position"]["optimizer_step"] == step
     assert len(after) == 4 and batch_size(trainer.batch) == 1
+
+
+# ---- PyMarlin's max_train_steps_per_epoch and max_val_steps_per_epoch
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_steps_of_an_epoch_are_exact(accumulation):
+    """So many steps of training and batches of each evaluation, each with a limit of its own, and that many are announced."""
+    seen = []
+    trainer = make(pairs(*[1] * 9), LambdaHook(before_batch=lambda t: seen.append(t.split)), valid_dl=pairs(*[1] * 9), epochs=2,
+                   gradient_accumulation_steps=accumulation, limit_batches={"train": 3 * accumulation, "valid": 4, "test": 5})
+    assert (trainer.steps_per_epoch, trainer.planned_steps) == (3, 6)
+    assert trainer.fit().steps == 6
+    trainer.test(pairs(*[1] * 9))
+    assert [seen.count(split) for split in ("train", "valid", "test")] == [6 * accumulation, 8, 5]
+
+
+# ---- trainloop and mini.trainer: trainer.log of nested records
+
+
+def test_nested_records_are_given_out_by_joined_names():
+    """As those that a step returns; whoever listens gets numbers, and a flat dict is handed on as it is."""
+    got = []
+    trainer = make(pairs(1, 1), LambdaHook(on_log=lambda trainer, records: got.append(records)))
+    trainer.fit()
+    flat = {"speed": 2.0}
+    trainer.log(flat)
+    trainer.log({"error": {"border": 1.0, "middle": {"left": torch.tensor(3.0)}}, "count": 4})
+    assert got[0] is flat and got[1] == {"error/border": 1.0, "error/middle/left": 3.0, "count": 4}
+    assert trainer.history["error/middle/left"].tolist() == [3.0] and trainer.result().last["error/border"] == 1.0
+    with pytest.raises(TypeError, match="the record 'error/all' is not one number"):
+        trainer.log({"error": {"all": torch.ones(3)}})

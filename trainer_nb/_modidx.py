@@ -1032,6 +1032,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.check_metrics': ( 'core/training.html#check_metrics',
                                                                                       'trainer_nb/core/training.py'),
+                                          'trainer_nb.core.training.limit_of': ( 'core/training.html#limit_of',
+                                                                                 'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.named_loaders': ( 'core/training.html#named_loaders',
                                                                                       'trainer_nb/core/training.py')},
             'trainer_nb.core.tunable': { 'trainer_nb.core.tunable.BoundTunable': ( 'core/tunable.html#boundtunable',

@@ -415,7 +415,7 @@ class Trainer(BuiltLoop):
         eval_first: bool | int = False,  # before the first step: all, or a few batches
         best: tuple[str, str] | None = None,  # ("valid/accuracy", "max"): keep that state
         overfit_batches: int | None = None,  # the same few batches
-        limit_batches=None,  # batches of each loader, or a fraction
+        limit_batches=None,  # of each loader: batches, a fraction; or {"valid": 10}
         fast_dev_run=False,  # one batch of each loader, no files
         max_time=None,  # seconds or timedelta
         workspace=None,  # folder of the run: records, journal, checkpoints

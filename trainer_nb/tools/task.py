@@ -24,14 +24,19 @@ ELSEWHERE = {  # names of other trainers
                        "train_dataloader", "get_train_dataloader"),
     "build_valid_dl": ("build_val_dl", "build_val_loader", "build_val_dataloader", "build_valid_loader", "build_eval_dl",
                        "val_dataloader", "get_val_dataloaders"),
-    "build_test_dl": ("build_test_loader", "build_test_dataloader", "test_dataloader"),
+    "build_test_dl": ("build_test_loader", "build_test_dataloader", "test_dataloader", "get_test_dataloaders"),
     "build_loss_fn": ("build_loss", "build_criterion"),
-    "build_optim": ("build_optimizer", "build_optimizers", "configure_optimizers"),
+    "build_optim": ("build_optimizer", "build_optimizers", "configure_optimizers", "get_optimizers_schedulers"),
     "build_sched": ("build_scheduler", "build_schedulers", "build_lr_scheduler", "build_schedule"),
     "build_hooks": ("build_callbacks", "configure_callbacks"),
     "train_step": ("training_step",),
     "eval_step": ("valid_step", "val_step", "validation_step", "test_step"),
     "end_of_evaluation": ("on_end_val_epoch", "validation_epoch_end", "on_validation_epoch_end"),
+    "cb_before_epoch": ("on_begin_train_epoch", "on_train_epoch_start"),
+    "cb_after_epoch": ("on_end_train_epoch", "on_train_epoch_end"),
+    "cb_after_step": ("on_end_train_step",),
+    "cb_after_backward": ("on_end_backward",),
+    "cb_after_fit": ("on_end_train",),
 }
 _OWN = {name: own for own, names in ELSEWHERE.items() for name in names}
 
