@@ -202,6 +202,7 @@ def test_an_error_in_one_process_ends_the_other(tmp_path):
     (code, text), (other, traceback) = start(tmp_path, "failing")
     assert code == other == 1
     assert "ProcessLostError" in text and "ZeroDivisionError: mine" in traceback
+    assert "REFUSED fit(skip_failed=True): several processes go in step" in traceback
     assert not list((tmp_path / "failing").glob("*error*"))
 
 

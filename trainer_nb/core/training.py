@@ -408,6 +408,9 @@ class BatchLoop(EpochPlan):
 
     def check_failed(self, name: str) -> None:
         "Raise RuntimeError if there is no failed batch that could be left out."
+        if self.engine.lockstep:
+            raise RuntimeError(f"{name}: several processes go in step, and none can leave out a batch for itself; start them anew from a "
+                               "checkpoint")
         if self.failed is None:
             raise RuntimeError(f"{name}: no training batch has failed, there is nothing to skip")
         if self.failed.batch is None and not skips_by_index(self.train_dl):

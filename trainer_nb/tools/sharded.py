@@ -115,14 +115,17 @@ class ShardedEngine(ShardedState):
     def _units(self) -> list:
         "Which modules are gathered as one, from the inside out, and how; by what Accelerate was told at launch."
         from accelerate.utils import FullyShardedDataParallelPlugin
-        from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
         from torch.distributed.device_mesh import init_device_mesh
         plugin, model = FullyShardedDataParallelPlugin(fsdp_version=2), self.plain_model
         plugin.set_auto_wrap_policy(model)
-        wanted = fsdp2_prepare_auto_wrap_policy(plugin, model)
         settings = {"mesh": init_device_mesh(self.device.type, (self.num_processes,)), "reshard_after_forward": plugin.reshard_after_forward,
                     "offload_policy": plugin.cpu_offload}
-        inner = [] if wanted is None else [module for module in reversed(list(model.modules())[1:]) if wanted(module)]
+        inner, free = [], {id(parameter): parameter.numel() for parameter in model.parameters()}
+        for module in reversed(list(model.modules())[1:]) if plugin.auto_wrap_policy is not None else ():
+            own = {id(parameter) for parameter in module.parameters()} & free.keys()
+            if plugin.auto_wrap_policy(module=module, recurse=False, nonwrapped_numel=sum(free[each] for each in own)):
+                inner.append(module)
+                free = {each: count for each, count in free.items() if each not in own}
         return [(module, settings) for module in (*inner, model)]
 
     def check(self, trainer) -> None:
