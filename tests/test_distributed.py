@@ -372,6 +372,7 @@ def train(engine, accumulate, failing=False):
     return trainer.step_state.num_processes, trainer.state_dict()["model"]
 
 (torch.randn(1500, 1500) @ torch.randn(1500, 1500)).sum()  # threads that a forked process has not
+train("accelerate", 1)  # alone: its processes are not to think that they are, too
 one, alone = train("local", 2)
 for engine in ("accelerate", "fsdp"):
     number, weights = launch(train, engine, 1, num_processes=2)

@@ -13,7 +13,7 @@ import uuid
 import torch
 
 from ..core.engine import Engine
-from .distributed import AccelerateEngine, ProcessLostError
+from .distributed import AccelerateEngine, ProcessLostError, the_world
 from .sharded import ShardedEngine
 
 # %% ../../nbs/tools/28_launch.ipynb #0164c1f9
@@ -36,6 +36,9 @@ class _Launched:
         self.function, self.__qualname__, self.__name__ = function, "launch", "launch"
 
     def __call__(self, *args):
+        from accelerate.state import AcceleratorState
+        AcceleratorState._reset_state(reset_partial_state=True)  # the process it was forked from may have been alone
+        the_world.cache_clear()
         if not torch.cuda.is_available():
             torch.set_num_threads(1)  # those of the process it was forked from are not there
             os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,7 +51,7 @@ class _Launched:
 def launch(
     function,
     *args,
-    num_processes: int | None = None,  # default: one for each GPU, without any one
+    num_processes: int | None = None,  # default: one for each GPU, or one
 ):
     """Run `function(*args)` in several processes of this machine, forked from this one; returns what the first returned.
 
