@@ -132,7 +132,7 @@ def weighted(processes):
     torch.manual_seed(int(os.environ.get("RANK", "0")))
     loss, model = Weighted(), network()
     optim = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.01)
-    return Trainer(model, train_dl=data(), loss_fn=loss, optim=optim, epochs=3, seed=3, device="cpu", progress=False, hooks=[AsDouble()],
+    return Trainer(model, train_dl=data(), loss_fn=loss, optim=optim, epochs=3, seed=3, device="cpu", progress=False, grad_clip=0.1, hooks=[AsDouble()],
                    gradient_accumulation_steps=2 // processes, engine=ENGINE if processes > 1 else "local")
 
 
