@@ -331,6 +331,7 @@ def test_the_same_configuration_with_more_epochs_goes_on(tmp_path, sched):
     with Trainer.from_config(config | {"epochs": 5, "workspace": str(tmp_path / "straight")}) as straight:
         straight.fit()
     for epochs in (2, 2, 5):
+        config["config"] = {"told": epochs}
         with Trainer.from_config(config | {"epochs": epochs, "workspace": str(tmp_path / "long")}) as trainer:
             result = trainer.fit()
             assert trainer.workspace == tmp_path / "long"
@@ -338,6 +339,14 @@ def test_the_same_configuration_with_more_epochs_goes_on(tmp_path, sched):
     assert same(trainer.model, straight.model)
     assert trainer.history["train/loss"].tolist() == straight.history["train/loss"].tolist()
     assert trainer.history.steps("valid/loss").tolist() == [5, 10, 15, 20, 25]
+    # nothing of the shorter run is left over: one folder, with the files of a run that was so long from the start
+    files = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (tmp_path / "long", tmp_path / "straight")]
+    assert files[0] == files[1] and sorted(path.name for path in tmp_path.iterdir()) == ["long", "straight"]
+    assert sorted(path.name for path in (tmp_path / "long").glob("checkpoints/*.pt")) == [f"step_{step:08d}.pt" for step in (15, 20, 25)]
+    held = json.loads((tmp_path / "long" / "config.json").read_text())
+    assert held["epochs"] == held["config"]["epochs"] == 5 and held["config"]["config"] == {"told": 5}
+    written = [json.loads(line) for line in (tmp_path / "long" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in written if "train/loss" in line] == list(range(1, 26))
 
 
 # From the command line
