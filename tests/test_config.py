@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from comparing import same, streams
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 from torch import nn
 from trainer_nb import EMAHook, Task, Trainer
-from trainer_nb.core.state import RandomStreams
 from trainer_nb.tools.config import read_config
 
 ROOT = Path(__file__).parents[1]
@@ -79,20 +79,6 @@ def make(**changes):
         "metrics": {"error": {"_target_": "hydra.utils.get_method", "path": f"{HERE}.error_of"}},
         "optim": {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.05}, "epochs": 2, "seed": 7, "device": "cpu", "progress": False}
     return {key: value for key, value in (whole | changes).items() if value is not None}
-
-
-def same(a, b):
-    """All parameters and buffers, bit for bit."""
-    a, b = a.state_dict(), b.state_dict()
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def streams():
-    """Some numbers that change when a global stream was drawn from; nothing is drawn for good."""
-    kept = RandomStreams.capture()
-    found = random.random(), np.random.rand(), torch.rand(1).item()
-    kept.restore()
-    return found
 
 
 # What is built
