@@ -48,8 +48,18 @@ def lines(path, name="train/loss"):
 
 
 def wandb_files(folder):
-    """The offline files of wandb, in the order of their making."""
-    return sorted(Path(folder).glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_ctime_ns)
+    """The offline files of wandb, in the order in which their runs began (the last change of an earlier one may be the later one)."""
+    return sorted(map(wandb_ended, Path(folder).glob("wandb/offline-run-*/*.wandb")),
+                  key=lambda path: wandb_config(path)[0].start_time.ToNanoseconds())
+
+
+def wandb_ended(path):
+    """The file, when it is whole: wandb's own process may write the last records a moment after the run is finished, or many on a busy machine."""
+    deadline = time.monotonic() + 120
+    while "exit" not in {record.WhichOneof("record_type") for record in wandb_records(path)}:
+        assert time.monotonic() < deadline, f"{path} has no end"
+        time.sleep(0.05)
+    return path
 
 
 def wandb_records(path):
@@ -72,10 +82,7 @@ def wandb_records(path):
 
 
 def wandb_rows(path):
-    """The rows of an offline run, as dicts; wandb's own process may write the last of them a moment after the run is finished."""
-    deadline = time.monotonic() + 30
-    while "exit" not in {record.WhichOneof("record_type") for record in wandb_records(path)} and time.monotonic() < deadline:
-        time.sleep(0.05)
+    """The rows of an offline run, as dicts."""
     return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
             for record in wandb_records(path) if record.WhichOneof("record_type") == "history"]
 
@@ -110,10 +117,11 @@ def scalars(folder, name):
 
 
 def wandb_hook(folder, **settings):
-    """Offline, and silent."""
+    """Offline, silent, and patient: on a busy machine wandb's own process needs more than its 30 seconds to begin."""
     import wandb
 
-    return WandbHook("digits", mode="offline", dir=str(folder), settings=wandb.Settings(silent=True, x_disable_stats=True), **settings)
+    quiet = wandb.Settings(silent=True, x_disable_stats=True, x_service_wait=120)
+    return WandbHook("digits", mode="offline", dir=str(folder), settings=quiet, **settings)
 
 
 class ListHook(TrackerHook):
@@ -288,8 +296,10 @@ def failing(trainer, *wanted):
     return texts[0]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", [JSONLHook, TensorBoardHook])
 def test_a_folder_that_vanishes(kind, tmp_path):
+    """Noticed by the hook itself, and not by a thread of the writer that dies of it."""
     folder = tmp_path / "runs"
     hook = kind(folder / "records.jsonl" if kind is JSONLHook else folder, every_steps=1)
     trainer = make(hook)

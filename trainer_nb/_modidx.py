@@ -1888,6 +1888,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                   'trainer_nb/hooks/tracker_services.py'),
                                                    'trainer_nb.hooks.tracker_services.TensorBoardHook.close': ( 'hooks/tracker_services.html#tensorboardhook.close',
                                                                                                                 'trainer_nb/hooks/tracker_services.py'),
+                                                   'trainer_nb.hooks.tracker_services.TensorBoardHook.events': ( 'hooks/tracker_services.html#tensorboardhook.events',
+                                                                                                                 'trainer_nb/hooks/tracker_services.py'),
                                                    'trainer_nb.hooks.tracker_services.TensorBoardHook.folder': ( 'hooks/tracker_services.html#tensorboardhook.folder',
                                                                                                                  'trainer_nb/hooks/tracker_services.py'),
                                                    'trainer_nb.hooks.tracker_services.TensorBoardHook.open': ( 'hooks/tracker_services.html#tensorboardhook.open',

@@ -41,6 +41,13 @@ class TensorBoardHook(TrackerHook):
         "The folder, once the run has begun."
         return None if self.place is None else Path(self.place["folder"])
 
+    @property
+    def events(self):
+        "The open writer; FileNotFoundError for a folder that is gone, which would be raised in the writer's thread, where nobody catches it."
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"the folder {self.folder} is gone")
+        return self.writer
+
     def _wanted(self, trainer) -> Path:
         if self.given is not None:
             return Path(self.given)
@@ -65,7 +72,7 @@ class TensorBoardHook(TrackerHook):
 
     def _mark_start(self, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        self.writer.file_writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), step)
+        self.events.file_writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), step)
 
     def _describe(self, trainer) -> None:
         "The settings, as text and for the page of hyperparameters."
@@ -81,25 +88,26 @@ class TensorBoardHook(TrackerHook):
         "One event for each line."
         from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard.summary import scalar
+        writer = self.events
         for line in lines:
             values = [scalar(name, value).value[0] for name, value in line.items() if name not in ("step", "seconds")]
-            self.writer.file_writer.add_summary(Summary(value=values), line["step"], self.wall + line["seconds"])
-        self.writer.flush()
+            writer.file_writer.add_summary(Summary(value=values), line["step"], self.wall + line["seconds"])
+        writer.flush()
 
     def write_images(self, line, images):
         "As they are."
         for name, image in images.items():
-            self.writer.add_image(name, image, line["step"], self.wall + line["seconds"], dataformats="HWC"[:image.ndim])
+            self.events.add_image(name, image, line["step"], self.wall + line["seconds"], dataformats="HWC"[:image.ndim])
         self.writer.flush()
 
     def write_histograms(self, line, values):
         "In TensorBoard's own bins."
         for name, array in values.items():
-            self.writer.add_histogram(name, array, line["step"], walltime=self.wall + line["seconds"])
+            self.events.add_histogram(name, array, line["step"], walltime=self.wall + line["seconds"])
 
     def write_pr_curve(self, line, name, curve):
         "For its page of such curves: 127 thresholds of equal distance."
-        self.writer.add_pr_curve(name, curve.labels, curve.predictions, line["step"], walltime=self.wall + line["seconds"])
+        self.events.add_pr_curve(name, curve.labels, curve.predictions, line["step"], walltime=self.wall + line["seconds"])
         self.writer.flush()
 
     def rewound(self, trainer, start, end, held):
