@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from comparing import same, streams
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 from torch import nn
 from trainer_nb import EMAHook, Task, Trainer
-from trainer_nb.core.state import RandomStreams
 from trainer_nb.tools.config import read_config
 
 ROOT = Path(__file__).parents[1]
@@ -79,20 +79,6 @@ def make(**changes):
         "metrics": {"error": {"_target_": "hydra.utils.get_method", "path": f"{HERE}.error_of"}},
         "optim": {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.05}, "epochs": 2, "seed": 7, "device": "cpu", "progress": False}
     return {key: value for key, value in (whole | changes).items() if value is not None}
-
-
-def same(a, b):
-    """All parameters and buffers, bit for bit."""
-    a, b = a.state_dict(), b.state_dict()
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def streams():
-    """Some numbers that change when a global stream was drawn from; nothing is drawn for good."""
-    kept = RandomStreams.capture()
-    found = random.random(), np.random.rand(), torch.rand(1).item()
-    kept.restore()
-    return found
 
 
 # What is built
@@ -331,6 +317,7 @@ def test_the_same_configuration_with_more_epochs_goes_on(tmp_path, sched):
     with Trainer.from_config(config | {"epochs": 5, "workspace": str(tmp_path / "straight")}) as straight:
         straight.fit()
     for epochs in (2, 2, 5):
+        config["config"] = {"told": epochs}
         with Trainer.from_config(config | {"epochs": epochs, "workspace": str(tmp_path / "long")}) as trainer:
             result = trainer.fit()
             assert trainer.workspace == tmp_path / "long"
@@ -338,6 +325,14 @@ def test_the_same_configuration_with_more_epochs_goes_on(tmp_path, sched):
     assert same(trainer.model, straight.model)
     assert trainer.history["train/loss"].tolist() == straight.history["train/loss"].tolist()
     assert trainer.history.steps("valid/loss").tolist() == [5, 10, 15, 20, 25]
+    # nothing of the shorter run is left over: one folder, with the files of a run that was so long from the start
+    files = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (tmp_path / "long", tmp_path / "straight")]
+    assert files[0] == files[1] and sorted(path.name for path in tmp_path.iterdir()) == ["long", "straight"]
+    assert sorted(path.name for path in (tmp_path / "long").glob("checkpoints/*.pt")) == [f"step_{step:08d}.pt" for step in (15, 20, 25)]
+    held = json.loads((tmp_path / "long" / "config.json").read_text())
+    assert held["epochs"] == held["config"]["epochs"] == 5 and held["config"]["config"] == {"told": 5}
+    written = [json.loads(line) for line in (tmp_path / "long" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in written if "train/loss" in line] == list(range(1, 26))
 
 
 # From the command line

@@ -93,6 +93,24 @@ def test_a_run_taken_up_goes_on_in_its_files(tmp_path):
     assert len(Journal.load(tmp_path / "run" / "journal.jsonl")) == 1
 
 
+def test_a_finished_run_goes_on_in_its_folder(tmp_path):
+    """By fit(epochs=larger): nothing of the shorter run is left over, and the settings say how long it is now, and how it began."""
+    straight = make(tmp_path / "straight", CheckpointHook(), epochs=5)
+    straight.fit()
+    trainer = make(tmp_path / "run", CheckpointHook(), epochs=2)
+    trainer.fit()
+    trainer.tune(lr=0.02)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["epochs"] == 2
+    trainer.fit(epochs=5)
+    trainer.close(), straight.close()
+    files = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (tmp_path / "run", tmp_path / "straight")]
+    assert files[0] == files[1] and sorted(path.name for path in tmp_path.iterdir()) == ["run", "straight"]
+    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").glob("*.pt"))] == [f"step_{step:08d}.pt" for step in (12, 16, 20)]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["epochs"], config["max_steps"], config["tunables"]["lr"]) == (5, None, None)
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line] == list(range(1, 21))
+
+
 def test_a_rewind_is_in_the_file(tmp_path):
     """A run that is taken up has the branches of the one before."""
     first = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None), SnapshotHook(every_steps=2))

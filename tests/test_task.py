@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from comparing import same, streams
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import CheckpointHook, EMAHook, Hook, LayerGroupsHook, SchedulerHook, SnapshotHook, Task, Trainer
-from trainer_nb.core.state import RandomStreams
 from trainer_nb.tools.task import ELSEWHERE
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -44,20 +44,6 @@ class OwnStep(Small):
     def train_step(self, batch, trainer):
         pred = trainer.model(batch[0])
         return {"loss": nn.functional.mse_loss(pred, batch[1]), "pred": pred, "target": batch[1]}
-
-
-def same(a, b):
-    """All parameters and buffers, bit for bit."""
-    a, b = a.state_dict(), b.state_dict()
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def streams():
-    """Some numbers that change when a global stream was drawn from; nothing is drawn for good."""
-    kept = RandomStreams.capture()
-    found = random.random(), np.random.rand(), torch.rand(1).item()
-    kept.restore()
-    return found
 
 
 # What is built

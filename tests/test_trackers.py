@@ -15,7 +15,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from trainer_nb import (CheckpointHook, Hook, ImageFileHook, JSONLHook, SnapshotHook, TensorBoardHook, TrackerHook,
+from trainer_nb import (CheckpointHook, Hook, ImageFileHook, JSONLHook, LambdaHook, SnapshotHook, TensorBoardHook, TrackerHook,
                         TrackioHook, Trainer, WandbHook)
 from trainer_nb.core.saved import read_state
 from trainer_nb.core.state import RandomStreams
@@ -48,8 +48,18 @@ def lines(path, name="train/loss"):
 
 
 def wandb_files(folder):
-    """The offline files of wandb, in the order of their making."""
-    return sorted(Path(folder).glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_ctime_ns)
+    """The offline files of wandb, in the order in which their runs began (the last change of an earlier one may be the later one)."""
+    return sorted(map(wandb_ended, Path(folder).glob("wandb/offline-run-*/*.wandb")),
+                  key=lambda path: wandb_config(path)[0].start_time.ToNanoseconds())
+
+
+def wandb_ended(path):
+    """The file, when it is whole: wandb's own process may write the last records a moment after the run is finished, or many on a busy machine."""
+    deadline = time.monotonic() + 120
+    while "exit" not in {record.WhichOneof("record_type") for record in wandb_records(path)}:
+        assert time.monotonic() < deadline, f"{path} has no end"
+        time.sleep(0.05)
+    return path
 
 
 def wandb_records(path):
@@ -72,10 +82,7 @@ def wandb_records(path):
 
 
 def wandb_rows(path):
-    """The rows of an offline run, as dicts; wandb's own process may write the last of them a moment after the run is finished."""
-    deadline = time.monotonic() + 30
-    while "exit" not in {record.WhichOneof("record_type") for record in wandb_records(path)} and time.monotonic() < deadline:
-        time.sleep(0.05)
+    """The rows of an offline run, as dicts."""
     return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
             for record in wandb_records(path) if record.WhichOneof("record_type") == "history"]
 
@@ -93,17 +100,28 @@ def events(folder):
     return EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0}).Reload()
 
 
+def server_events(folder):
+    """What TensorBoard's server sees in a folder with load_fast=false, all points; scalars are tensors to it."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+
+
 def scalars(folder, name):
-    """Steps and values of a name."""
-    found = events(folder).Scalars(name)
-    return [event.step for event in found], [event.value for event in found]
+    """Steps and values of a name; both readers of TensorBoard say the same."""
+    from tensorboard.util.tensor_util import make_ndarray
+
+    found = [(event.step, event.value) for event in events(folder).Scalars(name)]
+    assert [(event.step, make_ndarray(event.tensor_proto).item()) for event in server_events(folder).Tensors(name)] == found
+    return [step for step, _ in found], [value for _, value in found]
 
 
 def wandb_hook(folder, **settings):
-    """Offline, and silent."""
+    """Offline, silent, and patient: on a busy machine wandb's own process needs more than its 30 seconds to begin."""
     import wandb
 
-    return WandbHook("digits", mode="offline", dir=str(folder), settings=wandb.Settings(silent=True, x_disable_stats=True), **settings)
+    quiet = wandb.Settings(silent=True, x_disable_stats=True, x_service_wait=120)
+    return WandbHook("digits", mode="offline", dir=str(folder), settings=quiet, **settings)
 
 
 class ListHook(TrackerHook):
@@ -278,8 +296,10 @@ def failing(trainer, *wanted):
     return texts[0]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", [JSONLHook, TensorBoardHook])
 def test_a_folder_that_vanishes(kind, tmp_path):
+    """Noticed by the hook itself, and not by a thread of the writer that dies of it."""
     folder = tmp_path / "runs"
     hook = kind(folder / "records.jsonl" if kind is JSONLHook else folder, every_steps=1)
     trainer = make(hook)
@@ -589,7 +609,11 @@ def run_in_trackio():
     state = trainer.state_dict()
     trainer.step(1)
     trainer.log_images({"digits/first": DIGITS.images[0] / 16})
+    trainer.log_pr_curve("three", *three_and_scores())
     trainer.close()
+    table, = [row["three"] for row in SQLiteStorage.get_logs("digits", "first") if "three" in row]
+    assert table["_type"] == "trackio.table" and set(table["_value"][0]) == {"recall", "precision", "threshold"}, table
+    assert table["_value"][-1]["recall"] == 1 and len(table["_value"]) > 3, table
     other = make(TrackioHook("digits", every_steps=1, name="first", auto_log_cpu=False), SnapshotHook(every_steps=2))
     other.load_state_dict(state)
     other.step(3)
@@ -602,6 +626,150 @@ def run_in_trackio():
     assert rows("first-branch1") == list(zip(range(9, 25), losses[8:])), rows("first-branch1")
     kept = SQLiteStorage.get_run_config("digits", "first-branch1")
     assert kept["branch"] == 1 and kept["branch_of"] == "first" and kept["rewound_to"] == 9, kept
+
+
+# ---- precision-recall curves
+
+
+def three_and_scores(count=92):
+    """Which digits are a 3, and what a network that has hardly learnt says of it; some predictions are equal."""
+    return torch.tensor(DIGITS.target[:count] == 3), torch.tensor(DIGITS.images[:count, 4:6, 4:6].mean((1, 2)) / 16).round(decimals=2)
+
+
+def written_curves(path):
+    """The curves in a JSON file, with their steps."""
+    return [(line["step"], line["pr_curve"]) for line in lines(path, "pr_curve")]
+
+
+@pytest.mark.parametrize("count", [92, 1797], ids=["each", "thinned"])
+def test_points_of_a_pr_curve_are_those_of_scikit_learn(count, tmp_path):
+    """Each point is on the curve with all thresholds, and no recall is reached with a higher precision at a threshold above it."""
+    from sklearn.metrics import precision_recall_curve
+
+    labels, scores = three_and_scores(count)
+    hook = JSONLHook(tmp_path / "a.jsonl")
+    make(hook).log_pr_curve("three", labels, scores)
+    (step, curve), = written_curves(hook.path)
+    assert step == 0 and curve["name"] == "three"
+    precision, recall, thresholds = precision_recall_curve(labels.numpy(), scores.numpy())
+    full = {threshold: (p, r) for p, r, threshold in zip(precision.tolist(), recall.tolist(), thresholds.tolist())}
+    found = list(zip(curve["thresholds"], curve["precision"], curve["recall"]))
+    assert found == [(threshold, *full[threshold]) for threshold, _, _ in found]
+    for share in np.arange(1, 101) / 100:  # the highest threshold that has this recall is among them
+        first = max(threshold for threshold, (_, r) in full.items() if r >= share - 1e-12)
+        assert first in curve["thresholds"], share
+    assert len(found) == len({r for _, r in full.values() if r > 0}) if count == 92 else len(found) <= 100
+    assert curve["recall"][-1] == 1 and curve["thresholds"] == sorted(curve["thresholds"], reverse=True)
+
+
+@pytest.mark.parametrize("labels, scores", [
+    ([0, 1, 1], [0.1, 0.9, 0.25]), (torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.125], [0.5], [0.25]]).bfloat16()),
+    (np.array([False, True, True]), np.array([0.0, 1.0, 0.25], np.float32)), (torch.tensor([0, 1, 1]), [0, 1, 0.25])],
+    ids=["lists", "Nx1", "arrays", "both"])
+def test_what_a_pr_curve_is_made_of(labels, scores, tmp_path):
+    hook = JSONLHook(tmp_path / "a.jsonl")
+    make(hook).log_pr_curve("one", labels, scores)
+    (_, curve), = written_curves(hook.path)
+    assert curve["precision"] == [1, 1] and curve["recall"] == [0.5, 1] and curve["thresholds"][1] == 0.25
+
+
+@pytest.mark.parametrize("labels, scores, says", [
+    ([0, 1], [0.5, 0.5, 0.5], r"'mine': labels have the shape \(2,\), predictions \(3,\)"),
+    ([0, 1, 2], np.full((3, 4), 0.25), r"predictions \(3, 4\); one of each a sample: one class at a time, labels == 3 and predictions\[:, 3\]"),
+    (np.zeros((2, 2)), np.zeros((2, 2)), r"labels have the shape \(2, 2\)"),
+    ([0, 2], [0.5, 0.5], "labels are 0 or 1, and 2 is among them; for a class of several: labels == 2"),
+    ([0, -1], [0.5, 0.5], "and -1 is among them"), ([0.3, 1], [0.5, 0.5], "and 0.3 is among them"),
+    (["cat", "dog"], [0.5, 0.5], "and 'cat' is among them"),
+    ([0, 1], [0.5, 1.5], r"probabilities from 0 to 1, and 1.5 is among them; of logits: logits.sigmoid\(\)"),
+    ([0, 1], [-0.1, 1], "and -0.1 is among them"), ([0, 1], [0.5, float("nan")], "and nan is among them"),
+    ([0, 0], [0.5, 0.5], "none of the 2 labels is 1"), ([], [], "none of the 0 labels is 1")],
+    ids=["lengths", "classes", "square", "two", "minus", "half", "text", "logits", "negative", "nan", "zeros", "empty"])
+@pytest.mark.parametrize("kind", [JSONLHook, ImageFileHook])
+def test_what_has_no_pr_curve_is_refused_where_it_is_given(kind, labels, scores, says, tmp_path):
+    hook = kind(tmp_path / "a")
+    with pytest.raises(ValueError, match=says):
+        make(hook).log_pr_curve("mine", labels, scores)
+    assert hook.enabled and not list(tmp_path.iterdir())
+
+
+def test_tensorboard_has_pr_curves(tmp_path):
+    from tensorboard.plugins.pr_curve import metadata
+    from tensorboard.util.tensor_util import make_ndarray
+
+    labels, scores = three_and_scores()
+    hook = TensorBoardHook(tmp_path / "run", every_steps=1)
+    trainer = make(hook, SnapshotHook(every_steps=2), LambdaHook(after_epoch=lambda trainer: trainer.log_pr_curve("valid/three", labels, scores)))
+    trainer.step(17)
+    trainer.log_pr_curve("valid/three", labels, scores / 2)
+    trainer.rewind(14)  # the later one is of a branch that was left
+    trainer.fit()
+    found = server_events(hook.folder)
+    assert metadata.parse_plugin_metadata(found.PluginTagToContent("pr_curves")["valid/three"]).num_thresholds == 127
+    points = found.Tensors("valid/three")
+    assert [event.step for event in points] == [12, 24]
+    hits, false, _, missed, precision, recall = make_ndarray(points[0].tensor_proto)
+    for at, threshold in enumerate(np.arange(127) / 126):
+        chosen = scores.numpy() >= threshold
+        assert (hits[at], false[at], missed[at]) == ((labels.numpy() & chosen).sum(), (~labels.numpy() & chosen).sum(),
+                                                     (labels.numpy() & ~chosen).sum())
+    assert recall[0] == 1 and precision[0] == pytest.approx(labels.float().mean().item())
+    times = [event.wall_time for event in points]
+    assert times[0] < times[1]
+
+
+def test_lines_with_pr_curves_go_the_way_of_the_others(tmp_path):
+    """Behind the records up to there; what a run that died had written after its checkpoint is cut off."""
+    labels, scores = three_and_scores()
+
+    def hooks(number):
+        draws = LambdaHook(order=50, after_step=lambda trainer: trainer.log_pr_curve("three", labels, scores / number))
+        return draws, CheckpointHook(tmp_path / "checkpoints", every_steps=4, every_epochs=None), JSONLHook(tmp_path / "a.jsonl")
+
+    trainer = make(*hooks(1))
+    trainer.step(6)
+    trainer.get_hook(CheckpointHook).writer.wait()
+    assert [(line["step"], "train/loss" in line) for line in lines(tmp_path / "a.jsonl", "step")] == [
+        (step, is_record) for step in range(1, 7) for is_record in (True, False)]
+    make(*hooks(2)).step(4)
+    top = scores[labels].max().item()
+    assert [(step, curve["thresholds"][0]) for step, curve in written_curves(tmp_path / "a.jsonl")] == [
+        (step, top if step <= 4 else top / 2) for step in range(1, 9)]
+
+
+def test_wandb_has_pr_curves_as_chart_and_table(tmp_path):
+    labels, scores = three_and_scores()
+    trainer = make(JSONLHook(tmp_path / "a.jsonl"), wandb_hook(tmp_path, every_steps=1), epochs=1)
+    trainer.step(5)
+    trainer.log_pr_curve("valid/three", labels, scores)
+    trainer.fit()
+    path, = wandb_files(tmp_path)
+    row = next(row for row in wandb_rows(path) if row["_step"] == 5)
+    assert row["train/loss"] == trainer.history["train/loss"][4]
+    table, = path.parent.glob("files/media/table/valid/*.table.json")
+    table = json.loads(table.read_text())
+    (step, curve), = written_curves(tmp_path / "a.jsonl")
+    assert step == 5 and table["columns"] == ["recall", "precision", "threshold", "class"]
+    assert table["data"] == [[*row, "1"] for row in zip(curve["recall"], curve["precision"], curve["thresholds"])]
+    _, config = wandb_config(path)
+    charts = [json.loads(item.value_json) for record in wandb_records(path) if record.WhichOneof("record_type") == "config"
+              for item in record.config.update]
+    assert "area-under-curve" in json.dumps([config, charts])
+
+
+def test_pictures_of_pr_curves(tmp_path):
+    from PIL import Image
+
+    labels, scores = three_and_scores()
+    trainer = make(ImageFileHook(tmp_path, max_images=1))
+    for perfect in (False, True):
+        trainer.step(1)
+        trainer.log_pr_curve("valid/three", labels, labels if perfect else scores)
+    trainer.close()
+    path, = tmp_path.rglob("*.png")
+    assert path == tmp_path / "valid" / "three" / "step_00000002.png"
+    picture = np.asarray(Image.open(path)).astype(int)
+    blue = np.argwhere((abs(picture - (0x3f, 0x83, 0xe8)) < 60).all(-1))  # of a perfect one: its only point, at the upper right
+    assert picture.shape == (240, 320, 3) and len(blue) and (abs(blue - (28, 306)) <= 3).all()
 
 
 # ---- images

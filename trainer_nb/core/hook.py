@@ -22,7 +22,7 @@ HOOK_POINTS = {
     "batch": ("before_batch", "after_pred", "after_loss", "after_backward", "after_batch"),
     "step": ("before_step", "after_step"),
     "control": ("on_pause", "on_resume", "on_intervention"),
-    "output": ("on_log", "on_log_images"),
+    "output": ("on_log", "on_log_images", "on_log_pr_curve"),
     "state": ("on_state_dict", "on_load_state_dict"),
 }
 POINTS = tuple(point for group in HOOK_POINTS.values() for point in group)
@@ -83,6 +83,7 @@ class Hook:
     def on_intervention(self, trainer, intervention): "A change by hand took effect."
     def on_log(self, trainer, records): "Records (name to number) are given out."
     def on_log_images(self, trainer, images): "Images (name to array) are given out."
+    def on_log_pr_curve(self, trainer, name, labels, predictions): "A precision-recall curve is given out."
     def on_state_dict(self, trainer, state): "A checkpoint `state` may be edited before it is kept."
     def on_load_state_dict(self, trainer, state): "A checkpoint `state` is about to be loaded."
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MICRO', 'BOUNDARY', 'END', 'OPEN', 'FULL', 'STAGES', 'check_metrics', 'limit_of', 'check_limits', 'check_eval_first',
            'check_best', 'named_loaders', 'EvaluationSurroundings', 'EvaluationLoop', 'PredictionLoop', 'EpochPlan',
-           'FailedBatch', 'BatchLoop', 'EpochLoop', 'BestLoop', 'TrainLoop']
+           'FailedBatch', 'BatchLoop', 'EpochLoop', 'BestLoop', 'OutputLoop', 'TrainLoop']
 
 # %% ../../nbs/core/09_training.ipynb #bcbcb0b8
 import difflib
@@ -523,7 +523,25 @@ class BestLoop(EpochLoop):
         return f"no record {name!r} came; there are {known}" + (f" (did you mean {near[0]!r}?)" if near else "")
 
 # %% ../../nbs/core/09_training.ipynb #86a0f79e
-class TrainLoop(BestLoop):
+class OutputLoop(BestLoop):
+    "What a run gives out, to whoever listens."
+    def log(self, records: dict) -> None:
+        "Give records (name to number, or to more records: names are joined by `/`) out to everybody who listens."
+        records = flat_records(records) if any(isinstance(value, Mapping) for value in records.values()) else records
+        self.last_records |= records
+        self._keep_best(records)
+        self.hooks.fire_all("on_log", self, records)
+
+    def log_images(self, images: dict) -> None:
+        "Give images (name to array or tensor) out to everybody who listens."
+        self.hooks.fire("on_log_images", self, images)
+
+    def log_pr_curve(self, name: str, labels, predictions) -> None:
+        "Give a precision-recall curve out to everybody who listens: for N samples, labels 0 or 1 and predicted probabilities of 1."
+        self.hooks.fire("on_log_pr_curve", self, name, labels, predictions)
+
+# %% ../../nbs/core/09_training.ipynb #7acd43c0
+class TrainLoop(OutputLoop):
     "The phases between two epochs; records and hooks."
     def _phase_after_train(self):
         self.data.end_epoch()
@@ -573,17 +591,6 @@ class TrainLoop(BestLoop):
         self.data.close()
         for loader in self.valid_loaders.values():
             end_persistent_workers(loader)
-
-    def log(self, records: dict) -> None:
-        "Give records (name to number, or to more records: names are joined by `/`) out to everybody who listens."
-        records = flat_records(records) if any(isinstance(value, Mapping) for value in records.values()) else records
-        self.last_records |= records
-        self._keep_best(records)
-        self.hooks.fire_all("on_log", self, records)
-
-    def log_images(self, images: dict) -> None:
-        "Give images (name to array or tensor) out to everybody who listens."
-        self.hooks.fire("on_log_images", self, images)
 
     def epoch_float(self) -> float:
         "Epochs as a fraction: 1.5 is half-way through the second."

@@ -137,14 +137,15 @@ class RunFolderHook(MainProcessHook):
         self._void, self._due = [], 0.0
 
     def before_fit(self, trainer):
-        "Claim the folder."
-        if self.folder is not None:
-            return
-        takes_up = any(getattr(hook, "resume", None) is not None for hook in trainer.hooks)
-        trainer.run_folder = self.folder = RunFolder(self.given, takes_up)
-        lines = {"model": type(trainer.model).__name__, "epochs": trainer.epochs, "max_steps": trainer.max_steps,
-                 "tunables": {name: entry.read() for name, entry in trainer.tunables().items()},
-                 "fingerprint": trainer.fingerprint(), "config": plain_copy(self.config, "config")}
+        "Claim the folder; write down what the run is made of. Where it goes on with a larger total, that is written too."
+        totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
+        if self.folder is None:
+            takes_up = any(getattr(hook, "resume", None) is not None for hook in trainer.hooks)
+            trainer.run_folder = self.folder = RunFolder(self.given, takes_up)
+            self._made_of = {"model": type(trainer.model).__name__, **totals,
+                             "tunables": {name: entry.read() for name, entry in trainer.tunables().items()},
+                             "fingerprint": trainer.fingerprint(), "config": plain_copy(self.config, "config")}
+        lines = self._made_of | totals
         write_whole(self.folder.path / CONFIG, lambda file: file.write(json.dumps(lines, indent=1, default=str).encode()))
 
     def before_epoch(self, trainer):

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept',
            'check_every', 'check_installed', 'HarmlessHook', 'plain_settings', 'run_description', 'flat_values',
-           'TrackerPlace', 'Tracker', 'TrackerHook', 'as_image', 'image_path', 'ImageFileHook', 'new_file', 'JSONLHook']
+           'TrackerPlace', 'Tracker', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image',
+           'image_path', 'ImageFileHook', 'new_file', 'JSONLHook']
 
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
@@ -13,6 +14,7 @@ import json
 import re
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -201,6 +203,9 @@ class TrackerPlace(HarmlessHook):
     def write_histograms(self, line: dict, values: dict) -> None:
         "Send distributions, name to array of one dimension."
 
+    def write_pr_curve(self, line: dict, name: str, curve: "PRCurve") -> None:
+        "Send a precision-recall curve."
+
     def rewound(self, trainer, start: int, end: int, held: int) -> None:
         "The run went back from step `end` to `start`; what was told after step `held` is of a dead branch."
 
@@ -210,6 +215,8 @@ class TrackerPlace(HarmlessHook):
 # %% ../../nbs/hooks/20_trackers.ipynb #60ba8579
 class Tracker(TrackerPlace):
     "What the history gets, in lines, for a place outside."
+    in_fit = False  # between the beginning and the end of a fit
+
     def begin(self, trainer) -> None:
         "Open, if it is not."
         if not self.opened:
@@ -269,6 +276,17 @@ class Tracker(TrackerPlace):
         state = trainer.step_state
         return dict(zip(PLACE, (state.optimizer_step, trainer.epoch_float(), state.samples_seen, trainer.elapsed())))
 
+    def _tell_beside(self, trainer, write, *what) -> None:
+        self.tell(trainer)
+        if self.here(trainer)["step"] > self.floor:
+            write(self.here(trainer), *what)
+        self._end_outside(trainer)
+
+    def _end_outside(self, trainer) -> None:
+        "Nothing stays open that was opened for a call from outside of a fit."
+        if not self.in_fit:
+            self.end(trainer)
+
     def mark(self) -> dict:
         "What a checkpoint keeps."
         return {**self.place, "counts": dict(self.counts)}
@@ -276,8 +294,6 @@ class Tracker(TrackerPlace):
 # %% ../../nbs/hooks/20_trackers.ipynb #bbdc896c
 class TrackerHook(Tracker):
     "Gives what a run reports to a place outside: once a second, in batches; subclasses say how."
-    in_fit = False  # between the beginning and the end of a fit
-
     def before_fit(self, trainer):
         "Open; a checkpoint was taken up by now."
         self.in_fit = True
@@ -315,18 +331,11 @@ class TrackerHook(Tracker):
 
     def on_log_images(self, trainer, images):
         "Send images, behind the records up to here; ValueError for what is none."
-        self._try(trainer, self._tell_images, {name: as_image(name, value) for name, value in images.items()})
+        self._try(trainer, self._tell_beside, self.write_images, {name: as_image(name, value) for name, value in images.items()})
 
-    def _tell_images(self, trainer, images: dict) -> None:
-        self.tell(trainer)
-        if self.here(trainer)["step"] > self.floor:
-            self.write_images(self.here(trainer), images)
-        self._end_outside(trainer)
-
-    def _end_outside(self, trainer) -> None:
-        "Nothing stays open that was opened for a call from outside of a fit."
-        if not self.in_fit:
-            self.end(trainer)
+    def on_log_pr_curve(self, trainer, name, labels, predictions):
+        "Send the curve, behind the records up to here; ValueError for labels and predictions that have none."
+        self._try(trainer, self._tell_beside, self.write_pr_curve, name, as_pr_curve(name, labels, predictions))
 
     def on_intervention(self, trainer, intervention):
         "After a rewind, what follows is a new branch."
@@ -389,13 +398,75 @@ def as_image(name: str, value) -> np.ndarray:
     return array.astype(np.uint8)
 
 # %% ../../nbs/hooks/20_trackers.ipynb #b4b88a30
+@dataclass
+class PRCurve:
+    "Precision and recall where `predictions >= threshold` count as 1; from the highest threshold down."
+    thresholds: np.ndarray  # at most 100, as all below but the last two
+    precision: np.ndarray
+    recall: np.ndarray
+    labels: np.ndarray  # bool, N
+    predictions: np.ndarray  # float64, N
+
+def _one_a_sample(values) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = (values.double() if values.is_floating_point() else values).numpy()
+    array = np.asarray(values)
+    return array.ravel() if array.size == len(np.atleast_1d(array)) else array  # Nx1 will do
+
+def as_pr_curve(name: str, labels, predictions) -> PRCurve:
+    "The curve of N labels, 0 or 1, and N predicted probabilities; ValueError for what has none."
+    found, scores = _one_a_sample(labels), _one_a_sample(predictions)
+    if found.ndim != 1 or found.shape != scores.shape:
+        hint = f": one class at a time, labels == {scores.shape[1] - 1} and predictions[:, {scores.shape[1] - 1}]" if scores.ndim == 2 else ""
+        raise ValueError(f"the PR curve {name!r}: labels have the shape {np.shape(labels)}, predictions {np.shape(predictions)}; "
+                         f"one of each a sample{hint}")
+    if found.dtype.kind not in "biuf" or not np.isin(found, (0, 1)).all():
+        first = next((each for each in found.tolist() if each not in (0, 1)), None)
+        raise ValueError(f"the PR curve {name!r}: labels are 0 or 1, and {first!r} is among them; for a class of several: labels == {first!r}")
+    if scores.dtype.kind not in "biuf" or not ((scores >= 0) & (scores <= 1)).all():
+        first = next((each for each in scores.tolist() if not (isinstance(each, (int, float)) and 0 <= each <= 1)), None)
+        raise ValueError(f"the PR curve {name!r}: predictions are probabilities from 0 to 1, and {first!r} is among them; of logits: logits.sigmoid()")
+    found, scores = found.astype(bool), scores.astype(np.float64)
+    positives = int(found.sum())
+    if not positives:
+        raise ValueError(f"the PR curve {name!r}: none of the {len(found)} labels is 1, and without one there is no recall")
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # the last sample of each threshold
+    hits = np.cumsum(found[order])[ends]
+    wanted = -(-np.arange(1, 101) * positives // 100)  # hits for 1%, 2%, ... of recall, in whole numbers
+    at = np.unique(np.searchsorted(hits, wanted))
+    return PRCurve(scores[order][ends[at]], hits[at] / (ends[at] + 1), hits[at] / positives, found, scores)
+
+# %% ../../nbs/hooks/20_trackers.ipynb #e9c61165
+def pr_curve_image(name: str, curve: PRCurve) -> np.ndarray:
+    "The curve as a small picture, uint8, 240x320x3."
+    from PIL import Image, ImageDraw
+    image = Image.new("RGB", (320, 240), "white")
+    draw, left, right, top, bottom = ImageDraw.Draw(image), 40, 306, 28, 204
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x, y = left + share * (right - left), bottom + share * (top - bottom)
+        draw.line([(x, top), (x, bottom)], "#dddddd")
+        draw.line([(left, y), (right, y)], "#dddddd")
+        draw.text((x, bottom + 4), f"{share:g}", "#606060", anchor="ma")
+        draw.text((left - 5, y), f"{share:g}", "#606060", anchor="rm")
+    draw.text((left, 8), f"{name}: precision", "#202020")
+    draw.text((right, bottom + 20), "recall", "#202020", anchor="ra")
+    points = [(left + recall * (right - left), bottom + precision * (top - bottom))
+              for recall, precision in zip(curve.recall.tolist(), curve.precision.tolist())]
+    draw.line(points, "#3f83e8", 2)
+    for x, y in points:
+        draw.ellipse([x - 1.5, y - 1.5, x + 1.5, y + 1.5], "#3f83e8")
+    return np.asarray(image)
+
+# %% ../../nbs/hooks/20_trackers.ipynb #4878b746
 def image_path(folder: Path, name: str, stem: str, ending: str) -> Path:
     "The file of an image: each part of its name between `/` is a folder."
     parts = [re.sub(r"[^\w.=+-]+", "_", part).lstrip(".") for part in name.split("/")]
     return folder.joinpath(*(part or "_" for part in parts), f"{stem}.{ending}")
 
 class ImageFileHook(HarmlessHook):
-    "Writes the images of `trainer.log_images` to files: folder/NAME/step_00000012.png."
+    "Writes the images of `trainer.log_images`, and curves of `trainer.log_pr_curve` as pictures, to files: folder/NAME/step_00000012.png."
     def __init__(
         self,
         folder=None,  # default: images, in the workspace if there is one
@@ -414,6 +485,11 @@ class ImageFileHook(HarmlessHook):
         "Write those that are due; ValueError for what is no image."
         self._try(trainer, self._write, {name: as_image(name, value) for name, value in images.items()})
 
+    def on_log_pr_curve(self, trainer, name, labels, predictions):
+        "Draw the curve, if it is due; ValueError for labels and predictions that have none."
+        curve = as_pr_curve(name, labels, predictions)
+        self._try(trainer, lambda trainer: self._write(trainer, {name: pr_curve_image(name, curve)}))
+
     def _write(self, trainer, images: dict) -> None:
         from PIL import Image
         folder = Path(self.given or Path(getattr(trainer, "workspace", None) or ".", "images"))
@@ -431,7 +507,7 @@ class ImageFileHook(HarmlessHook):
             while self.max_images is not None and len(files) > self.max_images:
                 files.pop(0).unlink(missing_ok=True)
 
-# %% ../../nbs/hooks/20_trackers.ipynb #5fd474e4
+# %% ../../nbs/hooks/20_trackers.ipynb #56fdcea4
 def new_file(path: Path) -> Path:
     "Make an empty file of this name, or of the next one that is free."
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -493,6 +569,11 @@ class JSONLHook(TrackerHook):
     def write(self, lines):
         "Append."
         self._append(lines)
+
+    def write_pr_curve(self, line, name, curve):
+        "A line with the points."
+        points = {key: getattr(curve, key).tolist() for key in ("thresholds", "precision", "recall")}
+        self._append([line | {"pr_curve": {"name": name, **points}}])
 
     def rewound(self, trainer, start, end, held):
         "A line says which of those before it do not hold."
