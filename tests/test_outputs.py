@@ -232,6 +232,34 @@ def test_a_window_made_again_in_smaller_chunks(tmp_path):
     assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
 
 
+def test_a_window_taken_again(tmp_path):
+    """A step that asks for gradients twice (SAM): a row is what was said in the first pass."""
+    class Twice(Trainer):
+        repeats_windows = True
+        def do_opt_step(self):
+            self.window_gradients()
+            return super().do_opt_step()
+    hook, loader = OutputsHook(tmp_path, splits="train"), DataLoader(TRAIN, 10, shuffle=True)
+    trainer = Twice(nn.Linear(64, 10), None, loader, loss_fn=nn.CrossEntropyLoss(), gradient_accumulation_steps=2, micro_batch_size=4,
+                    hooks=[hook], epochs=2, seed=1, progress=False)  # fmt: skip
+    trainer.fit()
+    found = hook.load("train")
+    assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+
+
+def test_a_search_for_a_rate_in_mid_epoch(tmp_path):
+    """Its steps are no part of the epoch, its evaluations none of the run."""
+    hook = OutputsHook(tmp_path, splits=("train", "valid"))
+    trainer = make(hook, epochs=1)
+    trainer.step(3)
+    trainer.lr_find(num_steps=10, valid_dl=DataLoader(VALID, 40))
+    assert [path.name for path in tmp_path.iterdir()] == ["train.unfinished"]
+    trainer.fit()
+    found = hook.load("train")
+    assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+    check(hook.load(), expected(trainer))
+
+
 @pytest.mark.parametrize("leaving", ["stop", "error", "pause and step on"])
 def test_an_evaluation_that_is_given_up(leaving, tmp_path):
     """The earlier files stay as they were, nothing unfinished is left; afterwards it is made again."""

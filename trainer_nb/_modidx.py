@@ -1530,6 +1530,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'trainer_nb/hooks/outputs.py'),
                                           'trainer_nb.hooks.outputs.OutputsHook._end': ( 'hooks/outputs.html#outputshook._end',
                                                                                          'trainer_nb/hooks/outputs.py'),
+                                          'trainer_nb.hooks.outputs.OutputsHook.after_batch': ( 'hooks/outputs.html#outputshook.after_batch',
+                                                                                                'trainer_nb/hooks/outputs.py'),
                                           'trainer_nb.hooks.outputs.OutputsHook.after_loss': ( 'hooks/outputs.html#outputshook.after_loss',
                                                                                                'trainer_nb/hooks/outputs.py'),
                                           'trainer_nb.hooks.outputs.OutputsHook.after_pred': ( 'hooks/outputs.html#outputshook.after_pred',

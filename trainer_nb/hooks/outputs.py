@@ -332,6 +332,7 @@ class OutputFolders(Hook):
         self._pred = self._stage = None  # of the batch and the evaluation in hand
         self._number = 0  # of the batch in its loader
         self._taken = 0  # batches of the epoch
+        self._in_batch = False  # between its beginning and its end
 
     def _place(self, split: str) -> Path:
         if self.folder is None:
@@ -427,7 +428,7 @@ class OutputsHook(OutputFolders):
 
     def before_batch(self, trainer):
         "Its chunks begin with its first sample."
-        self._pred = None
+        self._pred, self._in_batch = None, True
         if trainer.training:
             self._before_train_batch(trainer)
         elif self._stage in self.splits or trainer.split in self.splits:
@@ -450,10 +451,14 @@ class OutputsHook(OutputFolders):
         "For a step that returns no 'pred'."
         self._pred = trainer.pred
 
+    def after_batch(self, trainer):
+        "A step may take the batches of its window again (SAM, say): they are written already."
+        self._in_batch = False
+
     def after_loss(self, trainer):
         "Write what the step returned."
         split = "train" if trainer.training else trainer.split
-        if split not in self._parts or trainer.output is None or trainer.output["loss"] is None:
+        if not self._in_batch or split not in self._parts or trainer.output is None or trainer.output["loss"] is None:
             return
         part, collector = self._parts[split]
         values, absent = collector.take(trainer, self._pred, trainer.step_state.batch_idx if trainer.training else self._number)
