@@ -5,6 +5,7 @@ import csv
 import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 
@@ -183,7 +184,7 @@ def test_an_epoch_of_training(settings, tmp_path):
     assert np.allclose(found["losses"], losses, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["taken up", "rewound", "switched off for a while", "stopped"])
+@pytest.mark.parametrize("way", ["taken up", "another state loaded", "rewound", "switched off for a while", "stopped"])
 def test_only_whole_epochs_of_training(way, tmp_path):
     """An epoch of which some is missing is not written; the next one is."""
     hook = OutputsHook(tmp_path, splits="train")
@@ -194,6 +195,10 @@ def test_only_whole_epochs_of_training(way, tmp_path):
         hook = OutputsHook(tmp_path, splits="train")
         trainer = make(hook, SnapshotHook(every_steps=5, every_epochs=None), epochs=3)
         trainer.load(tmp_path / "run.pt")
+    elif way == "another state loaded":
+        other = make(epochs=3)
+        other.step(15)
+        trainer.load_state_dict(other.state_dict())
     elif way == "rewound":
         trainer.step(2)
         trainer.rewind(15)
@@ -342,6 +347,28 @@ def test_a_crash_between_two_names(tmp_path, monkeypatch):
     put_in_place(tmp_path / "valid.unfinished", tmp_path / "valid")
     assert load_outputs(tmp_path / "valid")["losses"] == [2.0]
     assert [path.name for path in tmp_path.iterdir()] == ["valid"]
+
+
+def test_what_others_wrote_is_left_alone(tmp_path):
+    """A folder that is no split's is refused before the first step; also evaluations that were all to be kept, and a copy beside."""
+    (tmp_path / "data" / "valid").mkdir(parents=True)
+    (tmp_path / "data" / "valid" / "image.png").write_text("precious")
+    trainer = make(OutputsHook(tmp_path / "data"))
+    with pytest.raises(FileExistsError, match=r"data.valid .*give another folder="):
+        trainer.fit()
+    assert trainer.step_state.optimizer_step == 0
+    make(OutputsHook(tmp_path / "data", keep="all"), epochs=1).fit()  # in a folder of its own there
+    with pytest.raises(FileExistsError, match="data.test "):
+        (tmp_path / "data" / "test").mkdir()
+        (tmp_path / "data" / "test" / "image.png").write_text("precious")
+        make(OutputsHook(tmp_path / "data", splits="test")).test(DataLoader(VALID, 16))
+    assert [path.read_text() for path in sorted(tmp_path.rglob("image.png"))] == ["precious"] * 2
+    make(OutputsHook(tmp_path / "all", keep="all")).fit()
+    shutil.copytree(tmp_path / "all" / "valid", tmp_path / "all" / "valid.old")
+    with pytest.raises(FileExistsError, match="all.valid "):
+        make(OutputsHook(tmp_path / "all")).fit()
+    make(OutputsHook(tmp_path / "all", keep="all"), epochs=1).fit()
+    assert len(list(tmp_path.glob("all/valid*/step_*"))) == 4
 
 
 def test_the_table(tmp_path):

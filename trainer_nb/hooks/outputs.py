@@ -206,7 +206,7 @@ TABLES = {"csv": write_csv, "npy": lambda folder: None, "parquet": write_parquet
 # %% ../../nbs/hooks/23_outputs.ipynb #688d3b48
 def put_in_place(unfinished: Path, final: Path) -> None:
     "Give a whole folder its name; the one before goes once it is there."
-    old = final.with_name(f"{final.name}.old")
+    old = final.with_name(f"{final.name}.replaced")
     keep_whole(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     if final.exists():
@@ -217,7 +217,7 @@ def put_in_place(unfinished: Path, final: Path) -> None:
 
 def keep_whole(final: Path) -> None:
     "After a crash between two names: the whole folder has its own again."
-    old = final.with_name(f"{final.name}.old")
+    old = final.with_name(f"{final.name}.replaced")
     if old.exists() and not final.exists():
         os.replace(old, final)
     shutil.rmtree(old, ignore_errors=True)
@@ -225,8 +225,8 @@ def keep_whole(final: Path) -> None:
 def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
     "Field to its array, a row a sample, of a folder that an `OutputsHook` wrote; None for what could not be had."
     folder = Path(folder)
-    if not folder.exists() and folder.with_name(f"{folder.name}.old").exists():
-        folder = folder.with_name(f"{folder.name}.old")  # a crash came between two names
+    if not folder.exists() and folder.with_name(f"{folder.name}.replaced").exists():
+        folder = folder.with_name(f"{folder.name}.replaced")  # a crash came between two names
     if not (folder / ABOUT).is_file():
         beside = sorted(path.parent.name for path in folder.parent.glob(f"*/{ABOUT}"))
         raise FileNotFoundError(f"{folder}: no outputs there" + (f"; there are {', '.join(beside)}" if beside else ""))
@@ -339,6 +339,13 @@ class OutputFolders(Hook):
             raise RuntimeError("nothing was written yet, and no folder= was given: there is nothing to load")
         return self.folder / re.sub(r"[^\w.-]", "_", split)
 
+    def _check_place(self, split: str) -> None:
+        "FileExistsError for a folder with other things in it: it would have to make way."
+        place = self._place(split)
+        if self.keep == "last" and place.exists() and not (place / ABOUT).is_file() and not (place.is_dir() and not any(place.iterdir())):
+            raise FileExistsError(f"OutputsHook: {place} is there and holds other things than the last outputs of a split, "
+                                  "which would take its place: give another folder=")
+
     def load(self, split: str = "valid", step: int | None = None, mmap: bool = False) -> dict[str, np.ndarray | None]:
         "Field to its array of the last evaluation of a split, or the one at `step` (under keep='all'); None for what could not be had."
         place = self._place(split)
@@ -350,6 +357,7 @@ class OutputFolders(Hook):
     def _open(self, trainer, split: str) -> None:
         if self.folder is None:
             self.folder = Path(getattr(trainer, "workspace", None) or ".", "outputs")
+        self._check_place(split)
         unfinished = self._place(f"{split}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         rank = getattr(trainer.engine, "rank", 0)
@@ -389,13 +397,15 @@ class OutputsHook(OutputFolders):
     __init__ = OutputFolders.__init__
 
     def before_fit(self, trainer):
-        "ValueError for a split that this run does not have."
+        "ValueError for a split that this run does not have, FileExistsError for a folder of something else."
         known = ["train", "valid", "test", *trainer.valid_loaders]
         for split in self.splits:
             if split not in known:
                 near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
                 raise ValueError(f"OutputsHook: {split!r} is no split of this run: " + (
                     f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"))
+            for name in (trainer.valid_loaders if split == "valid" else [split]) if self.folder is not None else ():
+                self._check_place(name)
         if trainer.step_state.num_processes > 1:
             raise RuntimeError("OutputsHook writes the outputs of one process so far, this run has several")
 
@@ -472,6 +482,10 @@ class OutputsHook(OutputFolders):
         "Going back, or a window made again in smaller chunks: this epoch is not seen as a whole."
         if intervention.kind in ("rewind", "memory"):
             self._discard("train")
+
+    def on_load_state_dict(self, trainer, state):
+        "The epoch in hand is that of another run."
+        self._discard("train")
 
     def cleanup_fit(self, trainer):
         "What is not whole goes."
