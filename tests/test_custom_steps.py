@@ -390,9 +390,12 @@ def test_what_is_refused():
             return super().do_opt_step(self.window_gradients)
     with pytest.raises(RuntimeError, match="set repeats_windows = True in Forgot"):
         make(Forgot, model(), sgd).fit()
-    with pytest.raises(RuntimeError, match="fp16.*'bf16' or None"):
-        make(SAMTrainer, model(), sgd, mixed_precision="fp16").fit()
-    with pytest.raises(RuntimeError, match="fp16.*closure"):
-        make(LBFGSTrainer, model(), lbfgs, mixed_precision="fp16").fit()
+    with pytest.raises(ValueError, match="fp16.*'bf16' or None"):
+        make(SAMTrainer, model(), sgd, mixed_precision="fp16")
+    trainer.step(1)
+    with pytest.raises(ValueError, match="mixed_precision.*bf16"):
+        trainer.tune(mixed_precision="fp16")
+    trainer.tune(mixed_precision="bf16")
+    assert trainer.fit().steps == 18
     with pytest.raises(ValueError, match="rho"):
         make(SAMTrainer, model(), sgd, rho=-0.1)

@@ -1473,6 +1473,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/hooks/memory.py'),
                                          'trainer_nb.hooks.memory.ProfilerHook.__init__': ( 'hooks/memory.html#profilerhook.__init__',
                                                                                             'trainer_nb/hooks/memory.py'),
+                                         'trainer_nb.hooks.memory.ProfilerHook._check_settings': ( 'hooks/memory.html#profilerhook._check_settings',
+                                                                                                   'trainer_nb/hooks/memory.py'),
                                          'trainer_nb.hooks.memory.ProfilerHook._keep': ( 'hooks/memory.html#profilerhook._keep',
                                                                                          'trainer_nb/hooks/memory.py'),
                                          'trainer_nb.hooks.memory.ProfilerHook._stop': ( 'hooks/memory.html#profilerhook._stop',

@@ -95,6 +95,9 @@ class StepParts(StepSettings):
         self.lr, self.lr_scale, self.grad_clip = None, 1.0, grad_clip
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.mixed_precision = check_precision(mixed_precision)
+        if self.repeats_windows and self.mixed_precision == "fp16":
+            raise ValueError("mixed_precision='fp16' with repeats_windows: the loss scaler looks at the gradients of a step once; "
+                             "'bf16' or None allows it")
         self.micro_batch_size = check_micro_batch_size(micro_batch_size)
         self.finite = FinitePolicy(non_finite)
         self.model, self.loss_fn = model, loss_fn
@@ -404,7 +407,7 @@ class RepeatingLoop(ClosingLoop):
         The same batches with the same random numbers (dropout masks) and counters. Each batch has its share of the window, and the gradients are
         clipped with `grad_clip`, as those of the first pass were. Nothing else is left of it: buffers (BatchNorm), random streams and
         records are those of the first pass. `after_pred`, `after_loss` and `after_backward` are called again, `before_step` is not.
-        RuntimeError outside of a `do_opt_step`, without `repeats_windows`, and under fp16."""
+        RuntimeError outside of a `do_opt_step`, and without `repeats_windows`."""
         self._check_repeat()
         first, after, kept = self.window, RandomStreams.capture(), (self.batch, self.pred, self.loss, self.step_state)
         owners = [each for each in (self.model, self.loss_fn) if isinstance(each, torch.nn.Module)]
@@ -431,9 +434,6 @@ class RepeatingLoop(ClosingLoop):
             raise RuntimeError(f"window_gradients(): the window keeps no batches; set repeats_windows = True in {type(self).__name__}")
         if not self.window_open:
             raise RuntimeError("window_gradients(): no window is open; call it in do_opt_step")
-        if self.engine.scaler is not None:
-            raise RuntimeError("window_gradients() under mixed_precision='fp16': the loss scaler looks at the gradients of a step once; "
-                               "'bf16' or None allows it")
 
     def _finish_gradients(self) -> None:
         gradients, clip = self.engine.gradients(), self.grad_clip
