@@ -349,6 +349,17 @@ def test_a_crash_between_two_names(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["valid"]
 
 
+def test_two_hooks_in_one_place(tmp_path):
+    """Refused before the first step; in other splits or other folders they are two hooks like any."""
+    trainer = make(OutputsHook(tmp_path, fields="losses"), OutputsHook(tmp_path, fields="outputs"))
+    with pytest.raises(ValueError, match="'valid'.*OutputsHook.*folder="):
+        trainer.fit()
+    assert trainer.step_state.optimizer_step == 0
+    hooks = OutputsHook(tmp_path / "a", fields="losses"), OutputsHook(tmp_path / "a", splits="train"), OutputsHook(tmp_path / "b")
+    make(*hooks, epochs=1).fit()
+    assert list(hooks[0].load()) == ["losses"] and len(hooks[1].load("train")["targets"]) == 120 and len(hooks[2].load()["targets"]) == 80
+
+
 def test_what_others_wrote_is_left_alone(tmp_path):
     """A folder that is no split's is refused before the first step; also evaluations that were all to be kept, and a copy beside."""
     (tmp_path / "data" / "valid").mkdir(parents=True)

@@ -406,6 +406,9 @@ class OutputsHook(OutputFolders):
                     f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"))
             for name in (trainer.valid_loaders if split == "valid" else [split]) if self.folder is not None else ():
                 self._check_place(name)
+            same = [each for each in trainer.hooks if isinstance(each, OutputsHook) and each.folder == self.folder and split in each.splits]
+            if len(same) > 1:
+                raise ValueError(f"{split!r} is written to one place by {len(same)} of OutputsHook: give them a folder= each, or one all fields=")
         if trainer.step_state.num_processes > 1:
             raise RuntimeError("OutputsHook writes the outputs of one process so far, this run has several")
 
