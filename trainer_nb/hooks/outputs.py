@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FIELDS', 'ABOUT', 'ROWS', 'PENDING', 'COLUMNS', 'TABLES', 'NpyFile', 'per_sample_loss', 'one_per_sample', 'Part',
            'row_order', 'join_parts', 'table_columns', 'write_csv', 'write_parquet', 'put_in_place', 'keep_whole',
-           'load_outputs', 'Collector', 'check_fields', 'OutputFolders', 'OutputsHook']
+           'load_outputs', 'Collector', 'check_fields', 'check_splits', 'OutputFolders', 'OutputsHook']
 
 # %% ../../nbs/hooks/23_outputs.ipynb #89acb6e4
 import copy
@@ -312,6 +312,23 @@ def check_fields(fields, format: str, keep: str, predict) -> tuple:
         raise TypeError(f"predict={predict!r}: a function of the outputs")
     return fields
 
+def check_splits(hook, trainer) -> None:
+    "ValueError for a split that this run does not have, or that is written twice; FileExistsError for a folder of something else."
+    if trainer.step_state.num_processes > 1:
+        raise RuntimeError("OutputsHook writes the outputs of one process so far, this run has several")
+    known = ["train", "valid", "test", *trainer.valid_loaders]
+    for split in hook.splits:
+        if split not in known:
+            near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
+            raise ValueError(f"OutputsHook: {split!r} is no split of this run: " + (
+                f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"))
+        for name in (trainer.valid_loaders if split == "valid" else [split]) if hook.folder is not None else ():
+            hook.check_place(name)
+        same = [each for each in trainer.hooks if isinstance(each, type(hook)) and each.folder == hook.folder and split in each.splits]
+        if len(same) > 1:
+            raise ValueError(f"{split!r} is written to one place by {len(same)} of OutputsHook: give them a folder= each, or one all fields=")
+
+# %% ../../nbs/hooks/23_outputs.ipynb #1e6d725b
 class OutputFolders(Hook):
     "Where outputs are, and how they get there."
     writes = True  # takes no part in a fast_dev_run
@@ -339,7 +356,7 @@ class OutputFolders(Hook):
             raise RuntimeError("nothing was written yet, and no folder= was given: there is nothing to load")
         return self.folder / re.sub(r"[^\w.-]", "_", split)
 
-    def _check_place(self, split: str) -> None:
+    def check_place(self, split: str) -> None:
         "FileExistsError for a folder with other things in it: it would have to make way."
         place = self._place(split)
         if self.keep == "last" and place.exists() and not (place / ABOUT).is_file() and not (place.is_dir() and not any(place.iterdir())):
@@ -357,7 +374,7 @@ class OutputFolders(Hook):
     def _open(self, trainer, split: str) -> None:
         if self.folder is None:
             self.folder = Path(getattr(trainer, "workspace", None) or ".", "outputs")
-        self._check_place(split)
+        self.check_place(split)
         unfinished = self._place(f"{split}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         rank = getattr(trainer.engine, "rank", 0)
@@ -390,7 +407,7 @@ class OutputFolders(Hook):
                     file.file.close()
                 shutil.rmtree(part.folder.parent, ignore_errors=True)
 
-# %% ../../nbs/hooks/23_outputs.ipynb #1e6d725b
+# %% ../../nbs/hooks/23_outputs.ipynb #776bccd6
 class OutputsHook(OutputFolders):
     "Writes what the model said to every sample of an evaluation: indices, targets, losses, outputs, predictions."
     order = 50
@@ -398,23 +415,10 @@ class OutputsHook(OutputFolders):
 
     def before_fit(self, trainer):
         "ValueError for a split that this run does not have, FileExistsError for a folder of something else."
-        known = ["train", "valid", "test", *trainer.valid_loaders]
-        for split in self.splits:
-            if split not in known:
-                near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
-                raise ValueError(f"OutputsHook: {split!r} is no split of this run: " + (
-                    f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"))
-            for name in (trainer.valid_loaders if split == "valid" else [split]) if self.folder is not None else ():
-                self._check_place(name)
-            same = [each for each in trainer.hooks if isinstance(each, OutputsHook) and each.folder == self.folder and split in each.splits]
-            if len(same) > 1:
-                raise ValueError(f"{split!r} is written to one place by {len(same)} of OutputsHook: give them a folder= each, or one all fields=")
-        if trainer.step_state.num_processes > 1:
-            raise RuntimeError("OutputsHook writes the outputs of one process so far, this run has several")
+        check_splits(self, trainer)
 
     def _begin(self, trainer, stage: str) -> None:
-        self._stage, self._pred = stage, None
-        trainer.wants_indices = True
+        self._stage, self._pred, trainer.wants_indices = stage, None, True
         self._discard(*[split for split in self._parts if split != "train"])  # of an evaluation that was given up
 
     def _end(self, trainer) -> None:
