@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from trainer_nb import CheckpointHook, EMAHook, Hook, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core.state import RunState
 
@@ -420,3 +420,18 @@ def test_limit_batches_of_every_loader():
     trainer.test(TEST)
     assert (seen.count("train"), seen.count("valid"), seen.count("test")) == (2, 2, 1)
     assert len(trainer.predict(TEST)) == 16
+
+
+def test_a_fraction_of_nobody_knows_what_is_refused_before_the_first_step():
+    """A validation loader without a length: said at once, not after an epoch of training."""
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(TEST.dataset)
+    def trainer_of(train, valid, limit):
+        return Trainer(nn.Linear(6, 1), None, train, valid, loss_fn=nn.MSELoss(), limit_batches=limit, epochs=1, device="cpu", progress=False)
+    for loaders in ((TEST, DataLoader(Stream(), 4)), (DataLoader(Stream(), 4), TEST)):
+        trainer = trainer_of(*loaders, 0.5)
+        with pytest.raises(ValueError, match=r"limit_batches=0.5: a fraction needs a loader with a length"):
+            trainer.fit()
+        assert trainer.step_state.optimizer_step == 0
+    assert trainer_of(DataLoader(Stream(), 4), DataLoader(Stream(), 4), 2).fit().status is RunState.FINISHED

@@ -212,6 +212,8 @@ def test_a_task_by_name():
     ({"model": {"_target_": 3}}, r"^model._target_: 3 is no dotted name"),
     ({"model": None}, r"neither 'model' nor 'task'"),
     ({"defaults": ["x"]}, r"^defaults: .*composed by Hydra: @hydra.main, or hydra.compose"),
+    ({"optim": {"_targt_": "torch.optim.AdamW", "_partial_": True}}, r"^optim._targt_: .*did you mean '_target_'"),
+    ({"metrics": {"error": {"_partial_": True, "lr": 1}}}, r"^metrics.error: _partial_ says how '_target_' is built, and there is none"),
     ({"config": {1: 2}}, r"^config: the key 1 is a int, write it as a text"),
     ({"config": {"a": [b"x"]}}, r"^config.a\[0\]: a bytes is no value"),
     ({"seed": "x"}, "seed='x'"),

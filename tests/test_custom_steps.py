@@ -226,6 +226,28 @@ def test_the_line_search_sees_one_function():
         assert trainer.history["train/loss"].tolist() == plain.history["train/loss"].tolist()
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_step_that_goes_by_the_counters_finds_them_again(size):
+    """A loss that depends on the number of the batch is the same function in every pass; one batch in three has none."""
+    passes = []
+    def step(batch, trainer):
+        state = trainer.step_state
+        passes.append((state.epoch, state.batch_idx, state.samples_seen, state.window_batches))
+        loss = nn.functional.mse_loss(trainer.model(batch[0]), batch[1]) * (1 + state.batch_idx)
+        return {"loss": None if state.batch_idx % 3 == 1 else loss}
+    class Look(SAMTrainer):
+        def do_opt_step(self):
+            state, first = self.step_state, passes[:]
+            passes.clear()
+            stepped = super().do_opt_step()
+            assert passes == first[-len(passes):] and len(passes) == (1 if size == 1 else 4) and self.step_state is state
+            passes.clear()
+            return stepped
+    trainer = make(Look, model(), sgd, train_step=step, loss_fn=None, gradient_accumulation_steps=size, limit_batches=5, epochs=2)
+    assert trainer.fit().steps == 2 * (3 if size == 1 else 1)
+    assert trainer.step_state.samples_seen == 80
+
+
 @pytest.mark.parametrize(("kind", "optim", "parts"), [
     (SAMTrainer, sgd, {"dropout": 0.3, "norm": True}), (LBFGSTrainer, lbfgs, {"dropout": 0.3})], ids=["sam", "lbfgs"])
 @pytest.mark.parametrize("size", [1, 2])
@@ -368,9 +390,12 @@ def test_what_is_refused():
             return super().do_opt_step(self.window_gradients)
     with pytest.raises(RuntimeError, match="set repeats_windows = True in Forgot"):
         make(Forgot, model(), sgd).fit()
-    with pytest.raises(RuntimeError, match="fp16.*'bf16' or None"):
-        make(SAMTrainer, model(), sgd, mixed_precision="fp16").fit()
-    with pytest.raises(RuntimeError, match="fp16.*closure"):
-        make(LBFGSTrainer, model(), lbfgs, mixed_precision="fp16").fit()
+    with pytest.raises(ValueError, match="fp16.*'bf16' or None"):
+        make(SAMTrainer, model(), sgd, mixed_precision="fp16")
+    trainer.step(1)
+    with pytest.raises(ValueError, match="mixed_precision.*bf16"):
+        trainer.tune(mixed_precision="fp16")
+    trainer.tune(mixed_precision="bf16")
+    assert trainer.fit().steps == 18
     with pytest.raises(ValueError, match="rho"):
         make(SAMTrainer, model(), sgd, rho=-0.1)

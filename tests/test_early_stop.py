@@ -8,6 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import CheckpointHook, EarlyStopHook, Hook, ReplayHook, SnapshotHook, Trainer
+from trainer_nb.core.control import Command
 from trainer_nb.core.state import RunState
 
 STEPS = 6  # an epoch
@@ -71,6 +72,21 @@ def test_it_counts_evaluations_not_steps():
     result = trainer.fit()
     # after 4, 8 and 12 steps the score is 4 (the last of the list), 5, 4
     assert (result.status, result.steps, trainer.step_state.epoch) == (RunState.STOPPED, 12, 1)
+
+
+def test_the_same_weights_are_judged_once():
+    """Somebody asks for each evaluation once more: a second look at the same step is no sign that nothing gets better."""
+    class Again(Hook):
+        asked = -1
+        def after_valid(self, trainer):
+            if self.asked != trainer.step_state.optimizer_step:
+                self.asked = trainer.step_state.optimizer_step
+                trainer.post(Command("validate"))
+    stop = EarlyStopHook("valid/score", patience=2)
+    trainer = make(stop, Again(), values=[5, 4, 3, 3, 2, 2.5, 2.25, 1])
+    result = trainer.fit()
+    assert (result.status, result.epochs, stop.since) == (RunState.STOPPED, 7, [2.5, 2.25])
+    assert len(trainer.history["valid/score"]) == 14
 
 
 def test_only_evaluations_are_judged():

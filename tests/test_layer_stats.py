@@ -291,6 +291,19 @@ def test_a_rewind_takes_looks_back():
     assert stats.series("head").steps.tolist() == [1, 3, 5, 7, 9]
 
 
+def test_an_earlier_state_takes_looks_back():
+    """Loaded, not rewound to: what was measured later is of another course, and steps only ascend."""
+    stats = LayerStatsHook(every_steps=2)
+    trainer = make(stats)
+    trainer.step(5)
+    state = trainer.state_dict()
+    trainer.step(4)
+    assert stats.series("head").steps.tolist() == [1, 3, 5, 7, 9]
+    trainer.load_state_dict(state)
+    trainer.step(2)
+    assert stats.series("head").steps.tolist() == [1, 3, 5, 7]
+
+
 def test_memory_is_bounded():
     """Older looks are thinned out; the first and the last stay."""
     stats = LayerStatsHook(every_steps=1, most=8)

@@ -286,6 +286,15 @@ def test_bad_settings(settings, says):
         ProfilerHook(**settings)
 
 
+def test_a_setting_that_the_profiler_does_not_have():
+    """Said where the hook is made, not in a run that is under way; so is one that is the hook's own business."""
+    with pytest.raises(TypeError, match="'with_stak'.*did you mean 'with_stack'"):
+        ProfilerHook(with_stak=True)
+    with pytest.raises(TypeError, match="'schedule'.*wait=, warmup=, active=, repeat="):
+        ProfilerHook(schedule=None)
+    ProfilerHook(with_stack=True, record_shapes=True, profile_memory=True)
+
+
 def test_the_end_of_every_drive_is_told():
     """Also of one that a hook or step has ended by an error; on the thread that drove."""
     import threading

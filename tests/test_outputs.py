@@ -5,6 +5,7 @@ import csv
 import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 
@@ -183,7 +184,7 @@ def test_an_epoch_of_training(settings, tmp_path):
     assert np.allclose(found["losses"], losses, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["taken up", "rewound", "switched off for a while", "stopped"])
+@pytest.mark.parametrize("way", ["taken up", "another state loaded", "rewound", "switched off for a while", "stopped"])
 def test_only_whole_epochs_of_training(way, tmp_path):
     """An epoch of which some is missing is not written; the next one is."""
     hook = OutputsHook(tmp_path, splits="train")
@@ -194,6 +195,10 @@ def test_only_whole_epochs_of_training(way, tmp_path):
         hook = OutputsHook(tmp_path, splits="train")
         trainer = make(hook, SnapshotHook(every_steps=5, every_epochs=None), epochs=3)
         trainer.load(tmp_path / "run.pt")
+    elif way == "another state loaded":
+        other = make(epochs=3)
+        other.step(15)
+        trainer.load_state_dict(other.state_dict())
     elif way == "rewound":
         trainer.step(2)
         trainer.rewind(15)
@@ -230,6 +235,34 @@ def test_a_window_made_again_in_smaller_chunks(tmp_path):
     trainer.fit()
     found = hook.load("train")
     assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+
+
+def test_a_window_taken_again(tmp_path):
+    """A step that asks for gradients twice (SAM): a row is what was said in the first pass."""
+    class Twice(Trainer):
+        repeats_windows = True
+        def do_opt_step(self):
+            self.window_gradients()
+            return super().do_opt_step()
+    hook, loader = OutputsHook(tmp_path, splits="train"), DataLoader(TRAIN, 10, shuffle=True)
+    trainer = Twice(nn.Linear(64, 10), None, loader, loss_fn=nn.CrossEntropyLoss(), gradient_accumulation_steps=2, micro_batch_size=4,
+                    hooks=[hook], epochs=2, seed=1, progress=False)  # fmt: skip
+    trainer.fit()
+    found = hook.load("train")
+    assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+
+
+def test_a_search_for_a_rate_in_mid_epoch(tmp_path):
+    """Its steps are no part of the epoch, its evaluations none of the run."""
+    hook = OutputsHook(tmp_path, splits=("train", "valid"))
+    trainer = make(hook, epochs=1)
+    trainer.step(3)
+    trainer.lr_find(num_steps=10, valid_dl=DataLoader(VALID, 40))
+    assert [path.name for path in tmp_path.iterdir()] == ["train.unfinished"]
+    trainer.fit()
+    found = hook.load("train")
+    assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+    check(hook.load(), expected(trainer))
 
 
 @pytest.mark.parametrize("leaving", ["stop", "error", "pause and step on"])
@@ -314,6 +347,39 @@ def test_a_crash_between_two_names(tmp_path, monkeypatch):
     put_in_place(tmp_path / "valid.unfinished", tmp_path / "valid")
     assert load_outputs(tmp_path / "valid")["losses"] == [2.0]
     assert [path.name for path in tmp_path.iterdir()] == ["valid"]
+
+
+def test_two_hooks_in_one_place(tmp_path):
+    """Refused before the first step; in other splits or other folders they are two hooks like any."""
+    trainer = make(OutputsHook(tmp_path, fields="losses"), OutputsHook(tmp_path, fields="outputs"))
+    with pytest.raises(ValueError, match="'valid'.*OutputsHook.*folder="):
+        trainer.fit()
+    assert trainer.step_state.optimizer_step == 0
+    hooks = OutputsHook(tmp_path / "a", fields="losses"), OutputsHook(tmp_path / "a", splits="train"), OutputsHook(tmp_path / "b")
+    make(*hooks, epochs=1).fit()
+    assert list(hooks[0].load()) == ["losses"] and len(hooks[1].load("train")["targets"]) == 120 and len(hooks[2].load()["targets"]) == 80
+
+
+def test_what_others_wrote_is_left_alone(tmp_path):
+    """A folder that is no split's is refused before the first step; also evaluations that were all to be kept, and a copy beside."""
+    (tmp_path / "data" / "valid").mkdir(parents=True)
+    (tmp_path / "data" / "valid" / "image.png").write_text("precious")
+    trainer = make(OutputsHook(tmp_path / "data"))
+    with pytest.raises(FileExistsError, match=r"data.valid .*give another folder="):
+        trainer.fit()
+    assert trainer.step_state.optimizer_step == 0
+    make(OutputsHook(tmp_path / "data", keep="all"), epochs=1).fit()  # in a folder of its own there
+    with pytest.raises(FileExistsError, match="data.test "):
+        (tmp_path / "data" / "test").mkdir()
+        (tmp_path / "data" / "test" / "image.png").write_text("precious")
+        make(OutputsHook(tmp_path / "data", splits="test")).test(DataLoader(VALID, 16))
+    assert [path.read_text() for path in sorted(tmp_path.rglob("image.png"))] == ["precious"] * 2
+    make(OutputsHook(tmp_path / "all", keep="all")).fit()
+    shutil.copytree(tmp_path / "all" / "valid", tmp_path / "all" / "valid.old")
+    with pytest.raises(FileExistsError, match="all.valid "):
+        make(OutputsHook(tmp_path / "all")).fit()
+    make(OutputsHook(tmp_path / "all", keep="all"), epochs=1).fit()
+    assert len(list(tmp_path.glob("all/valid*/step_*"))) == 4
 
 
 def test_the_table(tmp_path):

@@ -195,7 +195,8 @@ def test_the_schedule_sees_layer_groups():
 
 @pytest.mark.parametrize(("wrong", "right"), [(name, right) for right, names in ELSEWHERE.items() for name in names]
                          + [("build_modl", "build_model"), ("build_valid_loaders", "build_valid_dl"), ("cb_befor_fit", "cb_before_fit"),
-                            ("after_epoch", "cb_after_epoch")])
+                            ("after_epoch", "cb_after_epoch"), ("cb_epoch_end", "cb_after_epoch"), ("cb_trained", "cb_after_train"),
+                            ("evalstep", "eval_step"), ("train_stp", "train_step"), ("end_of_evaluations", "end_of_evaluation")])
 def test_a_name_that_nobody_calls_is_refused_with_the_right_one(wrong, right):
     with pytest.raises(TypeError, match=rf"^Mine has {wrong}\b.*\b{right}\b"):
         type("Mine", (Task,), {wrong: lambda self, *args: None})

@@ -62,7 +62,10 @@ class TunedLoop(TrainLoop):
     def tunables(self) -> dict[str, BoundTunable]:
         "Everything that may be changed live, under its full name."
         table = {entry.name: entry for entry in bind(self)}
-        table["mixed_precision"].write = self._set_precision
+        precision = table["mixed_precision"]
+        precision.write = self._set_precision
+        if self.repeats_windows:  # for which there is no fp16
+            precision.tunable = Tunable(None, choices=(None, "bf16"), doc=precision.tunable.doc)
         if any("weight_decay" in group for group in self.optim.param_groups):
             decay = Tunable(0.0, min=0, scale="log", doc="of the groups that have any")
             table["weight_decay"] = BoundTunable("weight_decay", decay, self._weight_decay,

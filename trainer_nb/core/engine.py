@@ -34,7 +34,7 @@ class Window:
         self.reference = 0  # size times the first n
         self.parts = []  # (loss, n, records) of each chunk
         self.kept = []  # the batches themselves, where a window may be redone
-        self.streams = []  # the random streams before each of them, where it is to be repeated exactly
+        self.streams = []  # the random streams and counters before each of them, where it is to be repeated exactly
 
     def weight(self, n, chunks: int = 1):
         "Where the backward pass of a chunk with `n` items starts."

@@ -21,7 +21,7 @@ import torch
 
 from .control import (Command, Inspection, Reply, Series, StepTimes,
                                      TunableView)
-from .data import loader_generators, loader_length
+from .data import limited, loader_generators, loader_length
 from .drive import CELLS, FLOW, PatientLoop, check_step
 from .state import FitResult, Position, RandomStreams, RunState, ThreadState, refuse_open_contexts
 from .training import named_loaders
@@ -67,6 +67,7 @@ class ReadyLoop(PatientLoop):
         for loader_name, loader in self.valid_loaders.items():
             if loader_length(loader) == 0:
                 raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to evaluate")
+            limited(loader_length(loader), self.limit_batches)  # ValueError for a fraction of nobody knows what
 
     def set_totals(self, epochs: int | None, max_steps: int | None, source: str = "code") -> None:
         "Other totals; those of a run that is under way are journalled."

@@ -97,8 +97,9 @@ class StepPart:
 
     @staticmethod
     def wanted(row) -> bool:
-        "It takes part in the making of steps, and is no matter of the screen."
-        return row.enabled and getattr(row.hook, "kept", True) and bool(set(IN_STEP) & set(row.points))
+        "It takes part in the making of steps, and is no matter of the screen or of files."
+        watches = not getattr(row.hook, "kept", True) or getattr(row.hook, "writes", False)
+        return row.enabled and not watches and bool(set(IN_STEP) & set(row.points))
 
     def put_back(self) -> None:
         "The hook as it was."

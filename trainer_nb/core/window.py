@@ -7,6 +7,7 @@ __all__ = ['check_optimizer', 'check_closure', 'check_function', 'check_parts', 
            'StepParts', 'StepLoop', 'WindowLoop', 'ChunkedLoop', 'ClosingLoop', 'RepeatingLoop']
 
 # %% ../../nbs/core/08_window.ipynb #5a1d0c03
+import copy
 import inspect
 from collections.abc import Callable
 from time import perf_counter
@@ -94,6 +95,9 @@ class StepParts(StepSettings):
         self.lr, self.lr_scale, self.grad_clip = None, 1.0, grad_clip
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.mixed_precision = check_precision(mixed_precision)
+        if self.repeats_windows and self.mixed_precision == "fp16":
+            raise ValueError("mixed_precision='fp16' with repeats_windows: the loss scaler looks at the gradients of a step once; "
+                             "'bf16' or None allows it")
         self.micro_batch_size = check_micro_batch_size(micro_batch_size)
         self.finite = FinitePolicy(non_finite)
         self.model, self.loss_fn = model, loss_fn
@@ -304,7 +308,7 @@ class ChunkedLoop(WindowLoop):
 
     def _chunks(self, batch, samples: int, limit: int) -> bool:
         if self.repeats_windows:
-            self.window.streams.append(RandomStreams.capture())
+            self.window.streams.append((RandomStreams.capture(), copy.copy(self.step_state)))
         pieces = split_batch(batch, samples, limit)
         sizes = [batch_size(piece) for piece in pieces] if len(pieces) > 1 else [samples]
         return any([self._train_chunk(p, n, len(pieces)) for p, n in zip(pieces, sizes)])
@@ -401,12 +405,12 @@ class RepeatingLoop(ClosingLoop):
     def window_gradients(self) -> torch.Tensor:
         """Forward and backward of the open window again, from zero gradients, at the weights as they are now; the mean loss of its items.
 
-        The same batches with the same random numbers (dropout masks). Each batch has its share of the window, and the gradients are
+        The same batches with the same random numbers (dropout masks) and counters. Each batch has its share of the window, and the gradients are
         clipped with `grad_clip`, as those of the first pass were. Nothing else is left of it: buffers (BatchNorm), random streams and
         records are those of the first pass. `after_pred`, `after_loss` and `after_backward` are called again, `before_step` is not.
-        RuntimeError outside of a `do_opt_step`, without `repeats_windows`, and under fp16."""
+        RuntimeError outside of a `do_opt_step`, and without `repeats_windows`."""
         self._check_repeat()
-        first, after, kept = self.window, RandomStreams.capture(), (self.batch, self.pred, self.loss)
+        first, after, kept = self.window, RandomStreams.capture(), (self.batch, self.pred, self.loss, self.step_state)
         owners = [each for each in (self.model, self.loss_fn) if isinstance(each, torch.nn.Module)]
         buffers = [(buffer, buffer.clone()) for owner in owners for buffer in owner.buffers()]
         self.do_zero_grad()
@@ -414,13 +418,13 @@ class RepeatingLoop(ClosingLoop):
         self.window.open(first.size)
         try:
             with torch.enable_grad():
-                for (self.batch, samples), streams in zip(first.kept, first.streams):
+                for (self.batch, samples), (streams, self.step_state) in zip(first.kept, first.streams):
                     streams.restore()
                     self._chunks(self.batch, samples, self._chunk_limit() or samples)
             self._finish_gradients()
             return self.window.loss()
         finally:
-            self.window, (self.batch, self.pred, self.loss) = first, kept
+            self.window, (self.batch, self.pred, self.loss, self.step_state) = first, kept
             after.restore()
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -431,9 +435,6 @@ class RepeatingLoop(ClosingLoop):
             raise RuntimeError(f"window_gradients(): the window keeps no batches; set repeats_windows = True in {type(self).__name__}")
         if not self.window_open:
             raise RuntimeError("window_gradients(): no window is open; call it in do_opt_step")
-        if self.engine.scaler is not None:
-            raise RuntimeError("window_gradients() under mixed_precision='fp16': the loss scaler looks at the gradients of a step once; "
-                               "'bf16' or None allows it")
 
     def _finish_gradients(self) -> None:
         gradients, clip = self.engine.gradients(), self.grad_clip

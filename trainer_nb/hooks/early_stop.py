@@ -46,14 +46,11 @@ class EarlyStopHook(Hook):
         if isinstance(min_delta, bool) or not isinstance(min_delta, (int, float)) or not 0 <= min_delta < math.inf:
             raise ValueError(f"min_delta={min_delta!r}: a number, 0 or more")
         self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, float(min_delta)
-        self._known = False  # the evaluations have this record
-        self._begin()
-
-    def _begin(self) -> None:
         self.best, self.best_step = None, 0
         self.since: list[float] = []  # values of the evaluations after the best one
         self.reason: str | None = None  # why the run was asked to stop
         self.due = False  # the stop comes once the epoch is counted
+        self.judged = -1  # the step of the last evaluation that counted
 
     def before_fit(self, trainer):
         "ValueError if there will be no evaluation."
@@ -65,11 +62,13 @@ class EarlyStopHook(Hook):
         if records is not trainer.records:
             return
         if self.metric not in records:
-            if not self._known:
+            if self.judged < 0:
                 raise ValueError(self._unknown(records))
             return  # evaluated with other weights for a while, say: nothing to judge
-        self._known = True
-        self._judge(float(records[self.metric]), trainer.step_state.optimizer_step)
+        if (step := trainer.step_state.optimizer_step) == self.judged:
+            return  # the same weights once more: somebody asked for it
+        self.judged = step
+        self._judge(float(records[self.metric]), step)
         if len(self.since) >= self.patience:
             self._give_up(trainer)
 
@@ -112,9 +111,9 @@ class EarlyStopHook(Hook):
     def state_dict(self):
         "Best value, and what came after it."
         return {"best": self.best, "best_step": self.best_step, "since": list(self.since), "reason": self.reason, "due": self.due,
-                "known": self._known}
+                "judged": self.judged}
 
     def load_state_dict(self, state):
         "Count on from there."
         self.best, self.best_step, self.since = state["best"], state["best_step"], list(state["since"])
-        self.reason, self.due, self._known = state["reason"], state["due"], state["known"]
+        self.reason, self.due, self.judged = state["reason"], state["due"], state["judged"]

@@ -128,7 +128,8 @@ class LayerHistory:
         self._lock = threading.RLock()
 
     def add(self, step: int, found: dict) -> None:
-        "Keep one look; nothing is fetched but after many."
+        "Keep one look; nothing is fetched but after many. Later ones are of another course: an earlier state was loaded."
+        self.go_back(step - 1)
         with self._lock:
             self._pending.append((step, found))
         if len(self._pending) >= 32:

@@ -6,6 +6,8 @@
 __all__ = ['GB', 'memory_records', 'MemoryHook', 'EmptyCacheHook', 'ProfilerHook']
 
 # %% ../../nbs/hooks/22_memory.ipynb #ae6a5d1e
+import difflib
+import inspect
 from pathlib import Path
 
 import torch
@@ -107,11 +109,20 @@ class ProfilerHook(MainProcessHook):
         for name, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1), ("repeat", repeat, 1), ("rows", rows, 1)):
             if type(value) is not int or value < least:
                 raise ValueError(f"{name}={value!r}: a whole number, {least} or more")
+        self._check_settings(settings)
         self.given, self.repeat, self.rows, self.show, self.settings = folder, repeat, rows, show, settings
         self.plan = {"wait": wait, "warmup": warmup, "active": active}
         self.traces: list[Path] = []
         self.table = ""  # of the last recording
         self._profiler, self._recorded, self._recordings = None, 0, 0
+
+    @staticmethod
+    def _check_settings(settings: dict) -> None:
+        taken = [name for name in inspect.signature(profile).parameters if name not in ("schedule", "on_trace_ready")]
+        for name in settings.keys() - set(taken):
+            near = difflib.get_close_matches(name, taken, n=1)
+            raise TypeError(f"ProfilerHook has no setting {name!r}: " + (f"did you mean {near[0]!r}?" if near else
+                            f"wait=, warmup=, active=, repeat= say what is recorded; of the profiler there are {', '.join(taken)}"))
 
     def after_step(self, trainer):
         "The end of a step; begin, if there is something left to record."

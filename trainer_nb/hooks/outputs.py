@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FIELDS', 'ABOUT', 'ROWS', 'PENDING', 'COLUMNS', 'TABLES', 'NpyFile', 'per_sample_loss', 'one_per_sample', 'Part',
            'row_order', 'join_parts', 'table_columns', 'write_csv', 'write_parquet', 'put_in_place', 'keep_whole',
-           'load_outputs', 'Collector', 'check_fields', 'OutputFolders', 'OutputsHook']
+           'load_outputs', 'Collector', 'check_fields', 'check_splits', 'OutputFolders', 'WrittenParts', 'OutputsHook']
 
 # %% ../../nbs/hooks/23_outputs.ipynb #89acb6e4
 import copy
@@ -208,7 +208,7 @@ TABLES = {"csv": write_csv, "npy": lambda folder: None, "parquet": write_parquet
 # %% ../../nbs/hooks/23_outputs.ipynb #688d3b48
 def put_in_place(unfinished: Path, final: Path) -> None:
     "Give a whole folder its name; the one before goes once it is there."
-    old = final.with_name(f"{final.name}.old")
+    old = final.with_name(f"{final.name}.replaced")
     keep_whole(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     if final.exists():
@@ -219,7 +219,7 @@ def put_in_place(unfinished: Path, final: Path) -> None:
 
 def keep_whole(final: Path) -> None:
     "After a crash between two names: the whole folder has its own again."
-    old = final.with_name(f"{final.name}.old")
+    old = final.with_name(f"{final.name}.replaced")
     if old.exists() and not final.exists():
         os.replace(old, final)
     shutil.rmtree(old, ignore_errors=True)
@@ -227,8 +227,8 @@ def keep_whole(final: Path) -> None:
 def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
     "Field to its array, a row a sample, of a folder that an `OutputsHook` wrote; None for what could not be had."
     folder = Path(folder)
-    if not folder.exists() and folder.with_name(f"{folder.name}.old").exists():
-        folder = folder.with_name(f"{folder.name}.old")  # a crash came between two names
+    if not folder.exists() and folder.with_name(f"{folder.name}.replaced").exists():
+        folder = folder.with_name(f"{folder.name}.replaced")  # a crash came between two names
     if not (folder / ABOUT).is_file():
         beside = sorted(path.parent.name for path in folder.parent.glob(f"*/{ABOUT}"))
         raise FileNotFoundError(f"{folder}: no outputs there" + (f"; there are {', '.join(beside)}" if beside else ""))
@@ -314,6 +314,20 @@ def check_fields(fields, format: str, keep: str, predict) -> tuple:
         raise TypeError(f"predict={predict!r}: a function of the outputs")
     return fields
 
+def check_splits(hook, trainer) -> None:
+    "ValueError for a split that this run does not have, or that is written twice; FileExistsError for a folder of something else."
+    known = ["train", "valid", "test", *trainer.valid_loaders]
+    for split in hook.splits:
+        if split not in known:
+            near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
+            raise ValueError(f"OutputsHook: {split!r} is no split of this run: " + (
+                f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"))
+        for name in (trainer.valid_loaders if split == "valid" else [split]) if hook.folder is not None else ():
+            hook.check_place(name)
+        same = [each for each in trainer.hooks if isinstance(each, type(hook)) and each.folder == hook.folder and split in each.splits]
+        if len(same) > 1:
+            raise ValueError(f"{split!r} is written to one place by {len(same)} of OutputsHook: give them a folder= each, or one all fields=")
+
 # %% ../../nbs/hooks/23_outputs.ipynb #d602d004
 class OutputFolders(Hook):
     "Where outputs are, and how they get there."
@@ -335,11 +349,19 @@ class OutputFolders(Hook):
         self._pred = self._stage = None  # of the batch and the evaluation in hand
         self._number = 0  # of the batch in its loader
         self._taken = 0  # batches of the epoch
+        self._in_batch = False  # between its beginning and its end
 
     def _place(self, split: str) -> Path:
         if self.folder is None:
             raise RuntimeError("nothing was written yet, and no folder= was given: there is nothing to load")
         return self.folder / re.sub(r"[^\w.-]", "_", split)
+
+    def check_place(self, split: str) -> None:
+        "FileExistsError for a folder with other things in it: it would have to make way."
+        place = self._place(split)
+        if self.keep == "last" and place.exists() and not (place / ABOUT).is_file() and not (place.is_dir() and not any(place.iterdir())):
+            raise FileExistsError(f"OutputsHook: {place} is there and holds other things than the last outputs of a split, "
+                                  "which would take its place: give another folder=")
 
     def load(self, split: str = "valid", step: int | None = None, mmap: bool = False) -> dict[str, np.ndarray | None]:
         "Field to its array of the last evaluation of a split, or the one at `step` (under keep='all'); None for what could not be had."
@@ -349,9 +371,11 @@ class OutputFolders(Hook):
             place = last if step is None else place / f"step_{step:08d}"
         return load_outputs(place, mmap)
 
+# %% ../../nbs/hooks/23_outputs.ipynb #776bccd6
+class WrittenParts(OutputFolders):
+    "How rows come into a folder that is whole."
     def _open(self, trainer, split: str, known: list | None = None) -> None:
-        if self.folder is None:
-            self.folder = Path(getattr(trainer, "workspace", None) or ".", "outputs")
+        self.check_place(split)
         part = Part(self._place(f"{split}.unfinished") / f"part_{trainer.engine.rank}")
         self._parts[split] = part, Collector(self.fields, self.predict, trainer.loss_fn, known)
 
@@ -362,7 +386,7 @@ class OutputFolders(Hook):
         self.folder = Path(trainer.engine.gather(str(self.folder))[0])
         if trainer.is_main:
             for path in self.folder.glob("*.unfinished"):
-                if training == (path.name == "train.unfinished"):
+                if training == (path.name == "train.unfinished") and any(path.glob("part_*")):
                     shutil.rmtree(path, ignore_errors=True)
         trainer.engine.gather(None)
 
@@ -403,24 +427,22 @@ class OutputFolders(Hook):
                 with suppress(OSError):  # others have parts there
                     part.folder.parent.rmdir()
 
-# %% ../../nbs/hooks/23_outputs.ipynb #1e6d725b
-class OutputsHook(OutputFolders):
+    def cleanup_fit(self, trainer):
+        "What is not whole goes."
+        self._discard(*list(self._parts))
+
+# %% ../../nbs/hooks/23_outputs.ipynb #ab793233
+class OutputsHook(WrittenParts):
     "Writes what the model said to every sample of an evaluation: indices, targets, losses, outputs, predictions."
     order = 50
     __init__ = OutputFolders.__init__
 
     def before_fit(self, trainer):
-        "ValueError for a split that this run does not have."
-        known = ["train", "valid", "test", *trainer.valid_loaders]
-        for split in self.splits:
-            if split not in known:
-                near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
-                raise ValueError(f"OutputsHook: {split!r} is no split of this run: " + (
-                    f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"))
+        "ValueError for a split that this run does not have, FileExistsError for a folder of something else."
+        check_splits(self, trainer)
 
     def _begin(self, trainer, stage: str) -> None:
-        self._stage, self._pred = stage, None
-        trainer.wants_indices = True
+        self._stage, self._pred, trainer.wants_indices = stage, None, True
         self._discard(*[split for split in self._parts if split != "train"])  # of an evaluation that was given up
         self._clear(trainer, training=False)
 
@@ -449,10 +471,10 @@ class OutputsHook(OutputFolders):
 
     def before_batch(self, trainer):
         "Its chunks begin with its first sample."
-        self._pred = None
+        self._pred, self._in_batch = None, True
         if trainer.training:
             self._before_train_batch(trainer)
-        elif self._stage in self.splits or trainer.split in self.splits:
+        elif self._stage is not None and (self._stage in self.splits or trainer.split in self.splits):
             if trainer.split not in self._parts:
                 self._open(trainer, trainer.split, trainer.eval_indices)
                 self._number = -1
@@ -471,10 +493,14 @@ class OutputsHook(OutputFolders):
         "For a step that returns no 'pred'."
         self._pred = trainer.pred
 
+    def after_batch(self, trainer):
+        "A step may take the batches of its window again (SAM, say): they are written already."
+        self._in_batch = False
+
     def after_loss(self, trainer):
         "Write what the step returned."
         split = "train" if trainer.training else trainer.split
-        if split not in self._parts or trainer.output is None or trainer.output["loss"] is None:
+        if not self._in_batch or split not in self._parts or trainer.output is None or trainer.output["loss"] is None:
             return
         part, collector = self._parts[split]
         number = trainer.engine.rank + (trainer.step_state.batch_idx if trainer.training else self._number * trainer.engine.num_processes)
@@ -490,6 +516,6 @@ class OutputsHook(OutputFolders):
         if intervention.kind in ("rewind", "memory"):
             self._discard("train")
 
-    def cleanup_fit(self, trainer):
-        "What is not whole goes."
-        self._discard(*list(self._parts))
+    def on_load_state_dict(self, trainer, state):
+        "The epoch in hand is that of another run."
+        self._discard("train")

@@ -122,8 +122,12 @@ def check_node(value, path: str) -> None:
         for number, item in enumerate(value):
             check_node(item, f"{path}[{number}]")
     elif isinstance(value, dict):
+        marks = [key for key in value if key.startswith("_") and key.endswith("_")]
         if "_target_" in value:
             check_target(value, path)
+        elif marks:
+            known = f"{marks[0]} says how '_target_' is built, and there is none" if marks[0] in MARKS else unknown_name(marks[0], MARKS)
+            raise ValueError(f"{path}{'' if marks[0] in MARKS else '.' + marks[0]}: {known}")
         for key, item in value.items() if value.get("_recursive_", True) else ():
             check_node(item, f"{path}.{key}")
 
