@@ -2804,6 +2804,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'trainer_nb/tools/launch.py'),
                                          'trainer_nb.tools.launch._Launched.__init__': ( 'tools/launch.html#_launched.__init__',
                                                                                          'trainer_nb/tools/launch.py'),
+                                         'trainer_nb.tools.launch._quiet': ('tools/launch.html#_quiet', 'trainer_nb/tools/launch.py'),
                                          'trainer_nb.tools.launch.find_engine': ( 'tools/launch.html#find_engine',
                                                                                   'trainer_nb/tools/launch.py'),
                                          'trainer_nb.tools.launch.launch': ('tools/launch.html#launch', 'trainer_nb/tools/launch.py')},

@@ -6,9 +6,11 @@
 __all__ = ['ENGINES', 'find_engine', 'launch']
 
 # %% ../../nbs/tools/28_launch.ipynb #ed291492
+import logging
 import os
 import time
 import uuid
+from contextlib import contextmanager
 
 import torch
 
@@ -72,8 +74,22 @@ def launch(
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=number, start_method="fork", rdzv_backend="c10d", max_restarts=0,
                           rdzv_endpoint="localhost:0", run_id=uuid.uuid4().hex, monitor_interval=0.1)
     try:
-        return elastic_launch(config, record(_Launched(function)))(*args)[0]
+        with _quiet("torch.distributed.elastic", "torch.multiprocessing"):
+            return elastic_launch(config, record(_Launched(function)))(*args)[0]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        told = failure.message if isinstance(failure.message, str) else failure.message["message"] + "\n\n" + failure.message["extraInfo"]["py_callstack"]
+        told = failure.message if isinstance(failure.message, str) else failure.message["extraInfo"]["py_callstack"]
         raise RuntimeError(f"launch(): process {rank} of {number} failed\n\n{told}") from None
+
+@contextmanager
+def _quiet(*names: str):
+    "What these loggers would say of a failure is in the error."
+    found = [logger for logger in map(logging.getLogger, logging.root.manager.loggerDict) if logger.name.startswith(names)]
+    before = [(logger, logger.level) for logger in found]
+    for logger in found:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in before:
+            logger.setLevel(level)
