@@ -54,7 +54,7 @@ def of_trainer(work):
     return (many - few) / (LONG - SHORT)
 
 
-@pytest.mark.parametrize(("name", "fewer"), [("A tiny", 26), ("A tiny, recorder, progress, hooks", 8), ("D tiny", 10)])
+@pytest.mark.parametrize(("name", "fewer"), [("A tiny", 50), ("A tiny, recorder, progress, hooks", 32), ("D tiny", 42)])
 def test_a_step_makes_fewer_calls_than_the_loop_by_hand(name, fewer):
     """Nothing is looked up, sorted or formatted in a step that could be done once, and torch's wrapper of the step is left out."""
     hand, own = by_hand(WORKS[name]), of_trainer(WORKS[name])
@@ -65,7 +65,7 @@ def test_with_everything_on_it_makes_fewer():
     """Accumulation, bf16, clipping and the average: against the textbook loop, and in all."""
     work = WORKS["C tiny"]
     hand, own = by_hand(work), of_trainer(work)
-    assert own <= 0.6 * hand, (own, hand)
+    assert own <= 0.5 * hand and own <= 130, (own, hand)
 
 
 @pytest.mark.parametrize("name", [name for name in WORKS if "tiny" in name])

@@ -384,6 +384,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.multiply': ('core/engine.html#multiply', 'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.pick_device': ('core/engine.html#pick_device', 'trainer_nb/core/engine.py'),
+                                        'trainer_nb.core.engine.run_backward': ( 'core/engine.html#run_backward',
+                                                                                 'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.step_within': ('core/engine.html#step_within', 'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.total_norm': ('core/engine.html#total_norm', 'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.unwrap': ('core/engine.html#unwrap', 'trainer_nb/core/engine.py')},

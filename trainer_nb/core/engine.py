@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'Window', 'check_precision', 'unwrap', 'pick_device', 'gradient_norms', 'total_norm', 'clip_gradients',
-           'multiply', 'NonFiniteError', 'Marks', 'FinitePolicy', 'step_within', 'OneProcess', 'EngineSettings',
-           'Engine']
+           'multiply', 'NonFiniteError', 'Marks', 'FinitePolicy', 'step_within', 'run_backward', 'OneProcess',
+           'EngineSettings', 'Engine']
 
 # %% ../../nbs/core/06_engine.ipynb #2a74c7d3
 import difflib
@@ -209,6 +209,19 @@ def step_within(optim) -> Callable | None:
         return None
     return step.__wrapped__
 
+# %% ../../nbs/core/06_engine.ipynb #7d995f79
+_BACKWARD = torch.Tensor.backward, torch.autograd.backward
+# not public, as above
+_RUN, _MODES = getattr(torch.autograd.graph, "_engine_run_backward", None), getattr(torch._C, "_is_torch_function_mode_enabled", None)
+
+def run_backward(loss: torch.Tensor, seed) -> None:
+    "`loss.backward(seed)`, by the shortest way that does the same."
+    plain = type(loss) is torch.Tensor and type(seed) is torch.Tensor and loss.shape == seed.shape and _RUN is not None and _MODES is not None
+    if not plain or torch.Tensor.backward is not _BACKWARD[0] or torch.autograd.backward is not _BACKWARD[1] or _MODES():
+        loss.backward(seed)
+    else:
+        _RUN((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
 # %% ../../nbs/core/06_engine.ipynb #c38a8bb9
 class OneProcess:
     "What one process answers where several would have to ask each other."
@@ -339,7 +352,7 @@ class Engine(EngineSettings):
         "Add the gradients of `loss`, weighted by `seed`."
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        loss.backward(seed)
+        run_backward(loss, seed)
 
     def gradients(self) -> list:
         "All gradients that are there."
