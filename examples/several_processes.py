@@ -1,6 +1,7 @@
 """Digits on several processes: accelerate launch --num_processes 2 examples/several_processes.py
 
 Without GPUs: torchrun --nproc_per_node 2 examples/several_processes.py
+With a part of every parameter in each (FSDP): accelerate launch --use_fsdp --fsdp_version 2 ..., or ACCELERATE_USE_FSDP=true torchrun ...
 The same script runs alone: python examples/several_processes.py --accumulate 2
 """
 
@@ -12,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from trainer_nb import Trainer, unwrap
+from trainer_nb import Trainer
 
 
 def main():
@@ -42,8 +43,8 @@ def main():
         engine="accelerate",
     )
     result = trainer.fit()
+    weights = torch.cat([tensor.reshape(-1) for tensor in trainer.state_dict()["model"].values()])  # all processes ask together
     if trainer.is_main:
-        weights = torch.cat([parameter.detach().reshape(-1) for parameter in unwrap(trainer.model).parameters()]).cpu()
         number = trainer.step_state.num_processes
         print(f"{number} process{'es' if number > 1 else ''}, {result.steps} steps, accuracy {result.last['valid/accuracy']:.3f}, "
               f"weights {zlib.crc32(weights.round(decimals=9).numpy().tobytes()):08x}")

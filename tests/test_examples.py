@@ -96,15 +96,16 @@ def test_the_task_says_what_it_has_learnt(arguments):
 
 
 def test_several_processes_make_the_run_of_one():
-    """Started by Accelerate; the check sums of the weights are equal."""
+    """Started by Accelerate, and with a part of every parameter in each; the check sums of the weights are equal."""
     script = str(ROOT / "examples" / "several_processes.py")
     quiet = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
               "--dynamo_backend", "no", script]
+    parts = ["-m", "torch.distributed.run", "--nproc_per_node", "2", script]
     told = []
-    for command in ([script, "--accumulate", "2"], launch):
-        done = subprocess.run([SCRIPT[0], *command], capture_output=True, text=True, timeout=120, env=quiet)
+    for command, more in (([script, "--accumulate", "2"], {}), (launch, {}), (parts, {"ACCELERATE_USE_FSDP": "true"})):
+        done = subprocess.run([SCRIPT[0], *command], capture_output=True, text=True, timeout=120, env=quiet | more)
         assert done.returncode == 0, done.stderr
         told.append(done.stdout.strip().splitlines()[-1])
-    assert told[0].startswith("1 process,") and told[1].startswith("2 processes,")
-    assert told[0].partition(",")[2] == told[1].partition(",")[2]
+    assert [each.partition(",")[0] for each in told] == ["1 process", "2 processes", "2 processes"]
+    assert len({each.partition(",")[2] for each in told}) == 1
