@@ -164,6 +164,35 @@ def test_a_snapshot_when_cuda_is_out_of_memory(trace, tmp_path):
     assert kept["segments"] and any(kept["device_traces"]) == trace
 
 
+def test_snapshots_of_every_so_many_steps_need_cuda(tmp_path):
+    """Said before the first step."""
+    trainer = make(MemoryHook(snapshot_every=5, folder=tmp_path))
+    with pytest.raises(ValueError, match="snapshot_every=5.*on cpu"):
+        trainer.fit()
+    assert trainer.step_state.optimizer_step == 0 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "value"), [("snapshot_every", 0), ("snapshot_every", 2.5), ("snapshot_every", True), ("keep_last", 0), ("keep_last", None)])
+def test_bad_numbers_of_snapshots_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        MemoryHook(**{name: value})
+
+
+@CUDA
+@pytest.mark.parametrize("trace", [False, True])
+def test_snapshots_of_every_so_many_steps(trace, tmp_path):
+    """The last ones stay, what others wrote there too, and the run is the same."""
+    (tmp_path / "memory_step_00000001.pickle").write_bytes(b"of another run")
+    hook = MemoryHook(snapshot_every=4, keep_last=2, folder=tmp_path, trace=trace)
+    trainer, without = make(hook, device="cuda"), make(device="cuda")
+    trainer.fit()
+    without.fit()
+    assert torch.equal(weights(trainer), weights(without))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"memory_step_{step:08d}.pickle" for step in (1, 16, 20)]
+    kept = pickle.loads(hook.snapshot.read_bytes())
+    assert hook.snapshot.name == "memory_step_00000020.pickle" and kept["segments"] and any(kept["device_traces"]) == trace
+
+
 @CUDA
 def test_reserved_memory_is_given_back():
     class Frees(Hook):

@@ -1,5 +1,6 @@
 """The folder of a run: what is in it, that two runs keep apart, and that a run taken up goes on in it."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer_nb import CheckpointHook, Journal, SnapshotHook, Trainer
+from trainer_nb import CheckpointHook, Journal, LambdaHook, SnapshotHook, Trainer
 
 
 def make(workspace, *hooks, epochs=3, **settings):
@@ -27,6 +28,21 @@ def make(workspace, *hooks, epochs=3, **settings):
 def lines(path):
     """Of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def table(path):
+    """(step, value) of each name in a table of CSV."""
+    found = {}
+    for line in csv.DictReader(open(path, newline="")):
+        for name, value in line.items():
+            if value and name not in ("step", "epoch", "samples_seen", "seconds"):
+                found.setdefault(name, []).append((int(line["step"]), float(value)))
+    return found
+
+
+def in_table(history):
+    """What it must say, in full precision."""
+    return {name: list(zip(history.steps(name).tolist(), history[name].tolist())) for name in history.names}
 
 
 def points(history):
@@ -60,7 +76,7 @@ def test_what_a_run_leaves_behind(tmp_path):
 def test_the_picture_costs_a_script_no_widget(tmp_path):
     """It is written by what needs no notebook."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from test_run_folder import make; " \
-           f"make({str(tmp_path / 'run')!r}).fit(); sys.exit(bool({{'ipywidgets', 'plotly', 'anywidget'}} & set(sys.modules)))"
+           f"make({str(tmp_path / 'run')!r}).fit(); sys.exit(bool({{'ipywidgets', 'plotly', 'anywidget', 'pandas'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
     assert (tmp_path / "run" / "still.svg").stat().st_size > 1000
 
@@ -158,3 +174,67 @@ def test_a_checkpoint_holds_the_place_in_the_file_and_not_the_records(tmp_path):
     with pytest.warns(UserWarning, match="workspace="):
         other.load_state_dict(state)
     assert other.step_state.optimizer_step == 12
+
+
+def test_the_table_has_all_records_a_line_a_step(tmp_path):
+    """Those of an evaluation in the line of its step; what was logged twice at a step twice."""
+    def twice(trainer):
+        if trainer.step_state.optimizer_step == 6:
+            trainer.log({"extra": 1.0})
+            trainer.log({"extra": float("nan")})
+    trainer = make(tmp_path / "run", LambdaHook(after_step=twice), grad_clip=1.0)
+    trainer.step(5)
+    assert not (tmp_path / "run" / "metrics.csv").exists()  # nothing is done before the end
+    trainer.fit()
+    path = tmp_path / "run" / "metrics.csv"
+    assert str(table(path)) == str(in_table(trainer.history))
+    rows = list(csv.DictReader(open(path, newline="")))
+    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6, 6, *range(7, 13)]
+    for row in rows:
+        assert bool(row["valid/loss"]) == (row["step"] in ("4", "8", "12")) and bool(row["grad_norm"]) == (row["extra"] != "nan")
+    assert [float(row["epoch"]) for row in rows[:4]] == [0.25, 0.5, 0.75, 1.0] and rows[3]["samples_seen"] == "32"
+    assert float(rows[3]["seconds"]) == trainer.history.series("valid/loss").seconds[0]
+
+
+def test_the_table_is_of_the_live_branch_also_when_a_run_is_taken_up(tmp_path):
+    """After a crash, a rewind and a stop; a reader of the old file has a whole one."""
+    path = tmp_path / "run" / "metrics.csv"
+    first = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
+    first.step(7)
+    first.get_hook(CheckpointHook).writer.wait()
+    first.run_folder.write(first.history)
+    first.run_folder.close()  # the process dies
+    second = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None), SnapshotHook(every_steps=2))
+    second.step(4)
+    second.stop()
+    assert [step for step, _ in table(path)["train/loss"]] == list(range(1, 9))
+    before, reader = path.read_text(), open(path)
+    second.step(2)
+    assert second.rewind(6) == 6
+    second.tune(lr=0.001)
+    second.step(2)
+    second.stop()
+    assert table(path) == in_table(second.history) and [step for step, _ in table(path)["lr"]] == list(range(1, 9))
+    assert reader.read() == before != path.read_text()
+    second.fit()
+    assert table(path) == in_table(second.history) and len(table(path)["lr"]) == 12
+    assert not list((tmp_path / "run").glob(".*.new"))
+
+
+@pytest.mark.parametrize("ends", ["finished", "stopped", "error"])
+def test_the_result_is_in_a_file(ends, tmp_path):
+    def end(trainer):
+        if trainer.step_state.optimizer_step == 9 and ends == "stopped":
+            trainer.stop()
+        assert trainer.step_state.optimizer_step < 9 or ends != "error"
+    trainer = make(tmp_path / "run", LambdaHook(after_step=end), best=("valid/loss", "min"))
+    if ends == "error":
+        with pytest.raises(AssertionError):
+            trainer.fit()
+    else:
+        trainer.fit()
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = trainer.result()
+    assert written["status"] == ends == str(result.status) and written["steps"] == result.steps == (12 if ends == "finished" else 9)
+    assert written["best"] == result.best and written["best"]["value"] == min(trainer.history["valid/loss"])
+    assert written["last"] == result.last and 0 < written["seconds"] <= trainer.elapsed()

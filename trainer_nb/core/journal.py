@@ -45,7 +45,7 @@ class Intervention:
     def __str__(self):
         said = "" if self.new is None else f": {self.new}"
         texts = {"tune": f" {self.old} → {self.new}", "hook": f" {self.old} → {self.new}", "note": said, "pause": said,
-                 "skip": f"{said} left out", "rewind": f" {self.old} → {self.new}", "totals": f" {self.old} → {self.new}"}
+                 "skip": f"{said} left out", "load": said, "rewind": f" {self.old} → {self.new}", "totals": f" {self.old} → {self.new}"}
         what = "rewind" if self.kind == "rewind" else self.name
         return f"step {self.step:,}: {what}{texts.get(self.kind, '')} ({self.source})"
 
@@ -92,7 +92,12 @@ def tune_source(name: str, value) -> str:
 # %% ../../nbs/core/04_journal.ipynb #2c77ff05
 def replay_steps(entries: Iterable[Intervention]) -> Iterator[tuple[str, str]]:
     "Pairs: the call that goes to a place (empty: it is there already), and what is done there."
-    epoch = step = 0
+    entries, epoch, step = list(entries), 0, 0
+    loads = [place for place, entry in enumerate(entries) if entry.kind == "load"]
+    if loads:  # what was done before is in the file
+        first, *entries = entries[loads[-1]:]
+        epoch, step = first.epoch, first.step
+        yield "", f"trainer.load(path, optimizer=False)  # the file of step {step}"
     for entry in entries:
         if entry.kind == "skip":
             where = f"{entry.new} failed after step {entry.step}"

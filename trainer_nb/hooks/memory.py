@@ -31,7 +31,7 @@ def memory_records(device: torch.device) -> dict[str, float]:
     return records
 
 class MemoryHook(MainProcessHook):
-    "Records memory; when the GPU runs out of it, a snapshot of what is there is written."
+    "Records memory; writes a snapshot of what is there when the GPU runs out of it, or every so many steps."
     order = 25  # after the recorder
     every_steps = Tunable(10, min=1, doc="a record of so many steps")
     def __init__(
@@ -39,12 +39,22 @@ class MemoryHook(MainProcessHook):
         every_steps: int = 10,
         folder=None,  # of snapshots; default: the workspace, or here
         trace: bool = False,  # in the snapshot, who asked for the memory (each allocation costs more then)
+        snapshot_every: int | None = None,  # steps; on a CUDA device only
+        keep_last: int = 3,  # of these snapshots
     ):
+        for name, value in (("snapshot_every", snapshot_every), ("keep_last", keep_last)):
+            if (value is not None or name == "keep_last") and (type(value) is not int or value < 1):
+                raise ValueError(f"{name}={value!r}: a whole number, 1 or more" + (", or None" if name == "snapshot_every" else ""))
         self.every_steps, self.folder, self.trace = every_steps, folder, trace
+        self.snapshot_every, self.keep_last = snapshot_every, keep_last
         self.snapshot: Path | None = None  # the last one
+        self._kept: list[Path] = []  # of those of every so many steps
 
     def before_fit(self, trainer):
-        "Peaks count from here."
+        "Peaks count from here; ValueError for snapshots where there is no CUDA device."
+        if self.snapshot_every is not None and trainer.device.type != "cuda":
+            raise ValueError(f"snapshot_every={self.snapshot_every}: snapshots are of CUDA's memory, and this run is on {trainer.device}; "
+                             "memory/host is recorded everywhere")
         if trainer.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(trainer.device)
             if self.trace:
@@ -57,21 +67,36 @@ class MemoryHook(MainProcessHook):
             place = [state.optimizer_step], [trainer.epoch_float()], [state.samples_seen], [trainer.elapsed()]
             for name, value in memory_records(trainer.device).items():  # not by trainer.log: that waits for the device
                 trainer.history.extend(name, *place, [value])
+        if self.snapshot_every is not None and state.optimizer_step % self.snapshot_every == 0:
+            self._keep(self._write(trainer))
+
+    def _keep(self, path: Path | None) -> None:
+        "The last ones; those of an earlier process stay."
+        kept = [each for each in self._kept if each != path] + ([path] if path else [])
+        for old in kept[:-self.keep_last]:
+            old.unlink(missing_ok=True)
+        self._kept = kept[-self.keep_last:]
 
     def after_exception(self, trainer):
         "Out of memory: write what is there, for https://pytorch.org/memory_viz."
         if trainer.device.type != "cuda" or not isinstance(trainer.exception, torch.OutOfMemoryError):
             return
+        path = self._write(trainer)
+        if path is not None:
+            trainer.exception.add_note(f"what was in the memory is in {path}: open it at https://pytorch.org/memory_viz")
+
+    def _write(self, trainer) -> Path | None:
+        "The snapshot of this step; None where it could not be written."
         folder = Path(self.folder or getattr(trainer, "workspace", None) or ".")
         path = folder / f"memory_step_{trainer.step_state.optimizer_step:08d}.pickle"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             torch.cuda.memory._dump_snapshot(str(path))
-        except Exception as error:  # the one to tell about is the first
+        except Exception as error:  # the training goes on, or has an error of its own to tell
             warn(f"no snapshot of the memory could be written to {path} ({type(error).__name__}: {error})")
-            return
+            return None
         self.snapshot = path
-        trainer.exception.add_note(f"what was in the memory is in {path}: open it at https://pytorch.org/memory_viz")
+        return path
 
     def cleanup_fit(self, trainer):
         "Allocations are not traced any more."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'MOST_TICKS', 'steps_of', 'warm', 'one_cycle', 'cosine', 'warmup_stable_decay', 'Recipe', 'jumps', 'twin',
-           'foresee', 'spread', 'FittedScheduler', 'SchedulerHook']
+           'foresee', 'spread', 'FittedScheduler', 'KeptScheduler', 'SchedulerHook']
 
 # %% ../../nbs/hooks/12_schedule.ipynb #61ee9e28
 import copy
@@ -140,6 +140,7 @@ class FittedScheduler(Hook):
         self.recipe = None if built else Recipe(scheduler, settings)
         self.every, self.metric = every, metric
         self.total, self.ticks, self.built_for = None, 0, None  # ticks of the whole run, and made; what the length came from
+        self.began = 0  # steps or epochs of the run before the first tick
         self._rates, self._given = [], None  # the groups' own rates; a state that came before the scheduler could be built
         self._take(scheduler if built else None)
 
@@ -161,7 +162,8 @@ class FittedScheduler(Hook):
         "Ticks of the whole run, where known."
         if self.every == "evaluation":
             raise ValueError(f"sched={self.recipe.name} goes by the length of the run: every='step' or 'epoch'")
-        return trainer.epochs if self.every == "epoch" else trainer.planned_steps
+        whole = trainer.epochs if self.every == "epoch" else trainer.planned_steps
+        return None if whole is None else max(1, whole - self.began)
 
     def fit_length(self, trainer) -> bool:
         "Build the scheduler, again where the length of the run has changed; False if that is not known."
@@ -194,13 +196,29 @@ class FittedScheduler(Hook):
         plans = [foresee(self.recipe.build(twin(optimizer), self._rates, each, 0), spread(self.ticks)) for each in (self.total, total)]
         return None in plans or plans[0] != plans[1]
 
+    def _load(self, state, optimizer) -> None:
+        if self.takes_length:
+            self._rates, self.began = list(state["rates"]), state.get("began", 0)
+            if self.total != state["total"]:
+                self._build(optimizer, state["total"], state["ticks"])
+            self.ticks, self.built_for = state["ticks"], list(state["built_for"])
+        self.scheduler.load_state_dict(state["scheduler"])
+
+# %% ../../nbs/hooks/12_schedule.ipynb #f5493670
+class KeptScheduler(FittedScheduler):
+    "What a checkpoint keeps of a scheduler, and how it begins anew where that is not wanted."
+    def start_anew(self, trainer) -> None:
+        "`trainer.load(path, optimizer=False)`: from here on, over what is left of the run; one that was built by hand begins where it is."
+        self.began, self.built_for = trainer.step_state.epoch if self.every == "epoch" else trainer.step_state.optimizer_step, None
+        self.fit_length(trainer)
+
     def state_dict(self):
         "The scheduler's own state, and the length it was built for."
         if self.scheduler is None:
             return self._given or {}
         own = {"scheduler": self.scheduler.state_dict()}
         return own | {"total": self.total, "ticks": self.ticks, "built_for": self.built_for,
-                      "rates": self._rates} if self.takes_length else own
+                      "rates": self._rates, "began": self.began} if self.takes_length else own
 
     def load_state_dict(self, state):
         "Give the scheduler its state back, and the length that goes with it."
@@ -209,16 +227,8 @@ class FittedScheduler(Hook):
         else:
             self._load(state, self.scheduler.optimizer)
 
-    def _load(self, state, optimizer) -> None:
-        if self.takes_length:
-            self._rates = list(state["rates"])
-            if self.total != state["total"]:
-                self._build(optimizer, state["total"], state["ticks"])
-            self.ticks, self.built_for = state["ticks"], list(state["built_for"])
-        self.scheduler.load_state_dict(state["scheduler"])
-
-# %% ../../nbs/hooks/12_schedule.ipynb #f5493670
-class SchedulerHook(FittedScheduler):
+# %% ../../nbs/hooks/12_schedule.ipynb #1d69f062
+class SchedulerHook(KeptScheduler):
     "Steps a scheduler of torch's."
     order = 30  # after the recorder, which keeps the rate as it was used
     def __init__(

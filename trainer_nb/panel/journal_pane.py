@@ -113,6 +113,8 @@ def promise(journal: Journal) -> str:
         words += ", from the same random state (the run had no seed)"
     if any(entry.kind == "skip" for entry in journal.entries):
         words += ", once the batch that failed is left out again"
+    if any(entry.kind == "load" for entry in journal.surviving()):
+        words += ", once the file is loaded that the run was taken from"
     if any(entry.kind == "rewind" for entry in journal.entries):
         words += ", of rewinds the path that was gone on with"
     return f"{words}. Pauses and notes are left out."

@@ -59,6 +59,11 @@ class ReplayHook(Hook):
         other = first_difference(self.journal.header, trainer.journal.header)
         if other:
             raise ValueError(f"the journal is of another run: {other}")
+        known = [entry.boundary for entry in trainer.journal if entry.kind == "load"]
+        for entry in self.journal.surviving():
+            if entry.kind == "load" and entry.boundary not in known:
+                raise ValueError(f"the journal's run went on from step {entry.step} with a new optimizer and schedule, and was taken from a file: "
+                                 "trainer.load(path, optimizer=False) comes first here too")
         table = trainer.tunables()
         for entry in self.waiting:
             if entry.kind in ("tune", "hook"):
