@@ -24,7 +24,7 @@ from .control import (Command, Inspection, Reply, Series, StepTimes,
 from .data import limited, loader_generators, loader_length
 from .drive import CELLS, FLOW, PatientLoop, check_step
 from .state import FitResult, Position, RandomStreams, RunState, ThreadState, refuse_open_contexts
-from .training import named_loaders
+from .training import limit_of, named_loaders
 from .tunable import BoundTunable
 
 
@@ -67,7 +67,7 @@ class ReadyLoop(PatientLoop):
         for loader_name, loader in self.valid_loaders.items():
             if loader_length(loader) == 0:
                 raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to evaluate")
-            limited(loader_length(loader), self.limit_batches)  # ValueError for a fraction of nobody knows what
+            limited(loader_length(loader), limit_of(self.limit_batches, "valid"))  # ValueError for a fraction of nobody knows what
 
     def set_totals(self, epochs: int | None, max_steps: int | None, source: str = "code") -> None:
         "Other totals; those of a run that is under way are journalled."
