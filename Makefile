@@ -44,7 +44,7 @@ test: env chromium
 	$(NOTEBOOKS) check
 	$(NOTEBOOKS) test
 	$(NOTEBOOKS) docs
-	$(BIN)/python -m pytest $(PYTESTFLAGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(PYTESTFLAGS)
 
 # A training process is killed 200 times, taken up each time, and compared with one that nobody disturbed.
 torture: env
