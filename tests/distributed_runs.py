@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from trainer_nb import CheckpointHook, EMAHook, Hook, OutputsHook, Task, Trainer
+from trainer_nb import CheckpointHook, EMAHook, Hook, LayerGroupsHook, LayerStatsHook, OutputsHook, Task, Trainer
+from trainer_nb.core.control import Command
 
 SAMPLES = 26
 ENGINE = os.environ.get("ENGINE", "accelerate")
@@ -476,7 +477,164 @@ def taken_up(processes, folder):
     return {"taken up": outcome(trainer), "straight": outcome(straight), "from": str(trainer.get_hook(CheckpointHook).resumed_from)}
 
 
-WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, written, collected, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up)}
+def from_one(processes, folder):
+    """A file of one process is gone on with: loaded by hand, and by a hook while the drive begins."""
+    alone, path = run(1, dropout=0.5, hooks=[AsDouble()]), folder / f"alone{os.environ['RANK']}.pt"
+    alone.step(5)
+    alone.save(path)
+    found = {}
+    for how in ("by hand", "by a hook"):
+        trainer = run(processes, dropout=0.5, hooks=[AsDouble(), *([CheckpointHook(folder / "from_one", resume=path)] if how == "by a hook" else [])])
+        if how == "by hand":
+            trainer.load(path)
+        trainer.step(1)
+        found[how] = {"stream": trainer.streams().torch}
+        trainer.fit()
+        found[how] |= outcome(trainer)
+    return found
+
+
+def left_over(processes, folder):
+    """Two wishes to end, and a change behind them, at one boundary; then the run goes on."""
+    def ask(trainer):
+        trainer.stop()
+        trainer.stop()
+        trainer.tune(lr=0.003)
+    trainer = run(processes, hooks=[AsDouble(), At(3, ask)])
+    status = str(trainer.fit().status)
+    lr = trainer.lr
+    return {"first": status, "lr": lr, "then": str(trainer.fit().status)}
+
+
+def held_at(processes, folder):
+    """A breakpoint."""
+    trainer = run(processes, hooks=[AsDouble()])
+    trainer.pause_when("step == 2")
+    return {"step": trainer.fit().steps}
+
+
+def persistent(processes, folder):
+    """Workers that live on from epoch to epoch, and a run that is saved between two of them."""
+    def make():
+        return run(processes, loader=data(num_workers=1, persistent_workers=True), epochs=2, hooks=[AsDouble()], valid_dl=None)
+    straight, first, second = make(), make(), make()
+    with straight, first, second:
+        straight.fit()
+        first.step(epochs=1)
+        first.save(folder / "persistent.pt")
+        second.load(folder / "persistent.pt")
+        second.fit()
+    return {"straight": outcome(straight), "resumed": outcome(second)}
+
+
+class Grow(Hook):
+    """A layer that comes when the run begins; every process draws its weights for itself."""
+
+    def before_fit(self, trainer):
+        """Once."""
+        model = trainer.plain_model
+        if len(model) == 5:
+            model.append(torch.nn.Linear(3, 3).double())
+            trainer.optim.add_param_group({"params": list(model[5].parameters())})
+
+
+def grown(processes, folder):
+    """All have the new layer of the first."""
+    trainer = run(processes, valid_dl=None, hooks=[AsDouble(), Grow()])
+    trainer.fit()
+    return outcome(trainer)
+
+
+def spectral(processes, folder):
+    """Buffers that the training itself goes by differ between processes; a file keeps those of each."""
+    def make():
+        model = network()
+        torch.nn.utils.parametrizations.spectral_norm(model[0])
+        return Trainer(model, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3, seed=3, engine=ENGINE,
+                       optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), hooks=[AsDouble()])
+    straight, first, second = make(), make(), make()
+    straight.fit()
+    first.step(6)
+    first.save(folder / "spectral.pt")
+    second.load(folder / "spectral.pt")
+    second.fit()
+    return {"straight": outcome(straight), "resumed": outcome(second)}
+
+
+class Cancel(Hook):
+    """The first process has seen enough of a sweep."""
+
+    def before_step(self, trainer):
+        """In its third step."""
+        if trainer.sweeping is not None and len(trainer.sweeping) == 2 and trainer.is_main:
+            trainer.sweeping.cancel()
+
+
+def cancelled(processes, folder):
+    """All end it."""
+    sweep = run(processes, hooks=[AsDouble(), Cancel()]).sweep("lr", [0.01, 0.02, 0.03, 0.04, 0.05])
+    return {"tried": len(sweep), "ended": sweep.ended}
+
+
+def claimed(processes, folder):
+    """Another run has the workspace, with checkpoints in it."""
+    first, second = [run(processes, epochs=1, hooks=[AsDouble(), CheckpointHook()], workspace=folder / "claimed") for _ in range(2)]
+    with first, second:
+        first.fit()
+        second.fit()
+        return {"folder": second.get_hook(CheckpointHook).folder.path.parent.name, "resumed": second.get_hook(CheckpointHook).resumed_from}
+
+
+class Counts:
+    """A metric that knows nothing of other processes."""
+
+    def reset(self):
+        """From zero."""
+        self.seen = 0
+
+    def update(self, pred, target):
+        """Count the samples."""
+        self.seen += len(pred)
+
+    def compute(self):
+        """How many there were."""
+        return self.seen
+
+
+def at_odds(processes, folder):
+    """What the processes were not given alike is refused by all of them."""
+    divided = data(11, shuffle=False, sampler=DistributedSampler(range(11), 2, int(os.environ["RANK"])))
+    trainer, counting = run(processes, hooks=[AsDouble()]), run(processes, hooks=[AsDouble()])
+    counting.metrics["count"] = Counts()
+    trainer.step(2)
+    if trainer.is_main:
+        trainer.tune(lr=0.5)
+    cases = {"metric": counting.validate, "lr": trainer.fit, "test": lambda: trainer.test(divided), "valid": lambda: run(processes, valid_dl=divided),
+             "train": lambda: run(processes, loader=DataLoader(divided.dataset, batch_sampler=torch.utils.data.BatchSampler(divided.sampler, 4, False)))}
+    found = {}
+    for name, act in cases.items():
+        try:
+            act()
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def looked_into(processes, folder):
+    """A layer that is frozen by its group, and what is measured of the others."""
+    stats = LayerStatsHook(every_steps=2, modules=["4"])
+    trainer = run(processes, hooks=[AsDouble(), LayerGroupsHook({"body": ["0"], "head": ["4"]}), stats])
+    before = trainer.state_dict()["model"]
+    trainer.tune(**{"layer_groups.body.frozen": True})
+    trainer.post(Command("inspect", {"on": True}))
+    trainer.fit()
+    after = trainer.state_dict()["model"]
+    return {"changed": [name for name in before if not torch.equal(before[name], after[name])], "measured": stats.history.layers("activations"),
+            "gradients": {row.name: row.norm for row in trainer.inspection.layers}}
+
+
+WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, written, collected, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up,
+                                    from_one, left_over, held_at, persistent, grown, spectral, cancelled, claimed, at_odds, looked_into)}
 
 
 def main():

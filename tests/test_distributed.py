@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("accelerate")
 
-from distributed_runs import EQUAL, TOGETHER, Unused, collected, looked_at, network, outcome, partly, run, written  # noqa: E402
+from distributed_runs import EQUAL, TOGETHER, Unused, collected, looked_at, looked_into, network, outcome, partly, run, written  # noqa: E402
 
 GOING_ON = ["resumed", "rewound", "steered", "signalled"]
 SHARED = [name for name in EQUAL if name not in ("an average and a schedule", "small pieces", "workers", "seeded samples")]
@@ -64,7 +64,8 @@ def assert_same(a, b):
 def together(tmp_path_factory):
     """The folder with what two processes made of all runs that need no death."""
     folder = tmp_path_factory.mktemp("together")
-    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "written", "collected", "stopped_by_time", "textbook", "unused", "half"]
+    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "written", "collected", "stopped_by_time", "textbook", "unused", "half", "from_one", "left_over",
+             "held_at", "persistent", "grown", "spectral", "cancelled", "claimed", "looked_into", "at_odds"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -74,7 +75,8 @@ def together(tmp_path_factory):
 def sharing(tmp_path_factory):
     """The same of processes that have a part of every parameter each."""
     folder = tmp_path_factory.mktemp("sharing")
-    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "written", "collected", "refused", "in_units", "half", engine="fsdp")
+    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "written", "collected", "refused", "in_units", "half", "grown",
+                  "looked_into", engine="fsdp")
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
 
@@ -350,6 +352,68 @@ def test_a_killed_process_of_a_shared_run(tmp_path):
     assert [code for code, _ in again] == [0, 0], "\n\n".join(text[-3000:] for _, text in again)
     for found in read(tmp_path, "taken_up"):
         assert_same(found["straight"], found["taken up"])
+
+
+@pytest.mark.parametrize("how", ["by hand", "by a hook"])
+def test_a_file_of_one_process_serves_two(together, how):
+    """All from the same place, each with random streams of its own."""
+    first, second = [found[how] for found in read(together, "from_one")]
+    assert_same(first, second)
+    assert first["counters"][0] == 3 and first["counters"][2] == 3 * 26
+    assert not torch.equal(first["stream"], second["stream"])
+
+
+def test_what_was_asked_behind_a_stop_does_not_stop_the_next_run(together):
+    """A second wish to end is void; a change counts."""
+    for found in read(together, "left_over"):
+        assert found == {"first": "stopped", "lr": 0.003, "then": "finished"}
+
+
+def test_a_breakpoint_pauses_all_at_its_own_step(together):
+    """Not at the one behind it."""
+    assert [found["step"] for found in read(together, "held_at")] == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["persistent", "spectral"])
+def test_a_file_keeps_what_the_processes_have_for_themselves(together, name):
+    """That workers have lived on; buffers that training goes by."""
+    for found in read(together, name):
+        assert_same(found["straight"], found["resumed"])
+
+
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_a_new_layer_is_that_of_the_first_process(request, kind):
+    """Each has drawn another one."""
+    first, second = read(request.getfixturevalue(kind), "grown")
+    assert_same(first, second)
+
+
+def test_a_sweep_that_one_process_cancels_ends_in_all(together):
+    """After the same step."""
+    assert read(together, "cancelled") == 2 * [{"tried": 3, "ended": "cancelled"}]
+
+
+def test_all_look_for_checkpoints_where_the_first_process_writes(together):
+    """Beside a workspace that another run has."""
+    assert read(together, "claimed") == 2 * [{"folder": "claimed-2", "resumed": None}]
+
+
+def test_what_was_not_given_alike_is_refused_by_all(together):
+    """Instead of two different runs, or half of the data."""
+    for found in read(together, "at_odds"):
+        assert "the metric 'count' is 7 in process 0 and 4 in process 1" in found["metric"]
+        assert "lr is 0.5 in process 0 and None in process 1" in found["lr"]
+        assert all("has a DistributedSampler" in found[name] for name in ("test", "valid", "train"))
+
+
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_layers_are_frozen_and_looked_into(request, kind, tmp_path):
+    """Also where the engine has wrapped or cut up what the hooks were given."""
+    alone = looked_into(1, tmp_path)
+    assert alone["changed"] == ["4.weight", "4.bias"]
+    for found in read(request.getfixturevalue(kind), "looked_into"):
+        assert found["changed"] == alone["changed"] and found["measured"] == alone["measured"] == ["4"]
+        assert found["gradients"] == pytest.approx(alone["gradients"])
 
 
 LAUNCHED = """

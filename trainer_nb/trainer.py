@@ -193,6 +193,10 @@ class WatchedLoop(SearchingLoop):
         if wanted is not any(each is hook for each in self.hooks):
             (self.hooks.add if wanted else self.hooks.remove)(hook)
 
+    def wants_word(self) -> bool:
+        "As ever; and a breakpoint may pause the run after any step, which the others are to hear of at that very boundary."
+        return bool(self.breakpoints) or super().wants_word()
+
     def _inspect(self, on: bool) -> None:
         self._take_part(self._inspect_hook, on)
         self._inspect_hook.look(self)

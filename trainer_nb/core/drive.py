@@ -771,7 +771,8 @@ class PatientLoop(HoldingLoop):
 
     def _settle_idle(self) -> None:
         "Apply what came when no drive is there to take it; a wish to a driver is void."
-        while (item := self.control.take()) is not None:
+        agreed, self._agreed = self._agreed, None  # what the processes had before them when the drive ended
+        while (item := agreed.popleft() if agreed else self.control.take()) is not None:
             command, reply = item
             if command.name in FLOW or command.name == "validate":
                 reply.settle("void", "the run is not being driven")

@@ -261,6 +261,9 @@ class OneProcess:
     def check(self, trainer) -> None:
         "Raise ValueError for a trainer that this engine cannot run."
 
+    def check_alike(self, values) -> None:
+        "Raise ValueError where the dict that `values()` gives differs between processes."
+
     def leave(self, error: BaseException) -> None:
         "This process is out of step with the others."
 

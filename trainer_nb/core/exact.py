@@ -168,10 +168,17 @@ class HookState(ModuleState):
         for name, loader in self.valid_loaders.items():
             for generator, value in zip(loader_generators(loader), state["loaders"].get(name, ())):
                 generator.set_state(value)
-        self.set_streams(None if state["random"] is None else RandomStreams.from_state(state["random"]))
-        if rank and not known:  # of a run with another number of processes
-            with self.run_streams():
-                self.engine.part_streams()
+        streams = None if state["random"] is None else RandomStreams.from_state(state["random"])
+        self.set_streams(streams if known or streams is None else self._parted(streams))
+
+    def _parted(self, streams: RandomStreams) -> RandomStreams:
+        "This process's own, of those that a run with another number of processes had."
+        now = RandomStreams.capture()
+        streams.restore()
+        self.engine.part_streams()
+        own = RandomStreams.capture()
+        now.restore()
+        return own
 
 # %% ../../nbs/core/13_exact.ipynb #9a253fda
 class OptimizerState(HookState):
@@ -239,7 +246,8 @@ class StateLoop(OptimizerState):
         "Become the run whose `state_dict()` this is; CheckpointError, before anything has changed, if it is of other parts."
         self._check_new(optimizer)
         with self._at_rest("load_state_dict()"):
-            missing = [key for key in (*self.run_state(), *self.told_state(), "fingerprint") if key not in state]
+            wanted = {**self.run_state(), **self.told_state(), "fingerprint": None}
+            missing = [key for key in wanted if key not in state and key != "others"]  # which one process has not
             if missing:
                 raise CheckpointError(f"this is no state of a run: it lacks {', '.join(missing)}")
             taken = state if optimizer else self._with_own_optimizer(state)
@@ -367,8 +375,11 @@ class ExactLoop(StateLoop):
 
     def _save(self, path: Path, source: str = "code") -> None:
         state = self.state_dict()
-        if self.is_main:
-            write_state(state, path)
+        try:
+            if self.is_main:
+                write_state(state, path)
+        finally:
+            self.engine.gather(None)  # who is told that it is saved finds the file
         self.last_saved = self.step_state.optimizer_step, perf_counter()
         self.record("save", path.name, source=source)
 

@@ -69,6 +69,13 @@ class ReadyLoop(PatientLoop):
                 raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to evaluate")
             limited(loader_length(loader), limit_of(self.limit_batches, "valid"))  # ValueError for a fraction of nobody knows what
 
+    def _alike(self) -> dict:
+        "What several processes must have alike: else they would part, or wait for each other."
+        own = {row.name for row in self.hooks.rows if getattr(row.hook, "main_process_only", False) or not getattr(row.hook, "kept", True)}
+        tunables = {name: repr(entry.read()) for name, entry in self.tunables().items() if entry.owner not in own}
+        lengths = {f"the number of batches of {name!r}": loader_length(loader) for name, loader in self.valid_loaders.items()}
+        return tunables | lengths | {"the number of batches of train_dl": self.data.length, "epochs": self.epochs, "max_steps": self.max_steps}
+
     def set_totals(self, epochs: int | None, max_steps: int | None, source: str = "code") -> None:
         "Other totals; those of a run that is under way are journalled."
         before = self.epochs, self.max_steps
@@ -83,6 +90,7 @@ class ReadyLoop(PatientLoop):
         self._thread_error = None  # of an earlier run in the background
         if totals is not None:
             self.set_totals(*totals)
+        self.engine.check_alike(self._alike)
         if self.at_end() and self.state is RunState.FINISHED:
             return False
         return True

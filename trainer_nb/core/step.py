@@ -237,9 +237,22 @@ class EvaluationTotals:
     def compute(self, gather=None) -> dict[str, float]:
         "All values as floats, over all processes that `gather` reaches; a metric with an `update` has its own way to the others."
         result = self.means.compute(gather)
-        computed = {name: metric.compute() for name, metric in self.collecting.items()}
-        names = list(flat_records(computed))
-        return result | dict(zip(names, fetch_numbers(list(flat_records(computed).values()))))
+        computed = flat_records({name: metric.compute() for name, metric in self.collecting.items()})
+        numbers = dict(zip(computed, fetch_numbers(list(computed.values()))))
+        if gather is not None and numbers:
+            self._check_joined(gather(numbers))
+        return result | numbers
+
+    @staticmethod
+    def _check_joined(every: list[dict]) -> None:
+        "ValueError for a metric that has seen its own process's batches only."
+        for rank, numbers in enumerate(every):
+            for name, value in numbers.items():
+                first = every[0].get(name, math.nan)
+                if not (math.isclose(value, first, rel_tol=1e-5, abs_tol=1e-9) or (math.isnan(value) and math.isnan(first))):
+                    raise ValueError(f"the metric {name!r} is {first:.6g} in process 0 and {value:.6g} in process {rank}: each has counted its own "
+                                     "batches only. Bring its state together in compute(), as those of torchmetrics do, or give the outputs to "
+                                     "end_of_evaluation, which gets those of all processes")
 
     def join(self, found: Mapping | None, source: str, gather=None) -> dict[str, float]:
         "All values, with what `source` made of the outputs; ValueError for a name that is there already."

@@ -300,7 +300,8 @@ class SweepLoop(TrialLoop):
 
     def _try_values(self, sweep: Sweep, entry: BoundTunable, valid_dl) -> None:
         for value in sweep.planned:
-            if not sweep.wanted or any(command.name == "interrupt" for command, _ in list(self.control.waiting)):
+            cancelled = not sweep.wanted or any(command.name == "interrupt" for command, _ in list(self.control.waiting))
+            if any(self.engine.gather(cancelled)):
                 sweep.ended = "cancelled"
                 return
             entry.write(value)

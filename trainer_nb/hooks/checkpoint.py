@@ -370,6 +370,7 @@ class CheckpointHook(CheckpointTaking):
         "Take up the latest checkpoint, if the run has not begun; be ready for signals."
         if not self._ready:
             place = self.given or Path(getattr(trainer, "workspace", None) or ".", "checkpoints")
+            place = trainer.engine.gather(str(place))[0]  # the first process has claimed the workspace, or one beside it
             self.folder = CheckpointFolder(place, *self.rules, self.best_kept(trainer))
             trainer.answers["checkpoint"] = Answer(lambda command: self._by_hand(trainer, command),
                                                    harmless=(OSError, CheckpointError))

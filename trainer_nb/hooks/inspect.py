@@ -70,7 +70,7 @@ class InspectHook(Hook):
 
     def before_step(self, trainer):
         "Keep the gradients' norms, before clipping, and a copy of the weights."
-        named = [(name, p) for name, p in trainer.model.named_parameters() if p.grad is not None]
+        named = [(name, p) for name, p in trainer.plain_model.named_parameters() if p.grad is not None]
         if not named:
             return
         weights = [p.detach().clone() for _, p in named]
@@ -83,7 +83,8 @@ class InspectHook(Hook):
             return
         names, parameters, weights, gradients = self._before
         changes = [(p.detach() - w).norm() for p, w in zip(parameters, weights)]
-        self._after = trainer.step_state.optimizer_step, names, gradients, changes, [w.norm() for w in weights]
+        measured = trainer.engine.whole([gradients, changes, [w.norm() for w in weights]])  # now, while all processes are here
+        self._after = trainer.step_state.optimizer_step, names, *measured
         self._before = None
 
     def look(self, trainer) -> None:

@@ -91,14 +91,15 @@ class FreezeSwitch(BoundTunable):
 class LayerGroup:
     "One part of a model."
     def __init__(self, name: str, parameters: dict[str, torch.nn.Parameter]):
-        self.name, self.parameters, self.lr_scale = name, parameters, 1.0
+        self.name, self.lr_scale = name, 1.0
+        self.numbers = sum(p.numel() for p in parameters.values())
         learning = [each for each, p in parameters.items() if p.requires_grad]
         self.own, self.frozen = learning or list(parameters), not learning  # what was frozen in it before stays so
 
-    def apply(self, on: bool) -> None:
-        "Freeze or unfreeze, where the hook is on."
+    def apply(self, on: bool, parameters: dict[str, torch.nn.Parameter]) -> None:
+        "Freeze or unfreeze, where the hook is on; `parameters` are those that the model has now: an engine may have cut them up."
         for name in self.own:
-            self.parameters[name].requires_grad_(not (on and self.frozen))
+            parameters[name].requires_grad_(not (on and self.frozen))
 
 # %% ../../nbs/hooks/19_layer_groups.ipynb #2c2d6470
 class LayerGroupsHook(Hook):
@@ -144,8 +145,10 @@ class LayerGroupsHook(Hook):
     def _apply(self) -> None:
         if self._trainer is None:
             return
+        self._trainer.engine.refresh_parameters()
+        parameters = dict(self._trainer.plain_model.named_parameters())
         for group in self.groups.values():
-            group.apply(self._enabled)
+            group.apply(self._enabled, parameters)
         factors = [self.groups[name].lr_scale if name else 1.0 for name in self._owners]
         self._trainer.group_factors = factors if self._enabled and any(factor != 1.0 for factor in factors) else None
 
@@ -168,8 +171,7 @@ class LayerGroupsHook(Hook):
                 setattr(group, attribute, value)
                 self._apply()
             return set_and_apply
-        numbers = sum(p.numel() for p in group.parameters.values())
-        frozen = FreezeSwitch(f"{name}.frozen", Tunable(False, doc=f"rests: {numbers:,} numbers that are not trained"),
+        frozen = FreezeSwitch(f"{name}.frozen", Tunable(False, doc=f"rests: {group.numbers:,} numbers that are not trained"),
                               lambda: group.frozen, write("frozen"), owner)
         frozen.others = lambda: self._others or any(not other.frozen for other in self.groups.values() if other is not group)
         scale = Tunable(1.0, min=0, scale="log", doc="times the run's rate")

@@ -413,7 +413,7 @@ class LayerStatsHook(LayerViews):
         if device not in self._edges:
             self._edges = {device: {kind: torch.tensor(lower_edges(kind), dtype=torch.float32).to(device) for kind in NEAR_ZERO}}
         scale = None if scaler is None else scaler.scale(torch.ones((), device=device))
-        self._probe = Probe(chosen_layers(trainer.model, self.modules), state.optimizer_step, self._edges[device], scale)
+        self._probe = Probe(chosen_layers(unwrap(trainer.model), self.modules), state.optimizer_step, self._edges[device], scale)
 
     def after_loss(self, trainer):
         "The forward pass is over."
