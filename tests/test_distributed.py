@@ -197,6 +197,7 @@ def test_a_process_that_is_missed_within_a_backward_pass(tmp_path):
     (code, text), (killed, _) = start(tmp_path, "killed_early")
     assert killed == -9 and code == 1
     assert "ProcessLostError: process 0 cannot reach another one" in text and "in backward" in text
+    assert "The above exception was the direct cause" in text  # raised as such, not noted beside another
 
 
 def test_an_error_in_one_process_ends_the_other(tmp_path):
