@@ -100,9 +100,10 @@ def test_processes_stay_the_same(together, name):
 
 
 @pytest.mark.parametrize("name, other", [("resumed", "resumed"), ("rewound", "rewound"), ("signalled", "again")])
-def test_two_processes_go_on_bit_for_bit(together, name, other):
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_two_processes_go_on_bit_for_bit(request, kind, name, other):
     """Each with random streams of its own: taken up from a file, after a rewind, after a signal to one of them."""
-    for found in read(together, name):
+    for found in read(request.getfixturevalue(kind), name):
         assert_same(found["straight"], found[other])
 
 
@@ -223,13 +224,6 @@ def test_a_pass_for_others_leaves_no_trace(sharing):
     """What normalization counts are the process's own batches."""
     for found, own in zip(read(sharing, "normalized, unjudged"), (12, 9)):
         assert found["buffers"][2] == own  # num_batches_tracked, of 21 batches
-
-
-@pytest.mark.parametrize("name, other", [("resumed", "resumed"), ("rewound", "rewound"), ("signalled", "again")])
-def test_sharing_processes_go_on_bit_for_bit(sharing, name, other):
-    """Taken up from a file, after a rewind, after a signal to one of them."""
-    for found in read(sharing, name):
-        assert_same(found["straight"], found[other])
 
 
 def test_sharing_processes_are_steered(sharing):

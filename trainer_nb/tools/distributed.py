@@ -413,8 +413,8 @@ class AccelerateEngine(JoiningEngine):
         accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
         self.model = wrapped = accelerator.prepare_model(self.plain_model)
         wrapped.broadcast_buffers = False  # at each forward pass, of which the processes may make different numbers: see share()
-        inside = {id(parameter) for parameter in wrapped.module.parameters() if parameter.requires_grad}
-        self._inside = [(parameter, id(parameter) in inside) for parameter in self.parameters]  # what the wrapper knows of
+        self._known = [parameter for parameter in wrapped.module.parameters() if parameter.requires_grad]  # by the wrapper
+        self._known_ids = set(map(id, self._known))
         for parameter in self.parameters[len(list(wrapped.module.parameters())):]:  # of the loss, say
             self.world.spread(parameter.data)
         self._before: list = []  # the gradients before the pass in hand, and how often each was written to
@@ -427,10 +427,10 @@ class AccelerateEngine(JoiningEngine):
         state, length = trainer.step_state, trainer.data.length
         last = trainer.window.batches + 1 >= trainer.window.size or (length is not None and state.batch_idx + trainer.group >= length)
         self.synced = bool(last and length is not None and trainer.group == self.num_processes and trainer.micro_batch_size is None
-                           and all(parameter.requires_grad or not inside for parameter, inside in self._inside))
+                           and all(parameter.requires_grad for parameter in self._known))
         self.model.require_backward_grad_sync = self.synced
         if self.synced:
-            gradients = [parameter.grad for parameter, inside in self._inside if inside]
+            gradients = [parameter.grad for parameter in self._known]
             self._before = [gradient if gradient is None else (gradient, gradient._version) for gradient in gradients]
             self.model.reducer.prepare_for_backward([])  # a step may have no loss, or call the model without its wrapper
 
@@ -438,8 +438,7 @@ class AccelerateEngine(JoiningEngine):
         "Give zeros to those who add up within their pass, for parameters that this process's own left out."
         if not self.synced:
             return
-        known = [parameter for parameter, inside in self._inside if inside]
-        left_out = [parameter for parameter, before in zip(known, self._before) if not self._written(parameter.grad, before)]
+        left_out = [parameter for parameter, before in zip(self._known, self._before) if not self._written(parameter.grad, before)]
         self._before = []
         if left_out:
             self._filled = {id(parameter) for parameter in left_out if parameter.grad is None}
@@ -457,8 +456,7 @@ class AccelerateEngine(JoiningEngine):
         if not self.synced:
             return super()._join_gradients(there)
         self.model.reducer._rebuild_buckets()  # else torch does it, all processes together, in a next pass that only some may make
-        inside = {id(parameter) for parameter, inside in self._inside if inside}
-        self._add_up([parameter for parameter, anywhere in zip(self.parameters, there) if anywhere and id(parameter) not in inside])
+        self._add_up([parameter for parameter, anywhere in zip(self.parameters, there) if anywhere and id(parameter) not in self._known_ids])
         for parameter, anywhere in zip(self.parameters, there):
             if not anywhere:
                 parameter.grad = None
