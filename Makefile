@@ -1,6 +1,7 @@
 # make env     .venv with the pinned development requirements, older kernels beside it
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
 # make test    sync check, notebook tests, docs' processing, pytest with browser tests
+# make torture 200 killed processes; make fuzz: 3,000 drawn runs; both take many minutes
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
 # make docs    notebooks processed for the documentation site
@@ -17,7 +18,9 @@ QUICK_START := nbs/tutorials/10_quick_start.ipynb
 KERNELS := 6.31 7.3
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: env lab test torture export clean docs chromium lock
+FUZZ_SEED ?= 0
+
+.PHONY: env lab test torture fuzz export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(KERNELS:%=$(VENV)-ipykernel-%/.made)
@@ -49,6 +52,10 @@ test: env chromium
 # A training process is killed 200 times, taken up each time, and compared with one that nobody disturbed.
 torture: env
 	$(BIN)/python tests/test_torture.py 200
+
+# Drawn runs are disturbed in drawn ways and compared with the same runs left alone: 3,000 scenarios, in two processes.
+fuzz: env
+	$(BIN)/python tests/fuzz.py 3000 $(FUZZ_SEED)
 
 # Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.
 chromium:

@@ -577,12 +577,12 @@ def cancelled(processes, folder):
 
 
 def claimed(processes, folder):
-    """Another run has the workspace, with checkpoints in it."""
+    """A trainer that is finished has the workspace: it gives it up, and all processes resume there."""
     first, second = [run(processes, epochs=1, hooks=[AsDouble(), CheckpointHook()], workspace=folder / "claimed") for _ in range(2)]
     with first, second:
         first.fit()
         second.fit()
-        return {"folder": second.get_hook(CheckpointHook).folder.path.parent.name, "resumed": second.get_hook(CheckpointHook).resumed_from}
+        return {"folder": second.get_hook(CheckpointHook).folder.path.parent.name, "resumed": second.get_hook(CheckpointHook).resumed_from.parent.parent.name}
 
 
 class Counts:

@@ -179,8 +179,10 @@ def make_loader(plan, generator):
     return DataLoader(dataset, SIZE, sampler=sampler, drop_last=plan.drop_last, generator=generator, **workers)
 
 
-def make_trainer(plan, weights=0, prepared=True, hooks=None):
-    """A trainer of a plan with initial weights of its own; layers are frozen or at rest only where it is prepared."""
+def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, **more):
+    """A trainer of a plan with initial weights of its own; layers are frozen or at rest only where it is prepared.
+
+    `loader` is a function of the plan and its generator, in place of `make_loader`; `more` goes to the Trainer."""
     torch.manual_seed(weights)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     model[0].requires_grad_(not (prepared and plan.frozen))
@@ -198,11 +200,11 @@ def make_trainer(plan, weights=0, prepared=True, hooks=None):
         given = given(optim)
     sched = given and SchedulerHook(given, None if plan.sched == "plateau" else plan.every)
     return Trainer(
-        model, train_dl=make_loader(plan, generator), valid_dl=valid, loss_fn=nn.MSELoss(), optim=optim, sched=sched,
+        model, train_dl=(loader or make_loader)(plan, generator), valid_dl=valid, loss_fn=nn.MSELoss(), optim=optim, sched=sched,
         hooks=own + ([Mix(), Bend()] if hooks is None else hooks), mixed_precision=plan.precision, grad_clip=plan.clip,
         gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size, seed=plan.seed, ema=plan.ema,
         eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit, overfit_batches=plan.overfit,
-        resume_data=plan.resume_data, device="cpu", progress=False, **dict(plan.total))  # fmt: skip
+        resume_data=plan.resume_data, device="cpu", progress=False, **dict(plan.total), **more)  # fmt: skip
 
 
 def scramble(seed=987):

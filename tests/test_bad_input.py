@@ -300,7 +300,7 @@ def test_an_empty_loader_without_length(refused):
     """Known when it is iterated: no epoch is counted, and max_steps do not spin for ever."""
     for totals in ({"epochs": 2}, {"max_steps": 2}):
         loop = make_loop(train_dl=DataLoader(NoLength([]), batch_size=None), **totals)
-        with refused(ValueError, ["train_dl gave no batch in epoch 0"], loop.model, loop):
+        with refused(ValueError, ["train_dl gave no batch in epoch 1"], loop.model, loop):
             loop.fit()
         assert loop.step_state.epoch == 0
 
@@ -310,7 +310,7 @@ def test_a_generator_is_used_up(refused):
     batches = list(DataLoader(make_data(), 4))
     loop = make_loop(train_dl=(batch for batch in batches), epochs=1)
     loop.fit()
-    with refused(ValueError, ["train_dl gave no batch in epoch 1", "only once"], loop.model):
+    with refused(ValueError, ["train_dl gave no batch in epoch 2", "only once"], loop.model):
         loop.fit(epochs=2)
 
 
@@ -340,7 +340,7 @@ def test_validate_without_a_loader(refused):
         loop.validate()
     for name in ("train", "test"):
         with refused(ValueError, [repr(name)], loop.model, loop):
-            loop.validate({name: make_data()})
+            loop.validate({name: DataLoader(make_data(), 4)})
 
 
 def test_a_fraction_needs_a_length(refused):
@@ -421,13 +421,16 @@ def test_an_evaluation_step_that_returns_nonsense(refused, kind):
         loop.validate()
 
 
-def test_a_loss_of_one_element_or_none_is_welcome():
-    """Shape (1,) is one element; None leaves the batch out; an evaluation needs no gradient."""
+def test_a_loss_of_one_element_or_none_is_welcome(refused):
+    """Shape (1,) is one element; None leaves the batch out, but not every batch; an evaluation needs no gradient."""
     for loss in (lambda b, t: good(b, t).reshape(1), lambda b, t: good(b, t).reshape(1, 1)):
         loop = make_loop(train_step=lambda b, t, loss=loss: {"loss": loss(b, t)}, valid_dl=DataLoader(make_data(), 4))
         assert loop.fit(epochs=1).steps == 2
+    loop = make_loop(train_step=lambda b, t: {"loss": None if t.step_state.batch_idx else good(b, t)})
+    assert loop.fit(epochs=1).steps == 1
     loop = make_loop(train_step=lambda b, t: {"loss": None})
-    assert loop.fit(epochs=1).steps == 0
+    with refused(ValueError, ["epoch 1 made no optimizer step", "every loss was None"], loop.model):
+        loop.fit(epochs=1)
 
 
 def test_metrics_need_prediction_and_target(refused):
@@ -458,7 +461,7 @@ def test_a_batch_without_samples(refused, accumulation, position):
     loop.model[1].eval()
     if accumulation == 1 and position:
         loop.step()
-    with refused(ValueError, [f"batch {position} of epoch 0", "no sample"], loop.model, loop):
+    with refused(ValueError, [f"batch {position + 1} of epoch 1", "no sample"], loop.model, loop):
         loop.fit()
 
 

@@ -35,7 +35,7 @@ def make(*hooks, **settings):
     """8 epochs of 4 steps whose rate is far too high: the best epoch is seldom the last."""
     torch.manual_seed(0)
     model = Net()
-    settings = {"epochs": 8, "seed": 2, "metrics": {"accuracy": accuracy}, "loss_fn": nn.MSELoss()} | settings
+    settings = {"epochs": 8, "seed": 9, "metrics": {"accuracy": accuracy}, "loss_fn": nn.MSELoss()} | settings
     return Trainer(model, train_dl=DataLoader(TensorDataset(X[:32], Y[:32]), 8, shuffle=True), valid_dl=DataLoader(TensorDataset(X[32:48], Y[32:48]), 8),
                    optim=torch.optim.Adam(model.parameters(), lr=0.3), hooks=hooks, device="cpu", progress=False, **settings)
 

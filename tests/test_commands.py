@@ -267,7 +267,7 @@ def tune(source="widget", **values):
 
 
 KEPT = {
-    "from code": [tune("code", lr_scale=0.9), tune("code", lr_scale=0.8), tune("code", lr_scale=0.8)],
+    "from code": [tune("code", lr_scale=0.9), tune("code", lr_scale=0.8), tune("code", lr_scale=0.7)],
     "first from code": [tune("code", lr_scale=0.9), tune(lr_scale=0.8)],
     "last from code": [tune(lr_scale=0.9), tune("code", lr_scale=0.8)],
     "of several names": [tune(lr_scale=0.9), tune(grad_clip=2.0), tune(lr_scale=0.8)],

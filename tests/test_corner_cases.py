@@ -292,3 +292,14 @@ def test_planned_steps_follow_a_change_of_accumulation():
     trainer.step(epochs=2)
     trainer.tune(gradient_accumulation_steps=5)
     assert trainer.planned_steps == 12 and trainer.fit().steps == 12
+
+
+def test_a_look_leaves_the_records_of_the_last_evaluation():
+    """validate() and test() on other data return theirs; those of the run stay, and are what its state holds."""
+    other = DataLoader(TensorDataset(X + 1, Y), batch_size=4)
+    trainer = make(valid_dl=DataLoader(TensorDataset(X, Y), batch_size=4), epochs=1)
+    trainer.fit()
+    before = dict(trainer.records)
+    assert trainer.validate(other)["valid/loss"] != before["valid/loss"]
+    trainer.test(other)
+    assert trainer.records == before == trainer.state_dict()["position"]["records"]

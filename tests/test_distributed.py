@@ -390,7 +390,7 @@ def test_a_sweep_that_one_process_cancels_ends_in_all(together):
 
 def test_all_look_for_checkpoints_where_the_first_process_writes(together):
     """Beside a workspace that another run has."""
-    assert read(together, "claimed") == 2 * [{"folder": "claimed-2", "resumed": None}]
+    assert read(together, "claimed") == 2 * [{"folder": "claimed", "resumed": "claimed"}]
 
 
 def test_what_was_not_given_alike_is_refused_by_all(together):

@@ -1184,7 +1184,7 @@ def test_commands_from_four_threads_are_all_done():
         for number in range(60):
             replies[name].append(loop.note(f"{name}{number}"))
             if number % 20 == 10:
-                replies[name].append(loop.tune(lr_scale=1 + number / 100))
+                replies[name].append(loop.tune(lr_scale=1 + number / 100 + "abcd".index(name) / 1000))
             time.sleep(0.0005)
 
     loop.start(epochs=10_000)

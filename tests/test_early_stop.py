@@ -1,5 +1,6 @@
 """Early stopping: what counts as better, where the run ends, that it counts on after a resume, a rewind, a replay."""
 
+import asyncio
 import math
 
 import pytest
@@ -112,16 +113,95 @@ def test_the_reason_is_in_the_journal_and_nothing_else_changed():
 
 
 def test_going_on_by_hand():
-    """`fit()` again begins a new count, from the best value so far; the whole is the run that was never stopped."""
+    """`fit()` with more epochs begins a new count, from the best value so far; the whole is the run that was never stopped."""
     stop = EarlyStopHook("valid/score", patience=2)
-    trainer = make(stop, values=[5, 4, 4, 4, 4, 3, 3, 3, 3], epochs=7)
+    trainer = make(stop, values=[5, 4, 4, 4, 4, 3, 3, 3, 3], epochs=6)
     assert trainer.fit().epochs == 4
     assert trainer.state is RunState.STOPPED and stop.reason is not None
-    result = trainer.fit()
+    result = trainer.fit(epochs=7)
     assert (result.status, result.epochs) == (RunState.FINISHED, 7) and stop.reason is None and stop.best == 3
     straight = make(epochs=7)
     straight.fit()
     assert equal(trainer, straight)
+
+
+@pytest.mark.parametrize("length", [{"epochs": 12}, {"epochs": None, "max_steps": 72, "eval_every": STEPS}])
+@pytest.mark.parametrize("verb", ["fit", "start", "fit_async"])
+def test_started_again_it_has_ended(verb, length):
+    """The same totals, or fewer: nothing is trained, one line says why, and the state is that of the end."""
+    stop = EarlyStopHook("valid/score", patience=2)
+    trainer = make(stop, values=[5, 4], **length)
+    totals = {name: number for name, number in length.items() if name != "eval_every"}
+    first, journal, reason = trainer.fit(), len(trainer.journal.entries), stop.reason
+    assert (first.status, first.steps) == (RunState.STOPPED, 24)
+    before = trainer.state_dict()["model"]
+    def again(**given):
+        found = getattr(trainer, verb)(**given)
+        return asyncio.run(found) if verb == "fit_async" else trainer.wait() if verb == "start" else found
+    for given in ({}, totals, {name: number and number // 2 + 1 for name, number in totals.items()}):
+        with pytest.warns(UserWarning) as told:
+            result = again(**given)
+        assert (result.status, result.steps, trainer.state, stop.reason) == (RunState.STOPPED, 24, RunState.STOPPED, reason)
+        text, = [str(each.message) for each in told]
+        assert reason in text and ("epochs=13" in text or "max_steps=73" in text)
+        assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+    assert [each.kind for each in trainer.journal.entries[journal:]] == ["totals"]  # the fewer ones
+    assert again(**{name: number and 2 * number for name, number in totals.items()}).steps == 36  # a count of two, and no more
+    with pytest.warns(UserWarning, match="ended early"):
+        assert again().steps == 36
+
+
+@pytest.mark.parametrize("by", ["save", "checkpoint"])
+def test_taken_up_at_its_end_it_has_ended(tmp_path, by):
+    """A script that is started again returns at once; with more epochs it goes on with the best value of before."""
+    values = [5, 4, 4, 4, 4, 4, 4, 4]
+    def run(**settings):
+        hooks = [CheckpointHook(tmp_path / "kept")] if by == "checkpoint" else []
+        trainer = make(EarlyStopHook("valid/score", patience=2), *hooks, values=values, **settings)
+        if by == "save" and (tmp_path / "run.pt").exists():
+            trainer.load(tmp_path / "run.pt")
+        return trainer
+    first = run()
+    first.fit()
+    if by == "save":
+        first.save(tmp_path / "run.pt")
+    again = run()
+    with pytest.warns(UserWarning, match="ended early at step 24"):
+        result = again.fit()
+    assert (result.status, result.epochs, result.steps) == (RunState.STOPPED, 4, 24) and equal(again, first)
+    more = run(epochs=20)
+    assert (more.fit().steps, more.get_hook(EarlyStopHook).best_step) == (36, 12)
+
+
+def test_what_goes_on_all_the_same():
+    """A step by hand, `resume()`, more patience, the switch: each is a word of its own."""
+    def ended():
+        trainer = make(EarlyStopHook("valid/score", patience=2), values=[5, 4], epochs=9)
+        trainer.fit()
+        return trainer
+    trainer = ended()
+    assert trainer.step(1).steps == 25
+    assert trainer.fit().steps == 36  # from there on it is not where it had ended
+    trainer = ended()
+    trainer.resume()
+    assert trainer.wait().steps == 36
+    trainer = ended()
+    trainer.tune(**{"early_stop.patience": 3})
+    assert trainer.fit().steps > 24
+    trainer = ended()
+    trainer.hooks.remove(trainer.get_hook(EarlyStopHook))
+    assert trainer.fit().status is RunState.FINISHED
+
+
+def test_a_state_from_before_the_totals_were_kept():
+    """Of an older file: it loads, and the run goes on as it did then."""
+    first = make(EarlyStopHook("valid/score", patience=2), values=[5, 4])
+    first.fit()
+    state = first.state_dict()
+    assert state["hooks"]["early_stop"].pop("totals") == (12, None)
+    second = make(EarlyStopHook("valid/score", patience=2), values=[5, 4])
+    second.load_state_dict(state)
+    assert second.fit().steps == 36
 
 
 def test_patience_is_tuned_and_the_switch():
@@ -161,16 +241,17 @@ def test_saved_between_the_last_evaluation_and_the_stop(tmp_path):
     assert straight.fit().steps == 24
     taken_up = make(EarlyStopHook("valid/score", patience=2), values=values)
     taken_up.load(tmp_path / "24.pt")
-    assert taken_up.fit().steps == 24 and equal(taken_up, straight)
+    result = taken_up.fit()
+    assert (result.steps, result.epochs) == (24, 4) and equal(taken_up, straight)
 
 
 def test_the_checkpoint_at_its_end(tmp_path):
-    """The end is in the folder of the checkpoints, with the epoch counted; a script that goes on from it begins a new count."""
+    """The end is in the folder of the checkpoints, with the epoch counted; a script that wants more goes on from it with a new count."""
     values = [5, 4, 4, 4, 4, 4, 4]
-    def run():
-        return make(EarlyStopHook("valid/score", patience=2), CheckpointHook(tmp_path, resume="latest"), values=values)
-    assert run().fit().epochs == 4
-    again = run()
+    def run(epochs):
+        return make(EarlyStopHook("valid/score", patience=2), CheckpointHook(tmp_path, resume="latest"), values=values, epochs=epochs)
+    assert run(12).fit().epochs == 4
+    again = run(13)
     assert again.fit().epochs == 6 and again.step_state.optimizer_step == 36
 
 
@@ -188,9 +269,9 @@ def test_a_pause_at_the_same_boundary():
 def test_evaluations_rarer_than_epochs(tmp_path):
     """Taken up at its end the run goes on to the next evaluations, not to the next epoch."""
     values = [5, 4, 4, 4, 4, 4, 4, 4]
-    def run():
-        return make(EarlyStopHook("valid/score", patience=1), CheckpointHook(tmp_path, resume="latest"), values=values, eval_every=2)
-    assert [run().fit().epochs, run().fit().epochs] == [4, 6]
+    def run(epochs):
+        return make(EarlyStopHook("valid/score", patience=1), CheckpointHook(tmp_path, resume="latest"), values=values, eval_every=2, epochs=epochs)
+    assert [run(12).fit().epochs, run(14).fit().epochs] == [4, 6]
 
 
 def test_rewound():
@@ -214,7 +295,7 @@ def test_replayed(tmp_path, with_hook, goes_on):
     trainer.fit()
     assert trainer.step_state.epoch == 4
     if goes_on:
-        trainer.fit()
+        trainer.fit(epochs=9)
         assert (trainer.state, trainer.step_state.epoch) == (RunState.STOPPED, 6)
     trainer.journal.save(tmp_path / "journal.jsonl")
     hooks = [ReplayHook(tmp_path / "journal.jsonl"), *([EarlyStopHook("valid/score", patience=2)] if with_hook else [])]
@@ -225,7 +306,7 @@ def test_replayed(tmp_path, with_hook, goes_on):
         return [entry.new for entry in run.journal if entry.kind == "note"]
     assert notes(replayed) == notes(trainer)
     if with_hook and not goes_on:  # past its end the journal leads no more
-        replayed.fit()
+        replayed.fit(epochs=9)
         assert (replayed.state, replayed.step_state.epoch) == (RunState.STOPPED, 6)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import EMAHook, Hook, ReplayHook, SnapshotHook, Trainer
+from trainer_nb import CheckpointHook, EMAHook, Hook, ReplayHook, SnapshotHook, Trainer
 from trainer_nb.core.saved import read_state
 from trainer_nb.core.state import RunState
 
@@ -396,3 +396,20 @@ def test_a_script_loads_no_widget():
     """The average costs no import of the notebook's packages."""
     code = "import sys; from trainer_nb import EMAHook, Trainer; EMAHook(); sys.exit('ipywidgets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_the_average_is_there_after_a_load(tmp_path):
+    """Before another step is made: in a fresh trainer, in that of a finished run, and from a checkpoint."""
+    trainer = make(CheckpointHook(tmp_path / "run"), ema=0.9)
+    trainer.fit()
+    trainer.save(tmp_path / "run.pt")
+    wanted = trainer.get_hook(EMAHook).ema_model
+    trainer.close()
+    loaded = make(ema=0.9)
+    loaded.load(tmp_path / "run.pt")
+    assert equal(loaded.get_hook(EMAHook).ema_model, wanted)
+    loaded.fit()
+    assert equal(loaded.get_hook(EMAHook).ema_model, wanted)
+    resumed = make(CheckpointHook(tmp_path / "run"), ema=0.9)
+    resumed.fit()
+    assert equal(resumed.get_hook(EMAHook).ema_model, wanted)

@@ -137,6 +137,17 @@ EXACT = {
     "out of order": (lambda: trainer_of(loader_of(Samples(), in_order=False)), "in_order=False", None),
     "once only": (lambda: trainer_of(batch for batch in [(INPUTS, TARGETS)]), "iterated only once", None),
     "own loader": (lambda: trainer_of(Batches()), None, "gives the same batches"),
+    "compiled, a smaller last batch": (
+        lambda: trainer_of(loader_of(Samples(), 0), compile=True), "compile=True and batches of 2 and 4 samples", None),
+    "compiled, batches of one size": (
+        lambda: trainer_of(loader_of(Samples(), 0, drop_last=True), compile=True), None, None),
+    "compiled, without the last batch": (
+        lambda: trainer_of(loader_of(Samples(), 0), compile=True, limit_batches=3), None, None),
+    "compiled, a list": (
+        lambda: trainer_of([(INPUTS, TARGETS)], compile=True), "compile=True and batches that may be of", None),
+    "compiled, in chunks": (
+        lambda: trainer_of(loader_of(Samples(), 0, drop_last=True), compile=True, micro_batch_size=3),
+        "compile=True and batches that may be of", None),
     "own sampler": (
         lambda: trainer_of(loader_of(Samples(), sampler=OneAfterTheOther())), None, "OneAfterTheOther draws"),
 }  # fmt: skip
@@ -170,7 +181,7 @@ def test_a_dataset_is_looked_at_without_a_trace(stream):
     """One sample tells, also where the drawn number was drawn before."""
     scramble()
     before = RandomStreams.capture()
-    assert [draws_random(Samples(stream)) for _ in range(3)] == [stream is not None] * 3
+    assert [bool(draws_random(Samples(stream))) for _ in range(3)] == [stream is not None] * 3
     assert differences(vars(before)["python"], RandomStreams.capture().python) == []
     assert not draws_random([]) and not draws_random(object())
 
@@ -245,14 +256,16 @@ def test_an_exception_between_two_windows_leaves_the_run_exact():
         scramble(5)
         with pytest.raises(ArithmeticError):
             first.fit()
-        assert failed and first.exact
+        # hooks that were called before the one that raised hear of this epoch's beginning twice: that is said
+        assert failed and bool(first.exact) is (point != "before_epoch") and ("before_epoch" in str(first.exact)) is (point == "before_epoch")
         again = make_trainer(plan, weights=3, hooks=[Mix(), Bend(), LambdaHook(order=100, name="fails")])
         scramble()
         again.load_state_dict(through_file(first.state_dict()))
         again.fit()
         found = differences(final(again), final(straight))
         # what raised came before a boundary
-        expected = (".tunables.fails.order", ".position.boundaries", ".journal.header.end.boundary")
+        expected = (".tunables.fails.order", ".position.boundaries", ".journal.header.end.boundary",
+                    *([".position.inexact"] if point == "before_epoch" else []))
         assert not [place for place in found if not place.startswith(expected)], (point, found)
 
 

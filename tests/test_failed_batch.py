@@ -237,8 +237,8 @@ def test_the_batch_that_raised_is_kept(place):
     wanted = epochs[1][2]
     assert all(torch.equal(a, b) for a, b in zip(loop.failed_batch, wanted, strict=True))
     assert loop.failed_indices == indices_of(wanted)
-    assert (loop.failed.epoch, loop.failed.batch_idx, str(loop.failed)) == (1, 2, "batch 2 of epoch 1")
-    assert LocalRunView(loop).failed == "batch 2 of epoch 1"
+    assert (loop.failed.epoch, loop.failed.batch_idx, str(loop.failed)) == (1, 2, "batch 3 of epoch 2")
+    assert LocalRunView(loop).failed == "batch 3 of epoch 2"
     assert excinfo.value is loop.exception
 
 
@@ -345,7 +345,7 @@ def test_without_it_equals_a_loop_without_it(optim, accumulation, number):
     loop, epochs = planted("shuffled", [number], optim=optim, accumulation=accumulation)
     assert fit_leaving_out(loop) == [number]
     assert_equal(loop, by_hand(epochs, [number], optim, accumulation))
-    assert skipped(loop) == [("skip", "batch", f"batch {number[1]} of epoch {number[0]}", "code")]
+    assert skipped(loop) == [("skip", "batch", f"batch {number[1] + 1} of epoch {number[0] + 1}", "code")]
     assert (loop.failed, LocalRunView(loop).failed) == (None, "")
 
 
@@ -408,7 +408,7 @@ def test_several_one_after_the_other(kind, accumulation, several):
     loop, epochs = planted(kind, numbers, accumulation=accumulation)
     assert fit_leaving_out(loop) == numbers
     assert_equal(loop, by_hand(epochs, numbers, accumulation=accumulation))
-    assert [new for _, _, new, _ in skipped(loop)] == [f"batch {n} of epoch {e}" for e, n in numbers]
+    assert [new for _, _, new, _ in skipped(loop)] == [f"batch {n + 1} of epoch {e + 1}" for e, n in numbers]
 
 
 @pytest.mark.parametrize("number", [(0, 0), (0, 2), (0, 4), (1, 4)])
@@ -471,10 +471,10 @@ def test_in_the_background():
     loop.start()
     with pytest.raises(Planted):
         loop.wait()
-    assert LocalRunView(loop).failed == "batch 4 of epoch 0"
+    assert LocalRunView(loop).failed == "batch 5 of epoch 1"
     assert loop.post(Command("resume", {"skip_failed": True}, source="widget")).status == "applied"
     assert loop.wait().status == "finished"
-    assert skipped(loop) == [("skip", "batch", "batch 4 of epoch 0", "widget")]
+    assert skipped(loop) == [("skip", "batch", "batch 5 of epoch 1", "widget")]
     assert_equal(loop, by_hand(epochs, [(0, 4)], accumulation=3))
 
 

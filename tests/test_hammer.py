@@ -101,7 +101,7 @@ def test_ten_thousand_commands_from_four_threads_and_the_replay(seed):
     assert not any(thread.is_alive() for thread in threads) and len(answers) == COUNT
     last = trainer.note("the end")
     end = time.monotonic() + 120
-    while last.status == "pending":  # a pause may be in front of it
+    while last.status == "pending" or len(made) <= 100:  # a pause may be in front of it, a busy machine makes few steps
         assert time.monotonic() < end, "a deadlock"
         trainer.resume()
         time.sleep(0.01)
@@ -116,8 +116,9 @@ def test_ten_thousand_commands_from_four_threads_and_the_replay(seed):
     statuses = {reply.status for good, name, _, reply in answers if good and name != "rewind"}
     assert statuses <= {"applied", "void"}, statuses  # void: a newer value of a slider
     tuned = sum(len(values) for good, name, values, reply in answers if name == "tune" and reply.status == "applied")
-    kept = sum(entry.kind == "tune" for entry in trainer.journal)
-    assert tuned == kept > COUNT // 10
+    kept = [entry for entry in trainer.journal if entry.kind == "tune"]
+    assert COUNT // 10 < len(kept) <= tuned  # a value that is in force already is no change
+    assert all(entry.old != entry.new for entry in kept)
     state = trainer.step_state
     assert 0 <= state.batch_idx <= 11 and state.window_batches == 0
     assert state.samples_seen == 44 * state.epoch + 4 * state.batch_idx

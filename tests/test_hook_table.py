@@ -241,7 +241,7 @@ def test_sorted_by_cost_nothing_can_be_moved():
     """The most expensive first; the page keeps its rows, and the focus."""
     trainer, table = make()
     before = table.table.children
-    trainer.hooks.rows[1].seconds = 3.0
+    trainer.hooks.rows[1].tally.seconds = 3.0
     table.sorting.value = "by cost"
     assert running(table) == ["second", "first", "recorder"] and table.table.children == before
     assert all(controls.up.disabled and controls.down.disabled for controls in table.controls.values())
@@ -346,10 +346,36 @@ def test_numbers_are_short_and_right():
 
 
 def test_dashes_until_something_was_counted():
-    row = SimpleNamespace(label="<Hook>", own=True, order=0, points=("after_step",), calls=0, seconds=0.0, enabled=True,
+    row = SimpleNamespace(label="<Hook>", own=True, order=0, points=("after_step",), calls=0, seconds=0.0, in_steps=0.0, estimated=False, enabled=True,
                           failure=None)
     assert cells(row, None, {}).count("–") == 5 and "&lt;Hook&gt;" in cells(row, None, {})
     times = StepTimes(10, {"data": 0.0, "forward": 1.0, "hooks": 1.0, "rest": 0.001}, "")
-    row.calls, row.seconds = 4, 0.2
+    row.calls, row.seconds, row.in_steps = 4, 0.2, 0.2
     assert "10 %" in cells(row, times, {}) and "50.00" in cells(row, times, {}) and "width:100.0%" in cells(row, times, {})
     assert "rest" not in split_bar(times) and "forward 50 %" in split_bar(times)
+
+
+def test_numbers_stay_when_the_tab_is_left():
+    """Another tab, and back: nothing is lost, and the table says which steps were counted."""
+    trainer, table = make()
+    table.shown(True)
+    trainer.step(4)
+    table.refresh()
+    assert "counted since step 0" in table.step.value
+    table.shown(False)
+    table.refresh()
+    assert ">4<" in table.controls["first"].text.value and "counted in steps 1 to 4" in table.step.value
+    trainer.step(6)
+    table.shown(True)
+    trainer.fit()
+    table.refresh()
+    assert ">10<" in table.controls["first"].text.value and "counted in steps 1 to 4 and since step 10" in table.step.value
+
+
+def test_a_run_that_nobody_watched_says_so():
+    """Not that times will come: the run has ended."""
+    trainer, table = make()
+    assert "times appear after the first steps" in table.split.value
+    trainer.fit()
+    table.refresh()
+    assert "no timing recorded while this tab was closed" in table.split.value

@@ -98,9 +98,10 @@ def test_points_of_a_batch_that_is_left_out():
     """A loss of None has no backward pass, and a window of such batches no step."""
     seen = []
     loop = Loop(nn.Linear(3, 1), lambda batch, trainer: {"loss": None}, make_batches(2), hooks=[tracer(seen)])
-    loop.fit(epochs=1)
+    with pytest.raises(ValueError, match="made no optimizer step"):
+        loop.fit(epochs=1)
     batch = ["before_batch", "after_batch"]
-    assert seen[3:-4] == [*batch, *batch]
+    assert seen[3:] == [*batch, *batch, "after_exception", "cleanup_fit"]
 
 
 def test_points_of_a_test():
@@ -424,7 +425,7 @@ def test_the_table_says_what_is_called():
 
 
 def test_calls_and_time_are_counted_only_while_watched():
-    """Unwatched, the table shows dashes and the methods are called as they are; watching again starts at zero."""
+    """Unwatched, the table shows dashes and the methods are called as they are; watching again goes on."""
     hook = Counting()
     loop = make_loop(hook, batches=2)
     row = loop.hooks.rows[0]
@@ -441,7 +442,7 @@ def test_calls_and_time_are_counted_only_while_watched():
     assert row.calls == 4
     loop.hooks.watch()
     loop.fit(epochs=5)
-    assert row.calls == 2
+    assert row.calls == 6
     assert hook.calls == 10
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainer_nb import Trainer
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.loop import Loop
 
@@ -311,7 +312,7 @@ def press(point, number=1, times=1):
     """A hook that presses Ctrl-C at this call of a point."""
     calls = []
 
-    def act(trainer):
+    def act(trainer, *_):
         calls.append(point)
         if len(calls) == number:
             for _ in range(times):
@@ -375,6 +376,67 @@ def test_two_at_once_raise_in_mid_step():
     assert "on_interrupt" in [entry.name for entry in excinfo.traceback]
     assert (loop.state, loop.step_state.optimizer_step, loop.step_state.batch_idx) == ("interrupted", 1, 1)
     assert loop.fit(epochs=1).steps == 4
+
+
+def make_trainer(*hooks):
+    """The same with a schedule, an average and records, two epochs."""
+    made = make_loop(valid=True)
+    return Trainer(
+        made.model, train_dl=made.train_dl, valid_dl=made.valid_dl, loss_fn=made.loss_fn, sched="cosine", ema=0.9,
+        epochs=2, seed=0, device="cpu", progress=False, hooks=hooks,
+        optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("point", ["after_step", "after_valid", "on_log", "after_epoch", "after_train"])
+def test_two_at_once_lose_nothing_of_what_was_just_done(point):
+    """The hooks that hear of a whole step, an evaluation or an epoch all hear of it; then it ends, and goes on exactly."""
+    loop, whole = make_trainer(press(point, number=3 if point == "after_step" else 1, times=2)), make_trainer()
+    with pytest.raises(KeyboardInterrupt):
+        loop.fit()
+    assert loop.exact and loop.inexact is None and loop.step_state.window_batches == 0
+    loop.fit()
+    whole.fit()
+    assert torch.equal(weights(loop), weights(whole))
+    assert loop.sched.last_epoch == whole.sched.last_epoch
+
+
+@pytest.mark.parametrize("point", ["after_step", "after_valid", "on_log", "after_epoch", "after_train"])
+def test_the_third_raises_there_too_and_says_what_it_cost(point):
+    """A hook that hangs can be ended; which hooks did not hear of it is not known."""
+    loop = make_trainer(press(point, times=3))
+    with pytest.raises(KeyboardInterrupt):
+        loop.fit()
+    assert not loop.exact
+    part = {"after_step": "at the end of step 1", "after_valid": "in the evaluation after step 4"}.get(point, "")
+    assert loop.inexact.startswith("KeyboardInterrupt") and part in loop.inexact
+    assert loop.state_dict()["position"]["inexact"] == loop.inexact
+
+
+def test_an_error_after_which_all_hooks_were_called_costs_nothing():
+    """One in after_step, on_log or after_epoch, or in an evaluation that is made again."""
+    for point in ("after_step", "on_log", "after_epoch", "after_loss"):
+        failed = []
+
+        def fail(trainer, *_, point=point, failed=failed):
+            if not failed and (trainer.training is (point != "after_loss")):
+                failed.append(1)
+                raise ValueError(point)
+
+        loop, whole = make_trainer(LambdaHook(**{point: fail})), make_trainer()
+        with pytest.raises(ValueError, match=point):
+            loop.fit()
+        assert loop.exact, loop.exact
+        loop.fit(), whole.fit()
+        assert torch.equal(weights(loop), weights(whole)) and loop.sched.last_epoch == whole.sched.last_epoch
+
+
+def test_an_error_among_the_hooks_of_an_evaluation_says_so():
+    """Those before it have heard of the evaluation, and will again."""
+    loop = make_trainer(LambdaHook(after_valid=lambda trainer: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        loop.fit()
+    assert "in the evaluation after step 4" in loop.inexact and not loop.exact
 
 
 def test_an_interrupt_at_a_detach_stops_the_run():

@@ -1,5 +1,6 @@
 """The panel without a browser: what is drawn, what is sent, what a click asks for, and that a run never waits for it."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -35,7 +36,7 @@ class Run:
         self.commands, self.breakpoints, self.step_times, self.inspection = frozenset(), [], None, None
         self.memory = "Memory", 2**30, None
         self.branches, self.records_version, self.can_rewind, self.last_saved = [], 0, False, None
-        self.rate_plan = None
+        self.rate_plan = self.invalid_since = self.lr_search = None
 
     @property
     def position(self):
@@ -116,11 +117,12 @@ def test_a_long_run_costs_little_to_send():
     assert sum(len(trace["x"]) + len(trace["y"]) for trace in chart.figure["data"]) < 60_000
 
 
-def test_smoothing_is_the_mean_around_and_passes_over_gaps():
+def test_smoothing_is_the_mean_around_and_stops_at_gaps():
     values = np.array([1.0, 2, 3, np.nan, 5, np.inf, 7])
     curve, at = Curve(), np.arange(7)
     curve.extend(Series(at, at, at, at, values))
-    assert curve.smoothed("step", 3)[1].tolist() == [1.0, 2.0, 2.5, 4.0, 5.0, 6.0, 7.0]
+    x, y = curve.smoothed("step", 3)
+    assert x.tolist() == at.tolist() and str(y.tolist()) == "[1.0, 2.0, 2.5, nan, 5.0, nan, 7.0]"
 
 
 def test_every_point_that_comes_is_drawn():
@@ -282,12 +284,12 @@ def test_the_answer_to_a_click_is_shown():
     ("valid/accuracy", [0.5, 0.9, 0.7], ("0.9000", "ep 0.2")),
     ("valid/mae", [0.5, 0.9, np.nan], ("0.5000", "ep 0.1")),
     ("valid/top1_error", [0.5, 0.4, 0.7], ("0.4000", "ep 0.2")),
-    ("valid/accuracy", [np.nan, np.nan], (None, "")),
+    ("valid/accuracy", [np.nan, np.nan], ("", "")),
 ])
 def test_best_knows_which_way_is_better(name, values, expected):
     run = Run(steps=3, names=("train/loss", name))
     run.values[name] = values
-    assert Panel(run).head._best(name) == expected
+    assert Panel(run).head.numbers._best(name) == expected
 
 
 def test_a_missing_number_is_a_dash():
@@ -520,3 +522,68 @@ def test_the_chart_carries_arrays_as_bytes():
     chart.show([{"x": np.arange(3), "y": [1.0, np.nan, 3.0], "name": "a"}], {})
     x, y = drawn(chart, "a")
     assert x.tolist() == [0, 1, 2] and np.isnan(y[1]) and y[2] == 3.0
+
+
+def test_a_search_for_a_rate_is_no_pause(monkeypatch):
+    """Its own words and steps, while the run's step, hooks and place stay those of the run."""
+    inputs = torch.randn(64, 4)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
+    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu", epochs=5, progress=False)
+    board = trainer.dashboard
+    trainer.step(11)
+    before, seen = trainer.view.position, []
+    def look(kind):
+        if kind == "sweep":
+            board.refresh()
+            titles = {name: each.description for name, each in board.tabs.buttons.items()}
+            seen.append((board.message.value, re.sub("<[^>]*>", " ", board.head.widget.value), titles, trainer.view.position))
+    trainer.at_safe_point = look
+    trainer.lr_find(num_steps=12, stop_factor=None)
+    words, head, titles, place = seen[4]
+    assert "Searching for a rate: step 5 of 12." in words and "The run stands at step 11" in words and "Paused" not in words + head
+    assert "Searching" in head and "step  11" in head
+    assert (place.step, place.epoch, place.batch_idx, place.fraction) == (11, 1, 3, before.fraction)
+    assert titles["hooks"].startswith(f"Hooks {len(trainer.hooks)}") and titles["inspect"] == "Inspect"
+    trainer.at_safe_point = None
+    board.refresh()
+    assert "Paused at step 11" in board.message.value and trainer.view.position == before
+
+
+# What the numbers of the head are
+
+
+def number(panel, label):
+    """Value, small text, style and tooltip of a number of the head."""
+    found = re.search(rf'<div(?: title="([^"]*)")?><div class="label">(?:<i [^>]*></i>)?{label}</div><div class="value ([^"]*)">(.*?)</div>',
+                      panel.head.widget.value)
+    value, _, unit = found[3].removesuffix("</small>").partition("<small>")
+    return value, unit, found[2], found[1]
+
+
+def test_a_mean_says_that_it_is_one():
+    run = Run(steps=100, names=("train/loss", "lr", "grad_norm", "samples_per_second", "valid/loss"))
+    run.values = {"train/loss": np.r_[np.full(67, 9.0), np.linspace(1, 3, 33)], "valid/loss": [0.5]}
+    panel = Panel(run)
+    assert number(panel, "train/loss") == ("2.0000", "avg 33", "", "mean of the last 33 steps")
+    assert number(panel, "valid/loss") == ("0.5000", "", "", "last value")
+    assert number(panel, "lr")[1:] == ("", "", "last value") and number(panel, "Samples/s")[1] == "avg 33"
+    assert "metric" not in panel.head.widget.value  # evaluated, and there is none
+    assert number(Panel(Run(steps=4)), "train/loss")[1] == "avg 4"
+
+
+def test_a_number_that_no_longer_comes_says_when_it_came():
+    """The gradient norm after clipping went off."""
+    run = Run(steps=100, names=("train/loss", "lr", "grad_norm"))
+    run.values["grad_norm"] = np.full(40, 0.25)
+    assert number(Panel(run), "grad_norm") == ("0.2500", "step 40", "old", "mean of the last 33 steps up to step 40; no longer recorded")
+    run.values["grad_norm"] = np.full(100, 0.25)
+    assert number(Panel(run), "grad_norm")[1:3] == ("avg 33", "")
+
+
+@pytest.mark.parametrize("values, unit", [
+    ([0.5, 0.512], "+.012"), ([110.5, 100.0], "−10.500"), ([0.5, 0.49999], "−1e-5"), ([0.5, 0.5], "±0"), ([0.5, np.nan], "since 2"),
+    ([np.nan, 0.5], ""), ([2.0, 0.6], "−1.400")])
+def test_the_change_of_a_loss(values, unit):
+    run = Run(steps=9, names=("train/loss", "lr", "valid/loss"))
+    run.values["valid/loss"] = np.array(values)
+    assert number(Panel(run), "valid/loss")[1] == unit

@@ -76,7 +76,7 @@ def test_the_newest_entry_stands_first_with_its_place_in_the_run():
     switch, note, rate = cells(pane.table.value)
     assert switch[:3] == ["3", "12", "1.50"] and switch[4:] == ["recorder.enabled", "on → off", "code"]
     assert note[:3] == ["·", "5", "0.62"] and note[4:] == ["note", "“so far so good”", "code"]
-    assert rate[:3] == ["1", "5", "0.62"] and rate[4:] == ["lr", "schedule → 0.002", "code"]
+    assert rate[:3] == ["1", "5", "0.62"] and rate[4:] == ["lr", "0.01 (initial) → 0.002", "code"]
     assert re.fullmatch(r"\d\d:\d\d:\d\d", rate[3]) and pane.title == "Journal 3"
 
 

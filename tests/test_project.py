@@ -234,13 +234,16 @@ def test_cells_run_on_any_machine(path):
     assert not found, "a path of one machine in the cell or its output"
 
 
+CELL_LINES = 150  # the most of a class: a shorter bound had classes cut into chains of subclasses
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=notebook_name)
 def test_exported_cells_are_short(path):
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     exported = [
         cell.source.splitlines() for cell in cells if "export" in notebooks.directives(cell)
     ]
-    assert [f"{lines[1]} {len(lines)} lines" for lines in exported if len(lines) > 90] == []
+    assert [f"{lines[1]} {len(lines)} lines" for lines in exported if len(lines) > CELL_LINES] == []
 
 
 def pages(contents):

@@ -1,5 +1,6 @@
 """Checkpoint, Rewind and branches in the panel, on real runs: what is offered, what is asked for, what is drawn."""
 
+import shutil
 import re
 
 import numpy as np
@@ -82,6 +83,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path):
     trainer = make(CheckpointHook(tmp_path / "kept", every_epochs=None))
     board = trainer.dashboard
     trainer.step(7)
+    shutil.rmtree(tmp_path / "kept")
     (tmp_path / "kept").write_text("in the way")
     board.controls.checkpoint.click()
     assert board.controls.asked[1].status == "refused" and "kept" in board.message.value
@@ -303,7 +305,7 @@ def test_marks_and_journal_tell_the_path():
     rows = entry_table(trainer.journal.entries, 20, {entry.number for entry in trainer.journal.path()})
     first, second, third = re.findall(r"<tr.*?</tr>", rows.partition("<tbody>")[2])
     assert 'class="rewound"' in first and "rewound" not in second + third
-    assert "<b>rewind</b>" in second and "step 12 → 10" in second and '<span class="number">2</span>' in second
+    assert "<b>rewind</b>" in second and ">12 → 10<" in second and '<span class="number">2</span>' in second
     assert "path" in promise(trainer.journal)
     text = still_text(trainer.view)
     assert "rewind 12 → 10" in text and "0.02" not in text
@@ -337,3 +339,22 @@ def test_the_controls_alone_have_the_chooser():
     assert pane.controls.chooser.widget in pane.widget.children and pane.controls.chooser.open
     pane.controls.chooser.go.click()
     assert trainer.step_state.optimizer_step == 10
+
+
+def test_the_better_part_of_a_branch_is_drawn():
+    """A run that improved goes back to its beginning: all of the branch is there, and the axes hold it."""
+    trainer = make(SnapshotHook(every_steps=5))
+    trainer.fit()
+    best = trainer.history["train/loss"].min()
+    raw = trainer.history.series("train/loss").values[10:]
+    trainer.rewind(10)
+    trainer.step(1)
+    assert trainer.history["train/loss"].min() > 3 * best
+    curves = Curves(trainer.view)
+    curves.update()
+    trace = rewound_traces(curves, curves.groups(), "step", 1)[0]
+    assert np.isfinite(trace["y"]).sum() == len(raw) and np.nanmin(trace["y"]) == np.float32(best)
+    lines = re.findall(r'<polyline class="ts-c0" stroke-width="1.5" points="([^"]*)" opacity=".35"/>', still(trainer.view))
+    points = np.array([list(map(float, point.split(","))) for line in lines for point in line.split()])
+    assert len(lines) == 1 and len(points) == len(raw)
+    assert (np.diff(points[:, 1]) > 0).mean() > 0.5 and points[-1, 1] - points[0, 1] > 30  # px: it falls, and is not cut off

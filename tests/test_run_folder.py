@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from trainer_nb import CheckpointHook, Journal, LambdaHook, SnapshotHook, Trainer
+from trainer_nb.core.folder import release
 
 
 def make(workspace, *hooks, epochs=3, **settings):
@@ -93,7 +94,7 @@ def test_a_run_taken_up_goes_on_in_its_files(tmp_path):
     first.step(2)
     first.get_hook(CheckpointHook).writer.wait()
     first.run_folder.write(first.history)  # as after a second; then the process dies at step 7
-    first.run_folder.close()
+    release(first)
     second = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
     second.step(1)
     assert second.step_state.optimizer_step == 5 and second.workspace == tmp_path / "run"
@@ -148,20 +149,20 @@ def test_a_rewind_is_in_the_file(tmp_path):
     assert second.history.steps("train/loss").tolist() == list(range(1, 9)) and len(second.history.branches) == 2
 
 
-def test_two_runs_keep_apart(tmp_path):
-    """A second run in one process, and in another; a run that is over and is not taken up keeps its files."""
+def test_two_runs_keep_apart(tmp_path, capsys):
+    """A second run in one process, and in another, that does not resume: it says where it goes, and the first one keeps its files."""
     first = make(tmp_path / "run", epochs=1)
     first.fit()
     kept = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    second = make(tmp_path / "run", CheckpointHook(), epochs=1)  # would take it up, but the first one is not closed
+    second = make(tmp_path / "run", epochs=1)
     second.fit()
     assert second.workspace == tmp_path / "run-2"
-    first.close()
+    assert capsys.readouterr().out == f"{tmp_path / 'run'} has the records of another run: this one goes to {tmp_path / 'run-2'}\n"
     script = ("import sys; sys.path.insert(0, sys.argv[2]); from test_run_folder import make\n"
               "trainer = make(sys.argv[1], epochs=1); trainer.fit(); print(trainer.workspace)")
     there = subprocess.run([sys.executable, "-c", script, tmp_path / "run", str(__import__("pathlib").Path(__file__).parent)],
                            capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == str(tmp_path / "run-3")
+    assert there.stdout.splitlines()[-1] == str(tmp_path / "run-3") and len(there.stdout.splitlines()) == 2
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == kept
 
 
@@ -203,7 +204,7 @@ def test_the_table_is_of_the_live_branch_also_when_a_run_is_taken_up(tmp_path):
     first.step(7)
     first.get_hook(CheckpointHook).writer.wait()
     first.run_folder.write(first.history)
-    first.run_folder.close()  # the process dies
+    release(first)  # the process dies, and its locks with it
     second = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None), SnapshotHook(every_steps=2))
     second.step(4)
     second.stop()

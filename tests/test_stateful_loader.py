@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import RandomSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainer_nb import Trainer
@@ -60,3 +61,59 @@ def test_stopped_and_going_on_in_one_process():
     other.stop()
     other.fit()
     assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), other.model.parameters()))
+
+
+SAMPLERS = {
+    "random": lambda dataset: RandomSampler(dataset),
+    "replacement": lambda dataset: RandomSampler(dataset, replacement=True, num_samples=21),
+    "weighted": lambda dataset: WeightedRandomSampler(range(1, 27), 26),
+    "own generator": lambda dataset: RandomSampler(dataset, generator=torch.Generator().manual_seed(1)),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("step", [2, 9])
+def test_a_sampler_of_torch_draws_its_order_again(kind, step):
+    """It has no state: no sample comes twice, and none is left out."""
+    def make_with(first=0):
+        trainer = make(0, first)
+        dataset = trainer.train_dl.dataset
+        loader = StatefulDataLoader(dataset, batch_size=4, sampler=SAMPLERS[kind](dataset))
+        return Trainer(trainer.model, train_dl=loader, loss_fn=torch.nn.MSELoss(), optim=trainer.optim, seed=3, device="cpu",
+                       progress=False, epochs=3)
+    straight, same, other = make_with(), make_with(), make_with(first=99)
+    straight.fit()
+    same.step(step)
+    other.load_state_dict(same.state_dict())
+    same.stop()
+    for again in (same, other):
+        again.fit()
+        assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), again.model.parameters()))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Goes on in the next epoch where it was."""
+
+    def __init__(self):
+        self.place = 0
+
+    def __iter__(self):
+        for _ in range(8):
+            self.place += 1
+            yield torch.full((2,), self.place / 9), torch.ones(1)
+
+    def state_dict(self):
+        """Where it is."""
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        """Where it was."""
+        self.place = state["place"]
+
+
+def test_a_stream_with_a_state_is_named_before_the_run():
+    """In a new process it begins again at the end of an epoch."""
+    model = torch.nn.Linear(2, 1)
+    trainer = Trainer(model, train_dl=StatefulDataLoader(Stream(), batch_size=4), loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu",
+                      progress=False)
+    assert not trainer.exact and "state of the dataset is not kept" in trainer.exact.obstacles[0]

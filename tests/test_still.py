@@ -38,7 +38,7 @@ def make_view(records=(), steps=None, name="Net", state=RunState.FINISHED, error
         description="cpu",
         state=state,
         position=place,
-        error=error,
+        error=error, invalid_since=None,
         journal=Journal(),
         history=history,
         branches=[],
@@ -239,7 +239,7 @@ def test_interventions_are_numbered_as_in_the_journal():
     view.journal.record("tune", "grad_clip", None, 1.0, step=704)
     read = words(parsed(view))
     assert "2 400 lr 0.001 → 0.002" in read
-    assert "hook MixUp" in read and "on → off" in read and "none → 1" in read
+    assert "MixUp" in read and "on → off" in read and "off → 1" in read
     assert " 4–5 " in f" {read} " and "hm" not in read
 
 

@@ -229,7 +229,7 @@ def test_what_a_kill_leaves_is_removed_in_the_end(tmp_path, number, event, name)
         make(tmp_path, **few).fit()
     assert in_a_fork(work) == -signal.SIGKILL
     make(tmp_path, **few).fit()
-    assert sorted(os.listdir(tmp_path)) == [LIST, "step_00000004.pt"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", LIST, "step_00000004.pt"]
 
 
 # ---- told to end

@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 
 from trainer_nb import (CheckpointHook, Hook, ImageFileHook, JSONLHook, LambdaHook, SnapshotHook, TensorBoardHook, TrackerHook,
                         TrackioHook, Trainer, WandbHook)
+from trainer_nb.core.folder import release
 from trainer_nb.core.saved import read_state
 from trainer_nb.core.state import RandomStreams
 
@@ -258,7 +259,7 @@ def test_the_training_never_feels_a_tracker(kind, tmp_path):
         trainer = make(*hooks)
         trainer.fit()
         outside = RandomStreams.capture()
-        results.append((weights(trainer), trainer._streams.torch, trainer._streams.python, outside.torch, outside.python,
+        results.append((weights(trainer), trainer.streams().torch, trainer.streams().python, outside.torch, outside.python,
                         outside.numpy[1].tolist()))
     for with_it, without in zip(*results):
         assert torch.equal(with_it, without) if isinstance(with_it, torch.Tensor) else with_it == without
@@ -407,6 +408,7 @@ def run_and_die(tmp_path, hook, stop_at=9):
     trainer = make(CheckpointHook(tmp_path / "checkpoints", every_steps=4, every_epochs=None), hook)
     trainer.step(stop_at)
     trainer.get_hook(CheckpointHook).writer.wait()
+    release(trainer)  # the locks of its folders end with it
     return trainer
 
 
@@ -730,6 +732,7 @@ def test_lines_with_pr_curves_go_the_way_of_the_others(tmp_path):
     trainer.get_hook(CheckpointHook).writer.wait()
     assert [(line["step"], "train/loss" in line) for line in lines(tmp_path / "a.jsonl", "step")] == [
         (step, is_record) for step in range(1, 7) for is_record in (True, False)]
+    release(trainer)
     make(*hooks(2)).step(4)
     top = scores[labels].max().item()
     assert [(step, curve["thresholds"][0]) for step, curve in written_curves(tmp_path / "a.jsonl")] == [
@@ -793,7 +796,7 @@ def test_values_of_images(tmp_path):
 
     image = torch.tensor([[0.0, 0.5, 1.0], [-3.0, 7.0, float("nan")]])
     make(ImageFileHook(tmp_path)).log_images({"../a b/c": image, "whole": np.array([[0, 7, 255]])})
-    assert np.asarray(Image.open(tmp_path / "_" / "a_b" / "c" / "step_00000000.png")).tolist() == [[0, 128, 255], [0, 255, 0]]
+    assert np.asarray(Image.open(tmp_path / "%2E%2E" / "a%20b" / "c" / "step_00000000.png")).tolist() == [[0, 128, 255], [0, 255, 0]]
     assert np.asarray(Image.open(tmp_path / "whole" / "step_00000000.png")).tolist() == [[0, 7, 255]]
     assert list(tmp_path.parent.glob("a*b")) == []
 

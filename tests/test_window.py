@@ -245,11 +245,12 @@ def test_a_loss_of_none_is_not_counted_in_the_window(left_out):
 
 @pytest.mark.parametrize("precision", [None, "fp16"])
 def test_an_epoch_of_none_makes_no_step(precision):
-    """No gradient, no step, no scaler trouble; under max_steps an error instead of an endless run."""
+    """No gradient, no step, no scaler trouble: an error instead of a run that has finished, or an endless one under max_steps."""
     model, batches = make_model(), make_batches(UNEVEN)
     loop = make_loop(model, batches, make_skipping_step(model, set(UNEVEN)), mixed_precision=precision)
-    assert loop.fit(epochs=2).steps == 0
-    assert loop.skipped_steps == 0
+    with pytest.raises(ValueError, match="epoch 1 made no optimizer step"):
+        loop.fit(epochs=2)
+    assert loop.skipped_steps == loop.step_state.optimizer_step == 0
     with pytest.raises(ValueError, match="max_steps would never be reached"):
         make_loop(model, batches, make_skipping_step(model, set(UNEVEN))).fit(max_steps=3)
 
@@ -361,7 +362,7 @@ def test_an_empty_loader_is_refused_at_once():
 def test_a_loader_that_turns_out_empty_is_an_error():
     """Where the length is not known, the first epoch tells."""
     model = make_model()
-    with pytest.raises(ValueError, match="no batch in epoch 0"):
+    with pytest.raises(ValueError, match="no batch in epoch 1"):
         make_loop(model, DataLoader(Stream([]), batch_size=None)).fit(epochs=1)
 
 

@@ -6,14 +6,17 @@
 __all__ = ['ScheduledLoop', 'SearchingLoop', 'WatchedLoop', 'ShownLoop', 'FiledLoop', 'BuiltLoop', 'Trainer']
 
 # %% ../nbs/40_trainer.ipynb #a2b7df3e
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from .core.best import BestStateLoop
+from .core.checks import history_unlike
 from .core.control import RatePlan
-from .core.drive import Answer, check_note, check_switch
+from .core.drive import Answer, check_note, check_switch, weakly
+from .core.folder import release
 from .core.hook import ComponentHook
 from .core.loop import LocalRunView
 from .core.sweep import Sweep, check_smooth
@@ -25,12 +28,14 @@ from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
 from .hooks.run_folder import RunFolderHook
 from .hooks.schedule import SchedulerHook
+from .tools.assign import assignable
 from .tools.config import build_config, check_config, read_config
 from .tools.export import export_weights
 from .tools.launch import find_engine
 from .tools.lr_find import LRFind, rates
 from .tools.summary import summary
-from .tools.task import TaskHook, built, check_task, names_taken, overridden, seeded, task_arguments, task_schedule
+from .tools.task import (TaskHook, built, check_task, check_trainer_names, hints_arguments, names_taken, overridden, seeded,
+                                   task_arguments, task_schedule)
 
 # %% ../nbs/40_trainer.ipynb #8965b1e4
 class ScheduledLoop(BestStateLoop):
@@ -87,7 +92,7 @@ class SearchingLoop(ScheduledLoop):
         "Try rates, an optimizer step each, and read the curve; the run is afterwards as before, bit for bit."
         values = self._check_lr_find({"start_lr": start_lr, "end_lr": end_lr, "num_steps": num_steps, "mode": mode,
                                       "smooth": smooth, "stop_factor": stop_factor})
-        self._check_trial(self.train_dl if train_dl is None else train_dl)
+        self._check_trial(self.train_dl if train_dl is None else train_dl, valid_dl)
         found = values["found"] = self._new_search(values)
         self._do("lr_find", **values, valid_dl=valid_dl, train_dl=train_dl)
         return found
@@ -101,7 +106,7 @@ class SearchingLoop(ScheduledLoop):
 
     def _new_search(self, values: dict) -> LRFind:
         planned = rates(*(values[name] for name in ("start_lr", "end_lr", "num_steps", "mode")))
-        return LRFind(Sweep("lr", planned, values["stop_factor"], values["smooth"]), self.use_rate, self.rate_change)
+        return LRFind(Sweep("lr", planned, values["stop_factor"], values["smooth"]), weakly(self.use_rate), weakly(self.rate_change))
 
     def _answer_lr_find(self, command) -> None:
         self.lr_search = command.values.get("found") or self._new_search(command.values)
@@ -129,9 +134,18 @@ class WatchedLoop(SearchingLoop):
         self.history = History()
         self._breakpoint_hook, self._inspect_hook = BreakpointHook(), InspectHook()
         self.answers |= {
-            "inspect": Answer(lambda command: self._inspect(command.values["on"]), check_switch),
-            "pause_when": Answer(lambda command: self._add(Breakpoint(command.values["text"])), self._check_condition),
-            "pause_not_when": Answer(lambda command: self._remove(command.values["text"]), check_note)}
+            "inspect": Answer(self._answer_inspect, check_switch),
+            "pause_when": Answer(self._answer_pause_when, self._check_condition),
+            "pause_not_when": Answer(self._answer_pause_not_when, check_note)}
+
+    def _answer_inspect(self, command) -> None:
+        self._inspect(command.values["on"])
+
+    def _answer_pause_when(self, command) -> None:
+        self._add(Breakpoint(command.values["text"]))
+
+    def _answer_pause_not_when(self, command) -> None:
+        self._remove(command.values["text"])
 
     def told_state(self) -> dict:
         "Journal and history, for a checkpoint."
@@ -145,14 +159,22 @@ class WatchedLoop(SearchingLoop):
     def cut_told(self, told: dict, left: int) -> None:
         "The curves after the state to which the run goes back become a branch."
         cut = {"counts": told["history"], "number": self.branch - 1, "start": self.step_state.optimizer_step, "end": left}
+        if (hook := self.get_hook(RunFolderHook)) is not None:
+            hook.wake(self)
         if self.run_folder is not None:
             self.run_folder.write(self.history)
             self.run_folder.cut(**cut)
         self.history.cut(**cut)
 
-    def load_told(self, state: dict) -> None:
-        "Journal and history of another run, or of an earlier state of this one."
-        super().load_told(state)
+    def told_unlike(self, state: dict) -> str:
+        "What is wrong with the journal or history of a state, in words; '' where nothing is."
+        text = super().told_unlike(state) or history_unlike(state["history"])
+        if not text and self.run_folder is not None and "bytes" in state["history"]:
+            self.run_folder.check(state["history"])
+        return text
+
+    def load_records(self, state: dict) -> None:
+        "The history of another run, or of an earlier state of this one."
         if "bytes" not in state["history"]:
             self.history.load_state_dict(state["history"])
         elif self.run_folder is not None:
@@ -219,7 +241,8 @@ class ShownLoop(WatchedLoop):
         "What refreshes every widget of this run."
         if self._screen is None:
             from trainer_nb.panel.screen import Screen
-            self._screen = Screen(self.view)
+            self._screen = Screen(LocalRunView(self, weakly=True))
+            weakref.finalize(self, self._screen.close).atexit = False  # the page keeps what it shows when the kernel ends
             self.at_safe_point = self.at_safe_point or self._screen.tick
         return self._screen
 
@@ -228,12 +251,12 @@ class ShownLoop(WatchedLoop):
         "The panel: state, controls, curves, tunables, hooks, journal; a widget, live while the kernel is."
         if "dashboard" not in self._parts:
             from trainer_nb.panel.dashboard import Dashboard
-            self._parts["dashboard"] = Dashboard(self.view, self.screen)
+            self._parts["dashboard"] = Dashboard(self.screen.view, self.screen)
         return self._parts["dashboard"]
 
     def _part(self, name: str, kind):
         if name not in self._parts:
-            self._parts[name] = self.screen.add(kind(self.view))
+            self._parts[name] = self.screen.add(kind(self.screen.view))
         return self._parts[name]
 
     @property
@@ -318,23 +341,50 @@ class FiledLoop(ShownLoop):
             "weights": weights, "model": type(self.plain_model).__name__.removeprefix("FSDP"), "epochs": state.epoch, "steps": state.optimizer_step,
             "last": self.result().last, "best": self.best, "config": self.config, "fingerprint": self.fingerprint()}, whole)
 
+    def __reduce_ex__(self, protocol):
+        "TypeError, with what keeps a run: pickle, `copy` and torch.save come here."
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied: it holds threads, locks and open loaders. trainer.save(path) writes the "
+                        "whole run to a file, trainer.state_dict() gives it as plain values, trainer.export(path) writes the weights")
+
     def still(self) -> str:
         "The run as a picture, an SVG: curves, last and best values, what was changed by hand."
         from trainer_nb.panel.still import still
         return still(self.view)
 
     def close(self) -> None:
-        "End the run: background thread, worker processes, files."
-        super().close()
-        hook = self.get_hook(RunFolderHook)
-        if self.run_folder is not None and not self.driven:
-            self.run_folder.close()
-            self.run_folder = hook.folder = None
+        "End the run: background thread, worker processes, widgets, files."
+        try:
+            super().close()
+        finally:
+            if not self.driven:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        screen = self._screen
+        if screen is not None:  # what stays of the widgets is the picture
+            self._screen, self._parts = None, {}
+            self.at_safe_point = None if self.at_safe_point == screen.tick else self.at_safe_point
+            screen.close()
+        if self.run_folder is not None:
+            self._workspace = self.run_folder.path
+            self.get_hook(RunFolderHook).let_go(self)
+        release(self)
 
 # %% ../nbs/40_trainer.ipynb #17926eaf
 class BuiltLoop(FiledLoop):
     "A loop that is put together from a task or a configuration."
     task, _test_dl = None, None
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        check_trainer_names(vars(cls), cls.__name__)
+
+    assembled = False  # from the end of the constructor on, what is assigned is checked: see tools.assign
+    def tune_by_hand(self, name: str, value) -> bool:
+        "What a tunable asks that is assigned: `trainer.grad_clip = 1.0` is `trainer.tune(grad_clip=1.0)`, once there is a trainer."
+        if self.assembled:
+            self.tune(**{name: value})
+        return self.assembled
+
     @classmethod
     def from_task(
         cls,
@@ -385,8 +435,10 @@ class BuiltLoop(FiledLoop):
         return super().test(self._test_dl if dl is None else dl, weights)
 
 # %% ../nbs/40_trainer.ipynb #67d2e342
+@assignable
 class Trainer(BuiltLoop):
     "Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`."
+    @hints_arguments
     def __init__(
         self,
         model,  # a torch.nn.Module
@@ -407,6 +459,7 @@ class Trainer(BuiltLoop):
         mixed_precision: str | None = None,  # "bf16" or "fp16"
         gradient_accumulation_steps: int = 1,  # batches a step
         micro_batch_size=None,  # samples at once, or "auto"
+        batch_size=None,  # f(batch) -> samples, where that is not certain
         grad_clip: float | None = None,  # largest gradient norm
         non_finite: str | None = "raise",  # "skip", "skip:N", None
         ema=None,  # decay of an average of the weights, or an EMAHook
@@ -432,14 +485,14 @@ class Trainer(BuiltLoop):
             model, train_step, train_dl, valid_dl, loss_fn=loss_fn, metrics=metrics, eval_step=eval_step,
             optim=optim, epochs=epochs, max_steps=max_steps, eval_every=eval_every, hooks=hooks, device=device,
             mixed_precision=mixed_precision, gradient_accumulation_steps=gradient_accumulation_steps,
-            micro_batch_size=micro_batch_size, grad_clip=grad_clip, non_finite=non_finite, compile=compile,
+            micro_batch_size=micro_batch_size, batch_size=batch_size, grad_clip=grad_clip, non_finite=non_finite, compile=compile,
             seed=seed, resume_data=resume_data, seed_samples=seed_samples, eval_first=eval_first, best=best,
             overfit_batches=overfit_batches, limit_batches=limit_batches, fast_dev_run=fast_dev_run, max_time=max_time,
             engine=find_engine(engine))
-        self.history.draw = self._draw
-        self.progress = progress
+        self.history.draw, self.progress = weakly(self._draw), progress
         self.config, self._workspace = config, workspace
         self._add_hooks(record, progress, sched, ema)
+        self.assigned, self.assembled = {}, True
 
     def _add_hooks(self, record: bool, progress, sched, ema) -> None:
         if ema is not None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .state import Position, RunState
+from .state import TURNS, Position, RunState
 
 # %% ../../nbs/core/03_control.ipynb #2955a03e
 @dataclass
@@ -42,7 +42,8 @@ class Reply:
 
     def wait(self, timeout: float | None = None) -> "Reply":
         "Block until answered, at most `timeout` seconds."
-        self._settled.wait(timeout)
+        with TURNS.aside():  # the run that answers may need the random streams for it
+            self._settled.wait(timeout)
         return self
 
     def __repr__(self):
@@ -122,6 +123,7 @@ class TunableView:
     has_pending: bool = False
     refused: str = ""  # why the last value was not taken
     moves: bool = False  # the value in force changes by itself: a schedule's
+    none: str = ""  # what None means in this run, where that is not always the same
 
 # %% ../../nbs/core/03_control.ipynb #1568f615
 @dataclass
@@ -164,6 +166,7 @@ class RunView(Protocol):
     state: RunState
     position: Position
     error: str | None  # the last exception, with traceback
+    invalid_since: int | None  # the step whose gradients were not finite, after the error that says so
     tunables: list[TunableView]
     hooks: list  # of HookRow
     journal: Any  # a Journal

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'SupervisedStep', 'OwnLossStep', 'check_output', 'items', 'fetch_numbers', 'flat_records', 'step_records',
-           'key_average', 'WeightedMeans', 'EvaluationTotals', 'join_predictions', 'to_cpu']
+           'key_average', 'WeightedMeans', 'check_number', 'metric_numbers', 'EvaluationTotals', 'join_predictions',
+           'joined_or_listed', 'to_cpu']
 
 # %% ../../nbs/core/07_step.ipynb #be310bfc
 import math
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from .data import map_nested_tensor
+from .state import warn
 
 # %% ../../nbs/core/07_step.ipynb #ac3393dd
 class SupervisedStep:
@@ -95,10 +97,10 @@ def check_output(output, training: bool) -> None:
                          "no_grad, or every parameter is frozen")
 
 # %% ../../nbs/core/07_step.ipynb #20b52d77
-def items(output, samples: int):
+def items(output, samples: int | None):
     "What the loss is the mean of: the step's `n`, or the samples; ValueError if there are none."
     n = output.get("n", samples)
-    if not isinstance(n, torch.Tensor) and n <= 0 and output["loss"] is not None:
+    if not isinstance(n, torch.Tensor) and n is not None and n <= 0 and output["loss"] is not None:
         what = f"n={n!r}" if "n" in output else "a loss for a batch that holds no sample"
         raise ValueError(f"the step function returned {what}: the loss must be the mean of 1 item or more "
                          "(a batch without items returns {'loss': None})")
@@ -120,7 +122,7 @@ def fetch_numbers(values: list) -> list[float]:
         if isinstance(value, torch.Tensor):
             groups.setdefault((value.device, value.dtype), []).append(index)
         else:
-            result[index] = float(value)
+            result[index] = float(value.item() if hasattr(value, "item") else value)  # an array of one element is no float
     for indices in groups.values():
         joined = torch.stack([values[i].detach().reshape(()) for i in indices])
         for index, number in zip(indices, joined.tolist()):
@@ -197,12 +199,34 @@ class WeightedMeans:
         for name, pairs in self.values.items():
             numbers = fetch_numbers([value for value, _ in pairs])
             weights = fetch_numbers([n for _, n in pairs])
-            sums[name] = sum(v * w for v, w in zip(numbers, weights)), sum(weights)
+            sums[name] = sum(v * w for v, w in zip(numbers, weights) if w), sum(weights)  # of no items nothing is known
         every = [sums] if gather is None else gather(sums)
         parts = {name: [each[name] for each in every if name in each] for name in {name: None for each in every for name in each}}
-        return {name: sum(part for part, _ in found) / sum(weight for _, weight in found) for name, found in parts.items()}
+        totals = {name: (sum(part for part, _ in found), sum(weight for _, weight in found)) for name, found in parts.items()}
+        return {name: part / weight if weight else math.nan for name, (part, weight) in totals.items()}
 
 # %% ../../nbs/core/07_step.ipynb #51156560
+def check_number(name: str, value) -> None:
+    "TypeError for a metric's value that is no single number; tensors are not fetched."
+    if isinstance(value, torch.Tensor):
+        wrong = (f"a tensor of shape {tuple(value.shape)}" if value.numel() != 1
+                 else f"a tensor of {str(value.dtype).removeprefix('torch.')}" if value.is_complex() else "")
+    elif getattr(value, "size", 1) != 1 and hasattr(value, "shape"):
+        wrong = f"{type(value).__name__} of shape {tuple(value.shape)}"
+    else:
+        wrong = "" if hasattr(value, "__float__") else "None" if value is None else f"{type(value).__name__} {value!r:.40}"
+    if wrong:
+        remedy = "is a return missing?" if value is None else "return its mean, or a number a class under names of their own"
+        raise TypeError(f"the metric {name!r} returned {wrong}, and a metric is one number: {remedy}")
+
+def metric_numbers(name: str, value) -> dict:
+    "What an object that collects has computed, by name: one number, or those of a dict; TypeError as above."
+    if isinstance(value, Mapping):
+        return {full: number for key, each in value.items() for full, number in metric_numbers(f"{name}/{key}", each).items()}
+    check_number(name, value)
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value}
+
+# %% ../../nbs/core/07_step.ipynb #1b7e3ee3
 class EvaluationTotals:
     "The loss, records and metrics of one evaluation."
     def __init__(self, metrics: Mapping | None = None, keep_outputs: bool = False):
@@ -214,30 +238,38 @@ class EvaluationTotals:
         for metric in self.collecting.values():
             metric.reset()
 
-    def add(self, output: Mapping, n, samples: int) -> None:
-        "Take in what the step returned for one batch."
+    def add(self, output: Mapping, n) -> None:
+        "Take in what the step returned for one batch of `n` items: the weight of its loss, records and function metrics."
+        values = self._of_functions(output) if self.metrics else {}
         if self.outputs is not None:
             self.outputs.append(output)
         if output["loss"] is not None:
             self.means.add("loss", output["loss"].detach(), n)
             for name, value in step_records(output).items():
                 self.means.add(name, value, n)
-        if not self.metrics:
-            return
+        for name, value in values.items():
+            self.means.add(name, value, n)
+
+    def _of_functions(self, output: Mapping) -> dict:
+        "The metrics that are functions, checked; those that collect take the batch."
         pred, target = output.get("pred"), output.get("target")
         if pred is None or target is None:
             raise ValueError(f"metrics={sorted(self.metrics)} need the prediction and the target: return "
                              "them from the step under 'pred' and 'target'")
+        values = {}
         for name, metric in self.metrics.items():
             if name in self.collecting:
                 metric.update(pred, target)
             else:
-                self.means.add(name, metric(pred, target), samples)
+                values[name] = metric(pred, target)
+                check_number(name, values[name])
+        return values
 
     def compute(self, gather=None) -> dict[str, float]:
         "All values as floats, over all processes that `gather` reaches; a metric with an `update` has its own way to the others."
         result = self.means.compute(gather)
-        computed = flat_records({name: metric.compute() for name, metric in self.collecting.items()})
+        found = [metric_numbers(name, metric.compute()) for name, metric in self.collecting.items()]
+        computed = {name: value for each in found for name, value in each.items()}
         numbers = dict(zip(computed, fetch_numbers(list(computed.values()))))
         if gather is not None and numbers:
             self._check_joined(gather(numbers))
@@ -267,18 +299,36 @@ class EvaluationTotals:
 
 # %% ../../nbs/core/07_step.ipynb #0872e36a
 def join_predictions(parts: list):
-    "Predictions of batches joined along the first dimension, on the CPU."
+    """Predictions of batches joined along the first dimension, on the CPU.
+
+    RuntimeError (torch's own) for tensors of other sizes, ValueError or TypeError for parts of other kinds, lengths or keys."""
     if not parts:
         return None
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts)
-    if isinstance(first, Mapping):
-        return {key: join_predictions([part[key] for part in parts]) for key in first}
-    if isinstance(first, (list, tuple)):
-        joined = [join_predictions(list(column)) for column in zip(*parts)]
+    if isinstance(first, (Mapping, list, tuple)):
+        if other := [part for part in parts if type(part) is not type(first)]:
+            raise TypeError(f"{type(first).__name__} in one batch and {type(other[0]).__name__} in another")
+        if isinstance(first, Mapping):
+            if any(part.keys() != first.keys() for part in parts):
+                raise ValueError("batches have other keys")
+            return {key: join_predictions([part[key] for part in parts]) for key in first}
+        joined = [join_predictions(list(column)) for column in zip(*parts, strict=True)]
         return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    if any(isinstance(part, (torch.Tensor, Mapping, list, tuple)) for part in parts):
+        raise TypeError(f"{type(first).__name__} in one batch and tensors in another")
     return parts
+
+def joined_or_listed(parts: list):
+    "Predictions joined, or where they do not join the list of the batches' predictions, with one warning."
+    try:
+        return join_predictions(parts)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        warn(f"the predictions of the batches do not join ({reason}): predict() gives a list of the {len(parts)} batches' predictions. For one "
+             "tensor pad them to one size, in the collate_fn of the loader or in the model")
+        return parts
 
 def to_cpu(value):
     "A copy on the CPU, without gradient."

@@ -41,6 +41,12 @@ class Tunable:
         return self if instance is None else instance.__dict__.get(self.name, self.default)
 
     def __set__(self, instance, value):
+        by_hand = getattr(instance, "tune_by_hand", None)  # a trainer writes down what is changed in it
+        if by_hand is None or not by_hand(self.name, value):
+            self.store(instance, value)
+
+    def store(self, instance, value) -> None:
+        "Set the checked value, and tell nobody."
         instance.__dict__[self.name] = self.check(value)
 
     def allowed(self) -> str:
@@ -102,8 +108,9 @@ def bind(owner, prefix: str = "") -> list[BoundTunable]:
     "The declared tunables of one object under `prefix.name`, and those that it made by itself."
     def bound(name, tunable):
         full = f"{prefix}.{name}" if prefix else name
-        return BoundTunable(full, tunable, lambda: getattr(owner, name),
-                            lambda value: setattr(owner, name, value), prefix)
+        plain = getattr(type(owner), name) is tunable  # else a subclass has something of its own in its place
+        write = tunable.store if plain else lambda owner, value: setattr(owner, name, value)
+        return BoundTunable(full, tunable, lambda: getattr(owner, name), lambda value: write(owner, value), prefix)
     made = owner.own_tunables(prefix) if hasattr(owner, "own_tunables") else []
     return [bound(name, tunable) for name, tunable in declared(owner).items()] + made
 

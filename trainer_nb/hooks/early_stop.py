@@ -9,6 +9,7 @@ __all__ = ['improves', 'stop_reason', 'EarlyStopHook']
 import difflib
 import math
 
+from ..core.checks import state_check
 from ..core.control import Command
 from ..core.hook import Hook
 from ..core.state import Phase
@@ -32,6 +33,8 @@ def stop_reason(metric: str, values: list[float], best: float | None, best_step:
 class EarlyStopHook(Hook):
     "Asks for a stop after `patience` evaluations in a row without a better metric; `reason` says why."
     patience = Tunable(3, min=1, doc="evaluations in a row that may be no better")
+    _fits = state_check({"best": float | None, "best_step": int, "since": list, "reason": str | None, "due": bool, "judged": int,
+                         "totals": tuple[int | None, int | None]})
     def __init__(
         self,
         metric: str = "valid/loss",  # a record of the evaluations
@@ -51,11 +54,24 @@ class EarlyStopHook(Hook):
         self.reason: str | None = None  # why the run was asked to stop
         self.due = False  # the stop comes once the epoch is counted
         self.judged = -1  # the step of the last evaluation that counted
+        self.totals: tuple = (None, None)  # epochs and steps that the run was to have when it was asked to stop
 
     def before_fit(self, trainer):
         "ValueError if there will be no evaluation."
         if not trainer.valid_loaders:
             raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, and there is no valid_dl")
+
+    def ended_early(self, trainer) -> str | None:
+        "Why a `fit()` has nothing left to do; None where it has: more is wanted than at the stop, or the run stands elsewhere."
+        there = self.judged == trainer.step_state.optimizer_step and not self.due
+        if self.reason is None or not there or len(self.since) < self.patience or self._led(trainer):
+            return None
+        if any(now is not None and (then is None or now > then) for now, then in zip((trainer.epochs, trainer.max_steps), self.totals)):
+            return None
+        epochs, steps = self.totals
+        more = f"max_steps={steps + 1}" if steps is not None else f"epochs={epochs + 1}"
+        return (f"this run ended early at step {self.judged} ({self.reason}): nothing was trained. fit({more}) or more goes on, and so do step(), "
+                "resume() and a larger patience")
 
     def on_log(self, trainer, records):
         "Judge an evaluation of the run: its records are given out once it counts."
@@ -92,6 +108,7 @@ class EarlyStopHook(Hook):
 
     def _give_up(self, trainer) -> None:
         self.reason = stop_reason(self.metric, self.since, self.best, self.best_step, self.min_delta)
+        self.totals = trainer.epochs, trainer.max_steps
         self.due = trainer.phase is Phase.AFTER_VALID
         trainer.ask(lambda: self._note(trainer))
         if not self.due:
@@ -99,8 +116,13 @@ class EarlyStopHook(Hook):
 
     def _stop(self, trainer) -> None:
         self.due = False
-        if not any(hook.leads(trainer) for hook in trainer.hooks if hasattr(hook, "leads")):
+        if not self._led(trainer):
             trainer.post(Command("stop", source="early_stop"))
+
+    @staticmethod
+    def _led(trainer) -> bool:
+        "A replay leads the run: it knows the end."
+        return any(hook.leads(trainer) for hook in trainer.hooks if hasattr(hook, "leads"))
 
     def _note(self, trainer) -> None:
         "Into the journal; a replay has written it already."
@@ -111,9 +133,14 @@ class EarlyStopHook(Hook):
     def state_dict(self):
         "Best value, and what came after it."
         return {"best": self.best, "best_step": self.best_step, "since": list(self.since), "reason": self.reason, "due": self.due,
-                "judged": self.judged}
+                "judged": self.judged, "totals": self.totals}
+
+    def check_state(self, trainer, state):
+        "ValueError for what is no state of this hook."
+        self._fits(trainer, {"totals": (None, None)} | state if isinstance(state, dict) else state)  # older files have no totals
 
     def load_state_dict(self, state):
         "Count on from there."
+        self.totals = tuple(state.get("totals", (None, None)))
         self.best, self.best_step, self.since = state["best"], state["best_step"], list(state["since"])
         self.reason, self.due, self.judged = state["reason"], state["due"], state["judged"]

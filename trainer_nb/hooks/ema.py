@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from ..core.checks import misfit, tensors_unlike
 from ..core.hook import Hook
 from ..core.tunable import Tunable
 
@@ -103,6 +104,13 @@ class SavedAverage(Hook):
             raise ValueError("an EMAHook needs the whole model in each process, this run has parts of it in each: leave ema= out")
         return Average(trainer.plain_model, self.device, self.buffers == "average")
 
+    def check_state(self, trainer, state):
+        "ValueError for an average of another model."
+        text = misfit(state, {"updates": int, "reached": int, "ema_model": dict}, "it")
+        own = averaged_tensors(trainer.plain_model, self.buffers == "average")
+        if text := text or tensors_unlike(state["ema_model"], own, "model"):
+            raise ValueError(text)
+
     def weight_sets_in(self, state: dict, name: str) -> dict | None:
         "As `weight_sets`, of a saved state in which this hook has that name: ending to tensors in the place of the model's."
         mine, tunables = state["hooks"].get(name), state["tunables"]
@@ -192,9 +200,13 @@ class EMAHook(SavedAverage):
         return {"updates": self.updates, "reached": self.reached, "ema_model": self._average.mean}
 
     def load_state_dict(self, state):
-        "Go on from there; KeyError names what the state lacks."
+        "Go on from there."
         self.updates, self.reached = state["updates"], state["reached"]
         if self._average is None:
             self._given = state["ema_model"]
         else:
             self._average.set(state["ema_model"])
+
+    def state_loaded(self, trainer):
+        "The average has a model at once, so that `ema_model` is there before the next step."
+        self._of(trainer)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from ..core.checks import misfit
 from ..core.hook import Hook
 from ..core.tunable import BoundTunable, Tunable
 
@@ -137,6 +138,14 @@ class LayerGroupsHook(Hook):
         self._others = None in self._owners
         self._trainer = trainer
 
+    def split_again(self, trainer):
+        "Divide the optimizer that took the place of the first one; returns a function that applies rates and switches to it."
+        kept = self.groups
+        self.split_optimizer(trainer)
+        for name, group in self.groups.items():
+            group.lr_scale, group.own, group.frozen = kept[name].lr_scale, kept[name].own, kept[name].frozen
+        return self._apply
+
     def before_fit(self, trainer):
         "Refuse to join a trainer whose optimizer was not divided."
         if self._trainer is not trainer:
@@ -156,8 +165,15 @@ class LayerGroupsHook(Hook):
         "What freezing a group freezes."
         return {"own": {group.name: group.own for group in self.groups.values()}}
 
+    def check_state(self, trainer, state):
+        "ValueError for groups of another model."
+        text = misfit(state, {"own": dict[str, list[str]]}, "it") or misfit(state["own"], dict.fromkeys(self.groups, list), "own")
+        unknown = [] if text else sorted({name for names in state["own"].values() for name in names} - dict(trainer.plain_model.named_parameters()).keys())
+        if text := text or (unknown and f"there are no parameters {', '.join(unknown[:5])} here"):
+            raise ValueError(text)
+
     def load_state_dict(self, state):
-        "As the state's run has it; KeyError for groups of another model."
+        "As the state's run has it."
         for group in self.groups.values():
             group.own = list(state["own"][group.name])
 

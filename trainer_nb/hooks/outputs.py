@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.data import batch_size, pass_indices
+from ..core.data import pass_indices
+from ..core.files import sync_folder
 from ..core.hook import Hook
-from ..core.saved import sync_folder
 
 # %% ../../nbs/hooks/23_outputs.ipynb #a083b1c9
 class NpyFile:
@@ -262,9 +262,10 @@ class Collector:
         put("losses", self._losses(trainer, pred, target), "the loss is not one of torch's with a reduction: return the loss of each "
             "sample from the step under 'losses'")
         put("predictions", self._predictions(pred, target), "predict= says how outputs become predictions")
-        rows = next((len(value) for value in values.values()), batch_size(trainer.batch))
+        samples = trainer.samples_in(trainer.batch)
+        rows = next((len(value) for value in values.values()), samples or len(self._drawn(number)) or 1)
         if "indices" in self.fields:
-            values = {"indices": self._indices(number, rows, batch_size(trainer.batch))} | values
+            values = {"indices": self._indices(number, rows, samples)} | values
         self.offset += rows
         return values, absent
 
@@ -288,9 +289,12 @@ class Collector:
             target, torch.Tensor) and target.ndim == 1 and not target.is_floating_point()
         return pred.detach().argmax(1) if classes else None
 
-    def _indices(self, number: int, rows: int, samples: int) -> torch.Tensor:
-        "Those of a chunk; -1 where nobody knows them: the batch may have more or fewer samples than were drawn for it."
-        drawn = self.known[number] if self.known is not None and number < len(self.known) else ()
+    def _drawn(self, number: int):
+        return self.known[number] if self.known is not None and number < len(self.known) else ()
+
+    def _indices(self, number: int, rows: int, samples: int | None) -> torch.Tensor:
+        "Those of a chunk; -1 where they are not known: the batch may have more or fewer samples than were drawn for it."
+        drawn = self._drawn(number)
         chunk = np.array(drawn[self.offset:self.offset + rows], dtype=np.int64)
         return torch.from_numpy(chunk) if len(drawn) == samples and len(chunk) == rows else torch.full((rows,), -1)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'JOURNAL', 'CONFIG', 'VOID', 'STILL', 'TABLE', 'RESULT', 'PLACE', 'claim', 'record_lines', 'read_records',
-           'RunFolder', 'places', 'as_table', 'write_table', 'write_journal', 'lost_entries', 'RunFolderHook']
+           'RunFolder', 'places', 'as_table', 'write_table', 'entry_text', 'JournalFile', 'RunFolderHook']
 
 # %% ../../nbs/hooks/17_run_folder.ipynb #58e9a986
 import csv
@@ -19,34 +19,35 @@ import numpy as np
 import torch
 
 from ..core.control import Series
+from ..core.folder import FolderLock, FolderTakenError, hold
 from ..core.hook import MainProcessHook
-from ..core.saved import CheckpointError, plain_copy, write_whole
+from ..core.journal import Intervention
+from ..core.saved import CheckpointError, plain_copy, reason, write_whole
+from ..core.state import say
 from .recorder import History
-
-try:
-    import fcntl
-except ImportError:  # Windows: nobody is kept out
-    fcntl = None
 
 # %% ../../nbs/hooks/17_run_folder.ipynb #2a579bc1
 METRICS, JOURNAL, CONFIG, VOID, STILL = "metrics.jsonl", "journal.jsonl", "config.json", "metrics.void.jsonl", "still.svg"
 TABLE, RESULT = "metrics.csv", "result.json"
 PLACE = ("step", "epoch", "samples_seen", "seconds")
 
-def claim(path: Path, take_up: bool):
-    "A folder that nobody else writes to, `path` or one beside it, and its lock."
-    number, free = 1, path
+def claim(path: Path, resumes: bool, owner) -> FolderLock:
+    "The folder of a run: `path`, or, where the run does not resume what is there, a free one beside it."
+    if resumes:
+        return hold(path, owner)
+    number, free, reason = 1, path, None
     while True:
-        free.mkdir(parents=True, exist_ok=True)
-        lock = open(free / ".lock", "a")
-        try:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if take_up or not (free / METRICS).exists():
-                return free, lock
-        except OSError:  # another process has it
-            pass
-        lock.close()
+        if (free / METRICS).exists():
+            reason = reason or f"{free} has the records of another run"
+        else:
+            try:
+                lock = hold(free, owner, take_over=False)
+            except FolderTakenError as error:
+                reason = reason or str(error)
+            else:
+                if reason:
+                    say(f"{reason}: this one goes to {free}")
+                return lock
         number += 1
         free = path.with_name(f"{path.name}-{number}")
 
@@ -74,8 +75,8 @@ def read_records(history: History, text: str) -> None:
 # %% ../../nbs/hooks/17_run_folder.ipynb #523640fe
 class RunFolder:
     "The files of one run."
-    def __init__(self, path, take_up: bool = False):
-        self.path, self._lock = claim(Path(path), take_up)
+    def __init__(self, lock: FolderLock):
+        self.path, self.lock = lock.path, lock
         self.counts: dict[str, int] = {}  # points of each name that are in the file
         self._file = open(self.path / METRICS, "ab")
 
@@ -97,14 +98,23 @@ class RunFolder:
         os.fsync(self._file.fileno())
         return {"bytes": self._file.tell(), "counts": dict(self.counts)}
 
-    def go_back(self, mark: dict, history: History) -> None:
-        "Make `history` what it was at a mark; lines after it go to another file."
-        self._file.close()
+    def check(self, mark: dict) -> bytes:
+        "What is in the file of records; CheckpointError where it does not reach the mark, or cannot be read up to there."
         path = self.path / METRICS
         text = path.read_bytes()
         if len(text) < mark["bytes"]:
             raise CheckpointError(f"{path} is shorter than when the checkpoint was taken: its records are gone, the run cannot be "
                                   "taken up with its history; trainer.load() from a folder without them goes on without")
+        try:
+            read_records(History(), text[:mark["bytes"]].decode())
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged: {reason(error)}") from error
+        return text
+
+    def go_back(self, mark: dict, history: History) -> None:
+        "Make `history` what it was at a mark; lines after it go to another file."
+        text, path = self.check(mark), self.path / METRICS
+        self._file.close()
         if len(text) > mark["bytes"]:
             with open(self.path / VOID, "ab") as file:
                 file.write(text[mark["bytes"]:])
@@ -114,10 +124,15 @@ class RunFolder:
         read_records(history, text[:mark["bytes"]].decode())
         self.counts = history.counts()
 
+    def reopen(self, owner) -> None:
+        "Go on in the folder after `close()`; FolderTakenError if another run has had it meanwhile."
+        self.lock = hold(self.path, owner, self.lock.mark)
+        self._file = open(self.path / METRICS, "ab")
+
     def close(self) -> None:
         "Let the folder go."
         self._file.close()
-        self._lock.close()
+        self.lock.close()
 
 # %% ../../nbs/hooks/17_run_folder.ipynb #61761d28
 def places(points: Series) -> np.ndarray:
@@ -158,18 +173,32 @@ def write_table(path: Path, history: History) -> None:
     write_whole(path, lambda file: file.write(text.getvalue().encode()))
 
 # %% ../../nbs/hooks/17_run_folder.ipynb #d1b05695
-def write_journal(path: Path, journal, void: list[dict]) -> None:
-    "The journal, and what a crash took back."
-    lines = journal.lines() + [{"void": True, **entry} for entry in void]
-    write_whole(path, lambda file: file.write("".join(json.dumps(line) + "\n" for line in lines).encode()))
+def entry_text(text: str) -> str:
+    "A line of a journal's file as it is compared: an entry in full, without its mark; what is none as {'unreadable': the line}."
+    line = None
+    try:
+        line = json.loads(text)
+        line.pop("void", None)
+        return json.dumps(asdict(Intervention(**line)))
+    except (ValueError, TypeError, AttributeError):
+        return json.dumps(line if isinstance(line, dict) and list(line) == ["unreadable"] else {"unreadable": text})
 
-def lost_entries(path: Path, journal) -> list[dict]:
-    "The entries in the file of a journal that the journal itself has not; none without a file."
-    if not path.exists():
-        return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-    void = [line for line in lines if line.pop("void", False)]
-    return void + [line for line in lines if line["number"] > len(journal)]
+class JournalFile:
+    "A journal as lines of JSON; an entry that was in the file and is not in the journal any more stays, marked void."
+    def __init__(self, path: Path):
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
+        lines.sort(key=lambda line: not line.startswith('{"void": true'))  # the oldest first
+        self._entries = list(map(entry_text, lines))  # of the file, each once
+
+    def write(self, journal) -> None:
+        "The journal, then what is void."
+        head, *entries = map(json.dumps, journal.lines())
+        held = set(entries)
+        void = [text for text in self._entries if text not in held]
+        self._entries = list(dict.fromkeys(void + entries))
+        lines = [head, *entries, *(json.dumps({"void": True, **json.loads(text)}) for text in void)]
+        write_whole(self.path, lambda file: file.write("".join(line + "\n" for line in lines).encode()))
 
 class RunFolderHook(MainProcessHook):
     "Keeps the folder of a run up to date."
@@ -178,45 +207,93 @@ class RunFolderHook(MainProcessHook):
     def __init__(self, path, config=None):
         self.given, self.config = Path(path), config
         self.folder: RunFolder | None = None
-        self._void, self._due = [], 0.0
+        self._closed: RunFolder | None = None  # after close(): goes on in it, if the run goes on
+        self._settings: dict | None = None  # what is to be written of the run
+        self.journal_file: JournalFile | None = None
+        self._due = 0.0
 
     def before_fit(self, trainer):
-        "Claim the folder; write down what the run is made of. Where it goes on with a larger total, that is written too."
+        "Claim the folder; say what the run is made of, and the total to which it goes on."
+        if self.folder is None and self._closed is not None:
+            self.reopen(trainer)
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
         if self.folder is None:
-            takes_up = any(getattr(hook, "resume", None) is not None for hook in trainer.hooks)
-            trainer.run_folder = self.folder = RunFolder(self.given, takes_up)
+            resumes = any(getattr(hook, "resume", None) not in (None, False) for hook in trainer.hooks)
+            trainer.run_folder = self.folder = RunFolder(claim(self.given, resumes, trainer))
+            self.journal_file = JournalFile(self.folder.path / JOURNAL)
             self._made_of = {"model": type(trainer.model).__name__, **totals,
                              "tunables": {name: entry.read() for name, entry in trainer.tunables().items()},
                              "fingerprint": trainer.fingerprint(), "config": plain_copy(self.config, "config")}
-        lines = self._made_of | totals
-        write_whole(self.folder.path / CONFIG, lambda file: file.write(json.dumps(lines, indent=1, default=str).encode()))
+        self._settings = self._made_of | totals
+
+    def reopen(self, trainer) -> None:
+        "Have the folder again in which the run was before `close()`."
+        self._closed.reopen(trainer)
+        trainer.run_folder = self.folder = self._closed
+        self._closed = None
+
+    def wake(self, trainer) -> None:
+        "Have the folder again after `close()`, unless another run has had it: then the next drive says so."
+        try:
+            if self.folder is None and self._closed is not None:
+                self.reopen(trainer)
+        except FolderTakenError:
+            pass
+
+    def let_go(self, trainer) -> None:
+        "The trainer is closed."
+        self.folder.close()
+        self._closed, self.folder, trainer.run_folder = self.folder, None, None
+
+    def give_back(self, trainer) -> None:
+        "The run could not begin: the folder is as it was."
+        self.folder.lock.give_back()
+        self.folder.close()
+        if not (self.folder.path / METRICS).stat().st_size:
+            (self.folder.path / METRICS).unlink()
+        self.folder = trainer.run_folder = None
+
+    def _write_settings(self) -> None:
+        "Once a drive: by now it is clear that the run goes on here."
+        lines, self._settings = self._settings, None
+        if lines is not None:
+            write_whole(self.folder.path / CONFIG, lambda file: file.write(json.dumps(lines, indent=1, default=str).encode()))
 
     def before_epoch(self, trainer):
         "By now a checkpoint was taken up, if there is one."
-        self._journal(trainer)
-
-    def _journal(self, trainer) -> None:
-        if not self._void:
-            self._void = lost_entries(self.folder.path / JOURNAL, trainer.journal)
-        write_journal(self.folder.path / JOURNAL, trainer.journal, self._void)
+        self._write_settings()
+        self.journal_file.write(trainer.journal)
 
     def after_step(self, trainer):
         "Write, once a second."
         now = perf_counter()
         if now >= self._due:
             self._due = now + 1.0
+            self._write_settings()
             self.folder.write(trainer.history)
 
     def on_intervention(self, trainer, intervention):
         "Write it down."
         if self.folder is not None:
-            write_journal(self.folder.path / JOURNAL, trainer.journal, self._void)
+            self.journal_file.write(trainer.journal)
+
+    def after_fit(self, trainer):
+        "Also of a run that was finished before."
+        self._write_settings()
+
+    def after_cancel(self, trainer):
+        "Also of a run that was stopped before its first step."
+        if trainer.exception is None:
+            self._write_settings()
 
     def cleanup_fit(self, trainer):
-        "Everything is in the files."
+        "Everything is in the files; none is touched where the run could not begin."
+        if self._settings is not None and self.folder is not None:
+            self.give_back(trainer)
+        if self.folder is None:
+            return
         self.folder.write(trainer.history)
-        write_journal(self.folder.path / JOURNAL, trainer.journal, self._void)
+        self.journal_file.write(trainer.journal)
         write_table(self.folder.path / TABLE, trainer.history)
         result = json.dumps(asdict(trainer.result()) | {"seconds": trainer.elapsed()}, indent=1, default=str)
         write_whole(self.folder.path / RESULT, lambda file: file.write(result.encode()))

@@ -6,13 +6,14 @@
 __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept',
            'check_every', 'check_installed', 'HarmlessHook', 'plain_settings', 'run_description', 'flat_values',
            'TrackerPlace', 'Tracker', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image',
-           'image_path', 'ImageFileHook', 'new_file', 'JSONLHook']
+           'folder_name', 'ImageNames', 'ImageFileHook', 'new_file', 'JSONLHook']
 
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
 import json
 import re
 import time
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -460,10 +461,23 @@ def pr_curve_image(name: str, curve: PRCurve) -> np.ndarray:
     return np.asarray(image)
 
 # %% ../../nbs/hooks/20_trackers.ipynb #4878b746
-def image_path(folder: Path, name: str, stem: str, ending: str) -> Path:
-    "The file of an image: each part of its name between `/` is a folder."
-    parts = [re.sub(r"[^\w.=+-]+", "_", part).lstrip(".") for part in name.split("/")]
-    return folder.joinpath(*(part or "_" for part in parts), f"{stem}.{ending}")
+def folder_name(name: str) -> str:
+    "The folder of an image within the hook's: each part of its name between `/` is one; what files are not named with is written as %20."
+    def percent(found) -> str:
+        return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
+    return "/".join(re.sub(r"[^\w.=+-]|^\.|\.$", percent, part) or "%" for part in name.split("/"))
+
+class ImageNames:
+    "A folder for each name of an image, also where the system takes capitals and small letters for the same."
+    def __init__(self):
+        self._names: dict[str, str] = {}  # by the folder in small letters: the name that came first
+
+    def folder(self, name: str) -> str:
+        "The folder of this name; one that differs in case only from an earlier one gets a check sum."
+        found = folder_name(name)
+        if self._names.setdefault(found.casefold(), name) != name:
+            found = f"{found}%-{zlib.crc32(name.encode('utf-8', 'surrogatepass')):08x}"
+        return found
 
 class ImageFileHook(HarmlessHook):
     "Writes the images of `trainer.log_images`, and curves of `trainer.log_pr_curve` as pictures, to files: folder/NAME/step_00000012.png."
@@ -480,6 +494,7 @@ class ImageFileHook(HarmlessHook):
         self.given, self.every_steps, self.max_images, self.image_format = folder, every_steps, max_images, image_format
         self.last: dict[str, tuple[int, int]] = {}  # branch and step of the last one of each name
         self.files: dict[str, list[Path]] = {}  # that were written, in their order
+        self.names = ImageNames()
 
     def on_log_images(self, trainer, images):
         "Write those that are due; ValueError for what is no image."
@@ -498,7 +513,7 @@ class ImageFileHook(HarmlessHook):
         for name, image in images.items():
             if name in self.last and self.last[name][0] == branch and step - self.last[name][1] < self.every_steps:
                 continue
-            path = image_path(folder, name, stem, self.image_format)
+            path = folder / self.names.folder(name) / f"{stem}.{self.image_format}"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
             self.last[name] = branch, step

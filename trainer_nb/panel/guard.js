@@ -23,6 +23,25 @@ function nameParts(root) {
   }
 }
 
+// A page that was loaded again takes no updates of its outputs: the picture above the panel is put into the notebook from here, where the
+// front end lets us.
+const WIDGET = "application/vnd.jupyter.widget-view+json";
+const html = (output) => [output.data?.["text/html"] ?? ""].flat().join("");
+
+function keep(model) {
+  const kept = model.get("kept"), cells = model.widget_manager?.context?.model?.cells;
+  if (!kept["text/html"] || !cells) return;
+  for (let cell = 0; cell < cells.length; cell++) {
+    const outputs = cells.get(cell).outputs;
+    for (let at = 1; at < (outputs?.length ?? 0); at++) {
+      const picture = outputs.get(at - 1).toJSON();
+      const ours = outputs.get(at).toJSON().data?.[WIDGET]?.model_id === model.get("root");
+      if (ours && html(picture).includes("tnb-kept") && html(picture) !== kept["text/html"])
+        outputs.set(at - 1, { ...picture, data: kept });
+    }
+  }
+}
+
 export default {
   render({ model, el }) {
     el.style.display = "none";
@@ -40,6 +59,7 @@ export default {
         model.set("hidden", document.hidden);
         model.save_changes();
       };
+      const put = () => keep(model);
       let later = 0;
       const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
       root.addEventListener("keydown", key);
@@ -47,6 +67,8 @@ export default {
       observer.observe(root, { childList: true, subtree: true });
       nameParts(root);
       document.addEventListener("visibilitychange", seen);
+      model.on("change:kept", put);
+      put();
       model.set("drawn", model.get("drawn") + 1);
       seen();
       return () => {
@@ -55,6 +77,7 @@ export default {
         observer.disconnect();
         clearTimeout(later);
         document.removeEventListener("visibilitychange", seen);
+        model.off("change:kept", put);
       };
     });
     return () => stop && stop();

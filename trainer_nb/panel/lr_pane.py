@@ -8,6 +8,7 @@ __all__ = ['PROMISE', 'READINGS', 'LRCurve', 'RateRow', 'LRSettings', 'LRPane']
 # %% ../../nbs/panel/37_lr_pane.ipynb #14272c05
 import html
 import threading
+import weakref
 from collections.abc import Callable
 
 import anywidget
@@ -77,7 +78,7 @@ class LRPane(Pane):
         self.view, self.told = view, told
         self.asked: Reply | None = None
         self.clicked: float | None = None
-        self._before = None  # the search before the one that was asked for
+        self._before = lambda: None  # the search before the one that was asked for, held weakly: it knows the run
         self._drawn = None
         self._lock = threading.RLock()  # a callback may come in any thread
         self.curve, self.settings = LRCurve(), LRSettings()
@@ -105,7 +106,7 @@ class LRPane(Pane):
     def under_way(self) -> bool:
         "A search is being made, or is asked for."
         found = self.view.lr_search
-        waits = self.asked is not None and self.asked.status == "pending" and found is self._before
+        waits = self.asked is not None and self.asked.status == "pending" and found is self._before()
         return waits or (found is not None and not found.sweep.ended)
 
     def _find(self) -> None:
@@ -114,7 +115,7 @@ class LRPane(Pane):
             if found is not None:
                 found.sweep.cancel()
         else:
-            self.clicked, self._before = None, found
+            self.clicked, self._before = None, weakref.ref(found) if found is not None else lambda: None
             self.asked = self.view.post(Command("lr_find", self.settings.values(), source="widget"))
         self.told()
         self.refresh()
@@ -133,7 +134,7 @@ class LRPane(Pane):
         found, asked = self.view.lr_search, self.asked
         if asked is not None and asked.status == "refused":
             return f'<span class="wrong">{html.escape(asked.reason)}</span>'
-        if asked is not None and asked.status == "pending" and found is self._before:
+        if asked is not None and asked.status == "pending" and found is self._before():
             return "Waits for the next safe point."
         if found is None:
             return PROMISE

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from ..core.files import check_place, whole_file
 from ..core.saved import plain_copy, write_whole
 
 # %% ../../nbs/tools/22_export.ipynb #5f0c863b
@@ -27,15 +28,15 @@ def export_weights(model: torch.nn.Module, path, described: dict, tensors: dict 
     if not path.parent.is_dir():
         raise ValueError(f"export({str(path)!r}): there is no folder {str(path.parent)!r}")
     path = path.with_suffix(".safetensors")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
+    text = json.dumps(plain_copy(described, "config"), indent=1, default=str)
+    for place in (path, path.with_suffix(".json")):
+        check_place(place, "export")
+    with whole_file(path) as beside:
         if tensors is None:
             save_model(model, str(beside), {"format": "pt"})
         else:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(beside), {"format": "pt"})
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    text = json.dumps(plain_copy(described, "config"), indent=1, default=str)
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
     write_whole(path.with_suffix(".json"), lambda file: file.write(text.encode()))
     return path

@@ -45,7 +45,7 @@ class ShardedState(JoiningEngine):
         "The norm of the whole gradients; what all processes have alike counts once."
         if not self.sharded:
             return super().norm(gradients)
-        counted = [each for each, parameter in zip(gradients, (p for p in self.parameters if p.grad is not None))
+        counted = [each for each, parameter in zip(gradients, (p for p in self.held if p.grad is not None))
                    if self.rank == 0 or is_part(parameter)]
         square = super().norm(counted).square() if counted else torch.zeros((), device=self.device, dtype=gradients[0].dtype)
         self.world.reduce(square)

@@ -7,6 +7,7 @@ __all__ = ['summary']
 
 # %% ../../nbs/tools/20_summary.ipynb #1d361f1e
 from ..core.training import TrainLoop
+from ..hooks.schedule import SchedulerHook, rate_after
 
 # %% ../../nbs/tools/20_summary.ipynb #c45722ce
 def _plural(count: int, word: str, ending: str = "s") -> str:
@@ -41,6 +42,18 @@ def _evaluations(loop: TrainLoop) -> str:
     return f"{', '.join(loop.valid_loaders)}: {every} and at the end{first}"
 
 # %% ../../nbs/tools/20_summary.ipynb #4bd501da
+def _schedule(loop: TrainLoop, hook: SchedulerHook) -> str:
+    name = type(hook.scheduler).__name__ if hook.recipe is None else hook.recipe.name
+    if hook.scheduler is None:
+        return f"{name}, built when the length of the run is known"
+    text, planned = f"{name}, a tick each {hook.every}", hook.planned(loop)
+    if planned is not None and planned[1]:
+        return f"{text}, lr {planned[1][0]:.3g} now and {planned[1][-1]:.3g} at step {planned[0][-1]:,}"
+    left = (loop.planned_steps or 0) - loop.step_state.optimizer_step - 1
+    last = rate_after(hook.scheduler, left) if hook.every == "step" and left > 0 and hasattr(hook.scheduler, "base_lrs") else None
+    return text if last is None else f"{text}, lr {last:.3g} at step {loop.planned_steps:,}"
+
+# %% ../../nbs/tools/20_summary.ipynb #c320fa58
 def summary(loop: TrainLoop) -> str:
     "What `fit()` will do, in a few lines."
     parameters = sum(p.numel() for p in loop.model.parameters())
@@ -55,6 +68,8 @@ def summary(loop: TrainLoop) -> str:
         "precision": f"{loop.mixed_precision or 'as the model is'}, {clip}, non-finite gradients: {loop.finite.policy}",
         "hooks": hooks or "none",
     }
+    if (hook := loop.get_hook(SchedulerHook)) is not None:
+        rows["schedule"] = _schedule(loop, hook)
     if loop.step_state.optimizer_step:
         rows["position"] = f"step {loop.step_state.optimizer_step}, epoch {loop.epoch_float():.2f}: fit() goes on from there"
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())

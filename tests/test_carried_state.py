@@ -1,0 +1,326 @@
+"""What steps carry from one to the next in plain attributes is kept by a state, or named by `exact`."""
+
+import pytest
+import torch
+from exact_runs import INPUTS, TARGETS
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainer_nb import Hook, Trainer
+
+
+class Plain(nn.Module):
+    """Carries nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs):
+        """A layer."""
+        return self.layer(inputs)
+
+
+class Carrying(Plain):
+    """Carries a state over batches in an attribute."""
+
+    hidden = None
+
+    def forward(self, inputs):
+        """The state has a part in the output."""
+        output = self.layer(inputs) + (0 if self.hidden is None else self.hidden[0])
+        self.hidden = (output.detach().mean(0, keepdim=True),)
+        return output
+
+
+class InPlace(Plain):
+    """Carries a mean that is changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.zeros(4)
+
+    def forward(self, inputs):
+        """The mean is taken off."""
+        self.mean.lerp_(inputs.detach().mean(0), 0.1)
+        return self.layer(inputs - self.mean)
+
+
+class Unsaved(InPlace):
+    """The same in a buffer that no state has."""
+
+    def __init__(self):
+        super().__init__()
+        mean = self.__dict__.pop("mean")
+        self.register_buffer("mean", mean, persistent=False)
+
+
+class Saved(Unsaved):
+    """The same in a buffer of the state."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", self._buffers.pop("mean"))
+
+
+class Caching(Plain):
+    """Writes a cache once, makes a constant in each step, and keeps its last output with its graph."""
+
+    cache = None
+
+    def forward(self, inputs):
+        """The cache has a part in the output."""
+        if self.cache is None:
+            self.cache = torch.arange(4.0).cos()
+        self.mask = torch.ones(4)
+        self.last = self.layer(inputs * self.cache * self.mask)
+        return self.last
+
+
+class Drawing(Plain):
+    """Draws from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = torch.Generator().manual_seed(1)
+
+    def forward(self, inputs):
+        """With noise."""
+        return self.layer(inputs + torch.randn(inputs.shape, generator=self.noise))
+
+
+class Accuracy(nn.Module):
+    """A metric as those of torchmetrics."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(())
+
+    def update(self, value):
+        """One more."""
+        self.total += value
+
+    def compute(self):
+        """The sum."""
+        return self.total
+
+    def reset(self):
+        """None yet."""
+        self.total = torch.zeros(())
+
+
+class Measured(Plain):
+    """Has a metric among its modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.metric = Accuracy()
+
+    def forward(self, inputs):
+        """Counts."""
+        self.metric.update(inputs.detach().mean())
+        return self.layer(inputs)
+
+
+class Watching(Hook):
+    """Looks at a step, and keeps the loss, a sum of them as a number, and the numbers of an evaluation."""
+
+    total = 0.0
+
+    def after_loss(self, trainer):
+        """The loss as it is."""
+        self.last, self.total = trainer.loss.detach(), self.total + trainer.loss.item()
+        if not trainer.training:
+            self.of_evaluation = trainer.pred.clone() * 2
+
+
+class Averaging(Hook):
+    """Carries a mean, which the step reads."""
+
+    def __init__(self):
+        self.mean = torch.zeros(4)
+
+    def before_batch(self, trainer):
+        """The mean is taken off."""
+        if trainer.training:
+            self.mean = 0.9 * self.mean + 0.1 * trainer.batch[0].mean(0)
+            trainer.batch = (trainer.batch[0] - self.mean, trainer.batch[1])
+
+
+class KeptAveraging(Averaging):
+    """The same, kept."""
+
+    def state_dict(self):
+        """What is kept."""
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        """What was kept."""
+        self.mean = state["mean"]
+
+
+class KeepsHidden(Hook):
+    """Keeps what the model carries."""
+
+    model = None
+
+    def before_fit(self, trainer):
+        """Whose model."""
+        self.model = trainer.model
+
+    def state_dict(self):
+        """What is kept."""
+        return {"hidden": self.model.hidden}
+
+    def load_state_dict(self, state):
+        """What was kept."""
+        self.model.hidden = state["hidden"]
+
+
+def loaders():
+    """The usual data."""
+    data = TensorDataset(INPUTS, TARGETS)
+    return {"train_dl": DataLoader(data, 4, shuffle=True), "valid_dl": DataLoader(data, 6)}
+
+
+def trainer_of(model_class, *hooks, **settings):
+    """A run of ten steps."""
+    torch.manual_seed(0)
+    model = model_class()
+    optim = torch.optim.Adam(model.parameters(), 0.01)
+    return Trainer(model, loss_fn=nn.MSELoss(), optim=optim, epochs=2, seed=0, hooks=hooks, device="cpu", progress=False, **loaders(), **settings)
+
+
+DRIVES = {
+    "fit": lambda trainer: trainer.fit(),
+    "steps": lambda trainer: trainer.step(3),
+    "step by step": lambda trainer: (trainer.step(1), trainer.step(1)),
+    "an epoch": lambda trainer: trainer.step(epochs=1),
+}
+CARRIED = {
+    "replaced": (Carrying, (), "model.hidden"),
+    "in place": (InPlace, (), "model.mean"),
+    "buffer of no state": (Unsaved, (), "model.mean"),
+    "generator": (Drawing, (), "model.noise"),
+    "hook": (Plain, (Averaging,), "averaging.mean"),
+}
+QUIET = {
+    "plain": (Plain, ()),
+    "buffer": (Saved, ()),
+    "cache": (Caching, ()),
+    "metric": (Measured, ()),
+    "watching hook": (Plain, (Watching,)),
+    "kept hook": (Plain, (KeptAveraging,)),
+    "kept by a hook": (Carrying, (KeepsHidden,)),
+}
+
+
+@pytest.mark.parametrize("drive", DRIVES)
+@pytest.mark.parametrize("kind", CARRIED)
+def test_what_steps_carry_beside_the_state_is_named(kind, drive):
+    """After any drive; and a trainer that goes on from the state says it as well."""
+    model, hooks, name = CARRIED[kind]
+    trainer = trainer_of(model, *(hook() for hook in hooks))
+    assert trainer.exact
+    DRIVES[drive](trainer)
+    assert [text for text in trainer.exact.obstacles if text.startswith(f"{name} is not part of the state")] == trainer.exact.obstacles != []
+    again = trainer_of(model, *(hook() for hook in hooks))
+    again.load_state_dict(trainer.state_dict())
+    assert again.exact.obstacles == trainer.exact.obstacles
+
+
+@pytest.mark.parametrize("kind", QUIET)
+def test_what_is_kept_or_carries_nothing_is_not_named(kind):
+    """Drives of all lengths, evaluations in pauses."""
+    model, hooks = QUIET[kind]
+    trainer = trainer_of(model, *(hook() for hook in hooks))
+    for drive in ("step by step", "steps", "an epoch", "fit"):
+        DRIVES[drive](trainer)
+        trainer.validate()
+        assert trainer.exact, trainer.exact
+
+
+def test_it_is_named_while_the_first_drive_goes_on():
+    """After three windows, where a checkpoint may be written."""
+    told = []
+    trainer = trainer_of(Carrying)
+
+    class Asking(Hook):
+        """Asks after each step."""
+
+        def after_step(self, trainer):
+            """What is in the way."""
+            told.append(len(trainer.exact.obstacles))
+
+    trainer.hooks.add(Asking())
+    trainer.fit()
+    assert told == [0, 0, *[1] * 8]
+
+
+def test_an_evaluation_in_a_pause_that_changes_it_is_named():
+    """Validation and test; in what a step does not carry nothing is named."""
+    for name in ("validate", "test"):
+        trainer = trainer_of(Carrying)
+        trainer.step(3)
+        assert "in a pause" not in str(trainer.exact)
+        trainer.validate() if name == "validate" else trainer.test(loaders()["valid_dl"])
+        assert f"so did a {name}() in a pause" in str(trainer.exact)
+
+
+class Keeps(Hook):
+    """Keeps a second optimizer, and its model."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def state_dict(self):
+        """What is kept."""
+        return {str(number): each.state_dict() for number, each in enumerate(self.parts)}
+
+    def load_state_dict(self, state):
+        """What was kept."""
+        for number, each in enumerate(self.parts):
+            each.load_state_dict(state[str(number)])
+
+
+@pytest.mark.parametrize("kept", ["nothing", "optimizer", "all"])
+def test_a_second_model_and_its_optimizer_in_a_step_are_named(kept):
+    """Each once, unless a hook keeps it."""
+    torch.manual_seed(0)
+    model, critic = Plain(), nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+    second = torch.optim.Adam(critic.parameters(), 0.01)
+
+    def step(batch, trainer):
+        """One of the critic, then the loss of the model."""
+        output = model(batch[0])
+        second.zero_grad()
+        critic(output.detach()).pow(2).mean().backward()
+        second.step()
+        return {"loss": mse_loss(output, batch[1])}
+
+    hooks = {"nothing": [], "optimizer": [Keeps(second)], "all": [Keeps(second, critic)]}[kept]
+    trainer = Trainer(model, step, loaders()["train_dl"], optim=torch.optim.Adam(model.parameters(), 0.01), epochs=2, seed=0, hooks=hooks,
+                      device="cpu", progress=False)
+    trainer.step(3)
+    named = [text.partition(" is not")[0] for text in trainer.exact.obstacles]
+    expected = {"nothing": ["critic (used by train_step)", "second (used by train_step)"], "optimizer": ["critic (used by train_step)"], "all": []}
+    assert sorted(named) == expected[kept]
+
+
+def test_what_changes_at_a_later_step_only_is_named_at_the_end_of_the_drive():
+    """A mean that each fourth step changes."""
+
+    class Seldom(Averaging):
+        """Only now and then."""
+
+        def before_batch(self, trainer):
+            """Each fourth time."""
+            if trainer.step_state.optimizer_step % 4 == 3:
+                super().before_batch(trainer)
+
+    trainer = trainer_of(Plain, Seldom())
+    trainer.step(3)
+    assert trainer.exact
+    trainer.step(2)
+    assert "seldom.mean is not part of the state" in str(trainer.exact)

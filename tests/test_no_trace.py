@@ -1,0 +1,162 @@
+"""Steps on trial leave nothing behind in what the user's code holds: hooks, metrics, second optimizers, tensors beside the model."""
+
+from collections import UserDict, deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from exact_runs import INPUTS, TARGETS, drive
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainer_nb import Hook, Trainer
+from trainer_nb.core import own_state
+from trainer_nb.core.own_state import KeptObjects
+
+
+class Bank(Hook):
+    """A memory that the step function changes; no point of its own."""
+
+    def __init__(self):
+        self.mean, self.seen, self.rates = torch.zeros(4), [], {"a": {"b": 0}}
+
+    def update(self, inputs):
+        """In place and by replacement."""
+        self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)
+        self.seen.append(len(inputs))
+        self.rates["a"]["b"] += 1
+
+    def state_dict(self):
+        """What is kept."""
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        """What was kept."""
+        self.mean = state["mean"]
+
+
+class Watching(Bank):
+    """The same with a point of the step."""
+
+    def after_batch(self, trainer):
+        """Nothing."""
+
+
+class Slots(Hook):
+    """What it knows is found by its state only."""
+
+    def update(self, inputs):
+        """Beside."""
+        hidden[id(self)] = hidden.get(id(self), 0) + float(inputs.mean())
+
+    @property
+    def mean(self):
+        """As the others have one."""
+        return torch.tensor(hidden.get(id(self), 0.0))
+
+    def state_dict(self):
+        """What is kept."""
+        return {"value": hidden.get(id(self), 0.0)}
+
+    def load_state_dict(self, state):
+        """What was kept."""
+        hidden[id(self)] = state["value"]
+
+
+class Metric(nn.Module):
+    """As those of torchmetrics: plain tensors and lists in a module that belongs to no model."""
+
+    def __init__(self):
+        super().__init__()
+        self.total, self.values, self.count = torch.zeros(()), [], 0
+
+    def update(self, value):
+        """One more."""
+        self.total += value
+        self.values.append(value)
+        self.count += 1
+
+
+class Carrying(nn.Module):
+    """Carries a state over batches in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(4, 1), None
+
+    def forward(self, inputs):
+        """The state has a part in the output."""
+        output = self.layer(inputs) + (0 if self.hidden is None else self.hidden)
+        self.hidden = output.detach().mean()
+        return output
+
+
+hidden = UserDict()  # in which no search looks
+
+
+def make(kind=Bank):
+    """A run whose step changes things everywhere; and these things."""
+    torch.manual_seed(0)
+    model, other, bank = Carrying(), nn.Linear(4, 4), kind()
+    second = torch.optim.Adam(other.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(second, 0.9)
+    box = SimpleNamespace(metric=Metric(), recent=deque(maxlen=3), array=np.zeros(2), rng=np.random.default_rng(0))
+    def step(batch, trainer):
+        inputs, targets = batch
+        inner = (other(inputs) - inputs).pow(2).mean()
+        second.zero_grad()
+        inner.backward()
+        second.step()
+        schedule.step()
+        bank.update(inputs)
+        box.array += float(inner.detach())
+        box.recent.append(box.rng.normal())
+        loss = nn.functional.mse_loss(model(inputs + 0.1 * other(inputs).detach() - bank.mean + box.recent[-1]), targets)
+        box.metric.update(loss.detach())
+        return {"loss": loss * (1 + 0.01 * box.metric.count)}
+    loader = DataLoader(TensorDataset(INPUTS, TARGETS), 4, shuffle=True)
+    optim = torch.optim.SGD(model.parameters(), 0.05)
+    trainer = Trainer(model, step, loader, optim=optim, epochs=2, seed=0, device="cpu", progress=False, hooks=[bank])
+    return trainer, SimpleNamespace(other=other, second=second, bank=bank, box=box, schedule=schedule)
+
+
+def values_of(trainer, held):
+    """Everything that a step changes, copied."""
+    box, bank = held.box, held.bank
+    plain = [bank.mean.clone(), box.metric.total.clone(), list(box.metric.values), box.metric.count, list(box.recent), box.array.copy(),
+             held.schedule.state_dict()["last_epoch"], getattr(bank, "seen", [])[:], getattr(bank, "rates", {"a": {}})["a"].copy()]
+    weights = [each.detach().clone() for each in (*trainer.model.parameters(), *held.other.parameters())]
+    return [*plain, weights, {number: dict(each) for number, each in held.second.state_dict()["state"].items()}, str(trainer.model.hidden)]
+
+
+@pytest.mark.parametrize("kind", [Bank, Watching, Slots])
+@pytest.mark.parametrize("search", ["lr_find", "sweep"])
+def test_a_search_leaves_no_trace_in_what_the_step_holds(kind, search):
+    """Before the run and in the middle, and the run is the one without it."""
+    hidden.clear()
+    straight, held = make(kind)
+    wanted = values_of(drive(straight), held)
+    for steps in (0, 5):
+        hidden.clear()
+        trainer, mine = make(kind)
+        if steps:
+            trainer.step(steps)
+        before, seen, mean = values_of(trainer, mine), getattr(mine.bank, "seen", None), mine.bank.mean
+        trainer.lr_find(num_steps=10) if search == "lr_find" else trainer.sweep("lr", [0.01, 0.02])
+        assert own_state.alike(values_of(trainer, mine), before)
+        assert getattr(mine.bank, "seen", None) is seen and (kind is Slots or mine.bank.mean is mean)
+        drive(trainer)
+        assert own_state.alike(values_of(trainer, mine), wanted)
+    hidden.clear()
+
+
+def test_a_large_tensor_is_named(monkeypatch):
+    """It is not copied; what became of it is said."""
+    monkeypatch.setattr(own_state, "LARGE", 8)
+    holder = SimpleNamespace(table=torch.zeros(4), other=torch.zeros(4))
+    kept = KeptObjects({"holder": holder})
+    holder.table += 1
+    with pytest.warns(UserWarning, match="^holder.table: larger than") as told:
+        kept.put_back()
+    assert len(told) == 1

@@ -1,0 +1,184 @@
+"""Panels of runs that are over: the same cell again and again holds one model, a bounded number of widgets, and few bytes a cell."""
+
+import base64
+import os
+import queue
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from jupyter_client.manager import start_new_kernel
+
+import trainer_nb
+from trainer_nb import Trainer
+
+SETUP = """
+import gc, sys, weakref
+sys.path.insert(0, {root!r})
+import torch
+from ipywidgets.widgets.widget import _instances
+from trainer_nb import Trainer
+torch.set_num_threads(1)
+data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
+models = []
+def make(**settings):
+    model = torch.nn.Linear(3, 1)
+    models.append(weakref.ref(model))
+    return Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu", **settings)
+def counted():
+    gc.collect()
+    print(sum(model() is not None for model in models), len(_instances))
+"""
+
+
+class Kernel:
+    """A kernel that runs cells, and what their messages were."""
+
+    def __init__(self):
+        self.manager, self.client = start_new_kernel(kernel_name="python3")
+        self.run(SETUP.format(root=str(Path(trainer_nb.__file__).parents[1])))
+
+    def run(self, code, cell="a", seconds=60):
+        """Execute a cell of the notebook; returns what it printed."""
+        message = self.client.session.msg("execute_request", {"code": code, "silent": False}, metadata={"cellId": cell})
+        self.client.shell_channel.send(message)
+        self.messages, deadline = [], time.time() + seconds
+        while time.time() < deadline:
+            try:
+                told = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            if told["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                self.messages.append(told)
+                assert told["msg_type"] != "error", "\n".join(told["content"].get("traceback", ""))
+                if told["content"].get("execution_state") == "idle":
+                    return "".join(m["content"]["text"] for m in self.messages if m["msg_type"] == "stream").strip()
+        raise AssertionError("the cell did not end")
+
+    def counted(self):
+        """How many models are alive, and how many widgets are open."""
+        return tuple(int(number) for number in self.run("counted()", cell="count").split()[-2:])
+
+    @property
+    def kilobytes(self):
+        """The size of the last cell's messages."""
+        packed = self.client.session.pack
+        return sum(len(packed(m["content"])) + sum(len(b) for b in m["buffers"]) for m in self.messages) / 1024
+
+
+@pytest.fixture(scope="module")
+def one_kernel():
+    """A kernel with the package on its path, for all tests of this file."""
+    kernel = Kernel()
+    yield kernel
+    kernel.client.stop_channels()
+    kernel.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(one_kernel):
+    """The kernel, without the runs of the test before."""
+    one_kernel.run("trainer = plots = shown = None\nOut.clear()\n_ = __ = ___ = None\ngc.collect()\nmodels.clear()")
+    return one_kernel
+
+
+def test_the_same_cell_again_lets_the_run_before_go(kernel):
+    """One model is alive, with its widgets; the first chart brings the plotting script, once for all."""
+    alive, widgets, kilobytes = [], [], []
+    for _ in range(8):
+        kernel.run("trainer = make()\ntrainer.fit()")
+        kilobytes.append(kernel.kilobytes)
+        for numbers, number in zip((alive, widgets), kernel.counted()):
+            numbers.append(number)
+    assert alive == [1] * 8
+    assert widgets == [widgets[0]] * 8 and widgets[0] < 400
+    assert kilobytes[0] < 2500 and max(kilobytes[1:]) < 500
+
+
+USED = """
+trainer = make(hooks=[SnapshotHook()])
+for part in (trainer.plots, trainer.controls, trainer.hook_table):
+    display(part)
+trainer.step(3)
+panel = trainer.dashboard
+panel.tabs.show("lr")
+trainer.lr_find(num_steps=10)
+search = panel.tabs.built["lr"]
+search.settings.boxes["num_steps"].value = "10"
+search._find()
+search.asked.wait()
+panel.tunables.rows["lr"].choose(-1)
+panel.controls.ask("checkpoint")
+panel.tabs.show("inspect")
+trainer.fit()
+panel.controls.ask("step")
+print(panel.controls.asked[1])
+del panel, search
+"""
+
+
+def test_a_panel_that_was_used_does_not_keep_its_run(kernel):
+    """A search, refusals with tracebacks, parts in cells of their own: nothing of it holds the model, nothing stays open."""
+    kernel.run("from trainer_nb.hooks.snapshots import SnapshotHook")
+    assert "Reply(refused: the run is finished" in kernel.run(USED)
+    assert kernel.counted()[0] == 1
+    kernel.run("del trainer, part\nOut.clear()\n_ = __ = ___ = None")
+    assert kernel.counted() == (0, 1)  # the plotting script
+
+
+def test_close_leaves_the_picture_and_a_run_that_goes_on_has_a_new_panel(kernel):
+    """The last picture is of the moment of closing."""
+    kernel.run("trainer = make()\nplots = trainer.plots\ndisplay(plots)\ntrainer.fit(epochs=1)\ntrainer.tune(lr=0.5)\nshown = trainer.dashboard")
+    kernel.run("trainer.close()")
+    kept = [m["content"]["data"] for m in kernel.messages if m["msg_type"] == "update_display_data"]
+    assert len(kept) == 1 and "svg+xml" in kept[0]["text/html"] and "lr" in kept[0]["text/plain"] and "0.5" in kept[0]["text/plain"]
+    assert kernel.counted() == (1, 1)
+    kernel.run("display(plots, shown)")
+    told = [m["content"]["data"] for m in kernel.messages if m["msg_type"] == "display_data"]
+    assert [each["text/plain"][:35] for each in told] == ["This part of the panel was closed w"] * 2
+    assert kernel.run("print(trainer.fit(epochs=3).status)") == "finished"
+    assert kernel.counted()[1] > 200
+
+
+def test_each_picture_says_of_which_moment_it_is_and_the_first_comes_with_the_panel(kernel):
+    """A notebook that is saved, or a kernel that ends, before the first minute is over."""
+    kernel.run("trainer = make()\ntrainer.fit(epochs=1)")
+    kept = [m["content"]["data"] for m in kernel.messages if "tnb-kept" in m["content"].get("data", {}).get("text/html", "")]
+    moments = [each["text/plain"].splitlines()[-1].strip() for each in kept]
+    assert all(re.fullmatch(r"as of step \d, 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", moment) for moment in moments)
+    assert moments[0].startswith("as of step 0,") and moments[-1].startswith("as of step 4,")
+    pictures = [base64.b64decode(re.search("base64,([^\"]+)", each["text/html"])[1]).decode() for each in kept]
+    assert all(f">{moment}</text>" in picture for moment, picture in zip(moments, pictures))
+
+
+def test_a_page_that_was_loaded_again_gets_the_picture_by_the_panel():
+    """Its outputs take no updates any more; a page that was there from the beginning gets it once."""
+    trainer = Trainer(torch.nn.Linear(1, 1), train_dl=[torch.ones(1, 1)], loss_fn=torch.nn.MSELoss(), epochs=1, device="cpu", progress=False)
+    board = trainer.dashboard
+    updates = []
+    board.keepsake.handle = SimpleNamespace(update=lambda bundle, raw: updates.append(bundle))
+    board.guard.drawn = 1
+    board.keepsake.update()
+    assert board.guard.kept == {} and len(updates) == 1
+    board.guard.drawn = 2
+    assert board.guard.kept == updates[0]
+    board.keepsake.update()
+    assert board.guard.kept == updates[1]
+    assert board.guard.root == board.widget.model_id
+    trainer.close()
+
+
+def test_a_forked_worker_closes_nothing():
+    """A data loader's process has a copy of everything, and may collect it."""
+    trainer = Trainer(torch.nn.Linear(1, 1), train_dl=[torch.ones(1, 1)], loss_fn=torch.nn.MSELoss(), epochs=1, device="cpu", progress=False)
+    plots = trainer.plots
+    child = os.fork()
+    if not child:
+        trainer.screen.close()
+        os._exit(plots.widget.comm is None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    trainer.close()
+    assert plots.widget.comm is None
