@@ -1,11 +1,12 @@
 """torchdata's StatefulDataLoader: a run over one is taken up by the loader's own state, without loading what was seen."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from trainer_nb import Trainer
+from trainer_nb import LambdaHook, Trainer
 
 
 class Samples(torch.utils.data.Dataset):
@@ -71,13 +72,26 @@ SAMPLERS = {
 }
 
 
+class WithState(Samples):
+    """Its place in an epoch is the loader's to keep."""
+
+    def state_dict(self):
+        """How often it was asked."""
+        return {"loaded": self.loaded}
+
+    def load_state_dict(self, state):
+        """As often as it was asked."""
+        self.loaded = state["loaded"]
+
+
+@pytest.mark.parametrize("dataset_kind", [Samples, WithState])
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("step", [2, 9])
-def test_a_sampler_of_torch_draws_its_order_again(kind, step):
+def test_a_sampler_of_torch_draws_its_order_again(kind, step, dataset_kind):
     """It has no state: no sample comes twice, and none is left out."""
     def make_with(first=0):
         trainer = make(0, first)
-        dataset = trainer.train_dl.dataset
+        dataset = dataset_kind(noisy=True)
         loader = StatefulDataLoader(dataset, batch_size=4, sampler=SAMPLERS[kind](dataset))
         return Trainer(trainer.model, train_dl=loader, loss_fn=torch.nn.MSELoss(), optim=trainer.optim, seed=3, device="cpu",
                        progress=False, epochs=3)
@@ -117,3 +131,96 @@ def test_a_stream_with_a_state_is_named_before_the_run():
     trainer = Trainer(model, train_dl=StatefulDataLoader(Stream(), batch_size=4), loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu",
                       progress=False)
     assert not trainer.exact and "state of the dataset is not kept" in trainer.exact.obstacles[0]
+
+
+class DrawnAtOnce(torch.utils.data.Sampler):
+    """Draws its order from a generator of its own, as soon as it is iterated."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(8)
+
+    def __len__(self):
+        return 26
+
+    def __iter__(self):
+        return iter(self.rng.permutation(26).tolist())
+
+
+def at(workers=0, sampler=None, valid=None, **settings):
+    """A trainer of two epochs over such a loader."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    order = {"sampler": sampler} if sampler else {"shuffle": True}
+    data = StatefulDataLoader(Samples(noisy=False), batch_size=4, num_workers=workers, **order)
+    return Trainer(model, train_dl=data, valid_dl=valid, loss_fn=torch.nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), lr=0.1),
+                   seed=3, device="cpu", progress=False, epochs=2, **settings)
+
+
+def same_weights(one, other):
+    """Equal in every bit."""
+    return all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters()))
+
+
+@pytest.mark.parametrize("step", [2, 7, 9])
+def test_a_sampler_with_a_generator_of_its_own_is_asked_once_an_epoch(step):
+    straight, same = at(sampler=DrawnAtOnce()), at(sampler=DrawnAtOnce())
+    straight.fit()
+    same.step(step)
+    other = at(sampler=DrawnAtOnce())
+    other.load_state_dict(same.state_dict())
+    same.stop()
+    for again in (same, other):
+        again.fit()
+        assert same_weights(straight, again)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("steps", [0, 1, 7])
+@pytest.mark.parametrize("settings", [{}, {"overfit_batches": 1}, {"limit_batches": {"train": 3}}], ids=["all", "overfit", "limit"])
+def test_a_search_leaves_no_trace(workers, steps, settings):
+    straight, searched = at(workers, **settings), at(workers, **settings)
+    straight.fit()
+    if steps:
+        searched.step(min(steps, searched.planned_steps))
+    searched.lr_find(num_steps=10)
+    assert searched.exact
+    searched.fit()
+    assert same_weights(straight, searched)
+    straight.close(), searched.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("step", [1, 5, 8])
+def test_an_evaluation_over_one_goes_on_too(workers, step):
+    def make_with():
+        generator = torch.Generator().manual_seed(2)
+        return at(valid=StatefulDataLoader(Samples(noisy=not workers), batch_size=5, shuffle=True, generator=generator, num_workers=workers))
+    straight, same, other = make_with(), make_with(), make_with()
+    straight.fit()
+    same.step(step)
+    other.load_state_dict(same.state_dict())
+    same.stop()
+    for again in (same, other):
+        again.fit()
+        assert same_weights(straight, again)
+        assert straight.history["valid/loss"].tolist() == again.history["valid/loss"].tolist()
+    for each in (straight, same, other):
+        each.close()
+
+
+def test_the_order_is_that_of_the_loader_by_hand():
+    """Iterated by torch's loader, it gives the batches it gives alone."""
+    seen = []
+    trainer = at(hooks=[LambdaHook(after_batch=lambda trainer: seen.append(trainer.batch[0][:, 0].tolist()))])
+    trainer.fit()
+    trainer = at()  # its generator is seeded as that of the other one was
+    by_hand = [batch[0][:, 0].tolist() for _ in range(2) for batch in trainer.train_dl]
+    assert seen == by_hand
+
+
+def test_a_loaded_state_is_refused():
+    loader = StatefulDataLoader(Samples(noisy=False), batch_size=4)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="place is kept by the trainer"):
+        Trainer(torch.nn.Linear(2, 1), train_dl=loader, loss_fn=torch.nn.MSELoss())

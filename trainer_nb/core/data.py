@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['PLAIN', 'ABSENT', 'map_nested', 'map_nested_tensor', 'move_to_device', 'told_size', 'like_samples', 'BatchParts',
            'batch_size', 'collated_size', 'GivenSize', 'sample_counter', 'uncertain_size', 'can_split', 'chunk_edges',
-           'split_batch', 'loader_length', 'limited', 'IgnoreInterrupt', 'workers_ignore_interrupt', 'check_loader',
-           'check_end', 'all_batches', 'other_length', 'open_loader', 'close_iterator', 'keeps_workers',
-           'end_persistent_workers', 'left', 'too_short', 'SkippingSampler', 'SeededSamples', 'EpochMark',
-           'clone_for_skipping', 'skips_by_index', 'loader_generators', 'sample_generators', 'restore_generators',
-           'SampleStreams', 'EpochStart', 'drawn', 'drawn_again', 'pass_indices', 'EpochData', 'KeptData', 'TrainData']
+           'split_batch', 'loader_length', 'limited', 'keeps_place', 'loader_like', 'as_torch', 'IgnoreInterrupt',
+           'workers_ignore_interrupt', 'check_loader', 'check_end', 'all_batches', 'other_length', 'open_loader',
+           'close_iterator', 'keeps_workers', 'end_persistent_workers', 'left', 'too_short', 'SkippingSampler',
+           'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
+           'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'drawn_again',
+           'pass_indices', 'EpochData', 'KeptData', 'TrainData']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import copy
@@ -270,6 +271,33 @@ def limited(length: int | None, limit: int | float | None) -> int | None:
         return max(1, int(length * limit))
     return limit if length is None else min(length, limit)
 
+# %% ../../nbs/core/05_data.ipynb #c9fc1632
+def keeps_place(loader) -> bool:
+    "The loader has a state, and without that state nobody could go on in it: its dataset or sampler has one as well, or is a stream."
+    if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+        return False
+    theirs = any(base.__module__.startswith("torchdata.") and type(loader).__iter__ is base.__iter__ for base in type(loader).__mro__
+                 if issubclass(base, DataLoader))
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = (loader.dataset, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)) if theirs else ()
+    return not theirs or isinstance(loader.dataset, IterableDataset) or any(hasattr(part, "state_dict") for part in parts)
+
+def loader_like(loader, dataset, **which) -> DataLoader:
+    "torch's own loader with the settings of another one; `which` are its samplers."
+    return DataLoader(
+        dataset, **which, num_workers=loader.num_workers, collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context, generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
+        in_order=getattr(loader, "in_order", True))
+
+def as_torch(loader):
+    "The loader itself; torch's own with its parts where it keeps a place that nobody needs."
+    if not hasattr(loader, "load_state_dict") or keeps_place(loader):
+        return loader
+    single = {"sampler": loader.sampler, "batch_size": None}
+    return loader_like(loader, loader.dataset, **(single if loader.batch_sampler is None else {"batch_sampler": loader.batch_sampler}))
+
 # %% ../../nbs/core/05_data.ipynb #f50fed17
 class IgnoreInterrupt:
     "A `worker_init_fn` that ignores SIGINT, then calls the user's own."
@@ -352,6 +380,7 @@ def other_length(name: str, given: int, length: int) -> str:
 # %% ../../nbs/core/05_data.ipynb #94620bee
 def open_loader(loader):
     "An iterator over the loader's batches."
+    loader = as_torch(loader)
     with workers_ignore_interrupt(loader):
         return iter(loader)
 
@@ -454,16 +483,11 @@ def clone_for_skipping(loader: DataLoader, seed: int | None = None) -> tuple[Dat
     sampler = SkippingSampler(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, mark)
     which = {"sampler": sampler, "batch_size": None} if loader.batch_sampler is None else {
         "batch_sampler": sampler}
-    clone = DataLoader(
-        loader.dataset if seed is None else SeededSamples(loader.dataset, seed), **which, num_workers=loader.num_workers, collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context, generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
-        in_order=getattr(loader, "in_order", True))
-    return clone, sampler
+    return loader_like(loader, loader.dataset if seed is None else SeededSamples(loader.dataset, seed), **which), sampler
 
 def skips_by_index(loader) -> bool:
     "The loader's samples have an index, and its own iteration is torch's."
+    loader = as_torch(loader)
     return (isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
             and not isinstance(loader.dataset, IterableDataset))
 
@@ -573,7 +597,9 @@ class EpochData:
         self.loader, self.resume_by = loader, resume
         self.limit, self.overfit = limit, overfit
         self.seed = seed  # of seeded samples
-        self.source, self.sampler = loader, None  # the loader, or its clone after a skip
+        if getattr(loader, "next_iter_state", None) is not None and not keeps_place(loader):
+            raise ValueError("train_dl was given a state (load_state_dict), and its place is kept by the trainer: Trainer.load(path), or a new loader")
+        self.source, self.sampler = as_torch(loader), None  # the loader, or its clone after a skip
         if seed is not None:
             if not skips_by_index(loader):
                 raise ValueError("seed_samples=True needs a DataLoader over a dataset with indices: only they tell samples apart")
@@ -620,8 +646,7 @@ class EpochData:
 
     def _loader_state(self) -> dict | None:
         "Of torchdata's StatefulDataLoader, or another loader with a state, while it is being iterated."
-        stateful = hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")
-        return self.loader.state_dict() if stateful and self.iterator is not None else self.loader_state
+        return self.loader.state_dict() if keeps_place(self.loader) and self.iterator is not None else self.loader_state
 
     def end_epoch(self) -> None:
         "The epoch is over: worker processes end, but persistent ones wait for the next."
@@ -719,7 +744,7 @@ class TrainData(KeptData):
             passed = taken - self._omitted(0, taken)
             next(islice(self.iterator, passed, passed), None)
             return
-        if self.loader_state is not None and taken:
+        if self.loader_state is not None and taken and keeps_place(self.loader):
             self.epoch_start.restore(self.loader)  # a sampler without a state draws its order again
             self.loader.load_state_dict(self.loader_state)
             self._open(taken)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .checks import data_unlike, journal_unlike, misfit, optimizer_unlike, rates_unlike, run_unlike, streams_unlike, tensors_unlike
 from .control import Command
-from .data import keeps_workers, loader_generators, loader_length, restore_generators, skips_by_index
+from .data import keeps_place, keeps_workers, loader_generators, loader_length, restore_generators, skips_by_index
 from .drive import Answer
 from .hook import HookRow
 from .identity import Difference, compare, data_identity, given_settings
@@ -612,14 +612,14 @@ def data_exactness(data) -> Exactness:
         found.obstacles.append("in_order=False: the workers' batches come in the order in which they are ready")
     if not workers and isinstance(loader.dataset, IterableDataset):
         found.assumed.append("the dataset, while it is iterated, draws nothing from the random streams that the model draws from")
-    if hasattr(loader, "load_state_dict") and hasattr(loader.dataset, "state_dict"):
+    if keeps_place(loader) and hasattr(loader.dataset, "state_dict"):
         found.obstacles.append("the state of the dataset is not kept from one epoch to the next: in a new process it begins again")
     if not workers:
         return found
     found.obstacles += worker_exactness(data)
     if data.seed is not None:
         return found
-    if hasattr(loader, "load_state_dict"):
+    if keeps_place(loader):
         found.assumed.append("the loader's own state brings its workers' random streams back, if the dataset draws from them")
         found.assumed.append("no lr_find() or sweep() was made before the first step: the loader's workers leave a trace of it")
     elif isinstance(loader.dataset, IterableDataset) or not skips_by_index(loader) or data.resume_by == "replay":
