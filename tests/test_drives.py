@@ -398,6 +398,14 @@ def test_step_of_a_held_run_makes_one_step():
     loop.wait()
 
 
+def test_a_step_asked_for_ends_with_the_drive():
+    """Ten steps that a panel asks for within `step(3)` end there: the next `fit()` does not stop for them."""
+    loop = make_loop(at_step(2, lambda trainer: trainer.post(Command("step", {"n": 10}, source="widget"))), valid=False)
+    loop.step(3)
+    assert (loop.state, loop.step_state.optimizer_step) == ("paused", 3)
+    assert loop.fit(epochs=9).status == "finished"
+
+
 def test_detach_lets_the_cell_go():
     """fit() returns `detached`, the run goes on in a thread without a new before_fit, and ends as one run."""
     seen, threads = [], set()

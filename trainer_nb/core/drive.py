@@ -435,6 +435,8 @@ class Ending(Session):
         if outcome in (RunState.PAUSED, RunState.DETACHED):
             self.finite.check()
             self.state = outcome
+            if outcome is RunState.PAUSED:  # a detached run goes on with what it was asked for
+                self._forget_pauses()
             if self.eval_batch is None and not self.window_open:  # the next drive makes a new one from where the run stands
                 self._generator = None
             return
