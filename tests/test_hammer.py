@@ -1,5 +1,9 @@
-"""Commands from several threads at once: none is lost, nothing is half done, and the journal replays to the same weights."""
+"""Commands from several threads at once: none is lost, nothing is half done, and the journal replays to the same weights.
 
+    TRAINER_NB_STORMS=20 pytest tests/test_hammer.py    # 20 storms instead of two
+"""
+
+import os
 import random
 import threading
 import time
@@ -11,6 +15,8 @@ from trainer_nb import Hook, LambdaHook, ReplayHook, SnapshotHook, Trainer, Tuna
 from trainer_nb.core.control import Command
 
 COUNT, THREADS = 10_000, 4
+STORMS = int(os.environ.get("TRAINER_NB_STORMS", 2))
+TOTALS = ({"epochs": 100_000}, {"max_steps": 10_000_000, "eval_every": 4})
 
 
 class Shrink(Hook):
@@ -34,16 +40,16 @@ class Shift(Hook):
             trainer.model[0].bias.add_(0.001)
 
 
-def make(*hooks):
-    """Dropout, shuffling, accumulation with a tail, an evaluation each epoch."""
+def make(seed, *hooks):
+    """Dropout, shuffling, accumulation with a tail, an evaluation each epoch or every few steps."""
     torch.manual_seed(0)
     inputs = torch.randn(44, 3)
     data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     return Trainer(
         model, train_dl=torch.utils.data.DataLoader(data, batch_size=4, shuffle=True),
-        valid_dl=torch.utils.data.DataLoader(data, batch_size=22), loss_fn=torch.nn.MSELoss(), seed=5, device="cpu",
-        optim=torch.optim.AdamW(model.parameters(), lr=0.01), hooks=[Shrink(), Shift(), *hooks], epochs=100_000,
+        valid_dl=torch.utils.data.DataLoader(data, batch_size=4), loss_fn=torch.nn.MSELoss(), seed=5, device="cpu",
+        optim=torch.optim.AdamW(model.parameters(), lr=0.01), hooks=[Shrink(), Shift(), *hooks], **TOTALS[seed % 2],
         sched=lambda optim: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optim, 500), progress=False)
 
 
@@ -56,6 +62,7 @@ GOOD = (
     lambda draw: ("tune", {"mixed_precision": draw.choice([None, None, "bf16"])}),
     lambda draw: ("tune", {"shrink.enabled": draw.random() < 0.7, "shrink.share": draw.uniform(0, 0.01)}),
     lambda draw: ("tune", {"shift.order": draw.randint(-5, 5)}),
+    lambda draw: ("tune", {"eval_every": draw.choice([1, 2, 3, 5, 8])}),
     lambda draw: ("note", {"text": f"note {draw.random()}"}),
     lambda draw: ("watch", {"on": draw.random() < 0.5}),
     lambda draw: ("validate", {}) if draw.random() < 0.1 else ("note", {"text": "no evaluation"}),
@@ -78,18 +85,25 @@ def weights(trainer):
     return [value.clone() for value in (*trainer.model.state_dict().values(), *moments)]
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("seed", range(STORMS))
 def test_ten_thousand_commands_from_four_threads_and_the_replay(seed):
     made = []
-    trainer = make(SnapshotHook(every_epochs=20, memory="20MB"), LambdaHook(after_step=lambda trainer: made.append(1)))
-    answers = []
+    trainer = make(seed, SnapshotHook(every_epochs=20, memory="20MB"), LambdaHook(after_step=lambda trainer: made.append(1)))
+    answers, within = [], []
+    def note_place(kind):
+        if kind == "paused" and trainer.eval_batch is not None:
+            within.append(trainer.eval_batch)
+    trainer.at_safe_point = note_place
     def hammer(number):
         draw = random.Random(100 * seed + number)
         for _ in range(COUNT // THREADS):
             good = draw.random() < 0.85
             name, values = draw.choice(GOOD)(draw) if good else draw.choice(BAD)
             source = draw.choice(("code", "widget"))
-            answers.append((good, name, values, trainer.post(Command(name, dict(values), source=source))))
+            reply = trainer.post(Command(name, dict(values), source=source))
+            answers.append((good, name, values, reply))
+            if name == "tune" and draw.random() < 0.02:  # some wait for an answer, so that the run is somewhere else
+                reply.wait(1)
             if draw.random() < 0.2:  # bursts, and time for a few steps
                 time.sleep(draw.uniform(0, 0.01))
     trainer.start()
@@ -125,8 +139,10 @@ def test_ten_thousand_commands_from_four_threads_and_the_replay(seed):
     numbers = [entry.number for entry in trainer.journal]
     assert numbers == list(range(1, len(numbers) + 1))
     assert any(entry.kind == "rewind" for entry in trainer.journal)
+    assert within, "no pause within an evaluation"
+    assert any(entry.name == "eval_every" for entry in kept)
 
-    again = make(SnapshotHook(every_epochs=20, memory="20MB"), ReplayHook(trainer.journal))
+    again = make(seed, SnapshotHook(every_epochs=20, memory="20MB"), ReplayHook(trainer.journal))
     assert again.fit().status == "stopped"
     assert again.step_state == state
     assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again), strict=True))

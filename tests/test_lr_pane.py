@@ -131,7 +131,8 @@ def test_with_a_schedule_the_schedule_is_scaled():
 
 def test_it_is_a_tab_of_the_panel():
     """Built when it is opened."""
-    board = make().dashboard
+    trainer = make()
+    board = trainer.dashboard
     assert "lr" not in board.tabs.built and board.tabs.buttons["lr"].description == "LR finder"
     board.tabs.show("lr")
     assert isinstance(board.tabs.built["lr"], LRPane)

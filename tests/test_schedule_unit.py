@@ -201,14 +201,14 @@ def test_over_a_group_that_was_added_nothing_goes_half_back():
     trainer = fresh(model, [SnapshotHook(every_steps=5), LambdaHook(after_step=unfreeze(model, 7))])
     trainer.step(12)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(CheckpointError, match="another optimizer: its groups hold"):
+    with pytest.raises(CheckpointError, match="1 rate for 2 groups of parameters"):
         trainer.rewind(5)
     assert trainer.step_state.optimizer_step == 12 and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     state = trainer.state_dict()
     trainer.fit()
     bare = net()
     again = fresh(bare)
-    with pytest.raises(CheckpointError, match="another optimizer: its groups hold"):
+    with pytest.raises(CheckpointError, match="2 rates for 1 group of parameters"):
         again.load_state_dict(state)
     assert again.step_state.optimizer_step == 0
     again.optim.add_param_group({"params": list(bare[0].parameters()), "lr": 0.1})

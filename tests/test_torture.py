@@ -37,7 +37,7 @@ def straight(**settings):
 
 def temporary(folder):
     """Files that somebody began to write and left."""
-    return sorted(path.name for path in Path(folder).glob(".*"))
+    return sorted(path.name for path in Path(folder).glob(".*.new"))
 
 
 class Process:

@@ -355,7 +355,8 @@ class KeptScheduler(FittedScheduler):
             same = there is not None or not isinstance(state, dict)
             return text if same else f"it is of another schedule than {here or self.recipe.name}: {text}"
         if self.takes_length and len(state["rates"]) != len(optimizer.param_groups):
-            return f"it has {len(state['rates'])} rates for {len(optimizer.param_groups)} groups of parameters"
+            rates, groups = len(state["rates"]), len(optimizer.param_groups)
+            return f"it has {rates} rate{'s' * (rates != 1)} for {groups} group{'s' * (groups != 1)} of parameters"
         own = self.scheduler
         if own is None and self.takes_length:
             own = self.recipe.build(twin(optimizer), state["rates"], state["total"], 0)
