@@ -133,7 +133,7 @@ EXACT = {
     "replayed": (lambda: trainer_of(loader_of(Samples("torch")), resume_data="replay"), None, None),
     "replayed, persistent": (
         lambda: trainer_of(loader_of(Samples("torch"), persistent_workers=True), resume_data="replay"),
-        None, "persistent workers after the first epoch"),
+        "draws random numbers in its workers", "persistent workers after the first epoch"),
     "out of order": (lambda: trainer_of(loader_of(Samples(), in_order=False)), "in_order=False", None),
     "once only": (lambda: trainer_of(batch for batch in [(INPUTS, TARGETS)]), "iterated only once", None),
     "own loader": (lambda: trainer_of(Batches()), None, "gives the same batches"),

@@ -589,7 +589,7 @@ def draws_random(dataset, collate_fn=None, own=(), batched: bool = True) -> list
 def worker_exactness(data) -> list[str]:
     "What is drawn in workers, from streams of theirs that no checkpoint has."
     loader, ways = data.loader, "resume_data='replay' without persistent workers"
-    if not skips_by_index(loader) or data.resume_by == "replay":
+    if not skips_by_index(loader) or (data.resume_by == "replay" and not keeps_workers(loader)):
         return []
     own = generators_in(dataset=loader.dataset, collate_fn=loader.collate_fn)
     found = draws_random(loader.dataset, loader.collate_fn, own, loader.batch_sampler is not None)

@@ -358,7 +358,7 @@ class KeptScheduler(FittedScheduler):
             rates, groups = len(state["rates"]), len(optimizer.param_groups)
             return f"it has {rates} rate{'s' * (rates != 1)} for {groups} group{'s' * (groups != 1)} of parameters"
         own = self.scheduler
-        if own is None and self.takes_length:
+        if self.takes_length and (own is None or len(self._rates) != len(state["rates"])):  # it is built anew for that many
             own = self.recipe.build(twin(optimizer), state["rates"], state["total"], 0)
         if own is None:
             return ""
