@@ -246,6 +246,9 @@ def disturb(trainer, scenario, event, draw):
             watched(trainer, plan)
             trainer.step(draw.randint(1, 6))
             trainer.rewind(draw.choice(points).step)
+            for boundary, values in plan.changes:  # a snapshot is of before what was changed by hand at its boundary
+                if boundary == trainer.boundaries:
+                    trainer.tune(**dict(values))
         assert trainer.boundaries <= max(boundary, trainer.boundaries)
     elif event.what == "crash":
         given = through_file(trainer.state_dict())
@@ -333,6 +336,8 @@ def scenario_of(seed, number):
     if plan.order == "samples":
         plan = replace(plan, workers=0, persistent=False)
     events = tuple(Event(draw.choice(WAYS), draw.randint(1, 12), draw.choice(WHATS)) for _ in range(draw.randint(1, 4)))
+    if plan.order == "iterable" and plan.augment:  # `exact` assumes that persistent workers of a stream draw nothing
+        plan = replace(plan, persistent=False)
     if any(event.way == "pair" for event in events):  # without a seed the run begins where the other one left the streams
         plan = replace(plan, seed=7)
     return Scenario(plan, kind, sampler, own, mixes, seeded, events)
