@@ -224,3 +224,27 @@ def test_a_loaded_state_is_refused():
     loader.load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match="place is kept by the trainer"):
         Trainer(torch.nn.Linear(2, 1), train_dl=loader, loss_fn=torch.nn.MSELoss())
+
+
+class Counting(torch.utils.data.IterableDataset):
+    """A stream without a state."""
+
+    def __iter__(self):
+        yield from ((torch.full((2,), i / 9), torch.ones(1)) for i in range(24))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_without_a_state_is_halted_twice_in_an_epoch(workers):
+    def stream():
+        model = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(model.bias)
+        return Trainer(model, train_dl=StatefulDataLoader(Counting(), batch_size=4, num_workers=workers), loss_fn=torch.nn.MSELoss(),
+                       max_steps=15, device="cpu", progress=False, optim=torch.optim.SGD(model.parameters(), lr=0.1))
+    straight, halted = stream(), stream()
+    straight.fit()
+    for _ in range(2):
+        halted.step(2)
+        halted.stop()
+    halted.fit()
+    assert same_weights(straight, halted)
+    straight.close(), halted.close()

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['PLAIN', 'ABSENT', 'map_nested', 'map_nested_tensor', 'move_to_device', 'told_size', 'like_samples', 'BatchParts',
            'batch_size', 'collated_size', 'GivenSize', 'sample_counter', 'uncertain_size', 'can_split', 'chunk_edges',
-           'split_batch', 'loader_length', 'limited', 'keeps_place', 'loader_like', 'as_torch', 'IgnoreInterrupt',
-           'workers_ignore_interrupt', 'check_loader', 'check_end', 'all_batches', 'other_length', 'open_loader',
-           'close_iterator', 'keeps_workers', 'end_persistent_workers', 'left', 'too_short', 'SkippingSampler',
-           'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
+           'split_batch', 'loader_length', 'limited', 'keeps_place', 'tells_place', 'loader_like', 'as_torch',
+           'IgnoreInterrupt', 'workers_ignore_interrupt', 'check_loader', 'check_end', 'all_batches', 'other_length',
+           'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers', 'left', 'too_short',
+           'SkippingSampler', 'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
            'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'drawn_again',
            'pass_indices', 'EpochData', 'KeptData', 'TrainData']
 
@@ -273,7 +273,7 @@ def limited(length: int | None, limit: int | float | None) -> int | None:
 
 # %% ../../nbs/core/05_data.ipynb #c9fc1632
 def keeps_place(loader) -> bool:
-    "The loader has a state, and without that state nobody could go on in it: its dataset or sampler has one as well, or is a stream."
+    "The loader has a state, and without that state nobody could go on in it: its dataset, sampler or stream's iterator has one as well."
     if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
         return False
     theirs = any(base.__module__.startswith("torchdata.") and type(loader).__iter__ is base.__iter__ for base in type(loader).__mro__
@@ -281,6 +281,19 @@ def keeps_place(loader) -> bool:
     batch_sampler = getattr(loader, "batch_sampler", None)
     parts = (loader.dataset, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)) if theirs else ()
     return not theirs or isinstance(loader.dataset, IterableDataset) or any(hasattr(part, "state_dict") for part in parts)
+
+def tells_place(loader, state) -> bool:
+    "Whether a loader's state holds more than a count: torchdata counts twice what it passes over in a stream without a state."
+    stream = isinstance(getattr(loader, "dataset", None), IterableDataset) and isinstance(state, dict)
+    if not stream or not state.keys() & {"_num_yielded", "_snapshot"}:
+        return True  # of samples with an index, or of another library
+    held = [state]
+    while held:
+        part = held.pop()
+        if any(part.get(key) is not None for key in ("dataset_state", "dataset_iter_state")):
+            return True
+        held += [each for each in part.values() if isinstance(each, dict)]
+    return False
 
 def loader_like(loader, dataset, **which) -> DataLoader:
     "torch's own loader with the settings of another one; `which` are its samplers."
@@ -722,7 +735,7 @@ class TrainData(KeptData):
         "Iterate the loader anew."
         self.loader_state = None
         self._tell_epoch(epoch)
-        alive = getattr(self.source, "_iterator", None) is not None
+        alive = keeps_workers(self.source) and getattr(self.source, "_iterator", None) is not None
         reused = alive or self.workers_persist
         self.epoch_start, self.epoch = EpochStart.capture(self.loader, reused), epoch
         self.workers_persist = keeps_workers(self.loader)
@@ -744,7 +757,7 @@ class TrainData(KeptData):
             passed = taken - self._omitted(0, taken)
             next(islice(self.iterator, passed, passed), None)
             return
-        if self.loader_state is not None and taken and keeps_place(self.loader):
+        if self.loader_state is not None and taken and keeps_place(self.loader) and tells_place(self.loader, self.loader_state):
             self.epoch_start.restore(self.loader)  # a sampler without a state draws its order again
             self.loader.load_state_dict(self.loader_state)
             self._open(taken)
