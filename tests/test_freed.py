@@ -180,11 +180,16 @@ def test_a_signal_reaches_past_a_paused_run(tmp_path, heard):
     paused.step(1)
     driven = with_folder(tmp_path / "driven")
     driven.step(2)
-    driven.get_hook(CheckpointHook).after_step = lambda trainer: os.kill(os.getpid(), signal.SIGTERM)
+    theirs, after = signal.getsignal(signal.SIGTERM), []
+    def told_to_end(trainer):
+        os.kill(os.getpid(), signal.SIGTERM)
+        after.append(signal.getsignal(signal.SIGTERM))
+    driven.get_hook(CheckpointHook).after_step = told_to_end
     driven.hooks.stale = True
     with pytest.raises(SystemExit) as end:
         driven.fit()
     assert end.value.code == 143 and heard == [signal.SIGTERM]
+    assert after == [theirs]  # a second signal is heard too
     assert driven.get_hook(CheckpointHook).folder.kept()[-1].step == 3
     paused.stop()
 

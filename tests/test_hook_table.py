@@ -216,11 +216,13 @@ def test_two_clicks_before_the_boundary_are_two_places():
     assert running(table) == ["second", "recorder", "first", "hand"] and "→" not in table.controls["first"].text.value
 
 
-def test_showing_what_others_changed_asks_for_nothing():
+def test_showing_what_others_changed_asks_for_nothing(monkeypatch):
     trainer, table = make()
     trainer.tune(**{"first.enabled": False, "second.order": 7})
+    asked, post = [], trainer.post
+    monkeypatch.setattr(trainer, "post", lambda command: asked.append(command) or post(command))
     table.refresh()
-    assert len(trainer.journal) == 2
+    assert asked == [] and len(trainer.journal) == 2
     assert table.controls["first"].switch.value is False and table.controls["second"].order.value == "7"
 
 
