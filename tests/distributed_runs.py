@@ -35,6 +35,16 @@ class Stream(IterableDataset):
         return iter([(torch.full((5,), index / SAMPLES), index % 3) for index in order])
 
 
+class Short(torch.utils.data.SequentialSampler):
+    """Says that it has ten samples more than it gives."""
+
+    def __init__(self):
+        super().__init__(range(SAMPLES))
+
+    def __iter__(self):
+        return iter(range(16))
+
+
 def data(samples=SAMPLES, **settings):
     """A shuffled loader with an uneven last batch."""
     made = torch.Generator().manual_seed(1)
@@ -610,7 +620,8 @@ def at_odds(processes, folder):
     if trainer.is_main:
         trainer.tune(lr=0.5)
     cases = {"metric": counting.validate, "lr": trainer.fit, "test": lambda: trainer.test(divided), "valid": lambda: run(processes, valid_dl=divided),
-             "train": lambda: run(processes, loader=DataLoader(divided.dataset, batch_sampler=torch.utils.data.BatchSampler(divided.sampler, 4, False)))}
+             "train": lambda: run(processes, loader=DataLoader(divided.dataset, batch_sampler=torch.utils.data.BatchSampler(divided.sampler, 4, False))),
+             "short": lambda: run(processes, loader=data(shuffle=False, sampler=Short()), hooks=[AsDouble()]).fit()}
     found = {}
     for name, act in cases.items():
         try:

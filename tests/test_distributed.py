@@ -399,6 +399,7 @@ def test_what_was_not_given_alike_is_refused_by_all(together):
         assert "the metric 'count' is 7 in process 0 and 4 in process 1" in found["metric"]
         assert "lr is 0.5 in process 0 and None in process 1" in found["lr"]
         assert all("has a DistributedSampler" in found[name] for name in ("test", "valid", "train"))
+        assert "gave 4 batches in a pass, and its len() says 7" in found["short"]
 
 
 @pytest.mark.parametrize("kind", ["together", "sharing"])

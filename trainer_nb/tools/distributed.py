@@ -16,7 +16,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from ..core.data import ABSENT, EpochStart, TrainData, clone_for_skipping, close_iterator, drawn, keeps_workers, open_loader, skips_by_index
+from ..core.data import ABSENT, EpochStart, TrainData, clone_for_skipping, close_iterator, drawn, keeps_workers, open_loader, other_length, skips_by_index
 from ..core.engine import Engine, pick_device
 from ..core.journal import checksum
 from ..core.state import RandomStreams, seed_everything
@@ -152,7 +152,10 @@ class SharedData(TrainData):
     def _parts(self, own, taken: int, length: int):
         for first in range(taken, length, self.world.size):
             self.group = min(self.world.size, length - first)
-            yield next(own) if self.world.rank < self.group else ABSENT
+            batch = next(own, ABSENT) if self.world.rank < self.group else ABSENT
+            if batch is ABSENT and self.world.rank < self.group:
+                raise ValueError(f"there is no batch {first + self.world.rank}: " + other_length("train_dl", first, length))
+            yield batch
 
     def _every(self, taken: int, length: int | None):
         "Of a loader that has no indices: all batches, under the streams of the first process."
