@@ -1,5 +1,6 @@
 """A folder that is used again: by the same cell, by another trainer, by another process."""
 
+import gc
 import json
 import os
 import signal
@@ -209,3 +210,14 @@ def test_an_error_before_the_first_step_leaves_the_files_of_the_folder(tmp_path)
         trainer.fit()
     assert files() == before
     assert first.fit(epochs=2).steps == 16  # the folder is still its own
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_trainer_that_is_dropped_leaves_no_file_open(tmp_path):
+    trainer = make(tmp_path / "run", epochs=1)
+    trainer.fit()
+    file = trainer.run_folder._file
+    assert not file.closed
+    del trainer
+    gc.collect()
+    assert file.closed

@@ -2259,6 +2259,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'trainer_nb/hooks/run_folder.py'),
                                              'trainer_nb.hooks.run_folder.RunFolder.__init__': ( 'hooks/run_folder.html#runfolder.__init__',
                                                                                                  'trainer_nb/hooks/run_folder.py'),
+                                             'trainer_nb.hooks.run_folder.RunFolder._open': ( 'hooks/run_folder.html#runfolder._open',
+                                                                                              'trainer_nb/hooks/run_folder.py'),
                                              'trainer_nb.hooks.run_folder.RunFolder.check': ( 'hooks/run_folder.html#runfolder.check',
                                                                                               'trainer_nb/hooks/run_folder.py'),
                                              'trainer_nb.hooks.run_folder.RunFolder.close': ( 'hooks/run_folder.html#runfolder.close',

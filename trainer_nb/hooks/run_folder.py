@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+import weakref
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -78,7 +79,11 @@ class RunFolder:
     def __init__(self, lock: FolderLock):
         self.path, self.lock = lock.path, lock
         self.counts: dict[str, int] = {}  # points of each name that are in the file
+        self._open()
+
+    def _open(self) -> None:
         self._file = open(self.path / METRICS, "ab")
+        weakref.finalize(self, self._file.close)  # a run that is dropped leaves no file open
 
     def write(self, history: History) -> None:
         "Append what is new in the history."
@@ -119,7 +124,7 @@ class RunFolder:
             with open(self.path / VOID, "ab") as file:
                 file.write(text[mark["bytes"]:])
             os.truncate(path, mark["bytes"])
-        self._file = open(path, "ab")
+        self._open()
         history.load_state_dict({"points": {}, "branches": []})
         read_records(history, text[:mark["bytes"]].decode())
         self.counts = history.counts()
@@ -127,7 +132,7 @@ class RunFolder:
     def reopen(self, owner) -> None:
         "Go on in the folder after `close()`; FolderTakenError if another run has had it meanwhile."
         self.lock = hold(self.path, owner, self.lock.mark)
-        self._file = open(self.path / METRICS, "ab")
+        self._open()
 
     def close(self) -> None:
         "Let the folder go."
