@@ -336,7 +336,7 @@ def scenario_of(seed, number):
     if plan.order == "samples":
         plan = replace(plan, workers=0, persistent=False)
     events = tuple(Event(draw.choice(WAYS), draw.randint(1, 12), draw.choice(WHATS)) for _ in range(draw.randint(1, 4)))
-    if plan.order == "iterable" and plan.augment:  # `exact` assumes that persistent workers of a stream draw nothing
+    if plan.order == "iterable" and (plan.augment or mixes):  # `exact` assumes that persistent workers of a stream draw nothing
         plan = replace(plan, persistent=False)
     if any(event.way == "pair" for event in events):  # without a seed the run begins where the other one left the streams
         plan = replace(plan, seed=7)

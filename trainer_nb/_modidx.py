@@ -222,7 +222,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.skips_by_index': ('core/data.html#skips_by_index', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.split_batch': ('core/data.html#split_batch', 'trainer_nb/core/data.py'),
-                                      'trainer_nb.core.data.tells_place': ('core/data.html#tells_place', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.told_size': ('core/data.html#told_size', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.too_short': ('core/data.html#too_short', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.uncertain_size': ('core/data.html#uncertain_size', 'trainer_nb/core/data.py'),

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['PLAIN', 'ABSENT', 'map_nested', 'map_nested_tensor', 'move_to_device', 'told_size', 'like_samples', 'BatchParts',
            'batch_size', 'collated_size', 'GivenSize', 'sample_counter', 'uncertain_size', 'can_split', 'chunk_edges',
-           'split_batch', 'loader_length', 'limited', 'keeps_place', 'tells_place', 'loader_like', 'as_torch',
-           'IgnoreInterrupt', 'workers_ignore_interrupt', 'check_loader', 'check_end', 'all_batches', 'other_length',
-           'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers', 'left', 'too_short',
-           'SkippingSampler', 'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
+           'split_batch', 'loader_length', 'limited', 'keeps_place', 'loader_like', 'as_torch', 'IgnoreInterrupt',
+           'workers_ignore_interrupt', 'check_loader', 'check_end', 'all_batches', 'other_length', 'open_loader',
+           'close_iterator', 'keeps_workers', 'end_persistent_workers', 'left', 'too_short', 'SkippingSampler',
+           'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
            'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'drawn_again',
            'pass_indices', 'EpochData', 'KeptData', 'TrainData']
 
@@ -273,27 +273,14 @@ def limited(length: int | None, limit: int | float | None) -> int | None:
 
 # %% ../../nbs/core/05_data.ipynb #c9fc1632
 def keeps_place(loader) -> bool:
-    "The loader has a state, and without that state nobody could go on in it: its dataset, sampler or stream's iterator has one as well."
+    "The loader has a state, and without that state nobody could go on in it: its dataset or its sampler has one as well."
     if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
         return False
     theirs = any(base.__module__.startswith("torchdata.") and type(loader).__iter__ is base.__iter__ for base in type(loader).__mro__
                  if issubclass(base, DataLoader))
     batch_sampler = getattr(loader, "batch_sampler", None)
     parts = (loader.dataset, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)) if theirs else ()
-    return not theirs or isinstance(loader.dataset, IterableDataset) or any(hasattr(part, "state_dict") for part in parts)
-
-def tells_place(loader, state) -> bool:
-    "Whether a loader's state holds more than a count: torchdata counts twice what it passes over in a stream without a state."
-    stream = isinstance(getattr(loader, "dataset", None), IterableDataset) and isinstance(state, dict)
-    if not stream or not state.keys() & {"_num_yielded", "_snapshot"}:
-        return True  # of samples with an index, or of another library
-    held = [state]
-    while held:
-        part = held.pop()
-        if any(part.get(key) is not None for key in ("dataset_state", "dataset_iter_state")):
-            return True
-        held += [each for each in part.values() if isinstance(each, dict)]
-    return False
+    return not theirs or any(hasattr(part, "state_dict") for part in parts)
 
 def loader_like(loader, dataset, **which) -> DataLoader:
     "torch's own loader with the settings of another one; `which` are its samplers."
@@ -308,8 +295,11 @@ def as_torch(loader):
     "The loader itself; torch's own with its parts where it keeps a place that nobody needs."
     if not hasattr(loader, "load_state_dict") or keeps_place(loader):
         return loader
-    single = {"sampler": loader.sampler, "batch_size": None}
-    return loader_like(loader, loader.dataset, **(single if loader.batch_sampler is None else {"batch_sampler": loader.batch_sampler}))
+    if isinstance(loader.dataset, IterableDataset):
+        which = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    else:
+        which = {"sampler": loader.sampler, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": loader.batch_sampler}
+    return loader_like(loader, loader.dataset, **which)
 
 # %% ../../nbs/core/05_data.ipynb #f50fed17
 class IgnoreInterrupt:
@@ -757,7 +747,7 @@ class TrainData(KeptData):
             passed = taken - self._omitted(0, taken)
             next(islice(self.iterator, passed, passed), None)
             return
-        if self.loader_state is not None and taken and keeps_place(self.loader) and tells_place(self.loader, self.loader_state):
+        if self.loader_state is not None and taken and keeps_place(self.loader):
             self.epoch_start.restore(self.loader)  # a sampler without a state draws its order again
             self.loader.load_state_dict(self.loader_state)
             self._open(taken)

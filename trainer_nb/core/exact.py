@@ -624,7 +624,7 @@ def data_exactness(data) -> Exactness:
         found.assumed.append("no lr_find() or sweep() was made before the first step: the loader's workers leave a trace of it")
     elif isinstance(loader.dataset, IterableDataset) or not skips_by_index(loader) or data.resume_by == "replay":
         if keeps_workers(loader):
-            found.assumed.append("the dataset draws nothing random in its persistent workers after the first epoch")
+            found.assumed.append("dataset and collate function draw nothing random in persistent workers after the first epoch")
     sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
     if not type(sampler).__module__.startswith("torch."):
         found.assumed.append(f"{type(sampler).__name__} draws its order at the start of an epoch, not sample by sample")
