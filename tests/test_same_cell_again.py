@@ -190,10 +190,22 @@ def test_a_trainer_that_gave_its_folder_up_leaves_it_alone(tmp_path):
             act()
             first.wait(10)
     with pytest.raises(ValueError, match="no snapshot or checkpoint"):
-        first.rewind(4)
+        first.rewind(20)
     assert first.get_hook(CheckpointHook).best_state() is None
     assert first.step_state.optimizer_step == step and files() == before
     assert "loss" in str(first.validate(DataLoader(TensorDataset(INPUTS, INPUTS[:, :1]), 8)))  # the trainer itself is whole
+
+
+def test_a_hook_whose_folder_another_run_has_had_offers_nothing(tmp_path):
+    """The folder of a CheckpointHook alone, without a workspace."""
+    first = make(folder=tmp_path)
+    first.step(9)
+    with make(folder=tmp_path) as second:
+        second.fit()
+    assert second.step_state.optimizer_step == STEPS
+    with pytest.raises(ValueError, match="no snapshot or checkpoint"):
+        first.rewind(20)
+    assert first.rewind_points() == [] and first.step_state.optimizer_step == 9
 
 
 def test_an_error_before_the_first_step_leaves_the_files_of_the_folder(tmp_path):
