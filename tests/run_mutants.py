@@ -41,9 +41,14 @@ class Mutant:
         target = PACKAGE / self.file
         if not target.is_file():
             return f"there is no trainer_nb/{self.file}"
-        count = target.read_text(encoding="utf-8").count(self.old)
-        if count != 1:
-            return f"the old text occurs {count} times in trainer_nb/{self.file}"
+        text = target.read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            return f"the old text occurs {text.count(self.old)} times in trainer_nb/{self.file}"
+        if target.suffix == ".py":
+            try:
+                compile(text.replace(self.old, self.new), self.file, "exec")
+            except SyntaxError as error:
+                return f"the new text is no Python: {error}"
         test_file, _, function = self.test.partition("::")
         if f"def {function.split('[')[0]}(" not in (TESTS / test_file).read_text(encoding="utf-8"):
             return f"there is no test {self.test}"
