@@ -1,7 +1,7 @@
 # make env     .venv with the pinned development requirements, older kernels beside it
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
 # make test    sync check, notebook tests, docs' processing, pytest with browser tests
-# make torture 200 killed processes; make fuzz: 3,000 drawn runs; both take many minutes
+# make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000 commands; all take many minutes
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
 # make docs    notebooks processed for the documentation site
@@ -20,7 +20,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
 
-.PHONY: env lab test torture fuzz export clean docs chromium lock
+.PHONY: env lab test torture fuzz storms export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(KERNELS:%=$(VENV)-ipykernel-%/.made)
@@ -56,6 +56,10 @@ torture: env
 # Drawn runs are disturbed in drawn ways and compared with the same runs left alone: 3,000 scenarios, in two processes.
 fuzz: env
 	$(BIN)/python tests/fuzz.py 3000 $(FUZZ_SEED)
+
+# Commands from four threads at once, and the replay of each journal.
+storms: env
+	TRAINER_NB_STORMS=20 $(BIN)/python -m pytest -q tests/test_hammer.py
 
 # Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.
 chromium:
