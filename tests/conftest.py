@@ -1,5 +1,6 @@
 """What tests share: one thread for equal numbers, and what happens without a browser or a GPU."""
 
+import gc
 import os
 import sys
 import threading
@@ -15,6 +16,8 @@ from jupyter_server import JupyterServer, browser_problem, open_browser
 BROWSER_REQUIRED = os.environ.get("TRAINER_NB_REQUIRE_BROWSER") == "1"
 
 torch.set_num_threads(1)
+# a fork must not collect what its parent left: the end of a process group waits there for a thread that was not copied
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_collection_modifyitems(items):

@@ -236,22 +236,25 @@ def test_runs_that_wait_for_each_other_go_on_and_say_so(monkeypatch):
 
 def test_an_interrupt_while_waiting_for_a_turn(wanted):
     """Nothing has begun: the run is as it was, and the other one goes on."""
-    entered = threading.Event()
+    entered, interrupted = threading.Event(), threading.Event()
 
     def hold(trainer):
         entered.set()
-        time.sleep(0.5)
+        interrupted.wait(30)
+
+    def interrupt():
+        while threading.main_thread().ident not in TURNS.waiting:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     other, loop = make_loop(at_step(1, hold)), make_loop()
     other.start(epochs=4)
     entered.wait(10)
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(KeyboardInterrupt):
-            loop.fit(epochs=4)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        loop.fit(epochs=4)
+    interrupted.set()
     assert loop.state == "idle" and not TURNS.waiting
     loop.fit(epochs=4)
     other.wait()
