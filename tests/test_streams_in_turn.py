@@ -251,10 +251,14 @@ def test_an_interrupt_while_waiting_for_a_turn(wanted):
     other, loop = make_loop(at_step(1, hold)), make_loop()
     other.start(epochs=4)
     entered.wait(10)
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        loop.fit(epochs=4)
-    interrupted.set()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test before may have left another one
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.fit(epochs=4)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        interrupted.set()
     assert loop.state == "idle" and not TURNS.waiting
     loop.fit(epochs=4)
     other.wait()
