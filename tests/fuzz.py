@@ -240,8 +240,7 @@ def disturb(trainer, scenario, event, draw):
         trainer.step(draw.randint(1, 6))
         trainer.load_state_dict(given)
     elif event.what == "rewind":
-        boundary, step = trainer.boundaries, state.optimizer_step
-        points = [point for point in trainer.rewind_points() if point.step <= step]
+        points = [point for point in trainer.rewind_points() if point.step <= state.optimizer_step]
         if points:
             watched(trainer, plan)
             trainer.step(draw.randint(1, 6))
@@ -249,12 +248,11 @@ def disturb(trainer, scenario, event, draw):
             for boundary, values in plan.changes:  # a snapshot is of before what was changed by hand at its boundary
                 if boundary == trainer.boundaries:
                     trainer.tune(**dict(values))
-        assert trainer.boundaries <= max(boundary, trainer.boundaries)
     elif event.what == "crash":
         given = through_file(trainer.state_dict())
         trainer.close()
         dies = make(scenario, weights=3, prepared=False, hooks=[raising(draw.randint(1, 9))])
-        dies.load_state_dict({**given, "tunables": {k: v for k, v in given["tunables"].items()}})
+        dies.load_state_dict(given)
         watched(dies, plan)
         try:
             dies.fit()
@@ -376,12 +374,14 @@ def run(seed, number):
     watched(trainer, scenario.plan)
     trainer.fit()
     trainer.at_safe_point = None
-    said = foreseen + [str(each) for each in trainer.exact.obstacles]
+    later = [str(each) for each in trainer.exact.obstacles]
     found = differences(judged(trainer), judged(straight))
     trainer.close(), straight.close()
     if not found:
         return "equal"
-    return f"named: {said[0]}" if said else f"DIFFERENT: {found[:4]}"
+    if foreseen or later:
+        return f"named: {foreseen[0]}" if foreseen else f"named afterwards: {later[0]}"
+    return f"DIFFERENT: {found[:4]}"
 
 
 def outcome(seed, number):
@@ -414,7 +414,7 @@ def main(count, seed=0, first=None):
         if left:
             print(f"seed {seed} scenario {number}: threads left {left}", flush=True)
     print(f"seed {seed}, {len(numbers)} scenarios in {time.monotonic() - began:.0f} s: {counts}", flush=True)
-    return int(any(key not in ("equal", "named") for key in counts))
+    return int(any(not key.startswith(("equal", "named")) for key in counts))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,22 @@ def make(workers, first=0):
                    seed=3, device="cpu", progress=False, epochs=3)
 
 
+def same_weights(one, other):
+    """Equal in every bit."""
+    return all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters()))
+
+
+def halted_and_taken_up(straight, same, other, step):
+    """A run that is halted at a step goes on as the one left alone; so does another trainer from its state."""
+    straight.fit()
+    same.step(step)
+    other.load_state_dict(same.state_dict())
+    same.stop()
+    for again in (same, other):
+        again.fit()
+        assert same_weights(straight, again)
+
+
 @pytest.mark.parametrize(("workers", "steps"), [(0, range(22)), (2, (0, 3, 7, 10, 20))])
 def test_taken_up_after_any_step(workers, steps):
     straight = make(workers)
@@ -95,14 +111,7 @@ def test_a_sampler_of_torch_draws_its_order_again(kind, step, dataset_kind):
         loader = StatefulDataLoader(dataset, batch_size=4, sampler=SAMPLERS[kind](dataset))
         return Trainer(trainer.model, train_dl=loader, loss_fn=torch.nn.MSELoss(), optim=trainer.optim, seed=3, device="cpu",
                        progress=False, epochs=3)
-    straight, same, other = make_with(), make_with(), make_with(first=99)
-    straight.fit()
-    same.step(step)
-    other.load_state_dict(same.state_dict())
-    same.stop()
-    for again in (same, other):
-        again.fit()
-        assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), again.model.parameters()))
+    halted_and_taken_up(make_with(), make_with(), make_with(first=99), step)
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -156,22 +165,9 @@ def at(workers=0, sampler=None, valid=None, **settings):
                    seed=3, device="cpu", progress=False, epochs=2, **settings)
 
 
-def same_weights(one, other):
-    """Equal in every bit."""
-    return all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters()))
-
-
 @pytest.mark.parametrize("step", [2, 7, 9])
 def test_a_sampler_with_a_generator_of_its_own_is_asked_once_an_epoch(step):
-    straight, same = at(sampler=DrawnAtOnce()), at(sampler=DrawnAtOnce())
-    straight.fit()
-    same.step(step)
-    other = at(sampler=DrawnAtOnce())
-    other.load_state_dict(same.state_dict())
-    same.stop()
-    for again in (same, other):
-        again.fit()
-        assert same_weights(straight, again)
+    halted_and_taken_up(*(at(sampler=DrawnAtOnce()) for _ in range(3)), step)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -195,16 +191,10 @@ def test_an_evaluation_over_one_goes_on_too(workers, step):
     def make_with():
         generator = torch.Generator().manual_seed(2)
         return at(valid=StatefulDataLoader(Samples(noisy=not workers), batch_size=5, shuffle=True, generator=generator, num_workers=workers))
-    straight, same, other = make_with(), make_with(), make_with()
-    straight.fit()
-    same.step(step)
-    other.load_state_dict(same.state_dict())
-    same.stop()
-    for again in (same, other):
-        again.fit()
-        assert same_weights(straight, again)
-        assert straight.history["valid/loss"].tolist() == again.history["valid/loss"].tolist()
-    for each in (straight, same, other):
+    runs = make_with(), make_with(), make_with()
+    halted_and_taken_up(*runs, step)
+    for each in runs:
+        assert each.history["valid/loss"].tolist() == runs[0].history["valid/loss"].tolist()
         each.close()
 
 
