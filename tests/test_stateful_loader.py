@@ -238,3 +238,21 @@ def test_a_stream_without_a_state_is_halted_twice_in_an_epoch(workers):
     halted.fit()
     assert same_weights(straight, halted)
     straight.close(), halted.close()
+
+
+class OnlyLoads:
+    """Not torchdata's: it can be given a state, and gives none."""
+
+    def __iter__(self):
+        return iter([(torch.ones(4, 2), torch.ones(4, 1))] * 3)
+
+    def __len__(self):
+        return 3
+
+    def load_state_dict(self, state):
+        """Nothing."""
+
+
+def test_a_loader_that_only_takes_a_state_is_iterated_as_it_is():
+    trainer = Trainer(torch.nn.Linear(2, 1), train_dl=OnlyLoads(), loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu", progress=False)
+    assert trainer.fit().steps == 6

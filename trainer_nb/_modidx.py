@@ -195,6 +195,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.close_iterator': ('core/data.html#close_iterator', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.collated_size': ('core/data.html#collated_size', 'trainer_nb/core/data.py'),
+                                      'trainer_nb.core.data.counts_only': ('core/data.html#counts_only', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.drawn': ('core/data.html#drawn', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.drawn_again': ('core/data.html#drawn_again', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.end_persistent_workers': ( 'core/data.html#end_persistent_workers',

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['PLAIN', 'ABSENT', 'map_nested', 'map_nested_tensor', 'move_to_device', 'told_size', 'like_samples', 'BatchParts',
            'batch_size', 'collated_size', 'GivenSize', 'sample_counter', 'uncertain_size', 'can_split', 'chunk_edges',
-           'split_batch', 'loader_length', 'limited', 'keeps_place', 'loader_like', 'as_torch', 'IgnoreInterrupt',
-           'workers_ignore_interrupt', 'check_loader', 'check_end', 'all_batches', 'other_length', 'open_loader',
-           'close_iterator', 'keeps_workers', 'end_persistent_workers', 'left', 'too_short', 'SkippingSampler',
-           'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
+           'split_batch', 'loader_length', 'limited', 'counts_only', 'keeps_place', 'loader_like', 'as_torch',
+           'IgnoreInterrupt', 'workers_ignore_interrupt', 'check_loader', 'check_end', 'all_batches', 'other_length',
+           'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers', 'left', 'too_short',
+           'SkippingSampler', 'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index', 'loader_generators',
            'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'drawn_again',
            'pass_indices', 'EpochData', 'KeptData', 'TrainData']
 
@@ -272,15 +272,18 @@ def limited(length: int | None, limit: int | float | None) -> int | None:
     return limit if length is None else min(length, limit)
 
 # %% ../../nbs/core/05_data.ipynb #c9fc1632
-def keeps_place(loader) -> bool:
-    "The loader has a state, and without that state nobody could go on in it: its dataset or its sampler has one as well."
-    if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+def counts_only(loader) -> bool:
+    "torchdata's loader over parts without a state: the place that it keeps is the number of the batch."
+    if not isinstance(loader, DataLoader):
         return False
     theirs = any(base.__module__.startswith("torchdata.") and type(loader).__iter__ is base.__iter__ for base in type(loader).__mro__
                  if issubclass(base, DataLoader))
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = (loader.dataset, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)) if theirs else ()
-    return not theirs or any(hasattr(part, "state_dict") for part in parts)
+    parts = (loader.dataset, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    return theirs and not any(hasattr(part, "state_dict") for part in parts)
+
+def keeps_place(loader) -> bool:
+    "The loader has a state, and without that state nobody could go on in it."
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not counts_only(loader)
 
 def loader_like(loader, dataset, **which) -> DataLoader:
     "torch's own loader with the settings of another one; `which` are its samplers."
@@ -293,7 +296,7 @@ def loader_like(loader, dataset, **which) -> DataLoader:
 
 def as_torch(loader):
     "The loader itself; torch's own with its parts where it keeps a place that nobody needs."
-    if not hasattr(loader, "load_state_dict") or keeps_place(loader):
+    if not counts_only(loader):
         return loader
     if isinstance(loader.dataset, IterableDataset):
         which = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -600,7 +603,7 @@ class EpochData:
         self.loader, self.resume_by = loader, resume
         self.limit, self.overfit = limit, overfit
         self.seed = seed  # of seeded samples
-        if getattr(loader, "next_iter_state", None) is not None and not keeps_place(loader):
+        if counts_only(loader) and loader.next_iter_state is not None:
             raise ValueError("train_dl was given a state (load_state_dict), and its place is kept by the trainer: Trainer.load(path), or a new loader")
         self.source, self.sampler = as_torch(loader), None  # the loader, or its clone after a skip
         if seed is not None:
