@@ -1,7 +1,8 @@
 # make env     .venv with the pinned development requirements, older kernels beside it
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
 # make test    sync check, notebook tests, docs' processing, pytest with browser tests
-# make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000 commands; all take many minutes
+# make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000 commands; make ends: each way in which
+#              a process can end; all take many minutes
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
 # make docs    notebooks processed for the documentation site
@@ -20,7 +21,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
 
-.PHONY: env lab test torture fuzz storms export clean docs chromium lock
+.PHONY: env lab test torture fuzz storms ends export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(KERNELS:%=$(VENV)-ipykernel-%/.made)
@@ -64,6 +65,10 @@ storms: env
 # Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.
 chromium:
 	@scripts/install_chromium
+
+# Exit code, seconds and processes that are left, for each place, kind of workers and way to end.
+ends: env
+	$(BIN)/python tests/ends.py
 
 export: env
 	$(NOTEBOOKS) export

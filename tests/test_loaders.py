@@ -1,5 +1,7 @@
 """Loaders that are not what they seem: datasets in their place, passes that end early, lengths that are wrong; words of other trainers."""
 
+import os
+import signal
 import warnings
 
 import pytest
@@ -8,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from trainer_nb import Task, Trainer
+from trainer_nb.core.data import all_batches, opened
 
 X, Y = torch.randn(64, 4), torch.randn(64, 1)
 DATA = TensorDataset(X, Y)
@@ -250,3 +253,40 @@ def test_the_signature_stays():
     import inspect
     names = list(inspect.signature(Trainer).parameters)
     assert names[:4] == ["model", "train_step", "train_dl", "valid_dl"] and "batch_size" in names and "arguments" not in names
+
+
+def test_a_connection_to_a_worker_breaks_before_its_end_is_seen():
+    """The error names the worker, whichever is noticed first."""
+    class Dying:
+        """A queue whose writer dies while something is read."""
+        def __init__(self, iterator):
+            self.iterator = iterator
+
+        def get(self, timeout):
+            os.kill(self.iterator._workers[0].pid, signal.SIGKILL)
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    for _ in range(5):  # most of the time the process is still there when torch looks
+        loader = DataLoader(torch.arange(40.0), 4, num_workers=2)
+        with opened(loader) as iterator, pytest.raises(RuntimeError, match=r"DataLoader worker .*pid.* \d+.*(exited unexpectedly|killed)"):
+            next(iterator)
+            iterator._data_queue = Dying(iterator)
+            for _ in all_batches(iterator, lambda: "here"):
+                pass
+        assert not any(worker.is_alive() for worker in iterator._workers)
+
+
+def test_a_broken_connection_of_the_users_own_stays_what_it_is():
+    """An error of the dataset's is not put down to a worker."""
+    class Remote(torch.utils.data.Dataset):
+        """Its server is gone."""
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            raise ConnectionResetError("the user's own")
+
+    for workers in (0, 1):
+        with opened(DataLoader(Remote(), 4, num_workers=workers)) as iterator, \
+                pytest.raises(ConnectionResetError, match="the user's own"):
+            list(all_batches(iterator, lambda: "here"))

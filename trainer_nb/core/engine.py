@@ -275,7 +275,7 @@ class OneProcess:
 
     def share(self, loader, limit: int | None) -> tuple:
         "An iterator over the batches of an evaluation that are this process's own, and how many are to be taken at most."
-        return open_loader(loader), limit
+        return open_loader(loader, loader), limit
 
 # %% ../../nbs/core/06_engine.ipynb #7e93bde9
 _NO_AUTOCAST = nullcontext()

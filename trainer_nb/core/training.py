@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from .data import (ABSENT, all_batches, check_end, check_loader, close_iterator, end_persistent_workers, keeps_workers,
-                                  limited, loader_generators, loader_length, open_loader, other_length, pass_indices, skips_by_index,
+from .data import (ABSENT, all_batches, check_end, check_loader, check_workers, close_iterator, end_persistent_workers, keeps_workers,
+                                  limited, loader_generators, loader_length, opened, other_length, pass_indices, skips_by_index,
                                   uncertain_size)
 from .engine import Engine, unwrap
 from .hook import ComponentHook
@@ -255,11 +255,12 @@ class PredictionLoop(EvaluationLoop):
         *_, weights = self.weight_sets().values()
         with self._evaluating(), weights(), torch.no_grad():
             self.split = "predict"
-            for batch in all_batches(open_loader(loader), lambda: f"batch {len(parts)} of the loader of predict()"):
-                self.batch, self.pred = self.engine.place(batch), None
-                with self.engine.autocast:
-                    parts.append(to_cpu(predict(self.batch, self) if predict else self._step_pred()))
-                TURNS.give_way()
+            with opened(loader) as batches:
+                for batch in all_batches(batches, lambda: f"batch {len(parts)} of the loader of predict()"):
+                    self.batch, self.pred = self.engine.place(batch), None
+                    with self.engine.autocast:
+                        parts.append(to_cpu(predict(self.batch, self) if predict else self._step_pred()))
+                    TURNS.give_way()
         return joined_or_listed(parts)
 
     def _step_pred(self):
@@ -393,6 +394,9 @@ class BatchLoop(EpochPlan):
                 check_end(end, self._batch_name())
                 self.data_seconds += perf_counter() - start
                 return END
+            except (OSError, EOFError) as error:
+                check_workers(error)
+                raise
             self.data_seconds += perf_counter() - start
             self.group = data.group
             if batch is ABSENT:

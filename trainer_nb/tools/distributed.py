@@ -141,10 +141,11 @@ class SharedData(TrainData):
         length = self.length
         if self.sampler is not None and length is not None:
             self.sampler.skip, self.sampler.part = taken, slice(self.world.rank, length - taken, self.world.size)
-            self.sampler.before = lambda: self.common.restore(self.loader)
+            loader, common = self.loader, self.common  # the sampler holds no `self`, which would never be gone
+            self.sampler.before = lambda: common.restore(loader)
             self.sampler.then = None if then is None else then.restore
-            self.sampler.drawn = lambda: drawn(self.loader, self.common.reused)
-            self._raw = open_loader(self.source)
+            self.sampler.drawn = lambda: drawn(loader, common.reused)
+            self._raw = open_loader(self.source, self)
             self.iterator = self._parts(self._raw, taken, length)
         else:
             self.iterator = self._every(taken, length)
@@ -166,7 +167,7 @@ class SharedData(TrainData):
                 self.common.restore(self.loader)
                 if self.overfit and self.kept is None:
                     self._keep()
-                self._raw = iter(self.kept) if self.kept is not None else open_loader(self.source)
+                self._raw = iter(self.kept) if self.kept is not None else open_loader(self.source, self)
                 batches = islice(self._raw, taken, length)
             else:
                 shared.restore()
@@ -207,10 +208,10 @@ class OwnBatches:
             self.loader, sampler = clone_for_skipping(loader)
             sampler.part, sampler.drawn = slice(rank, limit, size), lambda: drawn(loader, False)
             sampler.before, sampler.then = lambda: common.restore(loader), mine.restore
-            self._raw = open_loader(self.loader)
+            self._raw = open_loader(self.loader, self)
             self._own = self._raw
         else:
-            self._raw = open_loader(loader)
+            self._raw = open_loader(loader, self)
             self._own = islice(self._raw, rank, limit, size)
         mine.restore()
 
