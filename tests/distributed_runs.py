@@ -644,8 +644,85 @@ def looked_into(processes, folder):
             "gradients": {row.name: row.norm for row in trainer.inspection.layers}}
 
 
-WHOLE = {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, written, collected, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up,
-                                    from_one, left_over, held_at, persistent, grown, spectral, cancelled, claimed, at_odds, looked_into)}
+class AtStep(Hook):
+    """Calls a function once, after a step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def after_step(self, trainer):
+        """At its step."""
+        if trainer.step_state.optimizer_step == self.step:
+            self.act(trainer)
+
+
+def alone_in_a_hook(act):
+    """Only the second process does something in the middle of a run."""
+    def made(processes, folder):
+        mine = [AtStep(3, act)] if os.environ["RANK"] == "1" else []
+        run(processes, hooks=[AsDouble(), *mine], epochs=50).fit()
+    return made
+
+
+def save_alone(trainer):
+    """A usual mistake, the other way round."""
+    trainer.save("here.pt")
+
+
+def freeze_alone(trainer):
+    """The first layer."""
+    trainer.model.requires_grad_(False) if not isinstance(trainer.plain_model, torch.nn.Sequential) else trainer.plain_model[0].requires_grad_(False)
+
+
+def saves_alone_between(processes, folder):
+    """Between two drives."""
+    trainer = run(processes, hooks=[AsDouble()])
+    trainer.step(2)
+    if os.environ["RANK"] == "1":
+        trainer.save(folder / "here.pt")
+    trainer.fit()
+
+
+def validates_alone(processes, folder):
+    """While the other one goes on training."""
+    trainer = run(processes, valid_dl=data(11), hooks=[AsDouble()])
+    trainer.step(2)
+    if os.environ["RANK"] == "1":
+        trainer.validate()
+    trainer.fit()
+
+
+def frozen_between(processes, folder):
+    """Between two drives."""
+    trainer = run(processes, hooks=[AsDouble()])
+    trainer.step(2)
+    if os.environ["RANK"] == "1":
+        freeze_alone(trainer)
+    trainer.fit()
+
+
+def frozen_while_adding_up(processes, folder):
+    """Gradients are added up after the pass: nobody waits, and one would train what the other has frozen."""
+    mine = [AtStep(3, freeze_alone)] if os.environ["RANK"] == "1" else []
+    run(processes, loader=DataLoader(Stream(), 4), hooks=[AsDouble(), *mine]).fit()
+
+
+def one_is_slow(processes, folder):
+    """Much slower than a process waits before it asks; both freeze a layer then, the slow one later."""
+    def slowly(trainer):
+        if os.environ["RANK"] == "1":
+            time.sleep(9)
+        freeze_alone(trainer)
+    trainer = run(processes, hooks=[AsDouble(), AtStep(3, slowly)])
+    trainer.fit()
+    return outcome(trainer)
+
+
+saves_in_a_hook, freezes_in_a_hook = alone_in_a_hook(save_alone), alone_in_a_hook(freeze_alone)
+PARTED = {"saves_in_a_hook": saves_in_a_hook, "freezes_in_a_hook": freezes_in_a_hook}
+WHOLE = PARTED | {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, written, collected, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up,
+                                    from_one, left_over, held_at, persistent, grown, spectral, cancelled, claimed, at_odds, looked_into,
+                                    saves_alone_between, validates_alone, frozen_between, frozen_while_adding_up, one_is_slow)}
 
 
 def main():

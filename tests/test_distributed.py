@@ -1,9 +1,11 @@
 """Two real processes over gloo on the CPU: the run of one process with all their batches."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -463,3 +465,29 @@ def test_launched_from_a_process_that_has_computed(tmp_path):
     done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr[-3000:]
     assert "elastic" not in done.stderr  # the error has said it
+
+
+SAVES = r"process 0 is in (\w+ .* within )?fit\(\), called in distributed_runs.py, line \d+; process 1 is in save\(\)"
+FROZEN = r"process 1 has frozen 0.weight, 0.bias and process 0 has not"
+PARTED = {
+    "saves_in_a_hook": SAVES, "saves_alone_between": SAVES, "freezes_in_a_hook": FROZEN, "frozen_while_adding_up": FROZEN,
+    "validates_alone": r"process 0 is in .*fit\(\), called in .*; process 1 is in an evaluation within validate\(\), called in ",
+    "frozen_between": r"frozen parameters is \[\] in process 0 and \['0.weight', '0.bias'\] in process 1"}
+
+
+@pytest.mark.parametrize("name, engine", [(name, "accelerate") for name in PARTED] + [("saves_in_a_hook", "fsdp"), ("freezes_in_a_hook", "fsdp")])
+def test_what_only_one_process_does(tmp_path, name, engine):
+    """Both waited for ever; now both end within seconds, and say which process did what."""
+    begun = time.perf_counter()
+    found = start(tmp_path, name, engine=engine)
+    assert time.perf_counter() - begun < 25
+    for code, text in found:
+        assert code == 1 and re.search(PARTED[name], text), f"{code}: {text[-3000:]}"
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "fsdp"])
+def test_one_that_is_slow_is_waited_for(tmp_path, engine):
+    """Nine seconds in a hook are no fault, whatever they do at its end."""
+    found = start(tmp_path, "one_is_slow", engine=engine)
+    assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
+    assert_same(*read(tmp_path, "one_is_slow"))

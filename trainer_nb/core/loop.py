@@ -136,7 +136,8 @@ class ReadyLoop(PatientLoop):
         own = {row.name for row in self.hooks.rows if getattr(row.hook, "main_process_only", False) or not getattr(row.hook, "kept", True)}
         tunables = {name: repr(entry.read()) for name, entry in self.tunables().items() if entry.owner not in own}
         lengths = {f"the number of batches of {name!r}": loader_length(loader) for name, loader in self.valid_loaders.items()}
-        return tunables | lengths | {"the number of batches of train_dl": self.data.length, "epochs": self.epochs, "max_steps": self.max_steps}
+        frozen = [name for name, p in self.plain_model.named_parameters() if not p.requires_grad]
+        return tunables | lengths | {"the list of frozen parameters": frozen, "the number of batches of train_dl": self.data.length, "epochs": self.epochs, "max_steps": self.max_steps}
 
     def write_totals(self, epochs: int | None, max_steps: int | None) -> None:
         "Set the totals; `set_totals` journals them too."

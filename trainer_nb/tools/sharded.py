@@ -53,6 +53,7 @@ class ShardedState(JoiningEngine):
 
     def whole(self, state):
         "A state with whole tensors in every process; all ask together."
+        self.gather(None)  # torch's own asking would wait for a process that does not
         return map_nested_tensor(lambda tensor: tensor.full_tensor() if is_part(tensor) else tensor, state)
 
     def part(self, value, like):
@@ -145,6 +146,7 @@ class ShardedEngine(ShardedState):
         "The first process's batch is for those that have none."
         if trainer.training:
             self.having = trainer.group
+            self.check_trained()
         if self.having < self.num_processes:
             mine = map_nested_tensor(lambda tensor: tensor.detach().cpu(), trainer.batch) if self.rank == 0 else None
             self._spare = self.world.gather(mine)[0]
