@@ -225,7 +225,8 @@ class World:
         place = called_from(sys._getframe(1))
         with self._together():
             found = [pickle.loads(each) for each in self._gather_bytes(pickle.dumps((*place, value)))]
-            if any(each[0] != place[0] for each in found):
+            if any(each[0] != place[0] for each in found):  # all of them see it, and can ask once more
+                self.watch.compare([pickle.loads(each) for each in self._gather_bytes(pickle.dumps(self.watch.parameters()))])
                 raise self.watch.parted({rank: each[1] for rank, each in enumerate(found)})
         return [each[2] for each in found]
 
