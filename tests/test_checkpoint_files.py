@@ -30,6 +30,7 @@ from killed import STEPS, make, outcome
 
 from trainer_nb import CheckpointError, CheckpointHook, Hook
 from trainer_nb.core import saved
+from trainer_nb.core.files import open_plain
 from trainer_nb.core.saved import VERSION, plain_copy, read_state, write_state
 from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, Kept, Writer
 
@@ -371,17 +372,17 @@ class PatchedDisk:
 
     def fill(self, room=20000):
         """No file may become larger than this."""
-        def limited(path, mode="r", **words):
-            return io.BufferedWriter(LimitedFile(path, room)) if mode == "xb" else open(path, mode, **words)
-        self.monkeypatch.setattr(saved, "open", limited, raising=False)
+        def limited(path, mode, private=False):
+            return io.BufferedWriter(LimitedFile(path, room)) if mode == "xb" else open_plain(path, mode, private)
+        self.monkeypatch.setattr(saved, "open_plain", limited)
 
     def lock(self):
         """Nothing can be written."""
-        def refuse(path, mode="r", **words):
+        def refuse(path, mode, private=False):
             if mode == "xb":
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return open(path, mode, **words)
-        self.monkeypatch.setattr(saved, "open", refuse, raising=False)
+            return open_plain(path, mode, private)
+        self.monkeypatch.setattr(saved, "open_plain", refuse)
 
     def repair(self):
         """All is well again."""
@@ -527,8 +528,8 @@ def test_a_list_that_cannot_be_written(tmp_path, monkeypatch):
     room = PatchedDisk(tmp_path, monkeypatch)
     def end():
         room.fill(room=100)
-        limited = saved.open
-        monkeypatch.setattr(saved, "open", lambda path, *words: (limited if LIST in str(path) else open)(path, *words))
+        limited = saved.open_plain
+        monkeypatch.setattr(saved, "open_plain", lambda path, *words: (limited if LIST in str(path) else open_plain)(path, *words))
     trainer = make(tmp_path, hooks=[At(9, end)])
     with pytest.raises(OSError):
         trainer.fit()
@@ -925,7 +926,7 @@ def test_tensors_that_are_made_as_they_are_asked_for():
 def watched(monkeypatch):
     """Writing takes a while; when each began and ended."""
     times = []
-    def slow(state, path):
+    def slow(state, path, follow):
         begun = time.perf_counter()
         time.sleep(0.03)
         write_state(state, path)
@@ -965,7 +966,7 @@ def test_what_is_written_is_the_state_of_its_step(tmp_path, watched):
 
 def test_an_error_of_the_writer_is_told_at_the_next_step(tmp_path, monkeypatch):
     """Whatever it is, once, and not before a step is whole."""
-    def fail(state, path):
+    def fail(state, path, follow):
         if path.name == "step_00000006.pt":
             raise ZeroDivisionError("in the thread")
         write_state(state, path)

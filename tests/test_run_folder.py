@@ -90,7 +90,7 @@ def test_a_run_taken_up_goes_on_in_its_files(tmp_path):
     straight.fit()
     first = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
     first.step(5)
-    first.tune(lr=0.02)
+    first.tune(lr=0.03)
     first.step(2)
     first.get_hook(CheckpointHook).writer.wait()
     first.run_folder.write(first.history)  # as after a second; then the process dies at step 7

@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 from uuid import uuid4
 
+from .files import check_plain, parse_json, read_bounded
 from .state import say
 
 try:
@@ -34,7 +35,7 @@ _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)  # what a system says of
 def _read_owner(path: Path) -> dict:
     "What the file of a lock says; nothing where it says nothing."
     try:
-        found = json.loads((path / ".lock").read_text(encoding="utf-8"))
+        found = parse_json(read_bounded(path / ".lock", 1 << 16), path / ".lock")
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -69,7 +70,8 @@ class FolderLock:
 
     def _open(self) -> None:
         # for reading: a disk can become read-only while the run goes on
-        self._handle = os.open(self.path / ".lock", os.O_RDONLY | os.O_CREAT, 0o644)
+        check_plain(self.path / ".lock")
+        self._handle = os.open(self.path / ".lock", os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             if fcntl is not None:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

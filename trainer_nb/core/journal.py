@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .files import check_place, whole_file
+from .files import check_place, open_plain, parse_json, read_bounded, whole_file
 
 # %% ../../nbs/core/04_journal.ipynb #851d690a
 NONE_WORDS = {"lr": "not set", "mixed_precision": "fp32", "eval_every": "epoch"}  # what None means; else "off"
@@ -241,16 +241,17 @@ class Journal:
         "Write as JSON lines: the header, then an entry a line."
         text = "".join(json.dumps(line) + "\n" for line in self.lines())
         with whole_file(check_place(path, "save")) as beside:
-            beside.write_text(text, encoding="utf-8")
+            with open_plain(beside, "xb", private=True) as file:
+                file.write(text.encode())
 
     @classmethod
     def load(cls, path) -> "Journal":
         "Read what `save` wrote; ValueError names the first line that does not fit."
         names = {f.name for f in fields(Intervention)}
         journal = cls()
-        for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        for number, text in enumerate(read_bounded(path, 1 << 28).splitlines(), 1):
             try:
-                line = json.loads(text)
+                line = parse_json(text, "it")
                 if number == 1:
                     if line.pop("journal", None) != 1:
                         raise ValueError("not a journal of version 1")

@@ -26,7 +26,7 @@ from ..core.control import Command
 from ..core.drive import Answer
 from ..core.exact import RewindPoint
 from ..core.folder import FolderLock, FolderTakenError, hold
-from ..core.files import is_left_over
+from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
 from ..core.hook import Hook
 from ..core.identity import data_identity
 from ..core.saved import CheckpointError, read_state, write_state, write_whole
@@ -104,7 +104,8 @@ class CheckpointFolder:
     def kept(self) -> list[Kept]:
         "What the list names and what is there, oldest first."
         try:
-            found = [read_entry(entry) for entry in json.loads((self.path / LIST).read_text(encoding="utf-8"))["checkpoints"]]
+            listed = parse_json(read_bounded(self.path / LIST, 1 << 26), LIST)
+            found = [read_entry(entry) for entry in listed["checkpoints"]]
         except FileNotFoundError:
             found = None
         except (ValueError, KeyError, TypeError) as error:
@@ -116,12 +117,16 @@ class CheckpointFolder:
             found = [Kept(name, int(parts[1]), 0, int(parts[2] or 0), exact=not parts[3]) for name, parts in named if parts]
         for entry in found:
             entry.earlier = entry.earlier or entry.file in self._left
-        return [entry for entry in found if (self.path / entry.file).is_file()]
+        return [entry for entry in found if self._is_there(entry.file)]
+
+    def _is_there(self, name: str) -> bool:
+        path = self.path / name
+        return path.is_file() and not path.is_symlink()
 
     def add(self, state: dict, entry: Kept) -> None:
         "Write a checkpoint, then the list, then let those go that nobody keeps."
         self.path.mkdir(parents=True, exist_ok=True)
-        write_state(state, self.path / entry.file)
+        write_state(state, self.path / entry.file, follow=False)
         kept = [each for each in self.kept() if each.file != entry.file] + [entry]
         self._left.discard(entry.file)
         staying = self._staying(kept)
@@ -141,7 +146,7 @@ class CheckpointFolder:
         best = self.best_of(kept)
         text = json.dumps({"latest": kept[-1].file if kept else None, "best": best.file if best else None,
                            "checkpoints": [asdict(each) for each in kept]}, indent=1)
-        write_whole(self.path / LIST, lambda file: file.write(text.encode()))
+        write_whole(self.path / LIST, lambda file: file.write(text.encode()), follow=False)
 
     def best_of(self, kept: list[Kept]) -> Kept | None:
         "The checkpoint with the best value, the first of equal ones; None without a metric."
@@ -397,6 +402,8 @@ class CheckpointTaking(CheckpointSaving):
         problem = None
         if trainer.is_main:
             try:
+                if self.given is None:
+                    check_inner_folder(place)
                 self.lock = hold(self.folder.path if self.folder else place, trainer, self.lock and self.lock.mark)
             except Exception as error:
                 problem = error

@@ -6,12 +6,13 @@
 __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept',
            'check_every', 'check_installed', 'HarmlessHook', 'plain_settings', 'run_description', 'flat_values',
            'TrackerPlace', 'Tracker', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image',
-           'folder_name', 'ImageNames', 'ImageFileHook', 'new_file', 'JSONLHook']
+           'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file', 'is_count', 'JSONLHook']
 
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
 import json
 import re
+import secrets
 import time
 import zlib
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ import torch
 
 from ..core.control import Series
 from ..core.engine import unwrap
+from ..core.files import check_inner_folder, check_plain, open_plain, parse_json
 from ..core.hook import MainProcessHook
 from ..core.state import RandomStreams, warn
 from ..core.step import fetch_numbers
@@ -289,8 +291,12 @@ class Tracker(TrackerPlace):
             self.end(trainer)
 
     def mark(self) -> dict:
-        "What a checkpoint keeps."
+        "What a checkpoint keeps; no path, for the file may come from somebody else."
         return {**self.place, "counts": dict(self.counts)}
+
+    def read_place(self, trainer, given: dict) -> dict | None:
+        "What `mark` gave, as it is gone on with; None where there is nothing to go on with. A subclass checks it."
+        return given
 
 # %% ../../nbs/hooks/20_trackers.ipynb #bbdc896c
 class TrackerHook(Tracker):
@@ -356,7 +362,7 @@ class TrackerHook(Tracker):
             self._try(trainer, self.tell)
         self._try(trainer, self.end)
         given = state.get("trackers", {}).get(self._row_name(trainer))
-        self.place = None if given is None else dict(given)
+        self.place = None if given is None else self.read_place(trainer, dict(given))
         self._resumed_at = state["position"]["optimizer_step"]
 
     def _row_name(self, trainer) -> str:
@@ -513,8 +519,11 @@ class ImageFileHook(HarmlessHook):
         for name, image in images.items():
             if name in self.last and self.last[name][0] == branch and step - self.last[name][1] < self.every_steps:
                 continue
-            path = folder / self.names.folder(name) / f"{stem}.{self.image_format}"
+            if self.given is None:
+                check_inner_folder(folder)
+            path = check_inner_folder(folder / self.names.folder(name)) / f"{stem}.{self.image_format}"
             path.parent.mkdir(parents=True, exist_ok=True)
+            check_plain(path)
             Image.fromarray(image).save(path)
             self.last[name] = branch, step
             files = self.files.setdefault(name, [])
@@ -523,17 +532,24 @@ class ImageFileHook(HarmlessHook):
                 files.pop(0).unlink(missing_ok=True)
 
 # %% ../../nbs/hooks/20_trackers.ipynb #56fdcea4
-def new_file(path: Path) -> Path:
-    "Make an empty file of this name, or of the next one that is free."
+def numbered(path: Path, number: int) -> Path:
+    "The first file has the name itself, the second one `name-2`."
+    return path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+
+def new_file(path: Path) -> int:
+    "Make an empty file of this name, or of the next one that is free; which one it is."
     path.parent.mkdir(parents=True, exist_ok=True)
-    number, free = 1, path
+    number = 1
     while True:
         try:
-            free.open("xb").close()
-            return free
+            open_plain(numbered(path, number), "xb", private=True).close()
+            return number
         except FileExistsError:
             number += 1
-            free = path.with_stem(f"{path.stem}-{number}")
+
+def is_count(value, least: int = 0) -> bool:
+    "A whole number of this size or more."
+    return type(value) is int and value >= least
 
 class JSONLHook(TrackerHook):
     "Writes what a run reports as lines of JSON."
@@ -544,38 +560,56 @@ class JSONLHook(TrackerHook):
     ):
         super().__init__(every_steps)
         self.given = path
+        self._wanted: Path | None = None  # as it was given; the file may have a number
 
     @property
     def path(self) -> Path | None:
         "The file, once the run has begun."
-        return None if self.place is None else Path(self.place["path"])
+        return None if self.place is None or self._wanted is None else numbered(self._wanted, self.place["number"])
+
+    def read_place(self, trainer, given):
+        "Which of the files of the name that this trainer was given it is, and how long; the first line says whether it is that one."
+        fits = is_count(given.get("number"), 1) and is_count(given.get("bytes")) and isinstance(given.get("id"), str) and len(given["id"]) == 32
+        return given if fits and isinstance(given.get("counts"), dict) else None
 
     def open(self, trainer, resumed_at):
         "Take the file up, or begin one."
-        wanted = str(self.given or Path(getattr(trainer, "workspace", None) or ".", "records.jsonl"))
-        if self.place is not None and resumed_at is not None and not self._take_up(wanted):
+        self._wanted = Path(self.given or Path(getattr(trainer, "workspace", None) or ".", "records.jsonl"))
+        if self.place is not None and resumed_at is not None and not self._take_up():
             self.place = None
         if self.place is None:
             self.counts = {}
-            self.place = {"path": str(new_file(Path(wanted))), "wanted": wanted, "bytes": 0}
-            self._append([{"run": run_description(trainer)}])
+            self.place = {"number": new_file(self._wanted), "id": secrets.token_hex(16), "bytes": 0}
+            self._append([{"run": run_description(trainer), "id": self.place["id"]}])
 
-    def _take_up(self, wanted: str) -> bool:
+    def _take_up(self) -> bool:
         "Cut the file of the run that was taken up, if it is there."
         path, length = self.path, self.place["bytes"]
-        if self.place["wanted"] != wanted or not path.is_file() or path.stat().st_size < length:
+        if not path.is_file() or path.is_symlink() or path.stat().st_size < length:
             return False
-        later = path.read_bytes()[length:]
+        with open(path, "rb") as file:
+            first = file.readline(1 << 24)
+            if len(first) > length or not self._is_ours(first):
+                return False
+            file.seek(length)
+            later = file.read()
         if later:
-            with path.with_suffix(f".void{path.suffix}").open("ab") as file:
+            with open_plain(path.with_suffix(f".void{path.suffix}"), "ab", private=True) as file:
                 file.write(later)
         self.counts = dict(self.place["counts"])
         self._append([])
         return True
 
+    def _is_ours(self, first: bytes) -> bool:
+        try:
+            line = parse_json(first, self.path)
+        except ValueError:
+            return False
+        return isinstance(line, dict) and line.get("id") == self.place["id"]
+
     def _append(self, lines: list[dict]) -> None:
         text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        with self.path.open("r+b") as file:  # an error if it is gone
+        with open_plain(self.path, "r+b") as file:  # an error if it is gone
             file.truncate(self.place["bytes"])  # what a full disk has cut short
             file.seek(0, 2)
             file.write(text)
