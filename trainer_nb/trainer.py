@@ -403,12 +403,16 @@ class BuiltLoop(FiledLoop):
     def from_config(
         cls,
         cfg,  # a dict, an OmegaConf object, a YAML file, or the folder of a run
+        allow: tuple = (),  # packages that it may take classes and functions from, beside torch and the like
     ):
-        "A trainer from a configuration: its keys are the Trainer's arguments, or `task`; objects by `_target_`, built by Hydra. `seed` covers the building."
-        config, taken = read_config(cfg), names_taken(cls)
-        check_config(config, taken)
+        """A trainer from a configuration: its keys are the Trainer's arguments, or `task`; objects by `_target_`, built by Hydra. `seed` covers the building.
+
+        Classes and functions come from torch, torchvision, transformers, timm, torchmetrics, trainer_nb, `__main__` and the packages in `allow`;
+        ValueError names any other, before anything is imported. Paths in it are used: read a file of somebody else's first."""
+        (config, kept), taken = read_config(cfg), names_taken(cls)
+        check_config(config, taken, allow)
         with seeded(config.get("seed")):
-            arguments = build_config(config, taken) | {"config": config}
+            arguments = build_config(config, taken) | {"config": kept}
             task = arguments.pop("task", None)
             if task is None:
                 return cls(**arguments)
