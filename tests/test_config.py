@@ -468,7 +468,7 @@ def test_what_a_configuration_may_call(guarded, monkeypatch):
                {"_target_": "hydra.utils.get_object", "path": "torch.float32"}, {"_target_": "hydra.utils.get_class", "path": "torch.nn.ReLU"},
                {"_target_": "hydra.utils.get_method", "path": f"{HERE}.error_of"}]
     for each in allowed:
-        if importlib.util.find_spec(each["_target_"].split(".")[0]) is None:
+        if each["_target_"].split(".")[0] not in ("__main__", HERE) and importlib.util.find_spec(each["_target_"].split(".")[0]) is None:
             continue
         from_config(make(model={"_target_": f"{HERE}.first", "of": [{"_target_": f"{HERE}.net", "width": 8}, each]}))
     for wrong in ("my_package", (3,), ("",)):

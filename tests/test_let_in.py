@@ -316,3 +316,87 @@ def test_parse_json_says_where():
         with pytest.raises(ValueError, match="^here: "):
             parse_json(DAMAGED[kind], "here")
     assert parse_json(b'{"a": 1}', "here") == {"a": 1} == json.loads('{"a": 1}')
+
+
+# Names that people choose
+
+ODD = ["..", ".", "", "a/b", "a_b", "a b", "../../home/bashrc", "x" * 300, "x" * 299 + "y", "é" * 200, "a.unfinished", "a", "=1+1", "C:\\x", "nul\0"]
+
+
+def test_each_odd_name_has_a_folder_of_its_own(place):
+    """Loaders of any name: nothing is written outside, nothing shares a folder."""
+    work, victim = place
+    hook = OutputsHook(splits=("valid",))
+    torch.manual_seed(0)
+    loaders = {name: DataLoader(TensorDataset(torch.full((number + 1, 4), float(number)), torch.zeros(number + 1, 1)), 16)
+               for number, name in enumerate(ODD)}
+    trainer = Trainer(nn.Linear(4, 1), train_dl=DataLoader(DATA, 16), valid_dl=loaders, loss_fn=nn.MSELoss(), epochs=1, device="cpu",
+                      progress=False, hooks=[hook])
+    trainer.fit()
+    for number, name in enumerate(ODD):
+        assert len(hook.load(name)["outputs"]) == number + 1, name
+    assert sorted(os.listdir(work)) == ["outputs"] and len(os.listdir(work / "outputs")) == len(ODD)
+    trainer.close()
+
+
+def test_images_of_odd_names(place):
+    """Long ones, too."""
+    work, victim = place
+    trainer = make(None, ImageFileHook())
+    trainer.step(1)
+    trainer.log_images({name: torch.rand(3, 4, 4) for name in ODD})
+    assert len(list((work / "images").rglob("*.png"))) == len(ODD) and sorted(os.listdir(work)) == ["images"]
+    trainer.close()
+
+
+def test_a_table_of_curves_has_no_formula(place):
+    """A spreadsheet would run it."""
+    work, _ = place
+    with make(work / "run", epochs=1) as trainer:
+        trainer.step(2)
+        trainer.log({'=HYPERLINK("http://x","y")': 1.0, "+1": 2.0, "@x": -3.0, "fine": -1.0})
+        trainer.fit()
+    head, *lines = (work / "run" / "metrics.csv").read_text().splitlines()
+    assert "'=HYPERLINK" in head and ",'+1," in head and ",'@x," in head and ",fine" in head
+    assert any(",-1.0" in line for line in lines)
+
+
+def test_the_hook_table_as_markdown_has_no_markup_of_its_own():
+    """Neither a column nor a link nor a tag."""
+    class Odd(CheckpointHook):
+        """A hook with a name."""
+    Odd.__name__ = Odd.__qualname__ = "A|B<img src=x onerror=1>[x](http://y)`c`\nnext"
+    trainer = make(None, Odd())
+    text = trainer.describe_hooks()
+    line = next(line for line in text.splitlines() if "onerror" in line)
+    assert "<" not in line and "[" not in line and "`" not in line and "A&#124;B" in line
+    assert {each.count("|") for each in text.splitlines() if each.startswith("|")} == {7}
+
+
+def test_outputs_of_somebody_else(place):
+    """The list of fields names no file elsewhere."""
+    from trainer_nb.hooks.outputs import load_outputs
+    work, victim = place
+    import numpy as np
+    np.save(work / "secret.npy", np.ones(3))
+    (work / "theirs").mkdir()
+    for fields in (["../secret"], ["a/b"], "outputs", None, 3, [1]):
+        (work / "theirs" / "about.json").write_text(json.dumps({"fields": fields}))
+        with pytest.raises(ValueError, match="no list of fields"):
+            load_outputs(work / "theirs")
+    for text in DAMAGED.values():
+        (work / "theirs" / "about.json").write_bytes(text)
+        with pytest.raises(ValueError, match="about.json"):
+            load_outputs(work / "theirs")
+
+
+def test_an_unfinished_folder_that_is_a_link(place):
+    """Of a run that somebody else broke off."""
+    work, victim = place
+    (work / "outputs").mkdir()
+    (work / "outputs" / "valid.unfinished").symlink_to(victim.parent)
+    trainer = make(None, OutputsHook(splits=("valid",)))
+    with pytest.raises(NotPlainError, match="valid.unfinished"):
+        trainer.fit()
+    trainer.close()
+    assert os.listdir(victim.parent) == [victim.name]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOOK_POINTS', 'POINTS', 'LOOKED_AT', 'IN_A_ROW', 'PARTS', 'IN_STEPS', 'check_point_names', 'Hook', 'LambdaHook',
            'MainProcessHook', 'ComponentHook', 'hook_label', 'hook_name', 'taken_points', 'check_hook', 'HookFailure',
-           'stands_for', 'spans_in_words', 'StepClock', 'Tally', 'HookRow', 'HookRows', 'HookSet']
+           'stands_for', 'spans_in_words', 'StepClock', 'Tally', 'HookRow', 'table_text', 'HookRows', 'HookSet']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
 import difflib
@@ -374,6 +374,11 @@ class HookRow:
         return call
 
 # %% ../../nbs/core/01_hook.ipynb #39f38133
+def table_text(text: str) -> str:
+    "A text in a cell of a Markdown table: no mark-up of its own, one line."
+    marks = str.maketrans({mark: f"&#{ord(mark)};" for mark in "&<>|[]`*\\"})
+    return " ".join(text.translate(marks).split())
+
 class HookRows:
     "The hooks of a run with their names, orders and switches."
     def __init__(self, hooks=(), is_main: bool = True):
@@ -433,7 +438,7 @@ class HookRows:
         lines = ["| order | hook | on | takes part in | calls | ms |", "| --- | --- | --- | --- | --- | --- |"]
         for row in self.running():
             count = (f"{'≈' * row.estimated}{row.calls}", f"{1000 * row.seconds:.1f}") if self.clock else ("–", "–")
-            lines.append(f"| {row.order} | {row.name} ({row.label}) | {'on' if row.enabled else 'off'} "
+            lines.append(f"| {row.order} | {table_text(row.name)} ({table_text(row.label)}) | {'on' if row.enabled else 'off'} "
                          f"| {', '.join(row.points)} | {count[0]} | {count[1]} |")
         counted = f"\n\nCalls and time are counted {self.clock.since}." if self.clock and self.clock.since else ""
         return "\n".join(lines) + counted

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, schedule
 
+from ..core.files import check_inner_folder, check_plain
 from ..core.hook import Hook, MainProcessHook
 from ..core.loop import memory_of_process
 from ..core.state import warn
@@ -91,6 +92,7 @@ class MemoryHook(MainProcessHook):
         path = folder / f"memory_step_{trainer.step_state.optimizer_step:08d}.pickle"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            check_plain(path)
             torch.cuda.memory._dump_snapshot(str(path))
         except Exception as error:  # the training goes on, or has an error of its own to tell
             warn(f"no snapshot of the memory could be written to {path} ({type(error).__name__}: {error})")
@@ -173,7 +175,9 @@ class ProfilerHook(MainProcessHook):
         device = next((kind for kind in ("cuda", "xpu", "mtia") if trainer.device.type == kind), "cpu")
         self.table = totals.table(sort_by=f"self_{device}_time_total", row_limit=self.rows)
         try:
+            folder = folder if self.given else check_inner_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
+            check_plain(path)
             done.export_chrome_trace(str(path))
             self.traces.append(path)
         except (OSError, RuntimeError) as error:  # the training goes on

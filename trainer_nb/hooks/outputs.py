@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..core.data import pass_indices
-from ..core.files import sync_folder
+from ..core.files import check_inner_folder, file_stem, parse_json, read_bounded, sync_folder
 from ..core.hook import Hook
 
 # %% ../../nbs/hooks/23_outputs.ipynb #a083b1c9
@@ -232,9 +232,12 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
     if not (folder / ABOUT).is_file():
         beside = sorted(path.parent.name for path in folder.parent.glob(f"*/{ABOUT}"))
         raise FileNotFoundError(f"{folder}: no outputs there" + (f"; there are {', '.join(beside)}" if beside else ""))
-    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    about = parse_json(read_bounded(folder / ABOUT, 1 << 24), folder / ABOUT)
+    fields = about.get("fields") if isinstance(about, dict) else None
+    if not isinstance(fields, list) or not all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in fields):
+        raise ValueError(f"{folder / ABOUT}: no list of fields is in it")
     return {name: np.load(folder / f"{name}.npy", mmap_mode="r" if mmap else None) if (folder / f"{name}.npy").exists() else None
-            for name in about["fields"]}
+            for name in fields}
 
 # %% ../../nbs/hooks/23_outputs.ipynb #583ca135
 class Collector:
@@ -358,7 +361,10 @@ class OutputFolders(Hook):
     def _place(self, split: str) -> Path:
         if self.folder is None:
             raise RuntimeError("nothing was written yet, and no folder= was given: there is nothing to load")
-        return self.folder / re.sub(r"[^\w.-]", "_", split)
+        return self.folder / file_stem(split)
+
+    def _unfinished(self, split: str) -> Path:
+        return check_inner_folder(self.folder / f"{file_stem(split)}.unfinished")
 
     def check_place(self, split: str) -> None:
         "FileExistsError for a folder with other things in it: it would have to make way."
@@ -380,13 +386,13 @@ class WrittenParts(OutputFolders):
     "How rows come into a folder that is whole."
     def _open(self, trainer, split: str, known: list | None = None) -> None:
         self.check_place(split)
-        part = Part(self._place(f"{split}.unfinished") / f"part_{trainer.engine.rank}")
+        part = Part(self._unfinished(split) / f"part_{trainer.engine.rank}")
         self._parts[split] = part, Collector(self.fields, self.predict, trainer.loss_fn, known)
 
     def _clear(self, trainer, training: bool) -> None:
         "What a run that was broken off has left goes, before any process begins."
         if self.folder is None:
-            self.folder = Path(getattr(trainer, "workspace", None) or ".", "outputs")
+            self.folder = check_inner_folder(Path(getattr(trainer, "workspace", None) or ".", "outputs"))
         self.folder = Path(trainer.engine.gather(str(self.folder))[0])
         if trainer.is_main:
             for path in self.folder.glob("*.unfinished"):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'JOURNAL', 'CONFIG', 'VOID', 'STILL', 'TABLE', 'RESULT', 'WRITTEN', 'PLACE', 'claim', 'record_lines',
-           'read_records', 'RunFolder', 'places', 'as_table', 'write_table', 'entry_text', 'JournalFile',
+           'read_records', 'RunFolder', 'places', 'as_table', 'cell_text', 'write_table', 'entry_text', 'JournalFile',
            'RunFolderHook']
 
 # %% ../../nbs/hooks/17_run_folder.ipynb #58e9a986
@@ -185,10 +185,15 @@ def as_table(series: dict[str, Series]) -> list[list]:
         columns.append(column.tolist())
     return [["step", "epoch", "samples_seen", "seconds", *series], *map(list, zip(*columns))]
 
+def cell_text(name: str) -> str:
+    "A name as the head of a column: one that a spreadsheet would take for a formula begins with an apostrophe."
+    return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
+
 def write_table(path: Path, history: History) -> None:
     "The live branch of a history as CSV, whole or not at all."
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(as_table(history.since({})))
+    head, *lines = as_table(history.since({}))
+    csv.writer(text, lineterminator="\n").writerows([list(map(cell_text, head)), *lines])
     write_whole(path, lambda file: file.write(text.getvalue().encode()), follow=False)
 
 # %% ../../nbs/hooks/17_run_folder.ipynb #d1b05695

@@ -25,7 +25,7 @@ import torch
 
 from ..core.control import Series
 from ..core.engine import unwrap
-from ..core.files import check_inner_folder, check_plain, open_plain, parse_json
+from ..core.files import check_inner_folder, check_plain, file_stem, open_plain, parse_json
 from ..core.hook import MainProcessHook
 from ..core.state import RandomStreams, warn
 from ..core.step import fetch_numbers
@@ -469,9 +469,7 @@ def pr_curve_image(name: str, curve: PRCurve) -> np.ndarray:
 # %% ../../nbs/hooks/20_trackers.ipynb #4878b746
 def folder_name(name: str) -> str:
     "The folder of an image within the hook's: each part of its name between `/` is one; what files are not named with is written as %20."
-    def percent(found) -> str:
-        return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
-    return "/".join(re.sub(r"[^\w.=+-]|^\.|\.$", percent, part) or "%" for part in name.split("/"))
+    return "/".join(map(file_stem, name.split("/")))
 
 class ImageNames:
     "A folder for each name of an image, also where the system takes capitals and small letters for the same."
