@@ -311,7 +311,7 @@ def test_replayed(tmp_path, with_hook, goes_on):
 
 
 @pytest.mark.parametrize(("name", "error"), [
-    ("valid/scor", "did you mean 'valid/score'"), ("train/loss", "valid/loss, valid/score"), ("quux", "gave valid/loss, valid/score")])
+    ("valid/scor", "did you mean 'valid/score'"), ("test/loss", "valid/loss, valid/score"), ("quux", "There are valid/loss, valid/score")])
 def test_a_name_that_no_evaluation_has(name, error):
     """Found at the first evaluation, with the nearest name."""
     trainer = make(EarlyStopHook(name), values=[1])

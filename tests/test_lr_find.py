@@ -429,7 +429,7 @@ def test_any_tunable_can_be_swept():
 
 @pytest.mark.parametrize(("settings", "error"), [
     ({"start_lr": 0}, "start_lr=0"), ({"end_lr": math.inf}, "end_lr=inf"), ({"start_lr": 1, "end_lr": 0.1}, "the lower one"),
-    ({"num_steps": 9}, "num_steps=9"), ({"num_steps": 10.5}, "10.5"), ({"mode": "log"}, "'exp' or 'linear'"),
+    ({"num_steps": 1}, "num_steps=1"), ({"num_steps": 10.5}, "10.5"), ({"mode": "log"}, "'exp' or 'linear'"),
     ({"smooth": 1}, "smooth=1"), ({"stop_factor": 1}, "stop_factor=1"), ({"start_lr": True}, "start_lr=True")])
 def test_bad_input(settings, error):
     """Refused with the value and what is allowed, before anything has changed."""

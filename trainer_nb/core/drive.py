@@ -402,7 +402,13 @@ class Session(GuardedLoop):
     def _ended_early(self) -> bool:
         "A hook ended this run before its totals, and no more was asked for: told in one line."
         asked, self._to_totals = self._to_totals, False
-        if not asked or self.at_end():
+        if self.at_end():
+            return False
+        if self.max_time is not None and (spent := self.engine.gather(self.elapsed())[0]) >= self.max_time:
+            if self.is_main:
+                warn(f"max_time={self.max_time:g} seconds are used up ({spent:.1f}): nothing was trained; a larger max_time goes on")
+            return True
+        if not asked:
             return False
         found = (hook.ended_early(self) for hook in self.hooks if hasattr(hook, "ended_early") and hook.enabled)
         text = next(filter(None, found), None)

@@ -169,7 +169,10 @@ def whole_file(path: Path, follow: bool = True):
     except BaseException as error:
         beside.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)
+            if error.errno is None:  # it has a message alone, which a file's name would hide
+                error.add_note(f"while {path} was written")
+            else:
+                error.filename = str(path)
         raise
     finally:
         _WRITING.discard(beside.name)

@@ -31,7 +31,7 @@ from .data import check_loader, limited, loader_generators, loader_length, resto
 from .drive import CELLS, FLOW, PatientLoop, check_step
 from .own_state import generator_state
 from .state import TURNS, FitResult, OwnStreams, Position, RunState, ThreadState, refuse_open_contexts, warn
-from .training import limit_of, named_loaders
+from .training import check_limits, limit_of, named_loaders
 from .tunable import BoundTunable
 from .window import check_same_parameters
 
@@ -511,13 +511,18 @@ class Loop(AskableLoop):
         "Evaluate on a test loader; records are named `test/...`."
         return self._look("test()", dl if isinstance(dl, dict) else {"test": dl}, "test")
 
-    def predict(self, dl):
+    def predict(self, dl, limit_batches: int | float | None = None):
         """The predictions of a loader, joined along the first dimension, on the CPU; inputs with or without targets.
+
+        `limit_batches`: of so many batches, or of such a share of them; default: `Trainer(limit_batches={"predict": ...})`, or all.
 
         Predictions that do not join (of batches padded to several lengths, say) come as a list, one entry a batch, with a warning."""
         check_loader("predict(): the loader", dl)
+        check_limits({"predict": limit_batches}, None, False)
+        if limit_batches is None and isinstance(self.limit_batches, dict):
+            limit_batches = self.limit_batches.get("predict")
         with self._looking("predict()"), OwnStreams().placed():
-            return self.predict_batches(dl)
+            return self.predict_batches(dl, limit_batches)
 
     def close(self) -> None:
         "End the run: background thread, worker processes, files of hooks."

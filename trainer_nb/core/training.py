@@ -44,7 +44,7 @@ def check_metrics(metrics) -> None:
     for name, metric in metrics.items():
         check_function(f"metrics: {name!r}", metric, "pred, target")
 
-STAGES = ("train", "valid", "test")
+STAGES = ("train", "valid", "test", "predict")
 
 def limit_of(limit, stage: str) -> int | float | None:
     "The limit of a stage: of one for all, or of those for each; None: its loaders are taken whole."
@@ -248,15 +248,16 @@ class PredictionLoop(EvaluationLoop):
             warned.add(name)
             warn(other_length(name, given, length))
 
-    def predict_batches(self, loader):
-        "The predictions of a loader, joined on the CPU; a list of the batches' predictions where they do not join."
+    def predict_batches(self, loader, limit: int | float | None = None):
+        "The predictions of a loader, joined on the CPU; a list of the batches' predictions where they do not join. `limit`: of so many batches, or such a share."
         predict = getattr(self.eval_step, "predict", None)
         parts = []
         *_, weights = self.weight_sets().values()
         with self._evaluating(), weights(), torch.no_grad():
             self.split = "predict"
             with opened(loader) as batches:
-                for batch in all_batches(batches, lambda: f"batch {len(parts)} of the loader of predict()"):
+                count = limited(loader_length(loader), limit)
+                for batch in islice(all_batches(batches, lambda: f"batch {len(parts)} of the loader of predict()"), count):
                     self.batch, self.pred = self.engine.place(batch), None
                     with self.engine.autocast:
                         parts.append(to_cpu(predict(self.batch, self) if predict else self._step_pred()))

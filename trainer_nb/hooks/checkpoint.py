@@ -93,8 +93,8 @@ def is_marked(step: int, keep_every) -> bool:
 
 class CheckpointFolder:
     "The checkpoints of one run."
-    def __init__(self, path, keep_last: int | None = 3, keep_every=None, best: tuple[str, str] | None = None):
-        self.path, self.keep_last, self.keep_every, self.best = Path(path), keep_last, keep_every, best
+    def __init__(self, path, keep_last: int | None = 3, keep_every=None, best: tuple[str, str] | None = None, keep_best: int = 1):
+        self.path, self.keep_last, self.keep_every, self.best, self.keep_best = Path(path), keep_last, keep_every, best, keep_best
         self._left: set[str] = set()  # files of a run that is not resumed
 
     def leave_behind(self) -> None:
@@ -150,18 +150,23 @@ class CheckpointFolder:
 
     def best_of(self, kept: list[Kept]) -> Kept | None:
         "The checkpoint with the best value, the first of equal ones; None without a metric."
+        return next(iter(self.best_few(kept)), None)
+
+    def best_few(self, kept: list[Kept]) -> list[Kept]:
+        "The `keep_best` checkpoints with the best values, the best one first, the first of equal ones."
+        if self.best is None:
+            return []
         valued = [each for each in kept if each.value is not None and each.live and not each.earlier]
-        if self.best is None or not valued:
-            return None
-        return (max if self.best[1] == "max" else min)(valued, key=lambda each: each.value)
+        sign = -1 if self.best[1] == "max" else 1
+        return sorted(valued, key=lambda each: sign * each.value)[:self.keep_best]
 
     def _staying(self, kept: list[Kept]) -> list[Kept]:
         live = [each for each in kept if each.live and each.exact]
         last = live if self.keep_last is None else live[-self.keep_last:] if self.keep_last else live[-1:]
-        best = self.best_of(kept)
+        best = self.best_few(kept)
         def stays(each: Kept) -> bool:
             marked = is_marked(each.step, self.keep_every) and each.exact
-            return each in last or each is kept[-1] or (not each.earlier and (not each.live or each is best or marked))
+            return each in last or each is kept[-1] or (not each.earlier and (not each.live or each in best or marked))
         return [each for each in kept if stays(each)]
 
     def cut(self, step: int) -> None:
@@ -243,8 +248,10 @@ class ExitSignals:
                 signal.signal(number, handler.behind(number))
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #afbed87f
-def check_rules(every_steps, every_epochs, keep_last, keep_every, best) -> None:
+def check_rules(every_steps, every_epochs, keep_last, keep_every, best, keep_best=1) -> None:
     "ValueError for rules that make no sense."
+    if type(keep_best) is not int or keep_best < 1:
+        raise ValueError(f"keep_best={keep_best!r}: a whole number, 1 or more")
     for name, value, least in (("every_steps", every_steps, 1), ("every_epochs", every_epochs, 1), ("keep_last", keep_last, 0)):
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"{name}={value!r}: a whole number, {least} or more, or None")
@@ -278,8 +285,9 @@ class CheckpointSaving(Hook):
         exit_signals=(signal.SIGTERM,),
         exit_code: int | str = "128+signal",
         exit_wait: float = 0.0,  # seconds between the last save and the exit
+        keep_best: int = 1,  # so many of the best
     ):
-        check_rules(every_steps, every_epochs, keep_last, keep_every, best)
+        check_rules(every_steps, every_epochs, keep_last, keep_every, best, keep_best)
         self.every_steps, self.every_epochs, self.best_rule = every_steps, every_epochs, check_best(best)
         self.given, self.rules = folder, (keep_last, keep_every)
         self.folder: CheckpointFolder | None = None
@@ -288,7 +296,9 @@ class CheckpointSaving(Hook):
         self.resumed_from: Path | None = None
         self.signals, self.writer = ExitSignals(exit_signals, exit_code), Writer()
         self._ready = self._wanted = False
-        self._best_value, self._value = None, None  # so far; of the weights in hand
+        self.keep_best = keep_best
+        self._best_values: list[float] = []  # so far, the best first
+        self._value: float | None = None  # of the weights in hand
         self._last = None  # place that was saved last
 
     def _want(self, trainer) -> None:
@@ -350,9 +360,9 @@ class CheckpointSaving(Hook):
             return
         value, sign = float(records[rule[0]]), 1 if rule[1] == "max" else -1
         if math.isfinite(value):
-            self._value = value
-            if self._best_value is None or sign * value > sign * self._best_value:
-                self._best_value = value
+            self._value, best = value, self._best_values
+            if len(best) < self.keep_best or sign * value > sign * best[self.keep_best - 1]:
+                self._best_values = sorted([*best, value], key=lambda each: -sign * each)[:self.keep_best]
                 self._want(trainer)
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #88db3cc1
@@ -410,7 +420,7 @@ class CheckpointTaking(CheckpointSaving):
         place, problem = trainer.engine.gather((str(place), problem))[0]  # the first process has claimed the workspace, or one beside it
         if problem is not None:
             raise problem
-        self.folder = self.folder or CheckpointFolder(place, *self.rules, self.best_kept(trainer))
+        self.folder = self.folder or CheckpointFolder(place, *self.rules, self.best_kept(trainer), self.keep_best)
 
     def best_state(self) -> dict | None:
         "The state in the best checkpoint; None where there is none."
@@ -434,16 +444,20 @@ class CheckpointTaking(CheckpointSaving):
 
     def state_dict(self):
         "The best value so far."
-        return {} if self._best_value is None else {"best_value": self._best_value, "value": self._value}
+        if not self._best_values:
+            return {}
+        several = {"best_values": list(self._best_values)} if len(self._best_values) > 1 else {}
+        return {"best_value": self._best_values[0], "value": self._value} | several
 
     def check_state(self, trainer, state):
         "ValueError for what is no state of this hook."
-        if text := misfit(state, {"best_value": float, "value": float | None}, "it"):
+        several = {"best_values": list[float]} if isinstance(state, dict) and "best_values" in state else {}
+        if text := misfit(state, {"best_value": float, "value": float | None} | several, "it"):
             raise ValueError(text)
 
     def load_state_dict(self, state):
         "Go on comparing with it."
-        self._best_value, self._value = state["best_value"], state["value"]
+        self._best_values, self._value = list(state.get("best_values", [state["best_value"]])), state["value"]
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #8c510dcd
 class CheckpointHook(CheckpointTaking):

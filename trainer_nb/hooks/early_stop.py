@@ -16,17 +16,18 @@ from ..core.state import Phase
 from ..core.tunable import Tunable
 
 # %% ../../nbs/hooks/25_early_stop.ipynb #e483dd94
-def improves(value: float, best: float | None, mode: str, min_delta: float) -> bool:
-    "Whether a value is better than the best so far; NaN never is."
+def improves(value: float, best: float | None, mode: str, min_delta: float, relative: bool = False) -> bool:
+    "Whether a value is better than the best so far; NaN never is. `relative`: by `min_delta` times the best."
     if best is None:
         return not math.isnan(value)
+    min_delta *= abs(best) if relative else 1
     return value < best - min_delta if mode == "min" else value > best + min_delta
 
-def stop_reason(metric: str, values: list[float], best: float | None, best_step: int, min_delta: float) -> str:
+def stop_reason(metric: str, values: list[float], best: float | None, best_step: int, min_delta: float, relative: bool = False) -> str:
     "Why a run is asked to stop, in one line."
     listed, count = ", ".join(f"{value:.5g}" for value in values), f"{len(values)} evaluation{'s' * (len(values) > 1)}"
     so_far = "no value so far" if best is None else f"{best:.5g} of step {best_step}"
-    delta = f" by more than {min_delta:g}" if min_delta else ""
+    delta = f" by more than {f'{100 * min_delta:g} %' if relative else f'{min_delta:g}'}" if min_delta else ""
     return f"early stop: {metric} {listed} in {count}, none better than {so_far}{delta}"
 
 # %% ../../nbs/hooks/25_early_stop.ipynb #f6a0c928
@@ -37,10 +38,15 @@ class EarlyStopHook(Hook):
                          "totals": tuple[int | None, int | None]})
     def __init__(
         self,
-        metric: str = "valid/loss",  # a record of the evaluations
+        metric: str = "valid/loss",  # a record of the evaluations, or of the training: "train/loss", its mean over an epoch
         mode: str = "min",  # what is better: lower, or "max": higher
         patience: int = 3,
         min_delta: float = 0.0,  # a smaller improvement is none
+        relative: bool = False,  # `min_delta` is a share of the best value
+        reached: float | None = None,  # this value or a better one ends the run at once
+        diverged: float | None = None,  # this value, a worse one or NaN ends the run at once
+        min_epochs: int = 0,  # no stop before so many epochs, or steps
+        min_steps: int = 0,
     ):
         if not isinstance(metric, str) or not metric:
             raise ValueError(f"metric={metric!r}: the name of a record, say 'valid/loss'")
@@ -48,7 +54,19 @@ class EarlyStopHook(Hook):
             raise ValueError(f"mode={mode!r}: 'min' (lower is better) or 'max'")
         if isinstance(min_delta, bool) or not isinstance(min_delta, (int, float)) or not 0 <= min_delta < math.inf:
             raise ValueError(f"min_delta={min_delta!r}: a number, 0 or more")
+        for name, value in (("reached", reached), ("diverged", diverged)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)):
+                raise ValueError(f"{name}={value!r}: a number, or None")
+        if reached is not None and diverged is not None and not improves(reached, diverged, mode, 0.0):
+            raise ValueError(f"reached={reached!r}, diverged={diverged!r}: with mode={mode!r} the first has to be the {'lower' if mode == 'min' else 'higher'} one")
+        for name, value in (("min_epochs", min_epochs), ("min_steps", min_steps)):
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name}={value!r}: a whole number, 0 or more")
+        if type(relative) is not bool:
+            raise ValueError(f"relative={relative!r}: True or False")
         self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, float(min_delta)
+        self.relative, self.reached, self.diverged = relative, reached, diverged
+        self.min_epochs, self.min_steps = min_epochs, min_steps
         self.best, self.best_step = None, 0
         self.since: list[float] = []  # values of the evaluations after the best one
         self.reason: str | None = None  # why the run was asked to stop
@@ -57,14 +75,21 @@ class EarlyStopHook(Hook):
         self.totals: tuple = (None, None)  # epochs and steps that the run was to have when it was asked to stop
 
     def before_fit(self, trainer):
-        "ValueError if there will be no evaluation."
-        if not trainer.valid_loaders:
-            raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, and there is no valid_dl")
+        "ValueError if there will be no such record."
+        if self._of_training:
+            if getattr(trainer, "history", None) is None:
+                raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, and this loop keeps no history: Trainer(...) does")
+        elif not trainer.valid_loaders:
+            raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, and there is no valid_dl; metric='train/loss' goes by the training")
+
+    @property
+    def _of_training(self) -> bool:
+        return self.metric.startswith("train/")
 
     def ended_early(self, trainer) -> str | None:
         "Why a `fit()` has nothing left to do; None where it has: more is wanted than at the stop, or the run stands elsewhere."
         there = self.judged == trainer.step_state.optimizer_step and not self.due
-        if self.reason is None or not there or len(self.since) < self.patience or self._led(trainer):
+        if self.reason is None or not there or (len(self.since) < self.patience and not self._at_threshold()) or self._led(trainer):
             return None
         if any(now is not None and (then is None or now > then) for now, then in zip((trainer.epochs, trainer.max_steps), self.totals)):
             return None
@@ -75,7 +100,7 @@ class EarlyStopHook(Hook):
 
     def on_log(self, trainer, records):
         "Judge an evaluation of the run: its records are given out once it counts."
-        if records is not trainer.records:
+        if records is not trainer.records or self._of_training:
             return
         if self.metric not in records:
             if self.judged < 0:
@@ -83,31 +108,63 @@ class EarlyStopHook(Hook):
             return  # evaluated with other weights for a while, say: nothing to judge
         if (step := trainer.step_state.optimizer_step) == self.judged:
             return  # the same weights once more: somebody asked for it
+        self._take(trainer, float(records[self.metric]), step)
+
+    def _take(self, trainer, value: float, step: int) -> None:
         self.judged = step
-        self._judge(float(records[self.metric]), step)
-        if len(self.since) >= self.patience:
-            self._give_up(trainer)
+        self._judge(value, step)
+        enough = trainer.step_state.optimizer_step >= self.min_steps and trainer.epoch_float() >= self.min_epochs
+        if enough and (self._threshold(value) or len(self.since) >= self.patience):
+            self._give_up(trainer, self._threshold(value))
 
     def after_epoch(self, trainer):
-        "The stop that was due after its evaluation."
+        "The stop that was due after its evaluation; a record of the training is judged here."
         if self.due:
             self._stop(trainer)
+        if self._of_training and (step := trainer.step_state.optimizer_step) != self.judged:
+            self._take(trainer, self._mean_of_epoch(trainer), step)
+
+    def _mean_of_epoch(self, trainer) -> float:
+        "Over the steps since the last time."
+        value, names = math.nan, []
+        if trainer.is_main:
+            names = trainer.history.names
+            points = trainer.history.series(self.metric) if self.metric in names else None
+            values = [] if points is None else points.values[points.steps > self.judged]
+            value = float(values.mean()) if len(values) else None
+        value, names = trainer.engine.gather((value, names))[0]
+        if value is None:
+            raise ValueError(self._unknown(names))
+        return value
+
+    def _threshold(self, value: float) -> str:
+        "Which threshold a value has come to, in words."
+        if self.diverged is not None and not improves(value, self.diverged, self.mode, 0.0):
+            return f"diverged (diverged={self.diverged:g})"
+        if self.reached is not None and (value == self.reached or improves(value, self.reached, self.mode, 0.0)):
+            return f"reached (reached={self.reached:g})"
+        return ""
+
+    def _at_threshold(self) -> bool:
+        return self.reason is not None and self.reason.startswith(("early stop: reached", "early stop: diverged"))
 
     def _unknown(self, records) -> str:
         near = difflib.get_close_matches(self.metric, records, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"EarlyStopHook waits for the record {self.metric!r}: {hint}The evaluation gave {', '.join(records)}"
+        return f"EarlyStopHook waits for the record {self.metric!r}: {hint}There are {', '.join(records) or 'none'}"
 
     def _judge(self, value: float, step: int) -> None:
         if self.reason is not None:  # and yet the run goes on: somebody wants more of it
             self.reason, self.since, self.due = None, [], False
-        if improves(value, self.best, self.mode, self.min_delta):
+        self.value = value
+        if improves(value, self.best, self.mode, self.min_delta, self.relative):
             self.best, self.best_step, self.since = value, step, []
         else:
             self.since.append(value)
 
-    def _give_up(self, trainer) -> None:
-        self.reason = stop_reason(self.metric, self.since, self.best, self.best_step, self.min_delta)
+    def _give_up(self, trainer, threshold: str) -> None:
+        self.reason = (f"early stop: {threshold}, {self.metric} is {self.value:.5g}" if threshold else
+                       stop_reason(self.metric, self.since, self.best, self.best_step, self.min_delta, self.relative))
         self.totals = trainer.epochs, trainer.max_steps
         self.due = trainer.phase is Phase.AFTER_VALID
         trainer.ask(lambda: self._note(trainer))

@@ -37,6 +37,7 @@ class Average:
     "An average of the weights of one model."
     def __init__(self, model: torch.nn.Module, device, buffers: bool):
         self.model, self.buffers = model, buffers
+        self._whole_at: int | None = None  # the step of which the other buffers are
         with torch.no_grad():
             self.averaged = AveragedModel(model, device=device).requires_grad_(False).eval()
         self.mean = averaged_tensors(self.averaged.module, buffers)
@@ -69,6 +70,7 @@ class Average:
     @torch.no_grad()
     def set(self, values: dict[str, torch.Tensor]) -> None:
         "Take over other values."
+        self._whole_at = None
         for name, mean in self.mean.items():
             mean.copy_(values[name])
 
@@ -88,8 +90,11 @@ class Average:
             each.copy_(value)
 
     @torch.no_grad()
-    def whole(self) -> torch.nn.Module:
-        "The averaged model, with the other buffers as the training has them now."
+    def whole(self, step: int) -> torch.nn.Module:
+        "The averaged model, with the other buffers as the training has them; after `update_bn` they are its own, until the next step."
+        if step == self._whole_at:
+            return self.averaged.module
+        self._whole_at = step
         here = dict(self.averaged.module.named_buffers())
         for name, each in self.model.named_buffers():
             if name not in self.mean:
@@ -133,13 +138,16 @@ class EMAHook(SavedAverage):
         warmup: bool = True,  # a lower decay at first
         buffers: str = "copy",  # those of the training; or "average"
         device=None,  # of the average; default: that of the model
+        start_step: int = 0,  # the average begins with the weights after this step
     ):
+        if type(start_step) is not int or start_step < 0:
+            raise ValueError(f"start_step={start_step!r}: a whole number of steps, 0 or more")
         if type(every) is not int or every < 1:
             raise ValueError(f"every={every!r}: a whole number of steps, 1 or more")
         if buffers not in ("copy", "average"):
             raise ValueError(f"buffers={buffers!r}: 'copy' or 'average'")
         self.decay, self.every, self.warmup, self.buffers = decay, every, bool(warmup), buffers
-        self.device = None if device is None else torch.device(device)
+        self.device, self.start_step = None if device is None else torch.device(device), start_step
         self.updates, self.reached = 0, -1  # updates so far; the step up to which they go
         self._average: Average | None = None
         self._given: dict | None = None  # of a state that came before the model
@@ -162,6 +170,8 @@ class EMAHook(SavedAverage):
     def after_step(self, trainer):
         "Move the average; begin it where a step is missing."
         step, decay = trainer.step_state.optimizer_step, self.decay
+        if step < self.start_step:
+            return
         average = self._average if self._given is None else self._of(trainer)
         if average is None or self.reached != step - 1:
             if average is None:
@@ -188,8 +198,8 @@ class EMAHook(SavedAverage):
     def ema_model(self) -> torch.nn.Module:
         "The averaged model, a module of its own that goes on with the run; RuntimeError before the first step."
         if self._average is None:
-            raise RuntimeError("ema_model: there is no average before the first step")
-        return self._average.whole()
+            raise RuntimeError(f"ema_model: there is no average before {f'step {self.start_step}' if self.start_step > 1 else 'the first step'}")
+        return self._average.whole(self.reached)
 
     def state_dict(self):
         "The average by the parameters' names, and how far it goes."

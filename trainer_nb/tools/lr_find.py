@@ -25,8 +25,8 @@ def rates(start_lr: float, end_lr: float, num_steps: int, mode: str = "exp") -> 
             raise ValueError(f"{name}={value!r}: a rate above 0")
     if not start_lr < end_lr:
         raise ValueError(f"start_lr={start_lr!r}, end_lr={end_lr!r}: the first has to be the lower one")
-    if type(num_steps) is not int or num_steps < 10:
-        raise ValueError(f"num_steps={num_steps!r}: a whole number of steps, 10 or more")
+    if type(num_steps) is not int or num_steps < 2:
+        raise ValueError(f"num_steps={num_steps!r}: a whole number of steps, 2 or more; a curve of 10 or more is read")
     if mode not in ("exp", "linear"):
         raise ValueError(f"mode={mode!r}: 'exp' or 'linear'")
     part = np.arange(num_steps) / (num_steps - 1)
@@ -69,7 +69,7 @@ SUGGESTIONS: dict[str, tuple[Callable, str]] = {
 def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray) -> str:
     "Why the curve says nothing; empty where it does."
     if len(losses) < 10:
-        return f"only {len(losses)} steps before the loss ran away: begin with a lower start_lr"
+        return f"only {len(losses)} losses, a curve of 10 or more is read: more num_steps, or a lower start_lr if the loss ran away"
     part = len(losses) // 4
     trembling = 4 * float(np.median(np.abs(np.diff(losses)))) / math.sqrt(part)
     means = np.convolve(losses, np.ones(part) / part, "valid")
