@@ -45,16 +45,19 @@ def check_plain(path) -> None:
     if kind := not_plain(status, path):
         raise _refusal(path, kind)
 
-def check_inner_folder(path) -> Path:
-    "The folder within that of a run; NotPlainError where it is a link, or no folder."
+def check_inner_folder(path, within=None) -> Path:
+    "The folder within that of a run; NotPlainError where it is a link, or no folder. `within`: a folder above, those between are looked at, too."
+    path = Path(path)
+    if within is not None and path.parent != Path(within):
+        check_inner_folder(path.parent, within)
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
-        return Path(path)
+        return path
     if not stat.S_ISDIR(mode):
         raise NotPlainError(errno.EPERM, "that is no folder, or a link to one, and the folder of a run is followed nowhere else; give the hook that "
                             "writes there the place itself", str(path))
-    return Path(path)
+    return path
 
 def file_stem(name: str) -> str:
     "One part of a path for a name that people chose: other names have others; what files are not named with is written as %20."

@@ -364,6 +364,7 @@ class OutputFolders(Hook):
         return self.folder / file_stem(split)
 
     def _unfinished(self, split: str) -> Path:
+        check_inner_folder(self._place(split))
         return check_inner_folder(self.folder / f"{file_stem(split)}.unfinished")
 
     def check_place(self, split: str) -> None:

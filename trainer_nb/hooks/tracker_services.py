@@ -26,7 +26,7 @@ def numbered_folder(path: Path, number: int) -> Path:
 def free_folder(path: Path) -> int:
     "The number of the first folder of this name that is not there or empty."
     number = 1
-    while (free := numbered_folder(path, number)).exists() and any(free.iterdir()):
+    while (free := numbered_folder(path, number)).exists() and (any(free.iterdir()) or number > 1 and free.is_symlink()):
         number += 1
     return number
 

@@ -519,7 +519,7 @@ class ImageFileHook(HarmlessHook):
                 continue
             if self.given is None:
                 check_inner_folder(folder)
-            path = check_inner_folder(folder / self.names.folder(name)) / f"{stem}.{self.image_format}"
+            path = check_inner_folder(folder / self.names.folder(name), folder) / f"{stem}.{self.image_format}"
             path.parent.mkdir(parents=True, exist_ok=True)
             check_plain(path)
             Image.fromarray(image).save(path)
