@@ -929,7 +929,7 @@ def watched(monkeypatch):
     def slow(state, path, follow):
         begun = time.perf_counter()
         time.sleep(0.03)
-        write_state(state, path)
+        write_state(state, path, follow)
         times.append((begun, time.perf_counter(), path.name, threading.current_thread()))
     monkeypatch.setattr("trainer_nb.hooks.checkpoint.write_state", slow)
     return times
@@ -969,7 +969,7 @@ def test_an_error_of_the_writer_is_told_at_the_next_step(tmp_path, monkeypatch):
     def fail(state, path, follow):
         if path.name == "step_00000006.pt":
             raise ZeroDivisionError("in the thread")
-        write_state(state, path)
+        write_state(state, path, follow)
     monkeypatch.setattr("trainer_nb.hooks.checkpoint.write_state", fail)
     class Patient(Hook):
         """The file is done before the next step is."""

@@ -480,7 +480,7 @@ def test_what_only_one_process_does(tmp_path, name, engine):
     """Both waited for ever; now both end within seconds, and say which process did what."""
     begun = time.perf_counter()
     found = start(tmp_path, name, engine=engine)
-    assert time.perf_counter() - begun < 25
+    assert time.perf_counter() - begun < 45  # of which five at the end, and three to start
     for code, text in found:
         assert code == 1 and re.search(PARTED[name], text), f"{code}: {text[-3000:]}"
 

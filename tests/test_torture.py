@@ -312,11 +312,11 @@ def test_where_a_run_is_told_to_end(tmp_path, at, point, saved_at):
 
 def test_told_twice_while_a_file_is_written(tmp_path, monkeypatch):
     """The signals come in the middle of a save; the file becomes whole, and the second signal changes nothing."""
-    def slow(state, path):
+    def slow(state, path, follow):
         for _ in range(2):
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGTERM)
-        return saved.write_state(state, path)
+        return saved.write_state(state, path, follow)
     monkeypatch.setattr("trainer_nb.hooks.checkpoint.write_state", slow)
     with handled(signal.SIG_IGN):
         with pytest.raises(SystemExit) as end:

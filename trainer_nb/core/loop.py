@@ -245,7 +245,7 @@ atexit.register(end_threads)  # after the data's: so it comes before the end of 
 class BackgroundLoop(FitLoop):
     "In a thread, with the kernel free."
     def start(self, epochs: int | None = None, max_steps: int | None = None) -> None:
-        "Train in a background thread; the cell returns at once, `wait()` joins."
+        "Train in a background thread; the cell returns at once, `wait()` joins. Where the process ends before, the run is interrupted as by Ctrl-C."
         with self._lock:
             if not self._enter("start()", self._totals("start()", epochs, max_steps)):
                 return
