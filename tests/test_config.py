@@ -417,6 +417,18 @@ ATTACKS = {
     "by Hydra itself": {"_target_": "hydra.utils.instantiate", "config": {"_target_": "os.system", "command": "touch pwned"}},
     "remote code": {"_target_": "transformers.AutoModel.from_pretrained", "pretrained_model_name_or_path": "x", "trust_remote_code": True},
     "remote code, nested": {"_target_": "torch.nn.Linear", "in_features": {"trust_remote_code": 1}, "out_features": 1},
+    "what is resolved later": "\\${oc.create:{_target_:torch.load,f:evil.pt,weights_only:false}}",
+    "a name that comes later": {"_target_": "torch.utils.checkpoint.checkpoint", "use_reentrant": False, "_args_": [
+        {"_target_": "hydra.utils.get_object", "_partial_": True}, "runs_when_imported.net"]},
+    "a graph": {"_target_": "torch.fx.graph_module.reduce_graph_module", "body": {"_code": "def forward(self): pass\n"}, "import_block": "open('pwned', 'w')"},
+    "a storage": {"_target_": "torch.UntypedStorage.from_file", "_args_": ["pwned", True, 100]},
+    "a storage by another name": {"_target_": "torch.nn.modules.module.torch.UntypedStorage.from_file", "_args_": ["pwned", True, 100]},
+    "a writer": {"_target_": "torch.PyTorchFileWriter", "_args_": ["pwned"]},
+    "a module of TorchScript": {"_target_": "torch.import_ir_module", "_args_": ["evil.pt"]},
+    "a program": {"_target_": "torch.utils.model_dump.__main__.main"},
+    "a helper of the package": {"_target_": "trainer_nb.hooks.checkpoint.write_state", "state": {"a": 1}, "path": "pwned"},
+    "another helper": {"_target_": "trainer_nb.hooks.trackers.open_plain", "path": "pwned", "mode": "xb"},
+    "processes": {"_target_": "trainer_nb.launch", "function": 1},
     "inside of the package": {"_target_": "trainer_nb.core.saved.write_state", "state": {}, "path": "pwned"},
 }
 
@@ -457,6 +469,13 @@ def test_what_a_configuration_may_not_call(name, form, guarded):
         from_config(given)
 
 
+def test_all_names_are_looked_at_before_the_first_import(guarded):
+    """A module that is allowed is not imported for a configuration that is refused."""
+    given = make(model={"_target_": "runs_when_imported.net"}, loss_fn=ATTACKS["a process"])
+    with pytest.raises(ValueError, match=r"^loss_fn"):
+        Trainer.from_config(given, allow=(HERE, "runs_when_imported"))
+
+
 def test_what_a_configuration_may_call(guarded, monkeypatch):
     """Classes, functions and class methods of the usual packages, of the notebook, and of those that are allowed."""
     monkeypatch.setattr(sys.modules["__main__"], "mine", net, raising=False)
@@ -465,7 +484,11 @@ def test_what_a_configuration_may_call(guarded, monkeypatch):
                "embeddings": {"_target_": "torch.zeros", "_args_": [2, 2]}}, {"_target_": "torchmetrics.MeanMetric"},
                {"_target_": "timm.create_model", "_partial_": True}, {"_target_": "transformers.AutoConfig.for_model", "model_type": "bert"},
                {"_target_": "torch.device", "_args_": ["cpu"]}, {"_target_": "torch.optim.lr_scheduler.LambdaLR", "_partial_": True}, {"_target_": "__main__.mine", "width": 3},
-               {"_target_": "hydra.utils.get_object", "path": "torch.float32"}, {"_target_": "hydra.utils.get_class", "path": "torch.nn.ReLU"},
+               {"_target_": "hydra.utils.get_object", "path": "torch.float32"}, {"_target_": "hydra.utils.get_object", "path": "torch.nn.attention.SDPBackend.MATH"},
+               {"_target_": "torch.special.expit", "_partial_": True}, {"_target_": "torch.linalg.norm", "_partial_": True}, {"_target_": "torch.distributions.Normal",
+               "loc": 0.0, "scale": 1.0}, {"_target_": "torch.optim.swa_utils.SWALR", "_partial_": True}, {"_target_": "torch.nn.init.xavier_uniform_", "_partial_": True},
+               {"_target_": "torch.Generator"}, {"_target_": "torch.nn.functional.scaled_dot_product_attention", "_partial_": True},
+               {"_target_": "torch.utils.data.TensorDataset"}, {"_target_": "trainer_nb.hooks.early_stop.EarlyStopHook"}, {"_target_": "torch.compile", "_partial_": True}, {"_target_": "hydra.utils.get_class", "path": "torch.nn.ReLU"},
                {"_target_": "hydra.utils.get_method", "path": f"{HERE}.error_of"}]
     for each in allowed:
         if each["_target_"].split(".")[0] not in ("__main__", HERE) and importlib.util.find_spec(each["_target_"].split(".")[0]) is None:

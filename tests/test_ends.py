@@ -7,16 +7,19 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import time
+from contextlib import nullcontext
 
 import ends
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainer_nb import Hook, Trainer
-from trainer_nb.core.data import OPEN_ITERATORS, open_loader
+from trainer_nb.core.data import OPEN_ITERATORS, as_torch, open_loader, opened
 
 SHORT = [
     ("paused", "2", "exit"), ("paused", "persistent", "interrupt"), ("paused", "2", "SIGTERM to all"), ("paused", "2", "dead worker"),
@@ -166,3 +169,84 @@ def test_a_fork_has_no_workers_of_its_parents():
     os.waitpid(pid, 0)
     assert len(list(iterator)) == 16
     OPEN_ITERATORS.close(iterator, loader)
+
+
+class Slotted:
+    """A loader of somebody's own that no weak reference can point to."""
+    __slots__ = ("inner",)
+
+    def __init__(self, workers):
+        self.inner = DataLoader(DATA, 4, num_workers=workers)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
+@pytest.mark.parametrize("way", ["whole", "closed", "raises"])
+def test_a_loader_without_weak_references(way):
+    """Its workers end with the pass."""
+    with pytest.raises(ZeroDivisionError) if way == "raises" else nullcontext():
+        with opened(Slotted(1)) as iterator:
+            next(iterator)
+            if way == "raises":
+                raise ZeroDivisionError
+            if way == "whole":
+                assert len(list(iterator)) == 15
+    make(loader=Slotted(0), valid_dl=Slotted(1)).fit()
+    trainer = make(loader=Slotted(1))
+    trainer.step(2)
+    trainer.close()
+
+
+@pytest.mark.parametrize("workers", [4, [object()], []])
+def test_an_iterator_of_somebodys_own_with_workers_of_its_own(workers):
+    """That attribute is not torch's."""
+    class Own:
+        """Batches from elsewhere."""
+        def __init__(self):
+            self._workers, self.batches = workers, iter(DataLoader(DATA, 4))
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self.batches)
+
+    class Loader:
+        """Gives them."""
+        def __len__(self):
+            return 16
+
+        def __iter__(self):
+            return Own()
+
+    assert make(loader=Loader(), valid_dl=Loader()).fit().steps == 32
+
+
+def test_no_thread_can_be_started_any_more(monkeypatch):
+    """At the end of a process of Python 3.12: a worker has died, and the others end all the same."""
+    loader = DataLoader(DATA, 4, num_workers=2)
+    iterator = open_loader(loader, loader)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        time.sleep(5)
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    OPEN_ITERATORS.close_all()
+    assert not workers()
+    from trainer_nb.hooks.checkpoint import Writer
+    written = []
+    writer = Writer()
+    writer.start(lambda: written.append(1))
+    writer.wait()
+    assert written == [1]
+
+
+def test_what_is_assigned_to_a_loader_of_torchdata_counts():
+    """Also between two passes; else its workers live on."""
+    loader = StatefulDataLoader(DATA, 4, num_workers=1, persistent_workers=True)
+    first = as_torch(loader)
+    assert as_torch(loader) is first
+    loader.collate_fn = len
+    assert as_torch(loader) is not first and as_torch(loader).collate_fn is len and as_torch(loader) is as_torch(loader)

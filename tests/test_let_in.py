@@ -448,3 +448,46 @@ KNOWN_WRITERS = {
     "memory: folder.mkdir": 2, "memory: torch.cuda.memory._dump_snapshot": 1, "memory: done.export_chrome_trace": 1, "outputs: open": 2,
     "outputs: folder.mkdir": 1, "outputs: final.parent.mkdir": 1, "outputs: ": 1, "tracker_services: SummaryWriter": 1, "trackers: path.parent.mkdir": 2,
     "trackers: Image.fromarray": 1, "distributed: open": 1, "export: save_model": 1, "export: save_file": 1}
+
+
+def test_unfinished_outputs_of_somebody_else(place):
+    """Links in the place of the files that are joined there: they go, or the run says so."""
+    work, victim = place
+    before = victim.read_bytes()
+    folder = work / "outputs" / "valid.unfinished"
+    folder.mkdir(parents=True)
+    for name in ("results.csv", "about.json", "outputs.npy"):
+        (folder / name).symlink_to(victim)
+    with make(None, OutputsHook(splits=("valid",)), epochs=1) as trainer:
+        trainer.fit()
+    assert victim.read_bytes() == before and (work / "outputs" / "valid" / "results.csv").is_file() and not folder.exists()
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    with make(None, OutputsHook(splits=("valid",)), epochs=1) as trainer, pytest.raises(FileExistsError, match="valid.unfinished is there"):
+        trainer.fit()
+    assert (folder / "thesis.txt").read_text() == "mine"
+
+
+def test_odd_entries_among_checkpoints(place):
+    """A link to nothing and a folder of that name are no checkpoints."""
+    work, _ = place
+    (work / "checkpoints" / "step_00000002.pt").mkdir(parents=True)
+    (work / "checkpoints" / "step_00000001.pt").symlink_to(work / "nothing")
+    with make(None, CheckpointHook(every_steps=4), epochs=1) as trainer:
+        trainer.fit()
+        assert trainer.step_state.optimizer_step == 12
+    with make(None, CheckpointHook(every_steps=4), epochs=2) as again:
+        again.step(1)
+        assert again.step_state.optimizer_step == 13
+
+
+def test_a_run_whose_folder_is_gone_says_so(place, monkeypatch):
+    """After os.chdir() it would have gone on in another folder of that name."""
+    work, victim = place
+    trainer = make("rel", epochs=2)
+    trainer.step(2)
+    trainer.close()
+    monkeypatch.chdir(victim.parent)
+    with pytest.raises(FileNotFoundError, match="was the working directory changed"):
+        trainer.fit()
+    assert os.listdir(victim.parent) == [victim.name]

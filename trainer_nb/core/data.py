@@ -7,11 +7,11 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'ABSENT', 'map_nested', '
            'like_samples', 'BatchParts', 'batch_size', 'collated_size', 'GivenSize', 'sample_counter', 'uncertain_size',
            'can_split', 'chunk_edges', 'split_batch', 'loader_length', 'limited', 'counts_only', 'keeps_place',
            'loader_like', 'as_torch', 'IgnoreInterrupt', 'workers_ignore_interrupt', 'check_loader', 'check_end',
-           'iterator_behind', 'check_workers', 'all_batches', 'other_length', 'end_workers', 'kill_workers',
-           'OpenIterators', 'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers', 'opened',
-           'left', 'too_short', 'SkippingSampler', 'SeededSamples', 'EpochMark', 'clone_for_skipping', 'skips_by_index',
-           'loader_generators', 'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart', 'drawn',
-           'drawn_again', 'pass_indices', 'EpochData', 'KeptData', 'TrainData']
+           'iterator_behind', 'check_workers', 'all_batches', 'other_length', 'has_workers', 'end_workers',
+           'kill_workers', 'OpenIterators', 'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers',
+           'opened', 'left', 'too_short', 'SkippingSampler', 'SeededSamples', 'EpochMark', 'clone_for_skipping',
+           'skips_by_index', 'loader_generators', 'sample_generators', 'restore_generators', 'SampleStreams',
+           'EpochStart', 'drawn', 'drawn_again', 'pass_indices', 'EpochData', 'KeptData', 'TrainData']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import atexit
@@ -307,9 +307,11 @@ def as_torch(loader):
     "The loader itself; torch's own with its parts where it keeps a place that nobody needs."
     if not counts_only(loader):
         return loader
-    if loader not in TORCH_LOADERS:
-        TORCH_LOADERS[loader] = _torch_loader(loader)
-    return TORCH_LOADERS[loader]
+    parts = [getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", "timeout", "num_workers")]
+    made, of = TORCH_LOADERS.get(loader, (None, []))
+    if made is None or len(parts) != len(of) or any(now is not then for now, then in zip(parts, of)):
+        TORCH_LOADERS[loader] = made, _ = _torch_loader(loader), parts
+    return made
 
 def _torch_loader(loader) -> DataLoader:
     if isinstance(loader.dataset, IterableDataset):
@@ -424,14 +426,21 @@ def other_length(name: str, given: int, length: int) -> str:
             "len() say what it gives")
 
 # %% ../../nbs/core/05_data.ipynb #94620bee
+def has_workers(iterator) -> bool:
+    "It is an iterator of torch's loader, with worker processes."
+    return isinstance(iterator, _BaseDataLoaderIter) and bool(getattr(iterator, "_workers", ()))
+
 def end_workers(iterator) -> None:
     "End the worker processes behind an iterator of a loader; those that do not end are killed."
     workers = list(getattr(iterator, "_workers", ()))
     if any(worker.exitcode not in (None, 0) for worker in workers):
         kill_workers(iterator)  # the others, and torch's own ending, may wait for ever for a lock that the dead one held
         ending = threading.Thread(target=iterator._shutdown_workers, daemon=True)
-        ending.start()
-        ending.join(timeout=5.0)
+        try:
+            ending.start()
+            ending.join(timeout=5.0)
+        except RuntimeError:  # Python 3.12 starts no thread at the end of a process
+            iterator._shutdown = True
     else:
         iterator._shutdown_workers()
     kill_workers(iterator)
@@ -453,11 +462,16 @@ class OpenIterators:
 
     def add(self, iterator, owner, loader) -> None:
         "From now on the workers of `iterator` end with `owner`; `loader` may keep them for its next pass."
-        if not getattr(iterator, "_workers", ()):
+        if not has_workers(iterator):
             return
         with self.lock:
             self._forget(iterator)  # a loader with persistent workers gives the same one again
-            self.ends[iterator] = weakref.finalize(owner, self._ended, iterator, weakref.ref(loader), os.getpid())
+            try:
+                weakref.ref(owner)
+                loader = weakref.ref(loader)
+            except TypeError:  # no weak reference is possible: the workers end by close(), or with this process
+                owner, loader = self, lambda: None
+            self.ends[iterator] = weakref.finalize(owner, self._ended, iterator, loader, os.getpid())
             self.ends[iterator].atexit = False  # too late: torch's own comes before it
 
     def _forget(self, iterator) -> None:
@@ -473,7 +487,7 @@ class OpenIterators:
         "End the workers of `iterator`, if it has any; the next pass of `loader` starts new ones."
         with self.lock:
             self._forget(iterator)
-        if hasattr(iterator, "_workers"):
+        if has_workers(iterator):
             end_workers(iterator)
         elif hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
@@ -482,11 +496,15 @@ class OpenIterators:
 
     def close_all(self) -> None:
         "End the workers of all iterators."
-        for end in list(self.ends.values()):
-            end()
+        for iterator, end in list(self.ends.items()):
+            try:
+                end()
+            except Exception:  # the others are to end all the same
+                kill_workers(iterator)
 
 OPEN_ITERATORS = OpenIterators()
-os.register_at_fork(after_in_child=OPEN_ITERATORS.__init__)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=OPEN_ITERATORS.__init__)
 atexit.register(OPEN_ITERATORS.close_all)  # before torch's own, which was registered earlier
 
 # %% ../../nbs/core/05_data.ipynb #02704b4a

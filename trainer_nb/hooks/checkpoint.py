@@ -49,7 +49,11 @@ class Writer:
             except BaseException as error:
                 self.error = error
         self._thread = threading.Thread(target=main, name="trainer_nb checkpoint")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # Python 3.12 starts no thread at the end of a process
+            self._thread = None
+            main()
 
     def wait(self) -> None:
         "Until nothing is being written; raises what went wrong, once."
@@ -112,7 +116,7 @@ class CheckpointFolder:
             warn(f"{self.path / LIST} is damaged ({type(error).__name__}: {error}): the files are asked")
             found = None
         if found is None:
-            files = sorted(self.path.glob("step_*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+            files = sorted((file for file in self.path.glob("step_*.pt") if self._is_there(file.name)), key=lambda file: (file.stat().st_mtime_ns, file.name))
             named = [(file.name, _NAME.fullmatch(file.name)) for file in files]
             found = [Kept(name, int(parts[1]), 0, int(parts[2] or 0), exact=not parts[3]) for name, parts in named if parts]
         for entry in found:
@@ -137,7 +141,7 @@ class CheckpointFolder:
         "Remove what nobody keeps: of this run, and of processes that were killed while they wrote or removed."
         for path in self.path.glob("step_*.pt"):
             parts = _NAME.fullmatch(path.name)
-            if parts and path.name not in staying and int(parts[1]) <= step:
+            if parts and path.name not in staying and int(parts[1]) <= step and (path.is_symlink() or path.is_file()):
                 path.unlink(missing_ok=True)
         for path in filter(is_left_over, self.path.glob(".*.trainer_nb.new")):
             path.unlink(missing_ok=True)
