@@ -191,6 +191,7 @@ def _located(name: str, path: str, allow: tuple) -> tuple:
         raise ValueError(f"{path}._target_: there is no {name!r}" + (f"; did you mean {meant!r}?" if near else f": {here!r} was not found"))
     return found, owner
 
+# %% ../../nbs/tools/25_config.ipynb #9a19726b
 def _naming_target(node: dict, path: str, allow: tuple):
     if odd := sorted(set(node) - {"_target_", "path", "_convert_", "_recursive_"}):
         raise ValueError(f"{path}.{odd[0]}: {node['_target_']} has one key here, path: {unknown_name(odd[0], ['path'])}")
