@@ -410,6 +410,8 @@ ATTACKS = {
     "a file by torch": {"_target_": "torch.save", "obj": 1, "f": "pwned"},
     "a file by torchvision": {"_target_": "torchvision.utils.save_image", "tensor": 1, "fp": "pwned"},
     "a method": {"_target_": "torch.Tensor.tolist", "self": 1},
+    "a method of a module": {"_target_": "torch.nn.Module.apply", "self": {"_target_": "torch.nn.ReLU"}, "fn": 1},
+    "what the notebook imported": {"_target_": "__main__.system", "command": "touch pwned"},
     "private": {"_target_": "torch._C._nn.gelu", "input": 1},
     "a module that runs": {"_target_": "runs_when_imported.net"},
     "by a name": {"_target_": "hydra.utils.get_method", "path": "os.system"},
@@ -448,6 +450,7 @@ def guarded(tmp_path, monkeypatch):
     (tmp_path / "runs_when_imported.py").write_text("open('pwned', 'w'); net = dict")
     torch.save(Runs(), tmp_path / "evil.pt")
     monkeypatch.setattr(sys.modules["__main__"], "os", os, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "system", os.system, raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "trainer", Trainer(nn.Linear(1, 1), device="cpu", progress=False), raising=False)
     yield tmp_path
     assert not (tmp_path / "pwned").exists() and "runs_when_imported" not in sys.modules

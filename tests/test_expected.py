@@ -138,6 +138,9 @@ def test_the_best_few_stay(tmp_path, mode, halted):
         first.step(epochs=3)
         first.close()
     trainer = make(hook(), values=values[3:] if halted else values)
+    if halted:
+        trainer.step(1)
+        assert trainer.state_dict()["hooks"]["checkpoint"]["best_values"] == sorted(values[:3], reverse=mode == "max")
     trainer.fit()
     trainer.close()
     assert kept(tmp_path) == [6, 10, 12, 16]  # 0.9, 0.8, 0.9, and the end

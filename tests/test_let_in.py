@@ -491,3 +491,11 @@ def test_a_run_whose_folder_is_gone_says_so(place, monkeypatch):
     with pytest.raises(FileNotFoundError, match="was the working directory changed"):
         trainer.fit()
     assert os.listdir(victim.parent) == [victim.name]
+
+
+@pytest.mark.parametrize("wrong", [{"number": 0}, {"number": "../../x"}, {"number": True}, {"bytes": -1}, {"bytes": 1.5}, {"id": 3}, {"id": "short"}, {"counts": 3}])
+def test_marks_that_are_none(wrong):
+    """A tracker that is given them begins anew."""
+    good = {"number": 1, "bytes": 10, "id": "a" * 32, "counts": {}}
+    assert JSONLHook().read_place(None, dict(good)) == good and JSONLHook().read_place(None, good | wrong) is None
+    assert all(JSONLHook().read_place(None, {key: good[key] for key in good if key != name}) is None for name in good)
