@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def behind(path, itself):
     return os.path.join(os.path.realpath(folder), name) if itself else os.path.realpath(os.path.join(folder, name))
 
 
-OTHERS = ("/tmp/pymp-", "/dev/", "/tmp/torchinductor")  # of torch and Python
+OTHERS = ("/dev/", *(os.path.join(tempfile.gettempdir(), name) for name in ("pymp-", "torchinductor")))  # of torch and Python
 
 
 def watch(event, arguments):

@@ -22,7 +22,7 @@ from pathlib import Path
 class NotPlainError(PermissionError):
     "What a run would write to is a link, or no plain file of this user."
 
-def not_plain(status: os.stat_result, path) -> str:
+def not_plain(status: os.stat_result) -> str:
     "Why a file is not written to; '' for a plain file of this user."
     kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
     kind = stat.S_IFMT(status.st_mode)
@@ -42,7 +42,7 @@ def check_plain(path) -> None:
         status = os.lstat(path)
     except FileNotFoundError:
         return
-    if kind := not_plain(status, path):
+    if kind := not_plain(status):
         raise _refusal(path, kind)
 
 def check_inner_folder(path, within=None) -> Path:
@@ -79,7 +79,7 @@ def open_plain(path, mode: str, private: bool = False):
         if mode != "xb":
             check_plain(path)  # what it says is better than the system's words
         raise
-    if kind := not_plain(os.fstat(handle), path):
+    if kind := not_plain(os.fstat(handle)):
         os.close(handle)
         raise _refusal(path, kind)
     return open(path, mode, opener=lambda *_: handle)

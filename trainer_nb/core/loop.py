@@ -273,9 +273,8 @@ class BackgroundLoop(FitLoop):
         "The process ends: the run is interrupted at its next boundary, as by Ctrl-C."
         if self._thread is None or not self._thread.is_alive():
             return
-        paused = "paused" if self.state is RunState.PAUSED else "running"
-        print(f"trainer_nb: the process ends while start() is {paused} (step {self.step_state.optimizer_step}): the run is interrupted at the next "
-              "step's end; wait() waits for the run's own", file=sys.stderr, flush=True)
+        print(f"trainer_nb: the process ends before the run of start() does (step {self.step_state.optimizer_step}): the run is interrupted. "
+              "trainer.wait() waits for its end", file=sys.stderr, flush=True)
         self.post(Command("interrupt", source="signal"))
         self._wait_for_thread()
         self._thread.join()
