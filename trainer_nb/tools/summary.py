@@ -6,14 +6,14 @@
 __all__ = ['summary']
 
 # %% ../../nbs/tools/20_summary.ipynb #1d361f1e
-from ..core.training import TrainLoop
+from ..core.core_trainer import CoreTrainer
 from ..hooks.schedule import SchedulerHook, rate_after
 
 # %% ../../nbs/tools/20_summary.ipynb #c45722ce
 def _plural(count: int, word: str, ending: str = "s") -> str:
     return f"{count:,} {word}{'' if count == 1 else ending}"
 
-def _windows(loop: TrainLoop) -> str:
+def _windows(loop: CoreTrainer) -> str:
     length, size, processes = loop.data.length, loop.batches_per_step, loop.engine.num_processes
     if length is None:
         return "train_dl has no length: steps an epoch are known after the first"
@@ -23,7 +23,7 @@ def _windows(loop: TrainLoop) -> str:
         text += f" ({full} windows of {size}" + (f" and a tail of {tail})" if tail else ")")
     return text + (f", shared by {processes} processes" if processes > 1 else "")
 
-def _length(loop: TrainLoop) -> str:
+def _length(loop: CoreTrainer) -> str:
     if loop.max_steps is not None:
         return f"{_plural(loop.max_steps, 'step')} (max_steps)"
     if loop.epochs is None:
@@ -31,7 +31,7 @@ def _length(loop: TrainLoop) -> str:
     planned = loop.planned_steps
     return _plural(loop.epochs, "epoch") + (f" = {_plural(planned, 'step')}" if planned else "")
 
-def _evaluations(loop: TrainLoop) -> str:
+def _evaluations(loop: CoreTrainer) -> str:
     if not loop.valid_loaders:
         return "none (no valid_dl)"
     unit = "step" if loop.max_steps is not None else "epoch"
@@ -42,7 +42,7 @@ def _evaluations(loop: TrainLoop) -> str:
     return f"{', '.join(loop.valid_loaders)}: {every} and at the end{first}"
 
 # %% ../../nbs/tools/20_summary.ipynb #4bd501da
-def _schedule(loop: TrainLoop, hook: SchedulerHook) -> str:
+def _schedule(loop: CoreTrainer, hook: SchedulerHook) -> str:
     name = type(hook.scheduler).__name__ if hook.recipe is None else hook.recipe.name
     if hook.scheduler is None:
         return f"{name}, built when the length of the run is known"
@@ -54,7 +54,7 @@ def _schedule(loop: TrainLoop, hook: SchedulerHook) -> str:
     return text if last is None else f"{text}, lr {last:.3g} at step {loop.planned_steps:,}"
 
 # %% ../../nbs/tools/20_summary.ipynb #c320fa58
-def summary(loop: TrainLoop) -> str:
+def summary(loop: CoreTrainer) -> str:
     "What `fit()` will do, in a few lines."
     parameters = sum(p.numel() for p in loop.model.parameters())
     trained = sum(p.numel() for p in loop.model.parameters() if p.requires_grad)
