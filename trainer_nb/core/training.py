@@ -139,7 +139,7 @@ class EvaluationSurroundings(RepeatingLoop):
 
     def weight_sets(self) -> dict:
         "What an evaluation is made with: ending of the split's name to a context in which the model has those weights."
-        offered = [hook.weight_sets(self) for hook in self.hooks if hasattr(hook, "weight_sets") and hook.enabled]
+        offered = [sets for _, sets in self.hooks.ask("weight_sets", self, enabled=True)]
         return next(filter(None, offered), {"": nullcontext})
 
 # %% ../../nbs/core/09_training.ipynb #c193d8c8
@@ -543,7 +543,7 @@ class BestLoop(EpochLoop):
     @property
     def best_wanted(self) -> tuple[str, str] | None:
         "The record and its direction that were asked for: of the run, or else of a hook that keeps the best; None: nobody asked."
-        hooks = (rule for hook in self.hooks if (rule := getattr(hook, "best_rule", None)) is not None)
+        hooks = (rule for row in self.hooks.running() if (rule := row.trait("best_rule")) is not None)
         return self.best_given or next(hooks, None)
 
     @property

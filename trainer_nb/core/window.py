@@ -144,9 +144,7 @@ class StepParts(StepSettings):
         if compile:
             self.model.compile()
         self.device, self.optim, self.group_factors = device, optim, None  # of each parameter group, by layer groups
-        for hook in self.hooks:
-            if hasattr(hook, "split_optimizer"):
-                hook.split_optimizer(self)
+        self.hooks.ask("split_optimizer", self)
         self.engine = engine(self.model, optim, device, self.mixed_precision)
         self.model, self.hooks.is_main = self.engine.model, self.engine.is_main  # an engine may wrap the model
         self.engine.check(self)

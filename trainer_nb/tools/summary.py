@@ -43,7 +43,7 @@ def _evaluations(loop: TrainLoop) -> str:
 
 # %% ../../nbs/tools/20_summary.ipynb #4bd501da
 def _schedule(loop: TrainLoop, hook: SchedulerHook) -> str:
-    name = type(hook.scheduler).__name__ if hook.recipe is None else hook.recipe.name
+    name = hook.schedule_name()
     if hook.scheduler is None:
         return f"{name}, built when the length of the run is known"
     text, planned = f"{name}, a tick each {hook.every}", hook.planned(loop)
