@@ -22,8 +22,8 @@ class KeptBest(SweepLoop):
 
     def _best_keeper(self):
         "The hook that keeps the best state in files; None without one."
-        hooks = [row.hook for row in self.hooks.rows if row.enabled and hasattr(row.hook, "best_state")]
-        return next((hook for hook in hooks if hook.best_kept(self) == self.best_rule), None)
+        rows = [row for row in self.hooks.rows if row.enabled and row.answers("best_state")]
+        return next((row.hook for row in rows if row.ask("best_kept", self) == self.best_rule), None)
 
     def best_found(self) -> None:
         "Keep the weights in memory if that was asked for, and no hook keeps them in files."
@@ -77,7 +77,7 @@ class BestStateLoop(KeptBest):
 
     def _judged_in(self, state: dict) -> dict:
         "The same, of a checkpoint."
-        offered = [row.hook.weight_sets_in(state, row.name) for row in self.hooks.rows if hasattr(row.hook, "weight_sets_in")]
+        offered = [row.ask("weight_sets_in", state, row.name) for row in self.hooks.rows]
         sets = next(filter(None, offered), {"": {}})
         return {"model": {**state["model"], **sets[self._judged(sets)]}, "loss_fn": dict(state["loss_fn"])}
 

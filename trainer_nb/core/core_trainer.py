@@ -261,9 +261,7 @@ class CoreTrainer:
         if compile:
             self.model.compile()
         self.device, self.optim = device, optim
-        for hook in self.hooks:
-            if hasattr(hook, "split_optimizer"):
-                hook.split_optimizer(self)
+        self.hooks.ask("split_optimizer", self)
         self.engine = engine(self.model, optim, device, self.mixed_precision)
         self.model, self.is_main = self.engine.model, self.engine.is_main  # it may wrap the model
         self.hooks.is_main = self.is_main

@@ -393,7 +393,7 @@ class Session(GuardedLoop):
             return True
         if not asked:
             return False
-        found = (hook.ended_early(self) for hook in self.hooks if hasattr(hook, "ended_early") and hook.enabled)
+        found = [answer for _, answer in self.hooks.ask("ended_early", self, enabled=True)]
         text = next(filter(None, found), None)
         if text is not None and self.is_main:
             warn(text)
@@ -584,9 +584,7 @@ class Drive(AgreeingLoop):
                 self._set_clock(running=False)
                 if self.eval_batch is None:
                     self._modes = [(module, module.training) for module in self.model.modules()]
-                for hook in self.hooks:
-                    if hasattr(hook, "drive_ended"):
-                        hook.drive_ended(self)
+                self.hooks.ask("drive_ended", self)
                 if self.at_safe_point is not None:
                     self.at_safe_point("ended")
         return outcome

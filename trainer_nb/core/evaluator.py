@@ -139,8 +139,7 @@ class Evaluator:
         "The weights of an evaluation: ending of the split's name to a context that puts them in."
         if self.weights_given:
             return {"": nullcontext}
-        offered = [hook.weight_sets(owner) for hook in self.hooks
-                   if hasattr(hook, "weight_sets") and hook.enabled]
+        offered = [sets for _, sets in self.hooks.ask("weight_sets", owner, enabled=True)]
         return next(filter(None, offered), {"": nullcontext})
 
     @contextmanager

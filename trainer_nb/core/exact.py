@@ -26,7 +26,7 @@ from .checks import data_unlike, journal_unlike, misfit, optimizer_unlike, rates
 from .control import Command
 from .data import keeps_place, keeps_workers, loader_generators, loader_length, restore_generators, skips_by_index
 from .drive import Answer
-from .hook import HookRow
+from .hook import HookRow, has_state
 from .identity import Difference, compare, data_identity, given_settings
 from .journal import Intervention, Journal, fingerprint
 from .loop import Loop, total_text
@@ -126,7 +126,7 @@ class ModuleState(PositionState):
 class HookState(ModuleState):
     "Hooks, tunables, randomness, data."
     def _kept_rows(self) -> list[HookRow]:
-        return [row for row in self.hooks.rows if getattr(row.hook, "kept", True)]
+        return [row for row in self.hooks.rows if row.trait("kept")]
 
     def _kept_tunables(self) -> dict:
         hidden = {row.name for row in self.hooks.rows} - {row.name for row in self._kept_rows()}
@@ -134,7 +134,7 @@ class HookState(ModuleState):
                 if name != "weight_decay" and entry.owner not in hidden}
 
     def _hook_state(self) -> dict:
-        states = {row.name: row.hook.state_dict() for row in self._kept_rows() if hasattr(row.hook, "state_dict")}
+        states = {row.name: row.ask("state_dict") for row in self._kept_rows()}
         return {"hooks": {name: state for name, state in states.items() if state},
                 "tunables": {name: entry.read() for name, entry in self._kept_tunables().items()}}
 
@@ -144,8 +144,7 @@ class HookState(ModuleState):
     def made_of(self) -> dict:
         "Settings and data of the run as the code has them: what tells it from another one."
         tunables = {name: entry.read() for name, entry in self._kept_tunables().items()}
-        schedule = next((hook for hook in self.hooks if hasattr(hook, "recipe")), None)
-        name = schedule and (schedule.recipe.name if schedule.recipe else type(schedule.scheduler).__name__)
+        name = next((answer for _, answer in self.hooks.ask("schedule_name")), None)
         loss = self.loss_fn and getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
         return {"given": given_settings(self.optim, tunables, sched=name, loss_fn=loss, seed=self.seed), "data": data_identity(self.train_dl)}
 
@@ -170,11 +169,10 @@ class HookState(ModuleState):
     def _load_hooks(self, states: dict) -> None:
         rows = {row.name: row for row in self._kept_rows()}
         for name, state in states.items():
-            if name in rows and hasattr(rows[name].hook, "load_state_dict"):
+            if name in rows:
                 try:
-                    rows[name].hook.load_state_dict(state)
-                    if hasattr(rows[name].hook, "state_loaded"):
-                        rows[name].hook.state_loaded(self)
+                    rows[name].ask("load_state_dict", state)
+                    rows[name].ask("state_loaded", self)
                 except NO_STATES_FAULT:
                     raise
                 except Exception as error:
@@ -224,7 +222,7 @@ class OptimizerState(HookState):
 
     def _with_own_optimizer(self, state: dict) -> dict:
         "The state with what is here in place of the saved optimizer, its rates and schedule."
-        own, new = self.run_state(), {row.name for row in self._kept_rows() if hasattr(row.hook, "start_anew")}
+        own, new = self.run_state(), {row.name for row in self._kept_rows() if row.answers("start_anew")}
         rates = {name: own["position"][name] for name in ("base_rates", "base_decays")}
         def is_own(name):
             return name in ("lr", "lr_scale") or name.rpartition(".")[0] in new
@@ -242,7 +240,7 @@ class OptimizerState(HookState):
 
     def _schedule_unlike(self, state: dict) -> str:
         "A schedule here that a state does not know, in words; '' where there is none."
-        new = [row.name for row in self._kept_rows() if hasattr(row.hook, "start_anew") and row.name not in state["hooks"]]
+        new = [row.name for row in self._kept_rows() if row.answers("start_anew") and row.name not in state["hooks"]]
         begun = state["position"]["optimizer_step"] > 0
         return f"this state is of a run without the schedule that is here (hook {new[0]!r}){NEW_OPTIMIZER}" if new and begun else ""
 
@@ -258,12 +256,12 @@ class OptimizerState(HookState):
     def _hooks_unlike(self, states: dict) -> str:
         "Which hook cannot take its state, in words; '' where all can, as far as they say."
         for row in self._kept_rows():
-            if row.name in states and hasattr(row.hook, "check_state"):
+            if row.name in states:
                 try:
-                    row.hook.check_state(self, states[row.name])
+                    row.ask("check_state", self, states[row.name])
                 except Exception as error:
                     text = f"the hook {row.name!r} does not take its state: {error if isinstance(error, ValueError) else reason(error)}"
-                    return text + (NEW_OPTIMIZER if hasattr(row.hook, "start_anew") else "")
+                    return text + (NEW_OPTIMIZER if row.answers("start_anew") else "")
         return ""
 
     def told_unlike(self, state: dict) -> str:
@@ -298,8 +296,7 @@ class OptimizerState(HookState):
 
     def _start_anew(self) -> None:
         for row in self._kept_rows():
-            if hasattr(row.hook, "start_anew"):
-                row.hook.start_anew(self)
+            row.ask("start_anew", self)
         self.record("load", "optimizer and schedule", new="new, not those that were saved")
 
 # %% ../../nbs/core/14_exact.ipynb #61dfc859
@@ -369,11 +366,11 @@ class KeptOptimizer:
 class KeptHook:
     "What a load changes in a hook, to be put back: its attributes, and what its `state_dict` gives."
     def __init__(self, hook):
-        stateful = hasattr(hook, "load_state_dict")
+        stateful = has_state(hook)
         owners = [hook, getattr(hook, "component", None)] if stateful else [hook]
         self.hook, self.attributes = hook, [KeptAttributes(each, stateful) for each in owners if hasattr(each, "__dict__")]
         try:
-            self.state = plain_copy(hook.state_dict()) if stateful and hasattr(hook, "state_dict") else None
+            self.state = plain_copy(hook.state_dict()) if stateful else None
         except CheckpointError:  # it cannot be kept in a file either
             self.state = None
 
@@ -757,7 +754,7 @@ class RewindLoop(ExactLoop):
 
     def rewind_points(self) -> list[RewindPoint]:
         "All states to go back to, by step; of one step the later ones last."
-        offered = [hook.rewind_points() for hook in self.hooks if hasattr(hook, "rewind_points")]
+        offered = [points for _, points in self.hooks.ask("rewind_points")]
         return sorted((point for points in offered for point in points), key=lambda point: (point.step, point.boundary))
 
     def _point(self, step: int) -> RewindPoint | None:
@@ -784,9 +781,7 @@ class RewindLoop(ExactLoop):
     def _settle_files(self) -> None:
         "What the first process is still writing is there for all."
         if self.engine.lockstep:
-            for hook in self.hooks:
-                if hasattr(hook, "finish_writing"):
-                    hook.finish_writing()
+            self.hooks.ask("finish_writing")
             self.engine.gather(None)
 
     def _answer_rewind(self, command: Command) -> None:

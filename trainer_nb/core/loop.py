@@ -133,7 +133,7 @@ class ReadyLoop(PatientLoop):
 
     def _alike(self) -> dict:
         "What several processes must have alike: else they would part, or wait for each other."
-        own = {row.name for row in self.hooks.rows if getattr(row.hook, "main_process_only", False) or not getattr(row.hook, "kept", True)}
+        own = {row.name for row in self.hooks.rows if row.trait("main_process_only") or not row.trait("kept")}
         tunables = {name: repr(entry.read()) for name, entry in self.tunables().items() if entry.owner not in own}
         lengths = {f"the number of batches of {name!r}": loader_length(loader) for name, loader in self.valid_loaders.items()}
         frozen = [name for name, p in self.plain_model.named_parameters() if not p.requires_grad]
@@ -585,7 +585,7 @@ class LocalRecords:
     @property
     def can_rewind(self) -> bool:
         "A hook keeps states to go back to."
-        return any(hasattr(hook, "rewind_points") for hook in self.loop.hooks)
+        return bool(self.loop.hooks.answering("rewind_points"))
 
     @property
     def last_saved(self) -> tuple[int, float] | None:

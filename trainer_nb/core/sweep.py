@@ -20,7 +20,7 @@ from .core_trainer import check_same_parameters
 from .engine import FinitePolicy
 from .evaluator import Evaluator
 from .exact import RewindLoop
-from .hook import ComponentHook, HookSet, LambdaHook, taken_points
+from .hook import ComponentHook, HookSet, LambdaHook, has_state, taken_points
 from .own_state import KeptObjects, alike, generator_state, set_generator_state
 from .saved import plain_copy
 from .state import TURNS, OwnStreams, Phase
@@ -95,14 +95,14 @@ class StepPart:
         for point in set(IN_STEP) & set(taken_points(hook)):
             setattr(self, point, getattr(hook, point))
         plain = not isinstance(hook, ComponentHook)
-        self.state = plain_copy(hook.state_dict()) if plain and hasattr(hook, "state_dict") else None
+        self.state = plain_copy(hook.state_dict()) if plain and has_state(hook) else None
         self.attributes = {name: copy.copy(each) if isinstance(each, (list, dict, set, deque)) else each
                            for name, each in vars(hook).items()} if plain else None
 
     @staticmethod
     def wanted(row) -> bool:
         "It takes part in the making of steps, and is no matter of the screen or of files."
-        watches = not getattr(row.hook, "kept", True) or getattr(row.hook, "writes", False)
+        watches = not row.trait("kept") or row.trait("writes")
         return row.enabled and not watches and bool(set(IN_STEP) & set(row.points))
 
     def put_back(self) -> None:
@@ -164,11 +164,11 @@ def _load_if_changed(hook, state) -> None:
 
 def keep_objects(trainer, back: ExitStack, modules: list) -> None:
     "What users' hooks, metrics and step functions hold is put back when `back` is closed."
-    hooks = {row.name: row.hook for row in trainer.hooks.rows if not isinstance(row.hook, ComponentHook)}
+    rows = [row for row in trainer.hooks.rows if not isinstance(row.hook, ComponentHook)]
+    hooks = {row.name: row.hook for row in rows}
     own = {name: hook for name, hook in hooks.items() if not type(hook).__module__.startswith("trainer_nb.")}
-    for hook in own.values():
-        if getattr(hook, "kept", True) and hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
-            back.callback(_load_if_changed, hook, plain_copy(hook.state_dict()))
+    for hook in [row.hook for row in rows if row.name in own and row.trait("kept") and has_state(row.hook)]:
+        back.callback(_load_if_changed, hook, plain_copy(hook.state_dict()))
     given = {name: vars(hook) for name, hook in hooks.items() if isinstance(hook, LambdaHook)}
     functions = {name: getattr(trainer, name) for name in ("train_step", "eval_step", "end_of_evaluation", "metrics", "loss_fn")}
     roots = {**own, **given, **functions, "model": trainer.model, "task": getattr(trainer, "task", None)}

@@ -83,7 +83,7 @@ class BestRecord:
 
     def wanted(self, hooks) -> tuple[str, str] | None:
         "The record and its direction that the run or a hook asks for; None: nobody does."
-        rules = (rule for hook in hooks if (rule := getattr(hook, "best_rule", None)) is not None)
+        rules = (rule for row in hooks.running() if (rule := row.trait("best_rule")) is not None)
         return self.given or next(rules, None)
 
     def rule(self, hooks, loaders: dict) -> tuple[str, str]:

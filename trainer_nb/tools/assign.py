@@ -170,7 +170,7 @@ def replace_optim(trainer, optim) -> None:
     wanted = ComponentHook.wanted(made)
     vars(trainer)["optim"] = made
     try:
-        split = [hook.split_again(trainer) for hook in trainer.hooks if hasattr(hook, "split_again")]
+        split = [finish for _, finish in trainer.hooks.ask("split_again", trainer)]
     except Exception:
         vars(trainer)["optim"] = old
         raise

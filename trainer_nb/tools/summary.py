@@ -50,7 +50,7 @@ def evaluations_text(loop: CoreTrainer) -> str:
 # %% ../../nbs/tools/20_summary.ipynb #4bd501da
 def schedule_text(loop: CoreTrainer, hook: SchedulerHook) -> str:
     "The scheduler, how often it moves the rate, and the rate at the end."
-    name = type(hook.scheduler).__name__ if hook.recipe is None else hook.recipe.name
+    name = hook.schedule_name()
     if hook.scheduler is None:
         return f"{name}, built when the length of the run is known"
     text, planned = f"{name}, a tick each {hook.every}", hook.planned(loop)
