@@ -52,7 +52,7 @@ AT_FIRST_USE = {
     "trainer": {"IPython", "plotly", "pandas"},
 }
 NOT_LOADED = set(
-    "plotly ipywidgets IPython fastprogress nbdev fastcore execnb accelerate anywidget "
+    "plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget "
     "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra omegaconf".split()
 )
 

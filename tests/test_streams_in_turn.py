@@ -84,12 +84,12 @@ def test_a_reply_is_given_when_it_is_so(verb, wanted):
     loop.start(epochs=4)
     if verb in ("resume", "step"):
         loop.pause().wait(10)
-    with loop._lock:  # who asks is faster than the run
+    with loop.driver.lock:  # who asks is faster than the run
         replies.append(getattr(loop, verb)() if verb != "step" else loop.post(Command("step", {"n": 1000})))
     replies[0].wait(10)
     assert seen == [["pending"]] and replies[0].status == "applied"
     if verb in ("pause", "stop"):
-        assert loop.state == {"pause": "paused", "stop": "stopped"}[verb] and not loop.own.in_place
+        assert loop.state == {"pause": "paused", "stop": "stopped"}[verb] and not loop.driver.random.in_place
     torch.rand(3) if verb in ("pause", "stop") else None
     if verb == "stop":
         loop.fit(epochs=4)

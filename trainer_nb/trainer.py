@@ -14,13 +14,13 @@ import numpy as np
 
 from .core.best import BestStateLoop
 from .core.checks import history_unlike
-from .core.control import RatePlan
-from .core.drive import Answer, check_note, check_switch, weakly
+from .core.control import CommandHandler, RatePlan
+from .core.core_trainer import check_note, check_switch
 from .core.folder import release
 from .core.hook import ComponentHook
 from .core.loop import LocalRunView
 from .core.sweep import Sweep, check_smooth
-from .core.state import FitResult, warn
+from .core.state import FitResult, warn, weakly
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay
 from .hooks.inspect import InspectHook
@@ -76,7 +76,7 @@ class SearchingLoop(ScheduledLoop):
     lr_search: LRFind | None = None  # the last one, or the one in hand
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.answers["lr_find"] = Answer(self._answer_lr_find, self._check_lr_find, harmless=(Exception,), slow=True)
+        self.mailbox.register("lr_find", CommandHandler(self._answer_lr_find, self._check_lr_find, (Exception,), blocking=True))
 
     def lr_find(
         self,
@@ -133,10 +133,11 @@ class WatchedLoop(SearchingLoop):
         super().__init__(*args, **settings)
         self.history = History()
         self._breakpoint_hook, self._inspect_hook = BreakpointHook(), InspectHook()
-        self.answers |= {
-            "inspect": Answer(self._answer_inspect, check_switch),
-            "pause_when": Answer(self._answer_pause_when, self._check_condition),
-            "pause_not_when": Answer(self._answer_pause_not_when, check_note)}
+        self.mailbox.register("inspect", CommandHandler(self._answer_inspect, check_switch))
+        self.mailbox.register("pause_when", CommandHandler(self._answer_pause_when, self._check_condition))
+        self.mailbox.register("pause_not_when", CommandHandler(self._answer_pause_not_when, check_note))
+        if self.engine.lockstep:  # a breakpoint may pause the run after any step: the others hear of it at that boundary
+            self.mailbox.more = weakly(self._has_breakpoints)
 
     def _answer_inspect(self, command) -> None:
         self._inspect(command.values["on"])
@@ -215,9 +216,8 @@ class WatchedLoop(SearchingLoop):
         if wanted is not any(each is hook for each in self.hooks):
             (self.hooks.add if wanted else self.hooks.remove)(hook)
 
-    def wants_word(self) -> bool:
-        "As ever; and a breakpoint may pause the run after any step, which the others are to hear of at that very boundary."
-        return bool(self.breakpoints) or super().wants_word()
+    def _has_breakpoints(self) -> bool:
+        return bool(self.breakpoints)
 
     def _inspect(self, on: bool) -> None:
         self._take_part(self._inspect_hook, on)
@@ -282,7 +282,7 @@ class ShownLoop(WatchedLoop):
         return figure(self.view)
 
     def _in_panel(self) -> bool:
-        return in_notebook() and self.progress is True and self._driver is None and self.is_main
+        return in_notebook() and self.progress is True and not self.driven and self.is_main
 
     @contextmanager
     def _shown(self, awaited: bool = False):
@@ -290,19 +290,19 @@ class ShownLoop(WatchedLoop):
         if self._in_panel():
             self.progress_hook.enabled = False  # one thing to look at
             self.dashboard.show()
-        elif self._screen is None or self._driver is not None:  # nothing to click on
+        elif self._screen is None or self.driven:  # nothing to click on
             yield
             return
         with self.screen.live(awaited):
             yield
 
-    def _drive_and_report(self, name: str) -> FitResult:
+    def drive_and_report(self, name: str) -> FitResult:
         with self._shown():
-            return super()._drive_and_report(name)
+            return super().drive_and_report(name)
 
-    async def _await_and_report(self) -> FitResult:
+    async def await_and_report(self) -> FitResult:
         with self._shown(awaited=True):
-            return await super()._await_and_report()
+            return await super().await_and_report()
 
     def start(self, epochs: int | None = None, max_steps: int | None = None) -> None:
         "Train in a background thread; the cell returns at once with the panel, `wait()` joins."
@@ -310,7 +310,7 @@ class ShownLoop(WatchedLoop):
         if in_panel:
             self.progress_hook.enabled = False
         super().start(epochs, max_steps)
-        if in_panel and self._driver is not None:
+        if in_panel and self.driven:
             self.dashboard.show()
 
 # %% ../nbs/40_trainer.ipynb #ccda7bd7

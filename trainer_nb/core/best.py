@@ -29,8 +29,8 @@ class KeptBest(SweepLoop):
         "Keep the weights in memory if that was asked for, and no hook keeps them in files."
         if self.best_wanted is None or self._best_keeper() is not None:
             return
-        running = self._generator is not None and self._generator.gi_running
-        if running and not self.window_open:  # the step is made, but its hooks may not be done, or the average is swapped in
+        generator = self.driver.generator
+        if generator is not None and generator.gi_running and not self.window_open:  # the step is made, but its hooks may not be done, or the average is swapped in
             self.ask(self._keep_weights)
         else:
             self._keep_weights()
@@ -86,7 +86,7 @@ class BestStateLoop(KeptBest):
         """The model has the weights of the best state while this is open, and then its own again, bit for bit.
 
         Evaluations and predictions made meanwhile are made with them. RuntimeError where they were not kept."""
-        with self._looking("best_weights()"):
+        with self.exclusive_access("best_weights()"):
             given, live = self._best_state(), self._live()
             pairs = [(each, given[part].get(name)) for part, tensors in live.items() for name, each in tensors.items()
                      if isinstance(each, torch.Tensor)]

@@ -11,7 +11,6 @@ __all__ = ['COUNTERS', 'PLACES', 'NEW_OPTIMIZER', 'NO_STATES_FAULT', 'PositionSt
 
 # %% ../../nbs/core/14_exact.ipynb #6132ecf0
 import copy
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
@@ -23,13 +22,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .checks import data_unlike, journal_unlike, misfit, optimizer_unlike, rates_unlike, run_unlike, streams_unlike, tensors_unlike
-from .control import Command
+from .control import Command, CommandHandler
+from .core_trainer import CoreTrainer, total_text
 from .data import keeps_place, keeps_workers, loader_generators, loader_length, restore_generators, skips_by_index
-from .drive import Answer
 from .hook import HookRow, has_state
 from .identity import Difference, compare, data_identity, given_settings
 from .journal import Intervention, Journal, fingerprint
-from .loop import Loop, total_text
 from .own_state import alike, generator_state, generators_in, set_generator_state
 from .files import check_place
 from .saved import CheckpointError, plain_copy, read_state, reason, write_state
@@ -44,7 +42,7 @@ NEW_OPTIMIZER = ". A new trainer's load(path, optimizer=False) goes on with its 
 
 NO_STATES_FAULT = (Warning, MemoryError, torch.OutOfMemoryError)  # raised as they are, whatever they interrupt
 
-class PositionState(Loop):
+class PositionState(CoreTrainer):
     "Where a run stands, as plain values."
     def _position_state(self) -> dict:
         finite = self.finite
@@ -57,15 +55,13 @@ class PositionState(Loop):
             **({"carried": dict(self.carried.found)} if self.carried.found else {})}
 
     def _load_position(self, state: dict) -> None:
-        self._target_step += state["optimizer_step"] - self.step_state.optimizer_step  # of a step(n) that is under way
-        self._target_epoch += state["epoch"] - self.step_state.epoch
+        here = self.step_state  # a step(n) that is under way makes as many steps as it was to make
+        self.driver.until = self.driver.until.shifted(state["optimizer_step"] - here.optimizer_step, state["epoch"] - here.epoch)
         for name in COUNTERS:
             setattr(self.step_state, name, state[name])
         for name in PLACES:
             setattr(self, name, state[name])
-        if self.running_since is not None:
-            self._set_clock(running=True)
-            self.seconds = state["seconds"]
+        self.driver.clock.become(state["seconds"])
         self.phase, self.next_phase = Phase(state["phase"]), Phase(state["next_phase"])
         self.finite.skipped, self.finite.in_a_row = state["finite"]
         self.finite.forget()
@@ -81,7 +77,7 @@ class ModuleState(PositionState):
     "Model, optimizer and what belongs to them."
     def _module_state(self) -> dict:
         model, scaler = self.plain_model, self.engine.scaler
-        modes = {} if self.driven or model.training else dict(self._modes or ())  # the next drive brings those back
+        modes = {} if self.driven or model.training else dict(self.driver.modes or ())  # the next drive brings those back
         return {
             "model": self.engine.whole(model.state_dict()), "optim": self.engine.whole(self.optim.state_dict()),
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -118,9 +114,9 @@ class ModuleState(PositionState):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad == (name in frozen):
                 parameter.requires_grad_(name not in frozen)
-        self._modes = [(module, module.training) for module in self.model.modules()]
+        self.driver.keep_modes()
         self.engine.refresh_parameters()
-        self.do_zero_grad()
+        self.runner.zero_grad(self)
 
 # %% ../../nbs/core/14_exact.ipynb #8b3d403c
 class HookState(ModuleState):
@@ -138,8 +134,9 @@ class HookState(ModuleState):
         return {"hooks": {name: state for name, state in states.items() if state},
                 "tunables": {name: entry.read() for name, entry in self._kept_tunables().items()}}
 
-    def _header(self) -> dict:
-        return super()._header() | self.made_of()
+    def header(self) -> dict:
+        "What the journal says of a run that begins."
+        return CoreTrainer.header(self) | self.made_of()
 
     def made_of(self) -> dict:
         "Settings and data of the run as the code has them: what tells it from another one."
@@ -185,7 +182,7 @@ class HookState(ModuleState):
         "Take over what was told of the run beside the journal; the last thing that a load does."
 
     def _random_state(self) -> dict:
-        streams = self.streams()
+        streams = self.driver.random.streams()
         own = {"engine": self.engine.state_dict(), "random": None if streams is None else streams.state_dict(), "data": self.data.state_dict(),
                "loaders": {name: [generator_state(each) for each in loader_generators(loader)]
                            for name, loader in self.valid_loaders.items()}}
@@ -202,7 +199,7 @@ class HookState(ModuleState):
         for name, loader in self.valid_loaders.items():
             restore_generators(loader_generators(loader), state["loaders"].get(name, ()))
         streams = None if state["random"] is None else RandomStreams.from_state(state["random"])
-        self.set_streams(streams if known or streams is None else self._parted(streams))
+        self.driver.random.use(streams if known or streams is None else self._parted(streams), self.driven)
 
     def _parted(self, streams: RandomStreams) -> RandomStreams:
         "This process's own, of those that a run with another number of processes had."
@@ -390,10 +387,11 @@ class KeptHook:
 def way_back(run) -> ExitStack:
     "What a load changes in a run: `close()` puts all of it back."
     back, engine = ExitStack(), run.engine
-    if run.own.in_place:
+    random = run.driver.random
+    if random.in_place:
         back.callback(RandomStreams.capture().restore)
     else:
-        back.callback(setattr, run.own, "held", run.own.held)
+        back.callback(random.hold, random.own.held)
     for loader in (run.train_dl, *run.valid_loaders.values()):
         for generator in loader_generators(loader):
             back.callback(set_generator_state, generator, generator_state(generator))
@@ -407,7 +405,7 @@ def way_back(run) -> ExitStack:
         back.callback(engine.scaler.load_state_dict, plain_copy(engine.scaler.state_dict()))
     for row in run._kept_rows():
         back.callback(KeptHook(row.hook).put_back)
-    owners = [run, *run.parts, *([run.history] if hasattr(run, "history") else [])]
+    owners = [run, *run.parts, run.driver, run.driver.clock, *([run.history] if hasattr(run, "history") else [])]
     for kept in map(KeptAttributes, owners):
         back.callback(kept.put_back)
     back.callback(run.pending.update, dict(run.pending))
@@ -423,14 +421,14 @@ def give_back(values: list) -> None:
 @contextmanager
 def all_or_nothing(run):
     "What raises while this is open leaves the run as it was; CheckpointError says so."
-    run._drop_generator()
+    run.driver.drop_generator(run)
     back = way_back(run)
     try:
         yield
     except BaseException as error:
         back.close()
         run.hooks.resolve()
-        run._generator = run.run() if run.driven else None
+        run.driver.generator = run.run() if run.driven else None
         if not isinstance(error, Exception) or isinstance(error, NO_STATES_FAULT):
             raise
         text = str(error) if isinstance(error, CheckpointError) else reason(error)
@@ -461,10 +459,9 @@ class StateLoop(OptimizerState):
     @contextmanager
     def _at_rest(self, name: str):
         "Nothing is half done, and nobody goes on meanwhile."
-        running = self._generator is not None and self._generator.gi_running
-        if (running or self.window_open) and self._driver_thread == threading.get_ident():
+        if self.driver.in_step() and self.driver.mine():
             raise RuntimeError(f"{name} in the middle of a step: trainer.ask(function) calls at the next boundary")
-        with self._looking(name):
+        with self.exclusive_access(name):
             yield
 
     def state_dict(self) -> dict:
@@ -509,7 +506,7 @@ class StateLoop(OptimizerState):
                 self.load_run(taken)
                 self.load_told(state)
                 mine, totals = (self.epochs, self.max_steps), state["position"]["totals"]
-                self.write_totals(totals["epochs"], totals["max_steps"])
+                self.plan.set_totals(totals["epochs"], totals["max_steps"])
                 if mine != (None, None):
                     self.set_totals(*mine)
                 if not optimizer:
@@ -523,15 +520,15 @@ class StateLoop(OptimizerState):
         told = ("model", "journal", "history")  # the model copies by itself
         kept = {key: plain_copy(value) for key, value in state.items() if key not in told}  # it may be loaded again
         kept["model"] = state["model"]
-        self._drop_generator()
+        self.driver.drop_generator(self)
         self._load_tunables(kept["tunables"])
         self._load_modules(kept)
         self._load_hooks(kept["hooks"])
         self._load_random(kept)
         self._load_position(kept["position"])
         self.hooks.stale = True
-        if self._driver is not None:
-            self._generator = self.run()
+        if self.driven:
+            self.driver.new_generator(self)
         else:
             self.state = RunState.PAUSED if self.boundaries else RunState.IDLE
 
@@ -541,7 +538,7 @@ class StateLoop(OptimizerState):
         self.journal = Journal(told["header"])
         self.journal.entries = [Intervention(**entry) for entry in told["entries"]]
         if self.driven and not self.journal.header:  # of a run that had not begun
-            self.journal.header = self._header()
+            self.journal.header = self.header()
 
 
 
@@ -659,7 +656,7 @@ class ExactLoop(StateLoop):
     last_saved: tuple[int, float] | None = None  # step of the last file, and when it was written (perf_counter)
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.answers["save"] = Answer(self._answer_save, self._check_save, harmless=(OSError, CheckpointError))
+        self.mailbox.register("save", CommandHandler(self._answer_save, self._check_save, recoverable=(OSError, CheckpointError)))
 
     @staticmethod
     def _check_save(values: dict) -> dict:
@@ -685,18 +682,18 @@ class ExactLoop(StateLoop):
 
     def _do(self, name: str, **values) -> None:
         "What a command asks for, now; at the next boundary while the run goes on."
-        answer = self.answers[name]
-        command = Command(name, answer.check(values))
-        if self._driver is None:
-            answer.act(command)
-        elif self._driver_thread != threading.get_ident():
+        handler = self.mailbox.handlers[name]
+        command = Command(name, handler.validate(values))
+        if not self.driven:
+            handler.apply(command)
+        elif not self.driver.mine():
             reply = self.post(command).wait()
             if reply.error is not None:
                 raise reply.error
-        elif self.window_open or (self._generator is not None and self._generator.gi_running):  # called by a hook
-            self.ask(lambda: answer.act(command))
+        elif self.driver.in_step():  # called by a hook
+            self.ask(lambda: handler.apply(command))
         else:
-            answer.act(command)
+            handler.apply(command)
 
     def save(self, path) -> Path:
         "Write the whole state to a file: at once, or at the next boundary while the run goes on."
@@ -734,7 +731,7 @@ class ExactLoop(StateLoop):
         if self.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
             found.obstacles.append(f"some operations on {self.device.type} are not deterministic: "
                                    "torch.use_deterministic_algorithms(True)")
-        if self._thread is not None and self._thread.is_alive():
+        if self.background.alive():
             found.assumed.append("no cell draws from the global random streams while the run goes on in its thread")
         return found
 
@@ -750,7 +747,7 @@ class RewindLoop(ExactLoop):
     "Going back to an earlier step."
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.answers["rewind"] = Answer(self._answer_rewind, self._check_rewind, harmless=(OSError, CheckpointError))
+        self.mailbox.register("rewind", CommandHandler(self._answer_rewind, self._check_rewind, recoverable=(OSError, CheckpointError)))
 
     def rewind_points(self) -> list[RewindPoint]:
         "All states to go back to, by step; of one step the later ones last."

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .data import check_loader, clone_for_skipping, loader_generators, skips_by_index
-from .drive import Answer
+from .control import CommandHandler
 from .core_trainer import check_same_parameters
 from .engine import FinitePolicy
 from .evaluator import Evaluator
@@ -200,6 +200,7 @@ class TrialLoop(RewindLoop):
             back.callback(self._give_back_data, plain_copy(self.data.state_dict()), loader)
             back.callback(self._end_trial, copy.copy(self.step_state), {name: vars(self)[name] for name in TRIAL_PARTS})
             back.enter_context(self.context.preserved())
+            back.enter_context(self.driver.random.owning())
             self.at_trial = {"step_state": copy.copy(self.step_state), "hooks": self.hooks, "data": self.data, "run": self.runner}
             keep_objects(self, back, modules)
             parts = [StepPart(row.hook) for row in self.hooks.rows if StepPart.wanted(row)]
@@ -219,7 +220,8 @@ class TrialLoop(RewindLoop):
                              "it, train_dl=...")
 
     def _begin_trial(self, loader, parts: list[StepPart]) -> None:
-        data, streams = self.data, self.streams() or self._first_streams()
+        data, random = self.data, self.driver.random
+        streams = random.streams() or random.first()
         own = skips_by_index(loader) and data.seed is None and not self.engine.lockstep
         mine = clone_for_skipping(loader)[0] if own else loader
         own_data = self.engine.data_class(mine, data.resume_by, data.limit, data.overfit, data.seed)
@@ -227,11 +229,8 @@ class TrialLoop(RewindLoop):
         self._build_trial(own_data, HookSet(parts, self.is_main))
         self.step_state.phase, self.step_state.window_batches = Phase.TRAIN, 0
         self.context.training, self.context.split, self.context.loader = True, "train", mine
-        if not self.model.training:
-            self.model.train()
-            for module, mode in self._modes or ():
-                module.training = mode
-        if not self.own.in_place and self._driver != "sweep()":  # a search of a run at rest draws as the cell would
+        self.driver.restore_modes()
+        if not random.in_place and self.driver.name != "sweep()":  # a search of a run at rest draws as the cell would
             streams.restore()
         self.step_state.batch_idx = 0
         self.data.begin(self.step_state.epoch)
@@ -243,10 +242,10 @@ class TrialLoop(RewindLoop):
         micro.use(run.micro.found)
         runner = StepRunner(run.train_step, engine, hooks, state, self.settings, self.context, FinitePolicy(None),
                             micro=micro, sizes=run.sizes, rates=run.rates, repeats=run.repeats, overrides=run.overrides)
-        evaluator = Evaluator(judge.eval_step, engine, hooks, state, self.context, run.sizes, modules=judge.modules,
+        evaluator = Evaluator(judge.eval_step, engine, hooks, state, self.context, run.sizes, judge.random, modules=judge.modules,
                               metrics=judge.metrics, loaders=judge.loaders, limit=judge.limit, overfit=judge.overfit)
         evaluator.use(end_of_evaluation=judge.end_of_evaluation)
-        evaluator.owns_streams, evaluator.wants_indices = True, judge.wants_indices
+        evaluator.wants_indices = judge.wants_indices
         vars(self).update(runner=runner, evaluator=evaluator, hooks=hooks, hook_store=dict(self.hook_store),
                           loop=TrainingLoop(self.plan, data, runner, evaluator, BestRecord()))
 
@@ -261,9 +260,9 @@ class TrialLoop(RewindLoop):
         if loader is not self.train_dl or self.data.iterator is None or skips_by_index(loader) or not hasattr(loader, "dataset"):
             return
         self.data.load_state_dict(state)
-        self._drop_generator()
+        self.driver.drop_generator(self)
         if self.driven:
-            self._generator = self.run()
+            self.driver.new_generator(self)
 
     def trial_step(self) -> float:
         "One optimizer step on the next window of a trial; the loss before it."
@@ -288,7 +287,7 @@ class SweepLoop(TrialLoop):
     sweeping: Sweep | None = None  # the one in hand, or the last
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.answers["sweep"] = Answer(self._answer_sweep, lambda values: values, harmless=(Exception,), slow=True)
+        self.mailbox.register("sweep", CommandHandler(self._answer_sweep, recoverable=(Exception,), blocking=True))
 
     def sweep(
         self,
@@ -313,9 +312,9 @@ class SweepLoop(TrialLoop):
         values = command.values
         with ExitStack() as stack:
             stack.enter_context(self._at_rest("sweep()"))
-            if self._driver is None:
-                stack.enter_context(self._as_driver("sweep()"))
-                stack.enter_context(self._interrupts())
+            if not self.driven:
+                stack.enter_context(self.driver.exclusive("sweep()", self))
+                stack.enter_context(self.driver.interrupts.caught())
             try:
                 self._run_sweep(values["sweep"], values.get("valid_dl"), values.get("train_dl"))
             finally:
@@ -336,7 +335,7 @@ class SweepLoop(TrialLoop):
 
     def _try_values(self, sweep: Sweep, entry: BoundTunable, valid_dl) -> None:
         for value in sweep.planned:
-            cancelled = not sweep.wanted or any(command.name == "interrupt" for command, _ in list(self.control.waiting))
+            cancelled = not sweep.wanted or any(command.name == "interrupt" for command, _ in list(self.mailbox.waiting))
             if any(self.engine.gather(cancelled)):
                 sweep.ended = "cancelled"
                 return

@@ -22,8 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from ..core.checks import misfit
-from ..core.control import Command
-from ..core.drive import Answer
+from ..core.control import Command, CommandHandler
 from ..core.exact import RewindPoint
 from ..core.folder import FolderLock, FolderTakenError, hold
 from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
@@ -219,7 +218,7 @@ class ExitHandler:
             return
         trainer = self.run()
         trainer.exit_code = 128 + number if self.code == "128+signal" else self.code
-        trainer.control.post(Command("stop", source="signal"))
+        trainer.mailbox.post(Command("stop", source="signal"))
         before = self.behind(number, idle=True)
         if callable(before):
             before(number, frame)
@@ -473,8 +472,9 @@ class CheckpointHook(CheckpointTaking):
         self.hold_folder(trainer)
         if not self._ready:
             run = weakref.ref(trainer)  # the trainer holds the answer
-            trainer.answers["checkpoint"] = Answer(lambda command: self._by_hand(run(), command),
-                                                   harmless=(OSError, CheckpointError, FolderTakenError))
+            trainer.mailbox.register("checkpoint", CommandHandler(
+                lambda command: self._by_hand(run(), command),
+                recoverable=(OSError, CheckpointError, FolderTakenError)))
             try:
                 if trainer.boundaries == 0:
                     self._begin(trainer)

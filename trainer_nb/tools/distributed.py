@@ -39,8 +39,8 @@ class ProcessesPartedError(RuntimeError):
 
 PACKAGE = str(Path(sys.modules["trainer_nb"].__file__).parent)
 INNER = (PACKAGE, str(Path(torch.__file__).parent))
-DOING = {"_save": "save()", "_load": "load()", "_evaluate_batches": "an evaluation", "train_batch": "a training batch",
-         "pass_batch": "a training batch", "close_window": "the end of a step", "_agree": "a boundary", "check_alike": "the start of a run",
+DOING = {"_save": "save()", "_load": "load()", "evaluate_loader": "an evaluation", "accumulate": "a training batch",
+         "pass_batch": "a training batch", "optimizer_step": "the end of a step", "agree": "a boundary", "check_alike": "the start of a run",
          "end_epoch": "the end of an epoch", "begin": "the start of an epoch"}  # what functions within the package are to the user
 
 def called_from(frame) -> tuple[str, str]:
@@ -539,7 +539,7 @@ class JoiningEngine(ProcessState):
         weights, names = [float(part[1]) for part in window.parts], self._names
         unknown = any(name not in names for each in records for name in each)
         there = self._had_gradient()
-        told = self.world.sum([sum(weights), window.samples, unknown, trainer.wants_word(), *self._counts(records, weights), *there])
+        told = self.world.sum([sum(weights), window.samples, unknown, trainer.mailbox.has_pending_commands(time.perf_counter() >= trainer.driver.next_refresh), *self._counts(records, weights), *there])
         items, samples, unknown, attention, *told = told
         counts, there = told[:len(names)], told[len(names):]
         self._attention = bool(attention)
