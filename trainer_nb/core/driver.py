@@ -371,6 +371,8 @@ def leave(self: Driver, outcome: RunState, owner) -> None:
         self.loop.runner.gradients.finite.check()
     self.state = outcome
     self.end_fit("after_fit" if outcome is RunState.FINISHED else "after_cancel", owner)
+    if outcome is RunState.FINISHED:
+        self.loop.warn_of_best()
 
 @patch
 def end_fit(self: Driver, point: str, owner) -> None:
@@ -538,7 +540,7 @@ def advance(self: Driver, name: str, owner):
 @patch
 def take_steps(self: Driver, owner):
     "The inner loop of every verb; returns how the run stands when the drive ends."
-    state, hooks, mailbox, context = self.step_state, self.hooks, self.mailbox, self.loop.context
+    state, hooks, context = self.step_state, self.hooks, self.loop.context
     lockstep, others, waiting = self.engine.lockstep, TURNS.waiting, self.mailbox.waiting
     generator = self.generator
     while True:

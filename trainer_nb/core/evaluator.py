@@ -85,8 +85,9 @@ class Evaluator:
         self._warned: set[str] = set()  # loaders whose length was wrong
 
     def use(self, **parts) -> None:
-        "Other parts from the next evaluation on: eval_step, modules, metrics, loaders."
-        unknown = parts.keys() - {"eval_step", "modules", "metrics", "loaders", "end_of_evaluation"}
+        "Other parts from the next evaluation on: eval_step, modules, metrics, loaders, records."
+        unknown = parts.keys() - {"eval_step", "modules", "metrics", "loaders", "records",
+                                  "end_of_evaluation"}
         if unknown:
             raise TypeError(f"use({', '.join(sorted(unknown))}): not a part of an evaluation")
         self.__dict__.update(parts)

@@ -23,14 +23,14 @@ from pathlib import Path
 
 from ..core.checks import misfit
 from ..core.control import Command, CommandHandler
-from ..core.exact import RewindPoint
+from ..core.checkpoint import RewindPoint
 from ..core.folder import FolderLock, FolderTakenError, hold
 from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
 from ..core.hook import Hook
 from ..core.identity import data_identity
 from ..core.saved import CheckpointError, read_state, write_state, write_whole
 from ..core.state import say, warn
-from ..core.core_trainer import check_best
+from ..core.training import check_best
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #0ef90b07
 class Writer:
@@ -321,7 +321,7 @@ class CheckpointSaving(Hook):
         def write():
             folder.add(taken, entry)
             if (there := run()) is not None:
-                there.last_saved = entry.step, time.perf_counter()
+                there.checkpoint.note_saved(entry.step)
         if trainer.is_main:
             self.writer.start(write)
         self._last = place

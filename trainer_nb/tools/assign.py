@@ -12,7 +12,7 @@ __all__ = ['ANOTHER', 'FIXED', 'REPLACED', 'PROPERTIES', 'Assigned', 'described'
 # %% ../../nbs/tools/29_assign.ipynb #3c956782
 import torch
 
-from ..core.data import end_persistent_workers, sample_counter
+from ..core.data import end_persistent_workers
 from ..core.engine import FinitePolicy, unwrap
 from ..core.hook import ComponentHook
 from ..core.state import Phase
@@ -54,7 +54,7 @@ def assign(trainer, name: str, value, replace) -> None:
     if name in FIXED:
         replace(trainer, value)
         return
-    with trainer._at_rest(f"trainer.{name} = ..."):
+    with trainer.at_rest(f"trainer.{name} = ..."):
         old = described(getattr(trainer, name, None))
         if replace(trainer, value) is False:
             return
