@@ -3828,6 +3828,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'trainer_nb/tools/task.py'),
                                        'trainer_nb.tools.task.hints_arguments': ( 'tools/task.html#hints_arguments',
                                                                                   'trainer_nb/tools/task.py'),
+                                       'trainer_nb.tools.task.name_problem': ('tools/task.html#name_problem', 'trainer_nb/tools/task.py'),
                                        'trainer_nb.tools.task.names_taken': ('tools/task.html#names_taken', 'trainer_nb/tools/task.py'),
                                        'trainer_nb.tools.task.overridden': ('tools/task.html#overridden', 'trainer_nb/tools/task.py'),
                                        'trainer_nb.tools.task.seeded': ('tools/task.html#seeded', 'trainer_nb/tools/task.py'),
