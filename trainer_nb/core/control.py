@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .state import TURNS, Position, RunState
-from .tunable import weakly
+from .state import TURNS, Position, RunState, weakly
 
 # %% ../../nbs/core/03_control.ipynb #2955a03e
 @dataclass

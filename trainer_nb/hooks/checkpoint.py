@@ -31,7 +31,7 @@ from ..core.hook import Hook
 from ..core.identity import data_identity
 from ..core.saved import CheckpointError, read_state, write_state, write_whole
 from ..core.state import say, warn
-from ..core.training import check_best
+from ..core.core_trainer import check_best
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #0ef90b07
 class Writer:

@@ -340,6 +340,10 @@ class KeptScheduler(FittedScheduler):
         named = self.recipe is not None and self.recipe.name in SCHEDULES
         return self.recipe.name if named else None if self.scheduler is None else type(self.scheduler).__name__
 
+    def schedule_name(self) -> str:
+        "The name of the schedule as it was given, or the class of a scheduler that was given built."
+        return type(self.scheduler).__name__ if self.recipe is None else self.recipe.name
+
     def check_state(self, trainer, state):
         "ValueError for the state of another schedule."
         text = self._unlike(state, trainer.optim)

@@ -137,7 +137,7 @@ class ShardedEngine(ShardedState):
         if trainer.micro_batch_size is not None:
             raise ValueError("micro_batch_size: processes that share the parameters must make the same passes; give smaller batches, and more "
                              "of them a step (gradient_accumulation_steps=)")
-        whole = [type(hook).__name__ for hook in trainer.hooks if getattr(hook, "needs_whole_model", False)]
+        whole = [type(row.hook).__name__ for row in trainer.hooks.running() if row.trait("needs_whole_model")]
         if whole:
             raise ValueError(f"{', '.join(whole)}: needs the whole model in each process, these share its parameters; leave it out, or "
                              "use engine='accelerate' without FSDP")

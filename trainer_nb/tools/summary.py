@@ -6,14 +6,14 @@
 __all__ = ['windows_text', 'length_text', 'evaluations_text', 'schedule_text', 'summary']
 
 # %% ../../nbs/tools/20_summary.ipynb #1d361f1e
-from ..core.training import TrainLoop
+from ..core.core_trainer import CoreTrainer
 from ..hooks.schedule import SchedulerHook, rate_after
 
 # %% ../../nbs/tools/20_summary.ipynb #c45722ce
 def _plural(count: int, word: str, ending: str = "s") -> str:
     return f"{count:,} {word}{'' if count == 1 else ending}"
 
-def windows_text(loop: TrainLoop) -> str:
+def windows_text(loop: CoreTrainer) -> str:
     "Batches and steps of an epoch, and how its batches fall into windows."
     length, size, processes = loop.data.length, loop.batches_per_step, loop.engine.num_processes
     if length is None:
@@ -25,7 +25,7 @@ def windows_text(loop: TrainLoop) -> str:
     return text + (f", shared by {processes} processes" if processes > 1 else "")
 
 # %% ../../nbs/tools/20_summary.ipynb #b7ae8e0e
-def length_text(loop: TrainLoop) -> str:
+def length_text(loop: CoreTrainer) -> str:
     "The totals of the run."
     if loop.max_steps is not None:
         return f"{_plural(loop.max_steps, 'step')} (max_steps)"
@@ -35,7 +35,7 @@ def length_text(loop: TrainLoop) -> str:
     return _plural(loop.epochs, "epoch") + (f" = {_plural(planned, 'step')}" if planned else "")
 
 # %% ../../nbs/tools/20_summary.ipynb #25bc82e0
-def evaluations_text(loop: TrainLoop) -> str:
+def evaluations_text(loop: CoreTrainer) -> str:
     "The validation loaders, and when an evaluation comes."
     if not loop.valid_loaders:
         return "none (no valid_dl)"
@@ -48,9 +48,9 @@ def evaluations_text(loop: TrainLoop) -> str:
     return f"{', '.join(loop.valid_loaders)}: {every} and at the end{first}"
 
 # %% ../../nbs/tools/20_summary.ipynb #4bd501da
-def schedule_text(loop: TrainLoop, hook: SchedulerHook) -> str:
+def schedule_text(loop: CoreTrainer, hook: SchedulerHook) -> str:
     "The scheduler, how often it moves the rate, and the rate at the end."
-    name = type(hook.scheduler).__name__ if hook.recipe is None else hook.recipe.name
+    name = hook.schedule_name()
     if hook.scheduler is None:
         return f"{name}, built when the length of the run is known"
     text, planned = f"{name}, changes each {hook.every}", hook.planned(loop)
@@ -64,7 +64,7 @@ def schedule_text(loop: TrainLoop, hook: SchedulerHook) -> str:
     return text if last is None else f"{text}, lr {last:.3g} at step {loop.planned_steps:,}"
 
 # %% ../../nbs/tools/20_summary.ipynb #c320fa58
-def summary(loop: TrainLoop) -> str:
+def summary(loop: CoreTrainer) -> str:
     "What `fit()` will do, in a few lines."
     parameters = sum(p.numel() for p in loop.model.parameters())
     trained = sum(p.numel() for p in loop.model.parameters() if p.requires_grad)
