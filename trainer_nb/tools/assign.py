@@ -203,8 +203,7 @@ def replace_sched(trainer, sched) -> None:
         if made is None or made.recipe is not None:
             _reset_rates(trainer)
         if made is not None:
-            state = trainer.step_state
-            made.began = state.epoch if made.every == "epoch" else state.optimizer_step
+            made.begin_here(trainer)
             made.before_fit(trainer)
     except Exception:
         for group, kept in groups:
