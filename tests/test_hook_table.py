@@ -186,7 +186,7 @@ class Refusing:
 def test_a_refusal_stands_with_its_reason_until_the_next_change(hand):
     trainer, table = make()
     row, view, told = table.controls["first"], table.view, []
-    table.view, table.told = Refusing(view), lambda: told.append(1)
+    table.view, table.notify = Refusing(view), lambda: told.append(1)
     hand(row)
     for _ in range(2):
         assert "refused" in row.widget._dom_classes and row.order.tooltip == "not <now>" and told == [1]

@@ -13,11 +13,12 @@ import threading
 from collections import deque
 from time import perf_counter
 
-from .kernel import (PumpUnavailable, cell_identity, main_shell_stream, publish_status,
-                                     reply_stream, running_kernel, stream_receiver)
+from .kernel import (PumpUnavailable, cell_identity, main_shell_stream,
+                                     publish_status, reply_stream, running_kernel, stream_receiver)
 
 # %% ../../nbs/panel/30_pump.ipynb #48294776
-ANSWERED = frozenset(("comm_open", "comm_msg", "comm_close", "comm_info_request", "kernel_info_request"))
+ANSWERED = frozenset(("comm_open", "comm_msg", "comm_close", "comm_info_request",
+                      "kernel_info_request"))
 POLLIN, POLLOUT = 1, 2  # as in zmq, which is there only where a kernel is
 
 class StreamLoan:
