@@ -74,7 +74,7 @@ def test_no_line_crosses_a_hole(count, hole):
             assert (2 * count // 3 if hole == "end" else count // 2) in x[finite]
 
 
-def test_a_hole_does_not_move_the_mean_beside_it():
+def test_a_gap_does_not_move_the_mean_beside_it():
     """The mean of a stretch is the one that it has alone."""
     values = np.r_[np.linspace(3, 2, 60), math.nan, np.linspace(1, 0.5, 40)]
     x, y = curve_of(values).smoothed("step", 33)
@@ -161,7 +161,7 @@ def test_left_out_steps_are_no_end():
     assert number(board, "train/loss")[1] == "" and number(board, "train/loss")[0].endswith("avg 33")
 
 
-def test_a_mean_over_a_hole_is_none():
+def test_a_mean_over_a_gap_is_none():
     """Some steps were NaN, later ones are not: the mean says that one of them was."""
     trainer = make(non_finite=None, first=10**9)
     board = trainer.dashboard
@@ -193,7 +193,7 @@ def test_the_still_picture_breaks_too():
     assert "train/loss nan" in text and "train/loss is NaN since step 31" in text
 
 
-def test_the_still_picture_breaks_at_holes():
+def test_the_still_picture_breaks_at_gaps():
     """Long or short: no stretch is joined to the next."""
     for count in (60, 2000):
         trainer = make(non_finite=None, first=10**9)

@@ -524,7 +524,7 @@ def test_the_chart_carries_arrays_as_bytes():
     assert x.tolist() == [0, 1, 2] and np.isnan(y[1]) and y[2] == 3.0
 
 
-def test_a_search_for_a_rate_is_no_pause(monkeypatch):
+def test_a_search_for_a_rate_is_not_shown_as_a_pause(monkeypatch):
     """Its own words and steps, while the run's step, hooks and place stay those of the run."""
     inputs = torch.randn(64, 4)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)

@@ -87,7 +87,7 @@ def test_the_newest_entry_stands_first_with_its_place_in_the_run():
     ("pause", "pause", None, None, "–"), ("pause", "pause", None, "loss > 3 (4)", "loss > 3 (4)"),
     ("skip", "batch", None, "batch 3 of epoch 1", "batch 3 of epoch 1 left out"),
     ("stop", "max_time", None, 60, "60")])
-def test_a_change_is_told_in_words(kind, name, old, new, text):
+def test_a_change_is_written_in_words(kind, name, old, new, text):
     entry = Journal().record(kind, name, old, new)
     assert change_text(entry) == text
     assert '"number dot"' in entry_row(entry, 10) or kind in ("tune", "hook")
@@ -233,7 +233,7 @@ def test_the_script_promises_no_more_than_it_keeps():
     (0.0101, "0.0101"), (12345.6, "12,346"), (-3.21e-7, "−3.21e-7"), (6.02e23, "6.02e23"),
     (math.nan, '<b class="wrong">nan</b>'),
     (-math.inf, '<b class="wrong">−inf</b>')])
-def test_numbers_are_short_and_no_numbers_stand_out(value, text):
+def test_numbers_are_short_and_non_finite_ones_stand_out(value, text):
     assert number_short(value) == text
 
 
@@ -373,7 +373,7 @@ def test_it_sends_nothing_where_nothing_has_changed():
 
 
 class Still:
-    """A `RunView` that answers as it is told to."""
+    """A `RunView` with made-up answers."""
 
     def __init__(self, state=RunState.RUNNING):
         self.state, self.in_cell, self.loaders, self.inspection, self.breakpoints = state, True, [], None, []
@@ -387,7 +387,7 @@ class Still:
         return self.replies[-1]
 
 
-def test_it_asks_once_for_a_step_that_nobody_has_looked_at():
+def test_it_asks_once_for_a_step_that_was_not_inspected():
     """While it waits for the answer, it shows what there is."""
     view = Still(RunState.PAUSED)
     pane = InspectPane(view)
@@ -400,7 +400,7 @@ def test_it_asks_once_for_a_step_that_nobody_has_looked_at():
     assert view.posted == [("inspect", {"on": True}, "widget")] * 3
 
 
-def test_opening_and_closing_is_told_to_the_run():
+def test_opening_and_closing_is_posted_to_the_run():
     view = Still()
     pane = InspectPane(view)
     pane.shown(True)
@@ -467,7 +467,7 @@ def test_the_same_condition_twice_is_one_row_which_removes_both():
 
 
 @pytest.mark.parametrize("state", ["idle", "paused", "finished", "running"])
-def test_a_refused_condition_stays_to_be_mended_in_every_state(state):
+def test_a_refused_condition_stays_to_be_corrected_in_every_state(state):
     trainer = make(epochs=1 if state == "finished" else 1000, hooks=[Slow()])
     if state == "running":
         trainer.start()

@@ -68,7 +68,7 @@ def test_buttons_are_there_when_they_mean_something(tmp_path):
 
 
 def test_checkpoint_is_written_where_the_run_stands(tmp_path):
-    """Also when nobody drives; then the file is there when the click has been answered."""
+    """Also when nothing drives the run; then the file is there when the click has been answered."""
     trainer = make(CheckpointHook(tmp_path, every_epochs=None))
     board = trainer.dashboard
     trainer.step(7)
@@ -78,7 +78,7 @@ def test_checkpoint_is_written_where_the_run_stands(tmp_path):
     assert (trainer.journal.entries[-1].kind, trainer.journal.entries[-1].source) == ("save", "widget")
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path):
+def test_a_checkpoint_that_cannot_be_written_is_refused_with_the_reason(tmp_path):
     """The folder is a file: the click is refused with the reason, the run is as it was."""
     trainer = make(CheckpointHook(tmp_path / "kept", every_epochs=None))
     board = trainer.dashboard
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path):
     trainer.step(1)
 
 
-def test_running_message_tells_the_last_checkpoint(tmp_path):
+def test_the_message_of_a_running_run_names_the_last_checkpoint(tmp_path):
     """Step and age, from the moment that the file is there."""
     said = []
     trainer = make(CheckpointHook(tmp_path, every_steps=5))
@@ -150,7 +150,7 @@ def test_a_click_on_the_axis_of_time():
         assert board.controls.chooser.steps.value == number
 
 
-def test_clicks_of_no_use_are_passed_over():
+def test_clicks_without_an_effect_are_ignored():
     """Nothing to go back to, or a message that is none."""
     trainer = make()
     trainer.step(3)
@@ -191,7 +191,7 @@ def test_rewind_here_goes_back_and_draws_the_branch():
 
 @pytest.mark.parametrize("where", ["finished", "error", "stopped"])
 def test_rewind_from_an_end(where):
-    """A run that has ended goes back and rests; Resume goes on, to the weights of a run that nobody disturbed."""
+    """A run that has ended goes back and stands there; Resume goes on, to the weights of an undisturbed run."""
     straight = make()
     straight.fit()
     class Failing:
@@ -291,7 +291,7 @@ def test_a_branch_that_diverged_does_not_press_the_curves_flat():
     assert sum(trace.name == "rewound" for trace in whole.data) >= 2
 
 
-def test_marks_and_journal_tell_the_path():
+def test_marks_and_journal_show_what_a_rewind_took_back():
     """A change that a rewind took back has no mark and a faint row; the rewind has both, with its steps."""
     trainer = make(SnapshotHook(every_steps=5))
     trainer.step(12)

@@ -104,7 +104,7 @@ def test_a_hook_that_comes_later_gets_its_rows_and_the_others_stay():
 
 
 def change(row, kind, value):
-    """Do what a hand does."""
+    """Do what a person does."""
     setattr({"slider": getattr(row.control, "slider", None), "box": getattr(row.control, "box", None), "list": getattr(row.control, "list", None)}[kind],
             "value", value)
 
@@ -176,7 +176,7 @@ def test_a_pending_value_is_shown_until_its_boundary():
     assert [(e.name, e.step) for e in trainer.journal] == [("lr", 4)]
 
 
-def test_a_schedule_moves_the_hint_and_not_the_hand():
+def test_a_schedule_moves_the_hint_and_not_the_slider():
     """The box and the slider stay where they are, whatever the schedule does."""
     trainer, tunables = make(sched=lambda optim: torch.optim.lr_scheduler.ExponentialLR(optim, 0.5))
     row = tunables.rows["lr"]
