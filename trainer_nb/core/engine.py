@@ -17,7 +17,7 @@ from torch.autograd import profiler
 from torch.optim import optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from .data import TrainData, move_to_device, open_loader
+from .data import EpochIterator, move_to_device, open_loader
 
 # %% ../../nbs/core/06_engine.ipynb #6b317dcd
 class Window:
@@ -232,7 +232,7 @@ class OneProcess:
     lockstep = False  # several processes make each step together: see `join`
     sharded = False  # each of them has a part of every parameter
     usual_items: int | None = None  # of a batch, where they must agree on the weights before they know all items
-    data_class, pick_device = TrainData, staticmethod(pick_device)
+    data_class, pick_device = EpochIterator, staticmethod(pick_device)
 
     def state_dict(self) -> dict:
         "What a run that is taken up must know; nothing in one process."

@@ -225,7 +225,7 @@ class TrialLoop(RewindLoop):
         own = skips_by_index(loader) and data.seed is None and not self.engine.lockstep
         mine = clone_for_skipping(loader)[0] if own else loader
         self.data = self.engine.data_class(mine, data.resume_by, data.limit, data.overfit, data.seed)
-        self.data.kept, self.data.kept_start, self.data.kept_epoch = data.kept, data.kept_start, data.kept_epoch
+        self.data.first_batches.use(data.first_batches)
         vars(self)["hooks"] = HookSet(parts, self.is_main)
         self.step_state, self.window = copy.copy(self.step_state), Window()
         self.window_open, self.finite, self.phase = False, FinitePolicy(None), Phase.TRAIN
@@ -248,7 +248,7 @@ class TrialLoop(RewindLoop):
 
     def _give_back_data(self, state: dict, loader) -> None:
         "A loader that knows only one pass at a time is opened again where the run was."
-        self.data._tell_epoch(self.data.epoch)
+        self.data.source.set_epoch(self.data.epoch)
         if loader is not self.train_dl or self.data.iterator is None or skips_by_index(loader) or not hasattr(loader, "dataset"):
             return
         self.data.load_state_dict(state)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACKAGE', 'INNER', 'DOING', 'ProcessLostError', 'ProcessesPartedError', 'called_from', 'Watch', 'frozen_apart',
-           'World', 'the_world', 'check_undivided', 'SharedData', 'OwnBatches', 'ProcessEngine', 'ProcessState',
-           'JoiningEngine', 'AccelerateEngine']
+           'World', 'the_world', 'check_undivided', 'SharedPassOpener', 'process_data', 'OwnBatches', 'ProcessEngine',
+           'ProcessState', 'JoiningEngine', 'AccelerateEngine']
 
 # %% ../../nbs/tools/26_distributed.ipynb #0007dcc1
 import atexit
@@ -25,7 +25,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..core.data import ABSENT, EpochStart, TrainData, clone_for_skipping, close_iterator, drawn, keeps_workers, open_loader, other_length, skips_by_index
+from ..core.data import (ABSENT, EpochIterator, EpochStart, FirstBatches, LoaderSource, PassOpener, clone_for_skipping,
+                                  close_iterator, drawn, open_loader, other_length, skips_by_index)
 from ..core.engine import Engine, pick_device
 from ..core.journal import checksum
 from ..core.state import RandomStreams, seed_everything
@@ -272,99 +273,98 @@ def check_undivided(name: str, loader) -> None:
         raise ValueError(f"{name} was prepared by Accelerate: give the loader itself, its batches are shared between the processes here")
 
 # %% ../../nbs/tools/26_distributed.ipynb #57cbbca9
-class SharedData(TrainData):
-    "The training loader of one of several processes."
-    def __init__(self, loader, resume="skip", limit=None, overfit=None, seed=None):
-        self.world = the_world()
-        if self.world.size > 1:
-            check_undivided("train_dl", loader)
-        super().__init__(loader, resume, limit, overfit, seed)
-        self.common: EpochStart | None = None  # what was random at the first process when the epoch began
-        if self.world.size > 1 and skips_by_index(loader) and not overfit:
-            self._clone()
+class SharedPassOpener:
+    """Opens the passes of one of several processes: it takes every n-th batch of one order.
 
-    def begin(self, epoch: int) -> None:
-        "Iterate the loader anew, every process its part."
-        if self.world.size == 1:
-            return super().begin(epoch)
-        self.loader_state, self.epoch = None, epoch
-        self._tell_epoch(epoch)
-        reused = getattr(self.source, "_iterator", None) is not None or self.workers_persist  # though they may have ended in between
-        self.epoch_start, self.workers_persist = EpochStart.capture(self.loader, reused), keeps_workers(self.loader)
-        self.common = self.world.gather(self.epoch_start)[0]
-        self._open_part(0, None if self.world.rank == 0 else RandomStreams.capture())
+    As `PassOpener`, which is for one process; the way back into a pass is by index."""
+    def __init__(self, source: LoaderSource, first_batches: FirstBatches, resume_by: str, limit):
+        check_undivided("train_dl", source.loader)
+        self.world, self.group = the_world(), 1
+        self.source, self.loader, self.first_batches = source, source.loader, first_batches
+        self.common: EpochStart | None = None  # what was random in process 0 before the epoch
+        if skips_by_index(source.loader) and not first_batches.count:
+            source.clone()
 
-    def resume(self, taken: int) -> None:
-        "Iterate the epoch in hand from batch `taken` of all processes on."
-        if self.world.size == 1:
-            return super().resume(taken)
+    def order_start(self, own: EpochStart | None) -> EpochStart | None:
+        "What was random in process 0 when the order of an epoch was drawn."
+        return self.common or own
+
+    def nominal_size(self) -> int | None:
+        "Items of a batch as far as known: the weight until all items of a window are known."
+        batch_sampler = getattr(self.loader, "batch_sampler", None)
+        sizes = [getattr(each, "batch_size", None) for each in (self.loader, batch_sampler)]
+        return next((size for size in sizes if type(size) is int), 1)
+
+    def state_dict(self) -> dict:
+        "What was random in process 0."
+        return {"common": self.common and self.common.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Go on from there; a state of one process serves all."
+        self.common = EpochStart.from_state(state.get("common") or state["start"])
+
+    def begin(self, data: EpochIterator, alive: bool) -> tuple:
+        "What gives this process's batches of the pass that begins now, and the batches."
+        self.common = self.world.gather(data.epoch_start)[0]
+        return self._open(data, 0, None if self.world.rank == 0 else RandomStreams.capture())
+
+    def reopen(self, data: EpochIterator, taken: int) -> tuple:
+        "The same for the rest of a pass, from batch `taken` of all processes on."
         now = RandomStreams.capture()
-        self.close()
-        self._tell_epoch(self.epoch)
-        self.epoch_start.restore(self.loader)
-        self._open_part(taken, now)
+        data.close()
+        self.source.set_epoch(data.epoch)
+        data.epoch_start.restore(self.loader)
+        opened = self._open(data, taken, now)
         now.restore()
+        return opened
 
-    def _open_part(self, taken: int, then: RandomStreams | None) -> None:
-        length = self.length
-        if self.sampler is not None and length is not None:
-            self.sampler.skip, self.sampler.part = taken, slice(self.world.rank, length - taken, self.world.size)
-            loader, common = self.loader, self.common  # the sampler holds no `self`, which would never be gone
-            self.sampler.before = lambda: common.restore(loader)
-            self.sampler.then = None if then is None else then.restore
-            self.sampler.drawn = lambda: drawn(loader, common.reused)
-            self._raw = open_loader(self.source, self)
-            self.iterator = self._parts(self._raw, taken, length)
-        else:
-            self.iterator = self._every(taken, length)
+    def _open(self, data: EpochIterator, taken: int, then: RandomStreams | None) -> tuple:
+        length, sampler = data.length, self.source.sampler
+        if sampler is None or length is None:
+            return self._open_whole(data, taken, length)
+        sampler.skip, sampler.part = taken, slice(self.world.rank, length - taken, self.world.size)
+        loader, common = self.loader, self.common  # no function here holds the data's iterator
+        sampler.before, sampler.drawn = lambda: common.restore(loader), lambda: drawn(loader, common.reused)
+        sampler.then = None if then is None else then.restore
+        raw = open_loader(self.source.opened, data)
+        return raw, self._by_index(raw, taken, length)
 
-    def _parts(self, own, taken: int, length: int):
-        for first in range(taken, length, self.world.size):
-            self.group = min(self.world.size, length - first)
-            batch = next(own, ABSENT) if self.world.rank < self.group else ABSENT
-            if batch is ABSENT and self.world.rank < self.group:
-                raise ValueError(f"there is no batch {first + self.world.rank}: " + other_length("train_dl", first, length))
+    def _by_index(self, own, taken: int, length: int):
+        size, rank = self.world.size, self.world.rank
+        for first in range(taken, length, size):
+            self.group = min(size, length - first)
+            batch = next(own, ABSENT) if rank < self.group else ABSENT
+            if batch is ABSENT and rank < self.group:
+                raise ValueError(f"there is no batch {first + rank}: "
+                                 + other_length("train_dl", first, length))
             yield batch
 
-    def _every(self, taken: int, length: int | None):
-        "Of a loader that has no indices: all batches, under the streams of the first process."
-        shared = None
+    def _open_whole(self, data: EpochIterator, taken: int, length: int | None) -> tuple:
+        "Of a loader without indices: all its batches, under the streams of process 0."
+        mine = RandomStreams.capture()
+        self.common.restore(self.loader)
+        raw = self.first_batches.open(self.source, self.common, data.epoch, data)
+        shared = RandomStreams.capture()
+        mine.restore()
+        return raw, self._of_all(islice(raw, taken, length), shared)
+
+    def _of_all(self, batches, shared: RandomStreams):
+        size, rank = self.world.size, self.world.rank
         while True:
             mine = RandomStreams.capture()
-            if shared is None:
-                self.common.restore(self.loader)
-                if self.overfit and self.kept is None:
-                    self._keep()
-                self._raw = iter(self.kept) if self.kept is not None else open_loader(self.source, self)
-                batches = islice(self._raw, taken, length)
-            else:
-                shared.restore()
-            found = list(islice(batches, self.world.size))
+            shared.restore()
+            found = list(islice(batches, size))
             shared = RandomStreams.capture()
             mine.restore()
             if not found:
                 return
             self.group = len(found)
-            yield found[self.world.rank] if self.world.rank < len(found) else ABSENT
+            yield found[rank] if rank < len(found) else ABSENT
 
-    @property
-    def order_start(self) -> EpochStart | None:
-        "That of the first process."
-        return self.common or self.epoch_start
-    @property
-    def usual_items(self) -> int | None:
-        "Items of a batch as far as it is known beforehand: what all processes weigh by until they know the window."
-        sizes = [getattr(each, "batch_size", None) for each in (self.loader, getattr(self.loader, "batch_sampler", None))]
-        return None if self.world.size == 1 else next((size for size in sizes if type(size) is int), 1)
-
-    def state_dict(self) -> dict:
-        "As ever, and what was random at the first process."
-        return super().state_dict() | {"common": self.common and self.common.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        "As ever; a state of one process serves all."
-        super().load_state_dict(state)
-        self.common = EpochStart.from_state(state.get("common") or state["start"])
+def process_data(loader, resume="skip", limit=None, overfit=None, seed=None) -> EpochIterator:
+    "The training data of this process, which may be the only one."
+    opener = SharedPassOpener if the_world().size > 1 else PassOpener
+    return EpochIterator(loader, resume, limit, overfit, seed, opener)
 
 # %% ../../nbs/tools/26_distributed.ipynb #af0d3fd1
 class OwnBatches:
@@ -392,7 +392,7 @@ class OwnBatches:
 # %% ../../nbs/tools/26_distributed.ipynb #89bcc2d7
 class ProcessEngine(Engine):
     "What the processes of a run have in common, and what each has for itself."
-    data_class = SharedData
+    data_class = staticmethod(process_data)
 
     @staticmethod
     def pick_device(device=None) -> torch.device:
