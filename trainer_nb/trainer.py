@@ -512,7 +512,7 @@ class Trainer(BuiltLoop):
             self.progress_hook = ProgressHook(style=progress)
             self.hooks.add(self.progress_hook)
         self.hooks.resolve()
-        self.engine.check(self)  # what the hooks need, too
+        self.engine.check(self.hooks, self.valid_loaders)  # what the hooks need, too
 
     def result(self) -> FitResult:
         "How the run stands, as `fit()` returns it."

@@ -809,11 +809,12 @@ class LoaderSource:
 # %% ../../nbs/core/05_data.ipynb #ea4b4c57
 class FirstBatches:
     "The batches of `overfit_batches`: taken once, given in every pass."
-    def __init__(self, count: int | None):
+    def __init__(self, count: int | None, batches: list | None = None,
+                 start: EpochStart | None = None, epoch: int = 0):
         self.count = count  # None: none are kept
-        self.batches: list | None = None  # None: not taken yet
-        self.start: EpochStart | None = None  # what was random when they were taken
-        self.epoch = 0  # when they were taken: samplers and seeded samples go by it
+        self.batches = batches  # None: not taken yet
+        self.start = start  # what was random when they were taken
+        self.epoch = epoch  # when they were taken: samplers and seeded samples go by it
 
     def open(self, source: LoaderSource, start: EpochStart, epoch: int, owner):
         """An iterator over these batches; over the loader where none are kept.
@@ -840,16 +841,11 @@ class FirstBatches:
         else:
             self.start, self.epoch = start, epoch
 
-    def use(self, other: "FirstBatches") -> None:
-        "Those that another one has taken."
-        self.batches, self.start, self.epoch = other.batches, other.start, other.epoch
-
-    def load(self, start: EpochStart | None, epoch: int) -> None:
-        "From now on those that were taken at `start`, which a checkpoint holds."
+    def taken_at(self, start: EpochStart | None, epoch: int) -> "FirstBatches":
+        "Those that were taken at `start`, as a checkpoint says: these, or still to be taken."
         own = self.start
-        if start is None or own is None or not torch.equal(start.streams.torch, own.streams.torch):
-            self.batches = None  # those of another run
-        self.start, self.epoch = start, epoch
+        known = None not in (start, own) and torch.equal(start.streams.torch, own.streams.torch)
+        return FirstBatches(self.count, self.batches if known else None, start, epoch)
 
 # %% ../../nbs/core/05_data.ipynb #81fab369
 class PassOpener:
@@ -859,8 +855,8 @@ class PassOpener:
     discard). `limit`: of the batches of a pass, a count or a fraction."""
     group = 1  # batches of the loader that one of this process stands for
 
-    def __init__(self, source: LoaderSource, first_batches: FirstBatches, resume_by: str, limit):
-        self.source, self.loader, self.first_batches = source, source.loader, first_batches
+    def __init__(self, source: LoaderSource, resume_by: str, limit):
+        self.source, self.loader = source, source.loader
         self.resume_by, self.limit = resume_by, limit
 
     def order_start(self, own: EpochStart | None) -> EpochStart | None:
@@ -893,7 +889,7 @@ class PassOpener:
         self.source.set_epoch(data.epoch)
         if self.limit and taken + data.count_omitted(taken, data.length) >= data.length:
             return None, iter(())  # the epoch is over: nothing to draw, nothing to skip
-        if self.first_batches.batches is not None or self.first_batches.start is not None:
+        if data.kept is not None or data.first_batches.start is not None:
             raw, batches = self._open(data, 0)
             passed = taken - data.count_omitted(0, taken)
             next(islice(batches, passed, passed), None)
@@ -933,7 +929,7 @@ class PassOpener:
             raise
 
     def _open(self, data: "EpochIterator", taken: int, by_sampler: bool = False) -> tuple:
-        raw = self.first_batches.open(self.source, data.epoch_start, data.epoch, data)
+        raw = data.first_batches.open(self.source, data.epoch_start, data.epoch, data)
         limit = limited(loader_length(self.loader), self.limit) if self.limit else None
         batches = raw if by_sampler else left(raw, data.omitted, taken)
         if limit is not None:
@@ -960,7 +956,7 @@ class EpochIterator:
         self.loader, self.resume_by = loader, resume
         self.limit, self.overfit, self.seed = limit, overfit, seed
         self.source, self.first_batches = LoaderSource(loader, seed), FirstBatches(overfit)
-        self.opener = opener(self.source, self.first_batches, resume, limit)
+        self.opener = opener(self.source, resume, limit)
         self.iterator = self._raw = None  # the batches of the open pass, and what gives them
         self.epoch = 0  # of the last pass
         self.epoch_start: EpochStart | None = None  # what was random before that pass
@@ -1070,7 +1066,8 @@ class EpochIterator:
         self.close()
         self.epoch, self.epoch_start = state["epoch"], EpochStart.from_state(state["start"])
         kept_start = EpochStart.from_state(state["kept_start"])
-        self.first_batches.load(kept_start, state.get("kept_epoch", 0))  # older files have none
+        kept_epoch = state.get("kept_epoch", 0)  # older files have none
+        self.first_batches = self.first_batches.taken_at(kept_start, kept_epoch)
         self.left_out, self.loader_state = state["left_out"], state["loader"]
         self.workers_persist = state["workers_persist"]
         self.opener.load_state_dict(state)

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['PRECISIONS', 'OUTSIDE', 'Window', 'check_precision', 'unwrap', 'pick_device', 'gradient_norms', 'total_norm',
            'clip_gradients', 'multiply', 'NonFiniteError', 'Marks', 'FinitePolicy', 'step_within', 'run_backward',
-           'OneProcess', 'EngineSettings', 'Engine']
+           'Precision', 'BackwardSeeds', 'OneProcess', 'HeldParameters', 'LossScaling', 'Engine']
 
 # %% ../../nbs/core/06_engine.ipynb #2a74c7d3
 import difflib
 from collections.abc import Callable
 from contextlib import nullcontext
+from operator import attrgetter
 
 import torch
 from torch.autograd import profiler
@@ -35,6 +36,13 @@ class Window:
         self.parts = []  # (loss, n, records) of each chunk
         self.kept = []  # the batches themselves, where a window may be redone
         self.streams = []  # the random streams and counters before each of them, where it is to be repeated exactly
+
+    def ends_next(self, left: int | None, group: int = 1) -> bool:
+        """The next pass is known to be the last one of this window.
+
+        `left`: batches of the epoch that are to come, None if unknown; `group`: how many of them
+        are taken at once."""
+        return left is not None and (self.batches + 1 >= self.size or group >= left)
 
     def weight(self, n, chunks: int = 1):
         "Where the backward pass of a chunk with `n` items starts."
@@ -225,25 +233,265 @@ def run_backward(loss: torch.Tensor, seed) -> None:
     else:
         _RUN((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
+# %% ../../nbs/core/06_engine.ipynb #32afcc0c
+_NO_AUTOCAST = nullcontext()
+
+class Precision:
+    "In which type forward passes compute on a kind of device."
+    def __init__(self, kind: str, name: str | None = None):
+        self.kind, self.name = kind, check_precision(name)
+        self.dtype = PRECISIONS[self.name]  # None: in that of the parameters
+        self.training = _NO_AUTOCAST if self.dtype is None else torch.autocast(kind, dtype=self.dtype)
+
+    @property
+    def context(self):
+        "For one forward pass; a new one each time, since a prediction may run within a step."
+        if self.dtype is None:
+            return _NO_AUTOCAST
+        # casts made without gradient are not kept: older versions of torch found them again in
+        # the step around
+        cache = None if torch.is_grad_enabled() else False
+        return torch.autocast(self.kind, dtype=self.dtype, cache_enabled=cache)
+
+# %% ../../nbs/core/06_engine.ipynb #fe497571
+class BackwardSeeds:
+    "The tensors that backward passes start from."
+    def __init__(self):
+        self._seeds: dict = {}
+        self._last = (None, None, None)  # weight, type, seed: mostly those of the next batch
+
+    def of(self, loss: torch.Tensor, weight) -> torch.Tensor:
+        "The gradient to start the backward pass from, in the loss's shape and type."
+        last_weight, last_type, last = self._last
+        if (type(weight) is float and weight == last_weight and loss.dtype is last_type
+                and not loss.ndim and loss.device == last.device):
+            return last
+        if isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value
+            return weight.to(loss.device, loss.dtype).expand(loss.shape)
+        key = (weight, loss.dtype, loss.device, loss.shape)
+        if key not in self._seeds:
+            if len(self._seeds) > 256:
+                self._seeds.clear()
+            self._seeds[key] = torch.full_like(loss, weight, requires_grad=False)
+        if not loss.ndim:
+            self._last = (weight, loss.dtype, self._seeds[key])
+        return self._seeds[key]
+
 # %% ../../nbs/core/06_engine.ipynb #c38a8bb9
 class OneProcess:
     "What one process answers where several would have to ask each other."
-    rank, num_processes, is_main = 0, 1, True
-    lockstep = False  # several processes make each step together: see `join`
-    sharded = False  # each of them has a part of every parameter
-    usual_items: int | None = None  # of a batch, where they must agree on the weights before they know all items
-    data_class, pick_device = EpochIterator, staticmethod(pick_device)
-
-    def state_dict(self) -> dict:
-        "What a run that is taken up must know; nothing in one process."
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        "Go on from there."
+    rank, size = 0, 1
+    lockstep = False  # several processes make each step together
 
     def gather(self, value) -> list:
         "A value (plain, or tensors on the CPU) of each process, by rank."
         return [value]
+
+    def any_of(self, flag: bool) -> bool:
+        "Whether it is so in any process."
+        return flag
+
+    def check_alike(self, values) -> None:
+        "Raise ValueError where the dict that `values()` gives differs between processes."
+
+    def leave(self, error: BaseException) -> None:
+        "This process is out of step with the others."
+
+    def part_streams(self) -> None:
+        "Give the processes random streams of their own: they have been the same until now."
+
+# %% ../../nbs/core/06_engine.ipynb #01b1fcaa
+OUTSIDE = "a parameter outside the model"
+
+class HeldParameters:
+    "The parameters of a model and of its optimizer, with their names."
+    def __init__(self, model: torch.nn.Module, optim: torch.optim.Optimizer):
+        self.model = model
+        self.every, self.names = [], []  # of the model, and what else the optimizer holds
+        self.held, self.held_names = [], []  # of the optimizer: what a step is made with
+        self.refresh(optim)
+
+    def refresh(self, optim: torch.optim.Optimizer) -> None:
+        "Read the lists again (after parameters were added or frozen, or for another optimizer)."
+        before = dict(zip(map(id, self.every), self.names))  # what was replaced keeps its name
+        named = {id(p): name for name, p in self.model.named_parameters()}
+        stepped = {id(p): p for group in optim.param_groups for p in group["params"]}
+        self.every = list(self.model.parameters())
+        self.every += [p for key, p in stepped.items() if key not in named]
+        self.names = [named.get(id(p)) or before.get(id(p), OUTSIDE) for p in self.every]
+        held = [(p, name) for p, name in zip(self.every, self.names) if id(p) in stepped]
+        self.held, self.held_names = [p for p, _ in held], [name for _, name in held]
+        self.last_group = optim.param_groups[-1]  # another one: a group was added
+
+    def trained(self) -> dict[str, bool]:
+        "Which of them are trained, by name."
+        return {name: p.requires_grad for name, p in zip(self.names, self.every)}
+
+# %% ../../nbs/core/06_engine.ipynb #57386de4
+class LossScaling:
+    "torch's loss scaler around the steps of an optimizer; None, and then nothing to do, but in fp16."
+    def __init__(self, scaler: torch.amp.GradScaler | None = None):
+        self.scaler = scaler
+        self.overflowed = False  # the last step was skipped
+        self._stepped = False
+        self._unscaled = False  # the scaler waits for the end of this step
+
+    def unscale(self, optim: torch.optim.Optimizer) -> None:
+        "Take the scale out of the gradients."
+        self.overflowed = False
+        if self.scaler is not None:
+            self._unscaled = True
+            self.scaler.unscale_(optim)
+
+    def step(self, optim: torch.optim.Optimizer) -> bool:
+        "The optimizer's step; False if the scaler skipped it."
+        self._stepped = False
+        fused = getattr(optim, "_step_supports_amp_scaling", False)
+        hook = optim.register_step_post_hook(self._note_step)
+        if fused:
+            optim._step_supports_amp_scaling = False
+        try:
+            self.scaler.step(optim)
+        finally:
+            hook.remove()
+            if fused:
+                optim._step_supports_amp_scaling = True
+        self._update()
+        self.overflowed = not self._stepped
+        return self._stepped
+
+    def _note_step(self, *_) -> None:
+        self._stepped = True
+
+    def _update(self) -> None:
+        self._unscaled = False
+        self.scaler.update()
+
+    def end(self) -> None:
+        "End what `unscale` has begun, where no step was made after it."
+        if self._unscaled:
+            self._update()
+
+# %% ../../nbs/core/06_engine.ipynb #d1c67370
+class Engine:
+    "Runs the parts of a step on one device; a subclass runs them in another way."
+    data_class, pick_device = EpochIterator, staticmethod(pick_device)
+    sharded = False  # each process has a part of every parameter
+    precision = property(attrgetter("casting.name"))
+    training_autocast = property(attrgetter("casting.training"))
+    autocast = property(attrgetter("casting.context"))
+    seed = property(attrgetter("seeds.of"))
+    scaler = property(attrgetter("scaling.scaler"))
+    overflowed = property(attrgetter("scaling.overflowed"))
+    held = property(attrgetter("params.held"))
+    held_names = property(attrgetter("params.held_names"))
+    gather = property(attrgetter("processes.gather"))
+    any_of = property(attrgetter("processes.any_of"))
+    check_alike = property(attrgetter("processes.check_alike"))
+    leave = property(attrgetter("processes.leave"))
+    part_streams = property(attrgetter("processes.part_streams"))
+
+    def __init__(self, model, optim, device: torch.device, precision: str | None = None,
+                 processes=None):
+        self.model = self.plain_model = model  # the first one may be wrapped, by `wrap`
+        self.optim, self.device = optim, device
+        self.moves = device.type != "cpu"  # batches have to be brought to the device
+        self.processes = processes = OneProcess() if processes is None else processes
+        self.rank, self.num_processes = processes.rank, processes.size
+        self.is_main, self.lockstep = processes.rank == 0, processes.lockstep
+        self.usual_items: int | None = None  # of a batch, until several processes know all items
+        self.params, self.seeds = HeldParameters(model, optim), BackwardSeeds()
+        self.scaling = LossScaling()
+        self.set_precision(precision)
+
+    def wrap(self, model: torch.nn.Module) -> None:
+        "Compute with a wrapper of the model."
+        self.model = model
+
+    def refresh_parameters(self) -> None:
+        "Read the lists of parameters again (after parameters were added or frozen)."
+        self.params.refresh(self.optim)
+
+    def replace_optimizer(self, optim) -> None:
+        "Step with another optimizer; between two steps only."
+        self.optim = optim
+        self.refresh_parameters()
+
+    def set_precision(self, precision: str | None) -> None:
+        "Switch autocast and the loss scaler; between two steps only."
+        kind = self.device.type
+        self.casting = Precision(kind, precision)
+        scaled = self.casting.dtype is torch.float16
+        if scaled != (self.scaler is not None):
+            self.scaling = LossScaling(torch.amp.GradScaler(kind) if scaled else None)
+
+    def place(self, batch):
+        "The batch on the device."
+        return move_to_device(batch, self.device) if self.moves else batch
+
+    def backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
+        "Add the gradients of `loss`, weighted by `seed`."
+        if self.scaling.scaler is not None:
+            loss = self.scaling.scaler.scale(loss)
+        run_backward(loss, seed)
+
+    def gradients(self) -> list:
+        "The gradients that are there, of what the optimizer holds."
+        return [p.grad for p in self.params.held if p.grad is not None]
+
+    def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        "The names and gradients of what the optimizer holds, those that are there."
+        pairs = zip(self.params.held_names, self.params.held)
+        return [(name, p.grad) for name, p in pairs if p.grad is not None]
+
+    def any_gradient(self) -> bool:
+        "There is something to step with."
+        if self.optim.param_groups[-1] is not self.params.last_group:  # a hook has added one
+            self.refresh_parameters()
+        for parameter in self.params.held:
+            if parameter.grad is not None:
+                return True
+        return False
+
+    def norm(self, gradients: list) -> torch.Tensor:
+        "The norm of all of them together, on their device."
+        return total_norm(gradient_norms(gradients))
+
+    def unscale(self) -> None:
+        "Take the loss scale out of the gradients (fp16 only)."
+        self.scaling.unscale(self.optim)
+
+    def step(self, closure: Callable | None = None) -> bool:
+        "The optimizer's step, with a closure for one that asks; False if the loss scaler skipped it."
+        if closure is not None:
+            if self.scaler is not None:
+                raise RuntimeError("mixed_precision='fp16': the loss scaler has no step with a "
+                                   "closure; 'bf16' or None has")
+            self.optim.step(closure)
+        elif self.scaling.scaler is not None:
+            return self.scaling.step(self.optim)
+        elif (within := step_within(self.optim)) is not None:
+            within(self.optim)
+        else:
+            self.optim.step()
+        return True
+
+    def zero_grad(self) -> None:
+        "Drop all gradients, also of what the optimizer does not hold."
+        if self.scaling.scaler is not None:
+            self.scaling.end()  # of a window that was given up between unscaling and step
+        if type(self.optim).zero_grad is not torch.optim.Optimizer.zero_grad:
+            self.optim.zero_grad()
+        for parameter in self.params.every:
+            parameter.grad = None
+
+    def check(self, hooks=(), valid_loaders=None, micro_batch_size=None,
+              repeats_windows=False) -> None:
+        "Raise ValueError for parts of a run that this engine cannot run with."
+
+    def share(self, loader, limit: int | None) -> tuple:
+        "The batches of an evaluation that are this process's own, and how many to take at most."
+        return open_loader(loader, loader), limit
 
     def whole(self, state):
         "A state with whole tensors, where processes have parts of them."
@@ -257,182 +505,9 @@ class OneProcess:
         "Give the optimizer such a state."
         self.optim.load_state_dict(state)
 
-    def norm(self, gradients: list) -> torch.Tensor:
-        "The norm of all of them together, on their device."
-        return total_norm(gradient_norms(gradients))
+    def state_dict(self) -> dict:
+        "What a run that is resumed must know; nothing in one process."
+        return {}
 
-    def check(self, trainer) -> None:
-        "Raise ValueError for a trainer that this engine cannot run."
-
-    def check_alike(self, values) -> None:
-        "Raise ValueError where the dict that `values()` gives differs between processes."
-
-    def leave(self, error: BaseException) -> None:
-        "This process is out of step with the others."
-
-    def part_streams(self) -> None:
-        "Give the processes random streams of their own: they have been the same until now."
-
-    def share(self, loader, limit: int | None) -> tuple:
-        "An iterator over the batches of an evaluation that are this process's own, and how many are to be taken at most."
-        return open_loader(loader, loader), limit
-
-# %% ../../nbs/core/06_engine.ipynb #7e93bde9
-_NO_AUTOCAST = nullcontext()
-OUTSIDE = "a parameter outside the model"
-
-class EngineSettings(OneProcess):
-    "Device, precision, loss scaler and parameters of one process."
-    def __init__(self, model, optim, device: torch.device, precision: str | None = None):
-        self.model = self.plain_model = model  # an engine may wrap it
-        self.optim, self.device = optim, device
-        self.moves = device.type != "cpu"  # batches have to be brought to the device
-        self.scaler = None
-        self._stepped, self._step_hook = False, None
-        self._unscaled = False  # the scaler waits for the end of this step
-        self.overflowed = False  # the last step was skipped by the scaler
-        self._seeds: dict = {}
-        self._last_seed = (None, None, None)  # weight, type, seed: nearly every batch has those of the one before
-        self.set_precision(precision)
-        self.refresh_parameters()
-
-    def refresh_parameters(self) -> None:
-        "Read the lists of parameters anew (after parameters were added or frozen)."
-        before = dict(zip(map(id, getattr(self, "parameters", ())), getattr(self, "names", ())))  # what was replaced is known by its name
-        named = {id(p): name for name, p in self.plain_model.named_parameters()}
-        stepped = {id(p): p for group in self.optim.param_groups for p in group["params"]}
-        self.parameters = list(self.plain_model.parameters())
-        self.parameters += [p for key, p in stepped.items() if key not in named]
-        self.names = [named.get(id(p)) or before.get(id(p), OUTSIDE) for p in self.parameters]
-        held = [(p, name) for p, name in zip(self.parameters, self.names) if id(p) in stepped]
-        self.held, self.held_names = [p for p, _ in held], [name for _, name in held]  # by the optimizer: what a step is made with
-        self._last_group = self.optim.param_groups[-1]
-        self._plain_zero = type(self.optim).zero_grad is torch.optim.Optimizer.zero_grad
-
-    def replace_optimizer(self, optim) -> None:
-        "Step with another optimizer; between two steps only."
-        if self.scaler is not None:
-            before, self._step_hook = self._step_hook, optim.register_step_post_hook(self._note_step)
-            before.remove()
-        self.optim = optim
-        self.refresh_parameters()
-
-    def set_precision(self, precision: str | None) -> None:
-        "Switch autocast and the loss scaler; between two steps only."
-        self.precision = check_precision(precision)
-        dtype = PRECISIONS[self.precision]
-        kind = self.device.type
-        # entered for each batch of the training: making one costs as much as entering it
-        self.training_autocast = _NO_AUTOCAST if dtype is None else torch.autocast(kind, dtype=dtype)
-        if dtype is torch.float16 and self.scaler is None:
-            self.scaler = torch.amp.GradScaler(kind)
-            self._step_hook = self.optim.register_step_post_hook(self._note_step)
-        elif dtype is not torch.float16 and self.scaler is not None:
-            self.scaler, self._unscaled, self.overflowed = None, False, False
-            self._step_hook.remove()
-
-    def _note_step(self, *_):
-        self._stepped = True
-
-    @property
-    def autocast(self):
-        "A context for one forward pass; a new one each time, since a prediction may run within a step."
-        dtype = PRECISIONS[self.precision]
-        if dtype is None:
-            return _NO_AUTOCAST
-        # casts made without gradient are not kept: older versions of torch found them again in the step around
-        cache = None if torch.is_grad_enabled() else False
-        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=cache)
-
-    def place(self, batch):
-        "The batch on the device."
-        return move_to_device(batch, self.device) if self.moves else batch
-
-# %% ../../nbs/core/06_engine.ipynb #d1c67370
-class Engine(EngineSettings):
-    "Runs the parts of a step on one device of one process."
-    def seed(self, loss: torch.Tensor, weight) -> torch.Tensor:
-        "The gradient to start the backward pass from, in the loss's shape and type."
-        last_weight, last_type, last = self._last_seed
-        if type(weight) is float and weight == last_weight and loss.dtype is last_type and not loss.ndim and loss.device == last.device:
-            return last
-        if isinstance(weight, torch.Tensor):  # n was a tensor: no wait for its value
-            return weight.to(loss.device, loss.dtype).expand(loss.shape)
-        key = (weight, loss.dtype, loss.device, loss.shape)
-        if key not in self._seeds:
-            if len(self._seeds) > 256:
-                self._seeds.clear()
-            self._seeds[key] = torch.full_like(loss, weight, requires_grad=False)
-        if not loss.ndim:
-            self._last_seed = (weight, loss.dtype, self._seeds[key])
-        return self._seeds[key]
-
-    def backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
-        "Add the gradients of `loss`, weighted by `seed`."
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        run_backward(loss, seed)
-
-    def gradients(self) -> list:
-        "The gradients that are there, of what the optimizer holds."
-        return [p.grad for p in self.held if p.grad is not None]
-
-    def any_gradient(self) -> bool:
-        "There is something to step with."
-        if self.optim.param_groups[-1] is not self._last_group:  # a hook has added one
-            self.refresh_parameters()
-        for parameter in self.held:
-            if parameter.grad is not None:
-                return True
-        return False
-
-    def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
-        "The names and gradients of what the optimizer holds, those that are there."
-        return [(name, p.grad) for name, p in zip(self.held_names, self.held) if p.grad is not None]
-
-    def unscale(self) -> None:
-        "Take the loss scale out of the gradients (fp16 only)."
-        self.overflowed = False
-        if self.scaler is not None:
-            self._unscaled = True
-            self.scaler.unscale_(self.optim)
-
-    def step(self, closure: Callable | None = None) -> bool:
-        "The optimizer's step, with a closure for one that asks; False if the loss scaler skipped it."
-        if closure is not None:
-            if self.scaler is not None:
-                raise RuntimeError("mixed_precision='fp16': the loss scaler has no step with a closure; 'bf16' or None has")
-            self.optim.step(closure)
-            return True
-        if self.scaler is None:
-            within = step_within(self.optim)
-            if within is None:
-                self.optim.step()
-            else:
-                within(self.optim)
-            return True
-        self._stepped, optim = False, self.optim
-        fused = getattr(optim, "_step_supports_amp_scaling", False)
-        if fused:
-            optim._step_supports_amp_scaling = False
-        try:
-            self.scaler.step(optim)
-        finally:
-            if fused:
-                optim._step_supports_amp_scaling = True
-        self._end_scaling()
-        self.overflowed = not self._stepped
-        return self._stepped
-
-    def _end_scaling(self) -> None:
-        self._unscaled = False
-        self.scaler.update()
-
-    def zero_grad(self) -> None:
-        "Drop all gradients, also of what the optimizer does not hold."
-        if self._unscaled:  # a window that was given up between unscaling and step
-            self._end_scaling()
-        if not self._plain_zero:
-            self.optim.zero_grad()
-        for parameter in self.parameters:
-            parameter.grad = None
+    def load_state_dict(self, state: dict) -> None:
+        "Go on from there."

@@ -225,7 +225,7 @@ class TrialLoop(RewindLoop):
         own = skips_by_index(loader) and data.seed is None and not self.engine.lockstep
         mine = clone_for_skipping(loader)[0] if own else loader
         self.data = self.engine.data_class(mine, data.resume_by, data.limit, data.overfit, data.seed)
-        self.data.first_batches.use(data.first_batches)
+        self.data.first_batches = copy.copy(data.first_batches)
         vars(self)["hooks"] = HookSet(parts, self.is_main)
         self.step_state, self.window = copy.copy(self.step_state), Window()
         self.window_open, self.finite, self.phase = False, FinitePolicy(None), Phase.TRAIN

@@ -193,8 +193,8 @@ class EvaluationLoop(EvaluationSurroundings):
         try:
             for batch in islice(all_batches(iterator, self._batch_name), limit):
                 if batch is ABSENT:
-                    self.engine.before_pass(self)
-                    self.engine.idle_pass(self)
+                    self.engine.before_pass(batch, None, False)
+                    self.engine.idle_pass(self._step_loss, training=False)
                     continue
                 self._evaluate_batch(batch, totals)
                 count += 1
@@ -213,7 +213,7 @@ class EvaluationLoop(EvaluationSurroundings):
         if self.hooks.before_batch:
             self.hooks.fire("before_batch", self)
         if self.engine.lockstep:
-            self.engine.before_pass(self)
+            self.engine.before_pass(self.batch, None, False)
         with torch.no_grad():
             with self.engine.autocast:
                 output = self.eval_step(self.batch, self)

@@ -149,7 +149,7 @@ class StepParts(StepSettings):
                 hook.split_optimizer(self)
         self.engine = engine(self.model, optim, device, self.mixed_precision)
         self.model, self.hooks.is_main = self.engine.model, self.engine.is_main  # an engine may wrap the model
-        self.engine.check(self)
+        self.engine.check(self.hooks, micro_batch_size=self.micro_batch_size, repeats_windows=self.repeats_windows)
         self.hooks.resolve()
         self.base_rates = [float(group.get("initial_lr", group["lr"])) for group in optim.param_groups]
 
@@ -272,7 +272,7 @@ class WindowLoop(StepLoop):
         if samples == 0:
             raise ValueError(f"{self._batch_name()} holds no sample")
         if self.engine.lockstep:
-            self.engine.before_pass(self)
+            self._before_pass()
         if self.micro_batch_size is None and not self.repeats_windows:
             contributed = self._train_chunk(self.batch, samples, 1)
         else:
@@ -287,9 +287,24 @@ class WindowLoop(StepLoop):
 
     def pass_batch(self) -> None:
         "Others have a batch here, this process has none."
-        self.engine.before_pass(self)
-        self.engine.idle_pass(self)
+        self._before_pass()
+        self.engine.idle_pass(self._step_loss, training=True)
         self.count_batch(0, False)
+
+    def _before_pass(self) -> None:
+        "Several processes: each is told what is known of the pass before it comes."
+        length = self.data.length
+        left = None if length is None else length - self.step_state.batch_idx
+        last = self.micro_batch_size is None and self.window.ends_next(left, self.group)
+        self.engine.before_pass(self.batch, self.group, last)
+
+    def _step_loss(self, batch) -> torch.Tensor:
+        "The loss of a batch that is another process's; nothing is left of it."
+        kept, self.batch = (self.batch, self.pred, self.loss), batch
+        try:
+            return (self.train_step if self.training else self.eval_step)(batch, self)["loss"]
+        finally:
+            self.batch, self.pred, self.loss = kept
 
     def count_batch(self, samples: int, contributed: bool) -> None:
         "Move the counters on by one batch, and by those that other processes took meanwhile."
@@ -411,7 +426,7 @@ class ClosingLoop(ChunkedLoop):
         "Step the optimizer; False if nothing was stepped."
         window, engine = self.window, self.engine
         if engine.lockstep:
-            engine.join(self)
+            self.step_state.samples_seen = self.window_start[1] + engine.join(window, self.wants_word())
         if not window.parts:
             self._finish_window()
             return False

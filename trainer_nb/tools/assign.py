@@ -234,12 +234,8 @@ def replace_valid_dl(trainer, valid_dl) -> None:
     due = trainer.phase in (Phase.VALID, Phase.CHECK) or (trainer.eval_first and not trainer.boundaries)
     if not loaders and due:
         raise ValueError("trainer.valid_dl = None: an evaluation comes next, and there would be nothing to evaluate")
+    trainer.engine.check(valid_loaders=loaders)
     old, trainer.valid_loaders = trainer.valid_loaders, loaders
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        trainer.valid_loaders = old
-        raise
     for loader in old.values():
         if not any(loader is each for each in loaders.values()):
             end_persistent_workers(loader)
@@ -258,12 +254,9 @@ def replace_total(name: str):
 
 def replace_micro_batch_size(trainer, value) -> None:
     "Other chunks from the next batch on."
-    old, vars(trainer)["micro_batch_size"] = trainer.micro_batch_size, check_micro_batch_size(value)
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        vars(trainer)["micro_batch_size"] = old
-        raise
+    size = check_micro_batch_size(value)
+    trainer.engine.check(micro_batch_size=size)
+    vars(trainer)["micro_batch_size"] = size
     vars(trainer).pop("_auto_size", None)
 
 def replace_batch_size(trainer, value) -> None:
