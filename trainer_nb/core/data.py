@@ -35,11 +35,12 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
-from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .own_state import generator_state, generators_in, set_generator_state
 from .state import RandomStreams, warn
+from .torch_private import (
+    forget_waiting_iterator, forget_worker_pids, is_loader_iterator, iterator_workers,
+    leave_shut_down, shut_down_workers, waiting_iterator)
 
 # %% ../../nbs/core/05_data.ipynb #c65a3d7e
 def map_nested(function, value, is_leaf):
@@ -392,13 +393,14 @@ def iterator_behind(error: BaseException):
         frame, trace = trace.tb_frame, trace.tb_next
         if frame.f_code.co_varnames[:1] == ("self",) and not frame.f_globals.get("__name__", "").startswith("trainer_nb."):
             owner = frame.f_locals["self"]  # of frames that have ended: reading the locals of our own would make a cycle
-            if isinstance(owner, _BaseDataLoaderIter):
+            if is_loader_iterator(owner):
                 return owner
     return None
 
 def check_workers(error: Exception) -> None:
     "RuntimeError where a broken connection to a worker process means that the process has ended."
-    workers = [each for each in getattr(iterator_behind(error), "_workers", ()) if each.exitcode != 0]  # 0: it had no more samples
+    workers = [each for each in iterator_workers(iterator_behind(error))
+               if each.exitcode != 0]  # 0: it had no more samples
     # the connection breaks a moment before the process is seen to have ended
     ready = wait_for_any([each.sentinel for each in workers], timeout=1.0 if workers else 0.0)
     ended = [each for each in workers if each.sentinel in ready]
@@ -430,29 +432,27 @@ def other_length(name: str, given: int, length: int) -> str:
 # %% ../../nbs/core/05_data.ipynb #94620bee
 def has_workers(iterator) -> bool:
     "It is an iterator of torch's loader, with worker processes."
-    return isinstance(iterator, _BaseDataLoaderIter) and bool(getattr(iterator, "_workers", ()))
+    return is_loader_iterator(iterator) and bool(iterator_workers(iterator))
 
 def end_workers(iterator) -> None:
     "End the worker processes behind an iterator of a loader; those that do not end are killed."
-    workers = list(getattr(iterator, "_workers", ()))
-    if any(worker.exitcode not in (None, 0) for worker in workers):
-        kill_workers(iterator)  # the others, and torch's own ending, may wait for ever for a lock that the dead one held
-        ending = threading.Thread(target=iterator._shutdown_workers, daemon=True)
+    if any(worker.exitcode not in (None, 0) for worker in iterator_workers(iterator)):
+        # the others, and torch's own ending, may wait for ever for a lock that the dead one held
+        kill_workers(iterator)
+        ending = threading.Thread(target=shut_down_workers, args=(iterator,), daemon=True)
         try:
             ending.start()
             ending.join(timeout=5.0)
         except RuntimeError:  # Python 3.12 starts no thread at the end of a process
-            iterator._shutdown = True
+            leave_shut_down(iterator)
     else:
-        iterator._shutdown_workers()
+        shut_down_workers(iterator)
     kill_workers(iterator)
 
 def kill_workers(iterator) -> None:
     "Kill the worker processes behind an iterator that are alive."
-    if getattr(iterator, "_worker_pids_set", False):
-        signal_handling._remove_worker_pids(id(iterator))  # else torch raises for each of those that are killed
-        iterator._worker_pids_set = False
-    for worker in getattr(iterator, "_workers", ()):
+    forget_worker_pids(iterator)  # else torch raises for each of those that are killed
+    for worker in iterator_workers(iterator):
         worker.kill()
         worker.join()
 
@@ -491,10 +491,12 @@ class OpenIterators:
             self._forget(iterator)
         if has_workers(iterator):
             end_workers(iterator)
-        elif hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-        if iterator is not None and getattr(loader, "_iterator", None) is iterator:
-            loader._iterator = None
+        elif hasattr(iterator, "close_workers"):
+            iterator.close_workers()
+        else:
+            shut_down_workers(iterator)
+        if iterator is not None and waiting_iterator(loader) is iterator:
+            forget_waiting_iterator(loader)
 
     def close_all(self) -> None:
         "End the workers of all iterators."
@@ -520,7 +522,7 @@ def open_loader(loader, owner):
         half = iterator_behind(error)
         if half is not None:
             kill_workers(half)
-            half._shutdown = True  # there is nothing more to be done
+            leave_shut_down(half)  # there is nothing more to be done
         raise
     OPEN_ITERATORS.add(iterator, owner, loader)
     return iterator
@@ -536,7 +538,7 @@ def keeps_workers(loader) -> bool:
 def end_persistent_workers(loader) -> None:
     "End the workers that wait for the next pass, if there are any."
     loader = as_torch(loader)
-    close_iterator(getattr(loader, "_iterator", None), loader)
+    close_iterator(waiting_iterator(loader), loader)
 
 @contextmanager
 def opened(loader):
@@ -548,7 +550,6 @@ def opened(loader):
     finally:
         if not (whole and keeps_workers(loader)):
             close_iterator(iterator, loader)
-
 
 # %% ../../nbs/core/05_data.ipynb #f5834d58
 ABSENT = object()  # what a process takes where others have a batch and it has none
@@ -742,7 +743,7 @@ def pass_indices(loader, start: EpochStart | None = None) -> list[np.ndarray] | 
     if not all(type(each).__module__.startswith("torch.") for each in samplers):
         return None
     if start is None:
-        start = EpochStart.capture(loader, getattr(loader, "_iterator", None) is not None)
+        start = EpochStart.capture(loader, waiting_iterator(loader) is not None)
     with drawn_again(loader, start) as batches:
         found = [np.atleast_1d(np.asarray(each)) for each in batches]
     return found if all(each.dtype.kind in "iu" for each in found) else None
@@ -804,7 +805,7 @@ class LoaderSource:
     @property
     def has_waiting_workers(self) -> bool:
         "Persistent workers of an earlier pass are alive."
-        return keeps_workers(self.opened) and getattr(self.opened, "_iterator", None) is not None
+        return keeps_workers(self.opened) and waiting_iterator(self.opened) is not None
 
 # %% ../../nbs/core/05_data.ipynb #ea4b4c57
 class FirstBatches:

@@ -31,6 +31,8 @@ from ..core.data import (ABSENT, EpochIterator, EpochStart, LoaderSource, clone_
 from ..core.engine import Engine, HeldParameters, Window, pick_device
 from ..core.journal import checksum
 from ..core.state import RandomStreams, seed_everything
+from ..core.torch_private import (can_add_up_within, copy_into, job_store, prepare_backward, rebuild_buckets,
+                                            write_count)
 
 # %% ../../nbs/tools/26_distributed.ipynb #bffeaf0b
 class ProcessLostError(RuntimeError):
@@ -78,9 +80,9 @@ class Watch:
     "What the processes of a job are doing, for one that waits for too long."
     patience = 3.0  # seconds, before the others are asked
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, rank: int, size: int, group):
         self.rank, self.size = rank, size
-        self.store = dist.PrefixStore("trainer_nb", dist.distributed_c10d._get_default_store())
+        self.store = dist.PrefixStore("trainer_nb", job_store(group))
         self.number, self.kind, self.waiting = 0, "", False  # of what all processes do together
         self.passes = 0  # training passes begun
         self.parameters = dict  # callable: whether each parameter is trained, by name
@@ -217,7 +219,7 @@ class World:
         together = self.size > 1
         self.group = dist.new_group(backend="gloo") if together else None
         self.lost = False  # nothing can be agreed on any more
-        self.watch = Watch(self.rank, self.size) if together else None
+        self.watch = Watch(self.rank, self.size, self.group) if together else None
         if together:
             atexit.register(self._end)
 
@@ -507,7 +509,8 @@ class OwnBatches:
     def __iter__(self):
         return self._own
 
-    def _shutdown_workers(self):
+    def close_workers(self) -> None:
+        "End the worker processes."
         close_iterator(self._raw, self.loader)
 
 # %% ../../nbs/tools/26_distributed.ipynb #040701d4
@@ -587,7 +590,7 @@ def add_up_gradients(world: World, parameters: list) -> None:
         flat.div_(world.size)  # in this order, as torch's own
         world.reduce(flat)
         parts = flat.split([gradient.numel() for gradient in gradients])
-        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients)])
+        copy_into(gradients, [part.view_as(each) for part, each in zip(parts, gradients)])
 
 # %% ../../nbs/tools/26_distributed.ipynb #89bcc2d7
 class ProcessEngine(Engine):
@@ -690,6 +693,7 @@ class BackwardSync:
     "Whether torch's wrapper adds gradients up within the next backward pass."
     def __init__(self, wrapped: torch.nn.parallel.DistributedDataParallel):
         self.wrapped, self.active = wrapped, False
+        self.possible = can_add_up_within(wrapped)
         # what the wrapper adds up
         self.known = [each for each in wrapped.module.parameters() if each.requires_grad]
         self.known_ids = set(map(id, self.known))
@@ -698,13 +702,13 @@ class BackwardSync:
 
     def begin(self, wanted: bool) -> None:
         "Before a pass; `wanted`: every process makes it, and it is the last one of the window."
-        self.active = wanted and all(parameter.requires_grad for parameter in self.known)
+        trained = all(parameter.requires_grad for parameter in self.known)
+        self.active = wanted and trained and self.possible
         self.wrapped.require_backward_grad_sync = self.active
         if self.active:
             gradients = [parameter.grad for parameter in self.known]
-            self._before = [each if each is None else (each, each._version) for each in gradients]
-            # a step may have no loss, or call the model without its wrapper
-            self.wrapped.reducer.prepare_for_backward([])
+            self._before = [each if each is None else (each, write_count(each)) for each in gradients]
+            prepare_backward(self.wrapped)  # a step may have no loss, or call the model without it
 
     def left_out(self) -> list:
         "The parameters that the pass has not reached: the others wait for them."
@@ -719,15 +723,12 @@ class BackwardSync:
     def _written(gradient, before) -> bool:
         if before is None:
             return gradient is not None
-        return gradient is not before[0] or gradient._version != before[1]
+        return gradient is not before[0] or write_count(gradient) != before[1]
 
     def end(self) -> None:
         "At the end of the window."
+        rebuild_buckets(self.wrapped)
         self.filled = set()
-
-    def rebuild_buckets(self) -> None:
-        "Now: torch would do it, all processes together, in a next pass that only some may make."
-        self.wrapped.reducer._rebuild_buckets()
 
 # %% ../../nbs/tools/26_distributed.ipynb #961d0e6e
 class AccelerateEngine(ProcessEngine):
@@ -796,11 +797,10 @@ class AccelerateEngine(ProcessEngine):
         sync = self.sync
         if not sync.active:
             return super()._join_gradients(there)
-        sync.rebuild_buckets()
+        sync.end()
         pairs = list(zip(self.params.every, there))
         own = [each for each, anywhere in pairs if anywhere and id(each) not in sync.known_ids]
         add_up_gradients(self.world, own)  # the others are added up
         for parameter, anywhere in pairs:
             if not anywhere:
                 parameter.grad = None
-        sync.end()

@@ -68,8 +68,9 @@ class InStep:
         finally:
             self.end()
 
-    def _shutdown_workers(self):
-        self.own._shutdown_workers()
+    def close_workers(self) -> None:
+        "End the worker processes."
+        self.own.close_workers()
 
 # %% ../../nbs/tools/27_sharded.ipynb #fd42a719
 class ShardedEngine(ProcessEngine):
