@@ -302,7 +302,8 @@ class CoreTrainer:
         self._build_evaluator(random, eval_step, metrics, valid_dl, limit_batches, overfit_batches)
         self._build_loop(data, best)
         self._build_driver(random, max_time)
-        self.engine.check(self)
+        self.engine.check(self.hooks, self.valid_loaders, self.micro_batch_size,
+                          self.repeats_windows)
         self.hooks.dry = self.plan.fast_dev_run
         for component in (getattr(train_dl, "dataset", None), self.plain_model, self.optim, loss_fn):
             if ComponentHook.wanted(component):
@@ -363,6 +364,8 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
     self.mailbox = SharedMailbox(self.engine) if lockstep else Mailbox()
     self.driver = Driver(self.loop, self.mailbox, random, Journal(), max_time)
     self.driver.make_header = weakly(self.header)
+    if lockstep:
+        self.runner.attention = weakly(self.driver.has_pending_commands)
     self.background = Background()
     self.weight_decays = WeightDecays(self.engine)
     self.tunables = Tunables(self.tunable_sources)
