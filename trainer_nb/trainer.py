@@ -186,7 +186,7 @@ class Trainer(CoreTrainer):
             self.progress_hook = ProgressHook(style=progress)
             self.hooks.add(self.progress_hook)
         self.hooks.resolve()
-        self.engine.check(self)  # what the hooks need, too
+        self.engine.check(self.hooks, self.valid_loaders)  # what the hooks need, too
 
     def tune_by_hand(self, name: str, value) -> bool:
         "What a tunable asks that is assigned: `trainer.grad_clip = 1.0` is `trainer.tune(grad_clip=1.0)`, once there is a trainer."

@@ -302,7 +302,8 @@ class CoreTrainer:
         self._build_evaluator(random, eval_step, metrics, valid_dl, limit_batches, overfit_batches)
         self._build_loop(data, best)
         self._build_driver(random, max_time)
-        self.engine.check(self)
+        self.engine.check(self.hooks, self.valid_loaders, self.micro_batch_size,
+                          self.repeats_windows)
         self.hooks.dry = self.plan.fast_dev_run
         for component in (getattr(train_dl, "dataset", None), self.plain_model, self.optim, loss_fn):
             if ComponentHook.wanted(component):
@@ -352,57 +353,64 @@ class CoreTrainer:
         self.loop = TrainingLoop(self.plan, data, self.runner, self.evaluator, BestRecord(best))
         self.engine.usual_items = data.usual_items
 
-    def _build_driver(self, random, max_time) -> None:
-        lockstep = self.engine.lockstep
-        self.mailbox = SharedMailbox(self.engine) if lockstep else Mailbox()
-        self.driver = Driver(self.loop, self.mailbox, random, Journal(), max_time)
-        self.driver.make_header = weakly(self.header)
-        self.background = Background()
-        self.weight_decays = WeightDecays(self.engine)
-        self.tunables = Tunables(self.tunable_sources)
-        self.hooks.changed = self.tunables.invalidate
-        self.checkpoint = RunCheckpoint(self.driver, self.tunables, self.weight_decays)
-        self.best_state = BestState(self.driver)
-        self.loop.found_best = weakly(self.best_state.note)
-        self.assigned: dict[str, object] = {}  # parts that were replaced by hand, in words
-        handlers = {
-            "tune": CommandHandler(self.on_tune, self.tunables.validate),
-            "note": CommandHandler(self.on_note, check_note),
-            "validate": CommandHandler(self.on_validate, self.check_validate),
-            "watch": CommandHandler(self.on_watch, check_switch),
-            "save": CommandHandler(self.on_save, check_save, (OSError, CheckpointError)),
-            "rewind": CommandHandler(self.on_rewind, self.checkpoint.check_rewind,
-                                     (OSError, CheckpointError))}
-        for name, handler in handlers.items():
-            self.mailbox.register(name, handler)
-
-    def on_tune(self, command: Command) -> None:
-        "Change tunables."
-        self.apply_tune(command.values, command.source)
-
-    def on_note(self, command: Command) -> None:
-        "Write a note into the journal."
-        self.record("note", "note", new=command.values["text"], source=command.source)
-
-    def on_validate(self, command: Command) -> None:
-        "Evaluate before the next step."
-        self.evaluate_next(command.source)
-
-    def on_watch(self, command: Command) -> None:
-        "Count the calls and the time of hooks, or no longer."
-        self.watch_hooks(command.values["on"])
-
-    def check_validate(self, values: dict) -> dict:
-        "ValueError where there is nothing to evaluate on."
-        if not self.valid_loaders:
-            raise ValueError("validate: there is no valid_dl")
-        return values
-
     def _modules(self) -> list:
         "The modules that have a mode: the model, and a loss function that is one."
         return [each for each in (self.model, self.loss_fn) if isinstance(each, torch.nn.Module)]
 
+# %% ../../nbs/core/16_core_trainer.ipynb #14884cac
+@patch
+def _build_driver(self: CoreTrainer, random, max_time) -> None:
+    lockstep = self.engine.lockstep
+    self.mailbox = SharedMailbox(self.engine) if lockstep else Mailbox()
+    self.driver = Driver(self.loop, self.mailbox, random, Journal(), max_time)
+    self.driver.make_header = weakly(self.header)
+    if lockstep:
+        self.runner.attention = weakly(self.driver.has_pending_commands)
+    self.background = Background()
+    self.weight_decays = WeightDecays(self.engine)
+    self.tunables = Tunables(self.tunable_sources)
+    self.hooks.changed = self.tunables.invalidate
+    self.checkpoint = RunCheckpoint(self.driver, self.tunables, self.weight_decays)
+    self.best_state = BestState(self.driver)
+    self.loop.found_best = weakly(self.best_state.note)
+    self.assigned: dict[str, object] = {}  # parts that were replaced by hand, in words
+    handlers = {
+        "tune": CommandHandler(self.on_tune, self.tunables.validate),
+        "note": CommandHandler(self.on_note, check_note),
+        "validate": CommandHandler(self.on_validate, self.check_validate),
+        "watch": CommandHandler(self.on_watch, check_switch),
+        "save": CommandHandler(self.on_save, check_save, (OSError, CheckpointError)),
+        "rewind": CommandHandler(self.on_rewind, self.checkpoint.check_rewind,
+                                 (OSError, CheckpointError))}
+    for name, handler in handlers.items():
+        self.mailbox.register(name, handler)
 
+@patch
+def on_tune(self: CoreTrainer, command: Command) -> None:
+    "Change tunables."
+    self.apply_tune(command.values, command.source)
+
+@patch
+def on_note(self: CoreTrainer, command: Command) -> None:
+    "Write a note into the journal."
+    self.record("note", "note", new=command.values["text"], source=command.source)
+
+@patch
+def on_validate(self: CoreTrainer, command: Command) -> None:
+    "Evaluate before the next step."
+    self.evaluate_next(command.source)
+
+@patch
+def on_watch(self: CoreTrainer, command: Command) -> None:
+    "Count the calls and the time of hooks, or no longer."
+    self.watch_hooks(command.values["on"])
+
+@patch
+def check_validate(self: CoreTrainer, values: dict) -> dict:
+    "ValueError where there is nothing to evaluate on."
+    if not self.valid_loaders:
+        raise ValueError("validate: there is no valid_dl")
+    return values
 
 # %% ../../nbs/core/16_core_trainer.ipynb #6e6a5df6
 @patch

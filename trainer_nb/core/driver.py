@@ -576,6 +576,11 @@ def agree(self: Driver) -> bool:
     return look_up
 
 @patch
+def has_pending_commands(self: Driver) -> bool:
+    "This one of several processes has something to say at the next boundary."
+    return self.mailbox.has_pending_commands(perf_counter() >= self.next_refresh)
+
+@patch
 def due(self: Driver, agreed: bool) -> bool:
     "Something is to be done at this boundary."
     state, until, pause = self.step_state, self.until, self.pause_at

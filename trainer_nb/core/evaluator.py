@@ -200,8 +200,8 @@ def evaluate_loader(self: Evaluator, loader, name: str, totals, limit: int | Non
         named = all_batches(iterator, lambda: batch_name(self.state, context))
         for batch in islice(named, limit):
             if batch is ABSENT:
-                engine.before_pass(owner)
-                engine.idle_pass(owner)
+                engine.before_pass(batch, None, False)
+                engine.idle_pass(lambda batch: self.loss_of(batch, owner), training=False)
                 continue
             self.evaluate_batch(batch, totals, owner)
             count += 1
@@ -225,7 +225,7 @@ def evaluate_batch(self: Evaluator, batch, totals, owner) -> None:
     if hooks.before_batch:
         hooks.fire("before_batch", owner)
     if engine.lockstep:
-        engine.before_pass(owner)
+        engine.before_pass(context.batch, None, False)
     with torch.no_grad():
         with engine.autocast:
             output = self.eval_step(context.batch, owner)
@@ -244,6 +244,13 @@ def evaluate_batch(self: Evaluator, batch, totals, owner) -> None:
         totals.add(output | {"loss": context.loss}, 0 if n is None else n)
     if hooks.after_batch:
         hooks.fire("after_batch", owner)
+
+@patch
+def loss_of(self: Evaluator, batch, owner) -> torch.Tensor:
+    "The loss of a batch that is another process's; nothing is left of it."
+    with self.context.preserved():
+        self.context.batch = batch
+        return self.eval_step(batch, owner)["loss"]
 
 @patch
 def finish_loader(self: Evaluator, name: str, totals, owner) -> dict[str, float]:

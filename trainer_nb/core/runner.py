@@ -46,6 +46,7 @@ class StepContext:
         self.loader = None  # that gave the batch
         self.eval_batch: int | None = None  # batches evaluated so far, in an evaluation
         self.group = 1  # batches of the loader that the current one stands for: one a process
+        self.left: int | None = None  # batches of the epoch that were not taken yet, where known
 
     @contextmanager
     def preserved(self):
@@ -295,6 +296,7 @@ class StepRunner:
         self._backward = self.overrides.get("do_backward")
         self._zero_grad = self.overrides.get("do_zero_grad")
         self._step = self.overrides.get("do_opt_step")
+        self.attention = bool  # whether this process has something to say at the next boundary
 
     def use(self, train_step) -> None:
         "Another step function from the next batch on."
@@ -361,7 +363,7 @@ def accumulate(self: StepRunner, batch, owner) -> bool:
     if samples == 0:
         raise ValueError(f"{batch_name(self.state, context)} holds no sample")
     if engine.lockstep:
-        engine.before_pass(owner)
+        self.before_pass()
     if self.micro.size is None and not self.repeats:
         contributed = self.run_chunk(context.batch, samples, 1, owner)
     else:
@@ -420,10 +422,24 @@ def count(self: StepRunner, samples: int, contributed: bool) -> None:
 @patch
 def pass_batch(self: StepRunner, owner) -> bool:
     "Other processes have a batch here, this one has none; whether the window is full."
-    self.engine.before_pass(owner)
-    self.engine.idle_pass(owner)
+    self.before_pass()
+    self.engine.idle_pass(lambda batch: self.loss_of(batch, owner), training=True)
     self.count(0, False)
     return self.window.batches >= self.window.size
+
+@patch
+def before_pass(self: StepRunner) -> None:
+    "Several processes: each is told what is known of the pass before it comes."
+    context = self.context
+    last = self.micro.size is None and self.window.ends_next(context.left, context.group)
+    self.engine.before_pass(context.batch, context.group, last)
+
+@patch
+def loss_of(self: StepRunner, batch, owner) -> torch.Tensor:
+    "The loss of a batch that is another process's; nothing is left of it."
+    with self.context.preserved():
+        self.context.batch = batch
+        return self.train_step(batch, owner)["loss"]
 
 # %% ../../nbs/core/08_runner.ipynb #42b70fb9
 @patch
@@ -479,7 +495,7 @@ def optimizer_step(self: StepRunner, owner) -> bool:
     "Close the window with a step; False if nothing was stepped."
     window, engine, hooks, state = self.window, self.engine, self.hooks, self.state
     if engine.lockstep:
-        engine.join(owner)
+        state.samples_seen = self.start[1] + engine.join(window, self.attention())
     if not window.parts:
         self.finish()
         return False

@@ -288,14 +288,16 @@ class ThreadState:
     def __init__(self):
         self.device = torch.get_default_device()
         self.num_threads = torch.get_num_threads()
-        self.multithreaded_backward = torch._C._is_multithreading_enabled()
+        reading = torch.autograd.set_multithreading_enabled(True)  # reading it is setting it
+        self.multithreaded_backward = reading.prev
+        torch.autograd.set_multithreading_enabled(self.multithreaded_backward)
         self.autocast_cache = torch.is_autocast_cache_enabled()
         self.context = contextvars.copy_context()
 
     def run(self, function):
         "Call `function()` in this thread under the captured settings."
         torch.set_num_threads(self.num_threads)
-        torch._C._set_multithreading_enabled(self.multithreaded_backward)
+        torch.autograd.set_multithreading_enabled(self.multithreaded_backward)
         torch.set_autocast_cache_enabled(self.autocast_cache)
         if self.device != torch.get_default_device():
             torch.set_default_device(self.device)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastcore.basics import patch
 
-from .data import (ABSENT, TrainData, check_end, check_workers,
+from .data import (ABSENT, EpochIterator, check_end, check_workers,
                                   end_persistent_workers, loader_generators, skips_by_index)
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
@@ -132,7 +132,7 @@ END, OPEN, FULL = object(), object(), object()  # the loader has ended; the wind
 
 class TrainingLoop:
     "Batches to steps, steps to epochs: a generator that can stop between any two steps."
-    def __init__(self, plan: Plan, data: TrainData, runner: StepRunner, evaluator: Evaluator,
+    def __init__(self, plan: Plan, data: EpochIterator, runner: StepRunner, evaluator: Evaluator,
                  best: BestRecord):
         self.plan, self.data, self.runner, self.evaluator = plan, data, runner, evaluator
         self.engine, self.hooks, self.state = runner.engine, runner.hooks, runner.state
@@ -145,7 +145,7 @@ class TrainingLoop:
         self.found_best: Callable | None = None  # called where a record is the best so far
         self.begun: set | None = None  # hooks that heard of the beginning; None: no fit has begun
 
-    def use_data(self, data: TrainData) -> None:
+    def use_data(self, data: EpochIterator) -> None:
         "Another training loader; between two epochs."
         self.data = data
 
@@ -263,6 +263,9 @@ def take(self: TrainingLoop, owner):
             raise
         self.data_seconds += perf_counter() - start
         context.group = data.group
+        if self.engine.lockstep:
+            length = data.length
+            context.left = None if length is None else length - number
         full = runner.pass_batch(owner) if batch is ABSENT else runner.accumulate(batch, owner)
     except Exception:
         epoch = self.state.epoch

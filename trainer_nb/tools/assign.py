@@ -20,6 +20,7 @@ from ..core.step import OwnLossStep, SupervisedStep
 from ..core.core_trainer import (check_counts, check_eval_first, check_function, check_max_time, check_metrics, check_seed,
                                           make_optimizer, usual_step)
 from ..core.evaluator import named_loaders
+from ..core.runner import check_micro_batch_size
 from ..hooks.progress import progress_style
 from ..hooks.schedule import SchedulerHook
 
@@ -203,8 +204,7 @@ def replace_sched(trainer, sched) -> None:
         if made is None or made.recipe is not None:
             _reset_rates(trainer)
         if made is not None:
-            state = trainer.step_state
-            made.began = state.epoch if made.every == "epoch" else state.optimizer_step
+            made.begin_here(trainer)
             made.before_fit(trainer)
     except Exception:
         for group, kept in groups:
@@ -239,12 +239,8 @@ def replace_valid_dl(trainer, valid_dl) -> None:
     due = trainer.phase in (Phase.VALID, Phase.CHECK) or (trainer.eval_first and not trainer.boundaries)
     if not loaders and due:
         raise ValueError("trainer.valid_dl = None: an evaluation comes next, and there would be nothing to evaluate")
+    trainer.engine.check(valid_loaders=loaders)
     old, trainer.valid_loaders = trainer.valid_loaders, loaders
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        trainer.valid_loaders = old
-        raise
     for loader in old.values():
         if not any(loader is each for each in loaders.values()):
             end_persistent_workers(loader)
@@ -263,15 +259,8 @@ def replace_total(name: str):
 
 def replace_micro_batch_size(trainer, value) -> None:
     "Other chunks from the next batch on."
-    micro = trainer.runner.micro
-    old, found = micro.size, micro.found
-    micro.replace(value)
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        micro.replace(old)
-        micro.use(found)
-        raise
+    trainer.engine.check(micro_batch_size=check_micro_batch_size(value))
+    trainer.runner.micro.replace(value)
 
 def replace_batch_size(trainer, value) -> None:
     "Another way to count the samples of a batch, from the next one on."

@@ -53,7 +53,7 @@ def schedule_text(loop: CoreTrainer, hook: SchedulerHook) -> str:
     name = hook.schedule_name()
     if hook.scheduler is None:
         return f"{name}, built when the length of the run is known"
-    text, planned = f"{name}, a tick each {hook.every}", hook.planned(loop)
+    text, planned = f"{name}, changes each {hook.every}", hook.planned(loop)
     if planned is not None and planned[1]:
         steps, planned_rates = planned
         return (f"{text}, lr {planned_rates[0]:.3g} now "

@@ -187,7 +187,7 @@ class Trial:
         own = skips_by_index(loader) and data.seed is None and not run.engine.lockstep
         mine = clone_for_skipping(loader)[0] if own else loader
         made = run.engine.data_class(mine, data.resume_by, data.limit, data.overfit, data.seed)
-        made.kept, made.kept_start, made.kept_epoch = data.kept, data.kept_start, data.kept_epoch
+        made.first_batches = copy.copy(data.first_batches)
         self._build(made, HookSet(parts, run.is_main))
         state.phase, state.window_batches = Phase.TRAIN, 0
         context.training, context.split, context.loader = True, "train", mine
@@ -226,7 +226,7 @@ class Trial:
     def _reopen_data(self, state: dict, loader) -> None:
         "A loader that knows only one pass at a time is opened again where the run was."
         run = self.trainer
-        run.data._tell_epoch(run.data.epoch)
+        run.data.source.set_epoch(run.data.epoch)
         shared = loader is run.train_dl and run.data.iterator is not None
         if not shared or skips_by_index(loader) or not hasattr(loader, "dataset"):
             return
