@@ -247,7 +247,7 @@ def test_validate_while_nobody_drives(state):
     outside = global_streams()
     settled(loop.post(Command("validate")))
     wait_for(lambda: ("after_valid", steps) in seen and loop.state == "paused")
-    assert loop._thread.is_alive() and loop.step_state.optimizer_step == steps
+    assert loop.background.thread.is_alive() and loop.step_state.optimizer_step == steps
     to_the_end(loop)
     assert global_streams() == outside
     wanted = [("after_step", n) for n in (1, 2, 3)] + [("after_valid", 3)]
@@ -356,7 +356,7 @@ def test_resume_after_an_error_in_the_background():
     """The error is not raised again by the wait for what goes on."""
     loop = make_loop(at_step(2, lambda trainer: 1 / 0), epochs=2)
     loop.start()
-    wait_for(lambda: loop.state == "error" and not loop._thread.is_alive())
+    wait_for(lambda: loop.state == "error" and not loop.background.thread.is_alive())
     settled(loop.resume())
     assert loop.wait().status == "finished"
     assert_same(loop, straight(epochs=2))
@@ -562,7 +562,7 @@ def test_two_that_resume_at_once_are_one_drive():
         replies.append(loop.resume())
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
-    with loop._lock:  # until all of them have come as far as this
+    with loop.driver.lock:  # until all of them have come as far as this
         for thread in threads:
             thread.start()
         wait_for(lambda: len(asking) == 4)

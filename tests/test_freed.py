@@ -65,7 +65,7 @@ def gone_on(trainer):
 def in_the_background(trainer):
     trainer.start()
     trainer.wait()
-    trainer._thread.join()
+    trainer.background.thread.join()
 
 
 def steered(trainer):

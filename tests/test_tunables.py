@@ -273,8 +273,8 @@ def test_a_hook_that_comes_later_gets_its_rows_and_the_others_stay():
 
 
 def change(row, kind, value):
-    """Do what a hand does."""
-    setattr({"slider": getattr(row, "slider", None), "box": getattr(row, "box", None), "list": getattr(row, "list", None)}[kind],
+    """Do what a person does."""
+    setattr({"slider": getattr(row.control, "slider", None), "box": getattr(row.control, "box", None), "list": getattr(row.control, "list", None)}[kind],
             "value", value)
 
 
@@ -294,9 +294,9 @@ def test_a_change_by_hand_acts_and_is_journalled(name, control, chosen, taken):
     tunables.refresh()
     assert len(trainer.journal) == 1  # showing it asks for nothing
     if control == "box" and isinstance(chosen, str) and name != "probe.label":
-        assert row.slider.value == pytest.approx(taken)
+        assert row.control.slider.value == pytest.approx(taken)
     if control == "slider":
-        assert row.box.value == plain(taken)
+        assert row.control.box.value == plain(taken)
 
 
 def test_showing_values_that_others_changed_posts_nothing():
@@ -304,26 +304,26 @@ def test_showing_values_that_others_changed_posts_nothing():
     trainer.tune(lr=0.5, grad_clip=3.0, **{"probe.kind": "max", "probe.loud": True, "probe.label": "x"})
     tunables.refresh()
     assert len(trainer.journal) == 5
-    assert tunables.rows["lr"].box.value == "0.5" and tunables.rows["probe.kind"].list.value == "max"
-    assert tunables.rows["lr"].slider.value == pytest.approx(0.5)
+    assert tunables.rows["lr"].control.box.value == "0.5" and tunables.rows["probe.kind"].control.list.value == "max"
+    assert tunables.rows["lr"].control.slider.value == pytest.approx(0.5)
 
 
 def test_a_value_beyond_the_slider_moves_its_end():
     trainer, tunables = make()
     change(tunables.rows["grad_clip"], "box", "250")
-    assert tunables.rows["grad_clip"].slider.value == tunables.rows["grad_clip"].slider.max == 250
+    assert tunables.rows["grad_clip"].control.slider.value == tunables.rows["grad_clip"].control.slider.max == 250
 
 
-def test_a_refused_value_stays_to_be_mended_and_changes_nothing():
+def test_a_refused_value_stays_to_be_corrected_and_changes_nothing():
     trainer, tunables = make()
     row = tunables.rows["grad_clip"]
     change(row, "box", "-1")
-    assert row.box.value == "-1" and trainer.grad_clip is None and len(trainer.journal) == 0
+    assert row.control.box.value == "-1" and trainer.grad_clip is None and len(trainer.journal) == 0
     assert "refused" in row.widget._dom_classes and hint(row) == "refused: a number, 0 or more. Still off"
     tunables.refresh()
-    assert row.box.value == "-1"
+    assert row.control.box.value == "-1"
     change(row, "box", "nonsense")
-    assert "&#x27;nonsense&#x27; is no number" in hint(row)
+    assert "&#x27;nonsense&#x27; is not a number" in hint(row)
     change(row, "box", "2")
     assert "refused" not in row.widget._dom_classes and trainer.grad_clip == 2.0
 
@@ -345,19 +345,19 @@ def test_a_pending_value_is_shown_until_its_boundary():
     assert [(e.name, e.step) for e in trainer.journal] == [("lr", 4)]
 
 
-def test_a_schedule_moves_the_hint_and_not_the_hand():
+def test_a_schedule_moves_the_hint_and_not_the_slider():
     """The box and the slider stay where they are, whatever the schedule does."""
     trainer, tunables = make(sched=lambda optim: torch.optim.lr_scheduler.ExponentialLR(optim, 0.5))
     row = tunables.rows["lr"]
-    before = row.slider.value, row.box.value
+    before = row.control.slider.value, row.control.box.value
     trainer.step(3)
     tunables.refresh()
-    assert (row.slider.value, row.box.value) == before == (0.01, "") and row.box.placeholder == "schedule"
+    assert (row.control.slider.value, row.control.box.value) == before == (0.01, "") and row.control.box.placeholder == "schedule"
     assert hint(row) == "in force 0.00125 (schedule)"
     change(row, "box", "0.02")
-    assert row.box.value == "0.02" and trainer.rates() == [0.02]
+    assert row.control.box.value == "0.02" and trainer.rates() == [0.02]
     change(row, "box", "schedule")
-    assert trainer.lr is None and row.box.value == ""
+    assert trainer.lr is None and row.control.box.value == ""
 
 
 def test_nothing_new_sends_nothing():

@@ -109,6 +109,11 @@ class Mailbox:
         "Add a command that was checked."
         self.waiting.append((command, reply))
 
+    def interrupted(self) -> bool:
+        "An interrupt by a signal waits."
+        return any(command.name == "interrupt" and command.source == "signal"
+                   for command, _ in list(self.waiting))
+
     def take(self) -> tuple[Command, Reply] | None:
         "The oldest command and its reply, or None; of a slider's values the last one waiting."
         try:

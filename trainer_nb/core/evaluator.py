@@ -21,7 +21,7 @@ from .engine import Engine
 from .hook import HookSet
 from .own_state import generator_state, set_generator_state
 from .runner import BatchSizes, StepContext, batch_name
-from .state import TURNS, RandomStreams, StepState, warn
+from .state import TURNS, RandomStreams, RunRandom, StepState, warn
 from .step import EvaluationTotals, check_output, items, joined_or_listed, to_cpu
 
 # %% ../../nbs/core/09_evaluator.ipynb #f15268b4
@@ -66,10 +66,11 @@ def _borrowed(shared: list, own: list, done: Callable[[], bool]):
 class Evaluator:
     "Evaluates and predicts, and leaves the training as it was."
     def __init__(self, eval_step, engine: Engine, hooks: HookSet, state: StepState,
-                 context: StepContext, sizes: BatchSizes, *, modules: list, metrics=None,
-                 loaders: dict | None = None, limit=None, overfit: int | None = None):
+                 context: StepContext, sizes: BatchSizes, random: RunRandom, *, modules: list,
+                 metrics=None, loaders: dict | None = None, limit=None,
+                 overfit: int | None = None):
         self.eval_step, self.engine, self.hooks, self.state = eval_step, engine, hooks, state
-        self.context, self.sizes = context, sizes
+        self.context, self.sizes, self.random = context, sizes, random
         self.modules = modules  # whose modes an evaluation sets: the model, and a loss that is one
         self.metrics, self.loaders = dict(metrics or {}), loaders or {}
         self.limit, self.overfit = limit, overfit
@@ -78,15 +79,15 @@ class Evaluator:
         self.records: dict[str, float] = {}  # of the last evaluation
         self.wants_indices = False  # a hook needs `indices`
         self.indices: list | None = None  # of the samples in each batch of the loader, where known
-        self.owns_streams = False  # the global streams are the run's at the moment
         self.borrowed: RandomStreams | None = None  # those at the start of the current evaluation
         self.discarded_by: int | None = None  # id of the exception that ended the last evaluation
         self.weights_given = False  # the model has weights that are not exchanged for others
         self._warned: set[str] = set()  # loaders whose length was wrong
 
     def use(self, **parts) -> None:
-        "Other parts from the next evaluation on: eval_step, modules, metrics, loaders."
-        unknown = parts.keys() - {"eval_step", "modules", "metrics", "loaders", "end_of_evaluation"}
+        "Other parts from the next evaluation on: eval_step, modules, metrics, loaders, records."
+        unknown = parts.keys() - {"eval_step", "modules", "metrics", "loaders", "records",
+                                  "end_of_evaluation"}
         if unknown:
             raise TypeError(f"use({', '.join(sorted(unknown))}): not a part of an evaluation")
         self.__dict__.update(parts)
@@ -94,15 +95,6 @@ class Evaluator:
     def forget_error(self) -> None:
         "No evaluation has been given up since."
         self.discarded_by = None
-
-    @contextmanager
-    def owning(self, owns: bool):
-        "Whether the global streams are the run's, for as long as this is open."
-        before, self.owns_streams = self.owns_streams, owns
-        try:
-            yield
-        finally:
-            self.owns_streams = before
 
     @contextmanager
     def surroundings(self, shared: list):
@@ -132,7 +124,7 @@ class Evaluator:
                 for module, mode in modes:
                     module.training = mode
                 self.borrowed = None
-                if self.owns_streams:  # else a generator is dropped outside of the run
+                if self.random.owned:  # else a generator is dropped outside of the run
                     streams.restore()
 
     def weight_sets(self, owner) -> dict:
@@ -208,8 +200,8 @@ def evaluate_loader(self: Evaluator, loader, name: str, totals, limit: int | Non
         named = all_batches(iterator, lambda: batch_name(self.state, context))
         for batch in islice(named, limit):
             if batch is ABSENT:
-                engine.before_pass(owner)
-                engine.idle_pass(owner)
+                engine.before_pass(batch, None, False)
+                engine.idle_pass(lambda batch: self.loss_of(batch, owner), training=False)
                 continue
             self.evaluate_batch(batch, totals, owner)
             count += 1
@@ -233,7 +225,7 @@ def evaluate_batch(self: Evaluator, batch, totals, owner) -> None:
     if hooks.before_batch:
         hooks.fire("before_batch", owner)
     if engine.lockstep:
-        engine.before_pass(owner)
+        engine.before_pass(context.batch, None, False)
     with torch.no_grad():
         with engine.autocast:
             output = self.eval_step(context.batch, owner)
@@ -252,6 +244,13 @@ def evaluate_batch(self: Evaluator, batch, totals, owner) -> None:
         totals.add(output | {"loss": context.loss}, 0 if n is None else n)
     if hooks.after_batch:
         hooks.fire("after_batch", owner)
+
+@patch
+def loss_of(self: Evaluator, batch, owner) -> torch.Tensor:
+    "The loss of a batch that is another process's; nothing is left of it."
+    with self.context.preserved():
+        self.context.batch = batch
+        return self.eval_step(batch, owner)["loss"]
 
 @patch
 def finish_loader(self: Evaluator, name: str, totals, owner) -> dict[str, float]:
@@ -282,8 +281,8 @@ def predict(self: Evaluator, loader, owner, shared=(), limit: int | float | None
             for batch in islice(named, count):
                 context.batch, context.pred = self.engine.place(batch), None
                 with self.engine.autocast:
-                    found = predict(context.batch, owner) if predict else self.step_pred(owner)
-                    parts.append(to_cpu(found))
+                    parts.append(to_cpu(predict(context.batch, owner) if predict
+                                        else self.step_pred(owner)))
                 TURNS.give_way()
     return joined_or_listed(parts)
 

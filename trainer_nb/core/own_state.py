@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .hook import ComponentHook, LambdaHook, has_state
 from .state import warn
+from .torch_private import persistent_buffers, write_count
 
 # %% ../../nbs/core/04_own_state.ipynb #7587e852
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -96,7 +97,8 @@ def search(roots: dict, enter=lambda value: True, limit: int = 5000, long: int =
 
 # %% ../../nbs/core/04_own_state.ipynb #cce468f3
 def _global_generators() -> tuple:
-    return random._inst, np.random.mtrand._rand, torch.default_generator
+    # the objects whose methods are the functions of these modules
+    return random.getstate.__self__, np.random.get_state.__self__, torch.default_generator
 
 def generators_in(**roots) -> list[tuple[str, object]]:
     "Path and object of the random generators that are reached from some objects, each once; the global ones are left out."
@@ -165,9 +167,6 @@ def _own_class(kind) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return kind.__module__ != "builtins" and not any(place in file for place in _LIBRARIES)
 
-def _version(tensor):
-    return None if tensor.is_inference() else tensor._version
-
 def _same_items(a, b) -> bool:
     "The same objects under the same keys or in the same places."
     if isinstance(a, dict):
@@ -217,10 +216,10 @@ class KeptObjects:
             self.back.append((_fill, vars(each), dict(vars(each))))
 
     def _keep_tensor(self, path: str, tensor) -> None:
-        version = _version(tensor)
+        version = write_count(tensor)
         if tensor.numel() * tensor.element_size() > LARGE:
             self.large.append((path, tensor, version))
-        elif tensor.layout is torch.strided and version is not None:
+        elif tensor.layout is torch.strided and not tensor.is_inference():
             grad = tensor.grad if tensor.is_leaf else None
             values = tensor.detach().clone(), grad, None if grad is None else grad.detach().clone()
             self.back.append((self._fill_tensor, tensor, (version, *values)))
@@ -233,7 +232,7 @@ class KeptObjects:
     def _fill_tensor(tensor, kept) -> None:
         version, values, grad, grad_values = kept
         with torch.no_grad():
-            if tensor._version != version:
+            if version is None or write_count(tensor) != version:
                 tensor.copy_(values)
             if tensor.is_leaf and (tensor.grad is not grad or grad is not None):
                 tensor.grad = grad if grad is None else grad.copy_(grad_values)
@@ -242,7 +241,7 @@ class KeptObjects:
         "Everything as it was; a warning names large tensors that have changed."
         for act, holder, values in self.back:
             act(holder, values)
-        if changed := [path for path, tensor, version in self.large if _version(tensor) != version]:
+        if changed := [path for path, tensor, version in self.large if write_count(tensor) != version]:
             warn(f"{', '.join(changed)}: larger than {LARGE >> 20} MB, and changed by steps that were taken back; it stays changed")
 
 # %% ../../nbs/core/04_own_state.ipynb #274c0fcc
@@ -271,8 +270,8 @@ def _known(trainer) -> set:
     "The identities of what the state of a run has."
     known = {id(trainer.optim)}
     for module in _kept_modules(trainer):
-        known.update(map(id, module._parameters.values()))
-        known.update(id(each) for name, each in module._buffers.items() if name not in module._non_persistent_buffers_set)
+        known.update(map(id, module.parameters(recurse=False)))
+        known.update(map(id, persistent_buffers(module)))
     return known
 
 def _is_metric(value) -> bool:
@@ -282,19 +281,19 @@ def _look_of(value):
     "What tells whether a value has changed; the value itself is held, so that no other one gets its identity."
     if isinstance(value, torch.Tensor):
         small = value.numel() <= SMALL and value.device.type == "cpu" and value.layout is torch.strided
-        return value, _version(value), value.detach().clone() if small else None
+        return value, write_count(value), value.detach().clone() if small else None
     if isinstance(value, GENERATORS):
         return generator_state(value)
     entries = [each for state in value.state.values() if isinstance(state, dict) for each in state.values()]
-    return len(entries), [_version(each) if isinstance(each, torch.Tensor) else each for each in entries]
+    return len(entries), [write_count(each) if isinstance(each, torch.Tensor) else each for each in entries]
 
 def _is_other(before, value) -> bool:
     "A value looks otherwise than before."
     if not isinstance(value, torch.Tensor):
         return not alike(before, _look_of(value))
     tensor, version, copy = before
-    if value is tensor and (_version(value) == version and version is not None or copy is None):
-        return _version(value) != version
+    if value is tensor and (write_count(value) == version and version is not None or copy is None):
+        return write_count(value) != version
     earlier = tensor if copy is None else copy
     if (earlier.shape, earlier.dtype, earlier.device) != (value.shape, value.dtype, value.device) or value.layout is not torch.strided:
         return True

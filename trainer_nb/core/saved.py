@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from .files import open_plain, reason, whole_file
+from .torch_private import module_versions, set_module_versions
 
 # %% ../../nbs/core/12_saved.ipynb #1621531a
 class CheckpointError(RuntimeError):
@@ -90,8 +91,8 @@ def plain_copy(value, where: str = "state", copies: dict | None = None):
             raise CheckpointError(f"{where} has keys that become the same as plain values: {', '.join(map(repr, value))}")
         kind = next((kind for kind in (Counter, OrderedDict) if isinstance(value, kind)), dict)
         made = kind(pairs)
-        if hasattr(value, "_metadata"):  # versions of the modules, in a model's state
-            made._metadata = plain_copy(value._metadata, f"{where}._metadata", copies)
+        if (versions := module_versions(value)) is not None:  # in a model's state
+            set_module_versions(made, plain_copy(versions, f"{where}._metadata", copies))
         return made
     if isinstance(value, (list, deque, range)):
         return parts(value)

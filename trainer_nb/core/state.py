@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult', 'RandomStreams', 'seed_everything', 'StreamTurns',
-           'OwnStreams', 'ThreadState', 'refuse_open_contexts', 'warn', 'say', 'weakly']
+           'OwnStreams', 'ThreadState', 'refuse_open_contexts', 'warn', 'say', 'RunRandom', 'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
@@ -72,6 +72,7 @@ class StepState:
     branch: int = _beside(0)  # a rewind begins a new one
     seconds: float = _beside(0.0)  # spent driving until the clock was last stopped, without pauses
     closing: bool = _beside(False)  # a step or the end of a phase is under way: not repeatable
+    inexact: str | None = _beside(None)  # why going on from here is not bit-exact
 
     @property
     def is_grad_accum_boundary(self) -> bool:
@@ -287,14 +288,16 @@ class ThreadState:
     def __init__(self):
         self.device = torch.get_default_device()
         self.num_threads = torch.get_num_threads()
-        self.multithreaded_backward = torch._C._is_multithreading_enabled()
+        reading = torch.autograd.set_multithreading_enabled(True)  # reading it is setting it
+        self.multithreaded_backward = reading.prev
+        torch.autograd.set_multithreading_enabled(self.multithreaded_backward)
         self.autocast_cache = torch.is_autocast_cache_enabled()
         self.context = contextvars.copy_context()
 
     def run(self, function):
         "Call `function()` in this thread under the captured settings."
         torch.set_num_threads(self.num_threads)
-        torch._C._set_multithreading_enabled(self.multithreaded_backward)
+        torch.autograd.set_multithreading_enabled(self.multithreaded_backward)
         torch.set_autocast_cache_enabled(self.autocast_cache)
         if self.device != torch.get_default_device():
             torch.set_default_device(self.device)
@@ -326,6 +329,85 @@ def warn(text: str) -> None:
 def say(text: str) -> None:
     "Print a line at once."
     print(text, flush=True)
+
+# %% ../../nbs/core/00_state.ipynb #c83450ac
+class RunRandom:
+    "Who owns the global random streams: the run while it is driven, everybody else otherwise."
+    def __init__(self, state: StepState, seed: int | None = None, split: Callable | None = None):
+        self.state, self.seed = state, seed
+        self.split = split  # called once: gives each of several processes streams of its own
+        self.own = OwnStreams(mixed=self._mixed)
+        self.owned = False  # what is drawn now comes from the run's streams
+
+    def use_seed(self, seed: int | None) -> None:
+        "Begin from another seed; before the first drive."
+        self.seed = seed
+
+    @property
+    def in_place(self) -> bool:
+        "The global streams are the run's."
+        return self.own.in_place
+
+    def streams(self) -> RandomStreams | None:
+        "The run's random streams of this moment; None before the first drive."
+        return RandomStreams.capture() if self.own.in_place else self.own.held
+
+    def use(self, streams: RandomStreams | None, driven: bool) -> None:
+        "Go on with other streams; None: with those that the first drive begins with."
+        if streams is None and driven:
+            streams = self.first()
+        if self.own.in_place:
+            streams.restore()
+        else:
+            self.own.held = streams
+
+    def hold(self, streams: RandomStreams | None) -> None:
+        "Go on with these streams when the run is driven again."
+        self.own.held = streams
+
+    def first(self) -> RandomStreams:
+        "The streams that a drive would begin with now."
+        with TURNS.turn():
+            now = RandomStreams.capture()
+            try:
+                if self.seed is not None:
+                    seed_everything(self.seed)
+                if self.split is not None:
+                    self.split()
+                return RandomStreams.capture()
+            finally:
+                now.restore()
+
+    @contextmanager
+    def owning(self, owned: bool = True):
+        "What is drawn comes from the run's streams, or does not, for as long as this is open."
+        before, self.owned = self.owned, owned
+        try:
+            yield
+        finally:
+            self.owned = before
+
+    @contextmanager
+    def active(self):
+        "The run's streams in place of the global ones, which are afterwards as they were."
+        if self.own.in_place:  # left so by an interrupt at the end of the drive before
+            self.state.inexact = (f"the drive to step {self.state.optimizer_step} was interrupted "
+                                  "at its very end: its random streams are lost")
+            self.own.in_place = False
+        with self.own.placed(lambda: self.own.held or self.first()), self.owning():
+            yield
+
+    def suspended(self):
+        "A context in which the global streams are everybody else's."
+        return self.own.aside()
+
+    def _mixed(self) -> None:
+        step = self.state.optimizer_step
+        self.state.inexact = (f"from step {step} on another run was driven at the same time and "
+                              "they could not take turns: both drew from the same random streams")
+        warn("two runs are driven at the same time, and for "
+             f"{TURNS.patience:.0f} seconds one of them has not come to the end of a step: they "
+             "go on side by side and are not exact")
 
 # %% ../../nbs/core/00_state.ipynb #f4682598
 def weakly(function: Callable) -> Callable:

@@ -186,6 +186,10 @@ class Tunables:
             self._built = version, table
         return table
 
+    def __call__(self) -> dict[str, BoundTunable]:
+        "The table, as a dict."
+        return dict(self.table)
+
     def invalidate(self) -> None:
         "Build the table again when it is read next: a hook was added, removed or moved."
         self._version, self._built = object(), (None, {})

@@ -12,14 +12,15 @@ __all__ = ['ANOTHER', 'FIXED', 'REPLACED', 'PROPERTIES', 'Assigned', 'described'
 # %% ../../nbs/tools/29_assign.ipynb #3c956782
 import torch
 
-from ..core.data import end_persistent_workers, sample_counter
-from ..core.drive import check_max_time, check_seed
+from ..core.data import end_persistent_workers
 from ..core.engine import FinitePolicy, unwrap
 from ..core.hook import ComponentHook
 from ..core.state import Phase
 from ..core.step import OwnLossStep, SupervisedStep
-from ..core.core_trainer import check_eval_first, check_function, check_metrics, make_optimizer, usual_step
+from ..core.core_trainer import (check_counts, check_eval_first, check_function, check_max_time, check_metrics, check_seed,
+                                          make_optimizer, usual_step)
 from ..core.evaluator import named_loaders
+from ..core.runner import check_micro_batch_size
 from ..hooks.progress import progress_style
 from ..hooks.schedule import SchedulerHook
 
@@ -54,7 +55,7 @@ def assign(trainer, name: str, value, replace) -> None:
     if name in FIXED:
         replace(trainer, value)
         return
-    with trainer._at_rest(f"trainer.{name} = ..."):
+    with trainer.at_rest(f"trainer.{name} = ..."):
         old = described(getattr(trainer, name, None))
         if replace(trainer, value) is False:
             return
@@ -180,10 +181,11 @@ def replace_optim(trainer, optim) -> None:
     if wanted or any(getattr(hook, "component", None) is old for hook in trainer.hooks):
         swap_component(trainer, old, made)
     trainer.runner.rates.read_groups()
-    vars(trainer)["base_decays"] = [group.get("weight_decay", 0.0) for group in made.param_groups]
+    trainer.weight_decays.read_groups()
+    trainer.tunables.invalidate()
     if schedule is not None:
         schedule.use_optimizer(trainer)
-    trainer.do_zero_grad()
+    trainer.runner.zero_grad(trainer)
 
 def _reset_rates(trainer) -> None:
     "The optimizer's groups have the rates that they came with."
@@ -202,8 +204,7 @@ def replace_sched(trainer, sched) -> None:
         if made is None or made.recipe is not None:
             _reset_rates(trainer)
         if made is not None:
-            state = trainer.step_state
-            made.began = state.epoch if made.every == "epoch" else state.optimizer_step
+            made.begin_here(trainer)
             made.before_fit(trainer)
     except Exception:
         for group, kept in groups:
@@ -238,12 +239,8 @@ def replace_valid_dl(trainer, valid_dl) -> None:
     due = trainer.phase in (Phase.VALID, Phase.CHECK) or (trainer.eval_first and not trainer.boundaries)
     if not loaders and due:
         raise ValueError("trainer.valid_dl = None: an evaluation comes next, and there would be nothing to evaluate")
+    trainer.engine.check(valid_loaders=loaders)
     old, trainer.valid_loaders = trainer.valid_loaders, loaders
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        trainer.valid_loaders = old
-        raise
     for loader in old.values():
         if not any(loader is each for each in loaders.values()):
             end_persistent_workers(loader)
@@ -252,7 +249,7 @@ def replace_valid_dl(trainer, valid_dl) -> None:
 def replace_total(name: str):
     "A `replace` for `epochs` or `max_steps`: a total in one unit takes the place of one in the other."
     def replace(trainer, value):
-        trainer._check_counts_of("trainer", **{name: value})
+        check_counts("trainer", **{name: value})
         if trainer.fast_dev_run:
             raise AttributeError(f"trainer.{name} = {value!r} is refused: fast_dev_run=True is one epoch")
         other = "max_steps" if name == "epochs" else "epochs"
@@ -262,15 +259,8 @@ def replace_total(name: str):
 
 def replace_micro_batch_size(trainer, value) -> None:
     "Other chunks from the next batch on."
-    micro = trainer.runner.micro
-    old, found = micro.size, micro.found
-    micro.replace(value)
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        micro.replace(old)
-        micro.use(found)
-        raise
+    trainer.engine.check(micro_batch_size=check_micro_batch_size(value))
+    trainer.runner.micro.replace(value)
 
 def replace_batch_size(trainer, value) -> None:
     "Another way to count the samples of a batch, from the next one on."
@@ -286,9 +276,9 @@ def replace_non_finite(trainer, value) -> None:
 def replace_seed(trainer, value) -> None:
     "Before the first step; a seed counts once. AttributeError later."
     check_seed(value)
-    if trainer.boundaries or trainer.streams() is not None or trainer.data.seed is not None:
+    if trainer.boundaries or trainer.driver.random.streams() is not None or trainer.data.seed is not None:
         raise AttributeError(f"trainer.seed = {value!r} is refused: a seed counts once, when a run begins; {ANOTHER}")
-    vars(trainer)["seed"] = value
+    trainer.driver.random.use_seed(value)
 
 def replace_eval_first(trainer, value) -> None:
     "Before the first step. AttributeError later."
@@ -301,7 +291,7 @@ def replace_eval_first(trainer, value) -> None:
 
 def replace_max_time(trainer, value) -> None:
     "Seconds or a timedelta, counted from the start of the run."
-    vars(trainer)["max_time"] = check_max_time(value)
+    trainer.driver.max_time = check_max_time(value)
 
 def replace_progress(trainer, value) -> bool:
     "What is drawn from the next drive on; no matter of the run."
@@ -341,7 +331,7 @@ def _property(cls, name: str, replace) -> property:
 
 PROPERTIES = ("train_dl", "valid_dl", "sched", "workspace", "record", "non_finite", "ema", "compile", "resume_data", "seed_samples", "train_step",
               "eval_step", "metrics", "epochs", "max_steps", "micro_batch_size", "batch_size", "eval_first", "fast_dev_run", "overfit_batches",
-              "limit_batches", "best")
+              "limit_batches", "best", "seed", "max_time")
 
 def assignable(cls):
     "A class of trainers whose arguments can be assigned, each through its `replace`."

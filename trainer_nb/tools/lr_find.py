@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.sweep import Sweep
+from .sweep import Sweep
 
 # %% ../../nbs/tools/23_lr_find.ipynb #3cfcc516
 def rates(start_lr: float, end_lr: float, num_steps: int, mode: str = "exp") -> list[float]:

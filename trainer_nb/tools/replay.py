@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..core.hook import Hook
 from ..core.journal import Intervention, Journal, assign_source
-from ..core.loop import read_total, total_text
+from ..core.core_trainer import read_total, total_text
 from ..core.state import warn
 from ..core.tunable import BoundTunable, find_tunable
 
@@ -118,7 +118,7 @@ class ReplayHook(Hook):
         self._begun = True
         totals = self.journal.header.get("totals")
         if totals and not trainer.boundaries:  # the run may have been extended on its way
-            trainer.write_totals(**totals)
+            trainer.plan.set_totals(**totals)
         self._act(trainer)
 
     def _check(self, trainer) -> None:
@@ -166,8 +166,8 @@ class ReplayHook(Hook):
         elif entry.kind == "skip":
             number = int(entry.new.split()[1]) if entry.old is None else entry.old
             trainer.data.left_out.setdefault(entry.epoch, set()).add(number)
-            trainer._drop_generator()  # the open iterator still has that batch
-            trainer._generator = trainer.run()
+            trainer.driver.drop_generator(trainer)  # the open iterator still has that batch
+            trainer.driver.new_generator(trainer)
             trainer.record("skip", "batch", number, entry.new, source="replay")
         else:
             trainer.record("note", "note", new=entry.new, source="replay")

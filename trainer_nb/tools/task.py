@@ -13,7 +13,7 @@ import inspect
 from contextlib import contextmanager
 from functools import wraps
 
-from ..core.drive import check_seed
+from ..core.core_trainer import check_seed
 from ..core.hook import POINTS, ComponentHook
 from ..core.state import OwnStreams, seed_everything
 from ..hooks.schedule import Recipe
