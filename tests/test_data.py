@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 from trainer_nb.core.data import EpochIterator, chunk_edges, map_nested_tensor, move_to_device, split_batch
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.core.state import RandomStreams
 
 META = torch.device("meta")

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainer_nb.core.hook import POINTS, Hook, LambdaHook, MainProcessHook, check_hook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.hook import POINTS, QUESTIONS, TRAITS, Hook, HookSet, LambdaHook, MainProcessHook, check_hook
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.core.tunable import Tunable
 
 
@@ -380,6 +380,65 @@ def test_helpers_of_a_hook_are_no_points():
     check_hook(Mine())
     loop = make_loop(Mine(), model=Codebook(3, 1))
     assert [(row.label, row.points) for row in loop.hooks.rows] == [("Mine", ())]
+
+
+# ---- what hooks are asked for
+
+
+@pytest.mark.parametrize(("name", "right"), [("rewind_point", "rewind_points"), ("weight_set", "weight_sets"), ("start_anow", "start_anew")])
+def test_a_misspelled_question(name, right):
+    """A method that nearly has the name of a question is refused in a class, and in any other object."""
+    for make in (lambda: type("Mine", (Hook,), {name: lambda self: None}),
+                 lambda: HookSet([type("Plain", (), {name: lambda self: None, "after_step": lambda self, trainer: None})()])):  # fmt: skip
+        with pytest.raises(TypeError, match=f"never called: did you mean {right}") as excinfo:
+            make()
+        says(excinfo, name, right)
+
+
+@pytest.mark.parametrize(("name", "right"), [("write", "writes"), ("main_proces_only", "main_process_only"), ("enable", "enabled")])
+def test_a_misspelled_attribute(name, right):
+    """So is a value that nearly has the name of an attribute that is read."""
+    with pytest.raises(TypeError, match=f"never read: did you mean {right}") as excinfo:
+        type("Mine", (Hook,), {name: True})
+    says(excinfo, name, right)
+
+
+def test_short_words_are_the_authors_own():
+    """A method or value with a short name may be near to one of ours."""
+    type("Mine", (Hook,), {"write": lambda self, text: None, "lead": lambda self: 1, "stored": lambda self: 1, "orders": [], "names": ()})
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_hook_answers_every_question_with_nothing(question):
+    """Hook's own answer is none, no, or empty, and counts as no answer."""
+    given = {"load_state_dict": ({},), "check_state": (None, {}), "weight_sets_in": ({}, "plain"), "own_tunables": ("plain",)}
+    alone = ("state_dict", "schedule_name", "best_state", "rewind_points", "finish_writing")
+    args = given.get(question, () if question in alone else (None,))
+    plain = SimpleNamespace(after_step=lambda trainer: None)
+    hooks = HookSet([Hook(), plain])
+    assert [not row.ask(question, *args) for row in hooks.rows] == [True, True]
+    assert hooks.answering(question) == [] and hooks.ask(question, *args) == []
+
+
+def test_who_is_asked_and_in_what_order():
+    """In running order, with or without the base class; those that are off only where that is wanted."""
+    late = type("Late", (Hook,), {"order": 5, "leads": lambda self, trainer: trainer})()
+    off = type("Off", (Hook,), {"enabled": False, "leads": lambda self, trainer: None})()
+    plain = SimpleNamespace(after_step=lambda trainer: None, leads=lambda trainer: -trainer, name="plain")
+    hooks = HookSet([late, off, plain, Hook()])
+    assert [(row.name, answer) for row, answer in hooks.ask("leads", 3)] == [("off", None), ("plain", -3), ("late", 3)]
+    assert [row.name for row, _ in hooks.ask("leads", 3, enabled=True)] == ["plain", "late"]
+    with pytest.raises(AttributeError, match="lead"):
+        hooks.ask("lead", 3)
+
+
+def test_an_attribute_that_is_missing_is_that_of_hook():
+    """Any other object has the attributes of the base class where it has none of its own."""
+    plain = SimpleNamespace(after_step=lambda trainer: None, kept=False)
+    row = HookSet([plain]).rows[0]
+    assert [row.trait(name) for name in TRAITS] == [False if name == "kept" else getattr(Hook, name) for name in TRAITS]
+    with pytest.raises(AttributeError, match="keep"):
+        row.trait("keep")
 
 
 # ---- the table

@@ -84,7 +84,7 @@ def test_a_record_waits_for_no_device():
         order = 26
 
         def after_step(self, trainer):
-            fetched.append(len(trainer.history._columns.get("train/loss", [[]])[0]))
+            fetched.append(len(trainer.history._columns.get("train/loss", ())))
 
     trainer.hooks.add(Looks())
     trainer.fit()

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_nb.core.engine import NonFiniteError
 from trainer_nb.core.hook import Hook, LambdaHook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.hooks.recorder import History, RecorderHook
 from trainer_nb.hooks.schedule import SchedulerHook
 
@@ -452,7 +452,7 @@ def test_values_are_not_fetched_each_step(policy, expected):
         optim = torch.optim.SGD(model.parameters(), lr=0.0)
         settings = {"grad_clip": 0.1, "gradient_accumulation_steps": 2, "non_finite": policy}
         loop = Loop(model, step, make_data(batches), optim=optim, device="cpu", **settings)
-        loop._next_refresh = float("inf")  # what is looked at twice a second is not counted here
+        loop.driver.next_refresh = float("inf")  # what is looked at twice a second is not counted here
         with CountSyncs() as counter:
             loop.fit(epochs=1)
         return counter.count

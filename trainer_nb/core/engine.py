@@ -166,6 +166,11 @@ class FinitePolicy:
         self._kept.append((step, self._marks.look(numbers)))
         return True
 
+    def become(self, skipped: int, in_a_row: int) -> None:
+        "Go on with the counts of an earlier run; what was kept of this one is dropped."
+        self.skipped, self.in_a_row = skipped, in_a_row
+        self.forget()
+
     def forget(self) -> None:
         "What was kept is of no run any more."
         self._kept.clear()

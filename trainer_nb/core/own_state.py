@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from .hook import ComponentHook, LambdaHook
+from .hook import ComponentHook, LambdaHook, has_state
 from .state import warn
 from .torch_private import persistent_buffers, write_count
 
@@ -460,7 +460,7 @@ class CarriedState:
     def _state_leaves(trainer) -> list:
         "What users' hooks and modules give in a state of their own; of one that raises, nothing."
         hooks = [row.hook for row in trainer.hooks.rows
-                 if getattr(row.hook, "kept", True) and hasattr(row.hook, "state_dict")]
+                 if row.trait("kept") and has_state(row.hook)]
         extra = [each for each in _kept_modules(trainer)
                  if type(each).get_extra_state is not torch.nn.Module.get_extra_state]
         leaves = []

@@ -25,7 +25,7 @@ class SupervisedStep:
     def __call__(self, batch, trainer) -> dict:
         inputs, targets = (batch if type(batch) in (list, tuple) and len(batch) == 2
                            else self.unpack(batch))
-        pred = trainer.pred = trainer.model(inputs)
+        pred = trainer.context.pred = trainer.model(inputs)
         if trainer.hooks.after_pred:
             pred = trainer.after_pred(pred)
         return {"loss": self.loss_fn(pred, targets), "pred": pred, "target": targets}

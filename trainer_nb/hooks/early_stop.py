@@ -184,7 +184,7 @@ class EarlyStopHook(Hook):
     @staticmethod
     def _led(trainer) -> bool:
         "A replay leads the run: it knows the end."
-        return any(hook.leads(trainer) for hook in trainer.hooks if hasattr(hook, "leads"))
+        return any(answer for _, answer in trainer.hooks.ask("leads", trainer))
 
     def _note(self, trainer) -> None:
         "Into the journal; a replay has written it already."

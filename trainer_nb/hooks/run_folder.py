@@ -245,7 +245,7 @@ class RunFolderHook(MainProcessHook):
             self.reopen(trainer)
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
         if self.folder is None:
-            resumes = any(getattr(hook, "resume", None) not in (None, False) for hook in trainer.hooks)
+            resumes = any(row.trait("resume") not in (None, False) for row in trainer.hooks.rows)
             trainer.run_folder = self.folder = RunFolder(claim(self.given, resumes, trainer))
             self.journal_file = JournalFile(self.folder.path / JOURNAL)
             self._made_of = {"model": type(trainer.model).__name__, **totals,

@@ -46,9 +46,9 @@ class ProcessesPartedError(RuntimeError):
 PACKAGE = str(Path(sys.modules["trainer_nb"].__file__).parent)
 INNER = (PACKAGE, str(Path(torch.__file__).parent))
 DOING = {  # what functions of the package are to the user
-    "_save": "save()", "_load": "load()", "_evaluate_batches": "an evaluation",
-    "train_batch": "a training batch", "pass_batch": "a training batch",
-    "close_window": "the end of a step", "_agree": "a boundary",
+    "_save": "save()", "_load": "load()", "evaluate_loader": "an evaluation",
+    "accumulate": "a training batch", "pass_batch": "a training batch",
+    "optimizer_step": "the end of a step", "agree": "a boundary",
     "check_alike": "the start of a run", "end_epoch": "the end of an epoch",
     "begin": "the start of an epoch"}
 
