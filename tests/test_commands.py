@@ -13,7 +13,7 @@ from test_drives import (
 
 from trainer_nb.core.control import Command, CommandHandler, ControlQueue, Mailbox
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.loop import LocalRunView
+from trainer_nb.panel.view import LocalRunView
 from trainer_nb.trainer import Trainer
 
 
