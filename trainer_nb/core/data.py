@@ -87,7 +87,9 @@ def move_to_device(batch, device: torch.device):
 PLAIN = (str, bytes, bool, int, float, complex, np.generic, type(None))
 
 def told_size(value) -> int | None:
-    "What an object says of itself: a packed sequence, a batch of graphs (`num_graphs`), a TensorDict (`batch_size`)."
+    """What an object says of itself; None where it says nothing.
+
+    A packed sequence, a batch of graphs (`num_graphs`), a TensorDict (`batch_size`)."""
     if isinstance(value, PackedSequence):
         return int(value.batch_sizes[0])
     for name in ("num_graphs", "batch_size"):
@@ -101,15 +103,19 @@ def told_size(value) -> int | None:
     return None
 
 def like_samples(items, least: int) -> bool:
-    "`least` or more tensors that may be images (channels first), or containers that are made alike: they may be samples, not columns."
+    """`least` or more items that may be samples, not columns.
+
+    Tensors that may be images (channels first), or containers that are made alike."""
     if len(items) < least:
         return False
     first = next(iter(items))
     if isinstance(first, torch.Tensor):
-        return all(isinstance(x, torch.Tensor) and x.ndim == 3 and x.dtype == first.dtype and 1 <= x.shape[0] <= 4 for x in items)
+        return all(isinstance(x, torch.Tensor) and x.ndim == 3 and x.dtype == first.dtype
+                   and 1 <= x.shape[0] <= 4 for x in items)
     if isinstance(first, Mapping):
         return all(type(x) is type(first) and x.keys() == first.keys() for x in items)
-    alike = isinstance(first, (list, tuple)) and all(type(x) is type(first) and len(x) == len(first) for x in items)
+    alike = (isinstance(first, (list, tuple))
+             and all(type(x) is type(first) and len(x) == len(first) for x in items))
     return alike and any(isinstance(x, torch.Tensor) for x in first)
 
 # %% ../../nbs/core/05_data.ipynb #39625de9
@@ -120,14 +126,16 @@ class BatchParts:
         self.listed: list[int] = []  # those of tensors in what may be a list of samples
         self.lengths: list[int] = []  # of lists of plain values
         self.opaque: list[str] = []  # types of the objects that say nothing
-        self.ragged: set[int] = set()  # lengths of lists whose tensors differ in their first dimension
+        # lengths of lists whose tensors differ in their first dimension
+        self.ragged: set[int] = set()
         self.whole = False  # an object is there that cannot be cut
         self._look(batch, self.sizes, least=3)
 
     def _look(self, value, sizes: list, least: int = 1) -> None:
         if isinstance(value, (torch.Tensor, np.ndarray)):
             if value.ndim:
-                sizes.append(value.size(0) if getattr(value, "is_nested", False) else value.shape[0])
+                sizes.append(value.size(0) if getattr(value, "is_nested", False)
+                             else value.shape[0])
         elif isinstance(value, PLAIN):
             return
         elif (told := told_size(value)) is not None:
@@ -171,33 +179,39 @@ class BatchParts:
     def __str__(self):
         if every := self.sizes + self.listed:
             alone = " in what may be a list of samples" if not self.sizes else ""
-            return f"the first dimensions of its tensors are {', '.join(map(str, every[:8]))}{' ...' if len(every) > 8 else ''}{alone}"
+            return ("the first dimensions of its tensors are "
+                    f"{', '.join(map(str, every[:8]))}{' ...' if len(every) > 8 else ''}{alone}")
         if self.opaque:
             return f"it is made of {', '.join(dict.fromkeys(self.opaque))}, which does not say"
         return f"its lists have {', '.join(map(str, self.lengths[:8]))} items"
 
 # %% ../../nbs/core/05_data.ipynb #645c0961
 def batch_size(batch) -> int | None:
-    "The samples in a batch: the first dimension that all its tensors share; None where that is not certain."
+    "The samples in a batch: the first dimension that all its tensors share; None if uncertain."
     kind, size = type(batch), None
     try:
         if kind is torch.Tensor and batch.ndim:
             return batch.shape[0]
         if kind is tuple or kind is list:
             for each in batch:
-                if type(each) is not torch.Tensor or not each.ndim or (size is not None and each.shape[0] != size):
+                if (type(each) is not torch.Tensor or not each.ndim
+                    or (size is not None and each.shape[0] != size)):
                     break
                 size = each.shape[0]
             else:
-                if size is not None and (size > 4 or each.ndim != 3):  # else it may be a list of images
+                # else it may be a list of images
+                if size is not None and (size > 4 or each.ndim != 3):
                     return size
     except RuntimeError:  # a nested tensor has no shape
         pass
     return BatchParts(batch).size
 
 def collated_size(batch, loader) -> int | None:
-    "The samples of a batch that torch has put together, whose tensors are columns for certain; None for any other loader."
-    if getattr(loader, "collate_fn", None) is not default_collate or getattr(loader, "batch_sampler", None) is None:
+    """The samples of a batch that torch has put together; None for any other loader.
+
+    Its tensors are columns for certain."""
+    if (getattr(loader, "collate_fn", None) is not default_collate
+        or getattr(loader, "batch_sampler", None) is None):
         return None
     parts = BatchParts(batch)
     found = {*parts.sizes, *parts.listed}
@@ -213,16 +227,20 @@ class GivenSize:
         size = self.function(batch)
         size = size.item() if isinstance(size, torch.Tensor) and size.numel() == 1 else size
         if not isinstance(size, Integral) or isinstance(size, bool) or size < 0:
-            raise TypeError(f"batch_size= returned {size!r} for a batch (a {type(batch).__name__}): a whole number of samples")
+            raise TypeError(f"batch_size= returned {size!r} for a batch (a "
+                            f"{type(batch).__name__}): a whole number of samples")
         return int(size)
 
 def sample_counter(given=None):
-    "The function that counts the samples of a batch: the user's own, or `batch_size`; TypeError for what cannot be called."
+    """The function that counts the samples of a batch: the user's own, or `batch_size`.
+
+    TypeError for what cannot be called."""
     if given is None:
         return batch_size
     if not callable(given):
-        raise TypeError(f"batch_size={given!r}: a function of a batch that returns its samples, as lambda batch: len(batch[0]); how many a "
-                        "loader gives is said to the loader, DataLoader(dataset, batch_size=...)")
+        raise TypeError(f"batch_size={given!r}: a function of a batch that returns its samples, as "
+                        "lambda batch: len(batch[0]); how many a loader gives is said to the "
+                        "loader, DataLoader(dataset, batch_size=...)")
     return GivenSize(given)
 
 def uncertain_size(batch, where: str) -> ValueError:
@@ -230,14 +248,16 @@ def uncertain_size(batch, where: str) -> ValueError:
     listed = isinstance(batch, (list, tuple)) and len(batch)
     inner = listed and isinstance(batch[0], (list, tuple))
     example = "len(batch[0])" if inner else "len(batch)" if listed and len(batch) > 2 else "..."
-    return ValueError(f"{where}: how many samples it holds is not certain, {BatchParts(batch)}. Give Trainer(batch_size=lambda batch: "
-                      f"{example}), or return 'n' from the step: how many items the loss is the mean of")
+    return ValueError(f"{where}: how many samples it holds is not certain, {BatchParts(batch)}. "
+                      f"Give Trainer(batch_size=lambda batch: {example}), or return 'n' from the "
+                      "step: how many items the loss is the mean of")
 
 # %% ../../nbs/core/05_data.ipynb #94dbea9d
 def can_split(batch, size: int, loader=None) -> bool:
     "Each part of a batch of `size` samples can be cut, or belongs to all of them."
     parts = BatchParts(batch)
-    if parts.whole or size in parts.ragged or (parts.listed and collated_size(batch, loader) != size):
+    if (parts.whole or size in parts.ragged
+        or (parts.listed and collated_size(batch, loader) != size)):
         return False
     return size in (*parts.sizes, *parts.listed, *parts.lengths)
 
@@ -252,7 +272,8 @@ def split_batch(batch, size: int, limit: int) -> list:
         return [batch]
     edges = chunk_edges(size, limit)
     def sample_list(item):
-        return (isinstance(item, (list, tuple)) and len(item) == size and not hasattr(item, "_fields")
+        return (isinstance(item, (list, tuple)) and len(item) == size
+                and not hasattr(item, "_fields")
                 and not any(isinstance(x, (torch.Tensor, list, tuple, Mapping)) for x in item))
     def is_leaf(item):
         return isinstance(item, torch.Tensor) or sample_list(item)
@@ -277,23 +298,26 @@ def limited(length: int | None, limit: int | float | None) -> int | None:
         return length
     if isinstance(limit, float):
         if length is None:
-            raise ValueError(f"limit_batches={limit}: a fraction needs a loader with a length; give a count")
+            raise ValueError(f"limit_batches={limit}: a fraction needs a loader with a length; "
+                             "give a count")
         return max(1, int(length * limit))
     return limit if length is None else min(length, limit)
 
 # %% ../../nbs/core/05_data.ipynb #c9fc1632
 def counts_only(loader) -> bool:
-    "torchdata's loader over parts without a state: the place that it keeps is the number of the batch."
+    "torchdata's loader over parts without a state: its place is the number of the batch."
     if not isinstance(loader, DataLoader):
         return False
-    theirs = any(base.__module__.startswith("torchdata.") and type(loader).__iter__ is base.__iter__ for base in type(loader).__mro__
-                 if issubclass(base, DataLoader))
-    parts = (loader.dataset, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    theirs = any(base.__module__.startswith("torchdata.") and type(loader).__iter__ is base.__iter__
+                 for base in type(loader).__mro__ if issubclass(base, DataLoader))
+    parts = (loader.dataset, loader.sampler, loader.batch_sampler,
+             getattr(loader.batch_sampler, "sampler", None))
     return theirs and not any(hasattr(part, "state_dict") for part in parts)
 
 def keeps_place(loader) -> bool:
     "The loader has a state, and without that state nobody could go on in it."
-    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not counts_only(loader)
+    return (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+            and not counts_only(loader))
 
 def loader_like(loader, dataset, **which) -> DataLoader:
     "torch's own loader with the settings of another one; `which` are its samplers."
@@ -304,15 +328,19 @@ def loader_like(loader, dataset, **which) -> DataLoader:
         prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
         in_order=getattr(loader, "in_order", True))
 
-TORCH_LOADERS = weakref.WeakKeyDictionary()  # loader of torchdata: torch's with its parts, whose workers may persist
+# loader of torchdata: torch's with its parts, whose workers may persist
+TORCH_LOADERS = weakref.WeakKeyDictionary()
 
 def as_torch(loader):
     "The loader itself; torch's own with its parts where it keeps a place that nobody needs."
     if not counts_only(loader):
         return loader
-    parts = [getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", "timeout", "num_workers")]
+    names = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", "timeout",
+             "num_workers")
+    parts = [getattr(loader, name, None) for name in names]
     made, of = TORCH_LOADERS.get(loader, (None, []))
-    if made is None or len(parts) != len(of) or any(now is not then for now, then in zip(parts, of)):
+    if (made is None or len(parts) != len(of)
+        or any(now is not then for now, then in zip(parts, of))):
         TORCH_LOADERS[loader] = made, _ = _torch_loader(loader), parts
     return made
 
@@ -320,7 +348,8 @@ def _torch_loader(loader) -> DataLoader:
     if isinstance(loader.dataset, IterableDataset):
         which = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     else:
-        which = {"sampler": loader.sampler, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": loader.batch_sampler}
+        which = ({"sampler": loader.sampler, "batch_size": None} if loader.batch_sampler is None
+                 else {"batch_sampler": loader.batch_sampler})
     return loader_like(loader, loader.dataset, **which)
 
 # %% ../../nbs/core/05_data.ipynb #f50fed17
@@ -331,22 +360,29 @@ class IgnoreInterrupt:
 
     def __call__(self, worker_id: int):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # a cluster tells the whole group of processes that it is to end, and the run takes its last batches from here
-        signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        # a cluster tells the whole group of processes that it is to end, and the run takes its last
+        # batches from here
+        def end_the_second_time(number, frame):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, end_the_second_time)
         if self.inner is not None:
             self.inner(worker_id)
 
 @contextmanager
 def workers_ignore_interrupt(loader):
-    "While open, workers that `loader` starts will not hear of Ctrl-C; where they are forked, this process hears of it afterwards."
+    """While open, workers that `loader` starts will not hear of Ctrl-C.
+
+    Where they are forked, this process hears of it afterwards."""
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         yield
         return
     context = getattr(loader, "multiprocessing_context", None)
-    forks = (context or torch.multiprocessing).get_start_method() == "fork" and hasattr(signal, "pthread_sigmask")
+    forks = ((context or torch.multiprocessing).get_start_method() == "fork"
+             and hasattr(signal, "pthread_sigmask"))
     on_main = threading.current_thread() is threading.main_thread()
     inner, loader.worker_init_fn = loader.worker_init_fn, IgnoreInterrupt(loader.worker_init_fn)
-    # a fork takes the mask along; other workers are new programs, which take along only what is ignored
+    # a fork takes the mask along; other workers are new programs, which take along only what is
+    # ignored
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if forks else None
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main and not forks else None
     try:
@@ -363,36 +399,44 @@ def check_loader(name: str, loader) -> None:
     "TypeError for what gives samples, or rows, instead of batches."
     if isinstance(loader, Dataset):
         also = "; if its items are batches already, DataLoader(dataset, batch_size=None)"
-        raise TypeError(f"{name} is a dataset ({type(loader).__name__}), which gives samples: DataLoader(dataset, batch_size=...) makes batches "
-                        f"of them{also}")
+        raise TypeError(f"{name} is a dataset ({type(loader).__name__}), which gives samples: "
+                        f"DataLoader(dataset, batch_size=...) makes batches of them{also}")
     if isinstance(loader, (torch.Tensor, np.ndarray)):
-        raise TypeError(f"{name} is a {type(loader).__name__}, which gives rows: DataLoader(TensorDataset(inputs, targets), batch_size=...)")
+        raise TypeError(f"{name} is a {type(loader).__name__}, which gives rows: "
+                        "DataLoader(TensorDataset(inputs, targets), batch_size=...)")
     if isinstance(loader, type):
         raise TypeError(f"{name} is the class {loader.__name__}: an object of it is meant")
 
 # %% ../../nbs/core/05_data.ipynb #54357bc1
 def check_end(end: StopIteration, where: str) -> None:
-    "RuntimeError where a `StopIteration` is not the end of the loader, but comes from a dataset or a collate function."
+    """RuntimeError where a `StopIteration` is not the end of the loader.
+
+    It comes from a dataset or a collate function then."""
     frames, found = [], end.__traceback__
     while found is not None:
         frames.append(found.tb_frame)
         found = found.tb_next
     for number, frame in enumerate(frames):
         name = frame.f_code.co_name
-        fetcher = frame.f_locals.get("self") if name == "fetch" else None  # locals that were read of all would hold `end`, and so the trainer
+        # locals that were read of all would hold `end`, and so the trainer
+        fetcher = frame.f_locals.get("self") if name == "fetch" else None
         leaked = name == "reraise" or (name == "fetch" and "Map" in type(fetcher).__name__)
-        collating = name == "fetch" and getattr(fetcher, "auto_collation", False) and number + 1 < len(frames)
+        collating = (name == "fetch" and getattr(fetcher, "auto_collation", False)
+                     and number + 1 < len(frames))
         if leaked or collating:
-            raise RuntimeError(f"{where}: the dataset or the collate function raised StopIteration, which would have ended the pass here; it is "
-                               "no end, but probably a next() of something empty") from end
+            raise RuntimeError(f"{where}: the dataset or the collate function raised "
+                               "StopIteration, which would have ended the pass here; it is no end, "
+                               "but probably a next() of something empty") from end
 
 def iterator_behind(error: BaseException):
     "The iterator of torch's loader that an exception came through; None if there is none."
     trace = error.__traceback__
     while trace is not None:
         frame, trace = trace.tb_frame, trace.tb_next
-        if frame.f_code.co_varnames[:1] == ("self",) and not frame.f_globals.get("__name__", "").startswith("trainer_nb."):
-            owner = frame.f_locals["self"]  # of frames that have ended: reading the locals of our own would make a cycle
+        if (frame.f_code.co_varnames[:1] == ("self",)
+            and not frame.f_globals.get("__name__", "").startswith("trainer_nb.")):
+            # of frames that have ended: reading the locals of our own would make a cycle
+            owner = frame.f_locals["self"]
             if is_loader_iterator(owner):
                 return owner
     return None
@@ -426,8 +470,8 @@ def all_batches(iterator, where):
 
 def other_length(name: str, given: int, length: int) -> str:
     "What is said of a loader whose `len` is not the number of its batches."
-    return (f"{name} gave {given} batches in a pass, and its len() says {length}: the steps and rates that were planned go by its length. Let "
-            "len() say what it gives")
+    return (f"{name} gave {given} batches in a pass, and its len() says {length}: the steps and "
+            "rates that were planned go by its length. Let len() say what it gives")
 
 # %% ../../nbs/core/05_data.ipynb #94620bee
 def has_workers(iterator) -> bool:
@@ -457,13 +501,15 @@ def kill_workers(iterator) -> None:
         worker.join()
 
 class OpenIterators:
-    "The iterators whose worker processes are alive: they end when their owner is gone, at the latest with this process."
+    """The iterators whose worker processes are alive.
+
+    The workers end when the owner of the iterator is gone, at the latest with this process."""
     def __init__(self):
         self.ends: dict = {}  # iterator: what ends it when its owner is gone
         self.lock = threading.RLock()
 
     def add(self, iterator, owner, loader) -> None:
-        "From now on the workers of `iterator` end with `owner`; `loader` may keep them for its next pass."
+        "The workers of `iterator` end with `owner`; `loader` may keep them for its next pass."
         if not has_workers(iterator):
             return
         with self.lock:
@@ -471,9 +517,11 @@ class OpenIterators:
             try:
                 weakref.ref(owner)
                 loader = weakref.ref(loader)
-            except TypeError:  # no weak reference is possible: the workers end by close(), or with this process
+            # no weak reference is possible: the workers end by close(), or with this process
+            except TypeError:
                 owner, loader = self, lambda: None
-            self.ends[iterator] = weakref.finalize(owner, self._ended, iterator, loader, os.getpid())
+            self.ends[iterator] = weakref.finalize(owner, self._ended, iterator, loader,
+                                                   os.getpid())
             self.ends[iterator].atexit = False  # too late: torch's own comes before it
 
     def _forget(self, iterator) -> None:
@@ -542,7 +590,9 @@ def end_persistent_workers(loader) -> None:
 
 @contextmanager
 def opened(loader):
-    "An iterator over the loader's batches; its workers end with the context, but persistent ones after a whole pass."
+    """An iterator over the loader's batches; its workers end with the context.
+
+    Persistent ones live on after a whole pass."""
     iterator, whole = open_loader(loader, loader), False
     try:
         yield iterator
@@ -556,20 +606,23 @@ ABSENT = object()  # what a process takes where others have a batch and it has n
 
 def left(items, omit, start: int = 0):
     "The items whose number is not in `omit`; the first one has number `start`."
-    return (item for number, item in enumerate(items, start) if number not in omit) if omit else items
+    return ((item for number, item in enumerate(items, start) if number not in omit) if omit
+            else items)
 
 def too_short(taken: int, length: int) -> ValueError:
     "The error of an epoch that ends before the place where a run stands in it."
-    return ValueError(f"the run stands at batch {taken} of its epoch, and train_dl gives {length}: it was saved with a longer loader. Give that one, or "
-                      "begin from a state of an epoch's end")
+    return ValueError(f"the run stands at batch {taken} of its epoch, and train_dl gives {length}: "
+                      "it was saved with a longer loader. Give that one, or begin from a state of "
+                      "an epoch's end")
 
 class SkippingSampler:
-    "A sampler that first draws and forgets `skip` items of another one, and leaves those in `omit` out."
+    "A sampler that discards `skip` items of another one first, and leaves those in `omit` out."
     def __init__(self, inner, mark=None):
         self.inner, self.skip, self.omit = inner, 0, frozenset()
         self.before = self.then = None  # called around the skipping
         self.drawn = None  # gives the items in another way
-        self.part: slice | None = None  # of the items after that, where processes share them: a start and a step
+        # of the items after that, where processes share them: a start and a step
+        self.part: slice | None = None
         self.mark = mark  # what is given on instead of an item
 
     def __iter__(self):
@@ -580,7 +633,8 @@ class SkippingSampler:
         if indices is None:
             self.before()
             indices = iter(self.inner) if self.drawn is None else self.drawn()
-        if self.part is not None:  # the order is drawn at once, from streams that the processes have in common
+        # the order is drawn at once, from streams that the processes have in common
+        if self.part is not None:
             indices = iter(list(indices))
         for number in range(self.skip):
             if next(indices, ABSENT) is ABSENT:
@@ -588,7 +642,8 @@ class SkippingSampler:
         if self.then is not None:
             self.then()
         skip, omit = self.skip, self.omit
-        self.skip, self.omit, self.before, self.then = 0, frozenset(), None, None  # later epochs run whole
+        # later epochs run whole
+        self.skip, self.omit, self.before, self.then = 0, frozenset(), None, None
         rest = left(indices, omit, skip)
         if self.part is not None:
             rest = islice(rest, self.part.start, self.part.stop, self.part.step)
@@ -599,7 +654,9 @@ class SkippingSampler:
 
 # %% ../../nbs/core/05_data.ipynb #fec6c39f
 class SeededSamples(Dataset):
-    "A dataset whose samples draw from streams that are seeded by (seed, epoch, index); it is asked with (epoch, index)."
+    """A dataset whose samples draw from streams that are seeded by (seed, epoch, index).
+
+    It is asked with (epoch, index)."""
     def __init__(self, dataset, seed: int):
         self.dataset, self.seed = dataset, seed
 
@@ -608,7 +665,8 @@ class SeededSamples(Dataset):
 
     def __getitem__(self, place):
         epoch, index = place
-        outside = RandomStreams.capture() if get_worker_info() is None else None  # a worker has no other use for its streams
+        # a worker has no other use for its streams
+        outside = RandomStreams.capture() if get_worker_info() is None else None
         seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
         random.seed(seed)
         np.random.seed(seed)
@@ -628,13 +686,16 @@ class EpochMark:
         return [(self.epoch, index) for index in item] if self.batches else (self.epoch, item)
 
 # %% ../../nbs/core/05_data.ipynb #95e91137
-def clone_for_skipping(loader: DataLoader, seed: int | None = None) -> tuple[DataLoader, SkippingSampler]:
-    "The same loader over a sampler that can skip, with seeded samples if there is a `seed`."
-    mark = None if seed is None else EpochMark(batches=loader.batch_sampler is not None)
-    sampler = SkippingSampler(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, mark)
-    which = {"sampler": sampler, "batch_size": None} if loader.batch_sampler is None else {
-        "batch_sampler": sampler}
-    return loader_like(loader, loader.dataset if seed is None else SeededSamples(loader.dataset, seed), **which), sampler
+def clone_for_skipping(loader: DataLoader, seed: int | None = None) -> tuple:
+    """The same loader over a `SkippingSampler`, and that sampler.
+
+    With a `seed` its samples have random streams of their own."""
+    batched = loader.batch_sampler is not None
+    mark = None if seed is None else EpochMark(batches=batched)
+    sampler = SkippingSampler(loader.batch_sampler if batched else loader.sampler, mark)
+    which = {"batch_sampler": sampler} if batched else {"sampler": sampler, "batch_size": None}
+    dataset = loader.dataset if seed is None else SeededSamples(loader.dataset, seed)
+    return loader_like(loader, dataset, **which), sampler
 
 def skips_by_index(loader) -> bool:
     "The loader's samples have an index, and its own iteration is torch's."
@@ -712,12 +773,15 @@ class EpochStart:
 
 # %% ../../nbs/core/05_data.ipynb #7b773386
 def drawn(loader: DataLoader, reused: bool):
-    "The indices of a pass over a loader, batch by batch, drawn from the streams as they are now in the way that torch draws them."
+    """The indices of a pass over a loader, batch by batch, drawn from the streams as they are now.
+
+    In the way that torch draws them. `reused`: persistent workers are running already."""
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     batches = iter(sampler)
     if not reused:  # as torch does: after the sampler's iterator the seed of the workers is drawn,
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        batches = iter(sampler) if loader.num_workers else batches  # and with workers it is made again
+        # and with workers it is made again
+        batches = iter(sampler) if loader.num_workers else batches
     return batches
 
 # %% ../../nbs/core/05_data.ipynb #f78485ed
@@ -852,8 +916,8 @@ class FirstBatches:
 class PassOpener:
     """Opens the passes of a run in one process, where all batches of the loader are its own.
 
-    `resume_by`: the way back into a pass, "skip" (by index, nothing is loaded) or "replay" (load and
-    discard). `limit`: of the batches of a pass, a count or a fraction."""
+    `resume_by`: the way back into a pass, "skip" (by index, nothing is loaded) or "replay" (load
+    and discard). `limit`: of the batches of a pass, a count or a fraction."""
     group = 1  # batches of the loader that one of this process stands for
 
     def __init__(self, source: LoaderSource, resume_by: str, limit):

@@ -17,7 +17,8 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from .data import EpochIterator, move_to_device, open_loader
-from .torch_private import (compiled_module, gradient_norms, mark_non_finite, multiply, run_backward,
+from .torch_private import (compiled_module, gradient_norms, mark_non_finite,
+                                           multiply, run_backward,
                                             scaling_left_to_us, step_within)
 
 # %% ../../nbs/core/06_engine.ipynb #6b317dcd
@@ -27,7 +28,9 @@ class Window:
         self.open(1)
 
     def open(self, size: int, usual: int | None = None) -> None:
-        "Start anew, for `size` batches; `usual` items of each, where several processes have to agree on a number."
+        """Begin a window of `size` batches.
+
+        `usual`: items of a batch, where several processes have to agree on a number."""
         self.size, self.usual = size, usual
         self.batches = 0  # that gave a loss
         self.samples = 0  # in all batches of this process
@@ -35,7 +38,8 @@ class Window:
         self.reference = 0  # size times the first n
         self.parts = []  # (loss, n, records) of each chunk
         self.kept = []  # the batches themselves, where a window may be redone
-        self.streams = []  # the random streams and counters before each of them, where it is to be repeated exactly
+        # the random streams and counters before each of them, where it is to be repeated exactly
+        self.streams = []
 
     def ends_next(self, left: int | None, group: int = 1) -> bool:
         """The next pass is known to be the last one of this window.
@@ -46,8 +50,10 @@ class Window:
 
     def weight(self, n, chunks: int = 1):
         "Where the backward pass of a chunk with `n` items starts."
-        if type(n) is not int and isinstance(n, torch.Tensor):  # whole numbers would be divided in single precision
-            n = n.detach().reshape(()).to(torch.float32 if n.device.type == "mps" else torch.float64)
+        # whole numbers would be divided in single precision
+        if type(n) is not int and isinstance(n, torch.Tensor):
+            n = n.detach().reshape(()).to(torch.float32 if n.device.type == "mps"
+                                          else torch.float64)
         if not self.parts:
             self.reference = self.size * (n * chunks if self.usual is None else self.usual)
         self.items = self.items + n
@@ -69,16 +75,20 @@ def check_precision(name) -> str | None:
     name = None if name in ("no", "fp32") else name
     if name not in PRECISIONS:
         known = [p for p in PRECISIONS if p]
-        near = difflib.get_close_matches(str(name).lower(), known + ["float16", "bfloat16"], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(str(name).lower(), known + ["float16", "bfloat16"], n=1,
+                                         cutoff=0.4)
         meant = {"float16": "fp16", "bfloat16": "bf16"}.get(near[0], near[0]) if near else "bf16"
-        raise ValueError(f"mixed_precision={name!r}: None, 'bf16' or 'fp16' (did you mean {meant!r}?)")
+        raise ValueError(f"mixed_precision={name!r}: None, 'bf16' or 'fp16' (did you mean "
+                         f"{meant!r}?)")
     return name
 
 # %% ../../nbs/core/06_engine.ipynb #434f6ca0
 _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel, AveragedModel)
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    "The model inside of `torch.compile(model)`, DistributedDataParallel, DataParallel and AveragedModel, however many of them."
+    """The model inside of its wrappers, however many of them.
+
+    `torch.compile(model)`, DistributedDataParallel, DataParallel and AveragedModel."""
     while True:
         if isinstance(model, _WRAPPERS):
             model = model.module
@@ -101,7 +111,8 @@ def total_norm(norms: list) -> torch.Tensor:
     "The norm of all gradients from their single norms."
     first = norms[0]
     same = len({(norm.device, norm.dtype) for norm in norms}) == 1
-    joined = norms if same else [n.to(first.device, torch.promote_types(first.dtype, n.dtype)) for n in norms]
+    joined = (norms if same else [n.to(first.device, torch.promote_types(first.dtype, n.dtype))
+                                  for n in norms])
     return torch.linalg.vector_norm(torch.stack(joined))
 
 def clip_gradients(gradients: list, norm: torch.Tensor, limit: float) -> None:
@@ -111,7 +122,9 @@ def clip_gradients(gradients: list, norm: torch.Tensor, limit: float) -> None:
 
 # %% ../../nbs/core/06_engine.ipynb #2d971a24
 class NonFiniteError(ArithmeticError):
-    "A gradient that is NaN or infinite; `invalid_since` is the step that was made with it, None where none was."
+    """A gradient that is NaN or infinite.
+
+    `invalid_since`: the step that was made with it, None where none was."""
     invalid_since: int | None = None
 
 class Marks:
@@ -124,7 +137,8 @@ class Marks:
         device = numbers[0].device
         mark = next(self._free, None) if device == self._device else None
         if mark is None:
-            *marks, self._one = torch.cat([torch.zeros(256, device=device), torch.ones(1, device=device)]).unbind()
+            *marks, self._one = torch.cat([torch.zeros(256, device=device),
+                                           torch.ones(1, device=device)]).unbind()
             self._device, self._free = device, iter(marks)
             mark = next(self._free)
         if not mark_non_finite(numbers, mark, self._one):
@@ -135,8 +149,10 @@ class FinitePolicy:
     "What happens at a step whose gradients are not finite."
     def __init__(self, policy: str | None = "raise"):
         limit = str(policy).removeprefix("skip:")
-        if policy not in (None, "raise", "skip") and not (limit.isdigit() and str(policy).startswith("skip:")):
-            raise ValueError(f"non_finite={policy!r}: None, 'raise', 'skip' or 'skip:N' (N windows in a row)")
+        if (policy not in (None, "raise", "skip")
+            and not (limit.isdigit() and str(policy).startswith("skip:"))):
+            raise ValueError(f"non_finite={policy!r}: None, 'raise', 'skip' or 'skip:N' (N windows "
+                             "in a row)")
         self.policy = policy
         self.at_once = policy not in (None, "raise")
         self.limit = int(limit) if limit.isdigit() else None
@@ -144,7 +160,7 @@ class FinitePolicy:
         self._marks, self._kept = Marks(), []  # (step, mark)
 
     def passes(self, step: int, numbers: list, where: Callable, named: Callable) -> bool:
-        "Look at the gradients of a step, or at their norm: fetched only where the step depends on it."
+        "Look at the gradients of a step, or their norm: fetched only if the step depends on it."
         if self.at_once:
             return self.allows(numbers, where(), named)
         self._kept.append((step, self._marks.look(numbers)))
@@ -169,13 +185,16 @@ class FinitePolicy:
         if len(bad):
             step = kept[int(bad[0])][0]
             error = NonFiniteError(
-                f"the gradients of step {step} are not finite; the weights are invalid from that step on. "
-                "non_finite='skip' leaves such steps out, a lower lr or grad_clip= may avoid them")
+                f"the gradients of step {step} are not finite; the weights are invalid from that "
+                "step on. non_finite='skip' leaves such steps out, a lower lr or grad_clip= may "
+                "avoid them")
             error.invalid_since = step
             raise error
 
     def allows(self, numbers: list, where: str, named: Callable) -> bool:
-        "Whether this step may be made: one wait for the device. `named` gives names and gradients, for the message."
+        """Whether this step may be made: one wait for the device.
+
+        `named()` gives names and gradients, for the message."""
         if not bool(self._marks.look(numbers)):
             self.in_a_row = 0
             return True
@@ -184,8 +203,8 @@ class FinitePolicy:
         if self.limit is not None and self.in_a_row > self.limit:
             names = [name for name, gradient in named() if self._marks.look([gradient])]
             raise NonFiniteError(
-                f"{self.in_a_row} windows in a row had gradients that are not finite, the last one at "
-                f"{where}, in {', '.join(names[:5])}{' ...' if len(names) > 5 else ''} "
+                f"{self.in_a_row} windows in a row had gradients that are not finite, the last one "
+                f"at {where}, in {', '.join(names[:5])}{' ...' if len(names) > 5 else ''} "
                 f"(non_finite={self.policy!r})")
         return False
 
@@ -197,7 +216,8 @@ class Precision:
     def __init__(self, kind: str, name: str | None = None):
         self.kind, self.name = kind, check_precision(name)
         self.dtype = PRECISIONS[self.name]  # None: in that of the parameters
-        self.training = _NO_AUTOCAST if self.dtype is None else torch.autocast(kind, dtype=self.dtype)
+        self.training = (_NO_AUTOCAST if self.dtype is None
+                         else torch.autocast(kind, dtype=self.dtype))
 
     @property
     def context(self):
@@ -285,7 +305,7 @@ class HeldParameters:
 
 # %% ../../nbs/core/06_engine.ipynb #57386de4
 class LossScaling:
-    "torch's loss scaler around the steps of an optimizer; None, and then nothing to do, but in fp16."
+    "torch's loss scaler around the steps of an optimizer; `scaler` is None but in fp16."
     def __init__(self, scaler: torch.amp.GradScaler | None = None):
         self.scaler = scaler
         self.overflowed = False  # the last step was skipped
@@ -414,7 +434,7 @@ class Engine:
         self.scaling.unscale(self.optim)
 
     def step(self, closure: Callable | None = None) -> bool:
-        "The optimizer's step, with a closure for one that asks; False if the loss scaler skipped it."
+        "The optimizer's step, with a closure for one that asks; False if the scaler skipped it."
         if closure is not None:
             if self.scaler is not None:
                 raise RuntimeError("mixed_precision='fp16': the loss scaler has no step with a "

@@ -108,7 +108,8 @@ class FitResult:
     epochs: int  # finished
     steps: int  # optimizer steps of the whole run
     last: dict = field(default_factory=dict)  # last value of each metric
-    best: dict = field(default_factory=dict)  # name and value of the record that decides, epoch and step
+    # name and value of the record that decides, epoch and step
+    best: dict = field(default_factory=dict)
 
 # %% ../../nbs/core/00_state.ipynb #ba3e71d6
 @dataclass
@@ -152,11 +153,15 @@ def seed_everything(seed: int) -> None:
 
 # %% ../../nbs/core/00_state.ipynb #810213f0
 class StreamTurns:
-    "Which thread may have random streams of its own in place of the global ones: one at a time, first come first served."
-    patience = 60.0  # seconds; then a thread goes on beside the one whose turn it is, and both are told
+    """Which thread may have random streams of its own in place of the global ones.
+
+    One at a time, first come first served."""
+    # seconds; then a thread goes on beside the one whose turn it is, and both are told
+    patience = 60.0
     def __init__(self):
         self.waiting: deque[int] = deque()  # threads, the first one first
-        self.thread, self.depth, self.holder = None, 0, None  # whose turn it is, taken how often, and by whom first
+        # whose turn it is, taken how often, and by whom first
+        self.thread, self.depth, self.holder = None, 0, None
         self._beside: set[int] = set()  # threads that went on without a turn
         self._changed = threading.Condition()
 
@@ -184,7 +189,8 @@ class StreamTurns:
                 return
             self.waiting.append(mine)
             try:
-                if self._changed.wait_for(lambda: self.thread is None and self.waiting[0] == mine, self.patience):
+                if self._changed.wait_for(lambda: self.thread is None and self.waiting[0] == mine,
+                                          self.patience):
                     self._beside.discard(mine)
                     self.thread, self.depth, self.holder = mine, 1, holder
                     return
@@ -210,8 +216,9 @@ class StreamTurns:
             self._back_to(0)
 
     def aside(self):
-        "A context for a thread that waits for others: its own streams are put aside, so that their turn can come."
-        return self.holder.aside() if self._depth() == 1 and self.holder is not None else nullcontext()
+        "A context for a thread that waits for others: its own streams are put aside meanwhile."
+        return (self.holder.aside() if self._depth() == 1 and self.holder is not None
+                else nullcontext())
 
     def give_way(self) -> None:
         "Let those who wait have their turn first; between two steps."
@@ -228,9 +235,11 @@ class OwnStreams:
     "Random streams in place of the global ones, which are afterwards as they were."
     def __init__(self, mixed=None):
         self.held: RandomStreams | None = None  # the own ones, while they are put aside
-        self.outside: RandomStreams | None = None  # everybody else's, while the own ones are in place
+        # everybody else's, while the own ones are in place
+        self.outside: RandomStreams | None = None
         self.in_place = False
-        self._mixed = mixed and weakref.WeakMethod(mixed)  # called where another thread went on without its turn
+        # called where another thread went on without its turn
+        self._mixed = mixed and weakref.WeakMethod(mixed)
 
     def mixed(self) -> None:
         "Tell whose streams these are that another thread draws from them, too."
@@ -240,7 +249,7 @@ class OwnStreams:
 
     @contextmanager
     def placed(self, begin=RandomStreams.capture):
-        "The streams that `begin()` gives in place, for as long as this is open; `held` has them afterwards."
+        "The streams that `begin()` gives in place while this is open; `held` has them afterwards."
         with TURNS.turn(self):
             self.outside = RandomStreams.capture()
             self.held = begin()
@@ -307,7 +316,8 @@ class ThreadState:
 def refuse_open_contexts(what: str) -> None:
     "Raise RuntimeError if a torch context is open in which training goes wrong."
     if torch.is_inference_mode_enabled():
-        raise RuntimeError(f"{what} inside torch.inference_mode(): leave it first, nothing would learn")
+        raise RuntimeError(f"{what} inside torch.inference_mode(): leave it first, nothing would "
+                           "learn")
     if not torch.is_grad_enabled():
         raise RuntimeError(f"{what} inside torch.no_grad(): leave it first, nothing would learn")
     for device in ("cpu", "cuda"):

@@ -69,7 +69,8 @@ def gradient_norms(gradients: list) -> list:
 
 def multiply(gradients: list, factor) -> None:
     "Multiply gradients in place by a number or a 0-dim tensor."
-    elsewhere = isinstance(factor, torch.Tensor) and {g.device for g in gradients} != {factor.device}
+    elsewhere = (isinstance(factor, torch.Tensor)
+                 and {g.device for g in gradients} != {factor.device})
     if not elsewhere and hasattr(torch, "_foreach_mul_"):
         torch._foreach_mul_(gradients, factor)
         return

@@ -26,12 +26,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..core.data import (ABSENT, EpochIterator, EpochStart, LoaderSource, clone_for_skipping, close_iterator,
-                                  drawn, open_loader, other_length, skips_by_index)
+from ..core.data import (ABSENT, EpochIterator, EpochStart, LoaderSource,
+                                  clone_for_skipping, close_iterator, drawn, open_loader,
+                                  other_length, skips_by_index)
 from ..core.engine import Engine, HeldParameters, Window, pick_device
 from ..core.journal import checksum
 from ..core.state import RandomStreams, seed_everything
-from ..core.torch_private import (can_add_up_within, copy_into, job_store, prepare_backward, rebuild_buckets,
+from ..core.torch_private import (can_add_up_within, copy_into, job_store,
+                                           prepare_backward, rebuild_buckets,
                                             write_count)
 
 # %% ../../nbs/tools/26_distributed.ipynb #bffeaf0b
@@ -352,9 +354,9 @@ class Processes:
         for rank, found in enumerate(every):
             for name in found.keys() & every[0].keys():
                 if found[name] != every[0][name]:
-                    raise ValueError(f"{name} is {every[0][name]} in process 0 and {found[name]} in "
-                                     f"process {rank}: all processes must be given the same, and "
-                                     "between two drives a change must be made in each of them")
+                    raise ValueError(f"{name} is {every[0][name]} in process 0 and {found[name]} "
+                                     f"in process {rank}: all processes must be given the same, "
+                                     "and between two drives a change must be made in each of them")
 
     def begin_pass(self) -> None:
         "Before a training pass: what this process has frozen or freed, all must have."
@@ -540,7 +542,8 @@ class WindowSums:
         counts, there = told[:len(names)], [count > 0 for count in told[len(names):]]
         if unknown:
             own = {name for each in records for name in each}
-            self.names = sorted({*names, *(name for each in self.world.gather(own) for name in each)})
+            self.names = sorted({*names,
+                                 *(name for each in self.world.gather(own) for name in each)})
             counts = self.world.sum(self._counts(records, weights))
         return WindowTotals(items, int(samples), bool(attention), counts, there, records, weights)
 
@@ -654,7 +657,8 @@ class ProcessEngine(Engine):
     def join(self, window: Window, attention: bool) -> int:
         """At the end of a window: items, gradients, losses and records of all processes.
 
-        `attention`: this process has something to say at the boundary. Returns the samples of all."""
+        `attention`: this process has something to say at the boundary. Returns the samples of
+        all."""
         if not window.batches:  # the loader has ended for all
             return 0
         totals = self.sums.totals(window, attention, self._had_gradient())
@@ -707,13 +711,15 @@ class BackwardSync:
         self.wrapped.require_backward_grad_sync = self.active
         if self.active:
             gradients = [parameter.grad for parameter in self.known]
-            self._before = [each if each is None else (each, write_count(each)) for each in gradients]
+            self._before = [each if each is None else (each, write_count(each))
+                            for each in gradients]
             prepare_backward(self.wrapped)  # a step may have no loss, or call the model without it
 
     def left_out(self) -> list:
         "The parameters that the pass has not reached: the others wait for them."
         pairs = zip(self.known, self._before)
-        found = [parameter for parameter, before in pairs if not self._written(parameter.grad, before)]
+        found = [parameter for parameter, before in pairs
+                 if not self._written(parameter.grad, before)]
         self._before = []
         if found:
             self.filled = {id(parameter) for parameter in found if parameter.grad is None}
