@@ -477,8 +477,17 @@ class Saver:
             self._last = None  # it is not there
             raise
 
-    def read(self, path: Path) -> tuple[dict, dict]:
-        "A file, whole, as `read_point` gives it."
+    def best_state(self, folder: CheckpointFolder) -> dict | None:
+        "The state in the best checkpoint, once all are written; None where there is none."
+        self.finish()
+        return folder.best_state()
+
+    def rewind_points(self, folder: CheckpointFolder) -> list[RewindPoint]:
+        "The checkpoints to which the run can go back."
+        paths = [(entry.step, folder.path / entry.file) for entry in folder.live()]
+        return [RewindPoint(step, -1, partial(self._read, path)) for step, path in paths]
+
+    def _read(self, path: Path) -> tuple[dict, dict]:
         self.writer.wait()
         return read_point(path)
 
@@ -527,8 +536,7 @@ def become(trainer, path: Path, state: dict, refuse: bool = False) -> None:
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #432146dc
 def save_by_hand(hook, trainer, command) -> None:
-    """Answer `trainer.save_checkpoint()` or the button; CheckpointError for a run that has no
-    folder."""
+    "Answer the command `checkpoint`; CheckpointError for a run that has no folder."
     if hook.folder is None:
         raise CheckpointError("the run could not begin in its folder: there is nothing to save")
     if not trainer.driven and trainer.is_main:
@@ -538,7 +546,7 @@ def save_by_hand(hook, trainer, command) -> None:
         hook.saver.finish()
     trainer.record("save", "checkpoint", source=command.source)
 
-# %% ../../nbs/hooks/15_checkpoint.ipynb #8de943cd
+# %% ../../nbs/hooks/15_checkpoint.ipynb #40c50686
 class CheckpointHook(Hook):
     """Keeps the run on disk: every so many steps or epochs, the best, at the end, and at a signal.
 
@@ -597,13 +605,13 @@ class CheckpointHook(Hook):
             self.folder.leave_behind()
             return
         self.resumed_from = resume_run(trainer, self.resume, self.folder)
-        if self.resumed_from not in (None, Path(self.resume)):  # else it may lie elsewhere
+        if self.resumed_from not in (None, Path(self.resume)):  # it lies in the folder
             self.saver.note(trainer)
 
     def after_step(self, trainer):
         "Ask, every so many steps; raise what went wrong with the last file."
         self.best.value = None
-        if self.writer.error is not None:
+        if self.saver.writer.error is not None:
             trainer.ask(self.finish_writing)
         step = trainer.step_state.optimizer_step
         if (self.every_steps and step % self.every_steps == 0) or is_marked(step, self.rules.every):
@@ -670,16 +678,11 @@ class CheckpointHook(Hook):
 
     def best_state(self) -> dict | None:
         "The state in the best checkpoint; None where there is none."
-        if not self.held.owned:
-            return None
-        self.finish_writing()
-        return self.folder.best_state()
+        return self.saver.best_state(self.folder) if self.held.owned else None
 
     def rewind_points(self) -> list[RewindPoint]:
         "The checkpoints on the path that the run has gone."
-        entries = self.folder.live() if self.held.owned else []
-        paths = [(entry.step, self.folder.path / entry.file) for entry in entries]
-        return [RewindPoint(step, -1, partial(self.saver.read, path)) for step, path in paths]
+        return self.saver.rewind_points(self.folder) if self.held.owned else []
 
     def state_dict(self):
         "The best value so far."
