@@ -498,7 +498,7 @@ def from_one(processes, folder):
         if how == "by hand":
             trainer.load(path)
         trainer.step(1)
-        found[how] = {"stream": trainer.streams().torch}
+        found[how] = {"stream": trainer.driver.random.streams().torch}
         trainer.fit()
         found[how] |= outcome(trainer)
     return found

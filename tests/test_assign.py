@@ -89,7 +89,7 @@ def test_another_optimizer(given):
 def test_another_optimizer_under_fp16():
     """The loss scaler tells a step that it skipped from one that the new optimizer made."""
     trainer = after_one_epoch(mixed_precision="fp16")
-    trainer.engine.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    trainer.engine.scaling.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     trainer.optim = lambda p: sgd(p, 0.01)
     trainer.fit()
     assert trainer.step_state.optimizer_step + trainer.skipped_steps == 10 and trainer.optim.state and not trainer.engine.overflowed

@@ -5,8 +5,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainer_nb import Hook, Trainer
-from trainer_nb.core import engine
-from trainer_nb.core.engine import run_backward
+from trainer_nb.core import torch_private
+from trainer_nb.core.torch_private import run_backward
 
 
 def made(**settings):
@@ -49,7 +49,7 @@ def test_both_ways_lead_to_the_same_weights(settings, monkeypatch):
     """Bit for bit; also in a version of torch that has no shorter one."""
     short = made(device="cpu", **settings)
     short.fit()
-    monkeypatch.setattr(engine, "_RUN", None)
+    monkeypatch.setattr(torch_private, "_RUN", None)
     seen = public(monkeypatch)
     long = made(device="cpu", **settings)
     long.fit()

@@ -1,5 +1,6 @@
 """Bad input is refused with the value and what is allowed, before anything has changed."""
 
+import copy
 import math
 import re
 import random
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import Hook, LambdaHook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.core.tunable import Tunable
 
 
@@ -65,7 +66,7 @@ def snapshot(folder, model, loop=None):
     if loop is not None:
         state |= {
             "optimizer": loop.optim.state_dict(),
-            "counters": vars(loop.step_state).copy(),
+            "counters": copy.copy(loop.step_state),  # compares its counters
             "totals": (loop.epochs, loop.max_steps),
             "settings": {name: entry.read() for name, entry in loop.tunables().items()},
             "journal": len(loop.journal),

@@ -114,7 +114,7 @@ def test_the_best_state_is_tested_as_it_was_judged(place, ema, tmp_path):
     trainer = make(*hooks, best=None if "hook" in place else ACCURACY)
     best = trainer.fit().best
     assert best["name"] == "valid/accuracy" and best["step"] != 32  # not the last one, or nothing is tested here
-    assert (trainer._best_weights is None) is (place != "memory")
+    assert (trainer.best_state.kept is None) is (place != "memory")
     assert trainer.test(TEST, weights="best") == judged(watch.at[best["step"]])
     assert trainer.test(TEST) == judged(watch.at[32]) != trainer.test(TEST, weights="best")
     with trainer.best_weights():

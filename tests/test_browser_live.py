@@ -146,7 +146,7 @@ def test_keys_on_the_panel_reach_no_shortcut_of_the_page(live):
 
 
 def test_a_breakpoint_of_the_panel_pauses_and_shows_the_batch(live):
-    """A condition that cannot be understood stays to be mended."""
+    """A condition that cannot be understood stays in the box."""
     run = live(FIT).start()
     run.click("Inspect")
     field = run.lab.cell(1).get_by_placeholder("loss > 10")
@@ -165,7 +165,7 @@ def test_a_breakpoint_of_the_panel_pauses_and_shows_the_batch(live):
 
 
 def test_after_an_error_the_hook_is_switched_off_and_the_run_goes_on(live):
-    """Its name, point and traceback stand in the panel; then a failing batch is left out by a click."""
+    """Its name, point and traceback stand in the panel; then a failing batch is skipped by a click."""
     run = live("noise.fails_at = 30\ntrainer.fit()", "noise.fails_at, noise.fails_on = None, 9", "print(trainer.wait())")
     run.lab.run_cell(1)
     run.lab.cell(1).locator(".tnb.is-error").wait_for(timeout=60_000)

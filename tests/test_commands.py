@@ -1,14 +1,17 @@
 """What a run does about each command, and what it answers: held, running, paused, stopped, failed, finished."""
 
+import gc
+import math
 import threading
 import time
+import weakref
 
 import pytest
 from test_drives import (
     assert_same, at_step, disturb, global_streams, in_evaluation, make_loop, recorder, straight, wait_for,
 )  # fmt: skip
 
-from trainer_nb.core.control import Command, ControlQueue
+from trainer_nb.core.control import Command, CommandHandler, ControlQueue, Mailbox
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.loop import LocalRunView
 from trainer_nb.trainer import Trainer
@@ -45,6 +48,141 @@ def to_the_end(loop):
 def kinds(loop):
     """The kinds of the journal's entries."""
     return [entry.kind for entry in loop.journal]
+
+
+# ---- the mailbox
+
+
+def mailbox_of(**handlers):
+    """A mailbox that takes these commands."""
+    mailbox = Mailbox()
+    for name, handler in handlers.items():
+        mailbox.register(name, handler)
+    return mailbox
+
+
+def whole(values):
+    """The values as whole numbers; ValueError for a negative one."""
+    if values["n"] < 0:
+        raise ValueError(f"n={values['n']}: 0 or more")
+    return {"n": int(values["n"])}
+
+
+def test_a_mailbox_takes_what_was_registered():
+    """Wrong names and values are refused where they are posted, and nothing waits."""
+    mailbox = mailbox_of(count=CommandHandler(print, whole), pause=None)
+    assert not mailbox and mailbox.take() is None and mailbox.commands == {"count", "pause"}
+    command = Command("count", {"n": 2.0})
+    replies = [mailbox.post(each) for each in (Command("dance"), Command("count", {"n": -1}), command, Command("pause"))]
+    assert [reply.status for reply in replies] == ["refused", "refused", "pending", "pending"]
+    assert replies[0].reason == "no command 'dance': count, pause" and replies[1].reason == "n=-1: 0 or more"
+    assert isinstance(replies[1].error, ValueError) and bool(mailbox) is True
+    assert mailbox.take() == (command, replies[2]) and type(command.values["n"]) is int
+    assert mailbox.take()[1] is replies[3] and not mailbox
+
+
+def test_a_mistake_in_a_check_is_not_a_refusal():
+    """Only ValueError refuses: everything else is an error where the command is posted."""
+    mailbox = mailbox_of(count=CommandHandler(print, whole))
+    with pytest.raises(KeyError):
+        mailbox.post(Command("count"))
+    assert not mailbox
+
+
+def test_a_checked_command_waits_when_it_is_put():
+    """For a caller that decides in between where it is done."""
+    mailbox, command = mailbox_of(count=CommandHandler(print, whole)), Command("count", {"n": 3.0})
+    reply = mailbox.check(command)
+    assert reply.status == "pending" and command.values == {"n": 3} and not mailbox
+    mailbox.put(command, reply)
+    assert mailbox.take() == (command, reply)
+
+
+def test_a_later_handler_replaces_an_earlier_one():
+    mailbox = mailbox_of(count=CommandHandler(print, whole))
+    mailbox.register("count", CommandHandler(print))
+    assert mailbox.post(Command("count", {"n": -1})).status == "pending" and mailbox.commands == {"count"}
+
+
+def test_a_handler_does_not_keep_its_owner_alive():
+    """A bound method is held weakly, for applying and for checking; a function as it is."""
+    class Owner:
+        def apply(self, command):
+            done.append(command.name)
+
+        def validate(self, values):
+            return values | {"checked": True}
+
+    gc.disable()
+    try:
+        owner, done = Owner(), []
+        mailbox = mailbox_of(count=CommandHandler(owner.apply, owner.validate, recoverable=(OSError,), blocking=True))
+        mailbox.post(Command("count"))
+        command, _ = mailbox.take()
+        handler = mailbox.handlers[command.name]
+        handler.apply(command)
+        assert done == ["count"] and command.values == {"checked": True} and handler.blocking
+        alive = weakref.ref(owner)
+        del owner
+        assert alive() is None
+        with pytest.raises(ReferenceError, match="this belongs to a Owner that is gone"):
+            handler.apply(command)
+    finally:
+        gc.enable()
+
+
+def test_commands_of_several_threads_all_arrive():
+    """Each once, those of one thread in their order."""
+    mailbox = mailbox_of(count=CommandHandler(print))
+    def ask(thread):
+        for number in range(500):
+            mailbox.post(Command("count", {"n": number}, source=thread))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    taken = []
+    while any(thread.is_alive() for thread in threads) or mailbox:
+        item = mailbox.take()
+        taken += [] if item is None else [item[0]]
+    for name in "abcd":
+        assert [command.values["n"] for command in taken if command.source == name] == list(range(500))
+
+
+def test_actions_come_at_their_boundary():
+    """Once, in their order; one whose boundary has passed at the next."""
+    mailbox, done = Mailbox(), []
+    assert mailbox.next_due == math.inf
+    mailbox.schedule(lambda: done.append("at 3"), 3)
+    mailbox.schedule(lambda: done.append("first"))
+    mailbox.schedule(lambda: mailbox.schedule(lambda: done.append("by an action")), 2)
+    seen = []
+    for boundary in range(1, 5):
+        for action in mailbox.due(boundary):
+            action()
+        seen.append((list(done), mailbox.next_due))
+        done.clear()
+    assert seen == [(["first"], 2), ([], 0), (["at 3", "by an action"], math.inf), ([], math.inf)]
+    assert not mailbox  # actions are no commands
+
+
+def test_no_action_is_lost_between_two_threads():
+    """What another thread schedules while the due ones are given out comes at the next boundary."""
+    mailbox, done, ready = Mailbox(), [], threading.Event()
+    def schedule():
+        ready.wait()
+        for number in range(2000):
+            mailbox.schedule(lambda number=number: done.append(number))
+
+    thread = threading.Thread(target=schedule)
+    thread.start()
+    ready.set()
+    boundary = 0
+    while thread.is_alive() or mailbox.next_due < math.inf:
+        boundary += 1
+        for action in mailbox.due(boundary):
+            action()
+    assert done == list(range(2000))
 
 
 # ---- validate
@@ -109,7 +247,7 @@ def test_validate_while_nobody_drives(state):
     outside = global_streams()
     settled(loop.post(Command("validate")))
     wait_for(lambda: ("after_valid", steps) in seen and loop.state == "paused")
-    assert loop._thread.is_alive() and loop.step_state.optimizer_step == steps
+    assert loop.background.thread.is_alive() and loop.step_state.optimizer_step == steps
     to_the_end(loop)
     assert global_streams() == outside
     wanted = [("after_step", n) for n in (1, 2, 3)] + [("after_valid", 3)]
@@ -218,7 +356,7 @@ def test_resume_after_an_error_in_the_background():
     """The error is not raised again by the wait for what goes on."""
     loop = make_loop(at_step(2, lambda trainer: 1 / 0), epochs=2)
     loop.start()
-    wait_for(lambda: loop.state == "error" and not loop._thread.is_alive())
+    wait_for(lambda: loop.state == "error" and not loop.background.thread.is_alive())
     settled(loop.resume())
     assert loop.wait().status == "finished"
     assert_same(loop, straight(epochs=2))
@@ -289,9 +427,9 @@ def test_other_commands_are_all_kept(kind):
     assert [(e.kind, e.new, e.source) for e in loop.journal] == wanted
 
 
-def test_the_queue_alone():
-    """Names in another order are other values; what is void is answered all the same."""
-    queue = ControlQueue()
+@pytest.mark.parametrize("queue", [ControlQueue(), mailbox_of(tune=None, pause=None)], ids=lambda queue: type(queue).__name__)
+def test_the_queue_alone(queue):
+    """Names in another order are other values."""
     assert queue.take() is None
     posted = ({"a": 1, "b": 2}, {"b": 3, "a": 4}, {"b": 5, "a": 6}, {"a": 7})
     replies = [queue.post(tune(**values)) for values in posted]
@@ -300,6 +438,10 @@ def test_the_queue_alone():
         taken.append(item[0].values)
     assert taken == [{"a": 1, "b": 2}, {"b": 5, "a": 6}, {"a": 7}]
     assert [reply.status for reply in replies] == ["pending", "void", "pending", "pending"]
+
+
+def test_what_is_void_is_answered():
+    queue = ControlQueue()
     late = [queue.post(tune(a=1)), queue.post(tune(a=2)), queue.post(Command("pause"))]
     queue.void("gone")
     assert [reply.status for reply in late] == ["void"] * 3 and late[2].where == "gone"
@@ -420,7 +562,7 @@ def test_two_that_resume_at_once_are_one_drive():
         replies.append(loop.resume())
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
-    with loop._lock:  # until all of them have come as far as this
+    with loop.driver.lock:  # until all of them have come as far as this
         for thread in threads:
             thread.start()
         wait_for(lambda: len(asking) == 4)

@@ -217,13 +217,13 @@ def test_a_task_by_name():
     ({"model": {"_target_": "trainer_nb.EMAhook"}}, r"did you mean 'trainer_nb.EMAHook'"),
     ({"model": {"_target_": "no_such_module.Net"}}, r"^model._target_: .*'no_such_module' was not found"),
     ({"model": {"_target_": "torch.nn"}}, r"^model._target_: torch.nn is a module, which cannot be called"),
-    ({"model": {"_target_": 3}}, r"^model._target_: 3 is no dotted name"),
+    ({"model": {"_target_": 3}}, r"^model._target_: 3 is not a dotted name"),
     ({"model": None}, r"neither 'model' nor 'task'"),
     ({"defaults": ["x"]}, r"^defaults: .*composed by Hydra: @hydra.main, or hydra.compose"),
     ({"optim": {"_targt_": "torch.optim.AdamW", "_partial_": True}}, r"^optim._targt_: .*did you mean '_target_'"),
     ({"metrics": {"error": {"_partial_": True, "lr": 1}}}, r"^metrics.error: _partial_ says how '_target_' is built, and there is none"),
     ({"config": {1: 2}}, r"^config: the key 1 is a int, write it as a text"),
-    ({"config": {"a": [b"x"]}}, r"^config.a\[0\]: a bytes is no value"),
+    ({"config": {"a": [b"x"]}}, r"^config.a\[0\]: a bytes cannot stand in a configuration"),
     ({"seed": "x"}, "seed='x'"),
 ])
 def test_what_cannot_be_built_is_named_by_its_path(changes, text, monkeypatch):

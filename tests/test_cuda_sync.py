@@ -20,11 +20,11 @@ class Watch(Hook):
         """Switch at both ends."""
         step = trainer.step_state.optimizer_step
         if step == 20:
-            trainer._next_refresh = math.inf
+            trainer.driver.next_refresh = math.inf
             torch.cuda.set_sync_debug_mode("error")
         elif step == 220:
             torch.cuda.set_sync_debug_mode("default")
-            trainer._next_refresh = 0.0
+            trainer.driver.next_refresh = 0.0
         self.steps += 20 < step <= 220
 
 

@@ -27,9 +27,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from trainer_nb.core.data import TrainData, chunk_edges, map_nested_tensor, move_to_device, split_batch
+from trainer_nb.core.data import EpochIterator, chunk_edges, map_nested_tensor, move_to_device, split_batch
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.core.state import RandomStreams
 
 META = torch.device("meta")
@@ -389,9 +389,9 @@ def disturb():
 
 
 def torn(loader, tears, resume="skip"):
-    """The same through TrainData, closed at each (epoch, batch) of `tears` and taken up again."""
+    """The same through EpochIterator, closed at each (epoch, batch) of `tears` and taken up again."""
     seed_all()
-    seen, data = [], TrainData(loader, resume)
+    seen, data = [], EpochIterator(loader, resume)
     for epoch in range(EPOCHS):
         if (epoch, "before") in tears:
             data.close()
@@ -481,7 +481,7 @@ class Loud(Dataset):
 def test_skipping_loads_nothing_that_was_taken():
     """By index the way back costs no loading; by replay everything is loaded once more."""
     for resume, loaded in (("skip", [20, 21, 22, 23]), ("replay", list(range(24)))):
-        data = TrainData(DataLoader(Loud(), batch_size=4), resume)
+        data = EpochIterator(DataLoader(Loud(), batch_size=4), resume)
         data.begin(0)
         for _ in range(5):
             next(data.iterator)
@@ -498,7 +498,7 @@ def test_limited_epochs_are_torn_off_too(limit):
 
     def batches(tear):
         seed_all()
-        data = TrainData(SAMPLERS["shuffle"](), limit=limit)
+        data = EpochIterator(SAMPLERS["shuffle"](), limit=limit)
         data.begin(0)
         first = [next(data.iterator) for _ in range(2)]
         if tear:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import HOOK_POINTS, Hook, LambdaHook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 
 FIT_POINTS = (*HOOK_POINTS["fit"], "on_pause", "on_resume")
 
@@ -635,7 +635,7 @@ def test_a_change_in_a_pause_during_an_evaluation_discards_it(held):
         loop.start(epochs=2)
     else:
         loop.fit(epochs=2)
-    wait_for(lambda: loop.state == "paused" and loop._driver is None or held and loop.eval_batch == 2)
+    wait_for(lambda: loop.state == "paused" and loop.driver.name is None or held and loop.eval_batch == 2)
     wait_for(lambda: loop.state == "paused")
     outside = global_streams() if not held else None
     assert loop.tune(lr_scale=0.5).wait(10).status == "applied"
@@ -1224,7 +1224,7 @@ def test_commands_at_the_end_of_a_run_are_answered():
         loop = make_loop(valid=False, accumulation=1)
         loop.start(epochs=1)
         replies, number = [], 0
-        while loop._thread.is_alive() or number < 3:
+        while loop.background.thread.is_alive() or number < 3:
             number += 1
             replies.append((loop.note(str(number)), loop.pause() if number % 7 == 6 else loop.detach()))
             if loop.state == "paused":

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb.core.hook import Hook, LambdaHook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.hooks.schedule import SchedulerHook
 from trainer_nb.trainer import Trainer
 

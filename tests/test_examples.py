@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = [sys.executable, str(ROOT / "examples" / "digits.py")]
-NOTEBOOK_PARTS = "plotly ipywidgets anywidget IPython nbdev fastcore tsdownsample matplotlib trainer_nb.panel".split()
+NOTEBOOK_PARTS = "plotly ipywidgets anywidget IPython nbdev tsdownsample matplotlib trainer_nb.panel".split()
 
 
 def test_into_a_pipe_it_prints_plain_lines():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import Trainer
-from trainer_nb.core.drive import weakly
+from trainer_nb.core.state import weakly
 from trainer_nb.hooks.checkpoint import CheckpointHook
 from trainer_nb.hooks.early_stop import EarlyStopHook
 from trainer_nb.hooks.snapshots import SnapshotHook
@@ -65,7 +65,7 @@ def gone_on(trainer):
 def in_the_background(trainer):
     trainer.start()
     trainer.wait()
-    trainer._thread.join()
+    trainer.background.thread.join()
 
 
 def steered(trainer):

@@ -153,7 +153,7 @@ def test_an_order_is_typed():
 
 
 @pytest.mark.parametrize("text", ["abc", "", "1.5", "1e3", "<b>"])
-def test_what_is_no_order_is_red_at_once_and_nothing_is_posted(text):
+def test_a_text_that_is_not_an_order_is_red_at_once_and_nothing_is_posted(text):
     """No run is there that would refresh the table; the order in force, typed again, is a way out."""
     trainer, table = make()
     row, posted = table.controls["second"], []
@@ -186,7 +186,7 @@ class Refusing:
 def test_a_refusal_stands_with_its_reason_until_the_next_change(hand):
     trainer, table = make()
     row, view, told = table.controls["first"], table.view, []
-    table.view, table.told = Refusing(view), lambda: told.append(1)
+    table.view, table.notify = Refusing(view), lambda: told.append(1)
     hand(row)
     for _ in range(2):
         assert "refused" in row.widget._dom_classes and row.order.tooltip == "not <now>" and told == [1]
@@ -322,7 +322,7 @@ def test_new_numbers_are_one_message_a_row(monkeypatch):
     assert texts <= set(sent) <= texts | {table.step, table.split} and len(sent) == len(set(sent))
 
 
-def test_a_hand_in_another_thread_is_heard_while_the_table_is_drawn():
+def test_a_click_in_another_thread_is_heard_while_the_table_is_drawn():
     """It is not taken for a value that is being shown."""
     trainer, table = make()
     row = table.controls["first"]
@@ -374,7 +374,7 @@ def test_numbers_stay_when_the_tab_is_left():
     assert ">10<" in table.controls["first"].text.value and "counted in steps 1 to 4 and since step 10" in table.step.value
 
 
-def test_a_run_that_nobody_watched_says_so():
+def test_a_run_whose_hooks_were_not_watched_says_so():
     """Not that times will come: the run has ended."""
     trainer, table = make()
     assert "times appear after the first steps" in table.split.value

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from trainer_nb.core.hook import POINTS, QUESTIONS, TRAITS, Hook, HookSet, LambdaHook, MainProcessHook, check_hook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.core.tunable import Tunable
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import Trainer
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 
 SCRIPT = """
 import hashlib, os, signal, sys, time
@@ -24,7 +24,7 @@ import psutil, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb.core.hook import Hook
-from trainer_nb.core.loop import Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell starts jobs in the background
 

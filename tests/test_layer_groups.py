@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import EMAHook, LayerGroupsHook, ReplayHook, SnapshotHook, Trainer
+from trainer_nb import EMAHook, LambdaHook, LayerGroupsHook, ReplayHook, SnapshotHook, Trainer
 from trainer_nb.core.saved import plain_copy
 from trainer_nb.hooks.layer_groups import layer_groups
 from trainer_nb.panel.tunables import groups
@@ -367,8 +367,7 @@ def test_a_search_for_a_rate_keeps_the_proportion():
     trainer.tune(**{f"{BODY}.lr_scale": 0.1})
     before = values(trainer)
     seen = []
-    real = trainer.do_opt_step
-    trainer.do_opt_step = lambda: (seen.append(trainer.rates()), real())[1]
+    trainer.hooks.add(LambdaHook(before_step=lambda t: seen.append(t.rates())))
     trainer.lr_find(num_steps=12)
     assert seen and all(rates[0] == pytest.approx(0.1 * rates[1]) for rates in seen)
     assert_equal(values(trainer), before)

@@ -379,7 +379,7 @@ def test_no_step_waits_for_the_device():
     torch.use_deterministic_algorithms(True)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer._next_refresh = math.inf
+        trainer.driver.next_refresh = math.inf
         trainer.step(4)
     finally:
         torch.cuda.set_sync_debug_mode("default")

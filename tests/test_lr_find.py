@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 from trainer_nb import EMAHook, Hook, SnapshotHook, Trainer, Tunable
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import RunState
-from trainer_nb.core.sweep import Sweep
+from trainer_nb.tools.sweep import Sweep
 from trainer_nb.tools.lr_find import SUGGESTIONS, LRFind, lr_figure, lr_still, rates, slide, steepest, valley
 
 

@@ -72,7 +72,7 @@ def test_a_click_before_there_is_a_curve():
 
 @pytest.mark.parametrize(("texts", "word"), [({"start_lr": "low"}, "start_lr=&#x27;low&#x27;"), ({"end_lr": "-1"}, "end_lr=-1"),
                                              ({"num_steps": "1"}, "num_steps=1"), ({"start_lr": "1", "end_lr": "1e-3"}, "lower")])
-def test_a_range_that_is_none(texts, word):
+def test_a_range_that_is_refused(texts, word):
     """It is refused with its name, and what was typed stays."""
     trainer = make()
     pane = searched(trainer, **texts)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import CheckpointHook, EMAHook, LayerGroupsHook, ReplayHook, SchedulerHook, SnapshotHook, Trainer
+from trainer_nb import CheckpointHook, EMAHook, LambdaHook, LayerGroupsHook, ReplayHook, SchedulerHook, SnapshotHook, Trainer
 from trainer_nb.core.saved import CheckpointError, plain_copy
 from trainer_nb.panel.journal_pane import promise
 
@@ -75,13 +75,12 @@ def test_it_goes_on_as_the_loop_by_hand_with_a_new_optimizer(optim, tmp_path):
     second.load(path, optimizer=False)
     second.model[1].p = 0.0
     weights = plain_copy(second.model.state_dict())
-    do_opt_step = second.do_opt_step
-    second.do_opt_step = lambda *given: (batches.append(second.batch), do_opt_step(*given))[1]
+    second.hooks.add(LambdaHook(before_step=lambda t: batches.append(t.batch)))
     second.fit()
     straight = make(optim=optim)
     straight.step(14)
-    straight.model[1].p, seen, step = 0.0, [], straight.do_opt_step
-    straight.do_opt_step = lambda *given: (seen.append(straight.batch), step(*given))[1]
+    straight.model[1].p, seen = 0.0, []
+    straight.hooks.add(LambdaHook(before_step=lambda t: seen.append(t.batch)))
     straight.fit()
     assert len(batches) == 16 and all(torch.equal(a[0], b[0]) for a, b in zip(batches, seen))
     rates = second.history["lr"][14:]

@@ -74,7 +74,7 @@ def test_no_line_crosses_a_hole(count, hole):
             assert (2 * count // 3 if hole == "end" else count // 2) in x[finite]
 
 
-def test_a_hole_does_not_move_the_mean_beside_it():
+def test_a_gap_does_not_move_the_mean_beside_it():
     """The mean of a stretch is the one that it has alone."""
     values = np.r_[np.linspace(3, 2, 60), math.nan, np.linspace(1, 0.5, 40)]
     x, y = curve_of(values).smoothed("step", 33)
@@ -115,14 +115,14 @@ def test_a_run_that_failed_shows_where_it_turned():
     assert cross["customdata"] == ["train/loss is NaN from step 31 on"]
     assert number(board, "train/loss") == ("NaN since 31", "wrong")
     assert looks(board) == ("rewind", "is-error") and not board.controls.rewind.disabled
-    assert "Failed after step 40: the weights are invalid from step 31 on.</b> <b>Rewind</b> goes back" in board.message.value
-    assert 'title="NonFiniteError: the gradients of step 31' in board.message.value
+    assert "Failed after step 40: the weights are invalid from step 31 on.</b> <b>Rewind</b> goes back" in board.message.text.value
+    assert 'title="NonFiniteError: the gradients of step 31' in board.message.text.value
     board.controls.rewind.click()
     assert board.controls.chooser.steps.value == 30
     board.controls.chooser.go.click()
     board.refresh()
     assert trainer.state is RunState.PAUSED and trainer.step_state.optimizer_step == 30
-    assert looks(board) == ("main", "is-paused") and "NaN" not in board.head.widget.value + board.message.value
+    assert looks(board) == ("main", "is-paused") and "NaN" not in board.head.widget.value + board.message.text.value
 
 
 def test_without_a_state_to_go_back_to_no_button_is_first():
@@ -142,26 +142,26 @@ def test_unnoticed_it_is_not_green():
     assert trainer.fit().status is RunState.FINISHED
     board.refresh()
     assert looks(board) == ("rewind", "is-error")
-    assert "Finished after step 60, but train/loss is NaN since step 31." in board.message.value
+    assert "Finished after step 60, but train/loss is NaN since step 31." in board.message.text.value
     assert number(board, "valid/loss") == ("NaN since 40", "wrong") and number(board, "best loss") == (number(board, "best loss")[0], "")
     assert "nan" not in board.head.widget.value
     board.controls.rewind.click()
     assert board.controls.chooser.steps.value == 30  # the last one that is of any use
-    assert board.controls.chooser.steps.options[0][0] == "step 60, worthless"
+    assert board.controls.chooser.steps.options[0][0] == "step 60, weights invalid"
 
 
 def test_left_out_steps_are_no_end():
-    """non_finite="skip": three windows were left out, the run goes on, nothing is worthless."""
+    """non_finite="skip": three windows were left out, the run goes on, the weights stay valid."""
     trainer = make(non_finite="skip")
     trainer.model.last = 33
     board = trainer.dashboard
     trainer.fit()
     board.refresh()
-    assert looks(board)[1] == "is-finished" and "<b>Finished</b> 3 epochs, 57 steps" in board.message.value
+    assert looks(board)[1] == "is-finished" and "<b>Finished</b> 3 epochs, 57 steps" in board.message.text.value
     assert number(board, "train/loss")[1] == "" and number(board, "train/loss")[0].endswith("avg 33")
 
 
-def test_a_mean_over_a_hole_is_none():
+def test_a_mean_over_a_gap_is_none():
     """Some steps were NaN, later ones are not: the mean says that one of them was."""
     trainer = make(non_finite=None, first=10**9)
     board = trainer.dashboard
@@ -193,7 +193,7 @@ def test_the_still_picture_breaks_too():
     assert "train/loss nan" in text and "train/loss is NaN since step 31" in text
 
 
-def test_the_still_picture_breaks_at_holes():
+def test_the_still_picture_breaks_at_gaps():
     """Long or short: no stretch is joined to the next."""
     for count in (60, 2000):
         trainer = make(non_finite=None, first=10**9)

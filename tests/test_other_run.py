@@ -243,6 +243,6 @@ def test_an_epoch_that_is_shorter_than_the_place_in_it(folder):
     with pytest.raises(ValueError, match="the run stands at batch 10 of its epoch, and train_dl gives 5"), \
             warnings.catch_warnings(), make(None) as trainer:
         warnings.simplefilter("ignore")
-        trainer.data.loader = trainer.data.source = DataLoader(Short(), 8)
+        trainer.train_dl = DataLoader(Short(), 8)
         trainer.load(path / LAST["unfinished"][0])
         trainer.fit()

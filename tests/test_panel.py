@@ -19,7 +19,7 @@ from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import Position, RunState
 from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
-from trainer_nb.panel.dashboard import Dashboard, Panel, message, rate, short, what_failed
+from trainer_nb.panel.dashboard import Dashboard, message_text, rate, short, what_failed
 from trainer_nb.panel.plots import EARLIER, KEPT_RUNS, Chart, Curve, Curves, Plots, layout, mark_spots
 
 
@@ -132,7 +132,7 @@ def test_every_point_that_comes_is_drawn():
         run.steps = steps
         plots.refresh()
         assert drawn(plots.chart, "train")[0][-1] == steps
-    panel = Panel(run)  # reads the curves before its plots do
+    panel = Dashboard(run)  # reads the curves before its plots do
     run.steps = 150
     panel.refresh()
     assert drawn(panel.plots.chart, "train")[0][-1] == 150
@@ -140,9 +140,9 @@ def test_every_point_that_comes_is_drawn():
 
 def test_nothing_new_sends_nothing():
     run = Run(steps=50)
-    panel = Panel(run)
+    panel = Dashboard(run)
     sent = []
-    for widget in (panel.plots.chart, panel.head.widget, panel.message, panel.controls.main, panel.plots.legend):
+    for widget in (panel.plots.chart, panel.head.widget, panel.message.text, panel.controls.main, panel.plots.bar.legend):
         widget.observe(lambda change: sent.append(change["name"]))
     panel.refresh()
     assert sent == []
@@ -175,7 +175,7 @@ def test_a_zoom_outlives_refreshes_but_not_another_axis():
     run.steps = 40
     plots.refresh()
     assert revision() == first
-    plots.axis.value = "epoch"
+    plots.bar.axis.value = "epoch"
     assert revision() != first and drawn(plots.chart, "train")[0][-1] == pytest.approx(4.0)
 
 
@@ -193,8 +193,8 @@ def test_marks_stand_where_the_change_was_and_have_the_journals_numbers():
 def test_names_are_no_markup():
     run = Run(steps=3, names=("train/loss", "<i>x/loss", "valid/<b>y"))
     run.name = "<script>"
-    panel = Panel(run)
-    texts = panel.plots.legend.value + panel.head.widget.value + str(panel.plots.chart.figure["layout"]["annotations"])
+    panel = Dashboard(run)
+    texts = panel.plots.bar.legend.value + panel.head.widget.value + str(panel.plots.chart.figure["layout"]["annotations"])
     assert not any(tag in texts for tag in ("<i>x", "<b>y", "<script>"))
 
 
@@ -265,16 +265,16 @@ def test_a_second_click_and_one_for_the_old_label_are_dropped():
 def test_the_answer_to_a_click_is_shown():
     run, reply = Run(), Reply()
     run.post = lambda command: reply
-    panel = Panel(run)
+    panel = Dashboard(run)
     panel.controls._settled = -1.0
     panel.controls.main.click()
-    assert "<b>Pause</b> was asked for" in panel.message.value
+    assert "<b>Pause</b> was asked for" in panel.message.text.value
     reply.settle("refused", error=RuntimeError("not <now>"))
     panel.refresh()
-    assert "<b>Pause</b> was refused: not &lt;now&gt;" in panel.message.value
+    assert "<b>Pause</b> was refused: not &lt;now&gt;" in panel.message.text.value
     run.state = RunState.STOPPED
     panel.refresh()
-    assert "Stopped at step" in panel.message.value
+    assert "Stopped at step" in panel.message.text.value
 
 
 # Head and message
@@ -289,11 +289,11 @@ def test_the_answer_to_a_click_is_shown():
 def test_best_knows_which_way_is_better(name, values, expected):
     run = Run(steps=3, names=("train/loss", name))
     run.values[name] = values
-    assert Panel(run).head.numbers._best(name) == expected
+    assert Dashboard(run).head.numbers._best(name) == expected
 
 
 def test_a_missing_number_is_a_dash():
-    value = Panel(Run(steps=0, names=())).head.widget.value
+    value = Dashboard(Run(steps=0, names=())).head.widget.value
     assert value.count('<span class="none">–</span>') == 9  # all but the memory
 
 
@@ -327,9 +327,9 @@ def test_an_error_is_named_with_its_notes():
 def test_every_state_has_its_word(state):
     run = Run(steps=12, state=state)
     run.error = "ValueError: <b>"
-    panel = Panel(run)
-    assert panel.message.value.count("<b>") <= 3 and message(run)
-    assert (panel.action.layout.display is None) is (state in (RunState.PAUSED, RunState.FINISHED))
+    panel = Dashboard(run)
+    assert panel.message.text.value.count("<b>") <= 3 and message_text(run)
+    assert (panel.message.action.layout.display is None) is (state in (RunState.PAUSED, RunState.FINISHED))
     assert f"{state.capitalize()}" in panel.head.widget.value
     assert sum(name.startswith("is-") for name in panel.widget._dom_classes) == 1
 
@@ -390,8 +390,8 @@ def test_the_picture_follows_the_run(monkeypatch):
     run = Run(steps=5)
     board = Dashboard(run)
     kept = []
-    board.keepsake.handle = SimpleNamespace(update=lambda bundle, raw: kept.append(bundle["text/plain"]))
-    board.keepsake.due = float("inf")
+    board.preview.handle = SimpleNamespace(update=lambda bundle, raw: kept.append(bundle["text/plain"]))
+    board.preview.due = float("inf")
     run.state = RunState.PAUSED
     for _ in range(3):
         board.screen._next = 0.0
@@ -409,10 +409,10 @@ def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
     board.screen.pump = SimpleNamespace(live=False, reason="this kernel's stream has no <flush>")
     board.refresh()
     assert "controls wait for the cell" in board.head.widget.value
-    assert "has no &lt;flush&gt;" in board.message.value and "trainer.start()" in board.message.value
+    assert "has no &lt;flush&gt;" in board.message.text.value and "trainer.start()" in board.message.text.value
     board.screen.awaited = True
     board.refresh()
-    assert "controls live (await)" in board.head.widget.value and "start()" not in board.message.value
+    assert "controls live (await)" in board.head.widget.value and "start()" not in board.message.text.value
     board.screen.pump.live, board.screen.awaited = True, False
     board.refresh()
     assert "controls live (pump)" in board.head.widget.value
@@ -425,12 +425,12 @@ def test_losses_of_earlier_runs_stand_behind():
     Plots(first)
     second = Run(steps=10)
     plots = Plots(second)
-    assert not plots.earlier.disabled and all(t["name"] != "earlier" for t in plots.chart.figure["data"])
-    plots.earlier.value = True
+    assert not plots.bar.earlier.disabled and all(t["name"] != "earlier" for t in plots.chart.figure["data"])
+    plots.bar.earlier.value = True
     assert drawn(plots.chart, "earlier")[0][-1] == 20
     for _ in range(8):
         Plots(Run(steps=3, state=RunState.STOPPED))
-    plots.axis.value = "epoch"
+    plots.bar.axis.value = "epoch"
     assert sum(t["name"] == "earlier" for t in plots.chart.figure["data"]) == KEPT_RUNS + 1
 
 
@@ -524,7 +524,7 @@ def test_the_chart_carries_arrays_as_bytes():
     assert x.tolist() == [0, 1, 2] and np.isnan(y[1]) and y[2] == 3.0
 
 
-def test_a_search_for_a_rate_is_no_pause(monkeypatch):
+def test_a_search_for_a_rate_is_not_shown_as_a_pause(monkeypatch):
     """Its own words and steps, while the run's step, hooks and place stay those of the run."""
     inputs = torch.randn(64, 4)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
@@ -536,7 +536,7 @@ def test_a_search_for_a_rate_is_no_pause(monkeypatch):
         if kind == "sweep":
             board.refresh()
             titles = {name: each.description for name, each in board.tabs.buttons.items()}
-            seen.append((board.message.value, re.sub("<[^>]*>", " ", board.head.widget.value), titles, trainer.view.position))
+            seen.append((board.message.text.value, re.sub("<[^>]*>", " ", board.head.widget.value), titles, trainer.view.position))
     trainer.at_safe_point = look
     trainer.lr_find(num_steps=12, stop_factor=None)
     words, head, titles, place = seen[4]
@@ -546,7 +546,7 @@ def test_a_search_for_a_rate_is_no_pause(monkeypatch):
     assert titles["hooks"].startswith(f"Hooks {len(trainer.hooks)}") and titles["inspect"] == "Inspect"
     trainer.at_safe_point = None
     board.refresh()
-    assert "Paused at step 11" in board.message.value and trainer.view.position == before
+    assert "Paused at step 11" in board.message.text.value and trainer.view.position == before
 
 
 # What the numbers of the head are
@@ -563,21 +563,21 @@ def number(panel, label):
 def test_a_mean_says_that_it_is_one():
     run = Run(steps=100, names=("train/loss", "lr", "grad_norm", "samples_per_second", "valid/loss"))
     run.values = {"train/loss": np.r_[np.full(67, 9.0), np.linspace(1, 3, 33)], "valid/loss": [0.5]}
-    panel = Panel(run)
+    panel = Dashboard(run)
     assert number(panel, "train/loss") == ("2.0000", "avg 33", "", "mean of the last 33 steps")
     assert number(panel, "valid/loss") == ("0.5000", "", "", "last value")
     assert number(panel, "lr")[1:] == ("", "", "last value") and number(panel, "Samples/s")[1] == "avg 33"
     assert "metric" not in panel.head.widget.value  # evaluated, and there is none
-    assert number(Panel(Run(steps=4)), "train/loss")[1] == "avg 4"
+    assert number(Dashboard(Run(steps=4)), "train/loss")[1] == "avg 4"
 
 
 def test_a_number_that_no_longer_comes_says_when_it_came():
     """The gradient norm after clipping went off."""
     run = Run(steps=100, names=("train/loss", "lr", "grad_norm"))
     run.values["grad_norm"] = np.full(40, 0.25)
-    assert number(Panel(run), "grad_norm") == ("0.2500", "step 40", "old", "mean of the last 33 steps up to step 40; no longer recorded")
+    assert number(Dashboard(run), "grad_norm") == ("0.2500", "step 40", "old", "mean of the last 33 steps up to step 40; no longer recorded")
     run.values["grad_norm"] = np.full(100, 0.25)
-    assert number(Panel(run), "grad_norm")[1:3] == ("avg 33", "")
+    assert number(Dashboard(run), "grad_norm")[1:3] == ("avg 33", "")
 
 
 @pytest.mark.parametrize("values, unit", [
@@ -586,4 +586,4 @@ def test_a_number_that_no_longer_comes_says_when_it_came():
 def test_the_change_of_a_loss(values, unit):
     run = Run(steps=9, names=("train/loss", "lr", "valid/loss"))
     run.values["valid/loss"] = np.array(values)
-    assert number(Panel(run), "valid/loss")[1] == unit
+    assert number(Dashboard(run), "valid/loss")[1] == unit

@@ -159,13 +159,13 @@ def test_a_page_that_was_loaded_again_gets_the_picture_by_the_panel():
     trainer = Trainer(torch.nn.Linear(1, 1), train_dl=[torch.ones(1, 1)], loss_fn=torch.nn.MSELoss(), epochs=1, device="cpu", progress=False)
     board = trainer.dashboard
     updates = []
-    board.keepsake.handle = SimpleNamespace(update=lambda bundle, raw: updates.append(bundle))
+    board.preview.handle = SimpleNamespace(update=lambda bundle, raw: updates.append(bundle))
     board.guard.drawn = 1
-    board.keepsake.update()
+    board.preview.update()
     assert board.guard.kept == {} and len(updates) == 1
     board.guard.drawn = 2
     assert board.guard.kept == updates[0]
-    board.keepsake.update()
+    board.preview.update()
     assert board.guard.kept == updates[1]
     assert board.guard.root == board.widget.model_id
     trainer.close()

@@ -16,7 +16,7 @@ from trainer_nb.core.control import Command, Inspection, LayerRow, Reply, Tensor
 from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import RunState
 from trainer_nb.panel import inspect_pane as inspect_module
-from trainer_nb.panel.inspect_pane import InspectPane, layer_table, look_code, number_short, tensor_table
+from trainer_nb.panel.inspect_pane import InspectPane, layer_table, inspection_code, number_short, tensor_table
 from trainer_nb.panel.journal_pane import PAGE, SHOWN, Entry, JournalPane, change_text, entry_row, promise
 
 
@@ -87,7 +87,7 @@ def test_the_newest_entry_stands_first_with_its_place_in_the_run():
     ("pause", "pause", None, None, "–"), ("pause", "pause", None, "loss > 3 (4)", "loss > 3 (4)"),
     ("skip", "batch", None, "batch 3 of epoch 1", "batch 3 of epoch 1 left out"),
     ("stop", "max_time", None, 60, "60")])
-def test_a_change_is_told_in_words(kind, name, old, new, text):
+def test_a_change_is_written_in_words(kind, name, old, new, text):
     entry = Journal().record(kind, name, old, new)
     assert change_text(entry) == text
     assert '"number dot"' in entry_row(entry, 10) or kind in ("tune", "hook")
@@ -114,22 +114,22 @@ def test_twelve_rows_then_all_in_pages():
     for number in range(SHOWN):
         trainer.note(str(number))
     pane.refresh()
-    assert len(cells(pane.table.value)) == SHOWN and pane.pages.layout.display == "none"
+    assert len(cells(pane.table.value)) == SHOWN and pane.pages.widget.layout.display == "none"
     for number in range(SHOWN, 2 * PAGE + 7):
         trainer.note(str(number))
     pane.refresh()
-    assert len(cells(pane.table.value)) == SHOWN and pane.more.description == "Show all 207"
-    assert pane.older.layout.display == "none"
-    pane.more.click()
-    assert len(cells(pane.table.value)) == PAGE and "1–100 of 207" in pane.count.value
-    assert pane.newer.disabled
-    pane.older.click()
-    pane.older.click()
+    assert len(cells(pane.table.value)) == SHOWN and pane.pages.more.description == "Show all 207"
+    assert pane.pages.older.layout.display == "none"
+    pane.pages.more.click()
+    assert len(cells(pane.table.value)) == PAGE and "1–100 of 207" in pane.pages.count.value
+    assert pane.pages.newer.disabled
+    pane.pages.older.click()
+    pane.pages.older.click()
     assert [row[5] for row in cells(pane.table.value)] == [f"“{n}”" for n in range(6, -1, -1)]
-    assert pane.older.disabled and not pane.newer.disabled and "201–207 of 207" in pane.count.value
-    pane.newer.click()
-    assert "101–200" in pane.count.value
-    pane.more.click()
+    assert pane.pages.older.disabled and not pane.pages.newer.disabled and "201–207 of 207" in pane.pages.count.value
+    pane.pages.newer.click()
+    assert "101–200" in pane.pages.count.value
+    pane.pages.more.click()
     assert cells(pane.table.value)[0][5] == "“206”" and len(cells(pane.table.value)) == SHOWN
 
 
@@ -222,7 +222,7 @@ def test_the_script_promises_no_more_than_it_keeps():
     assert "the run had no seed" in promise(Journal({"seed": None}))
     journal = Journal({"seed": 7})
     journal.record("skip", "batch", new="batch 1 of epoch 0")
-    assert "left out again" in promise(journal)
+    assert "skipped again" in promise(journal)
 
 
 # Inspect: tables
@@ -233,7 +233,7 @@ def test_the_script_promises_no_more_than_it_keeps():
     (0.0101, "0.0101"), (12345.6, "12,346"), (-3.21e-7, "−3.21e-7"), (6.02e23, "6.02e23"),
     (math.nan, '<b class="wrong">nan</b>'),
     (-math.inf, '<b class="wrong">−inf</b>')])
-def test_numbers_are_short_and_no_numbers_stand_out(value, text):
+def test_numbers_are_short_and_non_finite_ones_stand_out(value, text):
     assert number_short(value) == text
 
 
@@ -274,11 +274,11 @@ def test_before_a_layer_was_measured_there_are_dashes_and_a_word():
 def test_a_pause_fills_the_pane_with_batch_and_layers():
     trainer = make()
     pane = InspectPane(trainer.view)
-    assert "away" in pane.looks._dom_classes and pane.title == "Inspect"
+    assert "away" in pane.tables._dom_classes and pane.title == "Inspect"
     pane.shown(True)
     trainer.step(3)
     pane.refresh()
-    assert "away" not in pane.looks._dom_classes and pane.title == "Inspect · step 3"
+    assert "away" not in pane.tables._dom_classes and pane.title == "Inspect · step 3"
     batch = cells(pane.batch.value)
     assert [row[:3] for row in batch] == [["batch[0]", "8 × 4", "fp32"], ["batch[1]", "8 × 1", "fp32"],
                                           ["pred", "8 × 1", "fp32"], ["loss", "scalar", "fp32"]]
@@ -327,7 +327,7 @@ def test_after_an_error_it_shows_the_batch_that_failed():
     with pytest.raises(RuntimeError):
         trainer.fit()
     pane.refresh()
-    assert "away" not in pane.looks._dom_classes and pane.title == "Inspect"
+    assert "away" not in pane.tables._dom_classes and pane.title == "Inspect"
     assert cells(pane.batch.value)[0][3:] == ["nan"] * 3 and "press <b>Step</b>" not in pane.layers.value
 
 
@@ -345,10 +345,10 @@ def test_the_tables_outlast_a_step_by_hand_and_give_way_in_a_run(monkeypatch):
     pane.refresh()
     now[0] += 0.9
     pane.refresh()
-    assert "away" not in pane.looks._dom_classes
+    assert "away" not in pane.tables._dom_classes
     now[0] += 0.2
     pane.refresh()
-    assert "away" in pane.looks._dom_classes  # in place, but unseen:
+    assert "away" in pane.tables._dom_classes  # in place, but unseen:
     assert pane.batch.value == kept and changes == []
 
 
@@ -361,7 +361,7 @@ def test_it_sends_nothing_where_nothing_has_changed():
     pane.refresh()
     row = pane.breakpoints.list.children[0]
     below = pane.breakpoints
-    parts = [pane.batch, pane.layers, pane.code, pane.looks, pane.widget, below.widget, below.hint,
+    parts = [pane.batch, pane.layers, pane.code, pane.tables, pane.widget, below.widget, below.hint,
              below.list, below.box, row]
     changes = [sent(part) for part in parts]
     posted = []
@@ -373,7 +373,7 @@ def test_it_sends_nothing_where_nothing_has_changed():
 
 
 class Still:
-    """A `RunView` that answers as it is told to."""
+    """A `RunView` with made-up answers."""
 
     def __init__(self, state=RunState.RUNNING):
         self.state, self.in_cell, self.loaders, self.inspection, self.breakpoints = state, True, [], None, []
@@ -387,7 +387,7 @@ class Still:
         return self.replies[-1]
 
 
-def test_it_asks_once_for_a_step_that_nobody_has_looked_at():
+def test_it_asks_once_for_a_step_that_was_not_inspected():
     """While it waits for the answer, it shows what there is."""
     view = Still(RunState.PAUSED)
     pane = InspectPane(view)
@@ -400,7 +400,7 @@ def test_it_asks_once_for_a_step_that_nobody_has_looked_at():
     assert view.posted == [("inspect", {"on": True}, "widget")] * 3
 
 
-def test_opening_and_closing_is_told_to_the_run():
+def test_opening_and_closing_is_posted_to_the_run():
     view = Still()
     pane = InspectPane(view)
     pane.shown(True)
@@ -418,7 +418,7 @@ def test_the_code_fits_the_run(in_cell, loaders, names, lines):
     view = Still(RunState.PAUSED)
     view.in_cell, view.loaders = in_cell, loaders
     found = Inspection(3, [TensorRow(name, (1,), "float32", 0, 0, 0) for name in names])
-    assert look_code(view, found).splitlines() == lines
+    assert inspection_code(view, found).splitlines() == lines
 
 
 @pytest.mark.parametrize("batch", ["x, y", "batch"])
@@ -428,7 +428,7 @@ def test_the_code_runs(batch):
     trainer.post(Command("inspect", {"on": True}))
     if batch == "batch":
         trainer.inspection.tensors.pop(1)
-    code = look_code(trainer.view, trainer.inspection)
+    code = inspection_code(trainer.view, trainer.inspection)
     names = {"trainer": trainer}
     exec(code, names)
     assert batch in code and names["pred"] is trainer.pred
@@ -467,7 +467,7 @@ def test_the_same_condition_twice_is_one_row_which_removes_both():
 
 
 @pytest.mark.parametrize("state", ["idle", "paused", "finished", "running"])
-def test_a_refused_condition_stays_to_be_mended_in_every_state(state):
+def test_a_refused_condition_stays_to_be_corrected_in_every_state(state):
     trainer = make(epochs=1 if state == "finished" else 1000, hooks=[Slow()])
     if state == "running":
         trainer.start()

@@ -141,7 +141,7 @@ def test_between_two_lines_nothing_is_fetched():
     recorder = RecorderHook()
     seen = []
     trainer = make(recorder, LambdaHook(order=95, after_step=lambda t: seen.append(len(recorder._rows))))
-    trainer._next_refresh = float("inf")  # the looks twice a second fetch too
+    trainer.driver.next_refresh = float("inf")  # the looks twice a second fetch too
     trainer.fit()
     assert seen == [1, 2, 3, 4, 0] * 4
 

@@ -36,12 +36,12 @@ LAYERS = {
     "trainer": ["core", "hooks", "tools", "panel"],
 }
 AT_TOP = {
-    "core": {"torch", "numpy"},
+    "core": {"torch", "numpy", "fastcore"},
     "hooks": {"torch", "numpy"},
     "tools": {"torch", "numpy"},
     "panel": {"torch", "numpy", "ipywidgets", "anywidget", "traitlets", "plotly", "IPython"}
     | {"tsdownsample"},
-    "trainer": {"torch", "numpy"},
+    "trainer": {"torch", "numpy", "fastcore"},
 }
 AT_FIRST_USE = {
     "core": set(),
@@ -52,7 +52,7 @@ AT_FIRST_USE = {
     "trainer": {"IPython", "plotly", "pandas"},
 }
 NOT_LOADED = set(
-    "plotly ipywidgets IPython fastprogress nbdev fastcore execnb accelerate anywidget "
+    "plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget "
     "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra omegaconf".split()
 )
 

@@ -1,6 +1,8 @@
 """The message pump in a real kernel: clicks arrive while a cell runs, queued cells run afterwards, in order."""
 
+import ast
 import queue
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +11,15 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 import trainer_nb
-from trainer_nb.panel.pump import (KERNEL_PARTS, MessagePump, PumpUnavailable,
-                                   main_shell_stream)
+from trainer_nb.panel.kernel import (KERNEL_PARTS, PumpUnavailable, main_shell_stream,
+                                     publish_status)
+from trainer_nb.panel.pump import MessagePump
 
 SETUP = """
 import sys, time
 sys.path.insert(0, {root!r})
-from trainer_nb.panel.pump import MessagePump, main_shell_stream, running_kernel
+from trainer_nb.panel.kernel import main_shell_stream, running_kernel
+from trainer_nb.panel.pump import MessagePump
 seen, order = [], []
 def opened(comm, message):
     seen.append("open")
@@ -248,7 +252,7 @@ def enter():
 thread = threading.Thread(target=enter)
 thread.start(); thread.join()
 """
-    assert run(client, code).startswith("False this is not the thread that takes")
+    assert run(client, code).startswith("False this is not the thread that handles")
 
 
 def test_without_a_kernel_nothing_happens():
@@ -258,12 +262,50 @@ def test_without_a_kernel_nothing_happens():
         assert not pump.live and "no kernel" in pump.reason
 
 
-@pytest.mark.parametrize("missing", ["_parent_ident", "shell_handlers", "_publish_status", "session"])
-def test_a_kernel_of_another_make_is_named(missing):
-    """A private attribute that is gone is named, and the run goes on."""
+@pytest.mark.parametrize("missing", ["shell_handlers", "get_parent", "iopub_socket", "session"])
+def test_an_attribute_that_the_kernel_lacks_is_named(missing):
+    """The reason names it, and the run goes on."""
     kernel = SimpleNamespace(**{name: None for name in KERNEL_PARTS if name != missing})
     with pytest.raises(PumpUnavailable, match=missing):
         main_shell_stream(kernel)
+
+
+def test_private_attributes_that_are_gone_are_named():
+    """A stream without pyzmq's private callback, and a kernel 7 without its private pair of sockets."""
+    kernel = SimpleNamespace(**dict.fromkeys(KERNEL_PARTS))
+    kernel.shell_stream = SimpleNamespace(flush=None, on_recv=None, io_loop=None)
+    with pytest.raises(PumpUnavailable, match="stream has no _recv_callback"):
+        main_shell_stream(kernel)
+    kernel.shell_channel_thread = SimpleNamespace(manager=SimpleNamespace())
+    with pytest.raises(PumpUnavailable, match="stream has no flush"):
+        main_shell_stream(kernel)
+
+
+def test_without_the_private_identity_messages_are_answered(client):
+    """A kernel that hides who sent the cell: clicks are handled, and what the cell prints lands under it."""
+    hidden = """
+from trainer_nb.panel import pump as module
+from types import SimpleNamespace
+before, module.cell_identity = module.cell_identity, lambda kernel: before(SimpleNamespace())
+assert module.cell_identity(None) == b""
+print(loop(20, until=2)); print("after")
+module.cell_identity = before
+"""
+    cell = begin(client, hidden)
+    click(client, [1])
+    assert finish(client, cell).strip() == "['open', 1]\nafter"
+
+
+def test_the_status_is_what_the_kernel_itself_would_send():
+    """By public attributes alone: the same message as that of ipykernel's private method."""
+    from ipykernel.kernelbase import Kernel
+    sent = []
+    session = SimpleNamespace(send=lambda *args, **names: sent.append((args, names)))
+    kernel = SimpleNamespace(session=session, iopub_socket="iopub", ident="a-b", get_parent=lambda channel: {"of": channel})
+    kernel._topic = lambda topic: Kernel._topic(kernel, topic)
+    Kernel._publish_status(kernel, "busy", "shell")
+    publish_status(kernel, "busy")
+    assert sent[0] == sent[1]
 
 
 def test_the_usual_call_costs_next_to_nothing():
@@ -274,3 +316,20 @@ def test_the_usual_call_costs_next_to_nothing():
     for _ in range(100_000):
         pump()
     assert (time.perf_counter() - start) / 100_000 < 2e-6
+
+
+LIBRARIES = {path.stem for path in Path(trainer_nb.__file__).parent.glob("panel/*.py")} - {"kernel"}
+
+
+@pytest.mark.parametrize("module", sorted(LIBRARIES))
+def test_private_attributes_of_libraries_stand_in_one_module(module):
+    """Every module of the panel but `kernel` reads private attributes of itself alone."""
+    tree = ast.parse((Path(trainer_nb.__file__).parent / "panel" / f"{module}.py").read_text())
+    found = {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.match("_[^_]", node.attr)
+        and ast.unparse(node.value).split(".")[0] not in ("self", "cls")
+    }
+    assert {text for text in found if not text.endswith("._repr_mimebundle_")} == set()

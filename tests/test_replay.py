@@ -142,7 +142,7 @@ def test_an_entry_of_another_place_is_refused(name, tmp_path):
     trainer.journal.save(tmp_path / "journal.jsonl")
     again = make(ReplayHook(tmp_path / "journal.jsonl"), max_steps=24)
     for _ in range(2):
-        with pytest.raises(ValueError, match="has parted from its journal: entry 2 .*lr_scale 0.5 → 2 .*this run stands at step 10, epoch 2, 2 batches"):
+        with pytest.raises(ValueError, match="has diverged from its journal: entry 2 .*lr_scale 0.5 → 2 .*this run stands at step 10, epoch 2, 2 batches"):
             again.fit()
         assert again.step_state.optimizer_step == 10 and [each.new for each in again.journal] == [0.5]
 

@@ -12,7 +12,7 @@ from trainer_nb.core.control import RunView
 from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import RunState
 from trainer_nb.panel.controls import Controls
-from trainer_nb.panel.dashboard import message
+from trainer_nb.panel.dashboard import message_text
 from trainer_nb.panel.journal_pane import entry_table, promise
 from trainer_nb.panel.plots import Curves, figure, mark_spots, rewound_traces
 from trainer_nb.panel.still import still, still_text
@@ -68,7 +68,7 @@ def test_buttons_are_there_when_they_mean_something(tmp_path):
 
 
 def test_checkpoint_is_written_where_the_run_stands(tmp_path):
-    """Also when nobody drives; then the file is there when the click has been answered."""
+    """Also when nothing drives the run; then the file is there when the click has been answered."""
     trainer = make(CheckpointHook(tmp_path, every_epochs=None))
     board = trainer.dashboard
     trainer.step(7)
@@ -78,7 +78,7 @@ def test_checkpoint_is_written_where_the_run_stands(tmp_path):
     assert (trainer.journal.entries[-1].kind, trainer.journal.entries[-1].source) == ("save", "widget")
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path):
+def test_a_checkpoint_that_cannot_be_written_is_refused_with_the_reason(tmp_path):
     """The folder is a file: the click is refused with the reason, the run is as it was."""
     trainer = make(CheckpointHook(tmp_path / "kept", every_epochs=None))
     board = trainer.dashboard
@@ -86,18 +86,18 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path):
     shutil.rmtree(tmp_path / "kept")
     (tmp_path / "kept").write_text("in the way")
     board.controls.checkpoint.click()
-    assert board.controls.asked[1].status == "refused" and "kept" in board.message.value
+    assert board.controls.asked[1].status == "refused" and "kept" in board.message.text.value
     assert trainer.last_saved is None and trainer.step_state.optimizer_step == 7
     trainer.step(1)
 
 
-def test_running_message_tells_the_last_checkpoint(tmp_path):
+def test_the_message_of_a_running_run_names_the_last_checkpoint(tmp_path):
     """Step and age, from the moment that the file is there."""
     said = []
     trainer = make(CheckpointHook(tmp_path, every_steps=5))
     class Look:
         def after_step(self, trainer):
-            said.append(message(trainer.view))
+            said.append(message_text(trainer.view))
     trainer.hooks.add(Look())
     trainer.fit()
     assert "last checkpoint" not in said[0]
@@ -111,16 +111,16 @@ def test_chooser_offers_what_is_kept():
     chooser = board.controls.chooser
     assert not chooser.open and chooser.widget.layout.display == "none"
     board.controls.rewind.click()
-    assert chooser.open and chooser.go.disabled and "Nothing is kept" in chooser.words.value
+    assert chooser.open and chooser.go.disabled and "No state is saved" in chooser.words.value
     board.controls.rewind.click()  # once more closes it
     assert not chooser.open
     trainer.step(15)
     board.controls.rewind.click()
     assert chooser.steps.options == (("step 15", 15), ("step 10", 10), ("step 5", 5), ("step 0", 0))
     assert chooser.steps.value == 10 and not chooser.go.disabled  # 15 is where the run is
-    assert board.message.layout.display == board.action.layout.display == "none"
+    assert board.message.text.layout.display == board.message.action.layout.display == "none"
     chooser.cancel.click()
-    assert chooser.widget.layout.display == "none" and board.message.layout.display is None
+    assert chooser.widget.layout.display == "none" and board.message.text.layout.display is None
     assert trainer.step_state.optimizer_step == 15 and len(trainer.journal) == 0
 
 
@@ -133,7 +133,7 @@ def test_a_click_on_a_curve_chooses_the_state_before_it(axis, x, step):
     board = trainer.dashboard
     trainer.step(17)
     board.refresh()
-    board.plots.axis.value = axis
+    board.plots.bar.axis.value = axis
     board.plots._on_click(None, {"x": x}, None)
     assert board.controls.chooser.open and board.controls.chooser.steps.value == step
 
@@ -144,13 +144,13 @@ def test_a_click_on_the_axis_of_time():
     board = trainer.dashboard
     trainer.step(9)
     board.refresh()
-    board.plots.axis.value = "time"
+    board.plots.bar.axis.value = "time"
     for number, x in enumerate(trainer.history.series("train/loss").seconds, 1):
         board.plots._on_click(None, {"x": float(np.float32(x))}, None)
         assert board.controls.chooser.steps.value == number
 
 
-def test_clicks_of_no_use_are_passed_over():
+def test_clicks_without_an_effect_are_ignored():
     """Nothing to go back to, or a message that is none."""
     trainer = make()
     trainer.step(3)
@@ -172,17 +172,17 @@ def test_rewind_here_goes_back_and_draws_the_branch():
     trainer.tune(lr=0.05)
     trainer.step(22)
     board.refresh()
-    assert "rewound" not in board.plots.legend.value
+    assert "rewound" not in board.plots.bar.legend.value
     board.controls.chooser.show(10)
     board.controls.chooser.go.click()
     assert trainer.step_state.optimizer_step == 10 and torch.equal(weights(trainer), then)
-    assert not board.controls.chooser.open and "Paused at step 10" in board.message.value
+    assert not board.controls.chooser.open and "Paused at step 10" in board.message.text.value
     assert trainer.journal.entries[-1].source == "widget"
     drawn = {trace["name"]: trace for trace in board.plots.chart.figure["data"] if trace["yaxis"] == "y"}
     x = {name: np.frombuffer(drawn[name]["x"], np.float32) for name in ("train", "rewound")}
     assert x["train"].max() == 10 and np.nanmin(x["rewound"]) > 10 and np.nanmax(x["rewound"]) == 32
     assert drawn["rewound"]["opacity"] == 0.35 and drawn["rewound"]["hoverinfo"] == "skip"
-    assert "rewound" in board.plots.legend.value
+    assert "rewound" in board.plots.bar.legend.value
     assert board.plots.chart.figure["layout"]["xaxis"]["autorangeoptions"]["maxallowed"] > 32
     trainer.fit()
     board.refresh()
@@ -191,7 +191,7 @@ def test_rewind_here_goes_back_and_draws_the_branch():
 
 @pytest.mark.parametrize("where", ["finished", "error", "stopped"])
 def test_rewind_from_an_end(where):
-    """A run that has ended goes back and rests; Resume goes on, to the weights of a run that nobody disturbed."""
+    """A run that has ended goes back and stands there; Resume goes on, to the weights of an undisturbed run."""
     straight = make()
     straight.fit()
     class Failing:
@@ -268,7 +268,7 @@ def test_a_rewind_while_the_curves_are_read():
     assert len(curves.of["train/loss"].column("values")) == 5 and len(curves.rewound) == 1
 
 
-def test_what_ran_away_does_not_press_the_curves_flat():
+def test_a_branch_that_diverged_does_not_press_the_curves_flat():
     """A rewound loss of thousands leaves the picture; one nearby is drawn."""
     trainer = make(SnapshotHook(every_steps=5))
     trainer.step(10)
@@ -291,7 +291,7 @@ def test_what_ran_away_does_not_press_the_curves_flat():
     assert sum(trace.name == "rewound" for trace in whole.data) >= 2
 
 
-def test_marks_and_journal_tell_the_path():
+def test_marks_and_journal_show_what_a_rewind_took_back():
     """A change that a rewind took back has no mark and a faint row; the rewind has both, with its steps."""
     trainer = make(SnapshotHook(every_steps=5))
     trainer.step(12)
@@ -306,7 +306,7 @@ def test_marks_and_journal_tell_the_path():
     first, second, third = re.findall(r"<tr.*?</tr>", rows.partition("<tbody>")[2])
     assert 'class="rewound"' in first and "rewound" not in second + third
     assert "<b>rewind</b>" in second and ">12 → 10<" in second and '<span class="number">2</span>' in second
-    assert "path" in promise(trainer.journal)
+    assert "took back" in promise(trainer.journal)
     text = still_text(trainer.view)
     assert "rewind 12 → 10" in text and "0.02" not in text
     assert str(trainer.journal.entries[1]) == "step 10: rewind 12 → 10 (code)"

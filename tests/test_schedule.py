@@ -315,7 +315,7 @@ def test_skipped_steps_are_no_other_length():
     """fp16 skips steps, the schedule stays what it was built for: with a halt and without."""
     def run(halt):
         trainer = make("cosine", epochs=4, mixed_precision="fp16")
-        trainer.engine.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        trainer.engine.scaling.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
         if halt:
             trainer.step(2)
             trainer.stop()

@@ -69,8 +69,8 @@ def test_a_schedule_that_fits_the_steps_is_not(name):
 def test_the_summary_tells_unit_and_last_rate():
     """As the run then has them."""
     each_step, each_epoch = make(FOR_EPOCHS["exponential"]), make(SchedulerHook(FOR_EPOCHS["exponential"], every="epoch"))
-    assert "a tick each step, lr 0.1 now and 0.000114 at step 20" in each_step.summary()
-    assert "a tick each epoch, lr 0.1 now and 0.0343 at step 20" in each_epoch.summary()
+    assert "changes each step, lr 0.1 now and 0.000114 at step 20" in each_step.summary()
+    assert "changes each epoch, lr 0.1 now and 0.0343 at step 20" in each_epoch.summary()
     each_epoch.fit()
     assert each_epoch.history["lr"][-1] == pytest.approx(0.0343)
     assert "schedule" not in make(None).summary()

@@ -63,7 +63,7 @@ def parsed(view, **settings):
 
 
 def coordinates(tree):
-    """All attributes, where a number that is none would spoil the drawing."""
+    """All attributes, where NaN or inf would spoil the drawing."""
     return "\n".join(f'"{value}"' for element in tree.iter() for value in element.attrib.values())
 
 
@@ -161,7 +161,7 @@ def test_any_number_of_records(count):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_losses_that_are_no_numbers(bad):
+def test_losses_that_are_not_finite(bad):
     good = {"train/loss": [2.0, bad, 1.0, bad], "valid/loss": [bad], "valid/accuracy": [bad, 0.5]}
     tree = parsed(make_view(good))
     assert any("ts-error" in (text.get("class") or "") for text in tree.iter(f"{SVG}text"))

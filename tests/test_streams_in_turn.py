@@ -13,7 +13,7 @@ from test_drives import assert_same, at_step, in_evaluation, make_loop, straight
 
 from trainer_nb import Trainer
 from trainer_nb.core.control import Command
-from trainer_nb.core.exact import RewindLoop
+from trainer_nb.core.core_trainer import CoreTrainer
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.state import TURNS
 from trainer_nb.tools.task import seeded
@@ -84,12 +84,12 @@ def test_a_reply_is_given_when_it_is_so(verb, wanted):
     loop.start(epochs=4)
     if verb in ("resume", "step"):
         loop.pause().wait(10)
-    with loop._lock:  # who asks is faster than the run
+    with loop.driver.lock:  # who asks is faster than the run
         replies.append(getattr(loop, verb)() if verb != "step" else loop.post(Command("step", {"n": 1000})))
     replies[0].wait(10)
     assert seen == [["pending"]] and replies[0].status == "applied"
     if verb in ("pause", "stop"):
-        assert loop.state == {"pause": "paused", "stop": "stopped"}[verb] and not loop.own.in_place
+        assert loop.state == {"pause": "paused", "stop": "stopped"}[verb] and not loop.driver.random.in_place
     torch.rand(3) if verb in ("pause", "stop") else None
     if verb == "stop":
         loop.fit(epochs=4)
@@ -164,10 +164,10 @@ def test_beside_a_run_that_is_awaited(wanted):
 @pytest.mark.parametrize("what", ["validate", "predict", "exact", "state", "search", "build"])
 def test_what_a_cell_does_with_another_run_meanwhile(what, wanted):
     """Whatever puts random streams in place for a while waits for the end of a step."""
-    loop, kind = make_loop(slow(0.005)), Trainer if what == "search" else RewindLoop
+    loop, kind = make_loop(slow(0.005)), Trainer if what == "search" else CoreTrainer
     other = make_loop(seed=9)
     made = kind(other.model, train_dl=other.train_dl, valid_dl=other.valid_dl, loss_fn=other.loss_fn, seed=9, device="cpu", epochs=1)
-    state = made.state_dict() if kind is RewindLoop else None
+    state = made.state_dict() if kind is CoreTrainer else None
     loop.start(epochs=4)
     while not loop.wait(0.002).status == "finished":
         if what == "validate":

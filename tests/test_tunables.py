@@ -1,6 +1,10 @@
-"""The panel's tunables without a browser: what rows there are, what they post, what they show."""
+"""What may be changed live: the table of tunables; and the panel's rows without a browser: what they post, what they show."""
 
+import gc
 import math
+import sys
+import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_nb import Hook, Trainer, Tunable
+from trainer_nb.core import tunable
 from trainer_nb.core.control import TunableView
+from trainer_nb.core.tunable import BoundTunable, check_fields, tunable_field
 from trainer_nb.panel.tunables import Tunables, groups, plain, read_value, slider_range
 
 
@@ -38,6 +44,169 @@ def make(*hooks, **settings):
 def hint(row):
     """The text below a row."""
     return row.hint.value.split(">")[1].removesuffix("</div")
+
+
+# The table
+
+
+@dataclass
+class Rates:
+    """Settings with plain attributes."""
+
+    lr: float | None = tunable_field(None, kind=float, min=0)
+    lr_scale: float = tunable_field(1.0, min=0)
+    label: str = "no tunable"
+    __post_init__ = check_fields
+
+
+class Part:
+    """An owner of tunables that is no hook."""
+
+    depth = Tunable(3, min=1, max=9)
+    quick = Tunable(False)
+
+
+class Run:
+    """Holds a table of its own tunables and those of its parts."""
+
+    speed = Tunable(1.0, min=0)
+
+    def __init__(self, **parts):
+        self.rates, self.parts, self.asked = Rates(), parts, 0
+        self.tunables = tunable.Tunables(self.sources)
+
+    def sources(self):
+        self.asked += 1
+        yield self, ""
+        yield self.rates, ""
+        for name, part in self.parts.items():
+            yield BoundTunable(f"{name}.order", Tunable(0), lambda: 7, lambda value: None, name)
+            yield part, name
+
+
+def test_the_table_is_built_once_and_again_after_a_change():
+    run = Run(first=Part())
+    names = ["speed", "lr", "lr_scale", "first.order", "first.depth", "first.quick"]
+    assert list(run.tunables.table) == names and run.tunables.table is run.tunables.table
+    run.tunables.validate({"lr": 1.0})
+    list(run.tunables.apply({"lr": 1.0}))
+    assert run.asked == 1
+    run.parts["second"] = Part()
+    assert "second.depth" not in run.tunables.table
+    run.tunables.invalidate()
+    assert "second.depth" in run.tunables.table and run.asked == 2
+    with pytest.raises(TypeError):
+        run.tunables.table["speed"] = None
+
+
+def test_a_change_while_the_table_is_built_is_not_lost():
+    """Another thread adds a part after the sources were asked for the parts."""
+    run = Run(first=Part())
+
+    def slowly():
+        yield from run.sources()
+        if "second" not in run.parts:
+            run.parts["second"] = Part()
+            run.tunables.invalidate()
+
+    run.tunables = tunable.Tunables(slowly)
+    assert "second.depth" not in run.tunables.table  # asked for before the change
+    assert "second.depth" in run.tunables.table
+
+
+def test_of_two_entries_with_one_name_the_later_one_counts():
+    """In the place of the first one, so that rows do not jump."""
+    own = BoundTunable("depth", Tunable(5), lambda: 6, print)
+    part = Part()
+    table = tunable.Tunables(lambda: iter([(part, ""), own])).table
+    assert list(table) == ["depth", "quick"] and table["depth"] is own
+
+
+def test_one_refused_value_refuses_all():
+    run = Run(part=Part())
+    with pytest.raises(ValueError, match=r"part.depth = 10 is refused: a whole number between 1 and 9"):
+        run.tunables.validate({"lr": 0.5, "part.depth": 10, "speed": -1})
+    assert list(run.tunables.refused) == ["part.depth"] and run.rates.lr is None
+    with pytest.raises(ValueError, match="there is no tunable 'part.dept': did you mean 'part.depth'?"):
+        run.tunables.validate({"part.dept": 3})
+    assert run.tunables.validate({"part.depth": 4.0, "lr": 1}) == {"part.depth": 4, "lr": 1.0}
+    assert list(run.tunables.refused) == ["part.dept"]
+
+
+def test_values_are_applied_one_by_one():
+    """The loop around `apply` sees each change before the next is made; what does not change anything is not told."""
+    run = Run(part=Part())
+    values = run.tunables.validate({"lr": 0.5, "lr_scale": 1, "part.depth": 5, "part.quick": True})
+    run.tunables.pending.update(values, speed=2.0)
+    seen = []
+    for name, old, new in run.tunables.apply(values):
+        seen.append((name, old, new, run.rates.lr, run.parts["part"].depth, list(run.tunables.pending)))
+    assert seen == [
+        ("lr", None, 0.5, 0.5, 3, ["lr_scale", "part.depth", "part.quick", "speed"]),
+        ("part.depth", 3, 5, 0.5, 5, ["part.quick", "speed"]),
+        ("part.quick", False, True, 0.5, 5, ["speed"])]
+    assert run.tunables.pending == {"speed": 2.0} and run.parts["part"].quick is True
+
+
+def test_another_type_is_a_change():
+    """1 and True are equal, and not the same setting."""
+    stored = {"value": 1}
+    entry = BoundTunable("value", Tunable(1, choices=(1, True)), lambda: stored["value"],
+                         lambda value: stored.update(value=value))
+    assert list(tunable.Tunables(lambda: iter([entry])).apply({"value": True})) == [("value", 1, True)]
+
+
+def test_the_table_does_not_keep_its_run_alive():
+    """Built and used, with the run's own method as the function that names the sources."""
+    gc.disable()
+    try:
+        run = Run(part=Part())
+        list(run.tunables.apply({"speed": 2.0, "part.depth": 2}))
+        assert run.speed == 2.0
+        alive = weakref.ref(run), weakref.ref(run.parts["part"])
+        tunables = run.tunables
+        del run
+        assert [ref() for ref in alive] == [None, None]
+        with pytest.raises(ReferenceError):
+            tunables.table["speed"].read()
+    finally:
+        gc.enable()
+
+
+def test_a_dataclass_checks_what_it_is_given():
+    assert Rates(lr=1).lr == 1.0 and type(Rates(lr=1).lr) is float
+    with pytest.raises(ValueError, match="lr_scale = -1 is refused: a number, 0 or more"):
+        Rates(lr_scale=-1)
+
+
+def own_calls(function):
+    """Calls of the package's own Python functions."""
+    found = []
+
+    def note(frame, event, argument):
+        if event == "call" and "trainer_nb" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_change_takes_few_calls():
+    """Checked where it is asked for, and again where it is applied."""
+    run = Run(part=Part())
+    assert run.tunables.table
+
+    def tune():
+        run.tunables.validate({"lr": 0.1})
+        for _ in run.tunables.apply(run.tunables.validate({"lr": 0.1})):
+            pass
+
+    assert len(own_calls(tune)) <= 20
+    assert own_calls(lambda: (run.rates.lr, run.rates.lr_scale)) == []
 
 
 # Numbers
@@ -104,8 +273,8 @@ def test_a_hook_that_comes_later_gets_its_rows_and_the_others_stay():
 
 
 def change(row, kind, value):
-    """Do what a hand does."""
-    setattr({"slider": getattr(row, "slider", None), "box": getattr(row, "box", None), "list": getattr(row, "list", None)}[kind],
+    """Do what a person does."""
+    setattr({"slider": getattr(row.control, "slider", None), "box": getattr(row.control, "box", None), "list": getattr(row.control, "list", None)}[kind],
             "value", value)
 
 
@@ -125,9 +294,9 @@ def test_a_change_by_hand_acts_and_is_journalled(name, control, chosen, taken):
     tunables.refresh()
     assert len(trainer.journal) == 1  # showing it asks for nothing
     if control == "box" and isinstance(chosen, str) and name != "probe.label":
-        assert row.slider.value == pytest.approx(taken)
+        assert row.control.slider.value == pytest.approx(taken)
     if control == "slider":
-        assert row.box.value == plain(taken)
+        assert row.control.box.value == plain(taken)
 
 
 def test_showing_values_that_others_changed_posts_nothing():
@@ -135,26 +304,26 @@ def test_showing_values_that_others_changed_posts_nothing():
     trainer.tune(lr=0.5, grad_clip=3.0, **{"probe.kind": "max", "probe.loud": True, "probe.label": "x"})
     tunables.refresh()
     assert len(trainer.journal) == 5
-    assert tunables.rows["lr"].box.value == "0.5" and tunables.rows["probe.kind"].list.value == "max"
-    assert tunables.rows["lr"].slider.value == pytest.approx(0.5)
+    assert tunables.rows["lr"].control.box.value == "0.5" and tunables.rows["probe.kind"].control.list.value == "max"
+    assert tunables.rows["lr"].control.slider.value == pytest.approx(0.5)
 
 
 def test_a_value_beyond_the_slider_moves_its_end():
     trainer, tunables = make()
     change(tunables.rows["grad_clip"], "box", "250")
-    assert tunables.rows["grad_clip"].slider.value == tunables.rows["grad_clip"].slider.max == 250
+    assert tunables.rows["grad_clip"].control.slider.value == tunables.rows["grad_clip"].control.slider.max == 250
 
 
-def test_a_refused_value_stays_to_be_mended_and_changes_nothing():
+def test_a_refused_value_stays_to_be_corrected_and_changes_nothing():
     trainer, tunables = make()
     row = tunables.rows["grad_clip"]
     change(row, "box", "-1")
-    assert row.box.value == "-1" and trainer.grad_clip is None and len(trainer.journal) == 0
+    assert row.control.box.value == "-1" and trainer.grad_clip is None and len(trainer.journal) == 0
     assert "refused" in row.widget._dom_classes and hint(row) == "refused: a number, 0 or more. Still off"
     tunables.refresh()
-    assert row.box.value == "-1"
+    assert row.control.box.value == "-1"
     change(row, "box", "nonsense")
-    assert "&#x27;nonsense&#x27; is no number" in hint(row)
+    assert "&#x27;nonsense&#x27; is not a number" in hint(row)
     change(row, "box", "2")
     assert "refused" not in row.widget._dom_classes and trainer.grad_clip == 2.0
 
@@ -176,19 +345,19 @@ def test_a_pending_value_is_shown_until_its_boundary():
     assert [(e.name, e.step) for e in trainer.journal] == [("lr", 4)]
 
 
-def test_a_schedule_moves_the_hint_and_not_the_hand():
+def test_a_schedule_moves_the_hint_and_not_the_slider():
     """The box and the slider stay where they are, whatever the schedule does."""
     trainer, tunables = make(sched=lambda optim: torch.optim.lr_scheduler.ExponentialLR(optim, 0.5))
     row = tunables.rows["lr"]
-    before = row.slider.value, row.box.value
+    before = row.control.slider.value, row.control.box.value
     trainer.step(3)
     tunables.refresh()
-    assert (row.slider.value, row.box.value) == before == (0.01, "") and row.box.placeholder == "schedule"
+    assert (row.control.slider.value, row.control.box.value) == before == (0.01, "") and row.control.box.placeholder == "schedule"
     assert hint(row) == "in force 0.00125 (schedule)"
     change(row, "box", "0.02")
-    assert row.box.value == "0.02" and trainer.rates() == [0.02]
+    assert row.control.box.value == "0.02" and trainer.rates() == [0.02]
     change(row, "box", "schedule")
-    assert trainer.lr is None and row.box.value == ""
+    assert trainer.lr is None and row.control.box.value == ""
 
 
 def test_nothing_new_sends_nothing():

@@ -124,7 +124,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert held == files
 
 
-@pytest.mark.parametrize("name", ["nbdev", "fastcore", "execnb", "jupyterlab", "pytest"])
+@pytest.mark.parametrize("name", ["nbdev", "execnb", "jupyterlab", "pytest"])
 def test_tools_of_development_are_not_there(python, name):
     code = f"import importlib.util as util; print(util.find_spec('{name}'))"
     assert run(python, "-I", "-c", code) == "None\n"

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['OPTIM', 'GROUP_FREE', 'SHAPED', 'NUMBER', 'PHASES', 'POSITION', 'BEST', 'SCALER', 'RUN', 'DATA', 'COLUMNS', 'kind_of',
-           'rule_text', 'is_kind', 'misfit', 'state_check', 'unlike', 'tensors_unlike', 'groups_unlike',
-           'entries_unlike', 'optimizer_unlike', 'streams_unlike', 'generators_unlike', 'data_unlike', 'run_unlike',
-           'rates_unlike', 'journal_unlike', 'columns_unlike', 'history_unlike']
+           'rule_text', 'container_text', 'is_kind', 'misfit', 'state_check', 'unlike', 'tensors_unlike',
+           'groups_unlike', 'entries_unlike', 'optimizer_unlike', 'streams_unlike', 'generators_unlike', 'data_unlike',
+           'run_unlike', 'rates_unlike', 'journal_unlike', 'columns_unlike', 'history_unlike']
 
 # %% ../../nbs/core/11_checks.ipynb #b2492a90
 import random
@@ -36,7 +36,12 @@ def rule_text(rule) -> str:
         return " or ".join(map(rule_text, get_args(rule)))
     if get_origin(rule) is Literal:
         return f"one of {', '.join(map(repr, get_args(rule)))}"
-    return "a dict" if isinstance(rule, dict) else "None" if rule is NoneType else getattr(rule, "__name__", str(rule))
+    return ("a dict" if isinstance(rule, dict) else "None" if rule is NoneType
+            else getattr(rule, "__name__", str(rule)))
+
+def container_text(kind) -> str:
+    "A kind of container in a few words; '' for another one."
+    return "a dict" if kind is dict else "a list" if kind in (list, tuple) else ""
 
 def is_kind(value, kind: type) -> bool:
     "It is of this kind; a whole number is a float too, and True is no number."
@@ -47,25 +52,30 @@ def is_kind(value, kind: type) -> bool:
 def misfit(value, rule, where: str) -> str:
     "What of a value does not fit a rule, in words; '' where everything does."
     origin, given = get_origin(rule), get_args(rule)
-    wrong = f"{where} is {kind_of(value)}, and not {'a dict' if origin is dict else 'a list' if origin in (list, tuple) else rule_text(rule)}"
+    wrong = f"{where} is {kind_of(value)}, and not {container_text(origin) or rule_text(rule)}"
     if isinstance(rule, dict):
         if not isinstance(value, Mapping):
             return wrong
-        texts = (misfit(value[name], each, f"{where}[{name!r}]") if name in value else f"{where} lacks {name!r}" for name, each in rule.items())
+        texts = (misfit(value[name], each, f"{where}[{name!r}]") if name in value
+                 else f"{where} lacks {name!r}" for name, each in rule.items())
     elif origin in (Union, UnionType):
         near = [text for text in (misfit(value, each, where) for each in given)]
-        return "" if "" in near else next((text for text in near if not text.startswith(f"{where} is ")), wrong)
+        inner = (text for text in near if not text.startswith(f"{where} is "))
+        return "" if "" in near else next(inner, wrong)
     elif origin is Literal:
         return "" if any(type(value) is type(each) and value == each for each in given) else wrong
     elif origin is dict:
         if not isinstance(value, Mapping):
             return wrong
-        texts = (misfit(key, given[0], f"a key of {where}") or misfit(item, given[1], f"{where}[{key!r}]") for key, item in value.items())
+        texts = (misfit(key, given[0], f"a key of {where}")
+                 or misfit(item, given[1], f"{where}[{key!r}]") for key, item in value.items())
     elif origin in (list, tuple):
-        rules = given if origin is tuple else given * len(value) if isinstance(value, (list, tuple)) else ()
+        rules = (given if origin is tuple else given * len(value)
+                 if isinstance(value, (list, tuple)) else ())
         if not isinstance(value, (list, tuple)) or len(value) != len(rules):
             return wrong + (f" of {len(rules)}" if origin is tuple else "")
-        texts = (misfit(item, each, f"{where}[{number}]") for number, (item, each) in enumerate(zip(value, rules)))
+        texts = (misfit(item, each, f"{where}[{number}]")
+                 for number, (item, each) in enumerate(zip(value, rules)))
     else:
         return "" if is_kind(value, NoneType if rule is None else rule) else wrong
     return next(filter(None, texts), "")
@@ -80,7 +90,9 @@ def state_check(rule: dict) -> Callable:
 
 # %% ../../nbs/core/11_checks.ipynb #7933757c
 def unlike(value, own, where: str, free: tuple = ()) -> str:
-    "What of a value is not of the form of another one, in words; '' where it is. Keys in `free` may be missing."
+    """What of a value is not of the form of another one, in words; '' where all is.
+
+    Keys in `free` may be missing."""
     if own is None or (value is None and isinstance(own, bool)):  # not set here, or there
         return ""
     if isinstance(own, Mapping):
@@ -88,17 +100,20 @@ def unlike(value, own, where: str, free: tuple = ()) -> str:
             return f"{where} is {kind_of(value)}, and not a dict"
         if lost := [key for key in own if key not in value and key not in free]:
             return f"{where} lacks {', '.join(map(repr, lost[:5]))}"
-        return next(filter(None, (unlike(value[key], each, f"{where}[{key!r}]", free) for key, each in own.items() if key in value)), "")
+        return next(filter(None, (unlike(value[key], each, f"{where}[{key!r}]", free)
+                                  for key, each in own.items() if key in value)), "")
     if isinstance(own, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(value) != len(own):
             return f"{where} is {kind_of(value)}, and not a list of {len(own)}"
-        return next(filter(None, (unlike(one, each, f"{where}[{number}]", free) for number, (one, each) in enumerate(zip(value, own)))), "")
+        return next(filter(None, (unlike(one, each, f"{where}[{number}]", free)
+                                  for number, (one, each) in enumerate(zip(value, own)))), "")
     if isinstance(own, torch.Tensor) or is_kind(own, float):
         number = is_kind(value, float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
         size = own.numel() if isinstance(own, torch.Tensor) else 1
         fits = number if size == 1 else isinstance(value, torch.Tensor) and value.shape == own.shape
     else:
-        fits = isinstance(value, next((kind for kind in (bool, str, bytes, complex, set) if isinstance(own, kind)), object))
+        fits = isinstance(value, next((kind for kind in (bool, str, bytes, complex, set)
+                                       if isinstance(own, kind)), object))
     return "" if fits else f"{where} is {kind_of(value)}, and not of the kind of {kind_of(own)}"
 
 # %% ../../nbs/core/11_checks.ipynb #e118daa5
@@ -106,38 +121,51 @@ def tensors_unlike(given, own: dict, what: str) -> str:
     "What of tensors by name does not fit those that are here, in words; '' where all do."
     if not isinstance(given, Mapping):
         return f"the state of the {what} is {kind_of(given)}, and not a dict of tensors"
-    for names, text in ((own.keys() - given.keys(), "it lacks"), (given.keys() - own.keys(), f"the {what} here has no place for")):
+    for names, text in ((own.keys() - given.keys(), "it lacks"),
+                        (given.keys() - own.keys(), f"the {what} here has no place for")):
         if names:
-            return f"this state is of another {what}: {text} {', '.join(sorted(map(str, names))[:5])}{' ...' if len(names) > 5 else ''}"
+            return (f"this state is of another {what}: {text} "
+                    f"{', '.join(sorted(map(str, names))[:5])}{' ...' if len(names) > 5 else ''}")
     for name, each in own.items():
         value = given[name]
         if not isinstance(each, torch.Tensor):  # what get_extra_state gave
             continue
         if not isinstance(value, torch.Tensor) or value.layout != each.layout:
-            return f"this state is of another {what}: {name} is {kind_of(value)} there and {kind_of(each)} here"
+            return (f"this state is of another {what}: {name} is {kind_of(value)} there and "
+                    f"{kind_of(each)} here")
         if value.shape != each.shape:
-            return f"this state is of another {what}: {name} is {tuple(value.shape)} there and {tuple(each.shape)} here"
-        if (value.is_floating_point(), value.is_complex()) != (each.is_floating_point(), each.is_complex()):
-            return f"this state is of another {what}: {name} is of {value.dtype} there and of {each.dtype} here"
+            return (f"this state is of another {what}: {name} is {tuple(value.shape)} there and "
+                    f"{tuple(each.shape)} here")
+        if (value.is_floating_point(), value.is_complex()) != (each.is_floating_point(),
+                                                               each.is_complex()):
+            return (f"this state is of another {what}: {name} is of {value.dtype} there and of "
+                    f"{each.dtype} here")
     return ""
 
 # %% ../../nbs/core/11_checks.ipynb #65591793
 OPTIM = {"state": dict, "param_groups": list[{"params": list[int]}]}
-GROUP_FREE = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay", "param_names")  # torch adds them by itself
-SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "exp_inf", "sum", "prev",
-          "step_size", "ax")  # entries of torch's optimizers that have their parameter's shape
+# torch adds them by itself
+GROUP_FREE = ("foreach", "maximize", "capturable", "differentiable", "fused",
+              "decoupled_weight_decay", "param_names")
+# entries of torch's optimizers that have their parameter's shape
+SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg",
+          "acc_delta", "exp_inf", "sum", "prev", "step_size", "ax")
 
 def groups_unlike(given, optim: torch.optim.Optimizer) -> str:
     "What of an optimizer's groups does not fit the optimizer, in words; '' where all do."
     if text := misfit(given, OPTIM, "the optimizer's state"):
         return text
-    sizes = [[len(group["params"]) for group in each] for each in (given["param_groups"], optim.param_groups)]
+    sizes = [[len(group["params"]) for group in each]
+             for each in (given["param_groups"], optim.param_groups)]
     if sizes[0] != sizes[1]:
-        return f"this state is of another optimizer: its groups hold {sizes[0]} parameters, here they hold {sizes[1]}"
+        return (f"this state is of another optimizer: its groups hold {sizes[0]} parameters, here "
+                f"they hold {sizes[1]}")
     here, name = optim.param_groups[0].keys(), type(optim).__name__
-    lost, more = sorted(optim.defaults.keys() - given["param_groups"][0].keys() - {*GROUP_FREE}), sorted(given["param_groups"][0].keys() - here)
+    there = given["param_groups"][0].keys()
+    lost, more = sorted(optim.defaults.keys() - there - {*GROUP_FREE}), sorted(there - here)
     if lost and [each for each in more if each not in ("initial_lr", "param_names")]:
-        return f"this state is of another optimizer than {name}: it has {', '.join(more)}, and no {', '.join(lost)}"
+        return (f"this state is of another optimizer than {name}: it has {', '.join(more)}, and no "
+                f"{', '.join(lost)}")
     for number, (group, own) in enumerate(zip(given["param_groups"], optim.param_groups)):
         settings = {key: value for key, value in own.items() if key != "params"}
         if text := unlike(group, settings, f"group {number} of the optimizer ({name})", GROUP_FREE):
@@ -148,43 +176,58 @@ def groups_unlike(given, optim: torch.optim.Optimizer) -> str:
     return ""
 
 def entries_unlike(given, optim: torch.optim.Optimizer) -> str:
-    "What of the entries that an optimizer keeps of each parameter does not fit, in words; '' where all do. For optimizers of torch's."
+    """What an optimizer keeps of each parameter and does not fit, in words; '' where all does.
+
+    For optimizers of torch's."""
     seen: dict[tuple, set] = {}
-    by_form = type(optim).__name__ == "Adafactor"  # rows and columns of a matrix, and not of a vector
+    # rows and columns of a matrix, and not of a vector
+    by_form = type(optim).__name__ == "Adafactor"
     for number, (group, own) in enumerate(zip(given["param_groups"], optim.param_groups)):
         for key, parameter in zip(group["params"], own["params"]):
             entries = given["state"].get(key, {})
             if not isinstance(entries, Mapping):
-                return f"the optimizer's state of parameter {key} is {kind_of(entries)}, and not a dict"
-            names = seen.setdefault((number, by_form and parameter.dim() > 1, bool(entries)), set(entries))
+                return (f"the optimizer's state of parameter {key} is {kind_of(entries)}, and not "
+                        "a dict")
+            names = seen.setdefault((number, by_form and parameter.dim() > 1, bool(entries)),
+                                    set(entries))
             if names != set(entries):
-                return f"the optimizer's state of parameter {key} has {', '.join(map(str, entries))}, and that of others has {', '.join(map(str, names))}"
+                return (f"the optimizer's state of parameter {key} has "
+                        f"{', '.join(map(str, entries))}, and that of others has "
+                        f"{', '.join(map(str, names))}")
             for name, value in entries.items():
                 shape = value.shape if isinstance(value, torch.Tensor) else None
                 known, single = name in SHAPED, name in ("step", "mu_product", "eta", "mu")
                 optional = name == "momentum_buffer" and value is None
-                if (known and shape != parameter.shape and not optional) or (single and not (is_kind(value, float) or (shape is not None and value.numel() == 1))):
-                    return f"the optimizer's state of parameter {key}: {name} is {kind_of(value)}, the parameter is {tuple(parameter.shape)}"
+                if ((known and shape != parameter.shape and not optional)
+                    or (single and not (is_kind(value, float)
+                                        or (shape is not None and value.numel() == 1)))):
+                    return (f"the optimizer's state of parameter {key}: {name} is "
+                            f"{kind_of(value)}, the parameter is {tuple(parameter.shape)}")
     return ""
 
 def optimizer_unlike(given, optim: torch.optim.Optimizer, kind: str | None) -> str:
-    "What of an optimizer's state does not fit an optimizer, in words; '' where all does. `kind`: the class that the state names."
+    """What of an optimizer's state does not fit an optimizer, in words; '' where all does.
+
+    `kind`: the class that the state names."""
     name = type(optim).__name__
     if kind not in (None, name):
         return f"this state is of another optimizer: of {kind}, and here is {name}"
     if text := groups_unlike(given, optim):
         return text
-    flags = [group.get("decoupled_weight_decay") for each in (given["param_groups"], optim.param_groups) for group in each[:1]]
+    flags = [group.get("decoupled_weight_decay")
+             for each in (given["param_groups"], optim.param_groups) for group in each[:1]]
     if kind is None and None not in flags and flags[0] != flags[1]:
-        return f"this state is of another optimizer: of {('Adam', 'AdamW')[bool(flags[0])]}, and here is {name}"
+        return (f"this state is of another optimizer: of {('Adam', 'AdamW')[bool(flags[0])]}, and "
+                f"here is {name}")
     return entries_unlike(given, optim) if type(optim).__module__.startswith("torch.") else ""
 
 # %% ../../nbs/core/11_checks.ipynb #6882fec0
 def streams_unlike(state, where: str) -> str:
-    "Why states of random streams cannot be restored, in words; '' where they can. None: there are none."
+    "Why states of random streams cannot be restored, in words; '' where they can, or are None."
     if state is None:
         return ""
-    if text := misfit(state, {"python": list[object], "numpy": list[object], "torch": torch.Tensor, "cuda": list[torch.Tensor]}, where):
+    if text := misfit(state, {"python": list[object], "numpy": list[object], "torch": torch.Tensor,
+                              "cuda": list[torch.Tensor]}, where):
         return text
     def numpy_state():
         name, keys, *rest = state["numpy"]
@@ -205,11 +248,14 @@ def generators_unlike(states, where: str) -> str:
     for number, state in enumerate(states):
         try:
             if isinstance(state, dict):
-                set_generator_state(np.random.Generator(getattr(np.random, state["bit_generator"])()), state)
+                kind = getattr(np.random, state["bit_generator"])
+                set_generator_state(np.random.Generator(kind()), state)
             else:
-                set_generator_state(random.Random() if isinstance(state, tuple) else torch.Generator(), state)
+                made = random.Random() if isinstance(state, tuple) else torch.Generator()
+                set_generator_state(made, state)
         except Exception as error:
-            if not isinstance(state, torch.Tensor) or state.numel() != 16:  # that of a generator on a GPU
+            # that of a generator on a GPU
+            if not isinstance(state, torch.Tensor) or state.numel() != 16:
                 return f"{where}[{number}] is no state of a generator: {error}"
     return ""
 
@@ -217,17 +263,23 @@ def generators_unlike(states, where: str) -> str:
 NUMBER = float | torch.Tensor
 PHASES = Literal["epoch_start", "iterate", "train", "after_train", "valid", "check", "after_valid"]
 POSITION = {
-    **dict.fromkeys(("epoch", "batch_idx", "optimizer_step", "samples_seen", "evaluated_at", "boundaries", "skipped_steps", "branch",
-                     "steps_before"), int),
-    "seconds": float, "base_rates": list[float], "base_decays": list[float], "last_records": dict[str, NUMBER],
-    "records": dict[str, NUMBER], "best": dict, "inexact": str | None, "phase": PHASES, "next_phase": PHASES,
-    "totals": {"epochs": int | None, "max_steps": int | None}, "finite": tuple[int, int], "micro_batch": int | None}
+    **dict.fromkeys(("epoch", "batch_idx", "optimizer_step", "samples_seen", "evaluated_at",
+                     "boundaries", "skipped_steps", "branch", "steps_before"), int),
+    "seconds": float, "base_rates": list[float], "base_decays": list[float],
+    "last_records": dict[str, NUMBER], "records": dict[str, NUMBER], "best": dict,
+    "inexact": str | None, "phase": PHASES, "next_phase": PHASES,
+    "totals": {"epochs": int | None, "max_steps": int | None}, "finite": tuple[int, int],
+    "micro_batch": int | None}
 BEST = {"name": str, "value": float, "epoch": float, "step": int}
-SCALER = {"scale": float, "growth_factor": float, "backoff_factor": float, "growth_interval": int, "_growth_tracker": int}
-RUN = {"model": dict, "optim": OPTIM, "scaler": dict | None, "loss_fn": dict, "modules": {"eval": list[str], "frozen": list[str]},
-       "position": POSITION, "hooks": dict[str, object], "tunables": dict[str, object], "data": dict, "loaders": dict}
-DATA = {"start": dict | None, "kept_start": dict | None, "epoch": int, "workers_persist": bool, "left_out": dict[int, set]}
-COLUMNS = (np.int64, np.float64, np.int64, np.float64, np.float64)  # of the points of a name, as `Series` has them
+SCALER = {"scale": float, "growth_factor": float, "backoff_factor": float, "growth_interval": int,
+          "_growth_tracker": int}
+RUN = {"model": dict, "optim": OPTIM, "scaler": dict | None, "loss_fn": dict,
+       "modules": {"eval": list[str], "frozen": list[str]}, "position": POSITION,
+       "hooks": dict[str, object], "tunables": dict[str, object], "data": dict, "loaders": dict}
+DATA = {"start": dict | None, "kept_start": dict | None, "epoch": int, "workers_persist": bool,
+        "left_out": dict[int, set]}
+# of the points of a name, as `Series` has them
+COLUMNS = (np.int64, np.float64, np.int64, np.float64, np.float64)
 
 def data_unlike(state, where: str = "the state of the data") -> str:
     "What is wrong with where a run is in its data, in words; '' where nothing is."
@@ -236,11 +288,13 @@ def data_unlike(state, where: str = "the state of the data") -> str:
     for name in ("start", "kept_start"):
         start, place = state[name], f"{where}[{name!r}]"
         if start is not None:
-            text = (misfit(start, {"streams": dict, "generators": list, "reused": bool}, place) or streams_unlike(start["streams"], place)
+            text = (misfit(start, {"streams": dict, "generators": list, "reused": bool}, place)
+                    or streams_unlike(start["streams"], place)
                     or generators_unlike(start["generators"], place))
             if text:
                 return text
-    return generators_unlike(state["generators"], f"{where}['generators']") if isinstance(state.get("generators"), list) else ""
+    return (generators_unlike(state["generators"], f"{where}['generators']")
+            if isinstance(state.get("generators"), list) else "")
 
 def run_unlike(state: dict) -> str:
     "What is wrong with a state, whatever run it is of, in words; '' where nothing is."
@@ -248,7 +302,8 @@ def run_unlike(state: dict) -> str:
         return text
     place, scaler = state["position"], state["scaler"]
     best = place["best"]
-    text = (best and misfit(best, BEST, "the best record")) or (scaler and misfit(scaler, SCALER, "the state of the loss scaler"))
+    text = ((best and misfit(best, BEST, "the best record"))
+            or (scaler and misfit(scaler, SCALER, "the state of the loss scaler")))
     text = text or streams_unlike(state["random"], "random") or data_unlike(state["data"])
     text = text or misfit(place.get("carried", {}), dict[str, str], "what steps carry")
     if text:
@@ -256,19 +311,27 @@ def run_unlike(state: dict) -> str:
     for name, states in state["loaders"].items():
         if text := generators_unlike(states, f"loaders[{name!r}]"):
             return text
-    if "train" in (place["phase"], place["next_phase"] if place["phase"] in ("valid", "check") else "") and state["data"]["start"] is None:
-        return "the run is in the middle of an epoch, and the state of its data does not say how that began"
+    evaluating = place["phase"] in ("valid", "check")
+    training = "train" in (place["phase"], place["next_phase"] if evaluating else "")
+    if training and state["data"]["start"] is None:
+        return ("the run is in the middle of an epoch, and the state of its data does not say how "
+                "that began")
     return ""
 
 def rates_unlike(place: dict, groups: int) -> str:
-    "What is wrong with the rates that are kept of each group of parameters, in words; '' where nothing is. Groups that came later have none yet."
+    """What is wrong with the rates kept of each group of parameters, in words; '' if nothing is.
+
+    Groups that came later have none yet."""
     rates, decays = len(place["base_rates"]), len(place["base_decays"])
-    return "" if 1 <= rates <= groups and decays <= groups else f"there are {rates} rates and {decays} weight decays for {groups} groups of parameters"
+    return ("" if 1 <= rates <= groups and decays <= groups
+            else f"there are {rates} rates and {decays} weight decays for {groups} groups of "
+                 "parameters")
 
 # %% ../../nbs/core/11_checks.ipynb #a76330ce
-_ENTRY = ("number", "kind", "name", "old", "new", "source", "branch", "boundary", "order", "step", "epoch", "batch_idx", "samples_seen",
-          "seconds", "time", "survives")  # of every version
-_HEADER = {"seed": int | None, "totals": {"epochs": int | None, "max_steps": int | None}, "fingerprint": dict, "end": {"state": str, "boundary": int}}
+_ENTRY = ("number", "kind", "name", "old", "new", "source", "branch", "boundary", "order", "step",
+          "epoch", "batch_idx", "samples_seen", "seconds", "time", "survives")  # of every version
+_HEADER = {"seed": int | None, "totals": {"epochs": int | None, "max_steps": int | None},
+           "fingerprint": dict, "end": {"state": str, "boundary": int}}
 
 def journal_unlike(state) -> str:
     "What is wrong with the state of a journal, in words; '' where nothing is."
@@ -279,17 +342,21 @@ def journal_unlike(state) -> str:
         rule = {name: kinds[name] for name in known if name in entry or name in _ENTRY}
         text = misfit(entry, rule, f"entry {number} of the journal")
         if text or entry.keys() - known:
-            return text or f"entry {number} of the journal has {', '.join(sorted(entry.keys() - known))}, which no entry has"
+            return (text or f"entry {number} of the journal has "
+                            f"{', '.join(sorted(entry.keys() - known))}, which no entry has")
         if entry["number"] != number:
             return f"entry {number} of the journal has the number {entry['number']}"
-    return misfit(state["header"], {name: rule for name, rule in _HEADER.items() if name in state["header"]}, "the journal's header")
+    return misfit(state["header"],
+                  {name: rule for name, rule in _HEADER.items() if name in state["header"]},
+                  "the journal's header")
 
 def columns_unlike(columns, where: str) -> str:
     "What is wrong with the points of one name, in words; '' where nothing is."
     if not isinstance(columns, (list, tuple)) or len(columns) != len(COLUMNS):
         return f"{where} is {kind_of(columns)}, and not {len(COLUMNS)} columns"
     for column, kind in zip(columns, COLUMNS):
-        if not isinstance(column, (torch.Tensor, np.ndarray)) or np.asarray(column).dtype != kind or np.ndim(column) != 1:
+        if (not isinstance(column, (torch.Tensor, np.ndarray)) or np.asarray(column).dtype != kind
+            or np.ndim(column) != 1):
             return f"{where} has {kind_of(column)}, and not a column of {kind.__name__}"
     sizes = [len(column) for column in columns]
     return "" if len(set(sizes)) == 1 else f"{where} has columns of {sizes} points"
@@ -299,7 +366,10 @@ def history_unlike(state) -> str:
     if isinstance(state, Mapping) and "bytes" in state:  # the points are in the run's folder
         return misfit(state, {"bytes": int, "counts": dict[str, int]}, "the history")
     branch = {"number": int, "start": int, "end": int, "series": dict}
-    if text := misfit(state, {"points": dict[str, object], "branches": list[branch]}, "the history"):
+    if text := misfit(state, {"points": dict[str, object], "branches": list[branch]},
+                      "the history"):
         return text
-    of_branches = [(name, each) for branch in state["branches"] for name, each in branch["series"].items()]
-    return next(filter(None, (columns_unlike(each, f"the history of {name!r}") for name, each in [*state["points"].items(), *of_branches])), "")
+    of_branches = [(name, each) for branch in state["branches"]
+                   for name, each in branch["series"].items()]
+    return next(filter(None, (columns_unlike(each, f"the history of {name!r}")
+                              for name, each in [*state["points"].items(), *of_branches])), "")

@@ -24,7 +24,8 @@ class NotPlainError(PermissionError):
 
 def not_plain(status: os.stat_result) -> str:
     "Why a file is not written to; '' for a plain file of this user."
-    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO",
+             stat.S_IFSOCK: "a socket"}
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         return kinds.get(kind, "a device")
@@ -34,10 +35,11 @@ def not_plain(status: os.stat_result) -> str:
     return f"a file of another user ({status.st_uid})" if user not in (0, status.st_uid) else ""
 
 def _refusal(path, kind: str) -> NotPlainError:
-    return NotPlainError(errno.EPERM, f"that is {kind}: the files of a run are plain files of this user; remove it, or take another folder", str(path))
+    return NotPlainError(errno.EPERM, f"that is {kind}: the files of a run are plain files of this "
+                                      "user; remove it, or take another folder", str(path))
 
 def check_plain(path) -> None:
-    "NotPlainError where `path` is something other than a plain file of this user; no file is right, too."
+    "NotPlainError where `path` is there and is no plain file of this user."
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -46,7 +48,9 @@ def check_plain(path) -> None:
         raise _refusal(path, kind)
 
 def check_inner_folder(path, within=None) -> Path:
-    "The folder within that of a run; NotPlainError where it is a link, or no folder. `within`: a folder above, those between are looked at, too."
+    """The folder within that of a run; NotPlainError where it is a link, or no folder.
+
+    `within`: a folder above; the folders between are checked too."""
     path = Path(path)
     if within is not None and path.parent != Path(within):
         check_inner_folder(path.parent, within)
@@ -55,24 +59,32 @@ def check_inner_folder(path, within=None) -> Path:
     except FileNotFoundError:
         return path
     if not stat.S_ISDIR(mode):
-        raise NotPlainError(errno.EPERM, "that is no folder, or a link to one, and the folder of a run is followed nowhere else; give the hook that "
-                            "writes there the place itself", str(path))
+        raise NotPlainError(errno.EPERM, "that is no folder, or a link to one, and the folder of a "
+                                         "run is followed nowhere else; give the hook that writes "
+                                         "there the place itself", str(path))
     return path
 
 def file_stem(name: str) -> str:
-    "One part of a path for a name that people chose: other names have others; what files are not named with is written as %20."
+    """One part of a path for a name that people chose; two names never have the same.
+
+    A character that files are not named with is written as %20 is."""
     def percent(found) -> str:
         return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
     stem = re.sub(r"[^\w.=+-]|^\.|\.$|\.(?=(?:unfinished|replaced)$)", percent, name) or "%"
     if len(stem.encode()) > 150:
-        stem = f"{stem.encode()[:100].decode(errors='ignore')}%-{zlib.crc32(name.encode('utf-8', 'surrogatepass')):08x}"
+        start = stem.encode()[:100].decode(errors="ignore")
+        stem = f"{start}%-{zlib.crc32(name.encode('utf-8', 'surrogatepass')):08x}"
     return stem
 
-_FLAGS = {"ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "r+b": os.O_RDWR, "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL}
+_FLAGS = {"ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "r+b": os.O_RDWR,
+          "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL}
 
 def open_plain(path, mode: str, private: bool = False):
-    "Open a plain file of this user to append ('ab'), change ('r+b') or make it ('xb'); `private`: a new one is readable for this user alone."
-    flags = _FLAGS[mode] | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    """Open a plain file of this user to append ('ab'), change ('r+b') or make it ('xb').
+
+    `private`: a new one is readable for this user alone."""
+    flags = (_FLAGS[mode] | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+             | getattr(os, "O_BINARY", 0))
     try:
         handle = os.open(path, flags, 0o600 if private else 0o666)
     except OSError:
@@ -132,31 +144,37 @@ def is_alive(process: int) -> bool:
     return True
 
 def is_left_over(path: Path) -> bool:
-    "A file that a trainer began to write under its first name, and that no process writes any more."
+    "A file that a trainer began to write under its first name, and no process writes any more."
     parts = _MARKED.fullmatch(path.name)
     if parts is None or path.name in _WRITING or path.is_symlink() or not path.is_file():
         return False
     return int(parts[1]) == os.getpid() or not is_alive(int(parts[1]))
 
 def special_kind(path) -> str | None:
-    "What a file cannot take the place of: 'a folder', 'a device', 'a FIFO' or 'a socket', also behind a link; else None."
+    """What a file cannot take the place of, also behind a link; None where it can.
+
+    'a folder', 'a device', 'a FIFO' or 'a socket'."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return None
-    kinds = {stat.S_IFREG: None, stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    kinds = {stat.S_IFREG: None, stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO",
+             stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 def check_place(path, call: str) -> Path:
-    "The path that was given to `call`; ValueError where something other than a plain file is there."
+    "The path given to `call`; ValueError where something other than a plain file is there."
     kind = special_kind(path)
     if kind is not None:
-        raise ValueError(f"{call}({str(path)!r}): that is {kind}, which no file replaces; give the name of a plain file")
+        raise ValueError(f"{call}({str(path)!r}): that is {kind}, which no file replaces; give the "
+                         "name of a plain file")
     return Path(path)
 
 @contextmanager
 def whole_file(path: Path, follow: bool = True):
-    "The name of a new file beside `path`, which takes its place after the block; after an error it is removed. `follow`: so it is behind a link."
+    """The name of a new file beside `path`, which takes its place after the block.
+
+    After an error it is removed. `follow`: the same behind a link."""
     if not follow:
         check_plain(path)
     kind = special_kind(path)
@@ -164,7 +182,8 @@ def whole_file(path: Path, follow: bool = True):
         code = errno.EISDIR if kind == "a folder" else errno.EINVAL
         raise OSError(code, f"that is {kind}, which no file replaces", str(path))
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    beside = target.with_name(f".{target.name[:40]}.{os.getpid()}.{secrets.token_hex(8)}.trainer_nb.new")
+    beside = target.with_name(
+        f".{target.name[:40]}.{os.getpid()}.{secrets.token_hex(8)}.trainer_nb.new")
     _WRITING.add(beside.name)
     try:
         yield beside

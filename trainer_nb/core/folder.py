@@ -28,9 +28,11 @@ except ImportError:  # Windows: a run of another process is not noticed
 class FolderTakenError(RuntimeError):
     "A folder that another run writes to, or has written to since."
 
-_LOCKS: "weakref.WeakValueDictionary[str, FolderLock]" = weakref.WeakValueDictionary()  # of this process, by path
+# of this process, by path
+_LOCKS: "weakref.WeakValueDictionary[str, FolderLock]" = weakref.WeakValueDictionary()
 _GUARD = threading.RLock()
-_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)  # what a system says of a lock that another process has
+# what a system says of a lock that another process has
+_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 def _read_owner(path: Path) -> dict:
     "What the file of a lock says; nothing where it says nothing."
@@ -71,21 +73,22 @@ class FolderLock:
     def _open(self) -> None:
         # for reading: a disk can become read-only while the run goes on
         check_plain(self.path / ".lock")
-        self._handle = os.open(self.path / ".lock", os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        self._handle = os.open(self.path / ".lock",
+                               os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             if fcntl is not None:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _HELD:
                 self.close()
-                raise FolderTakenError(f"{self.path} belongs to {_owner_text(self.path)}: wait for it, end it, or take "
-                                       "another folder") from None
+                raise FolderTakenError(f"{self.path} belongs to {_owner_text(self.path)}: wait for "
+                                       "it, end it, or take another folder") from None
             # a file system without locks: within this process the table is enough
 
     def write(self) -> None:
         "Say in the file who has the folder."
-        text = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-                           "mark": self.mark}).encode()
+        text = json.dumps({"process": os.getpid(), "host": socket.gethostname(),
+                           "since": time.strftime("%Y-%m-%d %H:%M:%S"), "mark": self.mark}).encode()
         self._before = (self.path / ".lock").read_bytes()
         (self.path / ".lock").write_bytes(text)
 
@@ -121,10 +124,12 @@ def _make_free(lock: FolderLock, take_over: bool) -> None:
     if owner is None or not lock.held:
         return lock.close()
     engine = getattr(owner, "engine", None)
-    together = getattr(engine, "lockstep", False) and getattr(owner, "_in_fit", False)  # its end is work for all processes
+    # its end is work for all processes
+    together = getattr(engine, "lockstep", False) and getattr(owner, "_in_fit", False)
     if owner.driven or together or not take_over:
         how = "stop() it first" if owner.driven else "close() it first"
-        raise FolderTakenError(f"{lock.path} belongs to another trainer of this process, {owner!r}: {how}, or take another folder")
+        raise FolderTakenError(f"{lock.path} belongs to another trainer of this process, "
+                               f"{owner!r}: {how}, or take another folder")
     try:
         owner.close()
     finally:
@@ -152,8 +157,10 @@ def hold(
         before = _read_owner(path).get("mark")
         if mark is not None and before not in (None, mark):
             lock.close()
-            raise FolderTakenError(f"{path}: this trainer gave the folder up, and another run has had it since: its files are those of "
-                                   "that run. Make a new trainer, or save() this one and load() the file in one with another folder")
+            raise FolderTakenError(f"{path}: this trainer gave the folder up, and another run has "
+                                   "had it since: its files are those of that run. Make a new "
+                                   "trainer, or save() this one and load() the file in one with "
+                                   "another folder")
         lock.mark = mark or lock.mark
         lock.write()
         _LOCKS[key] = lock

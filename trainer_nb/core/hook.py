@@ -12,6 +12,7 @@ __all__ = ['HOOK_POINTS', 'POINTS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'IN
 import difflib
 import re
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -366,6 +367,7 @@ class HookSet:
         self.stale = False  # added or removed since resolve()
         self.all_told: int | None = None  # id of the last exception before which every hook of its point was called
         self.dry = False  # hooks that write (`writes = True`) take no part
+        self.changed: Callable[[], None] | None = None  # called when a hook was added or removed
         for hook in hooks:
             self.add(hook)
         self.resolve()
@@ -377,12 +379,17 @@ class HookSet:
             raise ValueError(f"{hook_label(hook)}: this very hook takes part already")
         number = self.rows[-1].number + 1 if self.rows else 0
         self.rows.append(HookRow(self._free_name(hook_name(hook)), hook, number))
-        self.stale = True
+        self._note_change()
 
     def remove(self, hook) -> None:
         "Take a hook out; from the next boundary on it is not called."
         self.rows = [row for row in self.rows if row.hook is not hook]
+        self._note_change()
+
+    def _note_change(self) -> None:
         self.stale = True
+        if self.changed is not None:
+            self.changed()
 
     def _free_name(self, name: str) -> str:
         used, number, free = {row.name for row in self.rows}, 2, name

@@ -45,7 +45,8 @@ def given_settings(optimizer, tunables: dict, **others) -> dict:
     "The settings by name, as plain values; `tunables` are values by name."
     own = {name: _plain(value) for name, value in tunables.items()
            if name not in ("lr", "weight_decay") and not name.endswith((".order", ".enabled"))}
-    return optimizer_settings(optimizer) | own | {name: _plain(value) for name, value in others.items()}
+    return (optimizer_settings(optimizer) | own
+            | {name: _plain(value) for name, value in others.items()})
 
 # %% ../../nbs/core/05_identity.ipynb #ef71fb85
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -56,14 +57,17 @@ def own_generators(value, depth: int = 4) -> bool:
         return True
     if depth == 0 or isinstance(value, (torch.Tensor, np.ndarray, str, bytes, int, float, type)):
         return False
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {}).values()
-    return any(own_generators(each, depth - 1) for each in list(inside)[:100])
+    if not isinstance(value, (list, tuple)):
+        inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+        value = inside.values()
+    return any(own_generators(each, depth - 1) for each in list(value)[:100])
 
 def _untouched(dataset, depth: int = 4):
     "A copy whose attributes may be set; the data are shared."
     made = copy.copy(dataset)
     for name, value in list(getattr(made, "__dict__", {}).items()):
-        if depth and hasattr(type(value), "__getitem__") and hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, np.ndarray, type)):
+        if (depth and hasattr(type(value), "__getitem__") and hasattr(value, "__dict__")
+            and not isinstance(value, (torch.Tensor, np.ndarray, type))):
             vars(made)[name] = _untouched(value, depth - 1)
     return made
 
@@ -77,13 +81,20 @@ def _sum(value, crc: int = 0) -> int:
         for each in value:
             crc = _sum(each, crc)
         return crc
-    raw = value if isinstance(value, bytes) else value.tobytes() if callable(getattr(value, "tobytes", None)) else (
-        repr(value).encode() if isinstance(value, _PLAIN) else type(value).__name__.encode())  # an object's repr has its address
-    return zlib.crc32(raw, crc)
+    if isinstance(value, bytes):
+        return zlib.crc32(value, crc)
+    if callable(getattr(value, "tobytes", None)):
+        return zlib.crc32(value.tobytes(), crc)
+    # the repr of an object has its address
+    text = repr(value) if isinstance(value, _PLAIN) else type(value).__name__
+    return zlib.crc32(text.encode(), crc)
 
 def sample_checksum(dataset) -> str | None:
-    "A check sum of the first, the middle and the last sample; None where they cannot be looked at without a trace, or differ by chance."
-    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    """A check sum of the first, the middle and the last sample; None where there is none.
+
+    That is where they cannot be looked at without a trace, or differ by chance."""
+    if (dataset is None or isinstance(dataset, IterableDataset)
+        or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")):
         return None
     streams = RandomStreams.capture()
     try:
@@ -102,14 +113,18 @@ def sample_checksum(dataset) -> str | None:
         streams.restore()
 
 def data_identity(loader, samples: bool = False) -> dict:
-    "Batch size and number of samples of a loader, and with `samples` their check sum; None for what is not known."
+    """Batch size and number of samples of a loader, and with `samples` their check sum.
+
+    None for what is not known."""
     dataset = loader if isinstance(loader, (list, tuple)) else getattr(loader, "dataset", None)
-    sizes = [getattr(each, "batch_size", None) for each in (loader, getattr(loader, "batch_sampler", None))]
+    sizes = [getattr(each, "batch_size", None)
+             for each in (loader, getattr(loader, "batch_sampler", None))]
     try:
         length = len(dataset)
     except TypeError:
         length = None
-    found = {"batch_size": next((each for each in sizes if type(each) is int), None), "samples": length}
+    found = {"batch_size": next((each for each in sizes if type(each) is int), None),
+             "samples": length}
     return found | {"first_samples": sample_checksum(dataset)} if samples else found
 
 # %% ../../nbs/core/05_identity.ipynb #51f7cad9
@@ -120,7 +135,8 @@ def _shown(value) -> str:
 
 def _listed(found: list[tuple], of_file: bool) -> str:
     "Name, the value in force, and the other one."
-    return ", ".join(f"{name} {_shown(there if of_file else here)} ({'here' if of_file else 'file'} {_shown(here if of_file else there)})"
+    return ", ".join(f"{name} {_shown(there if of_file else here)} "
+                     f"({'here' if of_file else 'file'} {_shown(here if of_file else there)})"
                      for name, there, here in found)
 
 @dataclass
@@ -130,7 +146,8 @@ class Difference:
     larger: bool = False  # the trainer is to do more
     done: bool = False  # there is nothing left to do
     first_weights: bool = False
-    settings: list[tuple[str, object, object]] = field(default_factory=list)  # name, in the file, here
+    # name, in the file, here
+    settings: list[tuple[str, object, object]] = field(default_factory=list)
     data: list[tuple[str, object, object]] = field(default_factory=list)
 
     @property
@@ -145,14 +162,18 @@ class Difference:
         return ", ".join(filter(None, [_listed(self.settings + self.data, True), *own]))
 
     def told(self, position: Mapping, totals: Mapping) -> str:
-        "Where the run of the file stands on its way to a total, and which values are in force where file and code differ."
+        """Where the run of the file stands, and which values are in force.
+
+        `position`: of that run; `totals`: epochs or steps it is on its way to."""
         epochs = "" if totals.get("epochs") is None else f" of {totals['epochs']}"
         steps = "" if totals.get("max_steps") is None else f" of {totals['max_steps']}"
         parts = [f"step {position['optimizer_step']}{steps}, epoch {position['epoch']}{epochs}"]
-        of_code = [each for each in self.settings if each[0] == "loss_fn" or (each[0] in EITHER and None in each[1:])]
+        of_code = [each for each in self.settings
+                   if each[0] == "loss_fn" or (each[0] in EITHER and None in each[1:])]
         of_file = [each for each in self.settings if each not in of_code]
         if of_file:
-            parts.append(f"the file's settings are in force: {_listed(of_file, True)}; trainer.tune() changes them")
+            parts.append(f"the file's settings are in force: {_listed(of_file, True)}; "
+                         "trainer.tune() changes them")
         if of_code:
             parts.append(f"the code's settings are in force: {_listed(of_code, False)}")
         if self.data:
@@ -160,7 +181,8 @@ class Difference:
         return "; ".join(parts)
 
 # %% ../../nbs/core/05_identity.ipynb #fd7eccb5
-_DATA = {"batches": "batches", "batch_size": "batch size", "samples": "samples", "first_samples": "check sum of samples"}
+_DATA = {"batches": "batches", "batch_size": "batch size", "samples": "samples",
+         "first_samples": "check sum of samples"}
 
 def unlike(there, here) -> bool:
     "Two values differ; what a damaged file has in place of a plain one differs from all."
@@ -170,8 +192,10 @@ def unlike(there, here) -> bool:
 
 def differing(there: Mapping, here: Mapping, either: tuple = ()) -> list[tuple]:
     "Name and both values of what differs; of names on one side only those in `either`."
-    names = [name for name in {**there, **here} if (name in there and name in here) or name in either]
-    return [(name, there.get(name), here.get(name)) for name in names if unlike(there.get(name), here.get(name))]
+    names = [name for name in {**there, **here}
+             if (name in there and name in here) or name in either]
+    return [(name, there.get(name), here.get(name))
+            for name in names if unlike(there.get(name), here.get(name))]
 
 def total_left(totals: Mapping, position: Mapping) -> bool:
     "Epochs or steps are left to do of a total."
@@ -181,10 +205,13 @@ def total_left(totals: Mapping, position: Mapping) -> bool:
 
 def _data_differing(there: Mapping, here: Mapping, prints: tuple) -> list[tuple]:
     told, own = ({"batches": each.get("batches"), **each.get("data", {})} for each in (there, here))
-    left_out = {"batches", "batch_size"} if prints[0].get("processes") != prints[1].get("processes") else set()
-    if any(prints[0].get(name) != prints[1].get(name) for name in ("python", "torch", "numpy", "cpu", "cuda")):
+    same_processes = prints[0].get("processes") == prints[1].get("processes")
+    left_out = set() if same_processes else {"batches", "batch_size"}
+    if any(prints[0].get(name) != prints[1].get(name)
+           for name in ("python", "torch", "numpy", "cpu", "cuda")):
         left_out.add("first_samples")
-    return [(_DATA[name], a, b) for name, a, b in differing(told, own) if name in _DATA and name not in left_out and None not in (a, b)]
+    return [(_DATA[name], a, b) for name, a, b in differing(told, own)
+            if name in _DATA and name not in left_out and None not in (a, b)]
 
 def _weights(state: Mapping) -> str | None:
     try:
@@ -195,12 +222,16 @@ def _weights(state: Mapping) -> str | None:
 def compare(state: Mapping, here: Mapping, fingerprint: Mapping, totals: Mapping) -> Difference:
     "The run of a state beside a header, a fingerprint and a total of one's own."
     there, position = state["journal"]["header"], state["position"]
-    early = any(name.startswith("early_stop") and each.get("reason") for name, each in state["hooks"].items())
-    ended = there.get("end", {}).get("state") == "finished" or not total_left(position["totals"], position)
+    early = any(name.startswith("early_stop") and each.get("reason")
+                for name, each in state["hooks"].items())
+    ended = (there.get("end", {}).get("state") == "finished"
+             or not total_left(position["totals"], position))
     mine = totals if any(each is not None for each in totals.values()) else position["totals"]
     larger = total_left(mine, position) and (not early or dict(mine) != dict(position["totals"]))
     first = there.get("weights"), here.get("weights")
     other = None not in first and first[0] != first[1] and first[1] != _weights(state)
     given = [each.get("given") for each in (there, here)]
     settings = [] if None in given else differing(*given, EITHER)
-    return Difference(ended or early, larger, not total_left(mine, position), (ended or early) and other, settings, _data_differing(there, here, (state["fingerprint"] or {}, fingerprint)))
+    return Difference(ended or early, larger, not total_left(mine, position),
+                      (ended or early) and other, settings,
+                      _data_differing(there, here, (state["fingerprint"] or {}, fingerprint)))

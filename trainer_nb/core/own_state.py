@@ -23,21 +23,25 @@ from torch.utils.data import DataLoader, Dataset
 
 from .hook import ComponentHook, LambdaHook, has_state
 from .state import warn
+from .torch_private import persistent_buffers, write_count
 
 # %% ../../nbs/core/04_own_state.ipynb #7587e852
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], "site-packages", "dist-packages")
-_CLOSED = (torch.Tensor, np.ndarray, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex, range)
+_CLOSED = (torch.Tensor, np.ndarray, ModuleType, BuiltinFunctionType, str, bytes, int, float,
+           complex, range)
 _SETUP = ("__init__", "__new__", "__post_init__", "__repr__", "__len__")
 LONG = 50  # items: a longer container is data, and is not searched
 
 def _ours(value) -> bool:
     "An object of this package, or a trainer of the user's own class."
-    return type(value).__module__.startswith(__name__.partition(".")[0] + ".") or "step_state" in getattr(value, "__dict__", {})
+    return (type(value).__module__.startswith(__name__.partition(".")[0] + ".")
+            or "step_state" in getattr(value, "__dict__", {}))
 
 def _own_code(value) -> bool:
     "A function that was not written in a library."
-    return isinstance(value, FunctionType) and not any(place in value.__code__.co_filename for place in _LIBRARIES)
+    return (isinstance(value, FunctionType)
+            and not any(place in value.__code__.co_filename for place in _LIBRARIES))
 
 def _of_function(function):
     code = function.__code__
@@ -68,9 +72,11 @@ def held_by(value, long: int = LONG):
     if value is None or isinstance(value, _CLOSED) or isinstance(value, type):
         return
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        yield from ((f"[{number}]", each) for number, each in enumerate(value if len(value) <= long else ()))
+        yield from ((f"[{number}]", each)
+                    for number, each in enumerate(value if len(value) <= long else ()))
     elif isinstance(value, dict):
-        yield from ((f"[{_short(key)}]", each) for key, each in (list(value.items()) if len(value) <= long else ()))
+        yield from ((f"[{_short(key)}]", each)
+                    for key, each in (list(value.items()) if len(value) <= long else ()))
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, MethodType):
@@ -78,12 +84,16 @@ def held_by(value, long: int = LONG):
     elif isinstance(value, FunctionType):
         yield from _of_function(value) if _own_code(value) else ()
     elif not _ours(value):
-        yield from ((f".{name}", each) for name, each in list(getattr(value, "__dict__", {}).items()))
+        yield from ((f".{name}", each)
+                    for name, each in list(getattr(value, "__dict__", {}).items()))
         yield from _of_class(type(value))
 
 # %% ../../nbs/core/04_own_state.ipynb #660c2dd3
 def search(roots: dict, enter=lambda value: True, limit: int = 5000, long: int = LONG):
-    "Path and object of everything that is reached from named roots, the nearest first; `enter(value)` says whether to look into one."
+    """Path and object of everything that is reached from named roots, the nearest first.
+
+    `enter(value)` says whether to look into one; the search ends at `limit` objects; containers of
+    more than `long` items are not searched."""
     waiting, known = deque(roots.items()), set()
     while waiting and len(known) < limit:
         path, value = waiting.popleft()
@@ -92,14 +102,19 @@ def search(roots: dict, enter=lambda value: True, limit: int = 5000, long: int =
         known.add(id(value))
         yield path, value
         if enter(value):
-            waiting.extend((f"{path}{name}" if name[:1] in ".[" else f"{path} {name}".rstrip(), each) for name, each in held_by(value, long))
+            for name, each in held_by(value, long):
+                inner = f"{path}{name}" if name[:1] in ".[" else f"{path} {name}".rstrip()
+                waiting.append((inner, each))
 
 # %% ../../nbs/core/04_own_state.ipynb #cce468f3
 def _global_generators() -> tuple:
-    return random._inst, np.random.mtrand._rand, torch.default_generator
+    # the objects whose methods are the functions of these modules
+    return random.getstate.__self__, np.random.get_state.__self__, torch.default_generator
 
 def generators_in(**roots) -> list[tuple[str, object]]:
-    "Path and object of the random generators that are reached from some objects, each once; the global ones are left out."
+    """Path and object of the random generators reached from some objects, each once.
+
+    The global ones are left out."""
     outside = [id(each) for each in _global_generators()]
     def enter(value):
         return not isinstance(value, (*GENERATORS, DataLoader))
@@ -118,7 +133,8 @@ def generator_state(generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
-    return _plain(generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else generator.bit_generator.state)
+    return _plain(generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState)
+                  else generator.bit_generator.state)
 
 # %% ../../nbs/core/04_own_state.ipynb #b4fba0ac
 def _as_arrays(value):
@@ -130,11 +146,13 @@ def _as_arrays(value):
     return value.numpy() if isinstance(value, torch.Tensor) else value
 
 def set_generator_state(generator, state) -> None:
-    "Give a generator the state that `generator_state` told; TypeError for the state of another kind."
+    "Give a generator the state that `generator_state` gave; TypeError for one of another kind."
     expected = {torch.Generator: torch.Tensor, random.Random: tuple}
-    expected = next((kind for holder, kind in expected.items() if isinstance(generator, holder)), dict)
+    expected = next((kind for holder, kind in expected.items() if isinstance(generator, holder)),
+                    dict)
     if not isinstance(state, expected):
-        raise TypeError(f"the state of another kind of generator than {type(generator).__qualname__}: a {type(state).__name__}")
+        raise TypeError("the state of another kind of generator than "
+                        f"{type(generator).__qualname__}: a {type(state).__name__}")
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, random.Random):
@@ -165,14 +183,12 @@ def _own_class(kind) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return kind.__module__ != "builtins" and not any(place in file for place in _LIBRARIES)
 
-def _version(tensor):
-    return None if tensor.is_inference() else tensor._version
-
 def _same_items(a, b) -> bool:
     "The same objects under the same keys or in the same places."
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
-    return len(a) == len(b) and (a == b if isinstance(a, set) else all(map(lambda x, y: x is y, a, b)))
+    same = a == b if isinstance(a, set) else all(map(lambda x, y: x is y, a, b))
+    return len(a) == len(b) and same
 
 def _fill(container, items) -> None:
     if not _same_items(container, items):
@@ -185,11 +201,14 @@ def _beside(path: str) -> bool:
     "The last part of a path is a name that a function uses."
     return not path.endswith("]") and path.rfind(" ") > path.rfind(".")
 
-_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, SimpleNamespace)
+_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+             SimpleNamespace)
 
 def _is_object(value) -> bool:
     "One that steps may change, and that can be brought back by its attributes."
-    if not hasattr(value, "__dict__") or isinstance(value, (type, torch.Tensor, FunctionType, DataLoader, Dataset)) or _ours(value):
+    if (not hasattr(value, "__dict__")
+        or isinstance(value, (type, torch.Tensor, FunctionType, DataLoader, Dataset))
+        or _ours(value)):
         return False
     return isinstance(value, _STATEFUL) or _own_class(type(value))
 
@@ -197,7 +216,9 @@ class KeptObjects:
     "What some objects hold, as it is now; `put_back` brings it back in place."
     def __init__(self, roots: dict, known=()):
         self.back, self.large, known = [], [], {id(each) for each in known}
-        for path, each in search(roots, lambda value: isinstance(value, _ENTERED) or _is_object(value), 200_000, 10_000):
+        def enter(value):
+            return isinstance(value, _ENTERED) or _is_object(value)
+        for path, each in search(roots, enter, 200_000, 10_000):
             if id(each) not in known:
                 self._keep(path, each)
 
@@ -205,22 +226,24 @@ class KeptObjects:
         if isinstance(each, torch.Tensor):
             self._keep_tensor(path, each)
         elif isinstance(each, GENERATORS):
-            if not isinstance(each, random.SystemRandom) and all(each is not one for one in _global_generators()):
+            if (not isinstance(each, random.SystemRandom)
+                and all(each is not one for one in _global_generators())):
                 self.back.append((set_generator_state, each, generator_state(each)))
         elif isinstance(each, np.ndarray):
             if each.nbytes <= LARGE and each.flags.writeable:
                 self.back.append((self._fill_array, each, each.copy()))
         elif type(each) in (list, deque) or isinstance(each, (dict, set)):
             if not _beside(path):
-                self.back.append((_fill, each, dict(each) if isinstance(each, dict) else copy.copy(each)))
+                kept = dict(each) if isinstance(each, dict) else copy.copy(each)
+                self.back.append((_fill, each, kept))
         elif _is_object(each):
             self.back.append((_fill, vars(each), dict(vars(each))))
 
     def _keep_tensor(self, path: str, tensor) -> None:
-        version = _version(tensor)
+        version = write_count(tensor)
         if tensor.numel() * tensor.element_size() > LARGE:
             self.large.append((path, tensor, version))
-        elif tensor.layout is torch.strided and version is not None:
+        elif tensor.layout is torch.strided and not tensor.is_inference():
             grad = tensor.grad if tensor.is_leaf else None
             values = tensor.detach().clone(), grad, None if grad is None else grad.detach().clone()
             self.back.append((self._fill_tensor, tensor, (version, *values)))
@@ -233,7 +256,7 @@ class KeptObjects:
     def _fill_tensor(tensor, kept) -> None:
         version, values, grad, grad_values = kept
         with torch.no_grad():
-            if tensor._version != version:
+            if version is None or write_count(tensor) != version:
                 tensor.copy_(values)
             if tensor.is_leaf and (tensor.grad is not grad or grad is not None):
                 tensor.grad = grad if grad is None else grad.copy_(grad_values)
@@ -242,67 +265,81 @@ class KeptObjects:
         "Everything as it was; a warning names large tensors that have changed."
         for act, holder, values in self.back:
             act(holder, values)
-        if changed := [path for path, tensor, version in self.large if _version(tensor) != version]:
-            warn(f"{', '.join(changed)}: larger than {LARGE >> 20} MB, and changed by steps that were taken back; it stays changed")
+        if changed := [path for path, tensor, version in self.large
+                       if write_count(tensor) != version]:
+            warn(f"{', '.join(changed)}: larger than {LARGE >> 20} MB, and changed by steps that "
+                 "were taken back; it stays changed")
 
 # %% ../../nbs/core/04_own_state.ipynb #274c0fcc
 SMALL = 2**12  # elements: of a smaller tensor on the CPU a mark has a copy
 _INNER = re.compile(r"\._(?:modules|buffers|parameters)\['([^']*)'\]")
-_MODULE_HOOKS = re.compile(r"\._\w*hooks\w*\[")  # torch's own places for functions that watch a module
+# torch's own places for functions that watch a module
+_MODULE_HOOKS = re.compile(r"\._\w*hooks\w*\[")
 
 def _of_package(hook) -> bool:
     "A hook of this package; one that holds a component of the user's is none."
     return type(hook).__module__.startswith("trainer_nb.") and not isinstance(hook, ComponentHook)
 
 def objects_of_run(trainer) -> dict:
-    "By name, what the steps of a run may change beside the model's state: users' hooks, functions, model, task."
+    """By name, what the steps of a run may change beside the model's state.
+
+    Users' hooks, functions, model and task."""
     hooks = {row.name: row.hook for row in trainer.hooks.rows}
     own = {name: hook for name, hook in hooks.items() if not _of_package(hook)}
     given = {name: vars(hook) for name, hook in hooks.items() if isinstance(hook, LambdaHook)}
     own = {name: getattr(hook, "component", hook) for name, hook in own.items()}
-    return {"model": trainer.plain_model, "task": getattr(trainer, "task", None), **own, **given, "loss_fn": trainer.loss_fn,
-            "train_step": trainer.train_step}
+    return {"model": trainer.plain_model, "task": getattr(trainer, "task", None), **own, **given,
+            "loss_fn": trainer.loss_fn, "train_step": trainer.train_step}
 
 def _kept_modules(trainer) -> list:
-    roots = [each for each in (trainer.plain_model, trainer.loss_fn) if isinstance(each, torch.nn.Module)]
+    roots = [each for each in (trainer.plain_model, trainer.loss_fn)
+             if isinstance(each, torch.nn.Module)]
     return [module for root in roots for module in root.modules()]
 
 def _known(trainer) -> set:
     "The identities of what the state of a run has."
     known = {id(trainer.optim)}
     for module in _kept_modules(trainer):
-        known.update(map(id, module._parameters.values()))
-        known.update(id(each) for name, each in module._buffers.items() if name not in module._non_persistent_buffers_set)
+        known.update(map(id, module.parameters(recurse=False)))
+        known.update(map(id, persistent_buffers(module)))
     return known
 
 def _is_metric(value) -> bool:
     return all(hasattr(value, name) for name in ("update", "compute", "reset"))
 
 def _look_of(value):
-    "What tells whether a value has changed; the value itself is held, so that no other one gets its identity."
+    """What tells whether a value has changed.
+
+    The value itself is held, so that no other one gets its identity."""
     if isinstance(value, torch.Tensor):
-        small = value.numel() <= SMALL and value.device.type == "cpu" and value.layout is torch.strided
-        return value, _version(value), value.detach().clone() if small else None
+        small = (value.numel() <= SMALL and value.device.type == "cpu"
+                 and value.layout is torch.strided)
+        return value, write_count(value), value.detach().clone() if small else None
     if isinstance(value, GENERATORS):
         return generator_state(value)
-    entries = [each for state in value.state.values() if isinstance(state, dict) for each in state.values()]
-    return len(entries), [_version(each) if isinstance(each, torch.Tensor) else each for each in entries]
+    entries = [each for state in value.state.values() if isinstance(state, dict)
+               for each in state.values()]
+    counts = [write_count(each) if isinstance(each, torch.Tensor) else each for each in entries]
+    return len(entries), counts
 
 def _is_other(before, value) -> bool:
     "A value looks otherwise than before."
     if not isinstance(value, torch.Tensor):
         return not alike(before, _look_of(value))
     tensor, version, copy = before
-    if value is tensor and (_version(value) == version and version is not None or copy is None):
-        return _version(value) != version
+    if value is tensor and (write_count(value) == version and version is not None or copy is None):
+        return write_count(value) != version
     earlier = tensor if copy is None else copy
-    if (earlier.shape, earlier.dtype, earlier.device) != (value.shape, value.dtype, value.device) or value.layout is not torch.strided:
+    if ((earlier.shape, earlier.dtype, earlier.device) != (value.shape, value.dtype, value.device)
+        or value.layout is not torch.strided):
         return True
     return not torch.equal(earlier, value.detach())
 
 # %% ../../nbs/core/04_own_state.ipynb #eec4bc33
 def _name_of(path: str) -> str:
-    "`D (used by train_step)` for the path of a name that a function uses; `model.h` for that of its elements."
+    """`D (used by train_step)` for the path of a name that a function uses.
+
+    `model.h` for that of its elements."""
     path = re.sub(r"(\[[^]]*\])+$", "", _INNER.sub(lambda found: f".{found[1]}", path))
     user, _, name = path.rpartition(" ")
     return f"{name} (used by {user.partition(' ')[0].rstrip(':')})" if user else path
@@ -317,29 +354,35 @@ def _leaves(value):
         yield from _leaves(each)
 
 class Mark:
-    "What tensors, optimizers and random generators beside the state of a run are like at one moment."
+    "What tensors, optimizers and generators beside the state of a run are like at one moment."
     def __init__(self, trainer):
         known, kept = _known(trainer), {id(each) for each in _kept_modules(trainer)}
         outside = {id(each) for each in (*_global_generators(), *_watched(trainer))}
         self.values, self.modules = {}, []
         def enter(value):
             inner = isinstance(value, _ENTERED) or _is_object(value)
-            return inner and id(value) not in known and not isinstance(value, torch.optim.Optimizer) and not _is_metric(value)
+            return (inner and id(value) not in known
+                    and not isinstance(value, torch.optim.Optimizer) and not _is_metric(value))
         for path, each in search(objects_of_run(trainer), enter, 50_000):
-            if isinstance(each, torch.nn.Module) and id(each) not in kept and not _is_metric(each) and " " in path:
+            if (isinstance(each, torch.nn.Module) and id(each) not in kept and not _is_metric(each)
+                and " " in path):
                 self.modules.append(_name_of(path))
-            if isinstance(each, (torch.Tensor, torch.optim.Optimizer, *GENERATORS)) and id(each) not in known | outside:
-                if not _MODULE_HOOKS.search(path) and not isinstance(each, random.SystemRandom) and getattr(each, "grad_fn", None) is None:
+            if (isinstance(each, (torch.Tensor, torch.optim.Optimizer, *GENERATORS))
+                and id(each) not in known | outside):
+                if (not _MODULE_HOOKS.search(path) and not isinstance(each, random.SystemRandom)
+                    and getattr(each, "grad_fn", None) is None):
                     self.values[path] = each, _look_of(each)
 
     def changed_since(self, before: "Mark") -> dict:
         "Path and value of what both have and what is another now."
         return {path: value for path, (value, _) in self.values.items()
-                if path in before.values and type(value) is type(before.values[path][0]) and _is_other(before.values[path][1], value)}
+                if path in before.values and type(value) is type(before.values[path][0])
+                and _is_other(before.values[path][1], value)}
 
 def _watched(trainer) -> list:
     "What a step made, and what looks at it may hold: batch, prediction, loss."
-    return [each for each in _leaves([trainer.batch, trainer.pred, trainer.loss]) if isinstance(each, torch.Tensor)]
+    return [each for each in _leaves([trainer.batch, trainer.pred, trainer.loss])
+            if isinstance(each, torch.Tensor)]
 
 # %% ../../nbs/core/04_own_state.ipynb #2820e383
 def _storage(tensor):
@@ -351,14 +394,19 @@ def _storage(tensor):
 def _is_kept(value, leaves: list) -> bool:
     "A hook's state has what this value holds."
     if isinstance(value, torch.Tensor):
-        return any(isinstance(each, torch.Tensor) and (_storage(each) == _storage(value) or (each.device == value.device and alike(each.detach(), value.detach())))
+        return any(isinstance(each, torch.Tensor)
+                   and (_storage(each) == _storage(value)
+                        or (each.device == value.device and alike(each.detach(), value.detach())))
                    for each in leaves)
-    held = [generator_state(value)] if isinstance(value, GENERATORS) else _leaves([list(state.values()) for state in value.state.values()])
+    held = ([generator_state(value)] if isinstance(value, GENERATORS)
+            else _leaves([list(state.values()) for state in value.state.values()]))
     tensors = [each for each in held if isinstance(each, torch.Tensor)]
     return bool(tensors) and all(_is_kept(each, leaves) for each in tensors)
 
 class CarriedState:
-    "What steps carry from one to the next and no state has, by name; found by comparing marks, once a drive."
+    """What steps carry from one to the next and no state has, by name.
+
+    It is found by comparing marks, once a drive."""
     def __init__(self):
         self.found: dict[str, str] = {}  # name: what changes it
         self.base, self.evaluated_at, self.settled = None, None, False
@@ -369,9 +417,11 @@ class CarriedState:
             self._take(trainer)
             return
         self.base = None
-        for after, act in ((2, self._take), (3, self.compare)):  # after a whole window, and after one more
+        # after a whole window, and after one more
+        for after, act in ((2, self._take), (3, self.compare)):
             # weakly: a run that is paused before then must not hold itself
-            trainer.ask(lambda act=act, run=weakref.ref(trainer): act(run()), trainer.boundaries + after)
+            trainer.ask(lambda act=act, run=weakref.ref(trainer): act(run()),
+                        trainer.boundaries + after)
 
     def _take(self, trainer) -> None:
         self.base, self.evaluated_at, self.settled = Mark(trainer), trainer.evaluated_at, True
@@ -382,8 +432,10 @@ class CarriedState:
             return
         mark = Mark(trainer)
         changed = mark.changed_since(self.base)
-        if trainer.evaluated_at != self.evaluated_at:  # a tensor may hold what came of the evaluation
-            changed = {path: each for path, each in changed.items() if isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
+        # a tensor may hold what came of the evaluation
+        if trainer.evaluated_at != self.evaluated_at:
+            changed = {path: each for path, each in changed.items()
+                       if isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
         self._note(trainer, mark, changed, "steps change it")
 
     def end(self, trainer) -> None:
@@ -394,20 +446,26 @@ class CarriedState:
     def _note(self, trainer, mark: Mark, changed: dict, text: str) -> None:
         if not changed:
             return
-        leaves, seen = self._state_leaves(trainer), {_storage(each) for each in _watched(trainer)} - {None}
+        leaves = self._state_leaves(trainer)
+        seen = {_storage(each) for each in _watched(trainer)} - {None}
         for path, value in changed.items():
-            if not _is_kept(value, leaves) and not (isinstance(value, torch.Tensor) and _storage(value) in seen):
+            if (not _is_kept(value, leaves)
+                and not (isinstance(value, torch.Tensor) and _storage(value) in seen)):
                 name = _name_of(path)
-                owner = next((each for each in mark.modules if name.startswith(each.partition(" (")[0] + ".")), None)
+                owner = next((each for each in mark.modules
+                              if name.startswith(each.partition(" (")[0] + ".")), None)
                 self.found.setdefault(owner or name, text)
 
     @staticmethod
     def _state_leaves(trainer) -> list:
         "What users' hooks and modules give in a state of their own; of one that raises, nothing."
-        hooks = [row.hook for row in trainer.hooks.rows if row.trait("kept") and has_state(row.hook)]
-        extra = [each for each in _kept_modules(trainer) if type(each).get_extra_state is not torch.nn.Module.get_extra_state]
+        hooks = [row.hook for row in trainer.hooks.rows
+                 if row.trait("kept") and has_state(row.hook)]
+        extra = [each for each in _kept_modules(trainer)
+                 if type(each).get_extra_state is not torch.nn.Module.get_extra_state]
         leaves = []
-        for give in [*(each.state_dict for each in hooks if not _of_package(each)), *(each.get_extra_state for each in extra)]:
+        for give in [*(each.state_dict for each in hooks if not _of_package(each)),
+                     *(each.get_extra_state for each in extra)]:
             try:
                 leaves.extend(_leaves(give()))
             except Exception:  # a checkpoint will tell it
@@ -415,15 +473,17 @@ class CarriedState:
         return leaves
 
     def evaluation(self, trainer, name: str):
-        "A function to call after an evaluation in a pause: it names what that changed of what steps carry."
+        "A function for after an evaluation in a pause: it names what steps carry and that changed."
         before = Mark(trainer) if self.found else None
         def compare():
             if before is not None:
                 changed = [_name_of(path) for path in Mark(trainer).changed_since(before)]
-                self.found |= {each: f"steps change it, and so did a {name} in a pause" for each in changed if each in self.found}
+                self.found |= {each: f"steps change it, and so did a {name} in a pause"
+                               for each in changed if each in self.found}
         return compare
 
     def obstacles(self) -> list[str]:
         "A sentence for each."
-        return [f"{name} is not part of the state, and {text}: register_buffer() in the model or a hook's state_dict() keeps it"
+        return [f"{name} is not part of the state, and {text}: register_buffer() in the model or a "
+                "hook's state_dict() keeps it"
                 for name, text in self.found.items()]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from .files import open_plain, reason, whole_file
+from .torch_private import module_versions, set_module_versions
 
 # %% ../../nbs/core/12_saved.ipynb #1621531a
 class CheckpointError(RuntimeError):
@@ -35,17 +36,19 @@ def _copied(tensor: torch.Tensor, copies: dict) -> torch.Tensor:
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         return tensor.cpu().clone()
-    key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
-           tensor.device)
+    key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape,
+           tensor.stride(), tensor.dtype, tensor.device)
     if key not in copies or not tensor.numel():
-        copies[key] = tensor.to("cpu", copy=True), tensor  # kept, so that no other one gets its address meanwhile
+        # kept, so that no other one gets its address meanwhile
+        copies[key] = tensor.to("cpu", copy=True), tensor
     return copies[key][0]
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 def _plain_leaf(value, where: str):
     if isinstance(value, torch.Tensor):  # _TENSORS are copied elsewhere
-        kind = "on the device 'meta', without data" if type(value) in _TENSORS else f"a tensor of the class {type(value).__qualname__}"
+        kind = ("on the device 'meta', without data" if type(value) in _TENSORS
+                else f"a tensor of the class {type(value).__qualname__}")
         raise CheckpointError(f"{where} is {kind}: a checkpoint holds {_KINDS}")
     if isinstance(value, np.generic):
         return float(value) if isinstance(value, np.floating) else _plain_leaf(value.item(), where)
@@ -53,7 +56,8 @@ def _plain_leaf(value, where: str):
         try:
             return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
         except TypeError:
-            raise CheckpointError(f"{where} is an array of {value.dtype}: no tensor can hold it") from None
+            raise CheckpointError(
+                f"{where} is an array of {value.dtype}: no tensor can hold it") from None
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, (PurePath, date, time)):
@@ -61,19 +65,36 @@ def _plain_leaf(value, where: str):
     for kind in (bool, int, float, complex, str, bytes):  # and classes made from these
         if isinstance(value, kind) and value != b"":  # which weights_only does not know
             return kind(value)
-    raise CheckpointError(f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot "
-                          f"hold: {_KINDS}")
+    raise CheckpointError(f"{where} is a {type(value).__module__}.{type(value).__qualname__}, "
+                          f"which a checkpoint cannot hold: {_KINDS}")
 
 
 def hashable(values: list, where: str) -> list:
     "The values, if a set or the keys of a dict can hold them all."
     if any(isinstance(value, (set, list, dict)) for value in values):
-        raise CheckpointError(f"{where} is a collection of its own, which a plain set or dict cannot hold: use a list")
+        raise CheckpointError(f"{where} is a collection of its own, which a plain set or dict "
+                              "cannot hold: use a list")
     return values
 
 # %% ../../nbs/core/12_saved.ipynb #f40f8ca5
+def _plain_mapping(value: Mapping, where: str, copies: dict) -> dict:
+    keys = hashable([plain_copy(key, f"the key {key!r} of {where}", copies) for key in value],
+                    f"a key of {where}")
+    pairs = {key: plain_copy(item, f"{where}[{given!r}]", copies)
+             for key, (given, item) in zip(keys, value.items())}
+    if len(pairs) < len(keys):
+        raise CheckpointError(f"{where} has keys that become the same as plain values: "
+                              f"{', '.join(map(repr, value))}")
+    kind = next((kind for kind in (Counter, OrderedDict) if isinstance(value, kind)), dict)
+    made = kind(pairs)
+    if (versions := module_versions(value)) is not None:  # in a model's state
+        set_module_versions(made, plain_copy(versions, f"{where}._metadata", copies))
+    return made
+
 def plain_copy(value, where: str = "state", copies: dict | None = None):
-    "A copy of tensors (on the CPU) and plain values that loads with `weights_only=True`; CheckpointError names what is neither."
+    """A copy of tensors (on the CPU) and plain values that loads with `weights_only=True`.
+
+    CheckpointError names what is neither."""
     copies = {} if copies is None else copies
     if type(value) in _TENSORS and value.device.type != "meta":
         return _copied(value, copies)
@@ -81,18 +102,10 @@ def plain_copy(value, where: str = "state", copies: dict | None = None):
         return value
     if isinstance(value, Enum):
         return plain_copy(value.value, where, copies)
+    if isinstance(value, Mapping):
+        return _plain_mapping(value, where, copies)
     def parts(items):
         return [plain_copy(item, f"{where}[{number}]", copies) for number, item in enumerate(items)]
-    if isinstance(value, Mapping):
-        keys = hashable([plain_copy(key, f"the key {key!r} of {where}", copies) for key in value], f"a key of {where}")
-        pairs = {key: plain_copy(item, f"{where}[{given!r}]", copies) for key, (given, item) in zip(keys, value.items())}
-        if len(pairs) < len(keys):
-            raise CheckpointError(f"{where} has keys that become the same as plain values: {', '.join(map(repr, value))}")
-        kind = next((kind for kind in (Counter, OrderedDict) if isinstance(value, kind)), dict)
-        made = kind(pairs)
-        if hasattr(value, "_metadata"):  # versions of the modules, in a model's state
-            made._metadata = plain_copy(value._metadata, f"{where}._metadata", copies)
-        return made
     if isinstance(value, (list, deque, range)):
         return parts(value)
     if isinstance(value, tuple):
@@ -106,8 +119,11 @@ def plain_copy(value, where: str = "state", copies: dict | None = None):
 
 # %% ../../nbs/core/12_saved.ipynb #a9a433e4
 def write_whole(path: Path, write, follow: bool = True, private: bool = False) -> None:
-    "`write(file)` into a file that gets its name when it is whole and on the disk. `follow`: also behind a link; `private`: for this user alone."
-    with whole_file(path, follow) as beside, open_plain(beside, "xb", private) as file:  # x: it is ours, and no link leads elsewhere
+    """`write(file)` into a file that gets its name when it is whole and on the disk.
+
+    `follow`: also behind a link; `private`: for this user alone."""
+    # x: it is ours, and no link leads elsewhere
+    with whole_file(path, follow) as beside, open_plain(beside, "xb", private) as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
@@ -116,7 +132,9 @@ def write_whole(path: Path, write, follow: bool = True, private: bool = False) -
 _MARK, _DIGEST = b"blake2b:", 16
 
 class DigestedFile:
-    "A file that is written to, and the digest of all but the last two bytes so far: the length of an archive's comment."
+    """A file that is written to, and the digest of all but the last two bytes so far.
+
+    These are the length of an archive's comment."""
     def __init__(self, file):
         self.file, self.digest, self._last = file, hashlib.blake2b(digest_size=_DIGEST), b""
         self._error: BaseException | None = None  # raised by the file
@@ -144,7 +162,9 @@ class DigestedFile:
         self.file.flush()
 
     def write_archive(self, value) -> None:
-        "Write what `torch.save` makes of a value, sealed; an error of the file is raised as it was, where torch raises another one."
+        """Write what `torch.save` makes of a value, sealed.
+
+        An error of the file is raised as it was, where torch raises another one."""
         try:
             torch.save(value, self)
         except Exception:
@@ -196,7 +216,9 @@ def digest_fits(path: Path) -> bool | None:
 VERSION = 1  # of what a file holds
 
 def write_state(state: dict, path, follow: bool = True) -> Path:
-    "Write a state of plain copies to a file; on an error (OSError: disk full, no folder) a file of that name stays as it was."
+    """Write a state of plain copies to a file.
+
+    On an error (OSError: disk full, no folder) a file of that name stays as it was."""
     path = Path(path)
     def write(file):
         DigestedFile(file).write_archive({"trainer_nb": VERSION, **state})
@@ -204,33 +226,44 @@ def write_state(state: dict, path, follow: bool = True) -> Path:
     write_whole(path, write, follow, private=True)
     return path
 
+def _load_plain(path: Path):
+    "What is in an archive, if these are tensors and plain values."
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values and "
+                              f"could run code when it is loaded ({reason(error)}). If you trust "
+                              "where it comes from, load it yourself with torch.load(..., "
+                              "weights_only=False) and save its weights alone") from error
+    except Exception as error:  # whatever torch stumbles over in a damaged archive
+        raise CheckpointError(f"{path} is damaged, or no checkpoint ({reason(error)}): use another "
+                              "one") from error
+
 def read_state(path) -> dict:
     "Read a state, every check sum looked at; CheckpointError says why a file cannot be used."
     path = Path(path)
     if not path.is_file():
-        near = sorted(each.name for each in path.parent.glob("*.pt")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"{path}: there is no such file" + (f"; there are {', '.join(near[-5:])}" if near else ""))
+        near = sorted(each.name for each in path.parent.glob("*.pt"))[-5:]
+        there = f"; there are {', '.join(near)}" if near else ""
+        raise FileNotFoundError(f"{path}: there is no such file{there}")
     if not is_archive(path):
-        raise CheckpointError(f"{path} is damaged, or no checkpoint (it is no archive): use another one")
+        raise CheckpointError(f"{path} is damaged, or no checkpoint (it is no archive): use "
+                              "another one")
     fits = digest_fits(path)
     if fits is False:
-        raise CheckpointError(f"{path} is damaged: its check sum is not that of its content. Use another one")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values and could run code when it is "
-                              f"loaded ({reason(error)}). If you trust where it comes from, load it yourself with "
-                              "torch.load(..., weights_only=False) and save its weights alone") from error
-    except Exception as error:  # whatever torch stumbles over in a damaged archive
-        raise CheckpointError(f"{path} is damaged, or no checkpoint ({reason(error)}): use another one") from error
+        raise CheckpointError(f"{path} is damaged: its check sum is not that of its content. Use "
+                              "another one")
+    state = _load_plain(path)
     version = state.get("trainer_nb") if isinstance(state, dict) else None
     if type(version) is int and version != VERSION:
-        raise CheckpointError(f"{path} is a checkpoint of version {version}; this trainer_nb reads version {VERSION}")
+        raise CheckpointError(f"{path} is a checkpoint of version {version}; this trainer_nb reads "
+                              f"version {VERSION}")
     if version == VERSION and fits is None:
         raise CheckpointError(f"{path} is damaged: its check sum is gone. Use another one")
     if version != VERSION:
-        holds = ", ".join(map(str, list(state)[:5])) if isinstance(state, dict) else type(state).__name__
-        raise CheckpointError(f"{path} is no checkpoint of a trainer (it holds {holds}): weights alone are loaded with "
-                              "model.load_state_dict(torch.load(path))")
+        holds = (", ".join(map(str, list(state)[:5])) if isinstance(state, dict)
+                 else type(state).__name__)
+        raise CheckpointError(f"{path} is no checkpoint of a trainer (it holds {holds}): weights "
+                              "alone are loaded with model.load_state_dict(torch.load(path))")
     del state["trainer_nb"]
     return state

@@ -23,8 +23,9 @@ class SupervisedStep:
         self.loss_fn = loss_fn
 
     def __call__(self, batch, trainer) -> dict:
-        inputs, targets = batch if type(batch) in (list, tuple) and len(batch) == 2 else self.unpack(batch)
-        pred = trainer.pred = trainer.model(inputs)
+        inputs, targets = (batch if type(batch) in (list, tuple) and len(batch) == 2
+                           else self.unpack(batch))
+        pred = trainer.context.pred = trainer.model(inputs)
         if trainer.hooks.after_pred:
             pred = trainer.after_pred(pred)
         return {"loss": self.loss_fn(pred, targets), "pred": pred, "target": targets}
@@ -55,11 +56,13 @@ class OwnLossStep:
         if loss is None and isinstance(output, torch.Tensor) and output.numel() == 1:
             loss = output
         if loss is None:
-            raise TypeError(f"the model returned {type(output).__name__} without a loss: give loss_fn= "
-                            "or a train_step(batch, trainer), or return a dict with 'loss'")
+            raise TypeError(f"the model returned {type(output).__name__} without a loss: give "
+                            "loss_fn= or a train_step(batch, trainer), or return a dict with "
+                            "'loss'")
         pred = _own(output, "logits")
         target = batch.get("labels") if isinstance(batch, Mapping) else None
-        return {"loss": loss, "pred": trainer.after_pred(output if pred is None else pred), "target": target}
+        return {"loss": loss, "pred": trainer.after_pred(output if pred is None else pred),
+                "target": target}
 
     def predict(self, batch, trainer):
         "The model's logits, or its whole output where it has none."
@@ -82,16 +85,17 @@ def check_output(output, training: bool) -> None:
         raise TypeError(f"the step function returned {type(output).__name__}, not a dict: "
                         "return {'loss': loss}")
     if "loss" not in output:
-        raise ValueError(f"the step function returned no 'loss', only {sorted(map(str, output))}: return "
-                         "{'loss': loss}, or {'loss': None} to leave the batch out")
+        raise ValueError(f"the step function returned no 'loss', only {sorted(map(str, output))}: "
+                         f"return {{'loss': loss}}, or {{'loss': None}} to leave the batch out")
     loss = output["loss"]
     if loss is None:
         return
     if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"the loss is a {type(loss).__name__}, not a tensor: do not call .item() on it")
+        raise TypeError(f"the loss is a {type(loss).__name__}, not a tensor: do not call .item() "
+                        "on it")
     if loss.numel() != 1:
-        raise ValueError(f"the loss has {loss.numel()} elements (shape {tuple(loss.shape)}): return one, "
-                         "say loss.mean()")
+        raise ValueError(f"the loss has {loss.numel()} elements (shape {tuple(loss.shape)}): "
+                         "return one, say loss.mean()")
     if training and not loss.requires_grad:
         raise ValueError("the loss has no gradient: it was computed from detached values, under "
                          "no_grad, or every parameter is frozen")
@@ -102,8 +106,8 @@ def items(output, samples: int | None):
     n = output.get("n", samples)
     if not isinstance(n, torch.Tensor) and n is not None and n <= 0 and output["loss"] is not None:
         what = f"n={n!r}" if "n" in output else "a loss for a batch that holds no sample"
-        raise ValueError(f"the step function returned {what}: the loss must be the mean of 1 item or more "
-                         "(a batch without items returns {'loss': None})")
+        raise ValueError(f"the step function returned {what}: the loss must be the mean of 1 item "
+                         f"or more (a batch without items returns {{'loss': None}})")
     return n
 
 # %% ../../nbs/core/07_step.ipynb #34643d50
@@ -112,7 +116,8 @@ def fetch_numbers(values: list) -> list[float]:
     kinds = {type(value) for value in values}
     if kinds <= {int, float}:
         return [float(value) for value in values]
-    if kinds == {torch.Tensor} and len({value.dtype for value in values}) == 1 and not values[0].ndim:
+    if (kinds == {torch.Tensor} and len({value.dtype for value in values}) == 1
+        and not values[0].ndim):
         try:
             return [float(number) for number in torch.stack(values).tolist()]
         except RuntimeError:  # they lie on several devices, or have other shapes
@@ -122,7 +127,8 @@ def fetch_numbers(values: list) -> list[float]:
         if isinstance(value, torch.Tensor):
             groups.setdefault((value.device, value.dtype), []).append(index)
         else:
-            result[index] = float(value.item() if hasattr(value, "item") else value)  # an array of one element is no float
+            # an array of one element is no float
+            result[index] = float(value.item() if hasattr(value, "item") else value)
     for indices in groups.values():
         joined = torch.stack([values[i].detach().reshape(()) for i in indices])
         for index, number in zip(indices, joined.tolist()):
@@ -138,11 +144,14 @@ def flat_records(records: Mapping, prefix: str = "") -> dict:
         if isinstance(value, Mapping):
             flat.update(flat_records(value, f"{name}/"))
             continue
-        single = isinstance(value, (int, float)) or (hasattr(value, "numel") and value.numel() == 1) or (
-            hasattr(value, "item") and getattr(value, "size", 0) == 1)
+        single = (isinstance(value, (int, float))
+                  or (hasattr(value, "numel") and value.numel() == 1)
+                  or (hasattr(value, "item") and getattr(value, "size", 0) == 1))
         if not single:
-            what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
-            raise TypeError(f"the record {name!r} is not one number ({what}): return its mean, or leave it out")
+            what = (f"shape {tuple(value.shape)}" if hasattr(value, "shape")
+                    else type(value).__name__)
+            raise TypeError(f"the record {name!r} is not one number ({what}): return its mean, or "
+                            "leave it out")
         flat[name] = value.detach() if isinstance(value, torch.Tensor) else value
     return flat
 
@@ -164,9 +173,10 @@ def _value_at(records, path: tuple):
     return records
 
 def key_average(dicts, exclude_nan: bool = False) -> dict:
-    """The mean of each key over the dicts that have it; nested dicts stay nested. None does not count, NaN does unless `exclude_nan`.
+    """The mean of each key over the dicts that have it; nested dicts stay nested.
 
-    Tensors stay tensors, where they are; `exclude_nan` fetches them (one element each). A key without any value that counts is NaN.
+    None does not count, NaN does unless `exclude_nan`. Tensors stay tensors, where they are;
+    `exclude_nan` fetches them (one element each). A key without any value that counts is NaN.
     TypeError for a key that is a number here and a dict there."""
     dicts, result = list(dicts), {}
     for path in dict.fromkeys(path for each in dicts for path in _paths(each)):
@@ -175,7 +185,8 @@ def key_average(dicts, exclude_nan: bool = False) -> dict:
         if nested and nested == len(values):  # None here, and a dict elsewhere
             continue
         if nested:
-            raise TypeError(f"key_average(): {'/'.join(map(str, path))} is a number in one dict and a dict in another")
+            raise TypeError(f"key_average(): {'/'.join(map(str, path))} is a number in one dict "
+                            "and a dict in another")
         values = [value for value in values if not (exclude_nan and math.isnan(value))]
         place = result
         for key in path[:-1]:
@@ -199,30 +210,41 @@ class WeightedMeans:
         for name, pairs in self.values.items():
             numbers = fetch_numbers([value for value, _ in pairs])
             weights = fetch_numbers([n for _, n in pairs])
-            sums[name] = sum(v * w for v, w in zip(numbers, weights) if w), sum(weights)  # of no items nothing is known
+            # of no items nothing is known
+            sums[name] = sum(v * w for v, w in zip(numbers, weights) if w), sum(weights)
         every = [sums] if gather is None else gather(sums)
-        parts = {name: [each[name] for each in every if name in each] for name in {name: None for each in every for name in each}}
-        totals = {name: (sum(part for part, _ in found), sum(weight for _, weight in found)) for name, found in parts.items()}
-        return {name: part / weight if weight else math.nan for name, (part, weight) in totals.items()}
+        parts = {name: [each[name] for each in every if name in each]
+                 for name in {name: None for each in every for name in each}}
+        totals = {name: (sum(part for part, _ in found), sum(weight for _, weight in found))
+                  for name, found in parts.items()}
+        return {name: part / weight if weight else math.nan
+                for name, (part, weight) in totals.items()}
 
 # %% ../../nbs/core/07_step.ipynb #51156560
 def check_number(name: str, value) -> None:
     "TypeError for a metric's value that is no single number; tensors are not fetched."
     if isinstance(value, torch.Tensor):
         wrong = (f"a tensor of shape {tuple(value.shape)}" if value.numel() != 1
-                 else f"a tensor of {str(value.dtype).removeprefix('torch.')}" if value.is_complex() else "")
+                 else f"a tensor of {str(value.dtype).removeprefix('torch.')}" if value.is_complex()
+                 else "")
     elif getattr(value, "size", 1) != 1 and hasattr(value, "shape"):
         wrong = f"{type(value).__name__} of shape {tuple(value.shape)}"
     else:
-        wrong = "" if hasattr(value, "__float__") else "None" if value is None else f"{type(value).__name__} {value!r:.40}"
+        wrong = ("" if hasattr(value, "__float__") else "None" if value is None
+                 else f"{type(value).__name__} {value!r:.40}")
     if wrong:
-        remedy = "is a return missing?" if value is None else "return its mean, or a number a class under names of their own"
-        raise TypeError(f"the metric {name!r} returned {wrong}, and a metric is one number: {remedy}")
+        remedy = ("is a return missing?" if value is None
+                  else "return its mean, or a number a class under names of their own")
+        raise TypeError(f"the metric {name!r} returned {wrong}, and a metric is one number: "
+                        f"{remedy}")
 
 def metric_numbers(name: str, value) -> dict:
-    "What an object that collects has computed, by name: one number, or those of a dict; TypeError as above."
+    """What an object that collects has computed, by name: one number, or those of a dict.
+
+    TypeError for a value that is no single number."""
     if isinstance(value, Mapping):
-        return {full: number for key, each in value.items() for full, number in metric_numbers(f"{name}/{key}", each).items()}
+        return {full: number for key, each in value.items()
+                for full, number in metric_numbers(f"{name}/{key}", each).items()}
     check_number(name, value)
     return {name: value.detach() if isinstance(value, torch.Tensor) else value}
 
@@ -231,7 +253,8 @@ class EvaluationTotals:
     "The loss, records and metrics of one evaluation."
     def __init__(self, metrics: Mapping | None = None, keep_outputs: bool = False):
         self.means = WeightedMeans()
-        self.outputs: list | None = [] if keep_outputs else None  # of the steps, where somebody wants them together
+        # of the steps, where somebody wants them together
+        self.outputs: list | None = [] if keep_outputs else None
         self.metrics = dict(metrics or {})
         self.collecting = {name: m for name, m in self.metrics.items() if hasattr(m, "update")
                            and hasattr(m, "compute")}
@@ -239,7 +262,9 @@ class EvaluationTotals:
             metric.reset()
 
     def add(self, output: Mapping, n) -> None:
-        "Take in what the step returned for one batch of `n` items: the weight of its loss, records and function metrics."
+        """Count what the step returned for one batch of `n` items.
+
+        That is the weight of its loss, its records and the metrics that are functions."""
         values = self._of_functions(output) if self.metrics else {}
         if self.outputs is not None:
             self.outputs.append(output)
@@ -254,8 +279,8 @@ class EvaluationTotals:
         "The metrics that are functions, checked; those that collect take the batch."
         pred, target = output.get("pred"), output.get("target")
         if pred is None or target is None:
-            raise ValueError(f"metrics={sorted(self.metrics)} need the prediction and the target: return "
-                             "them from the step under 'pred' and 'target'")
+            raise ValueError(f"metrics={sorted(self.metrics)} need the prediction and the target: "
+                             "return them from the step under 'pred' and 'target'")
         values = {}
         for name, metric in self.metrics.items():
             if name in self.collecting:
@@ -266,7 +291,9 @@ class EvaluationTotals:
         return values
 
     def compute(self, gather=None) -> dict[str, float]:
-        "All values as floats, over all processes that `gather` reaches; a metric with an `update` has its own way to the others."
+        """All values as floats, over all processes that `gather` reaches.
+
+        A metric with an `update` has its own way to the other processes."""
         result = self.means.compute(gather)
         found = [metric_numbers(name, metric.compute()) for name, metric in self.collecting.items()]
         computed = {name: value for each in found for name, value in each.items()}
@@ -281,27 +308,31 @@ class EvaluationTotals:
         for rank, numbers in enumerate(every):
             for name, value in numbers.items():
                 first = every[0].get(name, math.nan)
-                if not (math.isclose(value, first, rel_tol=1e-5, abs_tol=1e-9) or (math.isnan(value) and math.isnan(first))):
-                    raise ValueError(f"the metric {name!r} is {first:.6g} in process 0 and {value:.6g} in process {rank}: each has counted its own "
-                                     "batches only. Bring its state together in compute(), as those of torchmetrics do, or give the outputs to "
+                if not (math.isclose(value, first, rel_tol=1e-5, abs_tol=1e-9)
+                        or (math.isnan(value) and math.isnan(first))):
+                    raise ValueError(f"the metric {name!r} is {first:.6g} in process 0 and "
+                                     f"{value:.6g} in process {rank}: each has counted its own "
+                                     "batches only. Bring its state together in compute(), as "
+                                     "those of torchmetrics do, or give the outputs to "
                                      "end_of_evaluation, which gets those of all processes")
 
     def join(self, found: Mapping | None, source: str, gather=None) -> dict[str, float]:
-        "All values, with what `source` made of the outputs; ValueError for a name that is there already."
+        "All values, with what `source` made of the outputs; ValueError for a name used twice."
         values = self.compute(gather)
         if not isinstance(found, Mapping | None):
             raise TypeError(f"{source} returned {type(found).__name__}: a dict of records, or None")
         more = flat_records(found or {})
         if taken := values.keys() & more.keys():
-            raise ValueError(f"{source} returned {', '.join(map(repr, sorted(taken)))}, which the steps or metrics have given "
-                             "already: choose another name")
+            raise ValueError(f"{source} returned {', '.join(map(repr, sorted(taken)))}, which the "
+                             "steps or metrics have given already: choose another name")
         return values | dict(zip(more, fetch_numbers(list(more.values()))))
 
 # %% ../../nbs/core/07_step.ipynb #0872e36a
 def join_predictions(parts: list):
     """Predictions of batches joined along the first dimension, on the CPU.
 
-    RuntimeError (torch's own) for tensors of other sizes, ValueError or TypeError for parts of other kinds, lengths or keys."""
+    RuntimeError (torch's own) for tensors of other sizes, ValueError or TypeError for parts of
+    other kinds, lengths or keys."""
     if not parts:
         return None
     first = parts[0]
@@ -309,7 +340,8 @@ def join_predictions(parts: list):
         return torch.cat(parts)
     if isinstance(first, (Mapping, list, tuple)):
         if other := [part for part in parts if type(part) is not type(first)]:
-            raise TypeError(f"{type(first).__name__} in one batch and {type(other[0]).__name__} in another")
+            raise TypeError(f"{type(first).__name__} in one batch and {type(other[0]).__name__} in "
+                            "another")
         if isinstance(first, Mapping):
             if any(part.keys() != first.keys() for part in parts):
                 raise ValueError("batches have other keys")
@@ -321,13 +353,14 @@ def join_predictions(parts: list):
     return parts
 
 def joined_or_listed(parts: list):
-    "Predictions joined, or where they do not join the list of the batches' predictions, with one warning."
+    "Predictions joined; where they do not join the list of the batches', with a warning."
     try:
         return join_predictions(parts)
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        warn(f"the predictions of the batches do not join ({reason}): predict() gives a list of the {len(parts)} batches' predictions. For one "
-             "tensor pad them to one size, in the collate_fn of the loader or in the model")
+        warn(f"the predictions of the batches do not join ({reason}): predict() gives a list of "
+             f"the {len(parts)} batches' predictions. For one tensor pad them to one size, in the "
+             "collate_fn of the loader or in the model")
         return parts
 
 def to_cpu(value):

@@ -23,9 +23,8 @@ from functools import partial
 from pathlib import Path
 
 from ..core.checks import misfit
-from ..core.control import Command
-from ..core.drive import Answer
-from ..core.exact import RewindPoint
+from ..core.checkpoint import RewindPoint
+from ..core.control import Command, CommandHandler
 from ..core.folder import FolderLock, FolderTakenError, hold
 from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
 from ..core.hook import Hook
@@ -273,7 +272,7 @@ class ExitHandler:
             return
         trainer = self.run()
         trainer.exit_code = 128 + number if self.code == "128+signal" else self.code
-        trainer.control.post(Command("stop", source="signal"))
+        trainer.mailbox.post(Command("stop", source="signal"))
         before = self.behind(number, idle=True)
         if callable(before):
             before(number, frame)
@@ -456,7 +455,7 @@ class Saver:
         def write():
             folder.add(taken, entry)
             if (there := run()) is not None:
-                there.last_saved = entry.step, time.perf_counter()
+                there.checkpoint.note_saved(entry.step)
         if trainer.is_main:
             self.writer.start(write)
         self.note(trainer)
@@ -585,9 +584,9 @@ class CheckpointHook(Hook):
         self.held.claim(trainer, replace(self.rules, best=self.best_kept(trainer)))
         if not self._ready:
             run = weakref.ref(trainer)  # the trainer holds the answer
-            trainer.answers["checkpoint"] = Answer(
+            trainer.mailbox.register("checkpoint", CommandHandler(
                 lambda command: save_by_hand(self, run(), command),
-                harmless=(OSError, CheckpointError, FolderTakenError))
+                recoverable=(OSError, CheckpointError, FolderTakenError)))
             try:
                 if trainer.boundaries == 0:
                     self._begin(trainer)

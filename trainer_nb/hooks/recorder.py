@@ -238,22 +238,21 @@ class RecorderHook(Hook):
 
     def after_step(self, trainer):
         "Note the step; nothing is fetched."
-        now, state, settings = perf_counter(), trainer.step_state, trainer.__dict__
+        now, state, settings, runner = perf_counter(), trainer.step_state, trainer.settings, trainer.runner
         if self._history is not trainer.history:  # switched on in mid-run
             self.before_fit(trainer)
-        rate = settings["lr"]
+        rate = settings.lr
         if rate is None:
             rate = trainer.optim.param_groups[0]["lr"]
-            if settings["lr_scale"] != 1.0 or type(rate) is not float:
-                rate = rate * settings["lr_scale"]  # a copy: schedulers change a tensor in place
+            if settings.lr_scale != 1.0 or type(rate) is not float:
+                rate = rate * settings.lr_scale  # a copy: schedulers change a tensor in place
         length = trainer.data_length
         epoch = state.epoch + (state.batch_idx / length if length else 0.0)
         self._rows.append((
-            trainer.window.parts, state.optimizer_step, epoch, state.samples_seen,
-            trainer.seconds + now - trainer.running_since, rate, trainer.grad_norm,
-            now - trainer.window_began, trainer.data_seconds, trainer.window_start[1],
-            trainer.skipped_steps + trainer.finite.skipped))
-        trainer.grad_norm = None
+            runner.window.parts, state.optimizer_step, epoch, state.samples_seen,
+            state.seconds + now - trainer.running_since, rate, runner.context.grad_norm,
+            now - runner.began, trainer.data_seconds, runner.start[1],
+            state.skipped_steps + runner.gradients.finite.skipped))
         if len(self._rows) >= self.flush_every:
             self.flush()
 

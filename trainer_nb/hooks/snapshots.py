@@ -10,7 +10,7 @@ import re
 
 import torch
 
-from ..core.exact import RewindPoint
+from ..core.checkpoint import RewindPoint
 from ..core.hook import Hook
 from ..core.saved import plain_copy
 from ..core.state import warn
@@ -51,7 +51,7 @@ def least_missed(steps: list[int]) -> int:
 class Snapshot(RewindPoint):
     "A state in memory."
     def __init__(self, trainer):
-        state, told = plain_copy(trainer.run_state()), trainer.told_counts()
+        state, told = plain_copy(trainer.checkpoint.capture()), trainer.checkpoint.counts()
         super().__init__(trainer.step_state.optimizer_step, trainer.boundaries, lambda: (state, told))
         self.bytes = state_bytes(state)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STRETCHES', 'HIGH', 'LOW', 'BINS', 'VALIDATION', 'DOTS', 'LEGEND', 'BRANCHES', 'LIGHT', 'DARK', 'FONT', 'INKS',
-           'not_finite', 'weights_worthless', 'worthless', 'Row', 'Axis', 'Box', 'ran_away', 'Mark', 'still',
+           'not_finite', 'invalid_weights', 'invalid_reason', 'Row', 'Axis', 'Box', 'diverged', 'Mark', 'still',
            'still_text']
 
 # %% ../../nbs/panel/31_still.ipynb #2613933a
@@ -22,12 +22,12 @@ from ..hooks.progress import as_clock
 
 # %% ../../nbs/panel/31_still.ipynb #745dd746
 def _width(text: str, size: float = 12) -> float:
-    "About so many pixels wide."
+    "The estimated width of a text in pixels."
     wide = sum(0.43 for c in text if unicodedata.east_asian_width(c) in "WF")
     return size * (0.57 * len(text) + wide + sum(0.13 for c in text if c.isupper() or c in "mw"))
 
 def _text(value, pixels: float = 400, size: float = 12, middle: bool = False) -> str:
-    "A text for the picture: printable, at most so wide, escaped."
+    "A text for the picture: printable, at most `pixels` wide, escaped."
     text = "".join(c if c.isprintable() else " " for c in str(value)[:1000]).strip()
     if _width(text, size) > pixels:
         keep = len(text)
@@ -43,7 +43,8 @@ def _short(value) -> str:
         return {None: "none", True: "on", False: "off"}[value]
     if not isinstance(value, (int, float)):
         return str(value)
-    return _exponent(f"{value:,}" if isinstance(value, int) and abs(value) < 1e9 else f"{value:.3g}")
+    whole = isinstance(value, int) and abs(value) < 1e9
+    return _exponent(f"{value:,}" if whole else f"{value:.3g}")
 
 def _exponent(text: str) -> str:
     "Exponents without padding: 1e-4 for 1e-04."
@@ -59,43 +60,23 @@ def _measured(value: float) -> str:
 def _finite(series: Series) -> Series:
     "The points that can be drawn."
     good = np.isfinite(series.values)
-    return series if good.all() else Series(*(getattr(series, each.name)[good] for each in fields(series)))
+    return series if good.all() else _select(series, good)
 
-def _part(series: Series, index) -> Series:
+def _select(series: Series, index) -> Series:
     "Some of the points."
     return Series(*(getattr(series, each.name)[index] for each in fields(series)))
 
 STRETCHES = 60  # of one record, the longest ones and the last, are drawn
 
 def _stretches(series: Series) -> list[Series]:
-    "The parts of a record between values that are not finite: nothing is drawn across these."
+    "A record, split at its non-finite values."
     good = np.isfinite(series.values)
     if good.all():
         return [series] if len(series) else []
     ends = np.flatnonzero(np.diff(np.r_[False, good, False]))
     spans = list(zip(ends[::2].tolist(), ends[1::2].tolist()))
     longest = sorted(spans[:-1], key=lambda span: span[0] - span[1])[:STRETCHES - 1]
-    return [_part(series, slice(*span)) for span in sorted(longest) + spans[-1:]]
-
-def not_finite(value: float) -> str:
-    "What a value is that is not finite: 'NaN', 'inf' or '−inf'."
-    return "NaN" if math.isnan(value) else "inf" if value > 0 else "−inf"
-
-def weights_worthless(view: RunView) -> tuple[str, int] | None:
-    "What became of the weights, in words, and at which step; None while they may be of use."
-    step = view.invalid_since
-    return None if step is None else (f"the weights are invalid from step {step:,} on", step)
-
-def worthless(view: RunView, records: dict) -> str:
-    "What became of the weights, in words, where they are invalid or the training loss ends as NaN or inf."
-    if weights_worthless(view):
-        return weights_worthless(view)[0]
-    series = records.get("train/loss")
-    if series is None or not len(series) or np.isfinite(series.values[-1]):
-        return ""
-    good = np.flatnonzero(np.isfinite(series.values))
-    first = int(good[-1]) + 1 if len(good) else 0
-    return f"train/loss is {not_finite(series.values[first])} since step {series.steps[first]:,}"
+    return [_select(series, slice(*span)) for span in sorted(longest) + spans[-1:]]
 
 def _smooth(values: np.ndarray, points: int = 300) -> tuple[np.ndarray, np.ndarray]:
     "Means over the steps around some places: the places and the means."
@@ -104,6 +85,28 @@ def _smooth(values: np.ndarray, points: int = 300) -> tuple[np.ndarray, np.ndarr
     places = np.unique(np.linspace(0, count - 1, min(points, count)).astype(int))
     return places, np.array([values[max(0, at - half):at + half + 1].mean() for at in places])
 
+# %% ../../nbs/panel/31_still.ipynb #e18ef2c0
+def not_finite(value: float) -> str:
+    "What a value is that is not finite: 'NaN', 'inf' or '−inf'."
+    return "NaN" if math.isnan(value) else "inf" if value > 0 else "−inf"
+
+def invalid_weights(view: RunView) -> tuple[str, int] | None:
+    "'the weights are invalid from step 61 on' and that step; None while they are valid."
+    step = view.invalid_since
+    return None if step is None else (f"the weights are invalid from step {step:,} on", step)
+
+def invalid_reason(view: RunView, records: dict) -> str:
+    "Why the weights are invalid, or which training loss says so; '' where nothing does."
+    if invalid_weights(view):
+        return invalid_weights(view)[0]
+    series = records.get("train/loss")
+    if series is None or not len(series) or np.isfinite(series.values[-1]):
+        return ""
+    good = np.flatnonzero(np.isfinite(series.values))
+    first = int(good[-1]) + 1 if len(good) else 0
+    return f"train/loss is {not_finite(series.values[first])} since step {series.steps[first]:,}"
+
+# %% ../../nbs/panel/31_still.ipynb #e3cad806
 HIGH = set("acc accuracy f1 auc auroc precision recall iou miou dice map bleu rouge "
            "top1 top5 r2 psnr ssim score".split())
 LOW = set("loss error err perplexity ppl mae mse rmse nll wer cer fid".split())
@@ -115,7 +118,6 @@ def _best(name: str, values: np.ndarray) -> int | None:
         return None
     return int(values.argmin() if words & LOW else values.argmax())
 
-# %% ../../nbs/panel/31_still.ipynb #23f72e8a
 @dataclass
 class Row:
     "One record in the table, as text."
@@ -142,7 +144,7 @@ def _row(name: str, series: Series | None) -> Row:
     return row
 
 def _smoothed(good: Series, series: Series) -> tuple[np.ndarray, np.ndarray]:
-    "Places among the finite points of a record, and the means around them within their own stretch."
+    "Places among the finite points, and the means around them within their own stretch."
     places, means = [], []
     for part in _stretches(series):
         at, values = _smooth(part.values)
@@ -150,19 +152,23 @@ def _smoothed(good: Series, series: Series) -> tuple[np.ndarray, np.ndarray]:
         means.append(values)
     return np.concatenate(places), np.concatenate(means)
 
+# %% ../../nbs/panel/31_still.ipynb #56ef6236
 def _names(records: dict) -> tuple[list[str], list[str]]:
     "Names of losses, training first, and of the other metrics of validation."
-    losses = ["train/loss"] + [name for name in records if name.endswith("/loss") and name != "train/loss"]
-    splits = {name.partition("/")[0] for name in losses[1:]} | {"valid"}
-    return losses, [n for n in records if n.partition("/")[0] in splits and "/" in n and n not in losses]
+    others = [name for name in records if name.endswith("/loss") and name != "train/loss"]
+    losses = ["train/loss", *others]
+    splits = {name.partition("/")[0] for name in others} | {"valid"}
+    return losses, [name for name in records
+                    if name.partition("/")[0] in splits and "/" in name and name not in losses]
 
 def _rows(records: dict) -> list[Row]:
     "The table of a run."
     losses, metrics = _names(records)
     plain = [name for name in ("lr", "grad_norm") if name in records]
-    room, names = 12 - len(plain), losses + metrics  # a picture is no data base
+    room, names = 12 - len(plain), losses + metrics
     rows = [_row(name, records.get(name)) for name in [*names[:room], *plain]]
-    return rows + ([Row(f"and {len(names) - room:,} more", "", "", "")] if len(names) > room else [])
+    more = [Row(f"and {len(names) - room:,} more", "", "", "")]
+    return rows + (more if len(names) > room else [])
 
 # %% ../../nbs/panel/31_still.ipynb #f58ebb17
 def _count(done: int, planned: int | None, what: str) -> str:
@@ -189,13 +195,14 @@ def _changes(view: RunView) -> list[Intervention]:
     return view.journal.changes()
 
 def _error(view: RunView) -> str:
-    "The line of a traceback that names the exception."
-    lines = [line for line in str(view.error or "").splitlines() if re.match(r"[A-Za-z_][\w.]*(:|$)", line)]
-    return re.sub(r"^(\w+\.)+(?=\w+(:|$))", "", lines[-1]) if lines else ""  # without its module
+    "The line of a traceback that names the exception, without its module."
+    named = r"[A-Za-z_][\w.]*(:|$)"
+    lines = [line for line in str(view.error or "").splitlines() if re.match(named, line)]
+    return re.sub(r"^(\w+\.)+(?=\w+(:|$))", "", lines[-1]) if lines else ""
 
 def _trouble(view: RunView, records: dict) -> str:
-    "What went wrong: the error that ended the run, or what became of its loss."
-    return (_error(view) if str(view.state) == "error" else "") or worthless(view, records)
+    "What went wrong: the error that ended the run, or why its weights are invalid."
+    return (_error(view) if str(view.state) == "error" else "") or invalid_reason(view, records)
 
 # %% ../../nbs/panel/31_still.ipynb #49a96bfc
 @dataclass
@@ -215,19 +222,22 @@ class Axis:
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
         if log and low > 0:
             low, high = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            return cls(low, max(high, low + 1), start, end, math.ceil(max(1, high - low) / count), True)
+            step = math.ceil(max(1, high - low) / count)
+            return cls(low, max(high, low + 1), start, end, step, True)
         low = 0.0 if 0 <= low < high / 2 else low
         if high - low <= 1e-9 * max(abs(low), abs(high)) or high == low:
             low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
         power = 10.0 ** math.floor(math.log10((high - low) / count))
-        step = next(power * m for m in (1, 2, 5, 10) if power * m * count >= (high - low) * 0.999)
-        return cls(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end, step)
+        enough = (high - low) * 0.999
+        step = next(power * m for m in (1, 2, 5, 10) if power * m * count >= enough)
+        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        return cls(low, high, start, end, step)
 
     def __call__(self, values) -> np.ndarray:
         values = np.asarray(values, dtype=float)
         values = np.log10(np.maximum(values, 1e-100)) if self.log else values
-        part = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
-        return self.start + part * (self.end - self.start)
+        share = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
 
     def holds(self, values) -> np.ndarray:
         "Which values lie on the axis."
@@ -236,12 +246,15 @@ class Axis:
 
     def ticks(self) -> list[tuple[float, str]]:
         "Pixels and labels."
-        found = [self.low + i * self.step for i in range(int((self.high - self.low) / self.step + 1.001))]
-        labels = [10.0 ** v if self.log else round(v, 12 - math.floor(math.log10(self.step))) for v in found]
+        count = int((self.high - self.low) / self.step + 1.001)
+        found = [self.low + i * self.step for i in range(count)]
+        digits = 12 - math.floor(math.log10(self.step))
+        labels = [10.0 ** v if self.log else round(v, digits) for v in found]
         pixels = self(10.0 ** np.array(found) if self.log else found)
         return [(float(p), _tick(v)) for p, v in zip(pixels, labels)]
 
 def _tick(value: float) -> str:
+    "The label of a tick."
     text = f"{value:,.6g}" if value == 0 or 1e-3 <= abs(value) < 1e7 else _short(value)
     return text.replace("-", "−") if text.startswith("-") else text
 
@@ -256,25 +269,30 @@ def _label(x: float, y: float, text: str, kind: str = "", colour: str = "") -> s
     return f'<text class="{names}" x="{round(x, 1):g}" y="{round(y, 1):g}">{text}</text>'
 
 def _rule(left: float, right: float, y: float) -> str:
-    return f'<line class="ts-g" x1="{left:g}" x2="{right:g}" y1="{round(y, 1):g}" y2="{round(y, 1):g}"/>'
+    "A horizontal line."
+    y = round(y, 1)
+    return f'<line class="ts-g" x1="{left:g}" x2="{right:g}" y1="{y:g}" y2="{y:g}"/>'
 
 def _points(x, y) -> str:
     "`x,y x,y` with one decimal."
-    return " ".join(f"{a:g},{b:g}" for a, b in zip(np.round(x, 1).tolist(), np.round(y, 1).tolist()))
+    pairs = zip(np.round(x, 1).tolist(), np.round(y, 1).tolist())
+    return " ".join(f"{a:g},{b:g}" for a, b in pairs)
 
+# %% ../../nbs/panel/31_still.ipynb #9a32052c
 def _thin(series: Series, points: int) -> Series:
-    "At most so many points, with the first and the last."
+    "At most `points` points, with the first and the last."
     if len(series) <= points:
         return series
-    return _part(series, np.unique(np.linspace(0, len(series) - 1, points).astype(int)))
+    return _select(series, np.unique(np.linspace(0, len(series) - 1, points).astype(int)))
 
 def _band(series: Series, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Steps, 5 % and 95 % quantiles of the bins of a long series."
     edges = np.linspace(0, len(series), bins + 1).astype(int)
-    low, high = np.array([np.quantile(series.values[a:b], (0.05, 0.95)) for a, b in zip(edges, edges[1:])]).T
+    bounds = zip(edges, edges[1:])
+    low, high = np.array([np.quantile(series.values[a:b], (0.05, 0.95)) for a, b in bounds]).T
     return series.steps[(edges[:-1] + edges[1:] - 1) // 2], low, high
 
-# %% ../../nbs/panel/31_still.ipynb #b821f4e2
+# %% ../../nbs/panel/31_still.ipynb #3f3aeaba
 @dataclass
 class Box:
     "A rectangle of the picture, in pixels."
@@ -291,50 +309,56 @@ def _losses(records: dict) -> dict[str, Series]:
     found = {name: records[name] for name in _names(records)[0][:6] if name in records}
     return {name: series for name, series in found.items() if np.isfinite(series.values).any()}
 
-def ran_away(values: np.ndarray, live: np.ndarray) -> np.ndarray:
-    "Which losses of a rewound branch are so far above the live ones that they would press these flat; low ones are all drawn."
+def diverged(values: np.ndarray, live: np.ndarray) -> np.ndarray:
+    "Which losses of a rewound branch would press the present curve flat; low ones never do."
     low, high = float(np.nanmin(live)), float(np.nanmax(live))
     return values > high + max(high - low, abs(high))
 
 def _branches(view: RunView, name: str, series: Series) -> list[tuple[np.ndarray, np.ndarray]]:
-    "Steps and losses that the last rewinds took back, without what ran away: a pair a line."
+    "Steps and losses that the last rewinds took back, without what diverged: a pair a line."
     found, live = [], _finite(series).values
     for branch in view.branches[-BRANCHES:]:
         for part in _stretches(branch.series[name]) if name in branch.series else ():
-            at, values = _smooth(part.values, 60) if name == "train/loss" else (np.arange(len(part)), part.values)
-            seen = ~ran_away(values, live)
-            found += [(each.steps, each.values) for each in _stretches(
-                Series(*(part.steps[at],) * 4, np.where(seen, values, math.nan)))]
+            at, values = np.arange(len(part)), part.values
+            if name == "train/loss":
+                at, values = _smooth(part.values, 60)
+            seen = np.where(~diverged(values, live), values, math.nan)
+            lines = _stretches(Series(*(part.steps[at],) * 4, seen))
+            found += [(each.steps, each.values) for each in lines]
     return found
 
 def _loss_axis(losses: dict[str, Series], box: Box, branches: list = ()) -> Axis:
     "A scale for what will be seen; single high losses may leave it."
-    shown = [_finite(s).values for name, s in losses.items() if name != "train/loss"] + [values for _, values in branches]
+    shown = [_finite(s).values for name, s in losses.items() if name != "train/loss"]
+    shown += [values for _, values in branches]
     if "train/loss" in losses:
         finite = _finite(losses["train/loss"])
-        shown += [_smoothed(finite, losses["train/loss"])[1], np.quantile(finite.values, (0.02, 0.98))]
+        shown += [_smoothed(finite, losses["train/loss"])[1],
+                  np.quantile(finite.values, (0.02, 0.98))]
     values = np.concatenate(shown) if shown else np.empty(0)
     wide = len(values) > 0 and values.min() > 0 and values.max() / 50 > np.median(values)
     return Axis.around(values, box.bottom, box.top, log=bool(wide))
 
-# %% ../../nbs/panel/31_still.ipynb #9a32052c
+# %% ../../nbs/panel/31_still.ipynb #b00b5e56
 def _train(series: Series, x: Axis, y: Axis) -> list[str]:
     "Raw losses, faint, and their mean; each finite stretch for itself."
     parts = []
     for part in _stretches(series):
         at, means = _smooth(part.values)
         if len(series) <= 2 * BINS:
-            parts.append(f'<polyline class="ts-c0" points="{_points(x(part.steps), y(part.values))}" opacity=".3"/>')
+            line = _points(x(part.steps), y(part.values))
+            parts.append(f'<polyline class="ts-c0" points="{line}" opacity=".3"/>')
         else:
             steps, low, high = _band(part, max(1, BINS * len(part) // len(series)))
             outline = _points(x(np.r_[steps, steps[::-1]]), y(np.r_[high, low[::-1]]))
             parts.append(f'<polygon class="ts-f0" points="{outline}" opacity=".18"/>')
         places = x(part.steps[at]), y(means)
-        parts += [f'<polyline class="ts-c0" stroke-width="2" points="{_points(*places)}"/>', _dots(*places, 0) if len(part) == 1 else ""]
-    return parts + _turns(series, x, y)
+        line = f'<polyline class="ts-c0" stroke-width="2" points="{_points(*places)}"/>'
+        parts += [line, _dots(*places, 0) if len(part) == 1 else ""]
+    return parts + _crosses(series, x, y)
 
-def _turns(series: Series, x: Axis, y: Axis) -> list[str]:
-    "A cross where a record is no longer finite, and what it is where it stays so."
+def _crosses(series: Series, x: Axis, y: Axis) -> list[str]:
+    "A cross where a record stops being finite, with what it is where it stays so."
     good = np.isfinite(series.values)
     firsts = np.flatnonzero(~good & np.r_[True, good[:-1]])
     parts = []
@@ -352,16 +376,23 @@ def _dots(x, y, number: int) -> str:
     path = "".join(f"M{point}h0" for point in points[::-1][::math.ceil(len(points) / DOTS)])
     return f'<path class="ts-c{number} ts-dot" d="{path}"/>'
 
-def _validation(series: Series, x: Axis, y: Axis, number: int, points: int = VALIDATION) -> list[str]:
+def _validation(series: Series, x: Axis, y: Axis, number: int,
+                points: int = VALIDATION) -> list[str]:
     "A line with points, in its finite stretches."
-    lines, parts = [], _stretches(series)
-    for part in parts:
+    lines = []
+    for part in _stretches(series):
         part = _thin(part, max(2, points * len(part) // len(series)))
         places = x(part.steps), y(part.values)
-        lines += [f'<polyline class="ts-c{number}" stroke-width="2" points="{_points(*places)}"/>', _dots(*places, number)]
-    return lines + _turns(series, x, y)
+        line = f'<polyline class="ts-c{number}" stroke-width="2" points="{_points(*places)}"/>'
+        lines += [line, _dots(*places, number)]
+    return lines + _crosses(series, x, y)
+
+# %% ../../nbs/panel/31_still.ipynb #df80da7c
+LEGEND = 3  # curves
+BRANCHES = 5  # the last ones, that rewinds took back
 
 def _grid(box: Box, x: Axis, y: Axis) -> list[str]:
+    "Lines and labels of both axes."
     parts = []
     for pixel, label in y.ticks():
         parts += [_rule(box.left, box.right, pixel), _label(box.left - 8, pixel + 4, label, "esq")]
@@ -370,47 +401,27 @@ def _grid(box: Box, x: Axis, y: Axis) -> list[str]:
             parts.append(_label(pixel, box.bottom + 17, label, "msq"))
     return [*parts, _label(box.right, box.bottom + 17, "step", "esq")]
 
-# %% ../../nbs/panel/31_still.ipynb #754419bd
-LEGEND = 3  # curves
-BRANCHES = 5  # the last ones, that rewinds took back
-
 def _ink(losses: dict[str, Series], name: str) -> int:
     "The number of a curve's colour: 0 for training, 1 for the first loader."
-    return 0 if name == "train/loss" else [each for each in losses if each != "train/loss"].index(name) + 1
+    others = [each for each in losses if each != "train/loss"]
+    return 0 if name == "train/loss" else others.index(name) + 1
 
 def _legend(losses: dict[str, Series], box: Box, log: bool) -> str:
-    "Names of the curves above their right end; more than three are named in the table."
+    "Names of the curves above their right end."
     room = (box.width - 80) / max(1, len(losses)) - 24
     names = []
     for name in losses if len(losses) <= LEGEND else ():
         sign = "—" if name == "train/loss" else "●"
         names += [f'<tspan class="ts-f{_ink(losses, name)} ts-b" dx="12">{sign}</tspan> ',
                   _text(name.removesuffix("/loss"), room, 11, middle=True)]
-    title = "loss, powers of ten" if log else "loss"
-    return _label(20, box.top - 8, title, "sq") + _label(box.right, box.top - 8, "".join(names), "esq")
-
-def _curves(view: RunView, records: dict, losses: dict[str, Series], box: Box) -> list[str]:
-    "The large plot."
-    if not losses:
-        why = "no finite loss" if any(name in records for name in _names(records)[0]) else "no losses recorded"
-        return [_label(box.left + box.width / 2, box.top + box.height / 2, why, "mq")]
-    branches = {name: _branches(view, name, series) for name, series in losses.items()}
-    y = _loss_axis(losses, box, [line for lines in branches.values() for line in lines])
-    x = _steps(view, losses, box)
-    parts = [_legend(losses, box, y.log), *_grid(box, x, y), *_rewound(branches, losses, x, y)]
-    points = VALIDATION // max(1, len(losses) - ("train/loss" in losses))
-    for name, series in losses.items():
-        parts += _train(series, x, y) if name == "train/loss" else _validation(series, x, y, _ink(losses, name), points)
-    return parts + _marks(_changes(view), x, box)
-
-def _rewound(branches: dict[str, list], losses: dict[str, Series], x: Axis, y: Axis) -> list[str]:
-    "What the last rewinds took back, faint."
-    return [f'<polyline class="ts-c{_ink(losses, name)}" stroke-width="1.5" points="{_points(x(steps), y(values))}" opacity=".35"/>'
-            for name, lines in branches.items() for steps, values in lines]
+    title, y = "loss, powers of ten" if log else "loss", box.top - 8
+    return _label(20, y, title, "sq") + _label(box.right, y, "".join(names), "esq")
 
 def _steps(view: RunView, curves: dict[str, Series], box: Box) -> Axis:
     "The axis of steps, from 0 to where the run stands."
-    last = max([view.position.step, 1, *(branch.end for branch in view.branches[-BRANCHES:]), *(int(series.steps[-1]) for series in curves.values())])
+    ends = [branch.end for branch in view.branches[-BRANCHES:]]
+    ends += [int(series.steps[-1]) for series in curves.values()]
+    last = max([view.position.step, 1, *ends])
     axis = Axis.around([0, last], box.left, box.right)
     axis.high, axis.step = float(last), max(1.0, axis.step)
     return axis
@@ -424,11 +435,13 @@ class Mark:
 
     @property
     def label(self) -> str:
+        "`3`, or `3–7` of several."
         first, last = self.entries[0].number, self.entries[-1].number
         return str(first) if first == last else f"{first}–{last}"
 
     @property
     def width(self) -> float:
+        "In pixels."
         return max(15.0, 7 + 6.2 * len(self.label))
 
 def _group(entries: list, x: Axis) -> list[Mark]:
@@ -442,8 +455,9 @@ def _group(entries: list, x: Axis) -> list[Mark]:
     return marks
 
 def _disc(left: float, middle: float, width: float, label: str) -> str:
-    return (f'<rect class="ts-mark" x="{left:.1f}" y="{middle - 7.5:g}" width="{width:.1f}" height="15" rx="7.5"/>'
-            + _label(left + width / 2, middle + 3.5, label, "mbw"))
+    "A violet disc with a number."
+    return (f'<rect class="ts-mark" x="{left:.1f}" y="{middle - 7.5:g}" width="{width:.1f}" '
+            f'height="15" rx="7.5"/>' + _label(left + width / 2, middle + 3.5, label, "mbw"))
 
 def _marks(entries: list, x: Axis, box: Box) -> list[str]:
     "Lines and numbers where something was changed."
@@ -452,31 +466,59 @@ def _marks(entries: list, x: Axis, box: Box) -> list[str]:
     faint = ' style="opacity:.2"' if len(lines) > 20 else ""
     parts = [f'<path class="ts-line" d="{path}"{faint}/>'] if path else []
     for mark in _group(sorted(entries, key=lambda entry: entry.step), x):
-        tips = [_text(f"{e.number}: step {e.step:,}: {e.what} {e.change()}") for e in mark.entries[:8]]
+        tips = [_text(f"{e.number}: step {e.step:,}: {e.what} {e.change()}")
+                for e in mark.entries[:8]]
         tips += [f"and {len(mark.entries) - 8:,} more"] if len(mark.entries) > 8 else []
         left = min(max(mark.left, box.left - 4), box.right + 24 - mark.width)
-        parts.append(f"<g><title>{'; '.join(tips)}</title>{_disc(left, box.top + 4, mark.width, mark.label)}</g>")
+        disc = _disc(left, box.top + 4, mark.width, mark.label)
+        parts.append(f"<g><title>{'; '.join(tips)}</title>{disc}</g>")
     return parts
 
 # %% ../../nbs/panel/31_still.ipynb #4f1c9307
+def _curves(view: RunView, records: dict, losses: dict[str, Series], box: Box) -> list[str]:
+    "The large plot."
+    if not losses:
+        recorded = any(name in records for name in _names(records)[0])
+        why = "no finite loss" if recorded else "no losses recorded"
+        return [_label(box.left + box.width / 2, box.top + box.height / 2, why, "mq")]
+    branches = {name: _branches(view, name, series) for name, series in losses.items()}
+    y = _loss_axis(losses, box, [line for lines in branches.values() for line in lines])
+    x = _steps(view, losses, box)
+    parts = [_legend(losses, box, y.log), *_grid(box, x, y), *_rewound(branches, losses, x, y)]
+    points = VALIDATION // max(1, len(losses) - ("train/loss" in losses))
+    for name, series in losses.items():
+        parts += (_train(series, x, y) if name == "train/loss" else
+                  _validation(series, x, y, _ink(losses, name), points))
+    return parts + _marks(_changes(view), x, box)
+
+def _rewound(branches: dict[str, list], losses: dict[str, Series], x: Axis, y: Axis) -> list[str]:
+    "What the last rewinds took back, faint."
+    return [f'<polyline class="ts-c{_ink(losses, name)}" stroke-width="1.5" '
+            f'points="{_points(x(steps), y(values))}" opacity=".35"/>'
+            for name, lines in branches.items() for steps, values in lines]
+
+# %% ../../nbs/panel/31_still.ipynb #7218337b
 def _table(rows: list[Row], losses: dict[str, Series], box: Box) -> list[str]:
     "Last and best values; dots are the legend of many curves."
     last, best, epoch = box.right - 100, box.right - 42, box.right
-    heads = ((last, "last", "esq"), (best, "best", "esq"), (epoch, "epoch", "esq"))
-    parts = [_label(x, box.top, head, kind) for x, head, kind in ((box.left, "metric", "sq"), *heads)]
+    heads = ((box.left, "metric", "sq"), (last, "last", "esq"), (best, "best", "esq"),
+             (epoch, "epoch", "esq"))
+    parts = [_label(x, box.top, head, kind) for x, head, kind in heads]
     for number, row in enumerate(rows, 1):
         y, bad = box.top + 22 * number, "error" if row.last in ("nan", "inf", "-inf") else ""
         many = len(losses) > LEGEND and row.name in losses
         dot = f'<tspan class="ts-f{_ink(losses, row.name)}">●</tspan> ' if many else ""
-        name = f"<title>{_text(row.name)}</title>{dot}{_text(row.name, 86 if dot else 100, middle=True)}"
-        parts += [_rule(box.left, box.right, y - 15), _label(box.left, y, name),
+        label = _text(row.name, 86 if dot else 100, middle=True)
+        parts += [_rule(box.left, box.right, y - 15),
+                  _label(box.left, y, f"<title>{_text(row.name)}</title>{dot}{label}"),
                   _label(last, y, row.last, "eb", bad), _label(best, y, row.best, "e"),
                   _label(epoch, y, row.epoch, "eq")]
     return parts
 
 def _metric(records: dict) -> str | None:
     "The metric of the small plot."
-    return next((name for name in _names(records)[1] if np.isfinite(records[name].values).any()), None)
+    names = _names(records)[1]
+    return next((name for name in names if np.isfinite(records[name].values).any()), None)
 
 def _small(name: str, series: Series, box: Box) -> list[str]:
     "One metric of validation, with its lowest and highest value."
@@ -486,13 +528,16 @@ def _small(name: str, series: Series, box: Box) -> list[str]:
     middle = 0.0 if high > low else 0.5
     y = Axis(low - middle, low - middle + spread, box.bottom - 3, box.top + 3, spread)
     x = Axis(0, max(1, int(series.steps[-1])), box.left, box.right - 48, 1)
-    ends = [(high, box.top + 7), (low, box.bottom)] if high > low else [(high, box.top + box.height / 2 + 4)]
+    ends = [(high, box.top + 7), (low, box.bottom)]
+    if high == low:
+        ends = [(high, box.top + box.height / 2 + 4)]
     title = _text(name, box.width, 11, middle=True)
-    return [_label(box.left, box.top - 10, title, "sq"), _rule(box.left, box.right - 48, box.bottom),
+    return [_label(box.left, box.top - 10, title, "sq"),
+            _rule(box.left, box.right - 48, box.bottom),
             *_validation(series, x, y, 1),
             *(_label(box.right, place, _measured(value), "esq") for value, place in ends)]
 
-# %% ../../nbs/panel/31_still.ipynb #b49485ff
+# %% ../../nbs/panel/31_still.ipynb #8d2d696a
 def _list(entries: list, top: float, width: float) -> tuple[list[str], float]:
     "The first interventions, three in a row, and where the list ends."
     more = f", and {len(entries) - 6:,} more" if len(entries) > 6 else ""
@@ -502,31 +547,33 @@ def _list(entries: list, top: float, width: float) -> tuple[list[str], float]:
         label, x, y = str(entry.number), 20 + index % 3 * column, top + 39 + index // 3 * 22
         disc = max(15.0, 7 + 6.2 * len(label))
         room = column - disc - 32 - _width(f"{entry.step:,}")
-        name = entry.what
         wanted = max(room * 0.55, room - _width(entry.change(), 13))
-        name = _text(name, wanted, 14, middle=True)  # bold is wider
+        name = _text(entry.what, wanted, 14, middle=True)  # bold is wider
         change = _text(entry.change(), max(20, room - _width(html.unescape(name), 14)), 13)
-        text = (f'<tspan class="ts-q">{entry.step:,}</tspan><tspan class="ts-b" dx="6">{name}</tspan>'
-                f'<tspan dx="6">{change}</tspan>')
+        text = (f'<tspan class="ts-q">{entry.step:,}</tspan>'
+                f'<tspan class="ts-b" dx="6">{name}</tspan><tspan dx="6">{change}</tspan>')
         parts += [_disc(x, y - 4, disc, label), _label(x + disc + 7, y, text)]
     return parts, top + 39 + (min(len(entries), 6) - 1) // 3 * 22
 
 def _head(view: RunView, facts: list[str], width: float, bad: bool = False) -> str:
-    "Name and state left, facts right; `bad`: a finished run is in the colour of an error."
+    "Name and state left, facts right; `bad`: a finished run has the colour of an error."
     device = _text(facts[-1], 180, middle=True)
     line = " · ".join([*map(_text, facts[:-1]), *([device] if device else [])])
     state = str(view.state)
     room = width - 40 - _width(html.unescape(line)) - _width(state) - 60
-    name, ink = _text(view.name, max(60, room), 15, middle=True), "error" if bad and state == "finished" else state
+    name = _text(view.name, max(60, room), 15, middle=True)
+    ink = "error" if bad and state == "finished" else state
     title = (f'<tspan font-size="15">{name}</tspan><tspan class="ts-{ink}" dx="16">●</tspan>'
              f'<tspan class="ts-{ink}" dx="5">{state.capitalize()}</tspan>')
     return _label(20, 30, title, "b") + _label(width - 20, 30, line, "eq")
 
 # %% ../../nbs/panel/31_still.ipynb #eeb1fffd
-LIGHT = ("--b:#fff;--i:#1b1f24;--q:#606b76;--l:#e3e6ea;--m:#7d50e6;--green:#23804a;--red:#c9302c;--blue:#2a67c9;"
-         "--amber:#8a6500;--c0:#2f6fd0;--c1:#d96a1d;--c2:#168a83;--c3:#b0578d;--c4:#8a7a2e;--c5:#5b6fb5")
-DARK = ("--b:#1e2124;--i:#e6e8ea;--q:#9aa4ae;--l:#363b40;--m:#a583f5;--green:#5dbb82;--red:#ff7b72;--blue:#6ba6f7;"
-        "--amber:#e0b341;--c0:#5b9bf3;--c1:#ef8f4b;--c2:#41c0b8;--c3:#d784b6;--c4:#bcaa55;--c5:#8fa1e3")
+LIGHT = ("--b:#fff;--i:#1b1f24;--q:#606b76;--l:#e3e6ea;--m:#7d50e6;--green:#23804a;--red:#c9302c;"
+         "--blue:#2a67c9;--amber:#8a6500;--c0:#2f6fd0;--c1:#d96a1d;--c2:#168a83;--c3:#b0578d;"
+         "--c4:#8a7a2e;--c5:#5b6fb5")
+DARK = ("--b:#1e2124;--i:#e6e8ea;--q:#9aa4ae;--l:#363b40;--m:#a583f5;--green:#5dbb82;--red:#ff7b72;"
+        "--blue:#6ba6f7;--amber:#e0b341;--c0:#5b9bf3;--c1:#ef8f4b;--c2:#41c0b8;--c3:#d784b6;"
+        "--c4:#bcaa55;--c5:#8fa1e3")
 FONT = ('font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;'
         "font-variant-numeric:tabular-nums;max-width:100%;height:auto")
 INKS = {"green": ("finished",), "red": ("error",), "blue": ("running", "detached"),
@@ -535,20 +582,23 @@ INKS = {"green": ("finished",), "red": ("error",), "blue": ("running", "detached
 def _style() -> str:
     "The style sheet; it touches nothing but stills."
     rules = {
-        "": f"{LIGHT};{FONT}", " text": "fill:var(--i)", " .ts-q": "fill:var(--q)", " .ts-s": "font-size:11px",
-        " .ts-b": "font-weight:600", " .ts-e": "text-anchor:end", " .ts-m": "text-anchor:middle",
-        " .ts-g": "stroke:var(--l)", " .ts-w": "fill:#fff;font-size:10px", " .ts-mark": "fill:#7d50e6",
-        " .ts-line": "stroke:var(--m);opacity:.45", " .ts-dot": "stroke-width:5;stroke-linecap:round",
+        "": f"{LIGHT};{FONT}", " text": "fill:var(--i)", " .ts-q": "fill:var(--q)",
+        " .ts-s": "font-size:11px", " .ts-b": "font-weight:600", " .ts-e": "text-anchor:end",
+        " .ts-m": "text-anchor:middle", " .ts-g": "stroke:var(--l)",
+        " .ts-w": "fill:#fff;font-size:10px", " .ts-mark": "fill:#7d50e6",
+        " .ts-line": "stroke:var(--m);opacity:.45",
+        " .ts-dot": "stroke-width:5;stroke-linecap:round",
         " polyline": "fill:none;stroke-linejoin:round", " .ts-idle": "fill:var(--q)",
         " .ts-card": "fill:var(--b);stroke:var(--l)"}
     for number in range(6):
-        rules[f" .ts-c{number}"], rules[f" .ts-f{number}"] = f"stroke:var(--c{number})", f"fill:var(--c{number})"
+        rules[f" .ts-c{number}"] = f"stroke:var(--c{number})"
+        rules[f" .ts-f{number}"] = f"fill:var(--c{number})"
     for colour, states in INKS.items():
         rules |= {f" .ts-{state}": f"fill:var(--{colour})" for state in states}
     sheet = "".join(f".tnb-still{selector}{{{rule}}}" for selector, rule in rules.items())
     return f"<style>{sheet}@media (prefers-color-scheme:dark){{.tnb-still{{{DARK}}}}}</style>"
 
-# %% ../../nbs/panel/31_still.ipynb #5a7abd08
+# %% ../../nbs/panel/31_still.ipynb #8d2828c1
 def _body(view: RunView, records: dict, rows: list[Row], width: float) -> tuple[list[str], float]:
     "Curves, table, small plot and list, and the height of all."
     metric = _metric(records)
@@ -557,7 +607,8 @@ def _body(view: RunView, records: dict, rows: list[Row], width: float) -> tuple[
     losses = _losses(records)
     parts = _curves(view, records, losses, large) + _table(rows, losses, table)
     if metric:
-        parts += _small(metric, records[metric], Box(table.left, large.bottom - 58, table.width, 58))
+        small = Box(table.left, large.bottom - 58, table.width, 58)
+        parts += _small(metric, records[metric], small)
     end, changes, error = large.bottom + 17, _changes(view), _trouble(view, records)
     if changes:
         listed, end = _list(changes, end + 14, width)
@@ -582,13 +633,15 @@ def still(
         height += 14
         parts.append(_label(width - 20, height - 12, _text(as_of, width - 40, 11), "esq"))
     values = "; ".join(f"{_text(row.name)} {row.last}" for row in rows)
-    told = f"{_text(' · '.join(facts), 9999)}; {values}; {len(_changes(view)):,} changed by hand"
+    changed = f"{len(_changes(view)):,} changed by hand"
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tnb-still" role="img" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}"><title>{_text(view.name)}: {_text(view.state)}</title>',
-        f"<desc>{told}</desc>", _style(),
-        f'<rect class="ts-card" x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" rx="8"/>',
-        _head(view, facts, width, bool(worthless(view, records))), *parts, "</svg>"])
+        '<svg xmlns="http://www.w3.org/2000/svg" class="tnb-still" role="img" '
+        f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">'
+        f"<title>{_text(view.name)}: {_text(view.state)}</title>",
+        f"<desc>{_text(' · '.join(facts), 9999)}; {values}; {changed}</desc>", _style(),
+        f'<rect class="ts-card" x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" '
+        'rx="8"/>',
+        _head(view, facts, width, bool(invalid_reason(view, records))), *parts, "</svg>"])
 
 # %% ../../nbs/panel/31_still.ipynb #9262a7ee
 def still_text(view: RunView, as_of: str = "") -> str:
@@ -599,7 +652,7 @@ def still_text(view: RunView, as_of: str = "") -> str:
         best = f"  best {row.best} (epoch {row.epoch})" if row.best != "–" else ""
         lines.append(f"  {row.name} {row.last}{best}".rstrip())
     changes = _changes(view)
-    lines += [f"  {entry.number} step {entry.step:,}: {entry.what} {entry.change()}" for entry in changes[:6]]
+    lines += [f"  {e.number} step {e.step:,}: {e.what} {e.change()}" for e in changes[:6]]
     lines += [f"  and {len(changes) - 6:,} more changed by hand"] if len(changes) > 6 else []
     error = _trouble(view, records)
     return "\n".join(lines + [f"  {line}" for line in (error, as_of) if line])

@@ -12,14 +12,15 @@ __all__ = ['ANOTHER', 'FIXED', 'REPLACED', 'PROPERTIES', 'Assigned', 'described'
 # %% ../../nbs/tools/29_assign.ipynb #3c956782
 import torch
 
-from ..core.data import end_persistent_workers, sample_counter
-from ..core.drive import check_max_time, check_seed
+from ..core.data import end_persistent_workers
 from ..core.engine import FinitePolicy, unwrap
 from ..core.hook import ComponentHook
 from ..core.state import Phase
 from ..core.step import OwnLossStep, SupervisedStep
-from ..core.training import check_eval_first, check_metrics, named_loaders
-from ..core.window import check_function, check_micro_batch_size, make_optimizer, usual_step
+from ..core.core_trainer import (check_counts, check_eval_first, check_function, check_max_time, check_metrics, check_seed,
+                                          make_optimizer, usual_step)
+from ..core.evaluator import named_loaders
+from ..core.runner import check_micro_batch_size
 from ..hooks.progress import progress_style
 from ..hooks.schedule import SchedulerHook
 
@@ -54,7 +55,7 @@ def assign(trainer, name: str, value, replace) -> None:
     if name in FIXED:
         replace(trainer, value)
         return
-    with trainer._at_rest(f"trainer.{name} = ..."):
+    with trainer.at_rest(f"trainer.{name} = ..."):
         old = described(getattr(trainer, name, None))
         if replace(trainer, value) is False:
             return
@@ -87,13 +88,14 @@ def replace_best(trainer, value) -> None:
     "The run itself keeps its best record there; for others it is fixed."
     if not isinstance(value, dict):
         refuse("best")(trainer, value)
-    vars(trainer)["best"] = value
+    trainer.loop.best.become(value)
 
 # %% ../../nbs/tools/29_assign.ipynb #e614da0b
 def replace_model(trainer, model) -> None:
     "The same model in another wrapper; ValueError for another model."
     if isinstance(model, torch.nn.Module) and unwrap(model) is trainer.plain_model and not trainer.engine.lockstep:
         vars(trainer)["model"] = model
+        trainer.evaluator.use(modules=trainer._modules())
         return
     raise ValueError(f"trainer.model = {described(model)}: optimizer, schedule and hooks hold the parameters of the model that is there. Make another "
                      "Trainer(model, ...), or give this one the values: trainer.model.load_state_dict(model.state_dict())")
@@ -109,7 +111,9 @@ def swap_component(trainer, old, new) -> None:
 
 def _use_step(trainer, step) -> None:
     own_eval = trainer.eval_step is not trainer.train_step
-    vars(trainer).update(train_step=step, eval_step=trainer.eval_step if own_eval else step)
+    trainer.runner.use(step)
+    if not own_eval:
+        trainer.evaluator.use(eval_step=step)
 
 def replace_train_step(trainer, step) -> None:
     "Another step; None: the usual one. ValueError beside a `loss_fn`."
@@ -124,7 +128,7 @@ def replace_eval_step(trainer, step) -> None:
     "Another step of evaluations; None: as in training."
     if step is not None:
         check_function("eval_step", step, "batch, trainer")
-    vars(trainer)["eval_step"] = step or trainer.train_step
+    trainer.evaluator.use(eval_step=step or trainer.train_step)
 
 def replace_loss_fn(trainer, loss_fn) -> None:
     "Another loss function; None: the model's own loss. ValueError beside a `train_step`, and for one whose parameters are being trained."
@@ -140,6 +144,7 @@ def replace_loss_fn(trainer, loss_fn) -> None:
     if isinstance(loss_fn, torch.nn.Module):
         loss_fn.to(trainer.device)
     vars(trainer)["loss_fn"] = loss_fn
+    trainer.evaluator.use(modules=trainer._modules())
     _use_step(trainer, usual_step(loss_fn))
 
 def replace_metrics(trainer, metrics) -> None:
@@ -149,7 +154,7 @@ def replace_metrics(trainer, metrics) -> None:
     for metric in metrics.values():
         if isinstance(metric, torch.nn.Module):
             metric.to(trainer.device)
-    vars(trainer)["metrics"] = metrics
+    trainer.evaluator.use(metrics=metrics)
 
 # %% ../../nbs/tools/29_assign.ipynb #8d1899d8
 def replace_optim(trainer, optim) -> None:
@@ -175,11 +180,12 @@ def replace_optim(trainer, optim) -> None:
         finish()
     if wanted or any(getattr(hook, "component", None) is old for hook in trainer.hooks):
         swap_component(trainer, old, made)
-    vars(trainer)["base_rates"] = [float(group.get("initial_lr", group["lr"])) for group in made.param_groups]
-    vars(trainer)["base_decays"] = [group.get("weight_decay", 0.0) for group in made.param_groups]
+    trainer.runner.rates.read_groups()
+    trainer.weight_decays.read_groups()
+    trainer.tunables.invalidate()
     if schedule is not None:
         schedule.use_optimizer(trainer)
-    trainer.do_zero_grad()
+    trainer.runner.zero_grad(trainer)
 
 def _reset_rates(trainer) -> None:
     "The optimizer's groups have the rates that they came with."
@@ -233,12 +239,8 @@ def replace_valid_dl(trainer, valid_dl) -> None:
     due = trainer.phase in (Phase.VALID, Phase.CHECK) or (trainer.eval_first and not trainer.boundaries)
     if not loaders and due:
         raise ValueError("trainer.valid_dl = None: an evaluation comes next, and there would be nothing to evaluate")
+    trainer.engine.check(valid_loaders=loaders)
     old, trainer.valid_loaders = trainer.valid_loaders, loaders
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        trainer.valid_loaders = old
-        raise
     for loader in old.values():
         if not any(loader is each for each in loaders.values()):
             end_persistent_workers(loader)
@@ -247,7 +249,7 @@ def replace_valid_dl(trainer, valid_dl) -> None:
 def replace_total(name: str):
     "A `replace` for `epochs` or `max_steps`: a total in one unit takes the place of one in the other."
     def replace(trainer, value):
-        trainer._check_counts_of("trainer", **{name: value})
+        check_counts("trainer", **{name: value})
         if trainer.fast_dev_run:
             raise AttributeError(f"trainer.{name} = {value!r} is refused: fast_dev_run=True is one epoch")
         other = "max_steps" if name == "epochs" else "epochs"
@@ -257,17 +259,12 @@ def replace_total(name: str):
 
 def replace_micro_batch_size(trainer, value) -> None:
     "Other chunks from the next batch on."
-    old, vars(trainer)["micro_batch_size"] = trainer.micro_batch_size, check_micro_batch_size(value)
-    try:
-        trainer.engine.check(trainer)
-    except Exception:
-        vars(trainer)["micro_batch_size"] = old
-        raise
-    vars(trainer).pop("_auto_size", None)
+    trainer.engine.check(micro_batch_size=check_micro_batch_size(value))
+    trainer.runner.micro.replace(value)
 
 def replace_batch_size(trainer, value) -> None:
     "Another way to count the samples of a batch, from the next one on."
-    vars(trainer).update(count_samples=sample_counter(value), batch_size=value)
+    trainer.runner.sizes.replace(value)
 
 def replace_non_finite(trainer, value) -> None:
     "Another policy from the next step on; what was noted so far is looked at first."
@@ -279,9 +276,9 @@ def replace_non_finite(trainer, value) -> None:
 def replace_seed(trainer, value) -> None:
     "Before the first step; a seed counts once. AttributeError later."
     check_seed(value)
-    if trainer.boundaries or trainer.streams() is not None or trainer.data.seed is not None:
+    if trainer.boundaries or trainer.driver.random.streams() is not None or trainer.data.seed is not None:
         raise AttributeError(f"trainer.seed = {value!r} is refused: a seed counts once, when a run begins; {ANOTHER}")
-    vars(trainer)["seed"] = value
+    trainer.driver.random.use_seed(value)
 
 def replace_eval_first(trainer, value) -> None:
     "Before the first step. AttributeError later."
@@ -290,11 +287,11 @@ def replace_eval_first(trainer, value) -> None:
         raise AttributeError(f"trainer.eval_first = {value!r} is refused: the first step is made; trainer.validate() evaluates now")
     if value and not trainer.valid_loaders:
         raise ValueError(f"eval_first={value!r} needs a valid_dl")
-    vars(trainer)["eval_first"] = value
+    trainer.plan.eval_first = value
 
 def replace_max_time(trainer, value) -> None:
     "Seconds or a timedelta, counted from the start of the run."
-    vars(trainer)["max_time"] = check_max_time(value)
+    trainer.driver.max_time = check_max_time(value)
 
 def replace_progress(trainer, value) -> bool:
     "What is drawn from the next drive on; no matter of the run."
@@ -332,7 +329,9 @@ def _property(cls, name: str, replace) -> property:
         return _READ[name](trainer)
     return property(read, lambda trainer, value: assign(trainer, name, value, replace), doc=getattr(found, "__doc__", None))
 
-PROPERTIES = ("train_dl", "valid_dl", "sched", "workspace", "record", "non_finite", "ema", "compile", "resume_data", "seed_samples")
+PROPERTIES = ("train_dl", "valid_dl", "sched", "workspace", "record", "non_finite", "ema", "compile", "resume_data", "seed_samples", "train_step",
+              "eval_step", "metrics", "epochs", "max_steps", "micro_batch_size", "batch_size", "eval_first", "fast_dev_run", "overfit_batches",
+              "limit_batches", "best", "seed", "max_time")
 
 def assignable(cls):
     "A class of trainers whose arguments can be assigned, each through its `replace`."

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['MARKS', 'PACKAGES', 'NAMING', 'TORCH', 'PLAIN_TORCH', 'TORCH_CLASSES', 'REFUSED', 'TRUSTING', 'omegaconf',
-           'load_config', 'plain_values', 'read_config', 'as_kept', 'within', 'check_allowed', 'of_torch',
-           'check_found', 'find_target', 'check_target', 'check_node', 'all_targets', 'check_config', 'node_paths',
+           'missing_file', 'load_config', 'plain_values', 'as_kept', 'read_config', 'within', 'refusal',
+           'check_allowed', 'locate', 'check_way', 'of_torch', 'check_origin', 'check_found', 'find_target',
+           'naming_target', 'check_target', 'check_node', 'check_marks', 'all_targets', 'check_config', 'node_paths',
            'failed_place', 'build_node', 'build_config']
 
 # %% ../../nbs/tools/25_config.ipynb #98ff7558
@@ -22,24 +23,34 @@ from ..core.files import parse_json, read_bounded
 from ..hooks.run_folder import CONFIG
 from .task import names_taken, unknown_name
 
-# %% ../../nbs/tools/25_config.ipynb #f6f41dc5
+# %% ../../nbs/tools/25_config.ipynb #4a1dc589
 def omegaconf():
     "OmegaConf, which comes with Hydra; ImportError names the extra to install."
     try:
         import hydra  # noqa: F401
         from omegaconf import OmegaConf
     except ImportError as error:
-        raise ImportError("from_config() builds with Hydra: pip install trainer_nb[config]") from error
+        raise ImportError("from_config() builds with Hydra: "
+                          "pip install trainer_nb[config]") from error
     return OmegaConf
 
+# %% ../../nbs/tools/25_config.ipynb #ccf904c9
+def missing_file(path: Path) -> FileNotFoundError:
+    "The error for a file that is not there; it names the files that could be meant."
+    kinds, folder = (".yaml", ".yml", ".json"), path.parent
+    found = folder.glob("*") if folder.is_dir() else ()
+    names = sorted(each.name for each in found if each.suffix in kinds)
+    near = difflib.get_close_matches(path.name, names, n=1)
+    hint = f"; there are {', '.join(names)}" if names else ""
+    hint = f"; did you mean {near[0]}?" if near else hint
+    return FileNotFoundError(f"{path}: there is no such file{hint}")
+
+# %% ../../nbs/tools/25_config.ipynb #f6f41dc5
 def load_config(path: Path):
-    "What a YAML file holds, or the file of a run; ValueError for the run of no configuration."
+    "What a YAML file holds, or the file of a run; ValueError for a run without a configuration."
     path = path / CONFIG if path.is_dir() else path
     if not path.is_file():
-        names = sorted(each.name for each in path.parent.glob("*") if each.suffix in (".yaml", ".yml", ".json")) if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}" if names else ""
-        raise FileNotFoundError(f"{path}: there is no such file{hint}")
+        raise missing_file(path)
     text = read_bounded(path, 1 << 24)
     if path.suffix != ".json":
         try:
@@ -51,37 +62,31 @@ def load_config(path: Path):
     held = parse_json(text, path)
     of_run = isinstance(held, dict) and "fingerprint" in held and "config" in held
     if of_run and not isinstance(held["config"], dict):
-        raise ValueError(f"{path}: this run was not built from a configuration, it keeps {held['config']!r} as its config")
+        raise ValueError(f"{path}: this run was not built from a configuration, "
+                         f"it keeps {held['config']!r} as its config")
     return held["config"] if of_run else held
 
+# %% ../../nbs/tools/25_config.ipynb #661b103b
 def plain_values(value, path: str):
-    "The value, if it is made of plain values that a file can keep; ValueError names the key of one that is not."
+    "The value, if a file can keep it; ValueError names the key of a value that it cannot."
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{path or 'the configuration'}: the key {key!r} is a {type(key).__name__}, write it as a text")
+                raise ValueError(f"{path or 'the configuration'}: the key {key!r} is a "
+                                 f"{type(key).__name__}, write it as a text")
         return {key: plain_values(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
     if isinstance(value, list):
         return [plain_values(item, f"{path}[{number}]") for number, item in enumerate(value)]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if value is not None and type(value) not in (bool, int, float, str):
-        raise ValueError(f"{path}: a {type(value).__name__} is no value for a configuration: numbers, texts, lists, dicts, None")
+        raise ValueError(f"{path}: a {type(value).__name__} cannot stand in a configuration: "
+                         "numbers, texts, lists, dicts, None")
     return value
 
-def read_config(cfg) -> tuple[dict, dict]:
-    "A dict, an OmegaConf object, a YAML file, or the folder of a run, as plain values: with every interpolation resolved, and as it is kept."
-    made = omegaconf()
-    given = load_config(Path(cfg)) if isinstance(cfg, (str, os.PathLike)) else cfg
-    if isinstance(given, Mapping) and not made.is_config(given):
-        given = made.create(dict(given))
-    if not made.is_dict(given):
-        raise TypeError(f"a configuration is a dict, an OmegaConf dict or the path of a YAML file, this is a {type(given).__name__}")
-    whole = plain_values(made.to_container(given, resolve=True, throw_on_missing=True, enum_to_str=True), "")
-    return whole, as_kept(whole, made.to_container(given, resolve=False, enum_to_str=True))
-
+# %% ../../nbs/tools/25_config.ipynb #5e0b0527
 def as_kept(value, written):
-    "A value with its interpolations as they were written, but for those of Hydra's own run."
+    "A resolved value with its interpolations as written, except those of Hydra's own run."
     if isinstance(value, dict) and isinstance(written, dict):
         return {key: as_kept(item, written[key]) for key, item in value.items()}
     if isinstance(value, list) and isinstance(written, list):
@@ -91,201 +96,277 @@ def as_kept(value, written):
     own = written.count("${") == written.count("${hydra:")
     return value if own else written
 
-# %% ../../nbs/tools/25_config.ipynb #ee82224c
+# %% ../../nbs/tools/25_config.ipynb #0ab30875
+def read_config(cfg) -> tuple[dict, dict]:
+    "A dict, OmegaConf object, YAML file or folder of a run as plain values: resolved, and as kept."
+    made = omegaconf()
+    given = load_config(Path(cfg)) if isinstance(cfg, (str, os.PathLike)) else cfg
+    if isinstance(given, Mapping) and not made.is_config(given):
+        given = made.create(dict(given))
+    if not made.is_dict(given):
+        raise TypeError("a configuration is a dict, an OmegaConf dict or the path of a YAML file, "
+                        f"this is a {type(given).__name__}")
+    resolved = made.to_container(given, resolve=True, throw_on_missing=True, enum_to_str=True)
+    written = made.to_container(given, resolve=False, enum_to_str=True)
+    whole = plain_values(resolved, "")
+    return whole, as_kept(whole, written)
+
+# %% ../../nbs/tools/25_config.ipynb #cc394400
 MARKS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's own keys
-PACKAGES = ("torch", "torchvision", "transformers", "timm", "torchmetrics", "trainer_nb", "__main__")
-NAMING = ("hydra.utils.get_method", "hydra.utils.get_class", "hydra.utils.get_object")  # they give what their `path` names
-TORCH = ("torch.nn", "torch.optim", "torch.utils.data", "torch.utils.checkpoint", "torch.amp", "torch.distributions", "torch.special", "torch.linalg",
-         "torch.fft", "torch.func")  # the parts of torch that a run is made of; others load pickles, run code, start processes, write files
-PLAIN_TORCH = ("torch", "torch.functional", "torch.random", "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft")
+PACKAGES = ("torch", "torchvision", "transformers", "timm", "torchmetrics", "trainer_nb",
+            "__main__")
+# these return the object that their `path` names
+NAMING = ("hydra.utils.get_method", "hydra.utils.get_class", "hydra.utils.get_object")
+# the parts of torch that a run is made of
+TORCH = ("torch.nn", "torch.optim", "torch.utils.data", "torch.utils.checkpoint", "torch.amp",
+         "torch.distributions", "torch.special", "torch.linalg", "torch.fft", "torch.func")
+PLAIN_TORCH = ("torch", "torch.functional", "torch.random", "torch._C._nn", "torch._C._special",
+               "torch._C._linalg", "torch._C._fft")
 TORCH_CLASSES = ("torch.Generator", "torch.device", "torch.Size")
-REFUSED = (  # parts of these packages that do so, too
-    "torch.load", "torch.save", "torch.from_file", "torch.utils.data.datapipes", "torchvision.io", "torchvision.extension", "torchvision.utils",
-    "torchvision.datasets.utils", "transformers.utils", "transformers.commands", "transformers.testing_utils", "transformers.pipeline",
-    "transformers.pipelines", "transformers.dynamic_module_utils", "transformers.Trainer", "transformers.trainer", "transformers.file_utils", "timm.utils")
+REFUSED = (
+    "torch.load", "torch.save", "torch.from_file", "torch.utils.data.datapipes",
+    "torchvision.io", "torchvision.extension", "torchvision.utils", "torchvision.datasets.utils",
+    "transformers.utils", "transformers.commands", "transformers.testing_utils",
+    "transformers.pipeline", "transformers.pipelines", "transformers.dynamic_module_utils",
+    "transformers.Trainer", "transformers.trainer", "transformers.file_utils", "timm.utils")
 
 def within(name: str, packages) -> bool:
     "A dotted name is one of these, or in one."
     return any(name == each or name.startswith(f"{each}.") for each in packages)
 
+# %% ../../nbs/tools/25_config.ipynb #50475083
+def refusal(name: str, path: str) -> ValueError:
+    "The error for a name that is refused though its package is not."
+    return ValueError(f"{path}._target_: {name!r} is not among what a configuration may use: it "
+                      "could run code or write files, or is private; if you trust this "
+                      f"configuration, from_config(..., allow=({name!r},))")
+
 def check_allowed(name: str, path: str, allow: tuple) -> None:
     "ValueError for a name that a configuration may not use; nothing is imported."
     if not isinstance(name, str) or not all(name.split(".")):
-        raise ValueError(f"{path}._target_: {name!r} is no dotted name, as torch.nn.Linear is one")
+        raise ValueError(f"{path}._target_: {name!r} is not a dotted name, as torch.nn.Linear")
     if within(name, allow):
         return
     if not within(name, PACKAGES):
         known = ", ".join([*PACKAGES, *allow])
-        raise ValueError(f"{path}._target_: {name!r} is not from the packages that a configuration may use ({known}); if you trust it, "
+        raise ValueError(f"{path}._target_: {name!r} is not from the packages that a configuration "
+                         f"may use ({known}); if you trust it, "
                          f"from_config(..., allow=({name.split('.')[0]!r},))")
-    hidden = any(part.startswith("_") for part in name.split(".")[name.startswith("__main__."):])
-    beyond = within(name, ("torch",)) and name.count(".") > 1 and not within(name, TORCH)
-    inside = within(name, ("trainer_nb",)) and name.count(".") > 1 and not within(name, ("trainer_nb.hooks",))
-    if hidden or beyond or inside or within(name, (*REFUSED, "trainer_nb.launch")):
-        raise _refusal(name, path)
+    parts = name.split(".")
+    hidden = any(part.startswith("_") for part in parts[name.startswith("__main__."):])
+    deep = len(parts) > 2
+    of_torch = deep and within(name, ("torch",)) and not within(name, TORCH)
+    of_ours = deep and within(name, ("trainer_nb",)) and not within(name, ("trainer_nb.hooks",))
+    if hidden or of_torch or of_ours or within(name, (*REFUSED, "trainer_nb.launch")):
+        raise refusal(name, path)
 
-def _refusal(name: str, path: str) -> ValueError:
-    return ValueError(f"{path}._target_: {name!r} is not among what a configuration may use: it could run code or write files, or is private; if you trust "
-                      f"this configuration, from_config(..., allow=({name!r},))")
-
-def of_torch(found, name: str) -> bool:
-    "An object with a name within torch is one of the parts that a run is made of, and comes from there."
-    module, kind = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
-    if within(module or "", TORCH):
-        return True
-    if isinstance(found, type):
-        return name in TORCH_CLASSES
-    return module in PLAIN_TORCH and (not kind or "." not in kind or kind.startswith("_VariableFunctionsClass."))
-
-def check_found(found, owner, name: str, path: str, allow: tuple) -> None:
-    "ValueError for an object that comes from somewhere else than its name says."
-    if not callable(found) or isinstance(found, ModuleType):  # a value, or what is no target at all
-        return
-    for each in (found, owner) if isinstance(owner, type) else (found,):
-        module = getattr(each, "__module__", None) or name.rpartition(".")[0]
-        if within(module, allow) or within(name, allow) and within(module, PACKAGES):
-            continue
-        if not within(module, PACKAGES):
-            raise ValueError(f"{path}._target_: {name!r} comes from {module!r}, which is not among the packages that a configuration may use; if you "
-                             f"trust it, from_config(..., allow=({module.split('.')[0]!r},))")
-        if within(f"{module}.{getattr(each, '__qualname__', '')}", REFUSED):
-            raise _refusal(name, path)
-        if within(module, ("torch",)) and each is found and not (isinstance(owner, type) and of_torch(owner, name.rpartition(".")[0])) and not of_torch(each, name):
-            raise _refusal(name, path)
-        if within(module, ("trainer_nb",)) and not isinstance(each, type) and name.count(".") > 1:
-            raise _refusal(name, path)  # a helper of the package's own
-    member = inspect.getattr_static(owner, name.rpartition(".")[2], None) if isinstance(owner, type) else None
-    method = isinstance(owner, type) and not isinstance(member, (classmethod, staticmethod, type)) and not inspect.isbuiltin(member)
-    if method or not (inspect.isclass(found) or inspect.isroutine(found)):
-        raise ValueError(f"{path}._target_: {name!r} is no class, function or class method")
-
-def find_target(name: str, path: str, allow: tuple = ()):
-    "What `_target_` names; ValueError for what is not there, or not allowed."
-    check_allowed(name, path, allow)
-    found, owner = _located(name, path, allow)
-    check_found(found, owner, name, path, allow)
-    return found
-
-def _located(name: str, path: str, allow: tuple) -> tuple:
+# %% ../../nbs/tools/25_config.ipynb #d6e697eb
+def locate(name: str, path: str, allow: tuple) -> tuple:
+    "The object that a dotted name leads to, and the module or class that has it."
     parts, found, owner = name.split("."), None, None
     for end, part in enumerate(parts, 1):
-        here = ".".join(parts[:end])
-        if isinstance(found, ModuleType) and not within(found.__name__, (*allow, *PACKAGES)):
-            raise ValueError(f"{path}._target_: {name!r} leads through the module {found.__name__!r}, which a configuration may not use")
-        if found is not None and not isinstance(found, (ModuleType, type)):
-            raise ValueError(f"{path}._target_: {name!r} leads through {'.'.join(parts[:end - 1])!r}, which is neither module nor class")
-        owner = found
+        check_way(name, path, found, ".".join(parts[:end - 1]), allow)
+        owner, here = found, ".".join(parts[:end])
         if found is None or (isinstance(found, ModuleType) and not hasattr(found, part)):
             try:
                 found = import_module(here)
                 continue
             except ModuleNotFoundError as error:
-                if error.name != here:  # the module is there, and misses something itself
+                if error.name != here:  # the module is there, and another one that it needs is not
                     error.add_note(f"raised while importing {name} for {path} of the configuration")
                     raise
         elif hasattr(found, part):
             found = getattr(found, part)
             continue
-        near = difflib.get_close_matches(part, dir(found), n=1, cutoff=0.6) if found is not None else []
-        meant = ".".join(parts[:end - 1] + near)
-        raise ValueError(f"{path}._target_: there is no {name!r}" + (f"; did you mean {meant!r}?" if near else f": {here!r} was not found"))
+        names = [] if found is None else dir(found)
+        near = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
+        hint = f": {here!r} was not found"
+        if near:
+            hint = f"; did you mean {'.'.join(parts[:end - 1] + near)!r}?"
+        raise ValueError(f"{path}._target_: there is no {name!r}{hint}")
     return found, owner
 
-# %% ../../nbs/tools/25_config.ipynb #9a19726b
-def _naming_target(node: dict, path: str, allow: tuple):
+def check_way(name: str, path: str, found, here: str, allow: tuple) -> None:
+    "ValueError where a name leads through something that is neither allowed module nor class."
+    if isinstance(found, ModuleType) and not within(found.__name__, (*allow, *PACKAGES)):
+        raise ValueError(f"{path}._target_: {name!r} leads through the module {found.__name__!r}, "
+                         "which a configuration may not use")
+    if found is not None and not isinstance(found, (ModuleType, type)):
+        raise ValueError(f"{path}._target_: {name!r} leads through {here!r}, "
+                         "which is neither module nor class")
+
+# %% ../../nbs/tools/25_config.ipynb #212a0fbd
+def of_torch(found, name: str) -> bool:
+    "An object named within torch is one of the parts that a run is made of, and comes from there."
+    module, kind = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    if within(module or "", TORCH):
+        return True
+    if isinstance(found, type):
+        return name in TORCH_CLASSES
+    plain = not kind or "." not in kind or kind.startswith("_VariableFunctionsClass.")
+    return module in PLAIN_TORCH and plain
+
+# %% ../../nbs/tools/25_config.ipynb #14ad04aa
+def check_origin(each, found, owner, name: str, path: str, allow: tuple) -> None:
+    "ValueError where `each`, a found object or the class that has it, comes from elsewhere."
+    parent = name.rpartition(".")[0]
+    module = getattr(each, "__module__", None) or parent
+    if within(module, allow) or within(name, allow) and within(module, PACKAGES):
+        return
+    if not within(module, PACKAGES):
+        raise ValueError(f"{path}._target_: {name!r} comes from {module!r}, which is not among the "
+                         "packages that a configuration may use; if you trust it, "
+                         f"from_config(..., allow=({module.split('.')[0]!r},))")
+    if within(f"{module}.{getattr(each, '__qualname__', '')}", REFUSED):
+        raise refusal(name, path)
+    if within(module, ("torch",)) and each is found:
+        of_class = isinstance(owner, type) and of_torch(owner, parent)
+        if not of_class and not of_torch(each, name):
+            raise refusal(name, path)
+    if within(module, ("trainer_nb",)) and not isinstance(each, type) and name.count(".") > 1:
+        raise refusal(name, path)  # a helper of the package's own
+
+def check_found(found, owner, name: str, path: str, allow: tuple) -> None:
+    "ValueError for an object that comes from somewhere else than its name says."
+    if not callable(found) or isinstance(found, ModuleType):  # the next check refuses these
+        return
+    of_class = isinstance(owner, type)
+    for each in (found, owner) if of_class else (found,):
+        check_origin(each, found, owner, name, path, allow)
+    member = inspect.getattr_static(owner, name.rpartition(".")[2], None) if of_class else None
+    bound = isinstance(member, (classmethod, staticmethod, type)) or inspect.isbuiltin(member)
+    if (of_class and not bound) or not (inspect.isclass(found) or inspect.isroutine(found)):
+        raise ValueError(f"{path}._target_: {name!r} is not a class, function or class method")
+
+# %% ../../nbs/tools/25_config.ipynb #ee82224c
+def find_target(name: str, path: str, allow: tuple = ()):
+    "What `_target_` names; ValueError for what is not there, or not allowed."
+    check_allowed(name, path, allow)
+    found, owner = locate(name, path, allow)
+    check_found(found, owner, name, path, allow)
+    return found
+
+# %% ../../nbs/tools/25_config.ipynb #79aec04c
+def naming_target(node: dict, path: str, allow: tuple):
+    "The function that a node with one of `NAMING` calls; ValueError for wrong keys or names."
     if odd := sorted(set(node) - {"_target_", "path", "_convert_", "_recursive_"}):
-        raise ValueError(f"{path}.{odd[0]}: {node['_target_']} has one key here, path: {unknown_name(odd[0], ['path'])}")
+        raise ValueError(f"{path}.{odd[0]}: {node['_target_']} has one key here, path: "
+                         f"{unknown_name(odd[0], ['path'])}")
     if "path" not in node:
         raise ValueError(f"{path}: {node['_target_']} needs path")
     find_target(node["path"], f"{path}.path", allow)
     return getattr(import_module("hydra.utils"), node["_target_"].rpartition(".")[2])
 
+# %% ../../nbs/tools/25_config.ipynb #9a19726b
 def check_target(node: dict, path: str, allow: tuple = ()) -> None:
-    "Raise ValueError for a node whose target does not exist, is not allowed, or does not take its keys."
+    "ValueError for a target that does not exist, is not allowed, or does not take the node's keys."
     name = node["_target_"]
-    target = _naming_target(node, path, allow) if name in NAMING else find_target(name, path, allow)
-    if not callable(target):
-        raise ValueError(f"{path}._target_: {name} is a {type(target).__name__}, which cannot be called")
-    taken = names_taken(target)
+    find = naming_target(node, path, allow) if name in NAMING else find_target(name, path, allow)
+    if not callable(find):
+        raise ValueError(f"{path}._target_: {name} is a {type(find).__name__}, "
+                         "which cannot be called")
+    taken = names_taken(find)
     for key in node:
-        if key not in MARKS and (key.startswith("_") and taken is None or taken is not None and key not in taken):
+        known = not key.startswith("_") if taken is None else key in taken
+        if key not in MARKS and not known:
             marks = [each for each in MARKS if key.startswith("_")]
-            raise ValueError(f"{path}.{key}: {name} takes no {key!r}; {unknown_name(key, [*(taken or ()), *marks])}")
+            raise ValueError(f"{path}.{key}: {name} takes no {key!r}; "
+                             f"{unknown_name(key, [*(taken or ()), *marks])}")
     if taken is None or node.get("_partial_") or "_args_" in node:
         return
-    parameters = inspect.signature(target).parameters
-    missing = [each for each in taken if parameters[each].default is inspect.Parameter.empty and each not in node]
+    parameters = inspect.signature(find).parameters
+    required = [each for each in taken if parameters[each].default is inspect.Parameter.empty]
+    missing = [each for each in required if each not in node]
     if missing:
-        later = missing[0] in ("params", "parameters", "optimizer", "optim", "pred", "batch")
-        hint = ": with _partial_: true it is called when that is there" if later else ""
-        raise ValueError(f"{path}: {name} needs {', '.join(missing)}{hint}")
+        later = ("params", "parameters", "optimizer", "optim", "pred", "batch")
+        hint = ": with _partial_: true it is called when that is there"
+        raise ValueError(f"{path}: {name} needs {', '.join(missing)}"
+                         + (hint if missing[0] in later else ""))
 
-TRUSTING = {"trust_remote_code": False, "weights_only": True}  # keys, and the one value that runs nobody's code
+# %% ../../nbs/tools/25_config.ipynb #d886f004
+TRUSTING = {"trust_remote_code": False, "weights_only": True}  # the one value allowed
 
 def check_node(value, path: str, allow: tuple = ()) -> None:
     "Check every target in a value."
     if isinstance(value, str) and "${" in value:
-        raise ValueError(f"{path}: {value!r} holds an interpolation that was written so as not to be resolved; it would be, when this is built")
+        raise ValueError(f"{path}: {value!r} holds an interpolation that was written so as not to "
+                         "be resolved; it would be, when this is built")
     if isinstance(value, list):
         for number, item in enumerate(value):
             check_node(item, f"{path}[{number}]", allow)
     elif isinstance(value, dict):
         for key in value:
-            check_node(key, f"{path}.{key}", allow) if "${" in str(key) else None
+            if "${" in str(key):
+                check_node(key, f"{path}.{key}", allow)
         for key in TRUSTING.keys() & value.keys():
             if value[key] is not TRUSTING[key]:
-                raise ValueError(f"{path}.{key}: {value[key]!r} would run code from a file or a server; build this object in Python, and give it to "
-                                 "Trainer(...)")
-        marks = [key for key in value if key.startswith("_") and key.endswith("_")]
-        if "_target_" in value:
-            check_target(value, path, allow)
-        elif marks:
-            known = f"{marks[0]} says how '_target_' is built, and there is none" if marks[0] in MARKS else unknown_name(marks[0], MARKS)
-            raise ValueError(f"{path}{'' if marks[0] in MARKS else '.' + marks[0]}: {known}")
+                raise ValueError(f"{path}.{key}: {value[key]!r} would run code from a file or a "
+                                 "server; build this object in Python, and give it to Trainer(...)")
+        check_marks(value, path, allow)
         for key, item in value.items() if value.get("_recursive_", True) else ():
             check_node(item, f"{path}.{key}", allow)
 
+def check_marks(node: dict, path: str, allow: tuple) -> None:
+    "Check the target of a node; ValueError for other keys of Hydra's without one."
+    if "_target_" in node:
+        check_target(node, path, allow)
+        return
+    marks = [key for key in node if key.startswith("_") and key.endswith("_")]
+    if marks and marks[0] in MARKS:
+        raise ValueError(f"{path}: {marks[0]} says how '_target_' is built, and there is none")
+    if marks:
+        raise ValueError(f"{path}.{marks[0]}: {unknown_name(marks[0], MARKS)}")
+
+# %% ../../nbs/tools/25_config.ipynb #3780ff19
 def all_targets(value, path: str) -> Iterator[tuple[str, str]]:
     "Each name within a value that something is called by, and where it stands."
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        inner = f"{path}[{key}]" if isinstance(value, list) else f"{path}.{key}"
-        naming = isinstance(value, dict) and key == "path" and value.get("_target_") in NAMING
+    lists, dicts = isinstance(value, list), isinstance(value, dict)
+    for key, item in value.items() if dicts else enumerate(value) if lists else ():
+        inner = f"{path}[{key}]" if lists else f"{path}.{key}"
+        naming = dicts and key == "path" and value.get("_target_") in NAMING
         if naming or key == "_target_" and item not in NAMING:
             yield item, inner if naming else path
-        elif not isinstance(value, dict) or value.get("_recursive_", True):
+        elif not dicts or value.get("_recursive_", True):
             yield from all_targets(item, inner)
 
+# %% ../../nbs/tools/25_config.ipynb #755035dc
 def check_config(config: dict, taken: list[str] | None, allow: tuple = ()) -> None:
-    "Raise ValueError for a configuration that cannot be built; `taken` are the trainer's arguments, `allow` packages beside the usual ones."
-    if isinstance(allow, str) or not all(isinstance(each, str) and all(each.split(".")) for each in allow):
+    "ValueError for a configuration that cannot be built; `taken` are the trainer's arguments."
+    packages = not isinstance(allow, str) and all(
+        isinstance(each, str) and all(each.split(".")) for each in allow)
+    if not packages:
         raise ValueError(f"allow={allow!r}: names of packages, as in allow=('my_package',)")
-    for name, path in all_targets({key: value for key, value in config.items() if key != "config"}, ""):
-        check_allowed(name, path.lstrip("."), tuple(allow))  # all of them, before the first module is imported
+    built = {key: value for key, value in config.items() if key != "config"}
+    for name, path in all_targets(built, ""):
+        check_allowed(name, path.lstrip("."), tuple(allow))
     for key, value in config.items():
         if taken is not None and key not in taken and key != "task":
-            composed = "; a file with defaults is composed by Hydra: @hydra.main, or hydra.compose" if key in ("defaults", "hydra") else ""
-            raise ValueError(f"{key}: the trainer takes no {key!r}{composed}; {unknown_name(key, ['task', *taken])}")
+            composed = ("; a file with defaults is composed by Hydra: @hydra.main, or "
+                        "hydra.compose" if key in ("defaults", "hydra") else "")
+            raise ValueError(f"{key}: the trainer takes no {key!r}{composed}; "
+                             f"{unknown_name(key, ['task', *taken])}")
         if key != "config":  # a place for anything
             check_node(value, key, tuple(allow))
     if config.get("model") is None and config.get("task") is None:
         raise ValueError("the configuration has neither 'model' nor 'task': what is to be trained?")
 
-# %% ../../nbs/tools/25_config.ipynb #a683bef2
+# %% ../../nbs/tools/25_config.ipynb #9e45fbf5
 def node_paths(value, path: str = "") -> Iterator[str]:
     "The paths of all values within a value."
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in pairs:
-        inner = f"{path}[{key}]" if isinstance(value, list) else f"{path}.{key}"
+    lists, dicts = isinstance(value, list), isinstance(value, dict)
+    for key, item in value.items() if dicts else enumerate(value) if lists else ():
+        inner = f"{path}[{key}]" if lists else f"{path}.{key}"
         yield inner
         yield from node_paths(item, inner)
 
-def failed_place(told: str, node: dict, path: str) -> str:
-    "The path of what Hydra could not build, by what it says of it (it leaves brackets and dots out of its key)."
+def failed_place(message: str, node: dict, path: str) -> str:
+    "The path of what Hydra could not build, from the key in Hydra's message."
     bare = lambda text: re.sub(r"[\[\].]", "", text)  # noqa: E731
-    key = re.search(r"full_key: (\S+)", told)
+    key = re.search(r"full_key: (\S+)", message)
     found = {bare(each): each for each in node_paths(node)}.get(bare(key[1]), "") if key else ""
     return path + found
 
+# %% ../../nbs/tools/25_config.ipynb #a683bef2
 def build_node(value, path: str):
     "What a value stands for: itself, what its `_target_` makes, or a list or dict of such."
     if isinstance(value, list):
@@ -300,10 +381,13 @@ def build_node(value, path: str):
         return instantiate({"_convert_": "all"} | value)
     except InstantiationException as error:
         raised = error if error.__cause__ is None else error.__cause__
-        raised.add_note(f"raised while building {failed_place(str(error), value, path)} of the configuration")
+        place = failed_place(str(error), value, path)
+        raised.add_note(f"raised while building {place} of the configuration")
     raise raised
 
+# %% ../../nbs/tools/25_config.ipynb #52445f26
 def build_config(config: dict, taken: list[str] | None) -> dict:
-    "The trainer's arguments, and the task: built in this order, whatever that of the file, so that random numbers fall alike."
-    order = ["task", "model", *(taken or sorted(config))]
-    return {key: build_node(config[key], key) for key in dict.fromkeys(order) if key in config and key != "config"}
+    "The trainer's arguments and the task, built in the order of the trainer's arguments."
+    order = dict.fromkeys(["task", "model", *(taken or sorted(config))])
+    return {key: build_node(config[key], key) for key in order
+            if key in config and key != "config"}

@@ -16,10 +16,13 @@ from ..core.files import check_place, whole_file
 from ..core.saved import plain_copy, write_whole
 
 # %% ../../nbs/tools/22_export.ipynb #5f0c863b
-def export_weights(model: torch.nn.Module, path, described: dict, tensors: dict | None = None) -> Path:
-    """Write a model's weights to `path`, and `described` to a .json beside it; ImportError names the extra to install.
-
-    `tensors` are the whole ones of a model that has parts of them only."""
+def export_weights(
+    model: torch.nn.Module,
+    path,  # its suffix becomes .safetensors
+    described: dict,  # for the .json beside it
+    tensors: dict | None = None,  # whole ones, for a sharded model
+) -> Path:
+    "Write a model's weights, and what it is; ImportError names the extra to install."
     try:
         from safetensors.torch import save_file, save_model
     except ImportError as error:
@@ -35,7 +38,8 @@ def export_weights(model: torch.nn.Module, path, described: dict, tensors: dict 
         if tensors is None:
             save_model(model, str(beside), {"format": "pt"})
         else:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(beside), {"format": "pt"})
+            whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(whole, str(beside), {"format": "pt"})
         with open(beside, "rb") as file:
             os.fsync(file.fileno())
     write_whole(path.with_suffix(".json"), lambda file: file.write(text.encode()))
