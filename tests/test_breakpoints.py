@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from trainer_nb.core.control import Command
 from trainer_nb.core.engine import NonFiniteError
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.loop import LocalRunView
+from trainer_nb.panel.view import LocalRunView
 from trainer_nb.hooks.breakpoint import Breakpoint, BreakpointHook, Condition
 from trainer_nb.trainer import Trainer
 

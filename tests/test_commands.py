@@ -11,9 +11,9 @@ from test_drives import (
     assert_same, at_step, disturb, global_streams, in_evaluation, make_loop, recorder, straight, wait_for,
 )  # fmt: skip
 
-from trainer_nb.core.control import Command, CommandHandler, ControlQueue, Mailbox
+from trainer_nb.core.control import Command, CommandHandler, Mailbox
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.loop import LocalRunView
+from trainer_nb.panel.view import LocalRunView
 from trainer_nb.trainer import Trainer
 
 
@@ -427,24 +427,16 @@ def test_other_commands_are_all_kept(kind):
     assert [(e.kind, e.new, e.source) for e in loop.journal] == wanted
 
 
-@pytest.mark.parametrize("queue", [ControlQueue(), mailbox_of(tune=None, pause=None)], ids=lambda queue: type(queue).__name__)
-def test_the_queue_alone(queue):
-    """Names in another order are other values."""
-    assert queue.take() is None
+def test_values_of_other_names_are_other_values():
+    """A slider's values replace those that have the same names in the same order."""
+    mailbox = mailbox_of(tune=None)
     posted = ({"a": 1, "b": 2}, {"b": 3, "a": 4}, {"b": 5, "a": 6}, {"a": 7})
-    replies = [queue.post(tune(**values)) for values in posted]
+    replies = [mailbox.post(tune(**values)) for values in posted]
     taken = []
-    while (item := queue.take()) is not None:
+    while (item := mailbox.take()) is not None:
         taken.append(item[0].values)
     assert taken == [{"a": 1, "b": 2}, {"b": 5, "a": 6}, {"a": 7}]
     assert [reply.status for reply in replies] == ["pending", "void", "pending", "pending"]
-
-
-def test_what_is_void_is_answered():
-    queue = ControlQueue()
-    late = [queue.post(tune(a=1)), queue.post(tune(a=2)), queue.post(Command("pause"))]
-    queue.void("gone")
-    assert [reply.status for reply in late] == ["void"] * 3 and late[2].where == "gone"
 
 
 def test_a_slider_in_an_evaluation_and_in_a_pause():
@@ -527,11 +519,11 @@ def test_unknown_commands_and_wrong_values_are_refused(drive):
 
 def test_the_commands_there_are():
     """What a panel may offer: a plain loop knows less than a trainer."""
-    plain = {"pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate", "watch"}
+    plain = {"pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate", "watch", "save", "rewind"}
     assert LocalRunView(make_loop()).commands == plain
     made = make_loop()
     trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, progress=False, device="cpu")
-    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "save", "rewind", "sweep", "lr_find"}
+    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "sweep", "lr_find"}
 
 
 def test_a_tunable_that_went_away_meanwhile():

@@ -8,7 +8,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.loop import LocalRunView, Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from trainer_nb.panel.view import LocalRunView
 
 COUNT, SIZE, EPOCHS = 26, 4, 2  # seven batches an epoch, the last one with two samples
 BATCHES = 7

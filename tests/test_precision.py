@@ -1,4 +1,4 @@
-"""What counts as a step: loss scaling, autocast, clipping, numbers that are none, rates by hand, changes in mid-window."""
+"""What counts as a step: loss scaling, autocast, clipping, non-finite gradients, rates by hand, changes in mid-window."""
 
 import pytest
 import torch

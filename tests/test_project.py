@@ -61,12 +61,12 @@ NOT_LOADED = set(
 
 
 def module_name(path):
-    """trainer_nb/core/loop.py -> trainer_nb.core.loop"""
+    """trainer_nb/core/hook.py -> trainer_nb.core.hook"""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def layer(module):
-    """trainer_nb.core.loop -> core"""
+    """trainer_nb.core.hook -> core"""
     return module.split(".")[1]
 
 

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import HOOK_POINTS, PARTS, Hook, LambdaHook
-from trainer_nb.core.loop import LocalRunView, Loop
+from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from trainer_nb.panel.view import LocalRunView
 
 NAP = 0.008  # far more than anything else takes here
 IN_A_STEP = (*HOOK_POINTS["batch"], *HOOK_POINTS["step"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainer_nb import Hook, Trainer, Tunable
 from trainer_nb.core import tunable
 from trainer_nb.core.control import TunableView
-from trainer_nb.core.tunable import BoundTunable, check_fields, tunable_field
+from trainer_nb.core.tunable import BoundTunable, PartTunable
 from trainer_nb.panel.tunables import Tunables, groups, plain, read_value, slider_range
 
 
@@ -53,10 +53,9 @@ def hint(row):
 class Rates:
     """Settings with plain attributes."""
 
-    lr: float | None = tunable_field(None, kind=float, min=0)
-    lr_scale: float = tunable_field(1.0, min=0)
+    lr: float | None = None
+    lr_scale: float = 1.0
     label: str = "no tunable"
-    __post_init__ = check_fields
 
 
 class Part:
@@ -70,6 +69,8 @@ class Run:
     """Holds a table of its own tunables and those of its parts."""
 
     speed = Tunable(1.0, min=0)
+    lr = PartTunable(None, "rates", kind=float, min=0)
+    lr_scale = PartTunable(1.0, "rates", min=0)
 
     def __init__(self, **parts):
         self.rates, self.parts, self.asked = Rates(), parts, 0
@@ -78,7 +79,6 @@ class Run:
     def sources(self):
         self.asked += 1
         yield self, ""
-        yield self.rates, ""
         for name, part in self.parts.items():
             yield BoundTunable(f"{name}.order", Tunable(0), lambda: 7, lambda value: None, name)
             yield part, name
@@ -173,10 +173,16 @@ def test_the_table_does_not_keep_its_run_alive():
         gc.enable()
 
 
-def test_a_dataclass_checks_what_it_is_given():
-    assert Rates(lr=1).lr == 1.0 and type(Rates(lr=1).lr) is float
+def test_a_tunable_whose_value_a_part_holds():
+    """Read and written at the part, checked by the owner."""
+    run = Run()
+    run.lr = 1
+    assert run.rates.lr == run.lr == 1.0 and type(run.rates.lr) is float
+    run.rates.lr_scale = 0.5
+    assert run.lr_scale == 0.5 and isinstance(Run.lr, Tunable)
     with pytest.raises(ValueError, match="lr_scale = -1 is refused: a number, 0 or more"):
-        Rates(lr_scale=-1)
+        run.lr_scale = -1
+    assert run.lr_scale == 0.5 and vars(run).keys() == {"rates", "parts", "asked", "tunables"}
 
 
 def own_calls(function):
@@ -205,7 +211,7 @@ def test_a_change_takes_few_calls():
         for _ in run.tunables.apply(run.tunables.validate({"lr": 0.1})):
             pass
 
-    assert len(own_calls(tune)) <= 20
+    assert len(own_calls(tune)) <= 24
     assert own_calls(lambda: (run.rates.lr, run.rates.lr_scale)) == []
 
 

@@ -18,7 +18,6 @@ from .core.control import Command, CommandHandler, RatePlan
 from .core.core_trainer import CoreTrainer, check_note, check_switch, forwarded
 from .core.folder import release
 from .core.hook import ComponentHook
-from .core.loop import LocalRunView
 from .core.state import FitResult, warn, weakly
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay
@@ -364,8 +363,9 @@ def _inspect(self: Trainer, on: bool) -> None:
 
 # %% ../nbs/40_trainer.ipynb #13627499
 @patch(as_prop=True)
-def view(self: Trainer) -> LocalRunView:
+def view(self: Trainer):
     "What a panel may know of this run."
+    from trainer_nb.panel.view import LocalRunView
     return LocalRunView(self)
 
 @patch(as_prop=True)
@@ -373,6 +373,7 @@ def screen(self: Trainer):
     "What refreshes every widget of this run."
     if self._screen is None:
         from trainer_nb.panel.screen import Screen
+        from trainer_nb.panel.view import LocalRunView
         self._screen = Screen(LocalRunView(self, weakly=True))
         weakref.finalize(self, self._screen.close).atexit = False  # the page keeps what it shows when the kernel ends
         self.at_safe_point = self.at_safe_point or self._screen.tick

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OVERRIDDEN', 'IN_BACKGROUND', 'check_optimizer', 'check_same_parameters', 'check_closure', 'make_optimizer',
            'check_function', 'usual_step', 'check_parts', 'check_metrics', 'check_limits', 'check_eval_first',
-           'check_evaluation', 'check_seed', 'check_max_time', 'check_note', 'check_switch', 'forwarded', 'PartTunable',
-           'CoreTrainer', 'switches', 'found_optimizers', 'unheld', 'held_elsewhere', 'total_text', 'read_total',
-           'check_counts', 'end_threads', 'check_save']
+           'check_evaluation', 'check_seed', 'check_max_time', 'check_note', 'check_switch', 'forwarded', 'CoreTrainer',
+           'switches', 'found_optimizers', 'unheld', 'held_elsewhere', 'total_text', 'read_total', 'check_counts',
+           'end_threads', 'check_save']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -52,7 +52,7 @@ from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams
                                    weakly)
 from .step import OwnLossStep, SupervisedStep, fetch_numbers
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best
-from .tunable import BoundTunable, Tunable, Tunables, bind
+from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 
 # %% ../../nbs/core/16_core_trainer.ipynb #98fefbd2
 def check_optimizer(optim, model, loss_fn=None) -> None:
@@ -198,19 +198,6 @@ def forwarded(path: str) -> property:
     def write(self, value):
         setattr(find(self), name, value)
     return property(attrgetter(path), write)
-
-class PartTunable(Tunable):
-    "A tunable of a trainer whose value is held by one of its parts."
-    def __init__(self, default, part: str, **rules):
-        super().__init__(default, **rules)
-        self.part = part
-
-    def __get__(self, instance, owner=None):
-        return self if instance is None else getattr(instance.__dict__[self.part], self.name)
-
-    def store(self, instance, value) -> None:
-        "Set the checked value."
-        setattr(instance.__dict__[self.part], self.name, self.check(value))
 
 # %% ../../nbs/core/16_core_trainer.ipynb #8899d3b2
 OVERRIDDEN = ("do_backward", "do_opt_step", "do_zero_grad")  # a subclass may have its own

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LIST', 'Writer', 'Kept', 'read_entry', 'is_marked', 'KeepRules', 'CheckpointFolder', 'ExitHandler', 'ExitSignals',
-           'BestValues', 'HeldFolder', 'check_rules', 'check_resume', 'resume_run', 'become', 'read_point',
-           'CheckpointHook']
+           'BestValues', 'HeldFolder', 'check_rules', 'check_resume', 'read_point', 'Saver', 'resume_run', 'become',
+           'save_by_hand', 'CheckpointHook']
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #e0fb2caf
 import difflib
@@ -211,6 +211,15 @@ class CheckpointFolder:
         "The checkpoint with the best value, the first of equal ones; None without a metric."
         return next(iter(self.rules.best_few(entries)), None)
 
+    def best_state(self) -> dict | None:
+        "The state in the best checkpoint; None where there is none."
+        entry = self.best_of(self.kept())
+        return None if entry is None else read_state(self.path / entry.file)
+
+    def live(self) -> list[Kept]:
+        "Those of this run, on the path that it has gone, at places to which it can go back."
+        return [each for each in self.kept() if each.live and each.exact and not each.earlier]
+
     def cut(self, step: int) -> None:
         "After a rewind to `step`: what is later is of a dead branch, and stays."
         entries = self.kept()
@@ -326,6 +335,14 @@ class BestValues:
         "From what `state_dict` gave."
         return cls(count, state.get("best_values", [state["best_value"]]), state["value"])
 
+    @staticmethod
+    def unlike(state) -> str:
+        "What in a state is not as `state_dict` gives it, in words; '' where all is."
+        rules = {"best_value": float, "value": float | None}
+        if isinstance(state, dict) and "best_values" in state:
+            rules["best_values"] = list[float]
+        return misfit(state, rules, "it")
+
 # %% ../../nbs/hooks/15_checkpoint.ipynb #88db3cc1
 class HeldFolder:
     "The folder of a run's checkpoints, which the first process locks."
@@ -400,6 +417,79 @@ def check_resume(value):
                      "differs, too), "
                      f"or None (a new run){hint}")
 
+# %% ../../nbs/hooks/15_checkpoint.ipynb #403b4053
+def read_point(path: Path) -> tuple[dict, dict]:
+    "The state of a checkpoint, and the lengths that journal and history had then."
+    state = read_state(path)
+    history = state.get("history", {})  # its points, or how many of them are in the run's folder
+    points = history.get("points", {})
+    counts = history.get("counts") or {name: len(columns[0]) for name, columns in points.items()}
+    return state, {"journal": len(state["journal"]["entries"]), "history": counts}
+
+# %% ../../nbs/hooks/15_checkpoint.ipynb #9b4146ce
+class Saver:
+    "Saves the state of a run, one file at a time."
+    def __init__(self):
+        self.writer = Writer()
+        self.wanted = False  # at the next boundary
+        self._last: tuple[int, int] | None = None  # place that was saved last
+
+    def want(self, trainer, save: Callable) -> None:
+        "Ask the trainer to call `save(trainer)` at the next boundary, once."
+        if not self.wanted:
+            self.wanted = True
+            trainer.ask(lambda: save(trainer))
+
+    def save(self, trainer, folder, value: float | None, suffix: str = "") -> None:
+        """Copy the state; the thread writes it.
+
+        `value`: of the record that decides which is best. `suffix`: of the name of an inexact
+        one."""
+        self.wanted = False
+        state, branch = trainer.step_state, trainer.branch
+        step = state.optimizer_step
+        file = f"step_{step:08d}{f'_branch{branch}' if branch else ''}{suffix}.pt"
+        entry = Kept(file, step, state.epoch, branch, value, exact=not suffix)
+        self.finish()  # an error of the last file comes before anything new
+        taken, run = trainer.state_dict(), weakref.ref(trainer)
+        def write():
+            folder.add(taken, entry)
+            if (there := run()) is not None:
+                there.checkpoint.note_saved(entry.step)
+        if trainer.is_main:
+            self.writer.start(write)
+        self.note(trainer)
+
+    def note(self, trainer) -> None:
+        "The present place of the run is saved."
+        self._last = trainer.branch, trainer.boundaries
+
+    def has(self, trainer) -> bool:
+        "The present place of the run is saved."
+        return self._last == (trainer.branch, trainer.boundaries)
+
+    def finish(self) -> None:
+        "Wait for the file that is being written; raise what went wrong with it."
+        try:
+            self.writer.wait()
+        except BaseException:
+            self._last = None  # it is not there
+            raise
+
+    def best_state(self, folder: CheckpointFolder) -> dict | None:
+        "The state in the best checkpoint, once all are written; None where there is none."
+        self.finish()
+        return folder.best_state()
+
+    def rewind_points(self, folder: CheckpointFolder) -> list[RewindPoint]:
+        "The checkpoints to which the run can go back."
+        paths = [(entry.step, folder.path / entry.file) for entry in folder.live()]
+        return [RewindPoint(step, -1, partial(self._read, path)) for step, path in paths]
+
+    def _read(self, path: Path) -> tuple[dict, dict]:
+        self.writer.wait()
+        return read_point(path)
+
 # %% ../../nbs/hooks/15_checkpoint.ipynb #fd9be9f8
 def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
     """Become the run that `resume` names: of a file, or the latest readable checkpoint of a folder.
@@ -443,16 +533,19 @@ def become(trainer, path: Path, state: dict, refuse: bool = False) -> None:
         nothing = "; nothing is left to train" if found.done else ""
         say(f"resumed from {path}: {found.told(state['position'], totals)}{nothing}")
 
-# %% ../../nbs/hooks/15_checkpoint.ipynb #403b4053
-def read_point(path: Path) -> tuple[dict, dict]:
-    "The state of a checkpoint, and the lengths that journal and history had then."
-    state = read_state(path)
-    history = state.get("history", {})  # its points, or how many of them are in the run's folder
-    points = history.get("points", {})
-    counts = history.get("counts") or {name: len(columns[0]) for name, columns in points.items()}
-    return state, {"journal": len(state["journal"]["entries"]), "history": counts}
+# %% ../../nbs/hooks/15_checkpoint.ipynb #432146dc
+def save_by_hand(hook, trainer, command) -> None:
+    "Answer the command `checkpoint`; CheckpointError for a run that has no folder."
+    if hook.folder is None:
+        raise CheckpointError("the run could not begin in its folder: there is nothing to save")
+    if not trainer.driven and trainer.is_main:
+        hook.held.hold_again(trainer)
+    hook.saver.save(trainer, hook.folder, hook.best.value)
+    if not trainer.driven:  # nothing waits, and an error would go unnoticed
+        hook.saver.finish()
+    trainer.record("save", "checkpoint", source=command.source)
 
-# %% ../../nbs/hooks/15_checkpoint.ipynb #ae60df98
+# %% ../../nbs/hooks/15_checkpoint.ipynb #40c50686
 class CheckpointHook(Hook):
     """Keeps the run on disk: every so many steps or epochs, the best, at the end, and at a signal.
 
@@ -479,11 +572,11 @@ class CheckpointHook(Hook):
         self.held, self.best = HeldFolder(folder), BestValues(keep_best)
         self.resume, self.exit_wait = check_resume(resume), exit_wait
         self.resumed_from: Path | None = None
-        self.signals, self.writer = ExitSignals(exit_signals, exit_code), Writer()
-        self._ready = self._wanted = False
-        self._last = None  # place that was saved last
+        self.signals, self.saver = ExitSignals(exit_signals, exit_code), Saver()
+        self._ready = False
 
     folder = property(lambda self: self.held.folder)
+    writer = property(lambda self: self.saver.writer)
     best_rule = property(lambda self: self.rules.best)
 
     def before_fit(self, trainer):
@@ -492,7 +585,7 @@ class CheckpointHook(Hook):
         if not self._ready:
             run = weakref.ref(trainer)  # the trainer holds the answer
             trainer.mailbox.register("checkpoint", CommandHandler(
-                lambda command: self._save_by_hand(run(), command),
+                lambda command: save_by_hand(self, run(), command),
                 recoverable=(OSError, CheckpointError, FolderTakenError)))
             try:
                 if trainer.boundaries == 0:
@@ -501,7 +594,7 @@ class CheckpointHook(Hook):
                 self.held.give_back()
                 raise
             self._ready = True
-        self._wanted = False
+        self.saver.wanted = False
         self.signals.install(trainer)
 
     def _begin(self, trainer) -> None:
@@ -511,73 +604,39 @@ class CheckpointHook(Hook):
             self.folder.leave_behind()
             return
         self.resumed_from = resume_run(trainer, self.resume, self.folder)
-        # else the folder has no such file yet
-        if self.resumed_from not in (None, Path(self.resume)):
-            self._last = trainer.branch, trainer.boundaries
+        if self.resumed_from not in (None, Path(self.resume)):  # it lies in the folder
+            self.saver.note(trainer)
 
     def after_step(self, trainer):
         "Ask, every so many steps; raise what went wrong with the last file."
         self.best.value = None
-        if self.writer.error is not None:
+        if self.saver.writer.error is not None:
             trainer.ask(self.finish_writing)
         step = trainer.step_state.optimizer_step
         if (self.every_steps and step % self.every_steps == 0) or is_marked(step, self.rules.every):
-            self._want(trainer)
+            self.saver.want(trainer, self._save)
 
     def after_epoch(self, trainer):
         "Ask, every so many epochs."
         if self.every_epochs and trainer.step_state.epoch % self.every_epochs == 0:
-            self._want(trainer)
+            self.saver.want(trainer, self._save)
 
     def on_log(self, trainer, records):
         "Ask, where the metric is better than before."
         name, direction = self.best_kept(trainer) or (None, None)
         if name in records and self.best.add(float(records[name]), direction):
-            self._want(trainer)
-
-    def _want(self, trainer) -> None:
-        if not self._wanted:
-            self._wanted = True
-            trainer.ask(lambda: self._save(trainer))
+            self.saver.want(trainer, self._save)
 
     def _save(self, trainer, suffix: str = "") -> None:
-        "Copy the state; the thread writes it."
-        self._wanted = False
-        state, branch = trainer.step_state, trainer.branch
-        step = state.optimizer_step
-        file = f"step_{step:08d}{f'_branch{branch}' if branch else ''}{suffix}.pt"
-        entry = Kept(file, step, state.epoch, branch, self.best.value, exact=not suffix)
-        self.finish_writing()  # an error of the last file comes before anything new
-        taken, folder, run = trainer.state_dict(), self.folder, weakref.ref(trainer)
-        def write():
-            folder.add(taken, entry)
-            if (there := run()) is not None:
-                there.checkpoint.note_saved(entry.step)
-        if trainer.is_main:
-            self.writer.start(write)
-        self._last = branch, trainer.boundaries
-
-    def _save_end(self, trainer) -> None:
-        if self._ready and self._last != (trainer.branch, trainer.boundaries):
-            self._save(trainer)
-
-    def _save_by_hand(self, trainer, command) -> None:
-        if self.folder is None:
-            raise CheckpointError("the run could not begin in its folder: there is nothing to save")
-        if not trainer.driven and trainer.is_main:
-            self.held.hold_again(trainer)
-        self._save(trainer)
-        if not trainer.driven:  # nothing waits, and an error would go unnoticed
-            self.finish_writing()
-        trainer.record("save", "checkpoint", source=command.source)
+        self.saver.save(trainer, self.folder, self.best.value, suffix)
 
     def finish_writing(self) -> None:
         "Wait for the file that is being written; raise what went wrong with it."
-        try:
-            self.writer.wait()
-        except BaseException:
-            self._last = None  # it is not there
-            raise
+        self.saver.finish()
+
+    def _save_end(self, trainer) -> None:
+        if self._ready and not self.saver.has(trainer):
+            self._save(trainer)
 
     def after_fit(self, trainer):
         "The end of the run is kept."
@@ -618,23 +677,11 @@ class CheckpointHook(Hook):
 
     def best_state(self) -> dict | None:
         "The state in the best checkpoint; None where there is none."
-        if not self.held.owned:
-            return None
-        self.finish_writing()
-        entry = self.folder.best_of(self.folder.kept())
-        return None if entry is None else read_state(self.folder.path / entry.file)
+        return self.saver.best_state(self.folder) if self.held.owned else None
 
     def rewind_points(self) -> list[RewindPoint]:
         "The checkpoints on the path that the run has gone."
-        if not self.held.owned:
-            return []
-        entries = [each for each in self.folder.kept()
-                   if each.live and each.exact and not each.earlier]
-        return [RewindPoint(each.step, -1, partial(self._read_point, each)) for each in entries]
-
-    def _read_point(self, entry: Kept) -> tuple[dict, dict]:
-        self.writer.wait()
-        return read_point(self.folder.path / entry.file)
+        return self.saver.rewind_points(self.folder) if self.held.owned else []
 
     def state_dict(self):
         "The best value so far."
@@ -642,10 +689,7 @@ class CheckpointHook(Hook):
 
     def check_state(self, trainer, state):
         "ValueError for what is no state of this hook."
-        rules = {"best_value": float, "value": float | None}
-        if isinstance(state, dict) and "best_values" in state:
-            rules["best_values"] = list[float]
-        if text := misfit(state, rules, "it"):
+        if text := BestValues.unlike(state):
             raise ValueError(text)
 
     def load_state_dict(self, state):

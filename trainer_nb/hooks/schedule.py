@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCHEDULES', 'MOST_TICKS', 'EXTENDED', 'steps_of', 'warm', 'one_cycle', 'cosine', 'warmup_stable_decay', 'set_rate',
            'Recipe', 'jumps', 'twin', 'own_copy', 'copied', 'foresee', 'rate_after', 'spread', 'numbered', 'check_tick',
-           'TickRule', 'meant_for_epochs', 'extend', 'Schedule', 'schedule_unlike', 'check_schedule', 'warn_of_epochs',
-           'planned_rates', 'SchedulerHook']
+           'TickRule', 'meant_for_epochs', 'extend', 'Schedule', 'schedule_unlike', 'length_of', 'fit_length',
+           'warn_of_length', 'GroupWatch', 'check_schedule', 'warn_of_epochs', 'planned_rates', 'SchedulerHook']
 
 # %% ../../nbs/hooks/12_schedule.ipynb #61ee9e28
 import copy
@@ -393,6 +393,71 @@ def schedule_unlike(state, schedule: Schedule, optimizer) -> str:
         return f"it is of another schedule than {here}: it has {', '.join(more)}"
     return unlike(state["scheduler"], own, "its scheduler", _HOUSEKEEPING)
 
+# %% ../../nbs/hooks/12_schedule.ipynb #634b55a2
+def length_of(schedule: Schedule, trainer) -> int | None:
+    "The ticks of the whole run; None where that is not known. ValueError for ticks of evaluations."
+    every = schedule.rule.every
+    if every == "evaluation":
+        raise ValueError(f"sched={schedule.name} goes by the length of the run: every='step' or "
+                         "'epoch'")
+    whole = trainer.epochs if every == "epoch" else trainer.planned_steps
+    return None if whole is None else max(1, whole - schedule.began)
+
+def fit_length(schedule: Schedule, trainer) -> bool:
+    """Build the scheduler, again where the length of the run has changed.
+
+    False where the length is needed and not known."""
+    totals = [trainer.epochs, trainer.max_steps, trainer.steps_per_epoch]
+    if schedule.scheduler is None and not schedule.takes_length:
+        schedule.make(trainer.optim)
+    if schedule.scheduler is None and schedule.waiting is not None:
+        schedule.with_waiting(trainer.optim)
+    if not schedule.takes_length or totals == schedule.built_for:
+        return True
+    total = length_of(schedule, trainer)
+    if total is None:
+        return False
+    if total != schedule.total:
+        warn_of_length(schedule, trainer, totals, total)
+        schedule.build(trainer.optim, trainer.base_rates, total, schedule.ticks)
+    schedule.built_for = totals
+    return True
+
+def warn_of_length(schedule: Schedule, trainer, totals: list, total: int) -> None:
+    "Warn where the ticks so far would have had other rates in a run of `total` ticks."
+    if not schedule.ticks or schedule.built_for[:2] == totals[:2]:
+        return
+    if schedule.differs(trainer.optim, total):
+        warn(f"the schedule {schedule.name} now goes to {total} {schedule.rule.every or 'step'}s, "
+             "and was made for "
+             f"{schedule.total}: the {schedule.ticks} made so far had other rates than in a run "
+             "that was to "
+             f"have {total} from its start")
+
+# %% ../../nbs/hooks/12_schedule.ipynb #da1f27df
+class GroupWatch:
+    """Gives parameter groups that were added, `optim.add_param_group(...)`, the schedule of the
+    others."""
+    def __init__(self):
+        self.last = None  # group of the optimizer, as it was last seen
+
+    def fit(self, schedule: Schedule, trainer) -> None:
+        "Schedule new groups from the rates that they came with; ValueError where that cannot be."
+        groups, before = trainer.optim.param_groups, self.last
+        if groups[-1] is before or schedule.scheduler is None:
+            return
+        self.last = groups[-1]
+        own = getattr(schedule.scheduler, "base_lrs", groups)
+        known = schedule.rates if schedule.takes_length else own
+        new = groups[len(trainer.base_rates):]
+        trainer.base_rates += [float(group.get("initial_lr", group["lr"])) for group in new]
+        if before is None or len(known) >= len(groups):
+            return
+        if schedule.takes_length:
+            schedule.build(trainer.optim, trainer.base_rates, schedule.total, schedule.ticks)
+        else:
+            extend(schedule.scheduler, groups[len(known):])
+
 # %% ../../nbs/hooks/12_schedule.ipynb #db7e47f2
 def check_schedule(schedule: Schedule, trainer) -> None:
     "ValueError for a scheduler of another optimizer, or one that never ticks or ends too early."
@@ -468,7 +533,7 @@ class SchedulerHook(Hook):
             raise ValueError(f"every={every!r}: 'step', 'epoch' or 'evaluation'")
         self.given = every
         self.schedule = Schedule(scheduler, TickRule(every, metric), settings)
-        self._last_group = None  # of the optimizer, as it was last seen
+        self.groups = GroupWatch()
 
     scheduler = property(lambda self: self.schedule.scheduler)
     recipe = property(lambda self: self.schedule.recipe)
@@ -485,7 +550,7 @@ class SchedulerHook(Hook):
                              "not known: "
                              "give max_steps=, or a train_dl with a length")
         check_schedule(self.schedule, trainer)
-        self.fit_groups(trainer)
+        self.groups.fit(self.schedule, trainer)
         if self.given is None:
             warn_of_epochs(self.schedule, trainer)
 
@@ -493,63 +558,11 @@ class SchedulerHook(Hook):
         """Build the scheduler, again where the length of the run has changed.
 
         False where the length is needed and not known."""
-        schedule = self.schedule
-        totals = [trainer.epochs, trainer.max_steps, trainer.steps_per_epoch]
-        if schedule.scheduler is None and not schedule.takes_length:
-            schedule.make(trainer.optim)
-        if schedule.scheduler is None and schedule.waiting is not None:
-            schedule.with_waiting(trainer.optim)
-        if not schedule.takes_length or totals == schedule.built_for:
-            return True
-        total = self._length(trainer)
-        if total is None:
-            return False
-        if total != schedule.total:
-            self._warn_of_length(trainer, totals, total)
-            schedule.build(trainer.optim, trainer.base_rates, total, schedule.ticks)
-        schedule.built_for = totals
-        return True
-
-    def _length(self, trainer) -> int | None:
-        if self.every == "evaluation":
-            raise ValueError(f"sched={self.schedule.name} goes by the length of the run: "
-                             "every='step' or 'epoch'")
-        whole = trainer.epochs if self.every == "epoch" else trainer.planned_steps
-        return None if whole is None else max(1, whole - self.schedule.began)
-
-    def _warn_of_length(self, trainer, totals: list, total: int) -> None:
-        schedule = self.schedule
-        if not schedule.ticks or schedule.built_for[:2] == totals[:2]:
-            return
-        if schedule.differs(trainer.optim, total):
-            warn(f"the schedule {schedule.name} now goes to {total} {self.every or 'step'}s, and "
-                 "was made for "
-                 f"{schedule.total}: the {schedule.ticks} made so far had other rates than in a "
-                 "run that was to "
-                 f"have {total} from its start")
+        return fit_length(self.schedule, trainer)
 
     def before_train(self, trainer):
         "Schedule a parameter group that was added at the end of the epoch before."
-        self.fit_groups(trainer)
-
-    def fit_groups(self, trainer) -> None:
-        """Give a group that was added, `optim.add_param_group(...)`, the schedule of the others.
-
-        It begins with the rate that it came with. ValueError where the scheduler cannot take it."""
-        groups, before, schedule = trainer.optim.param_groups, self._last_group, self.schedule
-        if groups[-1] is before or schedule.scheduler is None:
-            return
-        self._last_group = groups[-1]
-        own = getattr(schedule.scheduler, "base_lrs", groups)
-        known = schedule.rates if schedule.takes_length else own
-        new = groups[len(trainer.base_rates):]
-        trainer.base_rates += [float(group.get("initial_lr", group["lr"])) for group in new]
-        if before is None or len(known) >= len(groups):
-            return
-        if schedule.takes_length:
-            schedule.build(trainer.optim, trainer.base_rates, schedule.total, schedule.ticks)
-        else:
-            extend(schedule.scheduler, groups[len(known):])
+        self.groups.fit(self.schedule, trainer)
 
     def on_intervention(self, trainer, intervention):
         "Other totals, or another accumulation, are another length."
@@ -559,8 +572,8 @@ class SchedulerHook(Hook):
         "Tick, if it ticks each step."
         schedule = self.schedule
         if schedule.rule.every == "step":
-            if trainer.optim.param_groups[-1] is not self._last_group:
-                self.fit_groups(trainer)
+            if trainer.optim.param_groups[-1] is not self.groups.last:
+                self.groups.fit(schedule, trainer)
             schedule.ticks += 1
             if schedule.rule.numbered:
                 schedule.scheduler.step_update(trainer.step_state.optimizer_step)
@@ -578,8 +591,8 @@ class SchedulerHook(Hook):
             self._tick(trainer)
 
     def _tick(self, trainer):
-        self.fit_groups(trainer)
         schedule, metric = self.schedule, self.metric
+        self.groups.fit(schedule, trainer)
         schedule.ticks += 1
         if schedule.rule.numbered:
             schedule.scheduler.step(trainer.step_state.epoch, trainer.records.get(metric))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LABELS', 'NONE', 'OPTIMIZER', 'none_word', 'value_word', 'read_value', 'slider_range', 'make_slider', 'NumberControl',
-           'SwitchControl', 'ChoiceControl', 'TextControl', 'make_control', 'Row', 'groups', 'group_title', 'Tunables',
-           'ControlPanel']
+           'whole_hook', 'SwitchControl', 'ChoiceControl', 'TextControl', 'make_control', 'Row', 'groups',
+           'group_title', 'Tunables', 'ControlPanel']
 
 # %% ../../nbs/panel/34_tunables.ipynb #824ade8c
 import html
@@ -145,6 +145,11 @@ class NumberControl:
         return f"{plain(float(f'{low:.3g}'))} … {plain(float(f'{high:.3g}'))}{also}"
 
 # %% ../../nbs/panel/34_tunables.ipynb #864cc6f3
+def whole_hook(tunable: TunableView) -> str:
+    "'on' or 'off' for the switch of a hook as a whole; '' for every other tunable."
+    whole = tunable.owner and tunable.name == f"{tunable.owner}.enabled"
+    return value_word(bool(tunable.value), tunable) if whole else ""
+
 class SwitchControl:
     "On or off."
     def __init__(self, tunable: TunableView, user: UserInput, choose: Callable[[object], str]):
@@ -164,9 +169,8 @@ class SwitchControl:
                 self.box.value = bool(tunable.value)
 
     def usual(self) -> str:
-        "What the switch does; of a hook as a whole, that it is on or off."
-        whole = self.tunable.name == f"{self.tunable.owner}.enabled"
-        return value_word(bool(self.tunable.value), self.tunable) if whole else self.tunable.doc
+        "What the switch does, or whether its hook is on."
+        return whole_hook(self.tunable) or self.tunable.doc
 
 class ChoiceControl:
     "One of several."
@@ -232,7 +236,7 @@ class Row:
         self.hint = widgets.HTML()
         self.hint.add_class("tnb-hint")
         label = LABELS.get(tunable.name, tunable.name.rpartition(".")[2])
-        title = html.escape(f"{tunable.name}: {tunable.doc}")
+        title = html.escape(f"{tunable.name}: {whole_hook(tunable) or tunable.doc}")
         name = widgets.HTML(f'<div class="nm" title="{title}">{html.escape(label)}</div>')
         self.widget = widgets.Box([name, *self.control.widgets, self.hint])
         self.widget.add_class("tnb-row")

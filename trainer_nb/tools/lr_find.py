@@ -224,7 +224,7 @@ def _curve(points, ink: str, width: float, opacity: float = 1.0) -> str:
 
 # %% ../../nbs/tools/23_lr_find.ipynb #5eb7118f
 def axes(scales: Scales, lrs) -> list[str]:
-    "The parts of an SVG that are no data."
+    "The parts of the SVG around the data."
     left, _, right, bottom = BOX
     parts = []
     for loss in scales.ticks():

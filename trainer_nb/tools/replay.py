@@ -30,7 +30,7 @@ def first_difference(recorded: dict, here: dict) -> str:
 
 # %% ../../nbs/tools/21_replay.ipynb #ccce07fe
 def warn_of_machine(recorded: dict, here: dict) -> None:
-    "Warn where the machine's arithmetic, as two headers tell it, differs."
+    "Warn where the arithmetic of two machines, by their headers, differs."
     there, here = (header.get("fingerprint", {}) for header in (recorded, here))
     other = [f"{name} {value!r} (here {here.get(name)!r})" for name, value in there.items()
              if value != here.get(name)]
