@@ -167,22 +167,24 @@ def test_actions_come_at_their_boundary():
 
 
 def test_no_action_is_lost_between_two_threads():
-    """What another thread schedules while the due ones are given out comes at the next boundary."""
-    mailbox, done, ready = Mailbox(), [], threading.Event()
-    def schedule():
-        ready.wait()
-        for number in range(2000):
-            mailbox.schedule(lambda number=number: done.append(number))
+    """What another thread schedules while the due ones are picked out comes at the next boundary."""
+    threads = []
+    class Watched(list):
+        """Each time that all entries were looked at, another thread schedules one more."""
+        def __iter__(self):
+            yield from super().__iter__()
+            number = len(threads)
+            threads.append(threading.Thread(target=mailbox.schedule, args=(lambda: number,)))
+            threads[-1].start()
+            threads[-1].join(0.1)
 
-    thread = threading.Thread(target=schedule)
-    thread.start()
-    ready.set()
-    boundary = 0
-    while thread.is_alive() or mailbox.next_due < math.inf:
-        boundary += 1
-        for action in mailbox.due(boundary):
-            action()
-    assert done == list(range(2000))
+    mailbox = Mailbox()
+    mailbox._scheduled = Watched()
+    mailbox.schedule(lambda: "first")
+    assert [action() for action in mailbox.due(1)] == ["first"]
+    for thread in threads:
+        thread.join()
+    assert sorted(action() for action in mailbox.due(2)) == list(range(len(threads))) != []
 
 
 # ---- validate
