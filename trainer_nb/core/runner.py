@@ -172,12 +172,6 @@ class GradientPolicy:
         self.engine, self.settings, self.finite = engine, settings, finite
         self.wants_norm = False  # somebody asked for the norm, with or without clipping
 
-    @property
-    def looks(self) -> bool:
-        "Whether the gradients are looked at before the step."
-        return (self.finite.policy is not None or self.wants_norm
-                or self.settings.grad_clip is not None)
-
     def replace(self, finite: FinitePolicy) -> None:
         "Decide by another policy from the next step on."
         self.finite = finite
@@ -509,7 +503,10 @@ def optimizer_step(self: StepRunner, owner) -> bool:
     if hooks.before_step:
         hooks.fire("before_step", owner)
         there = engine.any_gradient()  # a hook may have replaced some
-    stepped = there and (not self.gradients.looks or self.accepts(engine.gradients()))
+    policy = self.gradients
+    looks = policy.finite.policy or policy.wants_norm or policy.settings.grad_clip is not None
+    stepped = there and (not looks or policy.accept(
+        state.optimizer_step + 1, engine.gradients(), self.place_in_words, self.context))
     state.closing = True
     if stepped:
         stepped = self.rates.step() if self._step is None else self._step(owner)
@@ -526,12 +523,6 @@ def optimizer_step(self: StepRunner, owner) -> bool:
         self.refused += there
     state.closing = False
     return stepped
-
-@patch
-def accepts(self: StepRunner, gradients: list) -> bool:
-    "Whether the next step may be made with these gradients, which are clipped."
-    step = self.state.optimizer_step + 1
-    return self.gradients.accept(step, gradients, self.place_in_words, self.context)
 
 @patch
 def note_no_gradient(self: StepRunner, owner) -> bool:
