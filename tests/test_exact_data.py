@@ -338,7 +338,7 @@ def test_another_model_is_refused_before_the_first_step_too(tmp_path):
         other.load(path)
     assert differences(plain_copy(other.state_dict()), before) == []
     write_state({"model": {}}, tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match="no state of a run: it lacks optim"):
+    with pytest.raises(CheckpointError, match="not a state of a run: it lacks optim"):
         other.load(tmp_path / "weights.pt")
 
 

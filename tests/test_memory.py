@@ -237,7 +237,7 @@ def test_a_profile_changes_no_weights(tmp_path):
     with_it.fit()
     without.fit()
     assert torch.equal(weights(with_it), weights(without))
-    assert torch.equal(with_it.streams().torch, without.streams().torch)
+    assert torch.equal(with_it.driver.random.streams().torch, without.driver.random.streams().torch)
 
 
 @pytest.mark.parametrize("steps, recorded", [(2, None), (3, None), (5, 2)])
