@@ -34,10 +34,10 @@ def pairs(*sizes):
 # and keep_steps are saved *and* kept, in between as well: both are keep_every, a number or a list; where both are given, a list of all of them.
 
 
-def in_our_words(interval, previous=0, every=0, steps=(), end=0):
+def in_our_words(folder, interval, previous=0, every=0, steps=(), end=0):
     """The same rules for our hook."""
     marked = sorted({*steps, *(range(every, end + 1, every) if every and steps else ())}) or every or None
-    return CheckpointHook(every_steps=interval, every_epochs=None, keep_last=previous + 1, keep_every=marked)
+    return CheckpointHook(folder, every_steps=interval, every_epochs=None, keep_last=previous + 1, keep_every=marked)
 
 
 @pytest.mark.parametrize(("rules", "end", "kept"), [
@@ -50,8 +50,7 @@ def in_our_words(interval, previous=0, every=0, steps=(), end=0):
     ({"interval": 2, "every": 2}, 6, [2, 4, 6]), ({"interval": 6, "previous": 2, "every": 3}, 12, [3, 6, 9, 12])], ids=str)
 def test_retention(rules, end, kept, tmp_path):
     """Which steps are on the disk at the end."""
-    hook = in_our_words(**rules, end=end)
-    hook.given = tmp_path
+    hook = in_our_words(tmp_path, **rules, end=end)
     make(pairs(1, 1), hook, epochs=None, max_steps=end).fit()
     assert [each.step for each in hook.folder.kept()] == kept
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == [f"step_{step:08d}.pt" for step in kept]

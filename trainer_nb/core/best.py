@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from .driver import Driver
+from .engine import unwrap
 from .saved import CheckpointError, plain_copy
 from .training import no_record
 
@@ -61,7 +62,7 @@ class BestState:
     def live(self) -> dict:
         "The tensors of model and loss function, by name; the very ones."
         loss_fn = self.loop.evaluator.modules[1:]
-        return {"model": dict(self.engine.plain_model.state_dict()),
+        return {"model": dict(unwrap(self.engine.model).state_dict()),
                 "loss_fn": dict(loss_fn[0].state_dict()) if loss_fn else {}}
 
     def tensors(self, owner) -> dict:

@@ -22,6 +22,7 @@ from .checks import (data_unlike, journal_unlike, misfit, optimizer_unlike,
                                     rates_unlike, run_unlike, streams_unlike, tensors_unlike)
 from .data import loader_generators, restore_generators
 from .driver import Driver
+from .engine import unwrap
 from .hook import HookRow, has_state
 from .journal import Intervention, Journal, fingerprint
 from .own_state import generator_state, set_generator_state
@@ -86,7 +87,7 @@ class ModelPart:
     def __init__(self, driver: Driver):
         self.driver, self.engine, self.evaluator = driver, driver.engine, driver.loop.evaluator
 
-    model = property(lambda self: self.engine.plain_model)
+    model = property(lambda self: unwrap(self.engine.model))
     loss_fn = property(lambda self: next(iter(self.evaluator.modules[1:]), None))
 
     def _loss_state(self) -> dict:
