@@ -507,8 +507,8 @@ def table_text(text: str) -> str:
     marks = str.maketrans({mark: f"&#{ord(mark)};" for mark in "&<>|[]`*\\"})
     return " ".join(text.translate(marks).split())
 
-def hook_table(rows: list[HookRow], clock: "StepClock | None" = None) -> str:
-    "Rows as a Markdown table, with calls and time where they were counted."
+def hook_table(rows: list[HookRow], clock=None) -> str:
+    "Rows as a Markdown table; with calls and time, where a `StepClock` counted them."
     lines = ["| order | hook | on | takes part in | calls | ms |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         calls = f"{'≈' * row.estimated}{row.calls}" if clock else "–"
