@@ -187,7 +187,7 @@ class LayerGroupsHook(Hook):
                 setattr(group, attribute, value)
                 self._apply()
             return set_and_apply
-        frozen = FreezeSwitch(f"{name}.frozen", Tunable(False, doc=f"rests: {group.numbers:,} numbers that are not trained"),
+        frozen = FreezeSwitch(f"{name}.frozen", Tunable(False, doc=f"frozen ({group.numbers:,} parameters)"),
                               lambda: group.frozen, write("frozen"), owner)
         frozen.others = lambda: self._others or any(not other.frozen for other in self.groups.values() if other is not group)
         scale = Tunable(1.0, min=0, scale="log", doc="times the run's rate")
