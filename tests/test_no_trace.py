@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import Hook, Trainer
 from trainer_nb.core import own_state
-from trainer_nb.core.own_state import KeptObjects
+from trainer_nb.core.own_state import ObjectSnapshot
 
 
 class Bank(Hook):
@@ -155,8 +155,8 @@ def test_a_large_tensor_is_named(monkeypatch):
     """It is not copied; what became of it is said."""
     monkeypatch.setattr(own_state, "LARGE", 8)
     holder = SimpleNamespace(table=torch.zeros(4), other=torch.zeros(4))
-    kept = KeptObjects({"holder": holder})
+    kept = ObjectSnapshot({"holder": holder})
     holder.table += 1
     with pytest.warns(UserWarning, match="^holder.table: larger than") as told:
-        kept.put_back()
+        kept.restore()
     assert len(told) == 1

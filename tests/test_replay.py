@@ -182,7 +182,7 @@ def test_a_batch_that_was_left_out_is_left_out_again():
     trainer.fit(skip_failed=True)
     again = make(ReplayHook(trainer.journal), epochs=3)
     again.fit()
-    assert again.data.left_out == trainer.data.left_out == {1: {5}} and same(trainer, again)
+    assert again.data.skipped_batches == trainer.data.skipped_batches == {1: {5}} and same(trainer, again)
 
 
 @pytest.mark.parametrize("own", [{"epochs": 3}, {"epochs": 4}])

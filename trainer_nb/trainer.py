@@ -168,7 +168,7 @@ class Trainer(CoreTrainer):
             "pause_not_when": CommandHandler(self._answer_pause_not_when, check_note)}
         for name, handler in handlers.items():
             self.mailbox.register(name, handler)
-        if self.engine.lockstep:  # a breakpoint may pause the run after any step
+        if self.engine.is_distributed:  # a breakpoint may pause the run after any step
             self.mailbox.more = weakly(self._has_breakpoints)
 
     def _add_hooks(self, record: bool, progress, sched, ema) -> None:

@@ -267,7 +267,7 @@ class RandomPart:
         streams = None if given is None else RandomStreams.from_state(given)
         if streams is not None and not known:
             with OwnStreams().placed(lambda: streams) as split:
-                self.engine.part_streams()
+                self.engine.split_rng_by_rank()
             streams = split.held
         self.random.use(streams, self.driver.driven)
 
@@ -658,7 +658,7 @@ def check_rewind(self: RunCheckpoint, values: dict) -> dict:
 @patch
 def settle_files(self: RunCheckpoint) -> None:
     "What the first process is still writing is there for all."
-    if self.engine.lockstep:
+    if self.engine.is_distributed:
         self.hooks.ask("finish_writing")
         self.engine.gather(None)
 

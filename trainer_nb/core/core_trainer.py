@@ -271,7 +271,7 @@ class CoreTrainer:
             limit_batches, overfit_batches = int(fast_dev_run), None
         check_evaluation(eval_first, valid_dl, metrics, eval_step)
         best, train_limit = check_best(best), limit_of(limit_batches, "train")
-        data = engine.data_class(train_dl, resume_data, train_limit, overfit_batches,
+        data = engine.make_data(train_dl, resume_data, train_limit, overfit_batches,
                                  seed if seed_samples else None)
         check_parts(model, train_step, loss_fn, optim, hooks)
         self.plan = Plan(epochs, max_steps, None, eval_first, bool(fast_dev_run))
@@ -285,7 +285,7 @@ class CoreTrainer:
         self.hooks, self.model = HookSet(hooks), model
         self._build_engine(optim, engine.pick_device(device), compile, engine)
         self._build_runner(train_step or usual_step(loss_fn), sizes, finite, micro)
-        random = RunRandom(self.step_state, seed, self.engine.part_streams)
+        random = RunRandom(self.step_state, seed, self.engine.split_rng_by_rank)
         self._build_evaluator(random, eval_step, metrics, valid_dl, limit_batches, overfit_batches)
         self._build_loop(data, best)
         self._build_driver(random, max_time)
@@ -338,7 +338,7 @@ class CoreTrainer:
 
     def _build_loop(self, data, best) -> None:
         self.loop = TrainingLoop(self.plan, data, self.runner, self.evaluator, BestRecord(best))
-        self.engine.usual_items = data.usual_items
+        self.engine.nominal_batch_size = data.nominal_batch_size
 
     def _modules(self) -> list:
         "The modules that have a mode: the model, and a loss function that is one."
@@ -347,11 +347,11 @@ class CoreTrainer:
 # %% ../../nbs/core/16_core_trainer.ipynb #14884cac
 @patch
 def _build_driver(self: CoreTrainer, random, max_time) -> None:
-    lockstep = self.engine.lockstep
-    self.mailbox = SharedMailbox(self.engine) if lockstep else Mailbox()
+    is_distributed = self.engine.is_distributed
+    self.mailbox = SharedMailbox(self.engine) if is_distributed else Mailbox()
     self.driver = Driver(self.loop, self.mailbox, random, Journal(), max_time)
     self.driver.make_header = weakly(self.header)
-    if lockstep:
+    if is_distributed:
         self.runner.attention = weakly(self.driver.has_pending_commands)
     self.background = Background()
     self.weight_decays = WeightDecays(self.engine)
@@ -1345,7 +1345,7 @@ def load(self: CoreTrainer, path, optimizer: bool = True) -> None:
     self.load_state_dict(state, optimizer)
     if self.is_main and (found.settings or found.data):
         totals = {"epochs": self.epochs, "max_steps": self.max_steps}
-        say(f"loaded {path}: {found.told(state['position'], totals)}")
+        say(f"loaded {path}: {found.summary(state['position'], totals)}")
 
 @patch
 def made_of(self: CoreTrainer) -> dict:

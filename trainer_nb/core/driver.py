@@ -541,7 +541,7 @@ def advance(self: Driver, name: str, owner):
 def take_steps(self: Driver, owner):
     "The inner loop of every verb; returns how the run stands when the drive ends."
     state, hooks, context = self.step_state, self.hooks, self.loop.context
-    lockstep, others, waiting = self.engine.lockstep, TURNS.waiting, self.mailbox.waiting
+    together, others, waiting = self.engine.is_distributed, TURNS.waiting, self.mailbox.waiting
     generator = self.generator
     while True:
         point = next(generator, END)
@@ -554,11 +554,11 @@ def take_steps(self: Driver, owner):
             self.at_safe_point(point)
             generator = self.generator  # another state may have been loaded there
         if boundary:
-            agreed = lockstep and self.agree()
+            agreed = together and self.agree()
             if waiting or hooks.stale or self.due(agreed):
                 outcome = yield from self.at_boundary(owner, agreed)
                 generator = self.generator
-        elif waiting and context.eval_batch is not None and not lockstep:
+        elif waiting and context.eval_batch is not None and not together:
             outcome = yield from self.in_evaluation(owner)
             generator = self.generator
         if outcome is not None:
@@ -592,7 +592,7 @@ def due(self: Driver, agreed: bool) -> bool:
 @patch
 def refresh_due(self: Driver, agreed: bool) -> bool:
     "It is time to look at what is looked at twice a second."
-    return agreed if self.engine.lockstep else perf_counter() >= self.next_refresh
+    return agreed if self.engine.is_distributed else perf_counter() >= self.next_refresh
 
 @patch
 def at_boundary(self: Driver, owner, agreed: bool = False):
@@ -732,7 +732,7 @@ def wait_for_command(self: Driver, command: Command, owner, asked_by: str | None
     while True:
         if may_hold:
             self.tick("paused")
-        if self.engine.lockstep:
+        if self.engine.is_distributed:
             self.agree()
         item = self.mailbox.take()
         if item is None:
@@ -800,7 +800,7 @@ def discard_evaluation(self: Driver, owner) -> None:
 @patch
 def settle_idle(self: Driver, owner) -> None:
     "Carry out what came when no driver was there to take it; a wish to a driver is void."
-    if self.engine.lockstep:
+    if self.engine.is_distributed:
         self.mailbox.release()
     while (item := self.mailbox.take()) is not None:
         command, reply = item

@@ -257,7 +257,7 @@ class BackwardSeeds:
 class OneProcess:
     "What one process answers where several would have to ask each other."
     rank, size = 0, 1
-    lockstep = False  # several processes make each step together
+    is_distributed = False  # several processes make each step together
 
     def gather(self, value) -> list:
         "A value (plain, or tensors on the CPU) of each process, by rank."
@@ -273,7 +273,7 @@ class OneProcess:
     def leave(self, error: BaseException) -> None:
         "This process is out of step with the others."
 
-    def part_streams(self) -> None:
+    def split_rng_by_rank(self) -> None:
         "Give the processes random streams of their own: they have been the same until now."
 
 # %% ../../nbs/core/06_engine.ipynb #01b1fcaa
@@ -347,7 +347,7 @@ class LossScaling:
 # %% ../../nbs/core/06_engine.ipynb #d1c67370
 class Engine:
     "Runs the parts of a step on one device; a subclass runs them in another way."
-    data_class, pick_device = EpochIterator, staticmethod(pick_device)
+    make_data, pick_device = EpochIterator, staticmethod(pick_device)
     sharded = False  # each process has a part of every parameter
     precision = property(attrgetter("casting.name"))
     training_autocast = property(attrgetter("casting.training"))
@@ -361,7 +361,7 @@ class Engine:
     any_of = property(attrgetter("processes.any_of"))
     check_alike = property(attrgetter("processes.check_alike"))
     leave = property(attrgetter("processes.leave"))
-    part_streams = property(attrgetter("processes.part_streams"))
+    split_rng_by_rank = property(attrgetter("processes.split_rng_by_rank"))
 
     def __init__(self, model, optim, device: torch.device, precision: str | None = None,
                  processes=None):
@@ -370,8 +370,8 @@ class Engine:
         self.moves = device.type != "cpu"  # batches have to be brought to the device
         self.processes = processes = OneProcess() if processes is None else processes
         self.rank, self.num_processes = processes.rank, processes.size
-        self.is_main, self.lockstep = processes.rank == 0, processes.lockstep
-        self.usual_items: int | None = None  # of a batch, until several processes know all items
+        self.is_main, self.is_distributed = processes.rank == 0, processes.is_distributed
+        self.nominal_batch_size: int | None = None  # of a batch, until all items are known
         self.params, self.seeds = HeldParameters(model, optim), BackwardSeeds()
         self.scaling = LossScaling()
         self.set_precision(precision)

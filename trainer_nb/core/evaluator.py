@@ -14,7 +14,7 @@ from math import inf
 import torch
 from fastcore.basics import patch
 
-from .data import (ABSENT, all_batches, check_loader, close_iterator, keeps_workers,
+from .data import (NO_BATCH, all_batches, check_loader, close_iterator, keeps_workers,
                                   limited, loader_generators, loader_length, opened, other_length,
                                   pass_indices, uncertain_size)
 from .engine import Engine
@@ -199,9 +199,9 @@ def evaluate_loader(self: Evaluator, loader, name: str, totals, limit: int | Non
     try:
         named = all_batches(iterator, lambda: batch_name(self.state, context))
         for batch in islice(named, limit):
-            if batch is ABSENT:
+            if batch is NO_BATCH:
                 engine.before_pass(batch, None, False)
-                engine.idle_pass(lambda batch: self.loss_of(batch, owner), training=False)
+                engine.zero_weight_pass(lambda batch: self.loss_of(batch, owner), training=False)
                 continue
             self.evaluate_batch(batch, totals, owner)
             count += 1
@@ -214,7 +214,7 @@ def evaluate_loader(self: Evaluator, loader, name: str, totals, limit: int | Non
     if not sum(engine.gather(count)):
         raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")
     length = loader_length(loader)
-    if not engine.lockstep and length is not None and count != min(length, limit or inf):
+    if not engine.is_distributed and length is not None and count != min(length, limit or inf):
         self.warn_length(f"the loader {name!r}", count, length)
 
 @patch
@@ -224,7 +224,7 @@ def evaluate_batch(self: Evaluator, batch, totals, owner) -> None:
     context.batch, context.pred = engine.place(batch), None
     if hooks.before_batch:
         hooks.fire("before_batch", owner)
-    if engine.lockstep:
+    if engine.is_distributed:
         engine.before_pass(context.batch, None, False)
     with torch.no_grad():
         with engine.autocast:
@@ -258,7 +258,7 @@ def finish_loader(self: Evaluator, name: str, totals, owner) -> dict[str, float]
     outputs, gather = totals.outputs, self.engine.gather
     if outputs is None:
         return totals.compute(gather)
-    if self.engine.lockstep:  # each process has every n-th batch
+    if self.engine.is_distributed:  # each process has every n-th batch
         each = gather(to_cpu(outputs))
         outputs = [found for turn in zip_longest(*each) for found in turn if found is not None]
     with torch.no_grad():

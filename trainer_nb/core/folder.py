@@ -125,7 +125,7 @@ def _make_free(lock: FolderLock, take_over: bool) -> None:
         return lock.close()
     engine = getattr(owner, "engine", None)
     # its end is work for all processes
-    together = getattr(engine, "lockstep", False) and getattr(owner, "_in_fit", False)
+    together = getattr(engine, "is_distributed", False) and getattr(owner, "_in_fit", False)
     if owner.driven or together or not take_over:
         how = "stop() it first" if owner.driven else "close() it first"
         raise FolderTakenError(f"{lock.path} belongs to another trainer of this process, "

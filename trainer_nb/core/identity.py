@@ -161,7 +161,7 @@ class Difference:
         own = ["the first weights are others"] if self.first_weights else []
         return ", ".join(filter(None, [_listed(self.settings + self.data, True), *own]))
 
-    def told(self, position: Mapping, totals: Mapping) -> str:
+    def summary(self, position: Mapping, totals: Mapping) -> str:
         """Where the run of the file stands, and which values are in force.
 
         `position`: of that run; `totals`: epochs or steps it is on its way to."""

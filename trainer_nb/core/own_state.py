@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GENERATORS', 'LONG', 'LARGE', 'SMALL', 'held_by', 'search', 'generators_in', 'generator_state', 'set_generator_state',
-           'alike', 'KeptObjects', 'objects_of_run', 'Mark', 'CarriedState']
+           'alike', 'ObjectSnapshot', 'objects_of_run', 'Mark', 'CarriedState']
 
 # %% ../../nbs/core/04_own_state.ipynb #09b128cb
 import copy
@@ -212,8 +212,8 @@ def _is_object(value) -> bool:
         return False
     return isinstance(value, _STATEFUL) or _own_class(type(value))
 
-class KeptObjects:
-    "What some objects hold, as it is now; `put_back` brings it back in place."
+class ObjectSnapshot:
+    "What some objects hold, as it is now; `restore` brings it back in place."
     def __init__(self, roots: dict, known=()):
         self.back, self.large, known = [], [], {id(each) for each in known}
         def enter(value):
@@ -261,7 +261,7 @@ class KeptObjects:
             if tensor.is_leaf and (tensor.grad is not grad or grad is not None):
                 tensor.grad = grad if grad is None else grad.copy_(grad_values)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         "Everything as it was; a warning names large tensors that have changed."
         for act, holder, values in self.back:
             act(holder, values)

@@ -307,7 +307,7 @@ class StepRunner:
     def open(self) -> None:
         "Begin a window; the settings of this moment hold until it closes."
         state, engine = self.state, self.engine
-        self.window.open(self.settings.gradient_accumulation_steps, engine.usual_items)
+        self.window.open(self.settings.gradient_accumulation_steps, engine.nominal_batch_size)
         self.start, self.began = (state.batch_idx, state.samples_seen), perf_counter()
         state.window_batches = 0
         self.context.grad_norm = None
@@ -356,13 +356,13 @@ def accumulate(self: StepRunner, batch, owner) -> bool:
     samples = self.sizes.count(context.batch) or self.sizes.of(context.batch)
     if samples == 0:
         raise ValueError(f"{batch_name(self.state, context)} holds no sample")
-    if engine.lockstep:
+    if engine.is_distributed:
         self.before_pass()
     if self.micro.size is None and not self.repeats:
         contributed = self.run_chunk(context.batch, samples, 1, owner)
     else:
         contributed = self.run_in_chunks(context.batch, samples, owner)
-    if engine.lockstep:
+    if engine.is_distributed:
         engine.after_pass(contributed)
     if samples is None:  # then the step has said how many items there are
         samples = int(window.parts[-1][1]) if contributed else 0
@@ -407,7 +407,7 @@ def run_chunk(self: StepRunner, chunk, samples: int | None, chunks: int, owner) 
 def count(self: StepRunner, samples: int, contributed: bool) -> None:
     "Move the counters on by one batch, and by those that other processes took meanwhile."
     state, group = self.state, self.context.group
-    self.window.batches += contributed or self.engine.lockstep
+    self.window.batches += contributed or self.engine.is_distributed
     self.window.samples += samples
     state.window_batches = self.window.batches
     state.batch_idx += group
@@ -417,7 +417,7 @@ def count(self: StepRunner, samples: int, contributed: bool) -> None:
 def pass_batch(self: StepRunner, owner) -> bool:
     "Other processes have a batch here, this one has none; whether the window is full."
     self.before_pass()
-    self.engine.idle_pass(lambda batch: self.loss_of(batch, owner), training=True)
+    self.engine.zero_weight_pass(lambda batch: self.loss_of(batch, owner), training=True)
     self.count(0, False)
     return self.window.batches >= self.window.size
 
@@ -488,8 +488,8 @@ def restart(self: StepRunner, owner) -> list:
 def optimizer_step(self: StepRunner, owner) -> bool:
     "Close the window with a step; False if nothing was stepped."
     window, engine, hooks, state = self.window, self.engine, self.hooks, self.state
-    if engine.lockstep:
-        state.samples_seen = self.start[1] + engine.join(window, self.attention())
+    if engine.is_distributed:
+        state.samples_seen = self.start[1] + engine.all_reduce_step(window, self.attention())
     if not window.parts:
         self.finish()
         return False

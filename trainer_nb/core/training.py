@@ -15,7 +15,7 @@ from typing import Any
 
 from fastcore.basics import patch
 
-from .data import (ABSENT, EpochIterator, check_end, check_workers,
+from .data import (NO_BATCH, EpochIterator, check_end, check_workers,
                                   end_persistent_workers, loader_generators, skips_by_index)
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
@@ -247,8 +247,8 @@ def open_data(self: TrainingLoop, owner):
 def take(self: TrainingLoop, owner):
     "Bring the next batch into the open window; OPEN while that takes more, FULL, or END."
     data, context, runner = self.data, self.context, self.runner
-    if data.left_out:
-        self.pass_left_out()
+    if data.skipped_batches:
+        self.pass_skipped()
     number, batch = self.state.batch_idx, None
     try:
         start = perf_counter()
@@ -263,10 +263,10 @@ def take(self: TrainingLoop, owner):
             raise
         self.data_seconds += perf_counter() - start
         context.group = data.group
-        if self.engine.lockstep:
+        if self.engine.is_distributed:
             length = data.length
             context.left = None if length is None else length - number
-        full = runner.pass_batch(owner) if batch is ABSENT else runner.accumulate(batch, owner)
+        full = runner.pass_batch(owner) if batch is NO_BATCH else runner.accumulate(batch, owner)
     except Exception:
         epoch = self.state.epoch
         self.failed = FailedBatch(batch, epoch, number, data.indices(number))
@@ -276,10 +276,10 @@ def take(self: TrainingLoop, owner):
     return FULL if full else OPEN
 
 @patch
-def pass_left_out(self: TrainingLoop) -> None:
+def pass_skipped(self: TrainingLoop) -> None:
     "Count the batches that the iterator leaves out."
     state, runner = self.state, self.runner
-    while state.batch_idx in self.data.omitted:
+    while state.batch_idx in self.data.skipped_in_epoch:
         state.batch_idx += 1
         if not runner.window_open:
             runner.move_start()
@@ -302,7 +302,7 @@ def train(self: TrainingLoop, owner):
     while state.phase is Phase.TRAIN and (plan.max_steps is None or not plan.at_last_step(state)):
         self.open_window()
         while (taken := self.take(owner)) is OPEN:
-            if runner.window.parts or engine.lockstep:
+            if runner.window.parts or engine.is_distributed:
                 yield MICRO
             else:  # every loss was None so far: nothing is half done
                 runner.finish()
@@ -354,7 +354,7 @@ def check_stepped(self: TrainingLoop) -> None:
     "ValueError for an epoch in which the optimizer had nothing to step with."
     state, epoch = self.state, self.state.epoch + 1
     made = state.optimizer_step + state.skipped_steps + self.runner.refused
-    if made > self.steps_before or self.data.omitted:  # the user left batches out
+    if made > self.steps_before or self.data.skipped_in_epoch:  # the user left batches out
         return
     if self.runner.astray:
         raise ValueError(no_gradient(f"epoch {epoch}"))
@@ -452,7 +452,7 @@ def end_fit(self: TrainingLoop) -> None:
 def check_failed(self: TrainingLoop, name: str) -> None:
     "RuntimeError if there is no failed batch that could be left out."
     failed = self.failed
-    if self.engine.lockstep:
+    if self.engine.is_distributed:
         raise RuntimeError(f"{name}: several processes go in step, and none can leave out a batch "
                            "for itself; start all of them again from a checkpoint")
     if failed is None:
@@ -465,5 +465,5 @@ def check_failed(self: TrainingLoop, name: str) -> None:
 def leave_failed_out(self: TrainingLoop) -> FailedBatch:
     "From now on the run goes without the batch that failed."
     failed, self.failed = self.failed, None
-    self.data.left_out.setdefault(failed.epoch, set()).add(failed.batch_idx)
+    self.data.skipped_batches.setdefault(failed.epoch, set()).add(failed.batch_idx)
     return failed

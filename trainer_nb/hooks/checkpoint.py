@@ -531,7 +531,7 @@ def become(trainer, path: Path, state: dict, refuse: bool = False) -> None:
     if trainer.is_main:
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
         nothing = "; nothing is left to train" if found.done else ""
-        say(f"resumed from {path}: {found.told(state['position'], totals)}{nothing}")
+        say(f"resumed from {path}: {found.summary(state['position'], totals)}{nothing}")
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #432146dc
 def save_by_hand(hook, trainer, command) -> None:
@@ -650,7 +650,7 @@ class CheckpointHook(Hook):
         """And what can be saved where something raised; it is resumed only where there is no better
         one."""
         # one of several processes cannot ask the others any more
-        alone = not trainer.engine.lockstep
+        alone = not trainer.engine.is_distributed
         own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
         if self._ready and alone and self.held.lock.held and not own:
             self._save(trainer, "" if trainer.inexact is None else "_error")

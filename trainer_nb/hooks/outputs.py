@@ -640,7 +640,7 @@ class OutputsHook(Hook):
             name, why = next(iter(absent.items()))
             raise ValueError(f"OutputsHook: there are no {name} in the split {split!r}: {why}; "
                              f"or leave {name!r} out of fields=")
-        part.add(values, absent, number if engine.lockstep else None)
+        part.add(values, absent, number if engine.is_distributed else None)
 
     def on_intervention(self, trainer, intervention):
         """After a rewind, or a window made again in smaller chunks, this epoch is not seen as a

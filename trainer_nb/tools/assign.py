@@ -101,7 +101,7 @@ def replace_best(trainer, value) -> None:
 def replace_model(trainer, model) -> None:
     "The same model in another wrapper; ValueError for another model."
     same = isinstance(model, torch.nn.Module) and unwrap(model) is trainer.plain_model
-    if not same or trainer.engine.lockstep:
+    if not same or trainer.engine.is_distributed:
         raise ValueError(f"trainer.model = {described(model)}: optimizer, schedule and hooks hold "
                          "the parameters of the model that is there. Make another "
                          "Trainer(model, ...), or give this one the values: "
@@ -181,7 +181,7 @@ def check_new_optimizer(trainer, optim) -> None:
     if optim is not None and not made and not callable(optim):
         raise TypeError(f"trainer.optim = {optim!r}: an Optimizer, or a callable that takes the "
                         "parameters")
-    if trainer.engine.lockstep:
+    if trainer.engine.is_distributed:
         raise ValueError("trainer.optim = ...: several processes make each step together; "
                          f"{ANOTHER}")
     schedule = trainer.get_hook(SchedulerHook)
@@ -257,7 +257,7 @@ def replace_train_dl(trainer, loader) -> None:
         raise RuntimeError(f"trainer.train_dl = ...: epoch {state.epoch + 1} is at batch "
                            f"{state.batch_idx} of the loader that is there; "
                            "trainer.step(epochs=1) goes to its end")
-    if trainer.engine.lockstep:
+    if trainer.engine.is_distributed:
         raise ValueError("trainer.train_dl = ...: several processes make each step together; "
                          f"{ANOTHER}")
     data = type(old)(loader, old.resume_by, old.limit, old.overfit, old.seed)
@@ -265,7 +265,7 @@ def replace_train_dl(trainer, loader) -> None:
     swap_component(trainer, getattr(old.loader, "dataset", None), dataset)
     old.close()
     trainer.data = data
-    trainer.engine.usual_items = data.usual_items
+    trainer.engine.nominal_batch_size = data.nominal_batch_size
 
 # %% ../../nbs/tools/29_assign.ipynb #9bbe3b8e
 def replace_valid_dl(trainer, valid_dl) -> None:

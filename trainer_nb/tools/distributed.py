@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..core.data import (ABSENT, EpochIterator, EpochStart, LoaderSource,
+from ..core.data import (NO_BATCH, EpochIterator, EpochStart, LoaderSource,
                                   clone_for_skipping, close_iterator, drawn, open_loader,
                                   other_length, skips_by_index)
 from ..core.engine import Engine, HeldParameters, Window, pick_device
@@ -319,7 +319,7 @@ def the_world() -> World:
 # %% ../../nbs/tools/26_distributed.ipynb #d51d836e
 class Processes:
     "The processes of a run, as one of them asks the others; in place of `OneProcess`."
-    lockstep = True  # several processes make each step together
+    is_distributed = True  # several processes make each step together
 
     def __init__(self, world: World):
         self.world, self.rank, self.size = world, world.rank, world.size
@@ -373,7 +373,7 @@ class Processes:
             error.add_note(f"{type(lost).__name__}: {lost}")
         self.world.give_up()
 
-    def part_streams(self) -> None:
+    def split_rng_by_rank(self) -> None:
         "Random streams of its own for each process but the first."
         first = self.world.gather(torch.get_rng_state())[0]
         if self.rank:
@@ -407,7 +407,7 @@ class SharedPassOpener:
         "What was random in process 0 when the order of an epoch was drawn."
         return self.common or own
 
-    def nominal_size(self) -> int | None:
+    def nominal_batch_size(self) -> int | None:
         "Items of a batch as far as known: the weight until all items of a window are known."
         batch_sampler = getattr(self.loader, "batch_sampler", None)
         sizes = [getattr(each, "batch_size", None) for each in (self.loader, batch_sampler)]
@@ -453,8 +453,8 @@ class SharedPassOpener:
         size, rank = self.world.size, self.world.rank
         for first in range(taken, length, size):
             self.group = min(size, length - first)
-            batch = next(own, ABSENT) if rank < self.group else ABSENT
-            if batch is ABSENT and rank < self.group:
+            batch = next(own, NO_BATCH) if rank < self.group else NO_BATCH
+            if batch is NO_BATCH and rank < self.group:
                 told = other_length("train_dl", first, length)
                 raise ValueError(f"there is no batch {first + rank}: {told}")
             yield batch
@@ -479,7 +479,7 @@ class SharedPassOpener:
             if not found:
                 return
             self.group = len(found)
-            yield found[rank] if rank < len(found) else ABSENT
+            yield found[rank] if rank < len(found) else NO_BATCH
 
 def process_data(loader, resume="skip", limit=None, overfit=None, seed=None) -> EpochIterator:
     "The training data of this process, which may be the only one."
@@ -598,7 +598,7 @@ def add_up_gradients(world: World, parameters: list) -> None:
 # %% ../../nbs/tools/26_distributed.ipynb #89bcc2d7
 class ProcessEngine(Engine):
     "The engine of one of several processes; alone, it is like the local engine."
-    data_class = staticmethod(process_data)
+    make_data = staticmethod(process_data)
 
     @staticmethod
     def pick_device(device=None) -> torch.device:
@@ -615,7 +615,7 @@ class ProcessEngine(Engine):
         super().__init__(model, optim, device, precision, processes)
         self.sums = WindowSums(world, device)
         self._alike: list | None = None  # the parameters that are the same in all processes
-        if self.lockstep:
+        if self.is_distributed:
             self.processes.look_at(self.params)
 
     def begin_alike(self) -> None:
@@ -636,7 +636,7 @@ class ProcessEngine(Engine):
     def check(self, hooks=(), valid_loaders=None, micro_batch_size=None,
               repeats_windows=False) -> None:
         "ValueError for what cannot be done by several processes."
-        if not self.lockstep:
+        if not self.is_distributed:
             return
         for name, loader in (valid_loaders or {}).items():
             check_undivided(f"the loader {name!r}", loader)
@@ -646,7 +646,7 @@ class ProcessEngine(Engine):
 
     def share(self, loader, limit: int | None) -> tuple:
         "This process's batches of an evaluation, and how many to take at most."
-        if not self.lockstep:
+        if not self.is_distributed:
             return super().share(loader, limit)
         check_undivided("this loader", loader)
         for buffer in self.plain_model.buffers():  # process 0's, as torch's own wrapper has it
@@ -654,7 +654,7 @@ class ProcessEngine(Engine):
         common = self.gather(EpochStart.capture(loader))[0]
         return OwnBatches(loader, self.rank, self.num_processes, limit, common), None
 
-    def join(self, window: Window, attention: bool) -> int:
+    def all_reduce_step(self, window: Window, attention: bool) -> int:
         """At the end of a window: items, gradients, losses and records of all processes.
 
         `attention`: this process has something to say at the boundary. Returns the samples of
@@ -741,7 +741,7 @@ class AccelerateEngine(ProcessEngine):
     "One of several processes that have the whole model each and make each step together."
     def __init__(self, model, optim, device, precision=None):
         super().__init__(model, optim, device, precision)
-        self.sync = self._wrap_model() if self.lockstep else None
+        self.sync = self._wrap_model() if self.is_distributed else None
 
     def _wrap_model(self) -> BackwardSync:
         from accelerate import Accelerator
@@ -775,7 +775,7 @@ class AccelerateEngine(ProcessEngine):
                 zeros = [torch.zeros_like(parameter) for parameter in left_out]
                 torch.autograd.backward(left_out, zeros)
 
-    def idle_pass(self, step, training: bool) -> None:
+    def zero_weight_pass(self, step, training: bool) -> None:
         "Nothing to do without a batch: each process makes its passes for itself."
 
     @contextmanager

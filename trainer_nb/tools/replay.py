@@ -165,7 +165,7 @@ class ReplayHook(Hook):
             trainer.set_totals(*read_total(entry.new), source="replay")
         elif entry.kind == "skip":
             number = int(entry.new.split()[1]) if entry.old is None else entry.old
-            trainer.data.left_out.setdefault(entry.epoch, set()).add(number)
+            trainer.data.skipped_batches.setdefault(entry.epoch, set()).add(number)
             trainer.driver.drop_generator(trainer)  # the open iterator still has that batch
             trainer.driver.new_generator(trainer)
             trainer.record("skip", "batch", number, entry.new, source="replay")

@@ -8,7 +8,7 @@ __all__ = ['is_part', 'shard_units', 'shard_model', 'InStep', 'ShardedEngine']
 # %% ../../nbs/tools/27_sharded.ipynb #6c1ec130
 import torch
 
-from ..core.data import ABSENT, map_nested_tensor, move_to_device
+from ..core.data import NO_BATCH, map_nested_tensor, move_to_device
 from ..core.state import RandomStreams
 from .distributed import OwnBatches, ProcessEngine, World, add_up_gradients
 
@@ -49,7 +49,7 @@ def shard_model(model: torch.nn.Module, optim, device: torch.device, size: int) 
 
 # %% ../../nbs/tools/27_sharded.ipynb #6beef927
 class InStep:
-    """The batches of an evaluation in step: ABSENT where only other processes have one.
+    """The batches of an evaluation in step: NO_BATCH where only other processes have one.
 
     `having`: how many processes have one. `end()` is called after the last one."""
     def __init__(self, own: OwnBatches, world: World, end):
@@ -60,8 +60,8 @@ class InStep:
         own = iter(self.own)
         try:
             while True:
-                batch = next(own, ABSENT)
-                self.having = int(self.world.sum([batch is not ABSENT])[0])
+                batch = next(own, NO_BATCH)
+                self.having = int(self.world.sum([batch is not NO_BATCH])[0])
                 if not self.having:
                     return
                 yield batch
@@ -77,10 +77,10 @@ class ShardedEngine(ProcessEngine):
     "One of several processes that have a part of every parameter each and make each pass together."
     def __init__(self, model, optim, device, precision=None):
         super().__init__(model, optim, device, precision)
-        self.sharded = self.lockstep
+        self.sharded = self.is_distributed
         self._evaluation: InStep | None = None  # the last one that was shared out
         self._spare = None  # a batch of process 0, for a process that has none
-        if self.lockstep:
+        if self.is_distributed:
             if any(optim.state.values()):
                 raise ValueError("the optimizer has made steps already, with whole parameters: "
                                  "give a new one, and load() a checkpoint")
@@ -119,9 +119,9 @@ class ShardedEngine(ProcessEngine):
                              "without FSDP")
 
     def share(self, loader, limit: int | None) -> tuple:
-        "This process's batches of an evaluation; ABSENT where only others have one."
+        "This process's batches of an evaluation; NO_BATCH where only others have one."
         own, limit = super().share(loader, limit)
-        if not self.lockstep:
+        if not self.is_distributed:
             return own, limit
         self._evaluation = InStep(own, self.world, self.reshard)
         return self._evaluation, limit
@@ -139,7 +139,7 @@ class ShardedEngine(ProcessEngine):
                 mine = map_nested_tensor(lambda tensor: tensor.detach().cpu(), batch)
             self._spare = self.world.gather(mine)[0]
 
-    def idle_pass(self, step, training: bool) -> None:
+    def zero_weight_pass(self, step, training: bool) -> None:
         """Forward, and in training backward, of that batch with weight zero; nothing is left of it.
 
         `step(batch)` gives its loss."""

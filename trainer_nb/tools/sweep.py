@@ -20,7 +20,7 @@ from ..core.data import check_loader, clone_for_skipping, loader_generators, ski
 from ..core.engine import FinitePolicy
 from ..core.evaluator import Evaluator
 from ..core.hook import ComponentHook, HookSet, LambdaHook, has_state, taken_points
-from ..core.own_state import KeptObjects, alike, generator_state, set_generator_state
+from ..core.own_state import ObjectSnapshot, alike, generator_state, set_generator_state
 from ..core.runner import MicroBatcher, StepRunner
 from ..core.saved import plain_copy
 from ..core.state import TURNS, OwnStreams, Phase
@@ -128,7 +128,7 @@ def keep_objects(trainer, back: ExitStack, modules: list) -> None:
     functions = {name: getattr(trainer, name) for name in ("train_step", "eval_step", "end_of_evaluation", "metrics", "loss_fn")}
     roots = {**own, **given, **functions, "model": trainer.model, "task": getattr(trainer, "task", None)}
     tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    back.callback(KeptObjects(roots, tensors).put_back)
+    back.callback(ObjectSnapshot(roots, tensors).restore)
 
 # %% ../../nbs/tools/22_sweep.ipynb #88f48192
 TRIAL_PARTS = ("runner", "evaluator", "loop", "hooks", "hook_store")  # a trial has its own
@@ -184,9 +184,9 @@ class Trial:
         run = self.trainer
         data, random, state, context = run.data, run.driver.random, run.step_state, run.context
         streams = random.streams() or random.first()
-        own = skips_by_index(loader) and data.seed is None and not run.engine.lockstep
+        own = skips_by_index(loader) and data.seed is None and not run.engine.is_distributed
         mine = clone_for_skipping(loader)[0] if own else loader
-        made = run.engine.data_class(mine, data.resume_by, data.limit, data.overfit, data.seed)
+        made = run.engine.make_data(mine, data.resume_by, data.limit, data.overfit, data.seed)
         made.first_batches = copy.copy(data.first_batches)
         self._build(made, HookSet(parts, run.is_main))
         state.phase, state.window_batches = Phase.TRAIN, 0
