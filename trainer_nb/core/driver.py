@@ -15,7 +15,7 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -151,15 +151,15 @@ class SharedMailbox(Mailbox):
         mine = [(each.name, each.values, each.source) for each, _ in taken
                 if first or each.source == "signal"]
         every = self.engine.gather((mine, first and refresh_due, exit_code))
-        told = [] if first else every[0][0]
-        told += {(name, source): (name, values, source) for found, _, _ in every[1:]
-                 for name, values, source in found}.values()
+        decided = [] if first else every[0][0]
+        decided += {(name, source): (name, values, source) for found, _, _ in every[1:]
+                    for name, values, source in found}.values()
         if first:
             self.waiting.extend(taken)
         else:
             for _, reply in taken:
                 reply.settle("void", "the first process decides")
-        self.waiting.extend((Command(name, values, source), Reply()) for name, values, source in told)
+        self.waiting.extend((Command(*each), Reply()) for each in decided)
         return every[0][1], next((code for _, _, code in every if code is not None), None)
 
     def release(self) -> None:
@@ -234,7 +234,7 @@ class Driver:
         if self.at_safe_point is not None:
             self.at_safe_point(point)
 
-# %% ../../nbs/core/11_driver.ipynb #812ffbe3
+# %% ../../nbs/core/11_driver.ipynb #7fca29ea
 @patch
 def record(self: Driver, kind: str, name: str, old, new, source: str, owner, survives=None,
            was=None, unset: str = "initial") -> Intervention:
@@ -249,7 +249,30 @@ def record(self: Driver, kind: str, name: str, old, new, source: str, owner, sur
     self.hooks.fire("on_intervention", owner, entry)
     return entry
 
-# %% ../../nbs/core/11_driver.ipynb #96986fb5
+# %% ../../nbs/core/11_driver.ipynb #62cf7e79
+@patch
+def apply(self: Driver, command: Command, reply: Reply, owner) -> None:
+    "Commands that change something at a boundary, by the handler that was registered."
+    handler = self.mailbox.handlers[command.name]
+    try:
+        command.values = handler.validate(command.values)  # again: a hook may have gone meanwhile
+    except ValueError as error:
+        reply.settle("refused", error=error)
+        return
+    self.acting = command.name
+    try:
+        handler.apply(command)
+        self.acting = ""
+        if self.hooks.stale:  # a hook that joined in a pause counts in the very next step
+            self.loop.resolve_hooks(owner)
+        reply.settle("applied", self.here())
+    except handler.recoverable as error:
+        reply.settle("refused", error=error)
+    except Exception as error:
+        reply.settle("refused", error=error)
+        raise
+
+# %% ../../nbs/core/11_driver.ipynb #ccfd7fe9
 @patch
 @contextmanager
 def exclusive(self: Driver, name: str, owner):
@@ -288,7 +311,26 @@ def give_replies(self: Driver, failed: str | None = None) -> None:
         else:
             reply.settle("applied", where)
 
-# %% ../../nbs/core/11_driver.ipynb #17c0c8e1
+@patch
+def settle_idle(self: Driver, owner) -> None:
+    "Carry out what came when no driver was there to take it; a wish to a driver is void."
+    if self.engine.is_distributed:
+        self.mailbox.release()
+    while (item := self.mailbox.take()) is not None:
+        command, reply = item
+        if command.name in FLOW or command.name == "validate":
+            reply.settle("void", "the run is not being driven")
+            continue
+        if self.loop.context.eval_batch is not None:
+            with self.random.active():
+                self.discard_evaluation(owner)
+        try:
+            self.apply(command, reply, owner)
+        except Exception:
+            if command.thread == threading.get_ident() and command.source == "code":
+                raise
+
+# %% ../../nbs/core/11_driver.ipynb #82a381b9
 @patch
 def begin(self: Driver, owner) -> None:
     "Bring the run into the state in which steps are made."
@@ -331,6 +373,7 @@ def keep_modes(self: Driver) -> None:
     model = self.loop.evaluator.modules[0]
     self.modes = [(module, module.training) for module in model.modules()]
 
+# %% ../../nbs/core/11_driver.ipynb #75765b89
 @patch
 def ended_early(self: Driver, owner) -> bool:
     "A hook ended this run before its totals, or its time is used up: told in one line."
@@ -352,7 +395,7 @@ def ended_early(self: Driver, owner) -> bool:
         warn(text)
     return text is not None
 
-# %% ../../nbs/core/11_driver.ipynb #6261f606
+# %% ../../nbs/core/11_driver.ipynb #c1c725cb
 @patch
 def leave(self: Driver, outcome: RunState, owner) -> None:
     "Bring the run into the state in which the drive ends."
@@ -390,6 +433,7 @@ def note_end(self: Driver) -> None:
     self.journal.header["end"] = {"state": str(self.state), "branch": state.branch,
                                   "boundary": state.boundary, "step": state.optimizer_step}
 
+# %% ../../nbs/core/11_driver.ipynb #7b47a02f
 @patch
 def drop_generator(self: Driver, owner) -> None:
     "End generator and workers: an evaluation is discarded, an open window given up."
@@ -415,7 +459,7 @@ def new_generator(self: Driver, owner) -> None:
     "Go on from the position of this moment."
     self.generator = self.loop.run(owner)
 
-# %% ../../nbs/core/11_driver.ipynb #520fb373
+# %% ../../nbs/core/11_driver.ipynb #d078a01a
 @patch
 def fail(self: Driver, error: BaseException, owner) -> None:
     "After an exception: everything closed, the run resumable, the exception the user's own."
@@ -445,7 +489,7 @@ def fail(self: Driver, error: BaseException, owner) -> None:
 def cost(self: Driver, error: BaseException) -> str | None:
     "What an exception has cost the run that goes on after it; None: nothing was half done."
     loop, state, closing = self.loop, self.step_state, self.step_state.closing
-    name, step, epoch = type(error).__name__, state.optimizer_step, state.epoch
+    name, step = type(error).__name__, state.optimizer_step
     open_window = loop.runner.window_open
     if open_window and closing:
         return (f"{name} in the optimizer's step {step + 1}: parameters may have moved, and its "
@@ -459,8 +503,15 @@ def cost(self: Driver, error: BaseException) -> str | None:
     within = self.generator is not None and self.generator.gi_frame is None
     if not within or id(error) == self.hooks.all_told:
         return None
+    return self.cost_of_phase(error)
+
+@patch
+def cost_of_phase(self: Driver, error: BaseException) -> str | None:
+    "What an exception between two windows has cost."
+    state, closing, name = self.step_state, self.step_state.closing, type(error).__name__
+    step, epoch = state.optimizer_step, state.epoch
     if state.phase in (Phase.VALID, Phase.CHECK):
-        discarded = id(error) == loop.evaluator.discarded_by
+        discarded = id(error) == self.loop.evaluator.discarded_by
         if isinstance(error, Exception) and discarded and not closing:
             return None
         return (f"{name} in the evaluation after step {step}: it is made again, and hooks "
@@ -474,112 +525,7 @@ def cost(self: Driver, error: BaseException) -> str | None:
     return (f"{name} at the turn of an epoch ({epoch} finished): hooks (before_epoch, after_train, "
             "after_epoch) may hear of it twice or not at all")
 
-# %% ../../nbs/core/11_driver.ipynb #09280f3d
-@patch
-def drive(self: Driver, name: str, owner) -> RunState:
-    "Drive until something ends the drive; returns how the run stands then."
-    driving = self.advance(name, owner)
-    while True:
-        try:
-            seconds = next(driving)
-        except StopIteration as end:
-            return end.value
-        try:
-            time.sleep(seconds)
-        except BaseException as error:  # the second Ctrl-C
-            driving.throw(error)
-
-@patch
-async def drive_async(self: Driver, name: str, owner) -> RunState:
-    "As `drive`; twenty times a second, and in a pause, the event loop may do something else."
-    driving, self.next_breath, cancelled = self.advance(name, owner), 0.0, None
-    try:
-        while True:
-            try:
-                seconds = next(driving)
-            except StopIteration as end:
-                outcome = end.value
-                break
-            try:
-                if cancelled is None:
-                    with self.random.suspended():
-                        await asyncio.sleep(seconds)
-            except asyncio.CancelledError as error:  # ends at the next boundary, on a whole step
-                cancelled = error
-                self.mailbox.post(Command("interrupt"))
-            except BaseException as error:  # the second Ctrl-C
-                driving.throw(error)
-    finally:
-        self.next_breath = None
-    if cancelled is not None:
-        raise cancelled
-    return outcome
-
-@patch
-def advance(self: Driver, name: str, owner):
-    "The drive itself; yields where it has nothing to do, for so many seconds."
-    with self.exclusive(name, owner), self.random.active(), self.interrupts.caught():
-        try:
-            self.begin(owner)
-            early = self.ended_early(owner)
-            outcome = RunState.STOPPED if early else (yield from self.take_steps(owner))
-            self.carried.end(owner)
-            self.leave(outcome, owner)
-        except BaseException as error:
-            self.fail(error, owner)
-            raise
-        finally:
-            self.clock.run(False)
-            if self.loop.context.eval_batch is None:
-                self.keep_modes()
-            self.hooks.ask("drive_ended", owner)
-            self.tick("ended")
-    return outcome
-
-# %% ../../nbs/core/11_driver.ipynb #6a9d4b38
-@patch
-def take_steps(self: Driver, owner):
-    "The inner loop of every verb; returns how the run stands when the drive ends."
-    state, hooks, context = self.step_state, self.hooks, self.loop.context
-    together, others, waiting = self.engine.is_distributed, TURNS.waiting, self.mailbox.waiting
-    generator = self.generator
-    while True:
-        point = next(generator, END)
-        if point is END:
-            return RunState.FINISHED
-        outcome, boundary = None, point is BOUNDARY
-        if boundary:
-            state.boundary += 1
-        if self.at_safe_point is not None:
-            self.at_safe_point(point)
-            generator = self.generator  # another state may have been loaded there
-        if boundary:
-            agreed = together and self.agree()
-            if waiting or hooks.stale or self.due(agreed):
-                outcome = yield from self.at_boundary(owner, agreed)
-                generator = self.generator
-        elif waiting and context.eval_batch is not None and not together:
-            outcome = yield from self.in_evaluation(owner)
-            generator = self.generator
-        if outcome is not None:
-            return outcome
-        if others:
-            TURNS.give_way()
-        if self.next_breath is not None and perf_counter() >= self.next_breath:
-            yield 0.0
-            self.next_breath = perf_counter() + 0.05
-
-@patch
-def agree(self: Driver) -> bool:
-    "Several processes have the same commands before them; whether all look up here."
-    look_up, self.exit_code = self.mailbox.agree(perf_counter() >= self.next_refresh, self.exit_code)
-    return look_up
-
-@patch
-def has_pending_commands(self: Driver) -> bool:
-    "This one of several processes has something to say at the next boundary."
-    return self.mailbox.has_pending_commands(perf_counter() >= self.next_refresh)
-
+# %% ../../nbs/core/11_driver.ipynb #758e86b2
 @patch
 def due(self: Driver, agreed: bool) -> bool:
     "Something is to be done at this boundary."
@@ -594,6 +540,19 @@ def refresh_due(self: Driver, agreed: bool) -> bool:
     "It is time to look at what is looked at twice a second."
     return agreed if self.engine.is_distributed else perf_counter() >= self.next_refresh
 
+@patch
+def agree(self: Driver) -> bool:
+    "Several processes have the same commands before them; whether all look up here."
+    refresh = perf_counter() >= self.next_refresh
+    look_up, self.exit_code = self.mailbox.agree(refresh, self.exit_code)
+    return look_up
+
+@patch
+def has_pending_commands(self: Driver) -> bool:
+    "This one of several processes has something to say at the next boundary."
+    return self.mailbox.has_pending_commands(perf_counter() >= self.next_refresh)
+
+# %% ../../nbs/core/11_driver.ipynb #79f9165e
 @patch
 def at_boundary(self: Driver, owner, agreed: bool = False):
     "Everything that acts: commands in their order, then goals, then what is done now and then."
@@ -631,192 +590,76 @@ def refresh(self: Driver, owner, agreed: bool) -> RunState | None:
             self.next_refresh = now + min(0.5, left)
     return None
 
-# %% ../../nbs/core/11_driver.ipynb #540f9b5c
+# %% ../../nbs/core/11_driver.ipynb #9eb84cc2
 @patch
-def obey(self: Driver, command: Command, reply: Reply, owner):
-    "Carry a command out; returns how the drive ends, None if it goes on."
-    name = command.name
-    if name == "pause":
-        self._due_replies.append((name, reply, self.here()))
-        return (yield from self.hold(command, owner))
-    if name in ("stop", "interrupt", "detach"):
-        return self.obey_end(command, reply, owner)
-    if name == "step":
-        self.pause_after(command.values)
-    elif name != "resume":
-        return self.apply(command, reply, owner)
-    self._due_replies.append((name, reply, self.here()))
-    if self.random.in_place:  # else it goes on when its random streams are back
-        self.give_replies()
-    return None
+def take_steps(self: Driver, owner):
+    "The inner loop of every verb; returns how the run stands when the drive ends."
+    state, hooks, context = self.step_state, self.hooks, self.loop.context
+    together, others, waiting = self.engine.is_distributed, TURNS.waiting, self.mailbox.waiting
+    generator = self.generator
+    while True:
+        point = next(generator, END)
+        if point is END:
+            return RunState.FINISHED
+        outcome, boundary = None, point is BOUNDARY
+        if boundary:
+            state.boundary += 1
+        if self.at_safe_point is not None:
+            self.at_safe_point(point)
+            generator = self.generator  # another state may have been loaded there
+        if boundary:
+            agreed = together and self.agree()
+            if waiting or hooks.stale or self.due(agreed):
+                outcome = yield from self.at_boundary(owner, agreed)
+                generator = self.generator
+        elif waiting and context.eval_batch is not None and not together:
+            outcome = yield from self.in_evaluation(owner)
+            generator = self.generator
+        if outcome is not None:
+            return outcome
+        if others:
+            TURNS.give_way()
+        if self.next_breath is not None and perf_counter() >= self.next_breath:
+            yield 0.0
+            self.next_breath = perf_counter() + 0.05
 
+# %% ../../nbs/core/11_driver.ipynb #6dce07eb
 @patch
-def pause_after(self: Driver, values: dict) -> None:
-    "Go so many steps or epochs, then pause."
-    place = Until.after(self.step_state, values.get("n", 1), values.get("epochs"))
-    pause = self.pause_at
-    self.pause_at = Until(min(place.step, inf) if "epochs" not in values else pause.step,
-                          place.epoch if "epochs" in values else pause.epoch, pause.boundary)
-
-@patch
-def pause_at_boundary(self: Driver, boundary: int) -> None:
-    "Pause at the boundary of this number."
-    self.pause_at = Until(self.pause_at.step, self.pause_at.epoch, boundary)
-
-@patch
-def obey_end(self: Driver, command: Command, reply: Reply, owner) -> RunState | None:
-    "Stop, interrupt or detach."
-    if command.name == "detach" and self.name not in CELLS:
-        error = RuntimeError("only a running fit() has a cell to detach from")
-        reply.settle("refused", error=error)
-        return None
-    self._due_replies.append((command.name, reply, self.here()))
-    if command.name == "detach":
-        return RunState.DETACHED
-    self.record("stop", command.name, None, None, command.source, owner)
-    return RunState.STOPPED if command.name == "stop" else RunState.INTERRUPTED
-
-@patch
-def apply(self: Driver, command: Command, reply: Reply, owner) -> None:
-    "Commands that change something at a boundary, by the handler that was registered."
-    handler = self.mailbox.handlers[command.name]
-    try:
-        command.values = handler.validate(command.values)  # again: a hook may have gone meanwhile
-    except ValueError as error:
-        reply.settle("refused", error=error)
-        return
-    self.acting = command.name
-    try:
-        handler.apply(command)
-        self.acting = ""
-        if self.hooks.stale:  # a hook that joined in a pause counts in the very next step
-            self.loop.resolve_hooks(owner)
-        reply.settle("applied", self.here())
-    except handler.recoverable as error:
-        reply.settle("refused", error=error)
-    except Exception as error:
-        reply.settle("refused", error=error)
-        raise
-
-# %% ../../nbs/core/11_driver.ipynb #c52dcf1a
-@patch
-def may_hold(self: Driver, command: Command) -> bool:
-    "Somebody is there who can resume."
-    background = self.thread_id != threading.main_thread().ident
-    awaited = self.next_breath is not None  # others run meanwhile, in this very thread
-    return self.front_end or background or awaited or command.thread != self.thread_id
-
-@patch
-def hold(self: Driver, command: Command, owner, asked_by: str | None = None):
-    "Pause: stay here until told to go on; what others draw meanwhile changes nothing."
-    with self.random.suspended():
-        outcome = yield from self.wait_for_command(command, owner, asked_by)
-    if outcome is None:
-        self.give_replies()
+def advance(self: Driver, name: str, owner):
+    "The drive itself; yields where it has nothing to do, for so many seconds."
+    with self.exclusive(name, owner), self.random.active(), self.interrupts.caught():
+        try:
+            self.begin(owner)
+            early = self.ended_early(owner)
+            outcome = RunState.STOPPED if early else (yield from self.take_steps(owner))
+            self.carried.end(owner)
+            self.leave(outcome, owner)
+        except BaseException as error:
+            self.fail(error, owner)
+            raise
+        finally:
+            self.clock.run(False)
+            if self.loop.context.eval_batch is None:
+                self.keep_modes()
+            self.hooks.ask("drive_ended", owner)
+            self.tick("ended")
     return outcome
 
 @patch
-def wait_for_command(self: Driver, command: Command, owner, asked_by: str | None):
-    "Commands take effect at once; returns how the drive ends, or None if it goes on."
-    self.clock.run(False)
-    self.pause_at = Until()
-    self.state = RunState.PAUSED
-    if asked_by is None:
-        self.record("pause", "pause", None, command.values.get("reason"), command.source, owner)
-    self.hooks.fire("on_pause", owner)
-    may_hold = self.engine.gather(self.may_hold(command))[0]
-    if command.source != "breakpoint":  # one that waits for such numbers is there to look at them
-        self.loop.runner.gradients.finite.check()
-    if may_hold:
-        self.give_replies()
+def drive(self: Driver, name: str, owner) -> RunState:
+    "Drive until something ends the drive; returns how the run stands then."
+    driving = self.advance(name, owner)
     while True:
-        if may_hold:
-            self.tick("paused")
-        if self.engine.is_distributed:
-            self.agree()
-        item = self.mailbox.take()
-        if item is None:
-            if not may_hold:
-                return RunState.PAUSED
-            yield 0.02
-            continue
-        goes_on, outcome = yield from self.obey_in_pause(*item, owner)
-        if outcome is not None:
-            return outcome
-        if goes_on:
-            break
-    if self.hooks.stale:  # a hook that joined in the pause counts in the very next step
-        self.loop.resolve_hooks(owner)
-    self.state = RunState.RUNNING
-    self.clock.run()
-    if item[0].name == "resume":
-        self.record("resume", "resume", None, None, item[0].source, owner)
-    self.hooks.fire("on_resume", owner)
-    return None
-
-@patch
-def obey_in_pause(self: Driver, command: Command, reply: Reply, owner):
-    "Whether the run goes on after this command, and how the drive ends if it does not."
-    name = command.name
-    if name == "pause":
-        reply.settle("applied", self.here())
-        return False, None
-    if name not in FLOW and self.loop.context.eval_batch is not None:
-        self.discard_evaluation(owner)
-    outcome = yield from self.obey(command, reply, owner)
-    if outcome is None and name == "validate" and reply.status == "applied":  # and pause again
-        self.pause_at_boundary(self.step_state.boundary + 1)
-    return name in ("resume", "step") or self.pause_at.boundary < inf, outcome
-
-# %% ../../nbs/core/11_driver.ipynb #2a7b1ff3
-@patch
-def in_evaluation(self: Driver, owner):
-    "Between two batches of an evaluation only pause and the ends act; the rest waits."
-    waiting, taken = self.mailbox.waiting, []
-    while (item := self.mailbox.take()) is not None:
-        taken.append(item)
-    acts_here = [c.name in FLOW and not c.values.get("boundary") for c, _ in taken]
-    index = acts_here.index(True) if any(acts_here) else None
-    if index is None:
-        waiting.extendleft(reversed(taken))
-        return None
-    self._deferred = taken[:index]
-    waiting.extendleft(reversed(taken[index + 1:]))
-    try:
-        return (yield from self.obey(*taken[index], owner))
-    finally:
-        waiting.extendleft(reversed(self._deferred))
-        self._deferred = []
-
-@patch
-def discard_evaluation(self: Driver, owner) -> None:
-    "Give the current evaluation up: it is made again, if still due. What waited is carried out."
-    self.close_generator()
-    self.new_generator(owner)
-    deferred, self._deferred = self._deferred, []
-    for command, reply in deferred:
-        self.apply(command, reply, owner)
-
-@patch
-def settle_idle(self: Driver, owner) -> None:
-    "Carry out what came when no driver was there to take it; a wish to a driver is void."
-    if self.engine.is_distributed:
-        self.mailbox.release()
-    while (item := self.mailbox.take()) is not None:
-        command, reply = item
-        if command.name in FLOW or command.name == "validate":
-            reply.settle("void", "the run is not being driven")
-            continue
-        if self.loop.context.eval_batch is not None:
-            with self.random.active():
-                self.discard_evaluation(owner)
         try:
-            self.apply(command, reply, owner)
-        except Exception:
-            if command.thread == threading.get_ident() and command.source == "code":
-                raise
+            seconds = next(driving)
+        except StopIteration as end:
+            return end.value
+        try:
+            time.sleep(seconds)
+        except BaseException as error:  # the second Ctrl-C
+            driving.throw(error)
 
-# %% ../../nbs/core/11_driver.ipynb #321dc32c
+# %% ../../nbs/core/11_driver.ipynb #5ca83b45
 class Background:
     "The thread in which a run is driven while the kernel is free."
     def __init__(self):
@@ -863,3 +706,185 @@ class Background:
         "The exception that ended the thread; the next call finds none."
         error, self.error = self.error, None
         return error
+
+# %% ../../nbs/core/11_driver.ipynb #dce0eb22
+@patch
+async def drive_async(self: Driver, name: str, owner) -> RunState:
+    "As `drive`; twenty times a second, and in a pause, the event loop may do something else."
+    driving, self.next_breath, cancelled = self.advance(name, owner), 0.0, None
+    try:
+        while True:
+            try:
+                seconds = next(driving)
+            except StopIteration as end:
+                outcome = end.value
+                break
+            try:
+                if cancelled is None:
+                    with self.random.suspended():
+                        await asyncio.sleep(seconds)
+            except asyncio.CancelledError as error:  # ends at the next boundary, on a whole step
+                cancelled = error
+                self.mailbox.post(Command("interrupt"))
+            except BaseException as error:  # the second Ctrl-C
+                driving.throw(error)
+    finally:
+        self.next_breath = None
+    if cancelled is not None:
+        raise cancelled
+    return outcome
+
+# %% ../../nbs/core/11_driver.ipynb #35ed4f7d
+@patch
+def obey(self: Driver, command: Command, reply: Reply, owner):
+    "Carry a command out; returns how the drive ends, None if it goes on."
+    name = command.name
+    if name == "pause":
+        self._due_replies.append((name, reply, self.here()))
+        return (yield from self.hold(command, owner))
+    if name in ("stop", "interrupt", "detach"):
+        return self.obey_end(command, reply, owner)
+    if name == "step":
+        self.pause_after(command.values)
+    elif name != "resume":
+        return self.apply(command, reply, owner)
+    self._due_replies.append((name, reply, self.here()))
+    if self.random.in_place:  # else it goes on when its random streams are back
+        self.give_replies()
+    return None
+
+@patch
+def pause_after(self: Driver, values: dict) -> None:
+    "Go so many steps or epochs, then pause."
+    place = Until.after(self.step_state, values.get("n", 1), values.get("epochs"))
+    part = {"epoch": place.epoch} if "epochs" in values else {"step": place.step}
+    self.pause_at = replace(self.pause_at, **part)
+
+@patch
+def pause_at_boundary(self: Driver, boundary: int) -> None:
+    "Pause at the boundary of this number."
+    self.pause_at = replace(self.pause_at, boundary=boundary)
+
+@patch
+def obey_end(self: Driver, command: Command, reply: Reply, owner) -> RunState | None:
+    "Stop, interrupt or detach."
+    if command.name == "detach" and self.name not in CELLS:
+        error = RuntimeError("only a running fit() has a cell to detach from")
+        reply.settle("refused", error=error)
+        return None
+    self._due_replies.append((command.name, reply, self.here()))
+    if command.name == "detach":
+        return RunState.DETACHED
+    self.record("stop", command.name, None, None, command.source, owner)
+    return RunState.STOPPED if command.name == "stop" else RunState.INTERRUPTED
+
+# %% ../../nbs/core/11_driver.ipynb #eeabb917
+@patch
+def hold(self: Driver, command: Command, owner, asked_by: str | None = None):
+    "Pause: stay here until told to go on; what others draw meanwhile changes nothing."
+    with self.random.suspended():
+        outcome = yield from self.wait_for_command(command, owner, asked_by)
+    if outcome is None:
+        self.give_replies()
+    return outcome
+
+@patch
+def may_hold(self: Driver, command: Command) -> bool:
+    "Somebody is there who can resume."
+    background = self.thread_id != threading.main_thread().ident
+    awaited = self.next_breath is not None  # others run meanwhile, in this very thread
+    return self.front_end or background or awaited or command.thread != self.thread_id
+
+@patch
+def begin_pause(self: Driver, command: Command, owner, asked_by: str | None) -> bool:
+    "The run counts as paused, and hooks hear of it; whether somebody can resume."
+    self.clock.run(False)
+    self.pause_at = Until()
+    self.state = RunState.PAUSED
+    if asked_by is None:
+        self.record("pause", "pause", None, command.values.get("reason"), command.source, owner)
+    self.hooks.fire("on_pause", owner)
+    may_hold = self.engine.gather(self.may_hold(command))[0]
+    if command.source != "breakpoint":  # one that waits for such numbers is there to look at them
+        self.loop.runner.gradients.finite.check()
+    if may_hold:
+        self.give_replies()
+    return may_hold
+
+@patch
+def end_pause(self: Driver, command: Command, owner) -> None:
+    "The run goes on, and hooks hear of it."
+    if self.hooks.stale:  # a hook that joined in the pause counts in the very next step
+        self.loop.resolve_hooks(owner)
+    self.state = RunState.RUNNING
+    self.clock.run()
+    if command.name == "resume":
+        self.record("resume", "resume", None, None, command.source, owner)
+    self.hooks.fire("on_resume", owner)
+
+# %% ../../nbs/core/11_driver.ipynb #2c3030f8
+@patch
+def wait_for_command(self: Driver, command: Command, owner, asked_by: str | None):
+    "Commands take effect at once; returns how the drive ends, or None if it goes on."
+    may_hold = self.begin_pause(command, owner, asked_by)
+    while True:
+        if may_hold:
+            self.tick("paused")
+        if self.engine.is_distributed:
+            self.agree()
+        item = self.mailbox.take()
+        if item is None:
+            if not may_hold:
+                return RunState.PAUSED
+            yield 0.02
+            continue
+        goes_on, outcome = yield from self.obey_in_pause(*item, owner)
+        if outcome is not None:
+            return outcome
+        if goes_on:
+            break
+    self.end_pause(item[0], owner)
+    return None
+
+@patch
+def obey_in_pause(self: Driver, command: Command, reply: Reply, owner):
+    "Whether the run goes on after this command, and how the drive ends if it does not."
+    name = command.name
+    if name == "pause":
+        reply.settle("applied", self.here())
+        return False, None
+    if name not in FLOW and self.loop.context.eval_batch is not None:
+        self.discard_evaluation(owner)
+    outcome = yield from self.obey(command, reply, owner)
+    if outcome is None and name == "validate" and reply.status == "applied":  # and pause again
+        self.pause_at_boundary(self.step_state.boundary + 1)
+    return name in ("resume", "step") or self.pause_at.boundary < inf, outcome
+
+# %% ../../nbs/core/11_driver.ipynb #3c16038b
+@patch
+def in_evaluation(self: Driver, owner):
+    "Between two batches of an evaluation only pause and the ends act; the rest waits."
+    waiting, taken = self.mailbox.waiting, []
+    while (item := self.mailbox.take()) is not None:
+        taken.append(item)
+    acts_here = [c.name in FLOW and not c.values.get("boundary") for c, _ in taken]
+    index = acts_here.index(True) if any(acts_here) else None
+    if index is None:
+        waiting.extendleft(reversed(taken))
+        return None
+    self._deferred = taken[:index]
+    waiting.extendleft(reversed(taken[index + 1:]))
+    try:
+        return (yield from self.obey(*taken[index], owner))
+    finally:
+        waiting.extendleft(reversed(self._deferred))
+        self._deferred = []
+
+@patch
+def discard_evaluation(self: Driver, owner) -> None:
+    "Give the current evaluation up: it is made again, if still due. What waited is carried out."
+    self.close_generator()
+    self.new_generator(owner)
+    deferred, self._deferred = self._deferred, []
+    for command, reply in deferred:
+        self.apply(command, reply, owner)
