@@ -2,7 +2,7 @@
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
 # make test    sync check, notebook tests, docs' processing, pytest with browser tests
 # make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000 commands; make ends: each way in which
-#              a process can end; all take many minutes
+#              a process can end; make steering: three processes steer a run that is killed; all take many minutes
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
 # make docs    notebooks processed for the documentation site
@@ -21,7 +21,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
 
-.PHONY: env lab test torture fuzz storms ends export clean docs chromium lock
+.PHONY: env lab test torture fuzz storms steering long ends export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(KERNELS:%=$(VENV)-ipykernel-%/.made)
@@ -52,7 +52,7 @@ test: env chromium
 
 # A training process is killed 200 times, taken up each time, and compared with one that nobody disturbed.
 torture: env
-	$(BIN)/python tests/test_torture.py 200
+	PYTHONPATH=tests $(BIN)/python tests/stress/test_torture.py 200
 
 # Drawn runs are disturbed in drawn ways and compared with the same runs left alone: 3,000 scenarios, in two processes.
 fuzz: env
@@ -60,7 +60,15 @@ fuzz: env
 
 # Commands from four threads at once, and the replay of each journal.
 storms: env
-	TRAINER_NB_STORMS=20 $(BIN)/python -m pytest -q tests/test_hammer.py
+	TRAINER_NB_STORMS=20 $(BIN)/python -m pytest -q tests/stress/test_concurrent_commands.py
+
+# The tests that take minutes, and have a shorter sibling in `make test`.
+long: env
+	TRAINER_NB_LONG=1 $(BIN)/python -m pytest -n 2 -m long $(PYTESTFLAGS)
+
+# A thousand commands from three processes at once, to two processes that are killed ten times.
+steering: env
+	PYTHONPATH=tests $(BIN)/python tests/stress/test_steering.py 1000 10
 
 # Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.
 chromium:

@@ -156,6 +156,8 @@ def cleaned(path):
     nb = read_nb(path)
     _nbdev_clean(nb)
     drop_widgets(nb)
+    for cell in nb["cells"]:  # a percent script would add a line to a cell that ends with an empty one
+        cell["source"] = "".join(cell["source"]).rstrip("\n")
     return nb2str(nb)
 
 
@@ -295,7 +297,7 @@ def report(path, passed, seconds, text):
 
 def is_exported(path):
     """Whether a file of the package is made from a notebook (and not written by hand)."""
-    return path.suffix == ".py" and path.name != "__init__.py"
+    return path.suffix == ".py" and path.name not in ("__init__.py", "__main__.py")
 
 
 def copy_without_exports(target):

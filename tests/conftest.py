@@ -2,14 +2,12 @@
 
 import gc
 import os
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("digits_runs", "lr_runs", "small_runs")
 
 from jupyter_server import JupyterServer, browser_problem, open_browser
 
@@ -20,8 +18,12 @@ torch.set_num_threads(1)
 os.register_at_fork(after_in_child=gc.freeze)
 
 
-def pytest_collection_modifyitems(items):
-    """Skip what cannot run here; where the browser is required its absence is an error."""
+def pytest_collection_modifyitems(config, items):
+    """Skip what cannot run here; where the browser is required its absence is an error. `make long` runs what takes minutes."""
+    if os.environ.get("TRAINER_NB_LONG") != "1":
+        left = [item for item in items if item.get_closest_marker("long") and not item.get_closest_marker("short")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     browser_items = [item for item in items if item.get_closest_marker("browser")]
     problem = browser_problem() if browser_items else None
     if problem and BROWSER_REQUIRED:
@@ -41,7 +43,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::", 1)[0]
-            return "browser" if "test_browser" in file or "test_panes" in file else file
+            return "browser" if file.startswith("tests/browser/") else file
 
     return ByFile(config, log)
 

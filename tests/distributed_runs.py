@@ -176,6 +176,8 @@ EQUAL = {  # two processes make of these what one makes
     "limited": lambda p: run(p, limit_batches=5, hooks=[AsDouble()]),
     "small pieces": lambda p: run(p, micro_batch_size=3, hooks=[AsDouble()]),
     "overfit": lambda p: run(p, overfit_batches=3, hooks=[AsDouble()]),
+    "overfit, seeded samples": lambda p: run(p, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), overfit_batches=3, seed_samples=True,
+                                             hooks=[AsDouble()]),
     "many epochs": lambda p: run(p, epochs=12, train_step=counted_step, hooks=[AsDouble()]),
     "the plain model": closure,
     "layers frozen and thawed": lambda p: run(p, k=2, epochs=4, hooks=[AsDouble(), Freeze()]),
@@ -364,7 +366,7 @@ class Collects(Task):
         return supervised_step(batch, trainer)
 
     def end_of_evaluation(self, name, outputs, trainer):
-        """A median is no mean over batches; the first one tells the order."""
+        """A median is not a mean over batches; the first one tells the order."""
         pred = torch.cat([each["pred"] for each in outputs])
         return {"median": pred.median(), "first": pred[0, 0], "fifth": pred[min(5, len(pred) - 1), 0], "count": len(pred)}
 
@@ -718,11 +720,56 @@ def one_is_slow(processes, folder):
     return outcome(trainer)
 
 
+class Adversaries(torch.nn.Module):
+    """Two networks, and no random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.d, self.g = torch.nn.Linear(5, 1).double(), torch.nn.Linear(5, 5).double()
+
+    def losses(self, x) -> dict:
+        """The loss of each."""
+        made = self.g(x.flip(1))
+        return {"d": lambda: (self.d(x).sigmoid() - 1).square().mean() + self.d(made.detach()).sigmoid().square().mean(),
+                "g": lambda: (self.d(made).sigmoid() - 1).square().mean()}
+
+    def optimizers(self) -> dict:
+        """One each."""
+        return {name: torch.optim.Adam(getattr(self, name).parameters(), lr=0.01) for name in ("d", "g")}
+
+
+def adversaries(processes, every=None, k=1, **settings):
+    """A trainer of both, whose steps call the parts of the model."""
+    model = Adversaries()
+    steps = {name: (lambda batch, trainer, name=name: {"loss": trainer.model.losses(batch[0].double())[name]()}) for name in ("d", "g")}
+    return Trainer(model, steps, data(shuffle=False), optim=model.optimizers(), every=every, epochs=3, seed=3, progress=False, device="cpu",
+                   gradient_accumulation_steps=k, grad_clip={"d": 0.05}, engine=ENGINE if processes > 1 else "local", **settings)
+
+
+def in_turn(processes, folder):
+    """Several optimizers: each at every batch; a window of two; the second at every other turn; saved, and gone on with."""
+    found = {}
+    for name, settings in {"plain": {}, "window": {"k": 2}, "every": {"every": {"g": 2}}}.items():
+        trainer = adversaries(processes, **settings)
+        trainer.fit()
+        found[name] = outcome(trainer) | {"steps": [each.step_state.optimizer_step for each in trainer.optimizers.values()],
+                                          "planned": [each.planned_steps for each in trainer.optimizers.values()]}
+    first = adversaries(processes)
+    first.step(3)
+    first.save(folder / "in_turn.pt")
+    other = adversaries(processes)
+    other.load(folder / "in_turn.pt")
+    other.fit()
+    found["resumed"] = outcome(other)
+    return found
+
+
 saves_in_a_hook, freezes_in_a_hook = alone_in_a_hook(save_alone), alone_in_a_hook(freeze_alone)
 PARTED = {"saves_in_a_hook": saves_in_a_hook, "freezes_in_a_hook": freezes_in_a_hook}
 WHOLE = PARTED | {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, written, collected, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up,
                                     from_one, left_over, held_at, persistent, grown, spectral, cancelled, claimed, at_odds, looked_into,
-                                    saves_alone_between, validates_alone, frozen_between, frozen_while_adding_up, one_is_slow)}
+                                    saves_alone_between, validates_alone, frozen_between, frozen_while_adding_up, one_is_slow, in_turn)}
 
 
 def main():

@@ -1,6 +1,6 @@
 """A training process for each way in which one can end.
 
-`python tests/ends.py PLACE WORKERS WAY` brings a run to a place, with 0, 2 or persistent loader workers, and ends there; `test_ends.py`
+`python tests/ends.py PLACE WORKERS WAY` brings a run to a place, with 0, 2 or persistent loader workers, and ends there; `test_process_exit.py`
 looks at exit code, seconds, and processes that are left. `python tests/ends.py` alone goes through all of them (`make ends`).
 """
 

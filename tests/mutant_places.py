@@ -1,7 +1,7 @@
 """Where a quoted statement stands in a module, and the module with another in its place.
 
 A quote is compared token by token within one function, so line breaks, indentation, comments and
-trailing commas may differ. A quote that is no sequence of whole tokens, such as a part of a string,
+trailing commas may differ. A quote that is not a sequence of whole tokens, such as a part of a string,
 is looked for as text.
 """
 

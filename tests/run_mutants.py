@@ -11,7 +11,7 @@ One mistake is planted at a time. A list is tests/mutants/*.toml with entries of
   token (see mutant_places.py), so line breaks, indentation and comments may change in the module,
 - new: what stands there instead, with the indentation that fits `old`. If `new` has more lines than
   `old`, `old` begins with its own line's indentation,
-- test: the test that must fail.
+- test: the test that must fail, "file::function"; the file is found by its name, in any folder.
 
 `python tests/run_mutants.py --relocate` mends the entries whose function has moved: if the
 statement stands in one other function, that one's file and name are written into the list. It
@@ -27,6 +27,7 @@ import tempfile
 import time
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 # Slow to import, so in memory before the first fork.
@@ -65,9 +66,10 @@ class Mutant:
         except NoPlace as error:
             return f"trainer_nb/{self.file}: {error}"
         except SyntaxError as error:
-            return f"the new text is no Python: {error}"
+            return f"the new text is not Python: {error}"
         test_file, _, function = self.test.partition("::")
-        if f"def {function.split('[')[0]}(" not in _text(TESTS / test_file):
+        path = test_path(test_file)
+        if path is None or f"def {function.split('[')[0]}(" not in _text(path):
             return f"there is no test {self.test}"
         return None
 
@@ -91,6 +93,13 @@ class Mutant:
 def _text(path: Path) -> str:
     """What a file says."""
     return path.read_text(encoding="utf-8")
+
+
+@cache
+def test_path(name: str) -> Path | None:
+    """Where the test file of this name is; None if there is none, or more than one."""
+    found = list(TESTS.rglob(name))
+    return found[0] if len(found) == 1 else None
 
 
 def all_mutants() -> list[Mutant]:
@@ -183,9 +192,12 @@ def _become_pytest(tests: list[str], folder: Path, said: Path) -> None:
         os.chdir(folder)
         sys.path.insert(0, str(folder))
         sys.dont_write_bytecode = True
+        os.environ["TRAINER_NB_LONG"] = "1"
         os.environ["PYTHONPATH"] = str(folder)  # for processes that tests start
         options = ["-x", "-q", "-p", "no:cacheprovider", "--durations=0", "--durations-min=9999"]
-        code = pytest.main([*options, *(f"{TESTS / test}" for test in tests)])
+        parts = (test.partition("::") for test in tests)
+        places = [f"{test_path(file)}::{function}" for file, _, function in parts]
+        code = pytest.main([*options, *places])
         import trainer_nb
 
         if Path(trainer_nb.__file__).parent.parent != folder:

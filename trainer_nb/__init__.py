@@ -41,8 +41,10 @@ _EXPORTS = {
     "EmptyCacheHook": "hooks.memory",
     "ReplayHook": "tools.replay",
     "ProcessLostError": "tools.distributed",
-    "launch": "tools.launch",
+    "launch": "remote.launch_script",
     "Task": "tools.task",
+    "attach": "remote.runs",
+    "RemoteRun": "remote.remote_run",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -23,7 +23,7 @@ from .state import Phase, StepState, warn
 from .step import flat_records
 
 # %% ../../nbs/core/10_training.ipynb #976c0329
-ASKED = -2  # as `evaluated_at`: an evaluation was asked for by hand, whatever the settings say
+ASKED = -2  # as `evaluated_at`: an evaluation was requested by hand, whatever the settings
 
 @dataclass
 class Plan:
@@ -35,11 +35,11 @@ class Plan:
     fast_dev_run: bool = False
 
     def at_last_step(self, state: StepState) -> bool:
-        "All steps asked for are made."
+        "Whether all planned steps are made."
         return self.max_steps is not None and state.optimizer_step >= self.max_steps
 
     def evaluation_due(self, state: StepState, epoch_ended: bool = False) -> bool:
-        "An evaluation belongs here, and this step was not evaluated yet."
+        "Whether an evaluation is due, and this step was not evaluated yet."
         step, every = state.optimizer_step, self.eval_every
         if state.evaluated_at == step or step == 0:
             return False
@@ -79,17 +79,19 @@ def check_best(best) -> tuple[str, str] | None:
     "A record and the direction in which it is better, or None; ValueError otherwise."
     pair = isinstance(best, (tuple, list)) and len(best) == 2 and isinstance(best[0], str)
     if best is not None and not (pair and best[1] in ("min", "max")):
-        raise ValueError(f"best={best!r}: a record and a direction, say ('valid/accuracy', 'max') or ('valid/loss', 'min')")
+        raise ValueError(f"best={best!r}: a record and a direction, say ('valid/accuracy', 'max') "
+                         "or ('valid/loss', 'min')")
     return best and tuple(best)
 
+# %% ../../nbs/core/10_training.ipynb #133c3ff4
 class BestRecord:
     "The best value so far of one record."
     def __init__(self, given: tuple[str, str] | None = None):
-        self.given = given  # the record that was asked for, and "min" or "max"
+        self.given = given  # the requested record, and "min" or "max"
         self.found: dict = {}  # name, value, epoch and step of the best record
 
     def wanted(self, hooks) -> tuple[str, str] | None:
-        "The record and its direction that the run or a hook asks for; None: nobody does."
+        "The record and its direction that the run or a hook requests; None: neither does."
         rules = (rule for row in hooks.running() if (rule := row.trait("best_rule")) is not None)
         return self.given or next(rules, None)
 
@@ -98,7 +100,7 @@ class BestRecord:
         return self.wanted(hooks) or (f"{next(iter(loaders), 'valid')}/loss", "min")
 
     def note(self, records: dict, rule: tuple[str, str], epoch: float, step: int) -> bool:
-        "Keep the value of these records if it is better than all before it; whether it is."
+        "Store the value of these records if it is the best so far; whether it is."
         name, direction = rule
         if name not in records:
             return False
@@ -110,7 +112,7 @@ class BestRecord:
         return True
 
     def become(self, found: dict) -> None:
-        "Go on from an earlier best value."
+        "Continue from an earlier best value."
         self.found = found
 
     def missing(self, wanted: tuple[str, str], records: dict, loaders: dict) -> str:
@@ -143,22 +145,22 @@ class TrainingLoop:
         self.failed: FailedBatch | None = None  # at the end of the last drive
         self.last_records: dict[str, float] = {}  # the last value of each record
         self.found_best: Callable | None = None  # called where a record is the best so far
-        self.begun: set | None = None  # hooks that heard of the beginning; None: no fit has begun
+        self.begun: set | None = None  # hooks whose before_fit was called; None: no fit has begun
 
     def use_data(self, data: EpochIterator) -> None:
         "Another training loader; between two epochs."
         self.data = data
 
     def forget_failed(self) -> None:
-        "No batch has failed since."
+        "Forget the batch that failed."
         self.failed = None
 
     def become(self, last_records: dict, steps_before: int) -> None:
-        "Go on where another run stood."
+        "Continue at the position of another run."
         self.last_records, self.steps_before = last_records, steps_before
 
     def finished(self) -> bool:
-        "All epochs or steps asked for are done."
+        "Whether all planned epochs or steps are done."
         plan, state = self.plan, self.state
         if plan.max_steps is not None:
             between = state.phase is Phase.EPOCH_START
@@ -172,7 +174,7 @@ class TrainingLoop:
         return bool(self.evaluator.loaders) and self.plan.evaluation_due(self.state, epoch_ended)
 
     def at_epoch_end(self) -> bool:
-        "The loader has no batch more, as far as its length tells."
+        "Whether the loader has no more batches, judged by its length."
         length = self.data.length
         return length is not None and self.state.batch_idx >= length
 
@@ -205,24 +207,30 @@ class TrainingLoop:
         if text:
             raise ValueError(text)
 
-# %% ../../nbs/core/10_training.ipynb #741a98c5
+# %% ../../nbs/core/10_training.ipynb #f9e03235
 @patch
-def run(self: TrainingLoop, owner):
-    "Train on from the present position; yields 'micro' or 'boundary' at safe points."
-    state, first = self.state, self.plan.eval_first
-    if first and state.evaluated_at < 0 and state.phase is Phase.EPOCH_START:
-        state.phase = Phase.VALID if first is True else Phase.CHECK
-        state.next_phase = Phase.EPOCH_START
-    phases = {Phase.EPOCH_START: self.start_epoch, Phase.ITERATE: self.open_data,
-              Phase.TRAIN: self.train, Phase.AFTER_TRAIN: self.end_training,
-              Phase.VALID: self.evaluate, Phase.CHECK: self.check_evaluation,
-              Phase.AFTER_VALID: self.end_epoch}
-    while not self.finished():
-        yield from phases[state.phase](owner)
+def resolve_hooks(self: TrainingLoop, owner) -> None:
+    "Apply switches, orders and new hooks; during a fit, call `before_fit` of new hooks."
+    self.hooks.resolve()
+    if self.begun is not None:
+        self.hooks.fire_once("before_fit", self.begun, owner)
 
 @patch
+def begin_fit(self: TrainingLoop, owner) -> None:
+    "Call `before_fit` of each hook, once in a fit."
+    if self.begun is None:
+        self.begun = set()
+        self.hooks.fire_once("before_fit", self.begun, owner)
+
+@patch
+def end_fit(self: TrainingLoop) -> None:
+    "The fit has ended."
+    self.begun = None
+
+# %% ../../nbs/core/10_training.ipynb #741a98c5
+@patch
 def start_epoch(self: TrainingLoop, owner):
-    "Hooks hear of the epoch."
+    "Call the hooks at the start of an epoch."
     self.resolve_hooks(owner)
     self.hooks.fire("before_epoch", owner)
     self.hooks.fire("before_train", owner)
@@ -231,7 +239,7 @@ def start_epoch(self: TrainingLoop, owner):
 
 @patch
 def open_data(self: TrainingLoop, owner):
-    "The loader is iterated anew."
+    "Open the training data."
     state = self.state
     self.data_length = self.data.length
     self.engine.refresh_parameters()  # a hook may have added or frozen some
@@ -277,22 +285,17 @@ def take(self: TrainingLoop, owner):
 
 @patch
 def pass_skipped(self: TrainingLoop) -> None:
-    "Count the batches that the iterator leaves out."
+    "Count the batches that the iterator skips."
     state, runner = self.state, self.runner
     while state.batch_idx in self.data.skipped_in_epoch:
         state.batch_idx += 1
         if not runner.window_open:
             runner.move_start()
 
-@patch
-def open_window(self: TrainingLoop) -> None:
-    "The next batch begins a step."
-    self.data_seconds = 0.0
-    self.runner.open()
-
+# %% ../../nbs/core/10_training.ipynb #c1823af4
 @patch
 def train(self: TrainingLoop, owner):
-    "Steps until the loader ends, or an evaluation or the end of the run comes."
+    "Make steps until the loader ends, or an evaluation or the end of the run comes next."
     state, plan, runner, engine = self.state, self.plan, self.runner, self.engine
     self.choose_phase()
     self.context.loader = self.data.loader
@@ -300,7 +303,8 @@ def train(self: TrainingLoop, owner):
         self.data_length = self.data.length
         self.data.resume(state.batch_idx)
     while state.phase is Phase.TRAIN and (plan.max_steps is None or not plan.at_last_step(state)):
-        self.open_window()
+        self.data_seconds = 0.0
+        runner.open()
         while (taken := self.take(owner)) is OPEN:
             if runner.window.parts or engine.is_distributed:
                 yield MICRO
@@ -309,7 +313,8 @@ def train(self: TrainingLoop, owner):
                 yield BOUNDARY
                 if state.phase is not Phase.TRAIN:
                     return
-                self.open_window()
+                self.data_seconds = 0.0
+                runner.open()
         runner.optimizer_step(owner)
         if taken is END:
             self.end_loader(owner)
@@ -330,7 +335,7 @@ def choose_phase(self: TrainingLoop) -> None:
 # %% ../../nbs/core/10_training.ipynb #b89d88be
 @patch
 def end_loader(self: TrainingLoop, owner) -> None:
-    "The loader has no batch more: ValueError if it gave none, or no step could be made of them."
+    "The end of the loader: ValueError if it gave no batch, or no step could be made."
     state, taken = self.state, self.state.batch_idx
     state.closing = True
     self.data.end_epoch()
@@ -354,16 +359,17 @@ def check_stepped(self: TrainingLoop) -> None:
     "ValueError for an epoch in which the optimizer had nothing to step with."
     state, epoch = self.state, self.state.epoch + 1
     made = state.optimizer_step + state.skipped_steps + self.runner.refused
-    if made > self.steps_before or self.data.skipped_in_epoch:  # the user left batches out
+    if made > self.steps_before or self.data.skipped_in_epoch:  # the user skipped batches
         return
     if self.runner.astray:
         raise ValueError(no_gradient(f"epoch {epoch}"))
     raise ValueError(f"epoch {epoch} made no optimizer step: every loss was None. A step returns "
                      "{'loss': loss}, and None to leave a batch out")
 
+# %% ../../nbs/core/10_training.ipynb #490ed28a
 @patch
 def end_training(self: TrainingLoop, owner):
-    "The epoch's batches are done: hooks hear of it, and an evaluation may come next."
+    "The epoch's batches are done: call the hooks; an evaluation may come next."
     state = self.state
     self.data.end_epoch()
     self.runner.gradients.finite.check()
@@ -375,14 +381,14 @@ def end_training(self: TrainingLoop, owner):
 
 @patch
 def still_due(self: TrainingLoop) -> bool:
-    "The evaluation that comes next was asked for, or belongs here by the settings of this moment."
+    "Whether the next evaluation was requested by hand, or is due by the current settings."
     state = self.state
     chosen = state.next_phase in (Phase.TRAIN, Phase.AFTER_VALID) and state.evaluated_at != ASKED
     return not chosen or self.due(epoch_ended=state.next_phase is Phase.AFTER_VALID)
 
 @patch
 def evaluate(self: TrainingLoop, owner):
-    "The evaluation of a run: its records are given out."
+    "The evaluation of a run; its records are logged."
     state, evaluator = self.state, self.evaluator
     if not self.still_due():
         state.phase = state.next_phase
@@ -398,17 +404,6 @@ def evaluate(self: TrainingLoop, owner):
     yield BOUNDARY
 
 @patch
-def check_evaluation(self: TrainingLoop, owner):
-    "A few batches of each validation loader, for the mistakes that show in them; nothing is kept."
-    state, evaluator = self.state, self.evaluator
-    shared = loader_generators(self.data.loader)
-    records = yield from evaluator.evaluate(
-        evaluator.loaders, "valid", owner, shared, batches=self.plan.eval_first)
-    state.evaluated_at, state.phase = state.optimizer_step, state.next_phase
-    self.check_best(records)
-    yield BOUNDARY
-
-@patch
 def end_epoch(self: TrainingLoop, owner):
     "The epoch counts as finished."
     state = self.state
@@ -420,6 +415,18 @@ def end_epoch(self: TrainingLoop, owner):
     state.closing = False
     yield BOUNDARY
 
+# %% ../../nbs/core/10_training.ipynb #232cd144
+@patch
+def check_evaluation(self: TrainingLoop, owner):
+    "Evaluate a few batches of each validation loader to find mistakes; store nothing."
+    state, evaluator = self.state, self.evaluator
+    shared = loader_generators(self.data.loader)
+    records = yield from evaluator.evaluate(
+        evaluator.loaders, "valid", owner, shared, batches=self.plan.eval_first)
+    state.evaluated_at, state.phase = state.optimizer_step, state.next_phase
+    self.check_best(records)
+    yield BOUNDARY
+
 @patch
 def close(self: TrainingLoop) -> None:
     "End the worker processes of training and validation."
@@ -427,30 +434,10 @@ def close(self: TrainingLoop) -> None:
     for loader in self.evaluator.loaders.values():
         end_persistent_workers(loader)
 
-# %% ../../nbs/core/10_training.ipynb #f9e03235
-@patch
-def resolve_hooks(self: TrainingLoop, owner) -> None:
-    "Make switches, orders and new hooks count; one that joins a begun fit hears of its beginning."
-    self.hooks.resolve()
-    if self.begun is not None:
-        self.hooks.fire_once("before_fit", self.begun, owner)
-
-@patch
-def begin_fit(self: TrainingLoop, owner) -> None:
-    "Hooks hear that a fit begins, once."
-    if self.begun is None:
-        self.begun = set()
-        self.hooks.fire_once("before_fit", self.begun, owner)
-
-@patch
-def end_fit(self: TrainingLoop) -> None:
-    "The fit has ended."
-    self.begun = None
-
 # %% ../../nbs/core/10_training.ipynb #01e1a42d
 @patch
 def check_failed(self: TrainingLoop, name: str) -> None:
-    "RuntimeError if there is no failed batch that could be left out."
+    "RuntimeError if there is no failed batch that could be skipped."
     failed = self.failed
     if self.engine.is_distributed:
         raise RuntimeError(f"{name}: several processes go in step, and none can leave out a batch "
@@ -463,7 +450,22 @@ def check_failed(self: TrainingLoop, name: str) -> None:
 
 @patch
 def leave_failed_out(self: TrainingLoop) -> FailedBatch:
-    "From now on the run goes without the batch that failed."
+    "Skip the batch that failed from now on."
     failed, self.failed = self.failed, None
     self.data.skipped_batches.setdefault(failed.epoch, set()).add(failed.batch_idx)
     return failed
+
+# %% ../../nbs/core/10_training.ipynb #63b657c7
+@patch
+def run(self: TrainingLoop, owner):
+    "Train on from the present position; yields 'micro' or 'boundary' at safe points."
+    state, first = self.state, self.plan.eval_first
+    if first and state.evaluated_at < 0 and state.phase is Phase.EPOCH_START:
+        state.phase = Phase.VALID if first is True else Phase.CHECK
+        state.next_phase = Phase.EPOCH_START
+    phases = {Phase.EPOCH_START: self.start_epoch, Phase.ITERATE: self.open_data,
+              Phase.TRAIN: self.train, Phase.AFTER_TRAIN: self.end_training,
+              Phase.VALID: self.evaluate, Phase.CHECK: self.check_evaluation,
+              Phase.AFTER_VALID: self.end_epoch}
+    while not self.finished():
+        yield from phases[state.phase](owner)

@@ -19,7 +19,7 @@ from .state import weakly
 
 # %% ../../nbs/core/02_tunable.ipynb #be7e3963
 class Tunable:
-    "A value of a hook or a run that may be changed live; its type is that of the default."
+    "A value of a hook or a run that may be changed live; it has the type of its default."
     def __init__(
         self,
         default,
@@ -29,8 +29,8 @@ class Tunable:
         choices: tuple | None = None,  # the values allowed
         scale: str = "linear",  # of the slider; or "log"
         doc: str = "",  # one line for the tooltip
-        kind: type | None = None,  # where the default is None
-        optional: bool | None = None,  # None is a value too
+        kind: type | None = None,  # the type, where the default is None
+        optional: bool | None = None,  # None is allowed; unset: only if the default is None
     ):
         if kind is None and default is None and choices is None:
             raise TypeError("a Tunable whose default is None needs kind=, say kind=float")
@@ -52,7 +52,7 @@ class Tunable:
             self.store(instance, value)
 
     def store(self, instance, value) -> None:
-        "Check the value and set it; nothing is journalled."
+        "Check the value and set it, without a journal entry."
         instance.__dict__[self.name] = self.check(value)
 
     def allowed(self) -> str:
@@ -78,7 +78,7 @@ class Tunable:
         return taken
 
     def converted(self, value):
-        "A whole number as a float where that is the type, and 8.0 as an int; others as they are."
+        "The value as float or int where that is the type (1 as 1.0, 8.0 as 8); others unchanged."
         if self.kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
         if self.kind is int and isinstance(value, float) and value.is_integer():
@@ -98,8 +98,8 @@ class Tunable:
 
 # %% ../../nbs/core/02_tunable.ipynb #9ef5ab2d
 class PartTunable(Tunable):
-    "A tunable whose value is a plain attribute of a part that its owner holds."
-    def __init__(self, default, part: str, **rules):  # the owner's attribute that is the part
+    "A tunable whose value is a plain attribute of an object that its owner holds."
+    def __init__(self, default, part: str, **rules):  # owner's attribute: the object
         super().__init__(default, **rules)
         self.part = part
 
@@ -107,7 +107,7 @@ class PartTunable(Tunable):
         return self if instance is None else getattr(getattr(instance, self.part), self.name)
 
     def store(self, instance, value) -> None:
-        "Check the value and set it in the part; nothing is journalled."
+        "Check the value and set it in that object, without a journal entry."
         setattr(getattr(instance, self.part), self.name, self.check(value))
 
 # %% ../../nbs/core/02_tunable.ipynb #ff2f7f96
@@ -134,7 +134,7 @@ class BoundTunable:
 
 # %% ../../nbs/core/02_tunable.ipynb #4c84742b
 def weak_proxy(owner):
-    "`owner` without keeping it alive; `owner` itself where its class allows no weak reference."
+    "A proxy that does not keep `owner` alive; `owner` where its class allows no weak reference."
     try:
         return weakref.proxy(owner)
     except TypeError:
@@ -146,7 +146,7 @@ def bind(owner, prefix: str = "") -> list[BoundTunable]:
     proxy, entries = weak_proxy(owner), []
     for name, rule in declared(owner).items():
         full = f"{prefix}.{name}" if prefix else name
-        direct = getattr(type(owner), name, None) is rule  # else a property may stand in its place
+        direct = getattr(type(owner), name, None) is rule  # else a property replaces it
         write = partial(rule.store, proxy) if direct else partial(setattr, proxy, name)
         entries.append(BoundTunable(full, rule, partial(getattr, proxy, name), write, prefix))
     made = getattr(owner, "own_tunables", None)
@@ -157,8 +157,11 @@ def find_tunable(table: Mapping[str, BoundTunable], name: str) -> BoundTunable:
     "The entry called `name`; ValueError suggests the nearest one."
     if name in table:
         return table[name]
+    of_each = [repr(key) for key in table if key.startswith(f"{name}.")]  # of several optimizers
     near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(table))}"
+    if of_each:
+        hint = f"there are {' and '.join(of_each)}"
     raise ValueError(f"there is no tunable {name!r}: {hint}")
 
 # %% ../../nbs/core/02_tunable.ipynb #243d08b5
@@ -166,7 +169,7 @@ class Tunables:
     "What may be changed live. The table is built once, and again after `invalidate()`."
     def __init__(
         self,
-        sources: Callable[[], Iterator],  # (object, prefix) pairs, and entries of their own
+        sources: Callable[[], Iterator],  # yields (object, prefix) pairs and finished entries
     ):
         self.pending: dict[str, Any] = {}  # checked values that wait for the next boundary
         self.refused: dict[str, str] = {}  # why the last value of a name was refused
@@ -174,7 +177,7 @@ class Tunables:
 
     @property
     def table(self) -> Mapping[str, BoundTunable]:
-        "All entries by their full names; of two with one name the later one counts."
+        "All entries by their full names; of two with the same name the later one counts."
         version, table = self._built
         if version is not self._version:
             version, table = self._version, {}
@@ -190,7 +193,7 @@ class Tunables:
         return dict(self.table)
 
     def invalidate(self) -> None:
-        "Build the table again when it is read next: a hook was added, removed or moved."
+        "Build the table again at its next use: a hook was added, removed or moved."
         self._version, self._built = object(), (None, {})
 
     def validate(self, values: dict) -> dict:

@@ -41,8 +41,7 @@ class Writer:
         self.error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Wait for the work before this, then do this one in a thread that outlives the main one's
-        end."""
+        "Wait for the previous work, then do this in a thread; the process ends only after it."
         self.wait()
         def main():
             try:
@@ -57,7 +56,7 @@ class Writer:
             main()
 
     def wait(self) -> None:
-        "Until nothing is being written; raises what went wrong, once."
+        "Wait until nothing is being written; raise the error of the thread, once."
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -75,21 +74,21 @@ class Kept:
     branch: int = 0
     value: float | None = None  # of the metric that decides about the best one
     exact: bool = True  # taken at a boundary of a run that nothing had broken
-    live: bool = True  # on the path that the run has really gone; after a rewind some are not
-    earlier: bool = False  # of a run before this one, which did not resume it
+    live: bool = True  # on the live branch; after a rewind some are not
+    earlier: bool = False  # of an earlier run, which this one did not resume
 
 LIST = "checkpoints.json"
 _NAME = re.compile(r"step_(\d+)(?:_branch(\d+))?(_error)?\.pt")
 
 def read_entry(values: dict) -> Kept:
-    "One entry of the list; ValueError for what is none."
+    "One entry of the list; ValueError for anything else."
     entry = Kept(**values)
     counts = entry.step, entry.epoch, entry.branch
     named = isinstance(entry.file, str) and _NAME.fullmatch(entry.file)
     if not named or any(type(count) is not int for count in counts):
-        raise ValueError(f"{values} is no checkpoint")
+        raise ValueError(f"{values} is not a checkpoint")
     if not (entry.value is None or isinstance(entry.value, (int, float))):
-        raise ValueError(f"{entry.value!r} is no value")
+        raise ValueError(f"{entry.value!r} is not a value")
     return entry
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #ea4796c7
@@ -108,7 +107,7 @@ class KeepRules:
     best_count: int = 1  # of the best
 
     def best_few(self, entries: list[Kept]) -> list[Kept]:
-        "Those with the best values, the best one first, the first of equal ones."
+        "Those with the best values, best first; of equal values the earliest first."
         if self.best is None:
             return []
         present = [each for each in entries if each.live and not each.earlier]
@@ -117,7 +116,7 @@ class KeepRules:
         return sorted(valued, key=lambda each: sign * each.value)[:self.best_count]
 
     def staying(self, entries: list[Kept]) -> list[Kept]:
-        "Those that stay, of all in a folder, oldest first."
+        "Those of `entries` that stay, oldest first."
         live = [each for each in entries if each.live and each.exact]
         last = live if self.last is None else live[-self.last:] if self.last else live[-1:]
         best = self.best_few(entries)
@@ -146,7 +145,7 @@ class CheckpointFolder:
     best = property(lambda self: self.rules.best)
 
     def leave_behind(self) -> None:
-        """A new run begins in the folder: the files there are of an earlier one, and go as new ones
+        """Begin a new run: the files there are of an earlier one, and are removed as new ones
         come."""
         self._left = {each.file for each in self.kept()}
 
@@ -217,11 +216,11 @@ class CheckpointFolder:
         return None if entry is None else read_state(self.path / entry.file)
 
     def live(self) -> list[Kept]:
-        "Those of this run, on the path that it has gone, at places to which it can go back."
+        "Those of this run to which it can go back: exact, and on the live branch."
         return [each for each in self.kept() if each.live and each.exact and not each.earlier]
 
     def cut(self, step: int) -> None:
-        "After a rewind to `step`: what is later is of a dead branch, and stays."
+        "After a rewind to `step`: later checkpoints are of a dead branch, and stay."
         entries = self.kept()
         for each in entries:
             each.live = each.live and each.step <= step
@@ -240,7 +239,7 @@ class CheckpointFolder:
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #5354c679
 class ExitHandler:
-    """What is called when a signal comes: it asks the run to stop.
+    """A signal handler that asks the run to stop.
 
     It holds the run by a weak reference, so it does not keep it alive."""
     def __init__(self, trainer, code: int | str):
@@ -249,15 +248,14 @@ class ExitHandler:
         self.ended = False
 
     def acts(self) -> bool:
-        """There is a run that takes steps, and would stop; one that is paused after step() would
-        not."""
+        "A run is taking steps, and would stop; one that is paused after step() would not."
         trainer = self.run()
         return not self.ended and trainer is not None and trainer.driven
 
     def behind(self, number: int, idle: bool = False):
-        """The handler of before, past those of runs that have ended or are gone.
+        """The previous handler, without those of runs that have ended or are gone.
 
-        `idle`: also past those of runs that take no step."""
+        `idle`: also without those of runs that take no step."""
         def gone(handler):
             return handler.ended or handler.run() is None or (idle and not handler.acts())
         found = self.previous[number]
@@ -294,9 +292,9 @@ class ExitSignals:
             self._handler.previous[number] = signal.signal(number, self._handler)
 
     def remove(self) -> None:
-        """Set the handlers that were there before.
+        """Restore the previous handlers.
 
-        Where another run has set its own since, they come back at the end of that one."""
+        Where another run has set its own since, they are restored at the end of that run."""
         if self._handler is None or threading.current_thread() is not threading.main_thread():
             return
         self._unlink.detach()
@@ -308,13 +306,13 @@ class ExitSignals:
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #afbed87f
 class BestValues:
-    "The best values of a record so far, and that of the present weights."
+    "The best values of a record so far, and its value at the current weights."
     def __init__(self, count: int = 1, values=(), value: float | None = None):
         self.count, self.value = count, value
         self.values = list(values)  # the best first
 
     def add(self, value: float, direction: str) -> bool:
-        "Note the value of the present weights; whether it is among the `count` best. NaN is not."
+        "Note the value at the current weights; True if it is among the `count` best (NaN is not)."
         if not math.isfinite(value):
             return False
         self.value, sign = value, 1 if direction == "max" else -1
@@ -337,7 +335,7 @@ class BestValues:
 
     @staticmethod
     def unlike(state) -> str:
-        "What in a state is not as `state_dict` gives it, in words; '' where all is."
+        "What is wrong with a state, in words; '' for one that `state_dict` could give."
         rules = {"best_value": float, "value": float | None}
         if isinstance(state, dict) and "best_values" in state:
             rules["best_values"] = list[float]
@@ -381,7 +379,7 @@ class HeldFolder:
         self.lock = hold(self.folder.path, trainer, self.lock.mark)
 
     def give_back(self) -> None:
-        "Leave the folder as it was: nothing was written."
+        "Unlock the folder, which is as it was: nothing was written."
         if self.lock is not None:
             self.lock.give_back()
         self.lock = self.folder = None
@@ -473,7 +471,7 @@ class Saver:
         try:
             self.writer.wait()
         except BaseException:
-            self._last = None  # it is not there
+            self._last = None  # that file was not written
             raise
 
     def best_state(self, folder: CheckpointFolder) -> dict | None:
@@ -547,7 +545,7 @@ def save_by_hand(hook, trainer, command) -> None:
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #40c50686
 class CheckpointHook(Hook):
-    """Keeps the run on disk: every so many steps or epochs, the best, at the end, and at a signal.
+    """Saves the run: every n steps or epochs, at a new best value, at the end, and at a signal.
 
     ValueError for rules that make no sense. At the beginning CheckpointError for another run's or
     damaged files, and FolderTakenError for a folder that another run has."""
@@ -564,7 +562,7 @@ class CheckpointHook(Hook):
         exit_signals=(signal.SIGTERM,),
         exit_code: int | str = "128+signal",
         exit_wait: float = 0.0,  # seconds between the last save and the exit
-        keep_best: int = 1,  # so many of the best
+        keep_best: int = 1,  # how many of the best stay
     ):
         check_rules(every_steps, every_epochs, keep_last, keep_every, best, keep_best)
         self.every_steps, self.every_epochs = every_steps, every_epochs
@@ -608,7 +606,7 @@ class CheckpointHook(Hook):
             self.saver.note(trainer)
 
     def after_step(self, trainer):
-        "Ask, every so many steps; raise what went wrong with the last file."
+        "Ask for a save every `every_steps` steps; raise the error of the last file."
         self.best.value = None
         if self.saver.writer.error is not None:
             trainer.ask(self.finish_writing)
@@ -617,12 +615,12 @@ class CheckpointHook(Hook):
             self.saver.want(trainer, self._save)
 
     def after_epoch(self, trainer):
-        "Ask, every so many epochs."
+        "Ask for a save every `every_epochs` epochs."
         if self.every_epochs and trainer.step_state.epoch % self.every_epochs == 0:
             self.saver.want(trainer, self._save)
 
     def on_log(self, trainer, records):
-        "Ask, where the metric is better than before."
+        "Ask for a save if the metric is better than before."
         name, direction = self.best_kept(trainer) or (None, None)
         if name in records and self.best.add(float(records[name]), direction):
             self.saver.want(trainer, self._save)
@@ -639,16 +637,15 @@ class CheckpointHook(Hook):
             self._save(trainer)
 
     def after_fit(self, trainer):
-        "The end of the run is kept."
+        "Save the end of the run."
         self._save_end(trainer)
 
     def after_cancel(self, trainer):
-        "So is the place where it was stopped."
+        "Save the place where the run was stopped."
         self._save_end(trainer)
 
     def after_exception(self, trainer):
-        """And what can be saved where something raised; it is resumed only where there is no better
-        one."""
+        "Save what can be saved; it is resumed only where there is no better file."
         # one of several processes cannot ask the others any more
         alone = not trainer.engine.is_distributed
         own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
@@ -663,7 +660,7 @@ class CheckpointHook(Hook):
                 self.folder.cut(trainer.step_state.optimizer_step)
 
     def cleanup_fit(self, trainer):
-        "Everything is written, and the handlers of signals are those of before."
+        "Wait for the last file, and restore the signal handlers."
         try:
             self.finish_writing()
         finally:
@@ -680,7 +677,7 @@ class CheckpointHook(Hook):
         return self.saver.best_state(self.folder) if self.held.owned else None
 
     def rewind_points(self) -> list[RewindPoint]:
-        "The checkpoints on the path that the run has gone."
+        "The checkpoints on the live branch."
         return self.saver.rewind_points(self.folder) if self.held.owned else []
 
     def state_dict(self):
@@ -688,10 +685,10 @@ class CheckpointHook(Hook):
         return self.best.state_dict()
 
     def check_state(self, trainer, state):
-        "ValueError for what is no state of this hook."
+        "ValueError for anything but a state of this hook."
         if text := BestValues.unlike(state):
             raise ValueError(text)
 
     def load_state_dict(self, state):
-        "Go on comparing with it."
+        "Compare with the best value of the state from now on."
         self.best = BestValues.of(self.rules.best_count, state)

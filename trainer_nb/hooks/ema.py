@@ -17,7 +17,7 @@ from ..core.tunable import Tunable
 
 # %% ../../nbs/hooks/18_ema.ipynb #b05f4f5c
 def warm_decay(decay: float, updates: int) -> float:
-    "The decay after so many updates: low at first, so that the first weights are soon forgotten."
+    "The decay after some updates: low at first, so that the first weights are soon forgotten."
     return min(decay, (1 + updates) / (10 + updates))
 
 def check_decay(value) -> float:
@@ -27,7 +27,7 @@ def check_decay(value) -> float:
     return float(value)
 
 def averaged_tensors(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
-    "What is averaged, by name: parameters, and buffers of floating point where they are asked for."
+    "What is averaged, by name: parameters, and with `buffers` those of floating point."
     found = dict(model.named_parameters())
     if buffers:
         found |= {name: each for name, each in model.named_buffers() if each.is_floating_point()}
@@ -37,7 +37,7 @@ class Average:
     "An average of the weights of one model."
     def __init__(self, model: torch.nn.Module, device, buffers: bool):
         self.model, self.buffers = model, buffers
-        self._whole_at: int | None = None  # the step of which the other buffers are
+        self._whole_at: int | None = None  # the step at which the other buffers were copied
         with torch.no_grad():
             self.averaged = AveragedModel(model, device=device).requires_grad_(False).eval()
         self.mean = averaged_tensors(self.averaged.module, buffers)
@@ -54,7 +54,7 @@ class Average:
         self._near = [torch.empty_like(mean) for mean in means] if far else None
 
     def fits(self, model: torch.nn.Module) -> bool:
-        "It is of this model, as it is now."
+        "It belongs to this model, as it is now."
         if model is not self.model:
             return False
         now, live = averaged_tensors(model, self.buffers), self.live
@@ -113,7 +113,7 @@ class Average:
 class EMAHook(Hook):
     """Keeps an exponential moving average of the weights, and evaluates with it.
 
-    ValueError for settings that make no sense, and for a run that has parts of the model only."""
+    ValueError for settings that make no sense, and for a run that shards the model."""
     order = 10
     needs_whole_model = True
     decay = Tunable(0.999, min=0, max=1, doc="share of the average that an update keeps")
@@ -158,7 +158,7 @@ class EMAHook(Hook):
         return self._average
 
     def before_epoch(self, trainer):
-        "A model that was changed has another average."
+        "If the model was changed, drop its average."
         self._of(trainer)
 
     def after_step(self, trainer):
@@ -182,16 +182,17 @@ class EMAHook(Hook):
         return self.reached == trainer.step_state.optimizer_step and self._of(trainer) is not None
 
     def weight_sets(self, trainer) -> dict | None:
-        """What to evaluate with: ending of the split's name to a context; None: the training's
-        weights."""
+        """Suffix of the split's name to a context with the weights to evaluate; None: the
+        training's."""
         if self.eval == "raw" or not self.ready(trainer):
             return None
         average = self._average.swapped_in
         return {"": average} if self.eval == "ema" else {"": nullcontext, "_ema": average}
 
     def weight_sets_in(self, state: dict, name: str) -> dict | None:
-        """As `weight_sets`, of a checkpoint in which this hook has that name: ending to tensors by
-        name."""
+        """As `weight_sets`, from the state of a checkpoint: suffix to tensors by name.
+
+        `name`: the name of this hook there."""
         mine, tunables = state["hooks"].get(name), state["tunables"]
         if not mine or not tunables.get(f"{name}.enabled"):
             return None

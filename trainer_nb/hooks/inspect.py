@@ -63,14 +63,17 @@ def joined_norms(layers: list[str], norms: list[float]) -> dict[str, float]:
 
 # %% ../../nbs/hooks/14_inspect.ipynb #236eb90a
 class InspectHook(Hook):
-    "Measures gradient and update of each layer in every step, and describes the last batch in a pause."
+    """Measures gradient and update of each layer in every step.
+
+    In a pause it describes the last batch."""
     order, kept = 15, False
     def __init__(self):
         self._before = self._after = None
 
     def before_step(self, trainer):
         "Keep the gradients' norms, before clipping, and a copy of the weights."
-        named = [(name, p) for name, p in trainer.plain_model.named_parameters() if p.grad is not None]
+        parameters = trainer.plain_model.named_parameters()
+        named = [(name, p) for name, p in parameters if p.grad is not None]
         if not named:
             return
         weights = [p.detach().clone() for _, p in named]
@@ -83,7 +86,8 @@ class InspectHook(Hook):
             return
         names, parameters, weights, gradients = self._before
         changes = [(p.detach() - w).norm() for p, w in zip(parameters, weights)]
-        measured = trainer.engine.whole([gradients, changes, [w.norm() for w in weights]])  # now, while all processes are here
+        # now, while all processes are here
+        measured = trainer.engine.whole([gradients, changes, [w.norm() for w in weights]])
         self._after = trainer.step_state.optimizer_step, names, *measured
         self._before = None
 
@@ -102,12 +106,14 @@ class InspectHook(Hook):
         layers = layer_names(names)
         count = len(names)
         numbers = fetch_numbers([value for values in measured for value in values])
-        norms, changes, weights = (joined_norms(layers, numbers[i * count:(i + 1) * count]) for i in range(3))
-        return step, [LayerRow(layer, norms[layer], changes[layer] / weights[layer] if weights[layer] else None)
-                      for layer in norms]
+        norms, changes, weights = (joined_norms(layers, numbers[i * count:(i + 1) * count])
+                                   for i in range(3))
+        ratios = {layer: changes[layer] / weights[layer] if weights[layer] else None
+                  for layer in norms}
+        return step, [LayerRow(layer, norms[layer], ratios[layer]) for layer in norms]
 
     def on_pause(self, trainer):
-        "A pause is there to look."
+        "Describe the last batch: a pause is for inspection."
         self.look(trainer)
 
     def after_fit(self, trainer):

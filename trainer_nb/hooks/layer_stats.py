@@ -26,7 +26,7 @@ from .inspect import named_tensors
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #8ea02eb4
 BINS, SAMPLED = 40, 4096
-NEAR_ZERO = {"activations": 0.05, "gradients": 1e-8}  # absolute values below count as none
+NEAR_ZERO = {"activations": 0.05, "gradients": 1e-8}  # absolute values below this count as zero
 
 def lower_edges(kind: str) -> np.ndarray:
     "Where each bin begins."
@@ -90,7 +90,7 @@ def _fitting(named: dict, one) -> dict:
     if one not in named:
         near = difflib.get_close_matches(str(one), named, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(list(named)[:8])}"
-        raise ValueError(f"LayerStatsHook: {one!r} is no module of the model: {hint}")
+        raise ValueError(f"LayerStatsHook: {one!r} is not a module of the model: {hint}")
     return {one: named[one]}
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #150d9166
@@ -154,9 +154,9 @@ class LayerHistory:
         self._lock = threading.RLock()
 
     def add(self, step: int, found: dict) -> None:
-        """Keep one measurement; nothing is fetched but after many.
+        """Add one measurement; they are fetched when there are many.
 
-        Later ones are of another course: an earlier state was loaded."""
+        Those of later steps are dropped: an earlier state was loaded."""
         self.go_back(step - 1)
         with self._lock:
             self._pending.append((step, found))
@@ -164,7 +164,7 @@ class LayerHistory:
             self.fetch()
 
     def fetch(self) -> list[tuple[int, dict]]:
-        "Bring in what is on the device: one transfer."
+        "Fetch what is on the device, in one transfer."
         with self._lock:
             pending, self._pending = self._pending, []
             found = [layers for _, kinds in pending for layers in kinds.values()]
@@ -330,7 +330,7 @@ class Panel:
         return parts
 
 def some_of(values, most: int) -> list:
-    "At most so many, evenly chosen, with the first and the last."
+    "At most `most` of the values, evenly chosen, with the first and the last."
     values = list(values)
     if len(values) <= most:
         return values
@@ -367,7 +367,7 @@ def line_panel(
     return parts
 
 def map_panel(series: LayerSeries, panel: Panel, edges: np.ndarray, most: int) -> list[str]:
-    """The histogram of a layer over at most so many steps; equal shades above each other are one
+    """The histogram of a layer over at most `most` steps; equal shades above each other are one
     rectangle."""
     levels = np.searchsorted(list(SHADES), series.histogram, side="right")
     shown = some_of(range(len(series.steps)), most)
@@ -404,7 +404,7 @@ def occupied(all_series: dict[str, LayerSeries], edges: np.ndarray) -> tuple[flo
     return float(edges[low]), float(edges[high])
 
 def layer_still(all_series: dict[str, LayerSeries], kind: str) -> str:
-    "The figure as an SVG: of as many measurements as let it stay below 60 kB."
+    "The figure as an SVG below 60 kB, with fewer measurements where needed."
     pictures = (_still(all_series, kind, most) for most in (60, 30, 15, 8, 4, 1))
     return next(picture for picture in pictures if len(picture.encode()) < 60_000)
 
@@ -456,7 +456,8 @@ def _map_panels(
 def _legend(names: list[str]) -> str:
     parts = []
     for number, name in enumerate(names):
-        colour, mark = COLOURS[number % len(COLOURS)], "┅" if number // len(COLOURS) % 2 else "━"
+        colour = COLOURS[number % len(COLOURS)]
+        mark = "┅" if number // len(COLOURS) % 2 else "━"
         style = f"fill:{colour};font-weight:600"
         parts.append(f'<tspan dx="12" style="{style}">{mark}</tspan> {html.escape(name[:14])}')
     return "".join(parts)

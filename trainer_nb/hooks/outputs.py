@@ -113,7 +113,7 @@ PENDING = 1 << 22  # bytes that stay on the device at most
 _UNFINISHED = re.compile(r"\w+\.npy|results\.\w+|about\.json")
 
 def is_own(unfinished: Path) -> bool:
-    "A folder holds only what unfinished outputs are made of."
+    "A folder holds only files of unfinished outputs."
     names = [each.name for each in unfinished.iterdir()]
     return all(name.startswith("part_") or _UNFINISHED.fullmatch(name) for name in names)
 
@@ -262,7 +262,7 @@ def put_in_place(unfinished: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 def keep_whole(final: Path) -> None:
-    "After a crash between two names: the whole folder has its own again."
+    "After a crash between the two renames: give the whole folder its name again."
     old = final.with_name(f"{final.name}.replaced")
     if old.exists() and not final.exists():
         os.replace(old, final)
@@ -275,7 +275,7 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
     damaged list."""
     folder = Path(folder)
     if not folder.exists() and folder.with_name(f"{folder.name}.replaced").exists():
-        folder = folder.with_name(f"{folder.name}.replaced")  # a crash came between two names
+        folder = folder.with_name(f"{folder.name}.replaced")  # a crash came between the two renames
     if not (folder / ABOUT).is_file():
         beside = sorted(path.parent.name for path in folder.parent.glob(f"*/{ABOUT}"))
         hint = f"; there are {', '.join(beside)}" if beside else ""
@@ -416,7 +416,7 @@ class Collector:
         return self.known[number] if self.known is not None and number < len(self.known) else ()
 
     def _indices(self, number: int, rows: int, samples: int | None) -> torch.Tensor:
-        """Those of a chunk; -1 where they are not known.
+        """The indices of a chunk; -1 where they are not known.
 
         The batch may have more or fewer samples than were drawn for it."""
         drawn = self._drawn(number)
@@ -513,7 +513,7 @@ def check_splits(hook, trainer) -> None:
         if split not in known:
             near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"OutputsHook: {split!r} is no split of this run: {hint}")
+            raise ValueError(f"OutputsHook: {split!r} is not a split of this run: {hint}")
         if hook.folder is not None:
             for name in trainer.valid_loaders if split == "valid" else [split]:
                 hook.places.check(name)
@@ -536,7 +536,7 @@ class OutputsHook(Hook):
         self,
         folder=None,  # default: outputs, in the workspace if there is one
         splits=("valid", "test"),  # also "train", or names of loaders
-        fields=FIELDS,  # those given must be there, of the default what is
+        fields=FIELDS,  # all that are given; of the default, those available
         predict=None,  # f(outputs) -> predictions; default: argmax
         format: str = "csv",  # of the table; "parquet", "npy": none
         keep: str = "last",  # or "all": a folder an evaluation
@@ -590,14 +590,14 @@ class OutputsHook(Hook):
             self._taken = 0
 
     def after_train(self, trainer):
-        "Keep the epoch, if it was seen whole."
+        "Put the outputs of the epoch in place, if it was seen as a whole."
         # the hook was never off
         whole = "train" in self.parts and self._taken == trainer.step_state.batch_idx
         if trainer.engine.gather(whole)[0]:
             self.parts.finish(trainer, ["train"])
 
     def before_batch(self, trainer):
-        "Its chunks begin with its first sample."
+        "Begin with the first sample of the batch."
         self._pred, self._in_batch, split = None, True, trainer.split
         if trainer.training:
             self._before_train_batch(trainer)
@@ -617,7 +617,7 @@ class OutputsHook(Hook):
                 collector.known = pass_indices(trainer.data.loader, trainer.data.order_start)
 
     def after_pred(self, trainer):
-        "For a step that returns no 'pred'."
+        "Store the prediction, for a step that returns no 'pred'."
         self._pred = trainer.pred
 
     def after_batch(self, trainer):
@@ -653,5 +653,5 @@ class OutputsHook(Hook):
         self.parts.discard(["train"])
 
     def cleanup_fit(self, trainer):
-        "What is not whole goes."
+        "Remove unfinished outputs."
         self.parts.discard()

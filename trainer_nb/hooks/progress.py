@@ -57,19 +57,19 @@ def as_records(records: dict) -> str:
 class RunText:
     "Where a run is and how long it takes, in words."
     def __init__(self, eta_warmup: int = 10):
-        # first steps of a process that the remaining time is not judged by
+        # first steps of a process, which the estimate ignores
         self.eta_warmup = eta_warmup
-        self.first_step, self._first_seconds = 0, 0.0  # from which it is judged
+        self.first_step, self._first_seconds = 0, 0.0  # where the estimate begins
         self._span = (0, 0)  # the steps of the last line's times: after the first, up to the second
 
     def begin(self, trainer) -> None:
-        "Judge by the steps to come."
+        "Begin the estimate with the steps to come."
         step = trainer.step_state.optimizer_step
         self.first_step, self._span = step + self.eta_warmup, (step, step)
         self._first_seconds = trainer.elapsed()  # until the warm-up is over
 
     def warmed_up(self, trainer) -> None:
-        "Step `first_step` was made: the time left is judged from here on."
+        "Step `first_step` was made: the estimate begins here."
         self._first_seconds = trainer.elapsed()
 
     def records(self, trainer) -> dict:
@@ -85,9 +85,9 @@ class RunText:
         return {name: float(series.values[0]) for name, series in last.items()}
 
     def step_times(self, trainer) -> str:
-        "The mean seconds of a step since the line before, and of its wait for data; or ''."
+        "The mean time of a step since the previous line, and of its wait for data; or ''."
         step, (after, until) = trainer.step_state.optimizer_step, self._span
-        if step != until:  # else a second line here: of the same steps
+        if step != until:  # else a second line about the same steps
             after = until if until < step else step - 1  # the run has gone back since
             self._span = after, step
         history, parts = getattr(trainer, "history", None), []
@@ -107,7 +107,7 @@ class RunText:
         return f"epoch {now}{epochs}  step {state.optimizer_step}{f'/{planned}' if planned else ''}"
 
     def times(self, trainer) -> str:
-        "Time spent, and time left once there is something to judge by."
+        "Time spent, and an estimate of the time left once there is one."
         done = trainer.step_state.optimizer_step - self.first_step
         spent, planned = trainer.elapsed(), trainer.planned_steps
         if not planned or done < 1:
@@ -137,9 +137,9 @@ class ProgressHook(MainProcessHook):
     order, kept = 90, False  # it shows, and computes nothing
     def __init__(
         self,
-        every_steps: int | None = None,  # a line so often; None: about every 10 s
+        every_steps: int | None = None,  # steps from line to line; None: about 10 s
         with_records: bool = True,  # show the last records
-        eta_warmup: int = 10,  # first steps that the remaining time is not judged by
+        eta_warmup: int = 10,  # first steps, which the estimate ignores
         style=True,  # "bar", "lines", or True to choose
     ):
         progress_style(style)

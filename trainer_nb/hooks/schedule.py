@@ -6,7 +6,8 @@
 __all__ = ['SCHEDULES', 'MOST_TICKS', 'EXTENDED', 'steps_of', 'warm', 'one_cycle', 'cosine', 'warmup_stable_decay', 'set_rate',
            'Recipe', 'jumps', 'twin', 'own_copy', 'copied', 'foresee', 'rate_after', 'spread', 'numbered', 'check_tick',
            'TickRule', 'meant_for_epochs', 'extend', 'Schedule', 'schedule_unlike', 'length_of', 'fit_length',
-           'warn_of_length', 'GroupWatch', 'check_schedule', 'warn_of_epochs', 'planned_rates', 'SchedulerHook']
+           'warn_of_length', 'GroupWatch', 'check_schedule', 'warn_of_epochs', 'planned_rates', 'SchedulerHook',
+           'OptimizerSchedule']
 
 # %% ../../nbs/hooks/12_schedule.ipynb #61ee9e28
 import copy
@@ -28,7 +29,7 @@ from ..core.state import warn
 
 # %% ../../nbs/hooks/12_schedule.ipynb #99710767
 def steps_of(name: str, value, total: int) -> int:
-    "A share of the run, or steps, as steps; ValueError for neither."
+    "A share of the run, or a number of steps, in steps; ValueError for other values."
     if isinstance(value, float) and 0 <= value <= 1:
         return round(value * total)
     if type(value) is int and value >= 0:
@@ -37,7 +38,7 @@ def steps_of(name: str, value, total: int) -> int:
                      "of steps")
 
 def warm(step: int, steps: int) -> float:
-    "The part of the rate at a step of a linear warm-up; from its end on 1."
+    "The factor on the rate at a step of a linear warm-up; 1 from its end on."
     return min(1.0, (step + 1) / (steps + 1))
 
 def one_cycle(optimizer, total_steps: int, **settings) -> LRScheduler:
@@ -114,17 +115,16 @@ class Recipe:
 
     def _checked(self, scheduler):
         if not callable(getattr(scheduler, "step", None)):
-            raise TypeError(f"sched={self.name} gave {type(scheduler).__name__}, which is no "
-                            "scheduler: "
-                            "it has no step()")
+            raise TypeError(f"sched={self.name} gave {type(scheduler).__name__}, which is not "
+                            "a scheduler: it has no step()")
         return scheduler
 
 def jumps(scheduler) -> bool:
-    "Its rate follows from the count of ticks alone, so that it may be put to any."
+    "Its rate depends on the number of ticks alone, so it can be set to any tick."
     return type(scheduler) in (LambdaLR, OneCycleLR)
 
 # %% ../../nbs/hooks/12_schedule.ipynb #96155348
-MOST_TICKS = 20_000  # looked ahead, of a scheduler that has to make each of them
+MOST_TICKS = 20_000  # computed ahead, for a scheduler that makes each of them
 
 def twin(optimizer) -> torch.optim.Optimizer:
     "An optimizer with the same groups and no parameters, for a scheduler to change."
@@ -163,9 +163,9 @@ def foresee(scheduler, counts: list[int]) -> list[float] | None:
     return found
 
 def rate_after(scheduler, ticks: int) -> float | None:
-    """The first group's rate after so many more ticks, however many.
+    """The first group's rate after any number of further ticks.
 
-    None where it is not known without making them all."""
+    None where the scheduler would have to make each of them."""
     closed = getattr(scheduler, "_get_closed_form_lr", None)  # private, of torch (tried with 2.13)
     if closed is None or ticks <= 1000:
         found = foresee(scheduler, [ticks]) if ticks <= 1000 or jumps(scheduler) else None
@@ -182,9 +182,9 @@ def spread(count: int, most: int = 400) -> list[int]:
 
 # %% ../../nbs/hooks/12_schedule.ipynb #b94127ea
 def numbered(scheduler) -> bool:
-    """Its `step(epoch)` and `step_update(num_updates)` take a number.
+    """Its `step(epoch)` and `step_update(num_updates)` need a number.
 
-    So do timm's schedulers, and none of torch's."""
+    Those of timm's schedulers do, those of torch's do not."""
     takes = callable(getattr(scheduler, "step_update", None))
     return takes and not isinstance(scheduler, LRScheduler)
 
@@ -226,7 +226,7 @@ class TickRule:
 
 # %% ../../nbs/hooks/12_schedule.ipynb #f5493670
 def meant_for_epochs(scheduler, ticks: int, epochs: int | None) -> bool:
-    """Its numbers look like epochs, if it is to make so many ticks.
+    """A scheduler that is to make this many ticks seems to count epochs.
 
     It is done in the first tenth, goes up and down, or ends at a millionth of its rate."""
     if isinstance(scheduler, MultiStepLR):
@@ -272,7 +272,7 @@ class Schedule:
     def __init__(self, scheduler, rule: TickRule, settings: dict):
         built = hasattr(scheduler, "step") and not isinstance(scheduler, type)
         if not built and not callable(scheduler) and not isinstance(scheduler, str):
-            raise TypeError(f"{scheduler!r} is no scheduler: it has no step()")
+            raise TypeError(f"{scheduler!r} is not a scheduler: it has no step()")
         if built and settings:
             raise TypeError(f"{', '.join(settings)}: settings are for schedules by name, "
                             f"this is a {type(scheduler).__name__}")
@@ -354,7 +354,7 @@ class Schedule:
         return made if self.scheduler is None else made.with_waiting(self.scheduler.optimizer)
 
     def with_waiting(self, optimizer) -> "Schedule":
-        "Take the state that waits."
+        "Load the state that was waiting for the scheduler."
         state, self.waiting = self.waiting, None
         if self.takes_length:
             fits = self.total == state["total"] and len(self.rates) == len(state["rates"])
@@ -581,7 +581,7 @@ class SchedulerHook(Hook):
                 schedule.scheduler.step()
 
     def on_log(self, trainer, records):
-        "Tick, if it ticks each evaluation of a run: its records are given out once it counts."
+        "Tick, if it ticks each evaluation: the records of one are logged once it counts."
         if self.every == "evaluation" and records is trainer.records:
             self._tick(trainer)
 
@@ -645,3 +645,67 @@ class SchedulerHook(Hook):
     def load_state_dict(self, state):
         "Give the scheduler its state back, and the length that goes with it."
         self.schedule = self.schedule.loaded(state)
+
+# %% ../../nbs/hooks/12_schedule.ipynb #a0938942
+class OptimizerSchedule(Hook):
+    "The schedule of one of several optimizers: a `SchedulerHook` at the steps of that one."
+    order = SchedulerHook.order
+    def __init__(self, optimizer: str, hook: SchedulerHook):
+        self.optimizer, self.hook = optimizer, hook
+        self.name = f"scheduler_{optimizer}"
+
+    scheduler = property(lambda self: self.hook.scheduler)
+
+    def _own(self, trainer):
+        return trainer.optimizers[self.optimizer]
+
+    def before_fit(self, trainer):
+        "Fit the schedule to the run; ValueError as in `SchedulerHook.before_fit`."
+        self.hook.before_fit(self._own(trainer))
+
+    def before_train(self, trainer):
+        "Schedule a parameter group that was added."
+        self.hook.before_train(self._own(trainer))
+
+    def on_intervention(self, trainer, intervention):
+        "Other totals, or another accumulation, are another length."
+        self.hook.on_intervention(self._own(trainer), intervention)
+
+    def after_step(self, trainer):
+        "A step of the last optimizer."
+        own = self._own(trainer)
+        if own.is_last:
+            self.hook.after_step(own)
+
+    def after_optimizer_step(self, trainer, name):
+        "A step of another one."
+        if name == self.optimizer:
+            self.hook.after_step(self._own(trainer))
+
+    def on_log(self, trainer, records):
+        "Tick, if it ticks each evaluation."
+        self.hook.on_log(self._own(trainer), records)
+
+    def after_epoch(self, trainer):
+        "Tick, if it ticks each epoch."
+        self.hook.after_epoch(self._own(trainer))
+
+    def start_anew(self, trainer) -> None:
+        "`trainer.load(path, optimizer=False)`: from here on, over what is left of the run."
+        self.hook.start_anew(self._own(trainer))
+
+    def schedule_name(self) -> str:
+        "The name of the schedule, with that of the optimizer."
+        return f"{self.optimizer}: {self.hook.schedule_name()}"
+
+    def state_dict(self):
+        "The state of the schedule."
+        return self.hook.state_dict()
+
+    def check_state(self, trainer, state):
+        "ValueError for the state of another schedule."
+        self.hook.check_state(self._own(trainer), state)
+
+    def load_state_dict(self, state):
+        "Give the schedule its state back."
+        self.hook.load_state_dict(state)

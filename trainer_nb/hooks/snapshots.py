@@ -28,31 +28,35 @@ def memory_bytes(memory) -> int:
 def state_bytes(state) -> int:
     "The memory that the tensors of a state take, each counted once."
     seen: dict[int, int] = {}
-    def look(value):
+    def count(value):
         if isinstance(value, torch.Tensor):
-            seen[id(value)] = value.element_size() * value.nelement() if value.layout is torch.strided else 0
+            strided = value.layout is torch.strided
+            seen[id(value)] = value.element_size() * value.nelement() if strided else 0
         elif isinstance(value, dict):
             for each in value.values():
-                look(each)
+                count(each)
         elif isinstance(value, (list, tuple)):
             for each in value:
-                look(each)
-    look(state)
+                count(each)
+    count(state)
     return sum(seen.values())
 
 def least_missed(steps: list[int]) -> int:
-    "Which of at least three steps, in order, leaves the smallest hole for its age; never the first or the last."
+    """The index of the step whose removal leaves the smallest gap for its age.
+
+    `steps`: three or more, ascending. Never the first or the last of them."""
     now = steps[-1]
-    def hole(number):
+    def gap(number):
         return (steps[number + 1] - steps[number - 1]) / (now - steps[number] + 1)
-    return min(range(1, len(steps) - 1), key=hole)
+    return min(range(1, len(steps) - 1), key=gap)
 
 # %% ../../nbs/hooks/16_snapshots.ipynb #a3ce3ac3
 class Snapshot(RewindPoint):
     "A state in memory."
     def __init__(self, trainer):
-        state, told = plain_copy(trainer.checkpoint.capture()), trainer.checkpoint.counts()
-        super().__init__(trainer.step_state.optimizer_step, trainer.boundaries, lambda: (state, told))
+        state, lengths = plain_copy(trainer.checkpoint.capture()), trainer.checkpoint.counts()
+        step = trainer.step_state.optimizer_step
+        super().__init__(step, trainer.boundaries, lambda: (state, lengths))
         self.bytes = state_bytes(state)
 
 class SnapshotHook(Hook):
@@ -67,7 +71,8 @@ class SnapshotHook(Hook):
         for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name}={value!r}: a whole number, 1 or more, or None")
-        self.every_steps, self.every_epochs, self.memory = every_steps, every_epochs, memory_bytes(memory)
+        self.every_steps, self.every_epochs = every_steps, every_epochs
+        self.memory = memory_bytes(memory)
         self.snapshots: list[Snapshot] = []
         self._wanted = False
 
@@ -78,12 +83,12 @@ class SnapshotHook(Hook):
             self._take(trainer)
 
     def after_step(self, trainer):
-        "Ask, every so many steps."
+        "Ask for a snapshot every `every_steps` steps."
         if self.every_steps and trainer.step_state.optimizer_step % self.every_steps == 0:
             self._want(trainer)
 
     def after_epoch(self, trainer):
-        "Ask, every so many epochs."
+        "Ask for a snapshot every `every_epochs` epochs."
         if self.every_epochs and trainer.step_state.epoch % self.every_epochs == 0:
             self._want(trainer)
 
@@ -94,7 +99,7 @@ class SnapshotHook(Hook):
 
     def _take(self, trainer) -> None:
         self._wanted = False
-        trainer.finite.check()  # spoiled weights are not kept
+        trainer.finite.check()  # no snapshot of weights that are not finite
         self.snapshots.append(Snapshot(trainer))
         while sum(each.bytes for each in self.snapshots) > self.memory and len(self.snapshots) > 1:
             steps = [each.step for each in self.snapshots]
@@ -108,6 +113,7 @@ class SnapshotHook(Hook):
         return list(self.snapshots)
 
     def on_intervention(self, trainer, intervention):
-        "After a rewind, what is later is of another branch."
+        "After a rewind, drop the later snapshots: they are of another branch."
         if intervention.kind == "rewind":
-            self.snapshots = [each for each in self.snapshots if each.boundary <= trainer.boundaries]
+            here = trainer.boundaries
+            self.snapshots = [each for each in self.snapshots if each.boundary <= here]

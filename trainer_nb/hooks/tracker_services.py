@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['numbered_folder', 'free_folder', 'mark_start', 'describe', 'TensorBoardHook', 'pr_rows', 'binned', 'ServiceRuns',
-           'WandbRuns', 'WandbHook', 'TrackioRuns', 'TrackioHook']
+           'open_run', 'begin_branch', 'WandbRuns', 'WandbHook', 'TrackioRuns', 'TrackioHook']
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #53a90c68
 import os
@@ -16,7 +16,8 @@ import numpy as np
 
 from ..core.files import check_inner_folder, read_bounded
 from ..core.saved import write_whole
-from .trackers import TrackerHook, check_installed, flat_values, holds_to, is_count, run_description
+from .trackers import (TrackerHook, check_installed, flat_values, holds_to, is_count,
+                                       run_description)
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #f41636d4
 def numbered_folder(path: Path, number: int) -> Path:
@@ -56,8 +57,8 @@ class TensorBoardHook(TrackerHook):
     def __init__(
         self,
         folder=None,  # default: tensorboard, in the workspace; without one runs/TIME_MODEL
-        every_steps: int = 10,  # one point of so many steps
-        histograms: int | None = None,  # of all parameters, each so many steps
+        every_steps: int = 10,  # steps from point to point
+        histograms: int | None = None,  # of all parameters: steps between them
     ):
         check_installed("tensorboard", type(self).__name__)
         super().__init__(every_steps, histograms)
@@ -116,7 +117,7 @@ class TensorBoardHook(TrackerHook):
         self._wanted = wanted
         self.writer = SummaryWriter(str(self._folder_of(place, wanted)), purge_step=purge)
         if not there:
-            mark_start(self.writer, 0)  # to TensorBoard only later marks are a going back
+            mark_start(self.writer, 0)  # TensorBoard takes only later marks for rewinds
             describe(self.writer, trainer)
         return place
 
@@ -210,6 +211,15 @@ class ServiceRuns:
         run, self.run = self.run, None
         return run
 
+def open_run(tracker, trainer, resumed_at: int | None) -> dict:
+    "`open` of a tracker with runs: begin one, or go on with the one that is there."
+    return tracker.runs.open(tracker, trainer, resumed_at)
+
+def begin_branch(tracker, trainer, start: int, end: int, held: int) -> dict:
+    "`rewound` of a tracker with runs: its run is over, and another one has the new branch."
+    tracker.close(trainer)
+    return tracker.runs.branch(trainer, tracker.place["name"], start)
+
 # %% ../../nbs/hooks/21_tracker_services.ipynb #3b63fa99
 class WandbRuns:
     "Runs of Weights & Biases, by `wandb.init`."
@@ -238,11 +248,12 @@ class WandbRuns:
         if run is not None:
             return run.step - 1
         folder = Path(self.init.get("dir") or os.environ.get("WANDB_DIR") or ".", "wandb")
-        # by when the processes began
+        # sorted by the start of the process
         files = sorted(folder.glob(f"*run-*-{place['id']}/files/{self.LAST}"))
         texts = [read_bounded(path, 100).decode(errors="replace") for path in files[-1:]]
         return next((int(text) for text in texts if text.isdecimal()), -1)
 
+# %% ../../nbs/hooks/21_tracker_services.ipynb #8d9a5ec9
 class WandbHook(TrackerHook):
     "Sends what a run reports to Weights & Biases; other arguments are those of `wandb.init`."
     def __init__(
@@ -251,8 +262,8 @@ class WandbHook(TrackerHook):
         config: dict | None = None,  # beside that of the trainer
         tags=None,
         image_format: str = "png",  # or "jpg", "bmp"
-        every_steps: int = 10,  # one row of so many steps
-        histograms: int | None = None,  # of all parameters, each so many steps
+        every_steps: int = 10,  # steps from row to row
+        histograms: int | None = None,  # of all parameters: steps between them
         **init,  # name, mode, dir, entity, group, ...
     ):
         if image_format not in ("png", "jpg", "jpeg", "bmp"):
@@ -272,14 +283,7 @@ class WandbHook(TrackerHook):
         fits = named and all(isinstance(given.get(each), dict) for each in ("branch", "counts"))
         return given if fits else None
 
-    def open(self, trainer, resumed_at):
-        "Begin a run, or go on with the one that is there."
-        return self.runs.open(self, trainer, resumed_at)
-
-    def rewound(self, trainer, start, end, held):
-        "This run is over; another one has the new branch."
-        self.close(trainer)
-        return self.runs.branch(trainer, self.place["name"], start)
+    open, rewound = open_run, begin_branch
 
     def write(self, lines):
         "A row for each line."
@@ -343,14 +347,15 @@ class TrackioRuns:
         # private, of trackio (tried with 0.43.0); without it points may come twice
         return getattr(run, "_next_step", 0) - 1
 
+# %% ../../nbs/hooks/21_tracker_services.ipynb #2d38b50b
 class TrackioHook(TrackerHook):
     "Sends what a run reports to trackio; other arguments are those of `trackio.init`."
     def __init__(
         self,
         project: str | None = None,  # default: trainer_nb
         config: dict | None = None,  # beside that of the trainer
-        every_steps: int = 10,  # one row of so many steps
-        histograms: int | None = None,  # of all parameters, each so many steps
+        every_steps: int = 10,  # steps from row to row
+        histograms: int | None = None,  # of all parameters: steps between them
         **init,  # name, group, space_id, ...
     ):
         check_installed("trackio", type(self).__name__)
@@ -365,14 +370,7 @@ class TrackioHook(TrackerHook):
         fits = known and isinstance(given.get("branch"), dict)
         return given if fits and isinstance(given.get("counts"), dict) else None
 
-    def open(self, trainer, resumed_at):
-        "Begin a run, or go on with the one that is there."
-        return self.runs.open(self, trainer, resumed_at)
-
-    def rewound(self, trainer, start, end, held):
-        "This run is over; another one has the new branch."
-        self.close(trainer)
-        return self.runs.branch(trainer, self.place["name"], start)
+    open, rewound = open_run, begin_branch
 
     def write(self, lines):
         "A row for each line."

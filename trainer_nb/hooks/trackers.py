@@ -38,11 +38,12 @@ from .run_folder import PLACE
 def joined_by(name: str) -> str | None:
     """How points of a step record become one: 'mean', 'last', 'max'; None for one that stays as it
     is."""
-    if name in ("lr", "skipped_steps"):
+    kind = name.partition(".")[0]  # of one of several optimizers: lr.d
+    if kind in ("lr", "skipped_steps"):
         return "last"
     if name.startswith("memory/"):
         return "max"
-    means = name in ("grad_norm", "samples_per_second") or name.startswith(("train/", "time/"))
+    means = kind in ("grad_norm", "samples_per_second") or name.startswith(("train/", "time/"))
     return "mean" if means else None
 
 def joined(name: str, values: np.ndarray, starts: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -124,7 +125,7 @@ def path_with(history: History, branch) -> History:
 # %% ../../nbs/hooks/20_trackers.ipynb #93b9e046
 @contextmanager
 def streams_kept():
-    "The global random streams are at the end as they were."
+    "A context that leaves the global random streams as they were."
     before = RandomStreams.capture()
     try:
         yield
@@ -132,7 +133,7 @@ def streams_kept():
         before.restore()
 
 def check_every(name: str, value, optional: bool = False) -> None:
-    "ValueError for what is no number of steps."
+    "ValueError for anything but a number of steps."
     if not (optional and value is None) and (type(value) is not int or value < 1):
         none = ", or None" if optional else ""
         raise ValueError(f"{name}={value!r}: a whole number of steps, 1 or more{none}")
@@ -162,9 +163,9 @@ def or_switch_off(hook, trainer, act, *args) -> None:
 
 # %% ../../nbs/hooks/20_trackers.ipynb #feaccf75
 def plain_settings(value):
-    """Settings that any file can hold: dicts, lists, numbers, switches, texts and None.
+    """Settings that any file can hold: dicts, lists, numbers, booleans, texts and None.
 
-    Of anything else its text."""
+    Anything else becomes its text."""
     if isinstance(value, dict):
         return {str(key): plain_settings(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -181,7 +182,7 @@ def run_description(trainer) -> dict:
                 if not name.endswith((".enabled", ".order"))}
     made = {"model": type(unwrap(trainer.model)).__name__,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "optimizer": type(trainer.optim).__name__,
+            "optimizer": ", ".join(type(each.optim).__name__ for each in trainer.engines()),
             "epochs": trainer.epochs, "max_steps": trainer.max_steps,
             "seed": trainer.seed, "device": str(trainer.device), **tunables, "lr": trainer.rate}
     return plain_settings({**config, "trainer": made})
@@ -206,8 +207,9 @@ def line_here(trainer) -> dict:
     return dict(zip(PLACE, place))
 
 def finite_values(parameters) -> dict[str, np.ndarray]:
-    """Of each parameter the numbers that are finite, under `parameters/NAME`; one without any is
-    left out."""
+    """The finite numbers of each parameter, under `parameters/NAME`.
+
+    A parameter without any is skipped."""
     values = {}
     for name, parameter in parameters:
         array = parameter.detach().float().cpu().numpy().ravel()
@@ -227,7 +229,7 @@ class Sender:
         self.restart()
 
     def restart(self, counts: dict[str, int] | None = None) -> None:
-        "From here on the place has so many points of each name; None: none at all."
+        "From here on the place has `counts[name]` points of each name; None: no points."
         self.counts: dict[str, int] = dict(counts or {})
         self.floor = -1  # a service that was resumed has all up to this step
 
@@ -285,14 +287,14 @@ class Sender:
         self._end_outside(tracker, trainer)
 
     def send_histograms(self, tracker, trainer) -> None:
-        "Send distributions of the parameters, behind the records up to here."
+        "Send distributions of the parameters, after the records up to here."
         self.send_new(tracker, trainer)
         values = finite_values(unwrap(trainer.model).named_parameters())
         if (here := line_here(trainer))["step"] > self.floor:
             tracker.write_histograms(here, values)
 
     def send_beside(self, tracker, trainer, write, *what) -> None:
-        "Send something that is no record, behind the records up to here."
+        "Send something beside the records, after the records up to here."
         self.send_new(tracker, trainer)
         if (here := line_here(trainer))["step"] > self.floor:
             write(here, *what)
@@ -304,7 +306,7 @@ class Sender:
             self.end(tracker, trainer)
 
     def go_back(self, tracker, trainer) -> None:
-        "After a rewind: send the end of the branch that was left, and that it was left."
+        "After a rewind: send the rest of the abandoned branch, then the rewind itself."
         branch = trainer.history.branches[-1]
         held = holds_to(branch.start, tracker.every_steps)
         if self.opened:
@@ -323,7 +325,7 @@ class TrackerHook(Hook):
     writes = True  # takes no part in a fast_dev_run
     order, kept = 40, False  # after the recorder; nothing that a rewind should change
     failed: str | None = None  # the last failure
-    every_steps = Tunable(10, min=1, doc="one point of so many steps")
+    every_steps = Tunable(10, min=1, doc="steps from point to point")
 
     def __init__(self, every_steps: int = 10, histograms: int | None = None):
         check_every("histograms", histograms, optional=True)
@@ -332,7 +334,7 @@ class TrackerHook(Hook):
         self.sender, self.in_fit = Sender(), False
 
     def open(self, trainer, resumed_at: int | None) -> dict | None:
-        """Begin where `place` is None, else go on there; return the place.
+        """Begin a place where `place` is None, else go on there; return the place.
 
         `resumed_at`: the run was resumed from a state of this step."""
         raise NotImplementedError
@@ -392,13 +394,13 @@ class TrackerHook(Hook):
             or_switch_off(self, trainer, self.sender.send_records, self, trainer, found)
 
     def on_log_images(self, trainer, images):
-        "Send images, behind the records up to here; ValueError for what is none."
+        "Send images, after the records up to here; ValueError for anything else."
         found = {name: as_image(name, value) for name, value in images.items()}
         send, write = self.sender.send_beside, self.write_images
         or_switch_off(self, trainer, send, self, trainer, write, found)
 
     def on_log_pr_curve(self, trainer, name, labels, predictions):
-        "Send the curve, behind the records up to here; ValueError for data that has none."
+        "Send the curve, after the records up to here; ValueError for data that has none."
         curve = as_pr_curve(name, labels, predictions)
         send, write = self.sender.send_beside, self.write_pr_curve
         or_switch_off(self, trainer, send, self, trainer, write, name, curve)
@@ -428,12 +430,12 @@ class TrackerHook(Hook):
         return next(row.name for row in trainer.hooks.rows if row.hook is self)
 
     def drive_ended(self, trainer) -> None:
-        "A cell that made a few steps is over: they are there."
+        "Send the steps of a drive that has ended."
         if self.in_fit:
             or_switch_off(self, trainer, self.sender.send_new, self, trainer)
 
     def cleanup_fit(self, trainer):
-        "Everything is there."
+        "Send the rest, and close."
         self.in_fit = False
         or_switch_off(self, trainer, self.sender.send_new, self, trainer, True)
         or_switch_off(self, trainer, self.give_up, trainer)
@@ -448,7 +450,7 @@ def _colours_last(array: np.ndarray, first_preferred: bool) -> np.ndarray:
     return array[..., 0] if array.shape[-1] == 1 else array
 
 def as_image(name: str, value) -> np.ndarray:
-    "An image as uint8, HxW or HxWxC (3 or 4 colours); ValueError for what is none."
+    "An image as uint8, HxW or HxWxC (3 or 4 colours); ValueError for anything else."
     given_tensor = isinstance(value, torch.Tensor)
     if given_tensor:
         value = value.detach().cpu()
@@ -587,7 +589,7 @@ class ImageFileHook(Hook):
     def __init__(
         self,
         folder=None,  # default: images, in the workspace if there is one
-        every_steps: int = 1,  # of one name, at most one in so many steps
+        every_steps: int = 1,  # for each name, steps from image to image
         max_images: int | None = None,  # of one name; the oldest goes
         image_format: str = "png",  # or what else PIL can write
     ):
@@ -604,7 +606,7 @@ class ImageFileHook(Hook):
         "Nothing is open between two images."
 
     def on_log_images(self, trainer, images):
-        "Write those that are due; ValueError for what is no image."
+        "Write the images that are due; ValueError for anything else."
         found = {name: as_image(name, value) for name, value in images.items()}
         or_switch_off(self, trainer, self._write, trainer, found)
 
@@ -705,7 +707,7 @@ class JSONLHook(TrackerHook):
     def __init__(
         self,
         path=None,  # default: records.jsonl, in the workspace if there is one
-        every_steps: int = 1,  # one line of so many steps
+        every_steps: int = 1,  # steps from line to line
     ):
         super().__init__(every_steps)
         self.given = path

@@ -24,14 +24,15 @@ import numpy as np
 from ..core.control import RunView
 from ..core.state import Position, RunState
 from ..hooks.progress import as_clock
+from .approvals_pane import ApprovalsPane
 from .controls import Controls, button
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
 from .lr_pane import LRPane
-from .plots import TRAIN, VALID, Curves, Plots
+from .plots import TRAIN, VALID, Curves, Plots, colour
 from .screen import WIDGET, Screen, StaticPreview, as_image
-from .still import HIGH, LOW, not_finite, still
+from .still import HIGH, LOW, not_finite, optimizers_of, still
 from .style import CLOSED, Pane, Root
 from .tunables import Tunables
 
@@ -98,14 +99,29 @@ class Numbers:
     def html(self, place: Position) -> str:
         "All of them, for the page."
         left = place.seconds * (1 / place.fraction - 1) if place.fraction else math.inf
-        loss = f'<i style="background:{TRAIN}"></i>train/loss'
         cells = [Cell("Elapsed", as_clock(place.seconds) if place.step else ""),
                  Cell("Left", as_clock(left) if place.step >= 10 else ""),
                  self._latest("samples_per_second", "Samples/s", "{:,.0f}".format, MEAN),
-                 Cell(*memory_in_use(self.view)), self._latest("lr", "lr", rate),
-                 self._latest("grad_norm", "grad_norm", mean=MEAN),
-                 self._latest("train/loss", loss, mean=MEAN)]
+                 Cell(*memory_in_use(self.view)), self._of_each("lr", rate),
+                 self._of_each("grad_norm", mean=MEAN), self._of_each("train/loss", mean=MEAN)]
         return "".join(cell.html() for cell in cells + self._evaluated())
+
+    def _of_each(self, kind: str, write: Callable[[float], str] = short, mean: int = 1) -> Cell:
+        "The number of the run; of several optimizers, one beside the other."
+        several = optimizers_of(self.curves.of)
+        is_loss = kind == "train/loss"
+        if not several:
+            ink = f'<i style="background:{TRAIN}"></i>' if is_loss else ""
+            return self._latest(kind, ink + kind, write, mean)
+        names = [f"train/{each}/loss" if is_loss else f"{kind}.{each}" for each in several]
+        lines, tips, wrong = [], [], ""
+        for name, optimizer in zip(names, several):
+            cell = self._latest(name, "", write, mean)
+            ink = f'<i style="background:{colour(name, list(self.curves.of))}"></i>'
+            lines.append(f"{ink}{html.escape(optimizer)} {cell.value or '–'}")
+            tips.append(f"{html.escape(name)}: {cell.tip or 'none yet'}")
+            wrong = cell.style if cell.style == "wrong" else wrong
+        return Cell(kind, "<br>".join(lines), "", "; ".join(tips), f"each {wrong}")
 
     def _evaluated(self) -> list[Cell]:
         splits = {name: name.partition("/")[0] for name in self.curves.of if "/" in name}
@@ -194,7 +210,7 @@ class Head:
             phase = "between steps"
         if state is RunState.FINISHED and self.curves.invalid_weights():
             phase = "loss not finite"
-        word = state.capitalize()
+        word = self.view.notice[0] or state.capitalize()
         if searching(self.view):
             word, phase = "Searching", searching(self.view)
         if place.eval_batch is not None:
@@ -284,7 +300,7 @@ def last_change(view: RunView) -> str:
         return "Running. Nothing was changed by hand yet."
     last = changes[-1]
     words = html.escape(str(last))
-    return f'<span class="number">{last.number}</span>{last.time} &nbsp;{words}'
+    return f'<span class="number">{last.number}</span>{html.escape(last.time)} &nbsp;{words}'
 
 def last_checkpoint(view: RunView) -> str:
     "When the last file was written."
@@ -322,7 +338,8 @@ def message_text(view: RunView, invalid: str = "", can_rewind: bool = False) -> 
     if state is RunState.FINISHED:
         return finished_text(view)
     if state in MESSAGES:
-        return MESSAGES[state].format(step=step, reason=why_paused(view))
+        words = MESSAGES[state].format(step=step, reason=why_paused(view))
+        return words if "inspect" in view.panes else words.replace(" inspect the batch,", "")
     return last_change(view) + last_checkpoint(view)
 
 # %% ../../nbs/panel/39_dashboard.ipynb #faf9fa1e
@@ -331,10 +348,10 @@ def next_action(view: RunView) -> tuple[str, str, dict]:
     state = view.state
     if state is RunState.PAUSED:
         text, name = ("LR finder", "lr") if searching(view) else ("Inspect", "inspect")
-        return text, "tab", {"name": name}
+        return (text, "tab", {"name": name}) if name in view.panes else ("", "", {})
     if state is RunState.FINISHED:
         return "As a script", "tab", {"name": "journal"}
-    if state is RunState.ERROR:
+    if state is RunState.ERROR and not view.notice[1]:  # else no process is there
         error = view.error or ""
         raised = [row for row in view.hooks
                   if row.enabled and f"raised by hook {row.name!r}" in error]
@@ -396,10 +413,11 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
     errors = f" · {failed} error{'s' if failed > 1 else ''}" if failed else ""
     paused = view.state is RunState.PAUSED and not searching(view)
     inspect = f"Inspect · step {view.position.step:,}" if paused else "Inspect"
-    return {"hooks": (f"Hooks {len(rows)}{errors}", "alert" if failed else ""),
-            "lr": (LRPane.title, ""),
-            "journal": (f"Journal {len(changes)}", ""),
-            "inspect": (inspect, "invite" if paused else "")}
+    titles = {"hooks": (f"Hooks {len(rows)}{errors}", "alert" if failed else ""),
+              "lr": (LRPane.title, ""),
+              "journal": (f"Journal {len(changes)}", ""),
+              "inspect": (inspect, "invite" if paused else "")}
+    return {name: titles[name] for name in view.panes}
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a3ede155
 class MessageLine:
@@ -415,7 +433,7 @@ class MessageLine:
         "Write the present state."
         view, controls = self.screen.view, self.controls
         invalid = (self.curves.invalid_weights() or ("",))[0]
-        words = controls.answer() or waiting_text(self.screen.obstacle)
+        words = controls.answer() or waiting_text(self.screen.obstacle) or view.notice[1]
         words = words or message_text(view, invalid, controls.advice.possible)
         self.text.value = f'<div class="message">{words}</div>'
         text, choosing = next_action(view)[0], controls.chooser.open
@@ -441,13 +459,14 @@ class Dashboard:
         self.plots = Plots(view, self.curves, self.controls.pick)
         self.tunables = Tunables(view, notify)
         panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane}
-        makers = {name: lambda kind=kind: kind(view, notify) for name, kind in panes.items()}
+        makers = {name: lambda kind=panes[name]: kind(view, notify) for name in view.panes}
         self.tabs = Tabs(makers, lambda: tab_titles(view))
         self.message = MessageLine(self.screen, self.curves, self.controls, self.tabs)
+        self.approvals = ApprovalsPane(view, notify)
         main = widgets.Box([self.plots.widget, self.tunables.widget])
         main.add_class("tnb-main")
-        self.root = Root(view, self.head.widget, self.controls.widget, self.message.widget, main,
-                         self.tabs.strip, self.tabs.ground,
+        self.root = Root(view, self.head.widget, self.controls.widget, self.message.widget,
+                         self.approvals.widget, main, self.tabs.strip, self.tabs.ground,
                          invalid=lambda: self.curves.invalid_weights() is not None)
         self.widget, self.guard = self.root.widget, self.root.guard
         self._lock = threading.Lock()
@@ -467,6 +486,7 @@ class Dashboard:
             self.head.refresh(self.screen.path)
             self.controls.refresh()
             self.message.refresh()
+            self.approvals.refresh()
             self.tunables.refresh()
             self.tabs.refresh()
             if not self.guard.hidden or self.view.state is not RunState.RUNNING:  # unseen: later

@@ -23,6 +23,23 @@ function nameParts(root) {
   }
 }
 
+// What is being typed stays: a value that comes from the kernel meanwhile is shown when the box is left, unless another was given.
+const VALUE = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value");
+
+function keepDraft(box) {
+  if (!box.matches?.("input[type=text]") || Object.hasOwn(box, "value")) return;
+  let missed = null;
+  Object.defineProperty(box, "value", { configurable: true, get: () => VALUE.get.call(box), set: (value) => { missed = value; } });
+  const end = (event) => {
+    box.removeEventListener("change", end);
+    box.removeEventListener("blur", end);
+    delete box.value;
+    if (event.type === "blur" && missed !== null) box.value = missed;
+  };
+  box.addEventListener("change", end);
+  box.addEventListener("blur", end);
+}
+
 // A page that was loaded again takes no updates of its outputs: the picture above the panel is put into the notebook from here, where the
 // front end lets us.
 const WIDGET = "application/vnd.jupyter.widget-view+json";
@@ -60,9 +77,11 @@ export default {
         model.save_changes();
       };
       const put = () => keep(model);
+      const typed = (event) => keepDraft(event.target);
       let later = 0;
       const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
       root.addEventListener("keydown", key);
+      root.addEventListener("input", typed);
       window.addEventListener("keydown", early, true);
       observer.observe(root, { childList: true, subtree: true });
       nameParts(root);
@@ -73,6 +92,7 @@ export default {
       seen();
       return () => {
         root.removeEventListener("keydown", key);
+        root.removeEventListener("input", typed);
         window.removeEventListener("keydown", early, true);
         observer.disconnect();
         clearTimeout(later);

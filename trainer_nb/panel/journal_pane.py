@@ -63,11 +63,11 @@ def entry_table(entries: list[Intervention], batches: int | None,
 
 # %% ../../nbs/panel/36_journal_pane.ipynb #10318df2
 class EnterOnly(anywidget.AnyWidget):
-    "Keeps the box beside it from handing its text over when it is left."
+    "Keeps the box beside it from sending its text when it loses the focus."
     _esm = package_text("entry.js")
 
 class Entry:
-    "A line of text that Enter or its button hands over."
+    "A line of text that Enter or its button sends."
     def __init__(self, placeholder: str, take: Callable[[str], bool], label: str = "",
                  tip: str = ""):
         self.take, self.user = take, UserInput()  # take: returns whether the box may be emptied
@@ -81,7 +81,7 @@ class Entry:
         self.widget.add_class("tnb-entry")
 
     def write(self, text: str) -> None:
-        "Put a text into the box without handing it over."
+        "Put a text into the box without sending it."
         with self.user.showing():
             self.box.value = text
 

@@ -18,6 +18,7 @@ import traitlets
 from ..core.control import Command, Reply, RunView
 from .controls import button
 from .style import Pane, package_text
+from .tunables import optimizers
 
 # %% ../../nbs/panel/37_lr_pane.ipynb #17b19cbc
 class LRCurve(anywidget.AnyWidget):
@@ -53,9 +54,16 @@ FIELDS = {  # argument of lr_find: label, text at first, tooltip
     "num_steps": ("steps", "100", "Optimizer steps, one a rate")}
 
 class LRSettings:
-    "Range and number of steps."
-    def __init__(self):
+    "Range and number of steps; of several optimizers, the one whose rates are tried."
+    def __init__(self, optimizers: list[str] = ()):
         self.boxes, self.fields = {}, []
+        self.optimizer = widgets.Dropdown(options=list(optimizers),
+                                          tooltip="Optimizer whose rates are tried")
+        if optimizers:
+            head = widgets.HTML('<div class="hint">optimizer</div>')
+            self.fields.append(widgets.Box([head, self.optimizer]))
+            for style in ("tnb-block", "whole-row"):
+                self.fields[-1].add_class(style)
         for name, (label, text, tip) in FIELDS.items():
             self.boxes[name] = widgets.Text(text, tooltip=tip)
             head = widgets.HTML(f'<div class="hint">{label}</div>')
@@ -63,13 +71,15 @@ class LRSettings:
             self.fields[-1].add_class("tnb-block")
 
     def values(self) -> dict:
-        "What is asked for: numbers, and texts that are none."
+        "The values of the fields: numbers, or the text of a field that is not a number."
         def number(name, text):
             try:
                 return int(text) if name == "num_steps" else float(text)
             except ValueError:
                 return text
-        return {name: number(name, box.value.strip()) for name, box in self.boxes.items()}
+        found = {name: number(name, box.value.strip()) for name, box in self.boxes.items()}
+        return found if self.optimizer.value is None else found | {
+            "optimizer": self.optimizer.value}
 
 # %% ../../nbs/panel/37_lr_pane.ipynb #667d1386
 PROMISE = ("The search runs between two steps of the run; afterwards weights, data order and "
@@ -87,7 +97,7 @@ class LRPane(Pane):
         self._before = lambda: None  # the last search, held weakly: it knows the run
         self._drawn = None
         self._lock = threading.RLock()  # a callback may come in any thread
-        self.curve, self.settings = LRCurve(), LRSettings()
+        self.curve, self.settings = LRCurve(), LRSettings(optimizers(view))
         self.curve.on_msg(self._on_click)
         self.rows = {name: RateRow(self._use) for name in (*READINGS, "clicked")}
         self.find = button("Find", "search", "Try the rates at the next safe point")
@@ -157,6 +167,8 @@ class LRPane(Pane):
             return f"{len(found.sweep)} of {len(found.sweep.planned)} rates tried"
         reason = html.escape(found.reason)
         reason = f"{reason[:1].upper()}{reason[1:]}."
+        if (optimizer := found.sweep.name.partition(".")[2]):  # of several
+            reason = f"Optimizer {html.escape(optimizer)}: {reason}"
         return f"{reason} {PROMISE}" if found.suggestions else f"<b>{reason}</b>"
 
     def refresh(self) -> None:

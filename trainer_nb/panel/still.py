@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['STRETCHES', 'HIGH', 'LOW', 'BINS', 'VALIDATION', 'DOTS', 'LEGEND', 'BRANCHES', 'LIGHT', 'DARK', 'FONT', 'INKS',
-           'not_finite', 'invalid_weights', 'invalid_reason', 'Row', 'Axis', 'Box', 'diverged', 'Mark', 'still',
-           'still_text']
+           'MOST_LINES', 'not_finite', 'invalid_weights', 'optimizers_of', 'training_losses', 'is_training_loss',
+           'invalid_reason', 'lower_is_better', 'Row', 'Axis', 'Box', 'diverged', 'Mark', 'still', 'still_text',
+           'still_runs']
 
 # %% ../../nbs/panel/31_still.ipynb #2613933a
 import html
@@ -95,28 +96,47 @@ def invalid_weights(view: RunView) -> tuple[str, int] | None:
     step = view.invalid_since
     return None if step is None else (f"the weights are invalid from step {step:,} on", step)
 
+def optimizers_of(names) -> list[str]:
+    "The optimizers of a run with several, from the names of its records; else none."
+    return [name.removeprefix("lr.") for name in names if name.startswith("lr.")]
+
+def training_losses(names) -> list[str]:
+    "The name of the training loss; of several optimizers, one each."
+    return [f"train/{optimizer}/loss" for optimizer in optimizers_of(names)] or ["train/loss"]
+
+def is_training_loss(name: str) -> bool:
+    "A loss of each step."
+    return name.startswith("train/") and name.endswith("/loss")
+
 def invalid_reason(view: RunView, records: dict) -> str:
     "Why the weights are invalid, or which training loss says so; '' where nothing does."
     if invalid_weights(view):
         return invalid_weights(view)[0]
-    series = records.get("train/loss")
-    if series is None or not len(series) or np.isfinite(series.values[-1]):
-        return ""
-    good = np.flatnonzero(np.isfinite(series.values))
-    first = int(good[-1]) + 1 if len(good) else 0
-    return f"train/loss is {not_finite(series.values[first])} since step {series.steps[first]:,}"
+    for name in training_losses(records):
+        series = records.get(name)
+        if series is not None and len(series) and not np.isfinite(series.values[-1]):
+            good = np.flatnonzero(np.isfinite(series.values))
+            first = int(good[-1]) + 1 if len(good) else 0
+            word, step = not_finite(series.values[first]), series.steps[first]
+            return f"{name} is {word} since step {step:,}"
+    return ""
 
 # %% ../../nbs/panel/31_still.ipynb #e3cad806
 HIGH = set("acc accuracy f1 auc auroc precision recall iou miou dice map bleu rouge "
            "top1 top5 r2 psnr ssim score".split())
 LOW = set("loss error err perplexity ppl mae mse rmse nll wer cer fid".split())
 
+def lower_is_better(name: str) -> bool | None:
+    "Whether a low value of a metric is good; None if the name does not say."
+    words = set(re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower()))
+    return bool(words & LOW) if words & (HIGH | LOW) else None
+
 def _best(name: str, values: np.ndarray) -> int | None:
     "Where the best value is; None if the name does not say what is better."
-    words = set(re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower()))
-    if not len(values) or not words & (HIGH | LOW):
+    low = lower_is_better(name)
+    if not len(values) or low is None:
         return None
-    return int(values.argmin() if words & LOW else values.argmax())
+    return int(values.argmin() if low else values.argmax())
 
 @dataclass
 class Row:
@@ -132,10 +152,11 @@ def _row(name: str, series: Series | None) -> Row:
         return Row(name)
     last, good = float(series.values[-1]), _finite(series)
     places, values = np.arange(len(good)), good.values
-    if name in ("train/loss", "grad_norm") and len(good):
+    kind = name.partition(".")[0]  # of one of several optimizers: lr.d
+    if (is_training_loss(name) or kind == "grad_norm") and len(good):
         places, values = _smoothed(good, series)
         last = float(values[-1]) if math.isfinite(last) else last
-    row = Row(name, _short(last) if name == "lr" else _measured(last))
+    row = Row(name, _short(last) if kind == "lr" else _measured(last))
     best = _best(name, values)
     if best is not None:
         row.best = _measured(float(values[best]))
@@ -155,8 +176,9 @@ def _smoothed(good: Series, series: Series) -> tuple[np.ndarray, np.ndarray]:
 # %% ../../nbs/panel/31_still.ipynb #56ef6236
 def _names(records: dict) -> tuple[list[str], list[str]]:
     "Names of losses, training first, and of the other metrics of validation."
-    others = [name for name in records if name.endswith("/loss") and name != "train/loss"]
-    losses = ["train/loss", *others]
+    others = [name for name in records
+              if name.endswith("/loss") and not is_training_loss(name)]
+    losses = [*training_losses(records), *others]
     splits = {name.partition("/")[0] for name in others} | {"valid"}
     return losses, [name for name in records
                     if name.partition("/")[0] in splits and "/" in name and name not in losses]
@@ -164,7 +186,9 @@ def _names(records: dict) -> tuple[list[str], list[str]]:
 def _rows(records: dict) -> list[Row]:
     "The table of a run."
     losses, metrics = _names(records)
-    plain = [name for name in ("lr", "grad_norm") if name in records]
+    endings = [f".{name}" for name in optimizers_of(records)] or [""]
+    plain = [f"{kind}{ending}" for kind in ("lr", "grad_norm") for ending in endings
+             if f"{kind}{ending}" in records]
     room, names = 12 - len(plain), losses + metrics
     rows = [_row(name, records.get(name)) for name in [*names[:room], *plain]]
     more = [Row(f"and {len(names) - room:,} more", "", "", "")]
@@ -320,7 +344,7 @@ def _branches(view: RunView, name: str, series: Series) -> list[tuple[np.ndarray
     for branch in view.branches[-BRANCHES:]:
         for part in _stretches(branch.series[name]) if name in branch.series else ():
             at, values = np.arange(len(part)), part.values
-            if name == "train/loss":
+            if is_training_loss(name):
                 at, values = _smooth(part.values, 60)
             seen = np.where(~diverged(values, live), values, math.nan)
             lines = _stretches(Series(*(part.steps[at],) * 4, seen))
@@ -329,32 +353,31 @@ def _branches(view: RunView, name: str, series: Series) -> list[tuple[np.ndarray
 
 def _loss_axis(losses: dict[str, Series], box: Box, branches: list = ()) -> Axis:
     "A scale for what will be seen; single high losses may leave it."
-    shown = [_finite(s).values for name, s in losses.items() if name != "train/loss"]
+    shown = [_finite(s).values for name, s in losses.items() if not is_training_loss(name)]
     shown += [values for _, values in branches]
-    if "train/loss" in losses:
-        finite = _finite(losses["train/loss"])
-        shown += [_smoothed(finite, losses["train/loss"])[1],
-                  np.quantile(finite.values, (0.02, 0.98))]
+    for series in (losses[name] for name in losses if is_training_loss(name)):
+        finite = _finite(series)
+        shown += [_smoothed(finite, series)[1], np.quantile(finite.values, (0.02, 0.98))]
     values = np.concatenate(shown) if shown else np.empty(0)
     wide = len(values) > 0 and values.min() > 0 and values.max() / 50 > np.median(values)
     return Axis.around(values, box.bottom, box.top, log=bool(wide))
 
 # %% ../../nbs/panel/31_still.ipynb #b00b5e56
-def _train(series: Series, x: Axis, y: Axis) -> list[str]:
+def _train(series: Series, x: Axis, y: Axis, number: int = 0) -> list[str]:
     "Raw losses, faint, and their mean; each finite stretch for itself."
     parts = []
     for part in _stretches(series):
         at, means = _smooth(part.values)
         if len(series) <= 2 * BINS:
             line = _points(x(part.steps), y(part.values))
-            parts.append(f'<polyline class="ts-c0" points="{line}" opacity=".3"/>')
+            parts.append(f'<polyline class="ts-c{number}" points="{line}" opacity=".3"/>')
         else:
             steps, low, high = _band(part, max(1, BINS * len(part) // len(series)))
             outline = _points(x(np.r_[steps, steps[::-1]]), y(np.r_[high, low[::-1]]))
-            parts.append(f'<polygon class="ts-f0" points="{outline}" opacity=".18"/>')
+            parts.append(f'<polygon class="ts-f{number}" points="{outline}" opacity=".18"/>')
         places = x(part.steps[at]), y(means)
-        line = f'<polyline class="ts-c0" stroke-width="2" points="{_points(*places)}"/>'
-        parts += [line, _dots(*places, 0) if len(part) == 1 else ""]
+        line = f'<polyline class="ts-c{number}" stroke-width="2" points="{_points(*places)}"/>'
+        parts += [line, _dots(*places, number) if len(part) == 1 else ""]
     return parts + _crosses(series, x, y)
 
 def _crosses(series: Series, x: Axis, y: Axis) -> list[str]:
@@ -403,15 +426,21 @@ def _grid(box: Box, x: Axis, y: Axis) -> list[str]:
 
 def _ink(losses: dict[str, Series], name: str) -> int:
     "The number of a curve's colour: 0 for training, 1 for the first loader."
-    others = [each for each in losses if each != "train/loss"]
-    return 0 if name == "train/loss" else others.index(name) + 1
+    trained = [each for each in losses if is_training_loss(each)]
+    others = [each for each in losses if not is_training_loss(each)]
+    if name in trained[:1]:
+        return 0
+    if name in others[:1]:
+        return 1
+    rest = trained[1:] + others[1:]  # in the colours of further loaders
+    return 2 + rest.index(name)
 
 def _legend(losses: dict[str, Series], box: Box, log: bool) -> str:
     "Names of the curves above their right end."
     room = (box.width - 80) / max(1, len(losses)) - 24
     names = []
     for name in losses if len(losses) <= LEGEND else ():
-        sign = "—" if name == "train/loss" else "●"
+        sign = "—" if is_training_loss(name) else "●"
         names += [f'<tspan class="ts-f{_ink(losses, name)} ts-b" dx="12">{sign}</tspan> ',
                   _text(name.removesuffix("/loss"), room, 11, middle=True)]
     title, y = "loss, powers of ten" if log else "loss", box.top - 8
@@ -485,9 +514,9 @@ def _curves(view: RunView, records: dict, losses: dict[str, Series], box: Box) -
     y = _loss_axis(losses, box, [line for lines in branches.values() for line in lines])
     x = _steps(view, losses, box)
     parts = [_legend(losses, box, y.log), *_grid(box, x, y), *_rewound(branches, losses, x, y)]
-    points = VALIDATION // max(1, len(losses) - ("train/loss" in losses))
+    points = VALIDATION // max(1, len([name for name in losses if not is_training_loss(name)]))
     for name, series in losses.items():
-        parts += (_train(series, x, y) if name == "train/loss" else
+        parts += (_train(series, x, y, _ink(losses, name)) if is_training_loss(name) else
                   _validation(series, x, y, _ink(losses, name), points))
     return parts + _marks(_changes(view), x, box)
 
@@ -656,3 +685,56 @@ def still_text(view: RunView, as_of: str = "") -> str:
     lines += [f"  and {len(changes) - 6:,} more changed by hand"] if len(changes) > 6 else []
     error = _trouble(view, records)
     return "\n".join(lines + [f"  {line}" for line in (error, as_of) if line])
+
+# %% ../../nbs/panel/31_still.ipynb #c0ffee21
+MOST_LINES = 14  # runs that are named beside the curves
+
+def still_runs(
+    runs: list[tuple[str, str, RunView]],  # name, colour, view
+    record: str,
+    as_of: str = "",  # a line below: of which moment it is
+) -> str:
+    "One record of several runs as an SVG, with last and best values."
+    found = [(name, ink, view.records().get(record)) for name, ink, view in runs]
+    height = max(290, 116 + 22 * min(len(runs), MOST_LINES + 1))
+    lines = [(ink, part) for _, ink, series in found if series is not None
+             for part in _stretches(series)]
+    parts = _runs_plot(lines, record, Box(52, 62, 440, height - 110))
+    parts += _runs_table([(name, ink, _row(record, series)) for name, ink, series in found])
+    parts.append(_label(780, height - 12, _text(as_of, 700, 11), "esq"))
+    return "\n".join([
+        '<svg xmlns="http://www.w3.org/2000/svg" class="tnb-still" role="img" '
+        f'viewBox="0 0 800 {height}" width="800" height="{height}">'
+        f"<title>{len(runs)} runs: {_text(record)}</title>", _style(),
+        f'<rect class="ts-card" x=".5" y=".5" width="799" height="{height - 1}" rx="8"/>',
+        _label(20, 30, _text(record, 460, 15), "b"), *parts, "</svg>"])
+
+def _runs_plot(lines: list[tuple[str, Series]], record: str, box: Box) -> list[str]:
+    "The curves; those of each step are smoothed."
+    if not lines:
+        return [_label(box.left + box.width / 2, box.top + box.height / 2, "no records", "mq")]
+    means = [_smooth(part.values) if record.startswith("train/") else
+             (np.arange(len(each := _thin(part, VALIDATION))), each.values)
+             for _, part in lines]
+    y = Axis.around(np.concatenate([values for _, values in means]), box.bottom, box.top)
+    x = Axis.around([0, max(1, *(int(part.steps[-1]) for _, part in lines))], box.left, box.right)
+    parts = _grid(box, x, y)
+    for (ink, part), (at, values) in zip(lines, means):
+        steps = part.steps[at] if record.startswith("train/") else _thin(part, VALIDATION).steps
+        parts.append(f'<polyline style="stroke:{ink}" stroke-width="2" '
+                     f'points="{_points(x(steps), y(values))}"/>')
+    return parts
+
+def _runs_table(rows: list[tuple[str, str, Row]]) -> list[str]:
+    "A line for each run: its colour, its name, last and best value."
+    parts = [_label(530, 54, "run", "sq"), _label(718, 54, "last", "esq"),
+             _label(780, 54, "best", "esq")]
+    for number, (name, ink, row) in enumerate(rows[:MOST_LINES], 1):
+        y = 54 + 22 * number
+        parts += [_rule(530, 780, y - 15), f'<circle cx="534" cy="{y - 4}" r="4" fill="{ink}"/>',
+                  _label(546, y, _text(name, 112, middle=True)), _label(718, y, row.last, "eb"),
+                  _label(780, y, row.best, "e")]
+    if len(rows) > MOST_LINES:
+        y = 54 + 22 * (MOST_LINES + 1)
+        parts.append(_label(546, y, f"and {len(rows) - MOST_LINES} more", "q"))
+    return parts

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LABELS', 'NONE', 'OPTIMIZER', 'none_word', 'value_word', 'read_value', 'slider_range', 'make_slider', 'NumberControl',
-           'whole_hook', 'SwitchControl', 'ChoiceControl', 'TextControl', 'make_control', 'Row', 'groups',
-           'group_title', 'Tunables', 'ControlPanel']
+           'whole_hook', 'SwitchControl', 'ChoiceControl', 'TextControl', 'make_control', 'Row', 'optimizers',
+           'optimizer_title', 'groups', 'group_title', 'Tunables', 'ControlPanel']
 
 # %% ../../nbs/panel/34_tunables.ipynb #824ade8c
 import html
@@ -235,7 +235,9 @@ class Row:
         self.control = make_control(tunable, UserInput(lock), self.choose, self._refuse)
         self.hint = widgets.HTML()
         self.hint.add_class("tnb-hint")
-        label = LABELS.get(tunable.name, tunable.name.rpartition(".")[2])
+        # of a hook the last word; of one of several optimizers the first, lr.d
+        label = tunable.name.rpartition(".")[2] if tunable.owner else tunable.name.partition(".")[0]
+        label = LABELS.get(label, label)
         title = html.escape(f"{tunable.name}: {whole_hook(tunable) or tunable.doc}")
         name = widgets.HTML(f'<div class="nm" title="{title}">{html.escape(label)}</div>')
         self.widget = widgets.Box([name, *self.control.widgets, self.hint])
@@ -285,18 +287,30 @@ class Row:
 # %% ../../nbs/panel/34_tunables.ipynb #19a68f0b
 OPTIMIZER = ("lr", "lr_scale", "weight_decay", "grad_clip")
 
+def optimizers(view: RunView) -> list[str]:
+    "The optimizers of a run with several, from the names of its tunables; else none."
+    return [t.name.removeprefix("lr.") for t in view.tunables
+            if not t.owner and t.name.startswith("lr.")]
+
+def optimizer_title(name: str) -> str:
+    "The title of the group of one of several optimizers, as HTML."
+    return f"Optimizer {html.escape(name)}"
+
 def groups(view: RunView) -> dict[str, list[TunableView]]:
     "Title to tunables, in the order of the panel."
-    found: dict[str, list[TunableView]] = {"Optimizer": [], "Loop": []}
+    own = [optimizer_title(name) for name in optimizers(view)] or ["Optimizer"]
+    found: dict[str, list[TunableView]] = {title: [] for title in (*own, "Loop")}
     rank = {name: place for place, name in enumerate(OPTIMIZER)}
     titles = {row.name: row for row in view.hooks}
     tunables = view.tunables
     usual = ("enabled", "order")  # of every hook
     declared = {t.owner for t in tunables if t.name not in [f"{t.owner}.{word}" for word in usual]}
-    for tunable in sorted(tunables, key=lambda t: rank.get(t.name, len(rank))):
+    for tunable in sorted(tunables, key=lambda t: rank.get(t.name.partition(".")[0], len(rank))):
         name, owner = tunable.name, tunable.owner
         if not owner:
-            found["Optimizer" if name in OPTIMIZER else "Loop"].append(tunable)
+            optimizer = name.partition(".")[2]
+            of_optimizer = optimizer_title(optimizer) if optimizer else "Optimizer"
+            found[of_optimizer if optimizer or name in OPTIMIZER else "Loop"].append(tunable)
         elif owner in declared and name != f"{owner}.order":
             part = name.rpartition(".")[0][len(owner) + 1:]  # of a hook that has several of a kind
             title = group_title(titles[owner]) + (f": {html.escape(part)}" if part else "")

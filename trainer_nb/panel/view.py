@@ -19,6 +19,7 @@ from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
 from ..hooks.memory import memory_of_process
+from ..hooks.remote_control import DECISIONS
 
 # %% ../../nbs/panel/27_view.ipynb #1556138e
 class PlainReply:
@@ -49,6 +50,7 @@ class PlainReply:
 # %% ../../nbs/panel/27_view.ipynb #b6e63c60
 class LocalRunView:
     "A `RunView` of a trainer in this process."
+    notice = "", ""  # the panel's own words are right
     state = property(lambda self: self.trainer.state)
     journal = property(lambda self: self.trainer.journal)
     error = property(lambda self: self.trainer.error_text)
@@ -56,6 +58,8 @@ class LocalRunView:
     loaders = property(lambda self: list(self.trainer.valid_loaders))
     in_cell = property(lambda self: self.trainer.driver.name in CELLS)
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
+    panes = ("hooks", "lr", "journal", "inspect")
+    waiting = property(lambda self: self.trainer.waiting)
     inspection: Inspection | None = property(lambda self: self.trainer.inspection)
     branches = property(lambda self: self.trainer.history.branches)
     records_version = property(lambda self: self.trainer.history.version)
@@ -139,7 +143,9 @@ class LocalRunView:
 
     @property
     def invalid_since(self) -> int | None:
-        "Step of the non-finite gradients that ended the run: the weights are invalid from there on."
+        """Step of the non-finite gradients that ended the run.
+
+        The weights are invalid from there on."""
         failed = self.trainer.state is RunState.ERROR
         return getattr(self.trainer.exception, "invalid_since", None) if failed else None
 
@@ -156,18 +162,22 @@ class LocalRunView:
 
     def _tunable(self, entry: BoundTunable) -> TunableView:
         trainer, rule, name = self.trainer, entry.tunable, entry.name
-        scheduled = trainer.sched is not None
+        optimizer = name.removeprefix("lr.") if name.startswith("lr.") else None
+        is_rate = name == "lr" or optimizer in trainer.optimizers
+        scheduled = trainer.sched is not None and (optimizer is None or optimizer in trainer.sched)
         return TunableView(
-            name, trainer.rate if name == "lr" else entry.read(),
+            name, trainer.rate_of(name) if is_rate else entry.read(),
             "choice" if rule.choices is not None else rule.kind.__name__,
             rule.min, rule.max, rule.choices, rule.scale, rule.optional, rule.doc, entry.owner,
             pending=trainer.pending.get(name), has_pending=name in trainer.pending,
             refused=trainer.refused.get(name, ""),
-            moves=name == "lr" and trainer.lr is None and scheduled,
-            none=("schedule" if scheduled else "initial") if name == "lr" else "")
+            moves=is_rate and entry.read() is None and scheduled,
+            none=("schedule" if scheduled else "initial") if is_rate else "")
 
     def post(self, command: Command) -> PlainReply:
         "Ask the run for something."
+        if command.name in DECISIONS:
+            return PlainReply(self.trainer.decide(command))
         return PlainReply(self.trainer.post(command))
 
     def hello(self) -> None:

@@ -1,0 +1,46 @@
+"""A page that is loaded again in the middle of a run: the panel comes back, and the notebook keeps the last picture."""
+
+import pytest
+from live_page import PANEL, Live, later
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.mark.long  # test_browser_quick_start sees the saved picture again, too
+def test_after_a_reload_the_notebook_gets_the_last_picture(jupyterlab, browser):
+    """Saved before the first minute was over, stopped after the reload: the file says so, and stays light."""
+    with jupyterlab.new_page(browser, height=1400) as lab:
+        run = Live(lab, jupyterlab, ["trainer.start()"]).start()
+        lab.save()
+        lab.reload()
+        lab.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
+        run.click("Stop")
+        run.state("paused")
+        assert later(run.freezes)
+        def kept():
+            lab.save()
+            return jupyterlab.read_notebook("run.ipynb").cells[1].outputs[0].data["text/plain"]
+        assert later(lambda: "stopped" in kept() and f"as of step {run.step:,}," in kept())
+        assert lab.cell(1).locator(".tnb-kept").is_visible() is False
+        assert (jupyterlab.folder / "run.ipynb").stat().st_size < 200_000 and lab.problems == []
+
+
+@pytest.mark.long
+def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser):
+    """Panel, controls and curves in cells of their own: no model is missing, nothing is reported, and a click acts."""
+    parts = ["trainer.start()", "trainer.controls", "trainer.plots", "trainer.dashboard", "trainer.plots"]
+    with jupyterlab.new_page(browser, height=1400) as lab:
+        run = Live(lab, jupyterlab, parts).start()
+        for cell in range(2, 6):
+            lab.run_cell(cell)
+            lab.wait_cell(cell)
+        lab.save()
+        for _ in range(3):
+            lab.reload()
+            for cell in range(1, 6):
+                lab.cell(cell).locator(".tnb" if cell == 2 else PANEL).first.wait_for(timeout=60_000)
+            assert lab.problems == []
+        run.click("Pause", cell=2)
+        run.state("paused", cell=4)
+        assert run.freezes()
+        run.click("Stop")

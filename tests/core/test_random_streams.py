@@ -1,0 +1,266 @@
+"""The global random streams are one: runs and cells that draw from them side by side do not hear of each other."""
+
+import asyncio
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from digits_runs import assert_same, at_step, in_evaluation, make_loop, straight
+
+from trainer_nb import Trainer
+from trainer_nb.core.control import Command
+from trainer_nb.core.core_trainer import CoreTrainer
+from trainer_nb.core.hook import LambdaHook
+from trainer_nb.core.state import TURNS
+from trainer_nb.tools.task import seeded
+
+
+def draws():
+    """One number of each stream."""
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def slow(seconds=0.002):
+    """A hook that gives other threads a chance in the middle of each step."""
+    return LambdaHook(before_step=lambda trainer: time.sleep(seconds))
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """A run in one go."""
+    return straight(epochs=4)
+
+
+# ---- a cell in a pause
+
+
+@pytest.mark.parametrize("how", ["reply", "state", "paused", "in an evaluation"])
+def test_a_cell_in_a_pause_has_streams_of_its_own(how, wanted):
+    """It may draw as soon as it is told of the pause: the run does not hear of it, nor the cell of the run."""
+    random.seed(7), np.random.seed(7), torch.manual_seed(7)
+    alone = [draws() for _ in range(13)]
+    for _ in range(3):
+        loop, asked, found = make_loop(), [], []
+        if how == "in an evaluation":
+            loop.hooks.add(in_evaluation(lambda trainer, asked=asked: asked.append(trainer.pause())))
+        random.seed(7), np.random.seed(7), torch.manual_seed(7)
+        loop.start(epochs=4)
+        while how == "in an evaluation" and not asked:
+            time.sleep(0.001)
+        for number in range(4):
+            if how == "paused":
+                with loop.paused():
+                    found += [draws() for _ in range(3)]
+                continue
+            reply = asked.pop() if asked else loop.pause()
+            while how == "state" and loop.state != "paused" and loop.driven:
+                pass
+            if reply.wait(10).status == "void":
+                break
+            if number == 0 and how == "in an evaluation":
+                assert loop.eval_batch is not None
+            found += [draws() for _ in range(3)]
+            loop.resume().wait(10)
+        loop.wait()
+        assert_same(loop, wanted)
+        assert found and [*found, draws()] == alone[: len(found) + 1]
+
+
+@pytest.mark.parametrize("verb", ["pause", "stop", "resume", "step"])
+def test_a_reply_is_given_when_it_is_so(verb, wanted):
+    """Not while the hooks are still told of it, nor before the streams are where they belong."""
+    seen, replies = [], []
+
+    def look(trainer):
+        time.sleep(0.02)
+        seen.append([reply.status for reply in replies])
+
+    point = {"pause": "on_pause", "stop": "after_cancel"}.get(verb, "on_resume")
+    loop = make_loop(LambdaHook(**{point: look}))
+    loop.start(epochs=4)
+    if verb in ("resume", "step"):
+        loop.pause().wait(10)
+    with loop.driver.lock:  # who asks is faster than the run
+        replies.append(getattr(loop, verb)() if verb != "step" else loop.post(Command("step", {"n": 1000})))
+    replies[0].wait(10)
+    assert seen == [["pending"]] and replies[0].status == "applied"
+    if verb in ("pause", "stop"):
+        assert loop.state == {"pause": "paused", "stop": "stopped"}[verb] and not loop.driver.random.in_place
+    torch.rand(3) if verb in ("pause", "stop") else None
+    if verb == "stop":
+        loop.fit(epochs=4)
+    elif verb == "pause":
+        loop.resume()
+    loop.wait()
+    assert_same(loop, wanted)
+
+
+def test_a_pause_that_an_error_ends_is_void():
+    """Its reply says what came between."""
+    loop, replies = make_loop(LambdaHook(on_pause=lambda trainer: 1 / 0)), []
+    loop.hooks.add(at_step(2, lambda trainer: replies.append(trainer.pause())))
+    with pytest.raises(ZeroDivisionError):
+        loop.fit(epochs=1)
+    assert (replies[0].status, replies[0].where) == ("void", "the run ended with ZeroDivisionError")
+
+
+def test_a_command_in_a_pause_within_an_evaluation(wanted):
+    """The evaluation is discarded there and run again, from the streams with which it began."""
+    asked, loop = [], make_loop()
+    loop.hooks.add(in_evaluation(lambda trainer: asked.append(trainer.pause())))
+    loop.start(epochs=4)
+    while not asked:
+        time.sleep(0.001)
+    asked[0].wait(10)
+    assert loop.eval_batch is not None
+    outside = torch.get_rng_state()
+    loop.tune(lr_scale=1.0).wait(10)
+    assert torch.equal(torch.get_rng_state(), outside) and loop.eval_batch is None
+    draws()
+    loop.resume()
+    loop.wait()
+    assert_same(loop, wanted)
+
+
+# ---- several runs
+
+
+def test_runs_at_once_are_what_they_are_alone(wanted):
+    """Two in threads and one in the main thread, in turns; outside nothing has moved, and no thread is left waiting."""
+    loops = [make_loop(slow()) for _ in range(3)]
+    loops.append(make_loop(slow(), seed=5))
+    alone = make_loop(seed=5)
+    alone.fit(epochs=4)
+    outside = torch.get_rng_state()
+    for loop in loops[1:]:
+        loop.start(epochs=4)
+    loops[0].fit(epochs=4)
+    for loop in loops:
+        loop.wait()
+    assert torch.equal(torch.get_rng_state(), outside) and TURNS.thread is None and not TURNS.waiting
+    for loop in loops[:3]:
+        assert_same(loop, wanted)
+    assert_same(loops[3], alone)
+
+
+def test_beside_a_run_that_is_awaited(wanted):
+    """The event loop's run and those of threads take turns, too."""
+    first, second, third = make_loop(slow()), make_loop(slow()), make_loop(slow())
+
+    async def both():
+        third.start(epochs=4)
+        await asyncio.gather(first.fit_async(epochs=4), second.fit_async(epochs=4))
+
+    asyncio.run(both())
+    third.wait()
+    for loop in (first, second, third):
+        assert_same(loop, wanted)
+
+
+@pytest.mark.parametrize("what", ["validate", "predict", "exact", "state", "search", "build"])
+def test_what_a_cell_does_with_another_run_meanwhile(what, wanted):
+    """Whatever puts random streams in place for a while waits for the end of a step."""
+    loop, kind = make_loop(slow(0.005)), Trainer if what == "search" else CoreTrainer
+    other = make_loop(seed=9)
+    made = kind(other.model, train_dl=other.train_dl, valid_dl=other.valid_dl, loss_fn=other.loss_fn, seed=9, device="cpu", epochs=1)
+    state = made.state_dict() if kind is CoreTrainer else None
+    loop.start(epochs=4)
+    while not loop.wait(0.002).status == "finished":
+        if what == "validate":
+            made.validate()
+        elif what == "predict":
+            made.predict(made.valid_dl)
+        elif what == "state":
+            made.load_state_dict(state)
+        elif what == "search":
+            made.lr_find(num_steps=10)
+        elif what == "build":
+            with seeded(4):
+                time.sleep(0.001)
+        else:
+            made.exact
+    loop.wait()
+    assert_same(loop, wanted)
+    assert TURNS.thread is None
+
+
+def test_a_hook_that_waits_for_another_run_lets_it_go_on(wanted):
+    """The streams of the one are put aside meanwhile, in the middle of its step."""
+    other = make_loop(slow())
+
+    def meet(trainer):
+        other.pause().wait(10)
+        assert other.state == "paused"
+        other.resume()
+        other.wait()
+
+    loop = make_loop(at_step(2, meet, "before_batch"))
+    other.start(epochs=4)
+    loop.fit(epochs=4)
+    assert_same(loop, wanted)
+    assert_same(other, wanted)
+
+
+def test_a_run_within_a_hook_of_another(wanted):
+    """One in a thread waits as long; the inner run is part of the outer one's turn."""
+    inner, beside = make_loop(), make_loop(slow())
+    loop = make_loop(at_step(2, lambda trainer: inner.fit(epochs=4)))
+    beside.start(epochs=4)
+    loop.fit(epochs=4)
+    beside.wait()
+    for each in (inner, beside, loop):
+        assert_same(each, wanted)
+
+
+def test_runs_that_wait_for_each_other_go_on_and_say_so(monkeypatch):
+    """Hooks that meet in each step cannot take turns: after a while both go on, and neither is exact."""
+    monkeypatch.setattr(TURNS, "patience", 0.3)
+    barrier = threading.Barrier(2, timeout=20)
+    settings = {"train_dl": [(torch.randn(4, 64), torch.zeros(4, dtype=torch.long))] * 3, "accumulation": 1}
+    loops = [make_loop(LambdaHook(after_step=lambda trainer: barrier.wait()), valid=False, **settings) for _ in range(2)]
+    with pytest.warns(UserWarning, match="side by side"):
+        for loop in loops:
+            loop.start(epochs=4)
+        for loop in loops:
+            assert loop.wait().status == "finished"
+    assert all("at the same time" in loop.inexact for loop in loops)
+    assert TURNS.thread is None
+    alone = make_loop()
+    alone.fit(epochs=4)
+    assert_same(alone, straight(epochs=4))  # turns are taken again
+
+
+def test_an_interrupt_while_waiting_for_a_turn(wanted):
+    """Nothing has begun: the run is as it was, and the other one goes on."""
+    entered, interrupted = threading.Event(), threading.Event()
+
+    def hold(trainer):
+        entered.set()
+        interrupted.wait(30)
+
+    def interrupt():
+        while threading.main_thread().ident not in TURNS.waiting:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    other, loop = make_loop(at_step(1, hold)), make_loop()
+    other.start(epochs=4)
+    entered.wait(10)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test before may have left another one
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.fit(epochs=4)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        interrupted.set()
+    assert loop.state == "idle" and not TURNS.waiting
+    loop.fit(epochs=4)
+    other.wait()
+    assert_same(loop, wanted)
+    assert_same(other, wanted)

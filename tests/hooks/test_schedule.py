@@ -1,0 +1,491 @@
+"""Schedules by name, whose length comes from the run; what is to come, for every scheduler of torch's."""
+
+import copy
+import math
+import warnings
+
+import numpy as np
+import pytest
+import small_runs
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as torch_sched
+from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
+from torch.optim.swa_utils import SWALR
+from trainer_nb import ReplayHook, SchedulerHook, SnapshotHook, Trainer
+from trainer_nb.core.saved import plain_copy
+from trainer_nb.hooks.schedule import SCHEDULES, foresee, spread, steps_of
+from trainer_nb.panel.plots import Curves, layout, plan_traces
+
+NAMES = list(SCHEDULES)
+
+
+def data(batches=5):
+    """Batches of 4."""
+    made = torch.Generator().manual_seed(7)
+    return [(torch.randn(4, 3, generator=made), torch.randn(4, 1, generator=made)) for _ in range(batches)]
+
+
+def make(sched=None, seed=0, batches=5, optim=None, **settings):
+    """A run of so many batches an epoch."""
+    torch.manual_seed(seed)
+    model = nn.Linear(3, 1)
+    optim = optim or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    settings = {"train_dl": data(batches), "progress": False} | settings
+    return Trainer(model, loss_fn=nn.MSELoss(), sched=sched, optim=optim, device="cpu", **settings)
+
+
+def weights(trainer):
+    """And the optimizer's groups."""
+    return [p.detach().clone() for p in trainer.model.parameters()], plain_copy(trainer.optim.state_dict())
+
+
+def assert_same(a, b):
+    """Weights, groups and rates, bit for bit."""
+    assert all(torch.equal(x, y) for x, y in zip(weights(a)[0], weights(b)[0]))
+    assert a.history["lr"].tolist() == b.history["lr"].tolist()
+    assert [{k: v for k, v in g.items() if k != "params"} for g in a.optim.param_groups] == [
+        {k: v for k, v in g.items() if k != "params"} for g in b.optim.param_groups]
+
+
+def rates(name, total, peak=1.0, **settings):
+    """The whole plan."""
+    optim = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=peak)
+    return foresee(SCHEDULES[name](optim, total, **settings), list(range(total)))
+
+
+# ---- the forms
+@pytest.mark.parametrize("optim", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.AdamW(p, lr=0.1),
+                                   lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))])
+def test_one_cycle_is_torchs(optim):
+    """Rates and momentum, with the highest rate that of the optimizer."""
+    peak = 0.1 if not isinstance(optim([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"], torch.Tensor) else torch.tensor(0.1).item()
+    a = make("one_cycle", epochs=4, optim=optim)
+    b = make(lambda o: torch_sched.OneCycleLR(o, peak, total_steps=20), epochs=4, optim=optim)
+    a.fit()
+    b.fit()
+    assert_same(a, b)
+    assert max(a.history["lr"]) == pytest.approx(0.1) and a.history["lr"][-1] < 1e-5
+
+
+def test_one_cycle_gives_no_momentum_to_an_optimizer_without():
+    """torch's own would set 0.85 to 0.95."""
+    trainer = make("one_cycle", epochs=2, optim=lambda p: torch.optim.SGD(p, lr=0.1))
+    trainer.fit()
+    assert trainer.optim.param_groups[0]["momentum"] == 0
+    made = make(SchedulerHook("one_cycle", cycle_momentum=True, pct_start=0.5), epochs=2, optim=lambda p: torch.optim.SGD(p, lr=0.1))
+    made.fit()
+    assert made.optim.param_groups[0]["momentum"] > 0.85 and np.argmax(made.history["lr"]) == 4
+
+
+def test_cosine_and_its_warm_up():
+    """Up in so many steps, half a cosine down to where the run ends."""
+    found = rates("cosine", 100, warmup=10)
+    assert found[:11] == pytest.approx([(k + 1) / 11 for k in range(11)])
+    assert found[10:] == pytest.approx([0.5 * (1 + math.cos(math.pi * k / 90)) for k in range(90)])
+    assert rates("cosine", 100, warmup=0.1) == found and rates("cosine", 50, warmup=0)[0] == 1.0
+    assert rates("cosine", 100, final=0.1)[-1] == pytest.approx(0.1, abs=1e-3) and min(rates("cosine", 100, warmup=0, final=0.1)) >= 0.1
+
+
+def test_warm_up_stable_decay():
+    """Level between, and 1 - sqrt at the end."""
+    found = rates("warmup_stable_decay", 100, warmup=5, decay=20)
+    assert found[4] < 1 and found[5:81] == [1.0] * 76
+    assert found[80:] == pytest.approx([1 - math.sqrt(k / 20) for k in range(20)])
+    assert rates("warmup_stable_decay", 100, warmup=0.05, decay=0.2) == found == rates("warmup_stable_decay", 100)
+    assert rates("warmup_stable_decay", 100, final=0.5)[-1] > 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("total", [1, 2, 3, 7, 1000])
+def test_any_length(name, total):
+    """Positive, never above the highest rate, which all but the shortest reach nearly."""
+    found = rates(name, total, peak=0.3)
+    assert len(found) == total and all(0 < rate <= 0.3 * (1 + 1e-9) for rate in found)
+    assert total < 3 or max(found) > 0.29 or name == "one_cycle"
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "10", True, None])
+def test_a_length_that_is_none(wrong):
+    """A share or steps, nothing else; said when the trainer is built."""
+    with pytest.raises(ValueError, match="a share of the run between 0.0 and 1.0, or a whole number of steps"):
+        steps_of("warmup", wrong, 100)
+    with pytest.raises(ValueError, match="warmup="):
+        make(SchedulerHook("cosine", warmup=wrong), epochs=2)
+
+
+@pytest.mark.parametrize(("sched", "error", "words"), [
+    ("onecycle", ValueError, "sched='onecycle': did you mean 'one_cycle'?"),
+    ("linear", ValueError, "there are 'one_cycle', 'cosine', 'warmup_stable_decay', or give a scheduler of torch's"),
+    (3, TypeError, "3 is not a scheduler"),
+    (lambda optim: 5, TypeError, "gave int, which is not a scheduler"),
+    (lambda optim, total_steps: None, TypeError, "gave NoneType, which is not a scheduler"),
+])
+def test_what_is_no_schedule(sched, error, words):
+    """At once, with the nearest right thing."""
+    with pytest.raises(error) as raised:
+        make(sched, epochs=2)
+    assert words in str(raised.value)
+
+
+def test_settings_that_do_not_fit():
+    """An unknown one, one for a scheduler that is built, an unknown unit."""
+    with pytest.raises(TypeError, match="warm"):
+        make(SchedulerHook("cosine", warm=3), epochs=2)
+    optim = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    with pytest.raises(TypeError, match="settings are for schedules by name, this is a StepLR"):
+        SchedulerHook(torch_sched.StepLR(optim, 1), warmup=3)
+    with pytest.raises(ValueError, match="every='batch'"):
+        SchedulerHook("cosine", every="batch")
+    with pytest.raises(ValueError, match="goes by the length of the run: every='step' or 'epoch'"):
+        make(SchedulerHook("cosine", every="evaluation"), epochs=2)
+
+
+# ---- the length of the run
+@pytest.mark.parametrize("settings", [{"epochs": 4}, {"max_steps": 20}, {"epochs": 8, "gradient_accumulation_steps": 2, "batches": 5},
+                                      {"epochs": 10, "limit_batches": 2}])
+def test_the_length_is_the_runs(settings):
+    """Whatever it is counted in."""
+    trainer = make("cosine", **settings)
+    planned = trainer.planned_steps
+    assert trainer.sched is not None
+    trainer.fit()
+    assert trainer.history["lr"].tolist() == pytest.approx(rates("cosine", planned, peak=0.1))
+
+
+def test_a_length_that_fit_gives():
+    """Until then there is no scheduler; one that was given to the trainer is replaced before the first step."""
+    trainer = make("one_cycle")
+    assert trainer.sched is None and trainer.rate == 0.1
+    trainer.fit(max_steps=12)
+    other = make("one_cycle", epochs=50)
+    other.fit(max_steps=12)
+    assert_same(trainer, other)
+    assert trainer.history["lr"].tolist() == pytest.approx(rates("one_cycle", 12, peak=0.1))
+
+
+def test_a_run_without_a_length_is_refused():
+    """With what to give; max_steps is enough."""
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(data(3))
+    stream = torch.utils.data.DataLoader(Stream(), batch_size=None)
+    with pytest.raises(ValueError, match="sched=cosine goes to the end of the run.*give max_steps="):
+        make("cosine", epochs=2, train_dl=stream).fit()
+    trainer = make("cosine", max_steps=6, train_dl=stream)
+    trainer.fit()
+    assert trainer.history["lr"].tolist() == pytest.approx(rates("cosine", 6, peak=0.1))
+
+
+def test_by_the_epoch_and_in_the_list_of_hooks():
+    """A tick an epoch, of as many as there are."""
+    trainer = make(None, epochs=4, hooks=[SchedulerHook("cosine", every="epoch", warmup=0)])
+    trainer.fit()
+    assert trainer.history["lr"].tolist() == pytest.approx([rate for rate in rates("cosine", 4, peak=0.1, warmup=0) for _ in range(5)])
+    with pytest.raises(ValueError, match="that is not known"):
+        make(SchedulerHook("cosine", every="epoch"), max_steps=4).fit()
+
+
+def test_a_function_of_ones_own_that_takes_the_length():
+    """And one that does not is called as ever."""
+    trainer = make(lambda optim, total_steps: torch_sched.PolynomialLR(optim, total_iters=total_steps), epochs=2)
+    trainer.fit()
+    assert trainer.history["lr"].tolist() == pytest.approx([0.1 * (1 - k / 10) for k in range(10)])
+    trainer = make(lambda optim, total_steps=3: torch_sched.StepLR(optim, total_steps), epochs=2)
+    trainer.fit()
+    assert trainer.sched.step_size == 3
+
+
+def test_a_scheduler_that_ends_before_the_run_is_refused():
+    """torch's own would raise in the middle of it."""
+    sched = lambda o: torch_sched.OneCycleLR(o, 0.1, total_steps=9)  # noqa: E731
+    trainer = make(sched, epochs=2)
+    with pytest.raises(ValueError, match="ends after 9 steps and the run takes 10: sched='one_cycle'"):
+        trainer.fit()
+    assert trainer.step_state.optimizer_step == 0
+    assert make(sched, max_steps=9).fit().steps == 9
+
+
+# ---- another length, in the middle of it
+WSD = {"warmup": 3, "decay": 4}
+
+@pytest.mark.parametrize("at", [4, 9, 15, 20])
+@pytest.mark.parametrize("sched", NAMES)
+def test_an_extended_run_goes_on_as_the_longer_one(sched, at):
+    """From where it stands it has the longer run's rates; where those before were others, it says so."""
+    trainer, longer = make(sched, epochs=4), make(sched, epochs=7)
+    longer.fit()
+    trainer.step(at)
+    with pytest.warns(UserWarning, match=f"the schedule {sched} now goes to 35 steps, and was made for 20: the {at} made so far"):
+        trainer.fit(epochs=7)
+    assert trainer.history["lr"].tolist()[at:] == longer.history["lr"].tolist()[at:]
+
+
+@pytest.mark.parametrize("at", [1, 10, 16])
+def test_an_extended_run_is_the_longer_one_where_the_schedule_allows(at):
+    """Before the decay begins nothing tells how long the run will be; nothing is said."""
+    trainer, longer = (make(SchedulerHook("warmup_stable_decay", **WSD), epochs=n) for n in (4, 7))
+    longer.fit()
+    trainer.step(at)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit(epochs=7)
+    assert_same(trainer, longer)
+
+
+def test_one_step_into_the_decay_it_is_not():
+    """The warning comes with the first step that would have been another."""
+    trainer = make(SchedulerHook("warmup_stable_decay", **WSD), epochs=4)
+    trainer.step(18)
+    with pytest.warns(UserWarning, match="the 18 made so far had other rates"):
+        trainer.fit(epochs=7)
+
+
+def test_another_accumulation_is_another_length():
+    """Seven steps of one batch, then windows of two: the schedule ends where the run ends."""
+    trainer = make("cosine", epochs=4, batches=6)
+    trainer.step(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.tune(gradient_accumulation_steps=2)
+    assert trainer.planned_steps == 16
+    trainer.fit()
+    found = trainer.history["lr"].tolist()
+    assert found[:8] == pytest.approx(rates("cosine", 24, peak=0.1)[:8]) and found[8:] == pytest.approx(rates("cosine", 16, peak=0.1)[8:])
+
+
+@pytest.mark.parametrize("sched", [*NAMES, "own"])
+@pytest.mark.parametrize("k", [0, 1, 6, 13, 19])
+def test_going_on_in_another_trainer(sched, k):
+    """Built with another rate, by a trainer that knew no length; the same run."""
+    given = (lambda optim, total_steps: torch_sched.CosineAnnealingLR(optim, total_steps)) if sched == "own" else sched
+    straight, first = make(given, epochs=4), make(given, epochs=4)
+    straight.fit()
+    first.step(k) if k else None
+    state = plain_copy(first.state_dict())
+    for second in (make(given, seed=5, epochs=4, optim=lambda p: torch.optim.SGD(p, lr=3.0, momentum=0.1)), make(given, seed=5)):
+        second.load_state_dict(state)
+        second.fit(epochs=4)
+        assert_same(second, straight)
+
+
+@pytest.mark.parametrize("k", [3, 12])
+def test_going_on_to_a_longer_run(k):
+    """A state of 4 epochs taken up by a trainer of 7: as if the first had been extended."""
+    first, extended = make("one_cycle", epochs=4), make("one_cycle", epochs=4)
+    first.step(k)
+    extended.step(k)
+    second = make("one_cycle", seed=3, epochs=7)
+    with pytest.warns(UserWarning, match="was made for 20"):
+        second.load_state_dict(plain_copy(first.state_dict()))
+    second.fit()
+    with pytest.warns(UserWarning, match="was made for 20"):
+        extended.fit(epochs=7)
+    assert_same(second, extended)
+
+
+def test_a_rewind_behind_the_extension():
+    """The longer schedule holds from there on, twice the same; and a script makes the surviving run."""
+    def steered():
+        trainer = make("cosine", epochs=4, hooks=[SnapshotHook(every_steps=5)])
+        trainer.fit()
+        with pytest.warns(UserWarning, match="now goes to 30"):
+            trainer.fit(epochs=6)
+        with pytest.warns(UserWarning, match="now goes to 30"):
+            trainer.rewind(10)
+            trainer.fit()
+        return trainer
+    a, b = steered(), steered()
+    assert_same(a, b)
+    assert a.history["lr"].tolist()[10:] == pytest.approx(rates("cosine", 30, peak=0.1)[10:])
+
+
+def test_an_extension_is_replayed():
+    """The totals of the journal come at their place."""
+    trainer = make("one_cycle", epochs=3)
+    trainer.step(8)
+    trainer.tune(lr_scale=0.5)
+    with pytest.warns(UserWarning):
+        trainer.fit(epochs=5)
+    again = make("one_cycle", epochs=5, hooks=[ReplayHook(trainer.journal)])
+    with pytest.warns(UserWarning):
+        again.fit()
+    assert_same(again, trainer)
+
+
+def test_skipped_steps_are_no_other_length():
+    """fp16 skips steps, the schedule stays what it was built for: with a halt and without."""
+    def run(halt):
+        trainer = make("cosine", epochs=4, mixed_precision="fp16")
+        trainer.engine.scaling.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        if halt:
+            trainer.step(2)
+            trainer.stop()
+        trainer.fit()
+        return trainer
+    a, b = run(False), run(True)
+    assert a.skipped_steps > 0
+    assert_same(a, b)
+    assert a.history["lr"].tolist() == pytest.approx(rates("cosine", 20, peak=0.1)[:len(a.history["lr"])])
+
+
+# ---- what is to come
+TORCHS = {
+    "step": lambda o: torch_sched.StepLR(o, 3), "multi": lambda o: torch_sched.MultiStepLR(o, [3, 7]),
+    "constant": lambda o: torch_sched.ConstantLR(o), "linear": lambda o: torch_sched.LinearLR(o, total_iters=8),
+    "exponential": lambda o: torch_sched.ExponentialLR(o, 0.9), "polynomial": lambda o: torch_sched.PolynomialLR(o, 10),
+    "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 10), "lambda": lambda o: torch_sched.LambdaLR(o, lambda k: 0.9**k),
+    "multiplicative": lambda o: torch_sched.MultiplicativeLR(o, lambda k: 0.9), "cyclic": lambda o: torch_sched.CyclicLR(o, 0.01, 0.1, 4),
+    "cyclic, own form": lambda o: torch_sched.CyclicLR(o, 0.01, 0.1, 4, scale_fn=lambda x: 0.5, scale_mode="cycle"),
+    "one cycle": lambda o: torch_sched.OneCycleLR(o, 0.1, 30), "restarts": lambda o: torch_sched.CosineAnnealingWarmRestarts(o, 4),
+    "sequential": lambda o: torch_sched.SequentialLR(o, [torch_sched.LinearLR(o, total_iters=4), torch_sched.CosineAnnealingLR(o, 10)], [4]),
+    "chained": lambda o: torch_sched.ChainedScheduler([torch_sched.LinearLR(o, total_iters=4), torch_sched.ExponentialLR(o, 0.9)]),
+    "swa": lambda o: SWALR(o, 0.05, 5),
+}
+
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize("name", TORCHS)
+def test_foreseen_rates_are_those_that_come(name, tensor):
+    """From the start and from within; the scheduler, the optimizer and the warnings are left alone."""
+    rate = torch.tensor(0.1) if tensor else 0.1
+    optim = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(2))], "lr": 0.3}], lr=rate,
+                            momentum=0.9)
+    sched = TORCHS[name](optim)
+    counts = [0, 1, 2, 5, 9, 13]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for done in range(6):
+            kept = copy.deepcopy((optim.state_dict(), {k: v for k, v in sched.state_dict().items() if k != "_schedulers"}))
+            found = foresee(sched, counts)
+            assert repr(kept) == repr((optim.state_dict(), {k: v for k, v in sched.state_dict().items() if k != "_schedulers"}))
+            optim.step()
+            if done < 5:
+                sched.step()
+        real = []
+        for place in range(14):
+            real.append(float(optim.param_groups[0]["lr"]))
+            sched.step()
+    assert found == [real[count] for count in counts]
+
+
+def test_what_nobody_foresees():
+    """A plateau waits for losses; too many ticks would take too long, where each must be made."""
+    optim = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    assert foresee(torch_sched.ReduceLROnPlateau(optim), [0, 1]) is None
+    assert foresee(torch_sched.ExponentialLR(optim, 0.9), [0, 20_001]) is None
+    assert foresee(torch_sched.LambdaLR(optim, lambda k: 1 / (k + 1)), [0, 3, 10**7]) == pytest.approx([1, 1 / 4, 1e-7])
+    assert spread(3) == [0, 1, 2] and spread(10**6)[-1] == 10**6 - 1 and len(spread(10**6)) == 400
+
+
+@pytest.mark.parametrize("sched", [*NAMES, TORCHS["step"], SchedulerHook("cosine", every="epoch", warmup=0)])
+def test_the_plan_is_what_happens(sched):
+    """At the start, in mid-epoch with windows of two, with a rate scaled and taken over, after an extension; nothing after the end."""
+    trainer = make(sched, epochs=6, gradient_accumulation_steps=2)
+    def look():
+        plan = trainer.rate_plan
+        return dict(zip(plan.steps.tolist(), plan.in_force.tolist()))
+    def compare(seen, last):
+        for step, rate in enumerate(trainer.history["lr"].tolist()[:last], 1):
+            assert seen.get(step, rate) == pytest.approx(rate), step
+    first = look()
+    assert list(first) == list(range(1, 19))
+    trainer.step(7)
+    compare(first, 7)
+    assert min(look()) == 1  # nothing was changed: it need not look again
+    trainer.tune(lr_scale=0.5)
+    scaled = look()
+    assert list(scaled) == list(range(8, 19)) and trainer.rate_plan.scheduled.tolist() == pytest.approx([first[k] for k in range(8, 19)])
+    trainer.step(3)
+    trainer.tune(lr=0.02)
+    assert set(look().values()) == {0.02}
+    compare(scaled, 10)
+    trainer.step(2)
+    trainer.tune(lr=None, lr_scale=1.0)
+    last = look()
+    trainer.fit()
+    compare(last, 18)
+    assert all(last[k] == pytest.approx(first[k]) for k in last)
+    trainer.note("look again").wait(1)
+    assert len(trainer.rate_plan.steps) == 0
+
+
+def test_the_plan_of_an_earlier_state():
+    """Loaded into a trainer that was further on, with a journal of the same length."""
+    trainer = make("cosine", epochs=4)
+    trainer.step(3)
+    state = plain_copy(trainer.state_dict())
+    trainer.step(7)
+    assert trainer.rate_plan.steps[0] == 11
+    journal = len(trainer.journal)
+    trainer.load_state_dict(state)
+    while len(trainer.journal) < journal:
+        trainer.note("as many entries")
+    assert trainer.rate_plan.steps[0] == 4
+
+
+def test_no_plan():
+    """Without a schedule, with one that is off, or that waits for a metric."""
+    assert make(None, epochs=2).rate_plan is None
+    trainer = make("cosine", epochs=2)
+    trainer.tune(**{"scheduler.enabled": False})
+    assert trainer.rate_plan is None
+    plateau = make(lambda o: torch_sched.ReduceLROnPlateau(o), epochs=2, valid_dl=data(1))
+    assert len(plateau.rate_plan.steps) == 0
+
+
+def test_the_panel_draws_the_plan():
+    """Dotted, in the plot of the rate, which reaches to the end of the run; the schedule alone fainter, where it differs."""
+    trainer = make("cosine", epochs=4)
+    trainer.step(5)
+    trainer.tune(lr_scale=0.5)
+    curves = Curves(trainer.view)
+    curves.update()
+    groups = curves.groups(True)
+    drawn = plan_traces(trainer.view.rate_plan, curves, groups, "step")
+    number = 2 + list(groups).index("lr")
+    assert [(t["name"], t["xaxis"], t["line"]["dash"]) for t in drawn] == [(n, f"x{number}", "dot") for n in ("schedule", "planned")]
+    assert (drawn[0]["y"] == 2 * drawn[1]["y"]).all() and drawn[0]["x"].tolist() == list(range(6, 21))
+    assert plan_traces(trainer.view.rate_plan, curves, groups, "epoch")[0]["x"][-1] == pytest.approx(4.0)
+    assert plan_traces(trainer.view.rate_plan, curves, groups, "samples")[0]["x"][-1] == pytest.approx(80)
+    shape = layout(groups, False, 5, 20)
+    assert shape[f"xaxis{number}"]["autorangeoptions"]["maxallowed"] == pytest.approx(20.2) and "matches" not in shape[f"xaxis{number}"]
+    assert shape[f"xaxis{number + 1}"]["matches"] == "x" and layout(groups, False, 5)[f"xaxis{number}"]["matches"] == "x"
+    assert "planned" in [trace.name for trace in trainer.history.plot().data]
+    trainer.step(5)  # what has been done meanwhile is not to come any more
+    curves.update()
+    assert plan_traces(trainer.view.rate_plan, curves, groups, "step")[1]["x"].tolist() == list(range(11, 21))
+    trainer.fit()
+    curves.update()
+    assert plan_traces(trainer.view.rate_plan, curves, groups, "step") == []
+
+
+def test_the_plan_before_the_first_step():
+    """It has a plot of its own from the start; by other axes than the step nobody knows yet."""
+    trainer = make("one_cycle", epochs=4)
+    curves = Curves(trainer.view)
+    curves.update()
+    groups = curves.groups(True)
+    assert "lr" in groups and "lr" not in curves.groups()
+    assert len(plan_traces(trainer.view.rate_plan, curves, groups, "step")) == 1
+    assert plan_traces(trainer.view.rate_plan, curves, groups, "epoch") == []
+
+
+def test_validate_by_hand_ticks_no_scheduler():
+    """validate() between a step and its evaluation is none of the run's evaluations."""
+    model = nn.Linear(2, 1)
+    optim = torch.optim.SGD(model.parameters(), 0.01)
+    plateau = ReduceLROnPlateau(optim, patience=0, factor=0.1, threshold=1e9, threshold_mode="abs")
+    trainer = small_runs.make(model, optim=optim, sched=plateau, valid_dl=small_runs.BATCHES, max_steps=10, eval_every=5)
+    trainer.step(5)
+    for _ in range(3):
+        trainer.validate()
+    assert plateau.last_epoch == 0 and optim.param_groups[0]["lr"] == 0.01
+    trainer.fit()
+    assert plateau.last_epoch == 2
+
+
+def test_a_scheduler_class_is_a_callable():
+    """LinearLR itself is called with the optimizer; a plateau without anything to watch is refused."""
+    assert isinstance(small_runs.make(sched=LinearLR, epochs=1).sched, LinearLR)
+    with pytest.raises(ValueError, match="no valid_dl"):
+        small_runs.make(sched=lambda optim: ReduceLROnPlateau(optim), epochs=1).fit()

@@ -1,0 +1,591 @@
+"""The panel without a browser: what is drawn, what is sent, what a click asks for, and that a run never waits for it."""
+
+import re
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+from nbclient import NotebookClient
+
+import trainer_nb
+from trainer_nb import Trainer
+from trainer_nb.core.control import Reply, Series
+from trainer_nb.core.journal import Journal
+from trainer_nb.core.state import Position, RunState
+from trainer_nb.panel import screen as screen_module
+from trainer_nb.panel.controls import Controls
+from trainer_nb.panel.dashboard import Dashboard, message_text, rate, short, what_failed
+from trainer_nb.panel.plots import EARLIER, KEPT_RUNS, Chart, Curve, Curves, Plots, layout, mark_spots
+
+
+class Run:
+    """A `RunView` whose numbers are set by hand."""
+
+    def __init__(self, steps=0, state=RunState.RUNNING, names=("train/loss", "lr")):
+        self.name, self.description, self.error = "net", "cpu", None
+        self.state, self.steps, self.names = state, steps, list(names)
+        self.journal, self.tunables, self.hooks = Journal(), [], []
+        self.values = {}  # name -> values, where they matter
+        self.posted, self.greeted, self.asked_for = [], 0, []
+        self.loaders, self.in_cell, self.failed = ["valid"], True, ""
+        self.commands, self.breakpoints, self.step_times, self.inspection = frozenset(), [], None, None
+        self.memory = "Memory", 2**30, None
+        self.branches, self.records_version, self.can_rewind, self.last_saved = [], 0, False, None
+        self.rate_plan = self.invalid_since = self.lr_search = None
+        self.notice, self.waiting = ("", ""), []
+        self.panes = "hooks", "lr", "journal", "inspect"
+
+    @property
+    def position(self):
+        done = self.steps
+        return Position("train", done // 10, 20, done % 10, 10, done, 200, done * 4, done * 0.1,
+                        min(1.0, done / 200), None, done)
+
+    def records(self, since=None):
+        self.asked_for.append(dict(since or {}))
+        found = {}
+        for name in self.names:
+            values = self.values.get(name, np.linspace(2, 1, max(self.steps, 1))[:self.steps])
+            start = (since or {}).get(name, 0)
+            if len(values) > start:
+                at = np.arange(start, len(values)) + 1
+                found[name] = Series(at, at / 10, at * 4, at * 0.1, np.asarray(values, float)[start:])
+        return found
+
+    def post(self, command):
+        self.posted.append((command.name, command.source))
+        return Reply()
+
+    def hello(self):
+        self.greeted += 1
+
+
+def drawn(chart, name):
+    """x and y of the first trace of this name, as they travel."""
+    trace = next(t for t in chart.figure["data"] if t["name"] == name)
+    return np.frombuffer(trace["x"], np.float32), np.frombuffer(trace["y"], np.float32)
+
+
+# Curves
+
+
+def test_only_news_is_read():
+    run = Run(steps=5, names=("train/loss", "time/step"))
+    curves = Curves(run)
+    curves.update()
+    run.steps = 8
+    assert curves.update() == (0, 16)
+    assert run.asked_for == [{}, {"train/loss": 5, "time/step": 5}]
+    assert curves.of["train/loss"].column("step").tolist() == list(range(1, 9))
+    assert "time/step" not in curves.of  # counted, so that it is not sent again, but never drawn
+
+
+def test_two_threads_read_no_point_twice():
+    run = Run(steps=100)
+    records = run.records
+    def slowly(since):
+        found = records(since)
+        time.sleep(0.02)
+        return found
+    run.records = slowly
+    curves = Curves(run)
+    threads = [threading.Thread(target=curves.update) for _ in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert curves.of["train/loss"].count == 100
+
+
+@pytest.mark.parametrize("count", [1, 699, 700, 701, 5000, 200_000])
+def test_what_is_drawn_is_thin_and_keeps_peaks_and_ends(count):
+    values = np.random.default_rng(0).normal(size=count)
+    values[count // 2] = 40.0
+    curve, at = Curve(), np.arange(count)
+    curve.extend(Series(at, at / 10, at, at, values))
+    x, y = curve.raw("step")
+    assert len(x) == min(count, 700) and y.max() == 40.0
+    assert (x[0], x[-1]) == (0, count - 1) and (np.diff(x) > 0).all()
+
+
+def test_a_long_run_costs_little_to_send():
+    run = Run(steps=0, names=("train/loss", "lr", "grad_norm"))
+    run.values = {name: np.random.default_rng(1).normal(size=300_000) for name in run.names}
+    run.steps = 300_000
+    chart = Plots(run).chart
+    assert sum(len(trace["x"]) + len(trace["y"]) for trace in chart.figure["data"]) < 60_000
+
+
+def test_smoothing_is_the_mean_around_and_stops_at_gaps():
+    values = np.array([1.0, 2, 3, np.nan, 5, np.inf, 7])
+    curve, at = Curve(), np.arange(7)
+    curve.extend(Series(at, at, at, at, values))
+    x, y = curve.smoothed("step", 3)
+    assert x.tolist() == at.tolist() and str(y.tolist()) == "[1.0, 2.0, 2.5, nan, 5.0, nan, 7.0]"
+
+
+def test_every_point_that_comes_is_drawn():
+    run = Run(steps=3)
+    plots = Plots(run)
+    for steps in (4, 60, 61, 100):
+        run.steps = steps
+        plots.refresh()
+        assert drawn(plots.chart, "train")[0][-1] == steps
+    panel = Dashboard(run)  # reads the curves before its plots do
+    run.steps = 150
+    panel.refresh()
+    assert drawn(panel.plots.chart, "train")[0][-1] == 150
+
+
+def test_nothing_new_sends_nothing():
+    run = Run(steps=50)
+    panel = Dashboard(run)
+    sent = []
+    for widget in (panel.plots.chart, panel.head.widget, panel.message.text, panel.controls.main, panel.plots.bar.legend):
+        widget.observe(lambda change: sent.append(change["name"]))
+    panel.refresh()
+    assert sent == []
+
+
+def test_late_records_move_no_plot():
+    """The first place waits for a metric; lr and the gradient norm keep theirs."""
+    run = Run(steps=30, names=("train/loss", "lr", "grad_norm"))
+    curves = Curves(run)
+    curves.update()
+    before = list(curves.groups())
+    run.names.append("valid/accuracy")
+    curves.update()
+    assert before == ["metric", "lr", "grad_norm"] and list(curves.groups()) == ["valid/accuracy", "lr", "grad_norm"]
+    assert layout(curves.groups(), False, 30)["height"] == 400
+    run.names += ["valid/f1", "other/f1"]
+    curves.update()
+    assert list(curves.groups()) == ["valid/accuracy", "lr", "grad_norm", "f1"]
+    assert layout(curves.groups(), False, 30)["height"] == 530
+
+
+def test_a_zoom_outlives_refreshes_but_not_another_axis():
+    """plotly keeps it while `uirevision` is the same and no range is set."""
+    run = Run(steps=30)
+    plots = Plots(run)
+    def revision():
+        assert all("range" not in axis for key, axis in plots.chart.figure["layout"].items() if key.startswith("xaxis"))
+        return plots.chart.figure["layout"]["uirevision"]
+    first = revision()
+    run.steps = 40
+    plots.refresh()
+    assert revision() == first
+    plots.bar.axis.value = "epoch"
+    assert revision() != first and drawn(plots.chart, "train")[0][-1] == pytest.approx(4.0)
+
+
+def test_marks_stand_where_the_change_was_and_have_the_journals_numbers():
+    run = Run(steps=100)
+    run.journal.record("pause", "pause", step=5)
+    for step in (10, 11, 60):
+        run.journal.record("tune", "lr", 1, 2, step=step)
+    curves = Curves(run)
+    curves.update()
+    spots = [(round(x, 3), [entry.number for entry in entries]) for x, entries in mark_spots(run, curves, "epoch")]
+    assert spots == [(1.0, [2, 3]), (6.0, [4])]
+
+
+def test_names_are_no_markup():
+    run = Run(steps=3, names=("train/loss", "<i>x/loss", "valid/<b>y"))
+    run.name = "<script>"
+    panel = Dashboard(run)
+    texts = panel.plots.bar.legend.value + panel.head.widget.value + str(panel.plots.chart.figure["layout"]["annotations"])
+    assert not any(tag in texts for tag in ("<i>x", "<b>y", "<script>"))
+
+
+# Controls
+
+
+ENABLED = {  # main button's label, and what is enabled
+    RunState.IDLE: ("Start", ["main", "validate"]),
+    RunState.RUNNING: ("Pause", ["main", "epoch", "validate", "detach", "stop"]),
+    RunState.PAUSED: ("Resume", ["main", "step", "epoch", "validate", "stop"]),
+    RunState.STOPPED: ("Resume", ["main", "validate"]),
+    RunState.INTERRUPTED: ("Resume", ["main", "validate"]),
+    RunState.FINISHED: ("Resume", ["validate"]),
+    RunState.ERROR: ("Resume", ["main", "validate"]),
+}
+
+
+@pytest.mark.parametrize("state", ENABLED)
+def test_buttons_are_there_when_they_mean_something(state):
+    controls = Controls(Run(state=state))
+    names = ("main", "step", "epoch", "validate", "detach", "stop")
+    found = [name for name in names if not getattr(controls, name).disabled]
+    assert (controls.main.description, found) == ENABLED[state]
+
+
+def test_nothing_to_detach_from_in_the_background():
+    run = Run()
+    controls = Controls(run)
+    run.in_cell = False
+    controls.refresh()
+    assert controls.detach.disabled and not controls.stop.disabled
+
+
+def test_validate_says_what_is_missing():
+    run = Run()
+    run.loaders = []
+    controls = Controls(run)
+    assert controls.validate.disabled and "no valid_dl" in controls.validate.tooltip
+
+
+def test_a_click_sends_what_the_label_said():
+    run = Run()
+    controls = Controls(run)
+    controls._settled = -1.0
+    controls.main.click()
+    run.state = RunState.PAUSED
+    controls.refresh()
+    controls._settled = -1.0
+    controls.main.click()
+    controls.step.click()
+    controls.stop.click()
+    assert run.posted == [(name, "widget") for name in ("pause", "resume", "step", "stop")]
+
+
+def test_a_second_click_and_one_for_the_old_label_are_dropped():
+    run = Run()
+    controls = Controls(run)
+    controls._settled = -1.0
+    controls.main.click()
+    controls.main.click()
+    run.state = RunState.PAUSED
+    controls._settled = -1.0
+    controls.refresh()  # the label changes under the hand
+    controls.main.click()
+    assert run.posted == [("pause", "widget")]
+
+
+def test_the_answer_to_a_click_is_shown():
+    run, reply = Run(), Reply()
+    run.post = lambda command: reply
+    panel = Dashboard(run)
+    panel.controls._settled = -1.0
+    panel.controls.main.click()
+    assert "<b>Pause</b> was asked for" in panel.message.text.value
+    reply.settle("refused", error=RuntimeError("not <now>"))
+    panel.refresh()
+    assert "<b>Pause</b> was refused: not &lt;now&gt;" in panel.message.text.value
+    run.state = RunState.STOPPED
+    panel.refresh()
+    assert "Stopped at step" in panel.message.text.value
+
+
+# Head and message
+
+
+@pytest.mark.parametrize("name, values, expected", [
+    ("valid/accuracy", [0.5, 0.9, 0.7], ("0.9000", "ep 0.2")),
+    ("valid/mae", [0.5, 0.9, np.nan], ("0.5000", "ep 0.1")),
+    ("valid/top1_error", [0.5, 0.4, 0.7], ("0.4000", "ep 0.2")),
+    ("valid/accuracy", [np.nan, np.nan], ("", "")),
+])
+def test_best_knows_which_way_is_better(name, values, expected):
+    run = Run(steps=3, names=("train/loss", name))
+    run.values[name] = values
+    assert Dashboard(run).head.numbers._best(name) == expected
+
+
+def test_a_missing_number_is_a_dash():
+    value = Dashboard(Run(steps=0, names=())).head.widget.value
+    assert value.count('<span class="none">–</span>') == 9  # all but the memory
+
+
+@pytest.mark.parametrize("value, text", [
+    (0.39791, "0.3979"), (5.47e-4, "5.47e-4"), (0, "0.0000"), (3742.2, "3,742.2"), (float("nan"), "nan"), (2e7, "2.00e7")])
+def test_numbers_are_short(value, text):
+    assert short(value) == text
+
+
+@pytest.mark.parametrize("value, text", [(5.47e-4, "5.47e-4"), (0.00139, "1.39e-3"), (0.0, "0"), (0.5, "0.5")])
+def test_rates_have_three_digits(value, text):
+    assert rate(value) == text
+
+
+def test_an_error_is_named_with_its_notes():
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as first:
+            error = ValueError("a bad\nshape")
+            error.add_note("raised by hook 'probe' (Probe.after_pred)")
+            raise error from first
+    except ValueError as caught:
+        import traceback
+        text = "".join(traceback.format_exception(caught))
+    assert what_failed(text) == "ValueError: a bad · shape · raised by hook 'probe' (Probe.after_pred)"
+    assert what_failed("") == "an error"
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_every_state_has_its_word(state):
+    run = Run(steps=12, state=state)
+    run.error = "ValueError: <b>"
+    panel = Dashboard(run)
+    assert panel.message.text.value.count("<b>") <= 3 and message_text(run)
+    assert (panel.message.action.layout.display is None) is (state in (RunState.PAUSED, RunState.FINISHED))
+    assert f"{state.capitalize()}" in panel.head.widget.value
+    assert sum(name.startswith("is-") for name in panel.widget._dom_classes) == 1
+
+
+# A run and its dashboard
+
+
+def test_drawing_is_rare_and_a_pause_is_drawn_at_once():
+    run = Run(steps=1)
+    board = Dashboard(run)
+    drawings = []
+    board.refresh = lambda: drawings.append(run.state)
+    end = time.perf_counter() + 1.2
+    while time.perf_counter() < end:
+        board.screen.tick("boundary")
+    assert 2 <= len(drawings) <= 4
+    run.state = RunState.PAUSED
+    board.screen.tick("paused")
+    assert drawings[-1] is RunState.PAUSED
+    count = len(drawings)
+    board.screen.tick("paused")
+    assert len(drawings) == count
+    run.state = RunState.RUNNING
+    board.screen.tick("boundary")  # going on is drawn at once, too
+    assert drawings[-1] is RunState.RUNNING
+
+
+def test_a_panel_that_cannot_draw_stops_nothing():
+    run = Run(steps=1)
+    board = Dashboard(run)
+    run.records = lambda since=None: 1 / 0
+    with pytest.warns(UserWarning, match="the run goes on .ZeroDivisionError"):
+        board.screen.tick("ended")
+    board.screen.tick("ended")  # no second warning
+
+
+def test_unseen_curves_wait_until_the_page_or_the_end():
+    run = Run(steps=10)
+    board = Dashboard(run)
+    board.guard.hidden = True
+    run.steps = 20
+    board.refresh()
+    assert drawn(board.plots.chart, "train")[0][-1] == 10
+    run.state = RunState.FINISHED
+    board.refresh()
+    assert drawn(board.plots.chart, "train")[0][-1] == 20
+
+
+def test_a_drawn_panel_says_hello():
+    run = Run()
+    board = Dashboard(run)
+    board.guard.drawn += 1
+    assert run.greeted == 1
+
+
+def test_the_picture_follows_the_run(monkeypatch):
+    """It is kept at the end and when a pause begins, not at every look during the pause."""
+    run = Run(steps=5)
+    board = Dashboard(run)
+    kept = []
+    board.preview.handle = SimpleNamespace(update=lambda bundle, raw: kept.append(bundle["text/plain"]))
+    board.preview.due = float("inf")
+    run.state = RunState.PAUSED
+    for _ in range(3):
+        board.screen._next = 0.0
+        board.screen.tick("paused")
+    run.state = RunState.FINISHED
+    board.screen.tick("ended")
+    assert [text.split()[1] for text in kept] == ["paused", "finished"]
+    assert "data:image/svg+xml" in screen_module.as_image("<svg/>")
+
+
+def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
+    """A pump that found no way in, and a cell that awaits instead."""
+    run = Run(steps=5)
+    board = Dashboard(run)
+    board.screen.pump = SimpleNamespace(live=False, reason="this kernel's stream has no <flush>")
+    board.refresh()
+    assert "controls wait for the cell" in board.head.widget.value
+    assert "has no &lt;flush&gt;" in board.message.text.value and "trainer.start()" in board.message.text.value
+    board.screen.awaited = True
+    board.refresh()
+    assert "controls live (await)" in board.head.widget.value and "start()" not in board.message.text.value
+    board.screen.pump.live, board.screen.awaited = True, False
+    board.refresh()
+    assert "controls live (pump)" in board.head.widget.value
+
+
+def test_losses_of_earlier_runs_stand_behind():
+    """Only of other runs, only when asked for, and at most five."""
+    EARLIER.clear()
+    first = Run(steps=20, state=RunState.FINISHED)
+    Plots(first)
+    second = Run(steps=10)
+    plots = Plots(second)
+    assert not plots.bar.earlier.disabled and all(t["name"] != "earlier" for t in plots.chart.figure["data"])
+    plots.bar.earlier.value = True
+    assert drawn(plots.chart, "earlier")[0][-1] == 20
+    for _ in range(8):
+        Plots(Run(steps=3, state=RunState.STOPPED))
+    plots.bar.axis.value = "epoch"
+    assert sum(t["name"] == "earlier" for t in plots.chart.figure["data"]) == KEPT_RUNS + 1
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small run that was watched by a dashboard from beginning to end."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4)
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
+    model = torch.nn.Linear(4, 1)
+    trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3,
+                      optim=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", progress=False)
+    board = Dashboard(trainer.view)
+    trainer.at_safe_point = board.screen.tick
+    trainer.fit()
+    return trainer, board
+
+
+def test_a_real_run_is_drawn_to_its_last_step(trained):
+    trainer, board = trained
+    assert drawn(board.plots.chart, "train")[0][-1] == trainer.step_state.optimizer_step == 24
+    assert drawn(board.plots.chart, "valid")[1].tolist() == pytest.approx(trainer.history["valid/loss"].tolist())
+    assert "is-finished" in board.widget._dom_classes and "100 %" in board.head.widget.value
+
+
+CELLS = """
+import torch
+from trainer_nb import Trainer
+torch.set_num_threads(1)
+x = torch.randn(64, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=8)
+model = torch.nn.Linear(4, 1)
+class Failing:
+    def after_step(self, trainer):
+        if trainer.step_state.optimizer_step == 40:
+            raise ValueError("at forty")
+trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3, device="cpu", hooks=[Failing()],
+                  optim=torch.optim.SGD(model.parameters(), lr=0.1))
+---
+trainer.fit().status
+---
+try:
+    trainer.fit(epochs=9)
+except ValueError:
+    pass
+---
+trainer.dashboard
+"""
+
+
+def test_without_a_front_end_the_picture_stays():
+    """nbclient runs the same code: no error, and each fit() leaves a picture of its own end."""
+    cells = [f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})", *CELLS.split("---\n")]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    NotebookClient(notebook, timeout=60, kernel_name="python3", store_widget_state=False).execute()
+    finished, failed, shown = (cell.outputs for cell in notebook.cells[2:])
+    for outputs, word in ((finished, "finished"), (failed, "error"), (shown, "error")):
+        picture, live = outputs[0].data, outputs[1].data
+        assert "data:image/svg+xml" in picture["text/html"] and f": {word}" in picture["text/plain"]
+        assert screen_module.WIDGET not in picture and screen_module.WIDGET in live
+    assert len(nbformat.writes(notebook)) < 200_000
+
+
+LONG = """
+import torch
+from trainer_nb import Trainer
+torch.set_num_threads(1)
+x = torch.randn(64, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=8)
+model = torch.nn.Linear(4, 1)
+trainer = Trainer(model, train_dl=list(data), valid_dl=list(data), loss_fn=torch.nn.MSELoss(), max_steps=10_000,
+                  eval_every=100, device="cpu", optim=torch.optim.SGD(model.parameters(), lr=0.01))
+trainer.fit().steps
+"""
+
+
+def test_ten_thousand_steps_leave_a_small_notebook():
+    source = f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})\n{LONG}"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    NotebookClient(notebook, timeout=120, kernel_name="python3", store_widget_state=False).execute()
+    outputs = notebook.cells[0].outputs
+    assert outputs[-1].data["text/plain"] == "10000" and "svg+xml" in outputs[0].data["text/html"]
+    assert len(nbformat.writes(notebook)) < 200_000
+
+
+def test_the_chart_carries_arrays_as_bytes():
+    chart = Chart()
+    chart.show([{"x": np.arange(3), "y": [1.0, np.nan, 3.0], "name": "a"}], {})
+    x, y = drawn(chart, "a")
+    assert x.tolist() == [0, 1, 2] and np.isnan(y[1]) and y[2] == 3.0
+
+
+def test_a_search_for_a_rate_is_not_shown_as_a_pause(monkeypatch):
+    """Its own words and steps, while the run's step, hooks and place stay those of the run."""
+    inputs = torch.randn(64, 4)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
+    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu", epochs=5, progress=False)
+    board = trainer.dashboard
+    trainer.step(11)
+    before, seen = trainer.view.position, []
+    def look(kind):
+        if kind == "sweep":
+            board.refresh()
+            titles = {name: each.description for name, each in board.tabs.buttons.items()}
+            seen.append((board.message.text.value, re.sub("<[^>]*>", " ", board.head.widget.value), titles, trainer.view.position))
+    trainer.at_safe_point = look
+    trainer.lr_find(num_steps=12, stop_factor=None)
+    words, head, titles, place = seen[4]
+    assert "Searching for a rate: step 5 of 12." in words and "The run stands at step 11" in words and "Paused" not in words + head
+    assert "Searching" in head and "step  11" in head
+    assert (place.step, place.epoch, place.batch_idx, place.fraction) == (11, 1, 3, before.fraction)
+    assert titles["hooks"].startswith(f"Hooks {len(trainer.hooks)}") and titles["inspect"] == "Inspect"
+    trainer.at_safe_point = None
+    board.refresh()
+    assert "Paused at step 11" in board.message.text.value and trainer.view.position == before
+
+
+# What the numbers of the head are
+
+
+def number(panel, label):
+    """Value, small text, style and tooltip of a number of the head."""
+    found = re.search(rf'<div(?: title="([^"]*)")?><div class="label">(?:<i [^>]*></i>)?{label}</div><div class="value ([^"]*)">(.*?)</div>',
+                      panel.head.widget.value)
+    value, _, unit = found[3].removesuffix("</small>").partition("<small>")
+    return value, unit, found[2], found[1]
+
+
+def test_a_mean_says_that_it_is_one():
+    run = Run(steps=100, names=("train/loss", "lr", "grad_norm", "samples_per_second", "valid/loss"))
+    run.values = {"train/loss": np.r_[np.full(67, 9.0), np.linspace(1, 3, 33)], "valid/loss": [0.5]}
+    panel = Dashboard(run)
+    assert number(panel, "train/loss") == ("2.0000", "avg 33", "", "mean of the last 33 steps")
+    assert number(panel, "valid/loss") == ("0.5000", "", "", "last value")
+    assert number(panel, "lr")[1:] == ("", "", "last value") and number(panel, "Samples/s")[1] == "avg 33"
+    assert "metric" not in panel.head.widget.value  # evaluated, and there is none
+    assert number(Dashboard(Run(steps=4)), "train/loss")[1] == "avg 4"
+
+
+def test_a_number_that_no_longer_comes_says_when_it_came():
+    """The gradient norm after clipping went off."""
+    run = Run(steps=100, names=("train/loss", "lr", "grad_norm"))
+    run.values["grad_norm"] = np.full(40, 0.25)
+    assert number(Dashboard(run), "grad_norm") == ("0.2500", "step 40", "old", "mean of the last 33 steps up to step 40; no longer recorded")
+    run.values["grad_norm"] = np.full(100, 0.25)
+    assert number(Dashboard(run), "grad_norm")[1:3] == ("avg 33", "")
+
+
+@pytest.mark.parametrize("values, unit", [
+    ([0.5, 0.512], "+.012"), ([110.5, 100.0], "−10.500"), ([0.5, 0.49999], "−1e-5"), ([0.5, 0.5], "±0"), ([0.5, np.nan], "since 2"),
+    ([np.nan, 0.5], ""), ([2.0, 0.6], "−1.400")])
+def test_the_change_of_a_loss(values, unit):
+    run = Run(steps=9, names=("train/loss", "lr", "valid/loss"))
+    run.values["valid/loss"] = np.array(values)
+    assert number(Dashboard(run), "valid/loss")[1] == unit

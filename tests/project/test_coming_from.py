@@ -1,0 +1,199 @@
+"""The pages for people who come from another trainer: what they name exists here, and no feature of the other is left out."""
+
+import ast
+import functools
+import inspect
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+import trainer_nb
+from torch import nn
+from trainer_nb import Task, Trainer
+from trainer_nb.core.engine import Engine
+from trainer_nb.core.hook import POINTS
+from trainer_nb.core.state import FitResult
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "nbs" / "coming_from"
+
+# What users of each system have, in its own words: each must stand in the left column of its page.
+BASE_TRAINER = """build_data_loader build_model build_optimizer build_lr_scheduler build_grad_scaler build_hooks forward
+    (loss,|records) max_steps grad_clip max_non_finite_grad_retries mixed_precision "fp16" "bf16" gradient_accumulation_steps
+    workspace device no_sync_accumulate state_dict_options logger LossNoneWarning step_info data_time step_time grad_norm memory
+    retries on_before_train on_after_train on_before_step on_after_step on_before_optimizer_step on_log on_log_images dry_run
+    on_state_dict on_load_state_dict ProgressHook interval with_records sync eta_warmup show_units trainer.log trainer.log_images
+    scheduler keep_previous keep_interval keep_steps path load exit_signals exit_code exit_wait image_format project config tags
+    max_images state_dict load_state_dict train() unwrap map_nested_tensor key_average DDP FSDP no_sync registry"""
+FEATURES = {
+    "10_trainer_tools": """Trainer( train_step train_dl valid_dl eval_step optim epochs hooks device config before_fit after_fit
+        after_cancel order get_hook describe_hooks hook.store hook.get MainProcessHook LambdaHook do_backward do_opt_step do_zero_grad
+        StepState batch_idx optimizer_step samples_seen epoch grad_accum_steps num_processes is_grad_accum_boundary x-axis AMPHook
+        LRSchedulerHook GradientAccumulationHook GradClipHook EMAHook AccelerateHook CheckpointHook Loss Accuracy LRStats
+        SamplesPerSecond JSONL wandb trackio ProgressBarHook MemoryProfilerHook EmptyCudaCacheHook save_every_steps keep_last
+        best|by|a|metric interrupted model_final config.yaml resume|mid-epoch""",
+    "11_trainloop": BASE_TRAINER + " CheckpointingHook StatsHook CUDAMaxMemoryHook EMAHook use_buffers WandbHook TensorBoardHook ImageFileLoggerHook",
+    "12_mini_trainer": BASE_TRAINER
+    + " CheckpointingHook LoggingHook CudaMaxMemoryHook EmaHook decay update_interval WandbHook TensorBoard ImageFileLoggerHook",
+    "13_pymarlin": """ModuleInterface get_optimizers_schedulers get_train_dataloader get_val_dataloaders callbacks backend sp sp-amp
+        ddp ddp-amp custom train() validate() on_end_val_epoch collected|outputs train_step_batch_size accumulation
+        estimated_global_steps_per_epoch max_train_steps_per_epoch max_val_steps_per_epoch save_checkpoint force save_model_checkpoint
+        load_checkpoints get_state update_state reset_optimizers_schedulers scalars images histograms PR|curves stdout TensorBoard
+        over|an|epoch ranks""",
+    "14_autrainer": """training_type epoch step iterations eval_frequency save_frequency inference_batch_size train() tracking|metric
+        best|state cb_on_train_begin cb_on_train_end cb_on_iteration_begin cb_on_iteration_end cb_on_step_begin cb_on_step_end
+        cb_on_loader_exhausted cb_on_val_begin cb_on_val_end cb_on_val_step_begin cb_on_test_begin cb_on_test_end
+        cb_on_test_step_begin fixed|order dataset model optimizer scheduler criterion logger callback indices targets losses outputs
+        predictions train dev test results.csv config metrics.csv best_results.yaml per-iteration|states plots timers
+        continue_training remove_continued_runs progress_bar per-sample|losses custom_step SAM per|batch per|evaluation cfg swept""",
+}
+
+
+def rows(page):
+    """(left, right) of each row of the tables of a page, without their heads."""
+    cells = nbformat.read(FOLDER / f"{page}.ipynb", as_version=4).cells
+    lines = [line for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines() if line.startswith("|")]
+    split = [[part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [tuple(row) for row in split if row[0] != "what you had" and not set(row[0]) <= set("- ")]
+
+
+# What is written in code, looked up in the package
+
+
+@functools.cache
+def sources():
+    """All code of the package, joined."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path(trainer_nb.__file__).parent.rglob("*.py")))
+
+
+@functools.cache
+def trained():
+    """A trainer that has made a step, with a schedule and outputs to ask for."""
+    class Least(Task):
+        def build_model(self):
+            return nn.Linear(2, 2)
+    batches = [(torch.ones(2, 2), torch.tensor([0, 1]))]
+    trainer = Trainer.from_task(Least, train_dl=batches, valid_dl=batches, loss_fn=nn.CrossEntropyLoss(), max_steps=1, sched="cosine", device="cpu",
+                                progress=False)
+    trainer.fit()
+    return trainer
+
+
+class Unknown(Exception):
+    """A name that is nowhere."""
+
+
+def known_names():
+    """Names that may stand for themselves: public ones, hook points, with the prefix of components, Python's own."""
+    names = {name: getattr(trainer_nb, name) for name in trainer_nb.__all__} | {"Engine": Engine, "trainer": trained()}
+    points = {point: None for point in POINTS}
+    return names | points | {f"cb_{point}": None for point in POINTS} | {"TypeError": TypeError, "KeyboardInterrupt": KeyboardInterrupt}
+
+
+def member(owner, name):
+    """An attribute of an object or class, also one that instances of a class get."""
+    if hasattr(owner, name):
+        return getattr(owner, name)
+    if isinstance(owner, type):
+        code = "\n".join(inspect.getsource(each) for each in owner.__mro__ if each.__module__.startswith("trainer_nb"))
+        if name in getattr(owner, "__dataclass_fields__", {}) or re.search(rf"self\.{name}\b.*=", code):
+            return None
+    raise Unknown(name)
+
+
+def check_call(node):
+    """What a call gives (its class, if that is known); Unknown for an argument that is not taken."""
+    called = looked_up(node.func)
+    if called is None or not callable(called):
+        raise Unknown(ast.unparse(node.func))
+    parameters = inspect.signature(Trainer if called == Trainer.from_task else called).parameters  # it hands the others on
+    for keyword in node.keywords:
+        if keyword.arg not in parameters or parameters[keyword.arg].kind is inspect.Parameter.VAR_KEYWORD:
+            functions = called is trainer_nb.LambdaHook and keyword.arg in POINTS
+            if not functions:
+                raise Unknown(f"{ast.unparse(node.func)}({keyword.arg}=)")
+    if len(node.args) > sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values()):
+        raise Unknown(f"{ast.unparse(node)}: too many arguments")
+    for value in [*node.args, *(keyword.value for keyword in node.keywords)]:
+        if not isinstance(value, ast.Name):  # a name stands for anything of the reader's
+            looked_up(value)
+    return called if isinstance(called, type) else FitResult if called.__name__ == "fit" else None
+
+
+def looked_up(node):
+    """What an expression stands for, None where that is not followed any further; Unknown for what is not there."""
+    if isinstance(node, ast.Name):
+        if node.id not in known_names():
+            raise Unknown(node.id)
+        return known_names()[node.id]
+    if isinstance(node, ast.Attribute):
+        owner = looked_up(node.value)
+        return None if owner is None else member(owner, node.attr)
+    if isinstance(node, ast.Call):
+        return check_call(node)
+    if isinstance(node, ast.Constant):
+        text = isinstance(node.value, str)
+        written = [node.value, re.sub(r"\d+", "N", node.value)] if text else []  # "skip:3" is told of as "skip:N"
+        if text and not any(mark + each + mark in sources() for each in written for mark in "'\""):
+            raise Unknown(repr(node.value))
+        return None
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.expr) and not isinstance(each, ast.Name):
+            looked_up(each)
+    return None
+
+
+def problem(code):
+    """Why a piece of code of a right column does not exist here; None if it does."""
+    text = re.sub(r"=(?=[,)])", "=...", code).replace("…", "...")
+    try:
+        looked_up(ast.parse(text, mode="eval").body)
+    except SyntaxError as error:
+        return f"{code}: {error}"
+    except Unknown as error:
+        return f"{code}: there is no {error}"
+    return None
+
+
+# The pages
+
+
+@pytest.mark.parametrize("page", FEATURES)
+def test_what_a_page_names_exists_here(page):
+    """Public names, arguments, attributes, hook points and texts in the right columns."""
+    found = [(left, code) for left, right in rows(page) for code in re.findall(r"`([^`]+)`", right)]
+    assert len(found) > 40
+    assert [f"{left}: {problem(code)}" for left, code in found if problem(code)] == []
+
+
+@pytest.mark.parametrize("page", FEATURES)
+def test_a_page_leaves_no_feature_out(page):
+    """Each row has an answer, and what the system has stands on the left."""
+    left = "\n".join(had for had, _ in rows(page))
+    missing = [word.replace("|", " ") for word in FEATURES[page].split() if not re.search(rf"(?<!\w){re.escape(word.replace('|', ' '))}", left)]
+    assert missing == []
+    assert all(len(row) == 2 and all(row) for row in rows(page))
+
+
+@pytest.mark.parametrize("page", FEATURES)
+def test_pages_that_are_linked_to_are_there(page):
+    """Links from one notebook to another."""
+    text = (FOLDER / f"{page}.ipynb").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+\.ipynb)", text)
+    assert len(links) >= 4 and [link for link in links if not (FOLDER / link).resolve().is_file()] == []
+
+
+def test_every_page_is_looked_at():
+    """No page without its list of features."""
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(FEATURES)
+
+
+@pytest.mark.parametrize("code", [
+    "Trainr", "Trainer(max_step=)", "CheckpointHook(keep_evry=3)", "trainer.tests(dl)", "trainer.fit().bests", "StepState.samples", "befor_batch",
+    "cb_on_train_begin", '"valid/accuracies"', "Trainer(best=(\"valid/accuracies\", \"max\"))", "LambdaHook(befor_fit=)", "EMAHook.ema_modell",
+    "trainer.history.to_panda()", "Trainer(a, b, c, d, e)", "Trainer(hooks=[CheckpointHook(evry=1)])", "trainer.step_state.steps", "Trainer(epochs="])
+def test_what_does_not_exist_is_noticed(code):
+    """The look-up itself can fail."""
+    assert problem(code)

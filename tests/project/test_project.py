@@ -1,0 +1,276 @@
+"""The project's own rules: layers of imports, what a plain import loads, notebooks, README.md."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+import trainer_nb
+
+ROOT = Path(__file__).resolve().parents[2]
+NBS, LIB = ROOT / "nbs", ROOT / "trainer_nb"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import notebooks
+
+NOTEBOOKS = notebooks.notebooks_in(NBS)
+MODULES = sorted(
+    path for path in LIB.rglob("*.py") if notebooks.is_exported(path) and path.name != "_modidx.py"
+)
+
+# A layer imports from itself and from these layers,
+# from these packages at its top, and from these inside functions (at first use).
+LAYERS = {
+    "core": [],
+    "hooks": ["core"],
+    "tools": ["core", "hooks"],
+    "panel": ["core", "hooks"],
+    "trainer": ["core", "hooks", "tools", "panel"],
+    "remote": ["core", "hooks", "tools", "panel", "trainer"],
+}
+AT_TOP = {
+    "core": {"torch", "numpy", "fastcore"},
+    "hooks": {"torch", "numpy"},
+    "tools": {"torch", "numpy"},
+    "panel": {"torch", "numpy", "ipywidgets", "anywidget", "traitlets", "plotly", "IPython"}
+    | {"tsdownsample"},
+    "trainer": {"torch", "numpy", "fastcore"},
+    "remote": {"numpy"},
+}
+AT_FIRST_USE = {
+    "core": set(),
+    "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"}
+    | {"pyarrow", "plotly"},
+    "tools": {"accelerate", "safetensors", "hydra", "omegaconf", "plotly", "IPython"},
+    "panel": {"ipykernel", "comm", "zmq", "tornado"},
+    "trainer": {"IPython", "plotly", "pandas"},
+    "remote": {"rich", "mcp"},
+}
+NOT_LOADED = set(
+    "plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget "
+    "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra omegaconf mcp".split()
+)
+
+
+# Layers
+
+
+def module_name(path):
+    """trainer_nb/core/hook.py -> trainer_nb.core.hook"""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def layer(module):
+    """trainer_nb.core.hook -> core"""
+    return module.split(".")[1]
+
+
+def notebook_numbers():
+    """Module -> number of the notebook that makes it."""
+    numbers = {}
+    for path in NOTEBOOKS:
+        found = re.search(r"#\|\s*default_exp\s+([\w.]+)", path.read_text(encoding="utf-8"))
+        if found:
+            numbers[f"trainer_nb.{found[1]}"] = int(re.match(r"\d+", path.name)[0])
+    return numbers
+
+
+def is_type_checking(node):
+    """Whether a node is `if TYPE_CHECKING:`, which imports nothing when run."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def import_nodes(tree, at_top=True):
+    """(node, whether it runs at import) of every import statement."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node, at_top
+        elif not is_type_checking(node):
+            inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from import_nodes(node, at_top and not inside)
+
+
+def imported(node, module, known):
+    """The modules an import statement names, made absolute."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if node.level:
+        package = module.split(".")[: -node.level]
+        base = ".".join(package + ([base] if base else []))
+    return [
+        f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names
+    ]
+
+
+def import_problem(module, target, at_top, numbers):
+    """What is wrong with an import, or None."""
+    own = layer(module)
+    if target.split(".")[0] == "trainer_nb":
+        if target not in numbers:
+            return f"no notebook makes {target} (import from the module that defines the name)"
+        if layer(target) not in [own, *LAYERS[own]]:
+            return f"layer {own} may not import layer {layer(target)}"
+        return (
+            None
+            if numbers[target] < numbers[module]
+            else "a notebook imports from lower numbers only"
+        )
+    package = target.split(".")[0]
+    allowed = AT_TOP[own] | (set() if at_top else AT_FIRST_USE[own]) | set(sys.stdlib_module_names)
+    return (
+        None
+        if package in allowed
+        else f"layer {own} may not import {package}" + (" at its top" if at_top else "")
+    )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_flow_one_way(path):
+    module, numbers = module_name(path), notebook_numbers()
+    found = []
+    for node, at_top in import_nodes(ast.parse(path.read_text(encoding="utf-8"))):
+        for target in imported(node, module, numbers):
+            problem = import_problem(module, target, at_top, numbers)
+            found += [f"line {node.lineno}: {ast.unparse(node)}: {problem}"] if problem else []
+    assert not found, "\n".join(found)
+
+
+# What an import loads
+
+STATEMENTS = ["import trainer_nb"]
+STATEMENTS += ["from trainer_nb import Trainer"] if "Trainer" in trainer_nb.__all__ else []
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_a_plain_import_loads_nothing_that_draws(statement):
+    code = (
+        f"import sys\n{statement}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & NOT_LOADED == set()
+
+
+@pytest.mark.parametrize("name", trainer_nb.__all__)
+def test_a_public_name_is_there_and_exported(name):
+    module = import_module(f"trainer_nb.{trainer_nb._EXPORTS[name]}")
+    assert getattr(trainer_nb, name) is getattr(module, name)
+    assert name in module.__all__ and name in dir(trainer_nb)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        trainer_nb.Trainr
+
+
+# Notebooks
+
+
+def notebook_name(path):
+    return str(path.relative_to(NBS))
+
+
+def text_of(cell):
+    """Source and text outputs of a cell (pictures are letters without meaning)."""
+    parts = [cell.source]
+    for output in cell.get("outputs", []):
+        parts.append(output.get("text", ""))
+        parts += [
+            str(value)
+            for name, value in output.get("data", {}).items()
+            if name.startswith("text/") or "svg" in name
+        ]
+    return "\n".join(parts)
+
+
+def machine_paths():
+    """Beginnings of paths that make sense on one machine only."""
+    here = [
+        str(path)
+        for path in (ROOT, Path.home(), Path(tempfile.gettempdir()))
+        if len(path.parts) > 1
+    ]
+    return [f"{path}/" for path in here] + ["/home/", "/Users/", "C:\\Users"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=notebook_name)
+def test_a_notebook_is_whole_and_light(path):
+    text = path.read_text(encoding="utf-8")
+    nb = nbformat.reads(text, as_version=4)
+    nbformat.validate(nb)
+    assert len(text) < 300_000, f"{len(text)} bytes: outputs are too heavy"
+    assert "widgets" not in nb.metadata, "stored state of widgets (make clean)"
+    errors = [
+        cell.source
+        for cell in nb.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "error"
+    ]
+    assert not errors
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=notebook_name)
+def test_a_notebook_opens_with_its_title_and_promise(path):
+    first = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
+    source = "".join(first["source"])
+    assert first["cell_type"] == "markdown" and source.startswith("# ")
+    assert re.search(r"^> \S", source, flags=re.MULTILINE), "a line '> one sentence' is missing"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=notebook_name)
+def test_cells_run_on_any_machine(path):
+    cells = nbformat.read(path, as_version=4).cells
+    found = [
+        (cell.source, start)
+        for cell in cells
+        for start in machine_paths()
+        if start in text_of(cell)
+    ]
+    assert not found, "a path of one machine in the cell or its output"
+
+
+CELL_LINES = 150  # the most of a class: a shorter bound had classes cut into chains of subclasses
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=notebook_name)
+def test_exported_cells_are_short(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    exported = [
+        cell.source.splitlines() for cell in cells if "export" in notebooks.directives(cell)
+    ]
+    assert [f"{lines[1]} {len(lines)} lines" for lines in exported if len(lines) > CELL_LINES] == []
+
+
+def pages(contents):
+    """The notebooks that a sidebar lists, in its order."""
+    nested = [pages(each["contents"]) if isinstance(each, dict) else [each] for each in contents]
+    return [page for each in nested for page in each]
+
+
+def test_the_sidebar_lists_every_notebook_in_order():
+    site = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    listed = pages(site["website"]["sidebar"]["contents"])
+    assert sorted(listed) == sorted(notebook_name(path) for path in NOTEBOOKS)
+    for layer_name in LAYERS:
+        of_layer = [page for page in listed if page.startswith(f"{layer_name}/")]
+        assert of_layer == sorted(of_layer)
+
+
+# README.md
+
+
+def test_readme_is_the_index_notebook():
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == notebooks.readme_text()
+
+
+def test_pictures_of_the_readme_are_there():
+    names = re.findall(r"docs/images/[\w./-]+", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [name for name in names if not (ROOT / name).exists()] == []

@@ -1,0 +1,370 @@
+"""A folder on a disk that is full, read-only or gone, with thousands of old commands, or of another clock: the run goes on, and each gets an answer."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from steered import until
+from test_remote_control import Steered, make
+
+from trainer_nb import LambdaHook, attach
+from trainer_nb.core.control_folder import ControlFolder, Replies, Request, incoming, this_process
+from trainer_nb.hooks.remote_control import OPEN, CommandIntake, Inbox, RemoteControlHook
+from trainer_nb.remote.remote_run import RemoteRun
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*the run goes on")
+
+
+def shell(*words, environment=()):
+    """What `trainer-nb WORDS` says, and its exit code."""
+    return subprocess.run([sys.executable, "-m", "trainer_nb", *map(str, words)], capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **dict(environment)})
+
+
+def mount(*words):
+    """Whether the system lets us."""
+    return subprocess.run(["mount", *map(str, words)], capture_output=True, check=False).returncode == 0
+
+
+class Disk:
+    """A file system of one megabyte that can be made to take nothing."""
+
+    def __init__(self, path, kind):
+        self.path, self.kind, self.run = path, kind, path / "run"
+
+    def refuse(self):
+        """From now on nothing can be written."""
+        if self.kind == "read-only":  # a mount over the folder: one with open files cannot be made so
+            assert mount("--bind", self.run, self.run) and mount("-o", "remount,bind,ro", self.run)
+            return
+        with open(self.path / "filler", "ab", buffering=0) as file:
+            for size in (65536, 4096, 1):
+                with suppress(OSError):
+                    while True:
+                        file.write(b"x" * size)
+
+    def mend(self):
+        """As before."""
+        if self.kind == "read-only":
+            subprocess.run(["umount", "-l", self.run], check=True)
+        else:
+            (self.path / "filler").unlink()
+
+
+@pytest.fixture(params=["full", "read-only"])
+def disk(request, tmp_path):
+    """A small disk of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if not mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", path):
+        pytest.skip("this user may not mount a small disk")
+    try:
+        (path / "run").mkdir()
+        yield Disk(path, request.param)
+    finally:
+        subprocess.run(["umount", "-q", "-l", path / "run"], check=False)
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def lines(path):
+    """The objects of a file of JSON lines; every line is one."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def running(folder):
+    """A run that makes a step in two milliseconds."""
+    run = Steered(folder, epochs=10**6, hooks=[LambdaHook(after_step=lambda trainer: time.sleep(0.002))])
+    run.trainer.start()
+    return run
+
+
+def steps(run, count=20):
+    """The run makes so many more."""
+    begun = run.trainer.step_state.optimizer_step
+    until(lambda: run.trainer.step_state.optimizer_step > begun + count, 20)
+
+
+def test_a_disk_that_takes_nothing_in_mid_run(disk):
+    """What was asked before is answered when there is room, the sender of more is told; nothing is applied twice, nothing is missing."""
+    run = running(disk.run)
+    attached = attach(disk.run)
+    first = run.ask("note", {"text": "the file of the replies has a line, and room for a part of the next ones"})["id"]
+    with run.attendant._lock:  # between two looks
+        sent = [run.control.send(Request("note", {"text": f"{number} " + 200 * "x"}, "shell")) for number in range(40)]
+        disk.refuse()
+    beat = run.control.status()["beat"]
+    steps(run, 150)
+    for words in (["tune", disk.run, "lr=0.1"], ["tune", disk.run, "lr=0.1", "--json"]):
+        told = shell(*words, "--wait", "2")
+        assert told.returncode == 3 and ("No space left" in told.stderr + told.stdout or "Read-only" in told.stderr + told.stdout), told
+    with pytest.raises(OSError, match="No space left|Read-only"):
+        attached.tune(lr=0.1)
+    assert run.control.status()["beat"] <= beat + 1 and run.trainer.rate != 0.1
+    disk.mend()
+    for each in sent:
+        assert run.replies.wait(each, 10)["status"] == "applied"
+    until(lambda: run.control.status()["beat"] > beat + 2)
+    assert shell("tune", disk.run, "lr=0.1").returncode == 0 and attached.tune(lr=0.2).wait(10).status == "applied"
+    step = run.trainer.step_state.optimizer_step
+    until(lambda: run.control.status()["position"]["step"] > step)
+    run.trainer.stop().wait()
+    run.trainer.wait()
+    attached.close()
+    run.trainer.close()
+    entries = [entry["command"] for entry in lines(disk.run / "journal.jsonl")[1:] if entry["command"]]
+    assert entries[:41] == [first, *sent] and len(entries) == len(set(entries)) == 43
+    assert {line["id"] for line in lines(run.control.path / "replies.jsonl")} == set(entries)
+    recorded = [line["step"] for line in lines(disk.run / "metrics.jsonl") if "train/loss" in line]
+    assert recorded == list(range(1, run.trainer.step_state.optimizer_step + 1))
+    assert not any(incoming(folder) for folder in (run.control.commands, run.control.taken))
+
+
+def test_a_disk_that_takes_nothing_from_the_start(disk):
+    """The run does not begin, the error names the place, and a later start is as if nothing had been."""
+    disk.refuse()
+    with pytest.raises(OSError, match=f"No space left.*{disk.run}|Read-only.*{disk.run}"):
+        make(disk.run).fit()
+    told = shell("tune", disk.run, "lr=0.1")
+    assert told.returncode == 3 and "is not a folder of a run" in told.stderr
+    disk.mend()
+    run = Steered(disk.run)
+    assert run.ask("tune", {"lr": 0.25})["status"] == "applied"
+    run.trainer.close()
+
+
+def test_snapshots_go_on_on_a_disk_that_takes_nothing(disk):
+    """They lie in memory; a rewind works meanwhile, and the file of records has its line afterwards."""
+    from trainer_nb import SnapshotHook
+
+    run = Steered(disk.run, epochs=10, hooks=[SnapshotHook(every_steps=2, every_epochs=None)])
+    disk.refuse()
+    assert run.trainer.step(60).steps == 63  # several pages of records
+    run.trainer.rewind(6)
+    run.trainer.step(2)
+    disk.mend()
+    run.trainer.fit()
+    found = lines(disk.run / "metrics.jsonl")
+    assert [line["rewind"]["end"] for line in found if "rewind" in line] == [63]
+    assert [line["step"] for line in found if "train/loss" in line][-91:] == list(range(10, 101))
+    run.trainer.close()
+
+
+@pytest.mark.parametrize("what", ["control", "taken", "run"])
+def test_a_folder_that_is_removed_in_mid_run(tmp_path, what):
+    """`control` is made again and heard; without the folder of the run it goes on, and whoever asks is told."""
+    run = running(tmp_path / "run")
+    gone = {"control": run.control.path, "taken": run.control.taken, "run": run.control.run}[what]
+    shutil.rmtree(gone)
+    steps(run, 100)
+    if what != "run":
+        until(lambda: run.control.commands.is_dir() and run.control.taken.is_dir())
+        assert run.ask("tune", {"lr": 0.25})["status"] == "applied" and run.trainer.rate == 0.25
+    else:
+        told = shell("pause", gone)
+        assert told.returncode == 3 and "no such folder" in told.stderr, told
+        run.trainer.tune(lr=0.25)  # has an entry in the journal
+        steps(run)
+        assert run.trainer.state == "running" and run.trainer.rate == 0.25
+    run.trainer.stop().wait()
+    with suppress(FileNotFoundError):  # its result has no place any more
+        run.trainer.wait()
+    with suppress(FileNotFoundError):
+        run.trainer.close()
+
+
+def old_commands(folder, count, name="stop", values=None):
+    """A folder with commands of long ago, elsewhere."""
+    control = ControlFolder(folder)
+    folder.mkdir()
+    control.make()
+    for number in range(count):
+        control.send(Request(name, values or {}, "shell", id=f"old{number:06d}"))
+    return control
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_thousands_of_old_commands_before_a_fresh_run(tmp_path, count):
+    """None is applied, each is void; the run begins at once, and a pause does not wait behind them."""
+    control = old_commands(tmp_path / "run", count)
+    os.utime(control.commands, (1, 1))
+    trainer = make(tmp_path / "run", epochs=10**6)
+    begun = time.monotonic()
+    trainer.step(3)
+    assert time.monotonic() - begun < 5  # a second here
+    trainer.start()
+    pause = control.send(Request("pause", source="shell"))
+    assert Replies(control).wait(pause, 20)["status"] == "applied" and trainer.state == "paused"
+    until(lambda: not os.listdir(control.stale))
+    assert sum(line["status"] == "void" for line in Replies(control).read().values()) == count
+    assert [entry.command for entry in trainer.journal if entry.command] == [pause]
+    trainer.close()
+
+
+def test_old_commands_of_a_run_that_was_killed_are_still_void(tmp_path):
+    """They were put away by a process that did not live to answer them: the next one does, and does not apply them."""
+    control = old_commands(tmp_path / "run", 300)
+    Inbox(control).put_away()
+    trainer = make(None)
+    trainer.step(3)  # no fresh run
+    intake = CommandIntake(Inbox(control))
+    intake.begin(trainer)
+    intake.take(trainer, seconds=60)
+    intake.inbox.flush()
+    assert sum(line["status"] == "void" for line in Replies(control).read().values()) == 300
+    assert not len(trainer.journal) and not os.listdir(control.stale) and not os.listdir(control.commands)
+    trainer.close()
+
+
+@pytest.mark.parametrize("name, values, count", [("note", {"text": "x"}, 500), pytest.param("note", {"text": "x"}, 10_000, marks=pytest.mark.long),
+                                                  pytest.param("tune", {"lr": -1}, 10_000, marks=pytest.mark.long)])
+def test_thousands_of_commands_in_mid_run(tmp_path, name, values, count):
+    """They appear at once; no step waits for all of them, and a pause that comes then is answered in seconds."""
+    away, run = old_commands(tmp_path / "away", count, name, values), running(tmp_path / "run")
+    for path in sorted(away.commands.iterdir()):
+        os.rename(path, run.control.commands / path.name)
+    begun, step = time.monotonic(), run.trainer.step_state.optimizer_step
+    pause = run.replies.wait(run.control.send(Request("pause", source="shell")), 60)
+    took, made = time.monotonic() - begun, run.trainer.step_state.optimizer_step - step
+    assert pause["status"] == "applied" and took < 20, took  # ten thousand: six seconds here
+    found = run.replies.read().values()
+    assert sum(line["status"] in ("applied", "refused") for line in found) == count + 1
+    assert made > 1
+    run.trainer.close()
+
+
+def test_a_hundred_commands_wait_for_a_boundary_at_most(tmp_path):
+    """A step does not have to apply thousands; all are answered in their turn."""
+    go = threading.Event()
+    go.set()
+    run = Steered(tmp_path / "run", epochs=10**6, hooks=[LambdaHook(after_step=lambda trainer: go.wait(30))])
+    run.trainer.start()
+    go.clear()
+    sent = [run.control.send(Request("note", {"text": "x"}, "shell")) for _ in range(2 * OPEN)]
+    until(lambda: len(run.attendant.intake.open) >= OPEN)
+    time.sleep(0.5)
+    assert len(run.attendant.intake.open) == OPEN
+    go.set()
+    assert [run.replies.wait(each, 20)["status"] for each in sent] == ["applied"] * 2 * OPEN
+    run.trainer.close()
+
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_folder_whose_clock_is_an_hour_off_has_news(tmp_path, hours):
+    """Of a file that comes within the same tick of that clock, too; and nothing is read where nothing has come."""
+    control = ControlFolder(tmp_path)
+    control.make()
+    inbox, there = Inbox(control), time.time() + hours * HOUR
+    os.utime(control.commands, (there, there))
+    assert inbox.has_news() and list(inbox.take()) == []
+    control.send(Request("pause", id="same-tick"))
+    os.utime(control.commands, (there, there))
+    assert inbox.has_news() and [each.id for each in inbox.take()] == ["same-tick"]
+    os.utime(control.commands, (there, there))
+    until(lambda: not inbox.has_news(), 5)
+    control.send(Request("pause", id="later"))
+    os.utime(control.commands, (there + 1, there + 1))
+    assert inbox.has_news() and [each.id for each in inbox.take()] == ["later"]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_sender_whose_clock_is_an_hour_off(tmp_path, hours):
+    """Its command is taken and answered; what it reads of the run is right."""
+    run = Steered(tmp_path / "run", epochs=10**6)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(f"import time\nreal = time.time\ntime.time = lambda: real() + {hours * HOUR}\n")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])}
+    first, second = (shell("tune", run.control.run, f"lr={value}", "--wait", "5", environment=environment) for value in (0.5, 0.25))
+    assert (first.returncode, second.returncode) == (0, 0), (first, second)
+    assert run.trainer.rate == 0.25 and [entry.new for entry in run.trainer.journal] == [0.5, 0.25]
+    told = json.loads(shell("status", run.control.run, "--json", environment=environment).stdout)
+    assert told["standing"] == "paused" and told["tunables"]["lr"] == 0.25
+    run.trainer.close()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_run_on_a_machine_whose_clock_is_an_hour_off(tmp_path, monkeypatch, hours):
+    """It is there while its heart beats, and lost when it has stopped; no two clocks are compared."""
+    monkeypatch.setattr("trainer_nb.remote.remote_view.SILENT", 0.5)
+    (tmp_path / "run").mkdir()
+    control, there = ControlFolder(tmp_path / "run"), time.time() + hours * HOUR
+    control.make()
+    process = this_process() | {"host": "another"}
+
+    def beat(number):
+        control.write("status.json", {"protocol": 1, "state": "running", "alive": True, "process": process, "attempt": "a", "beat": number, "time": there + number,
+                                      "position": {"step": number}})
+        os.utime(control.path / "status.json", (there, there))  # as coarse as a clock can be
+
+    control.write("offer.json", {"protocol": 1, "commands": {}, "tunables": []})
+    beat(1)
+    run = RemoteRun(tmp_path / "run")
+    for number in range(2, 8):
+        time.sleep(0.15)
+        beat(number)
+        run.view.refresh()
+        assert run.standing == "running" and run.view.watch.of("beat", int, 0) == number
+    until(lambda: run.standing == "lost", 5)
+    beat(8)
+    until(lambda: run.standing == "running", 5)
+    run.close()
+
+
+def test_a_hook_that_tunes_at_each_step_is_no_reason_to_look_at_each_step(tmp_path):
+    """At most five looks a second, and those of the clock."""
+    trainer = make(tmp_path / "run", epochs=10**6, hooks=[LambdaHook(after_step=lambda trainer: trainer.tune(lr=0.1 + 0.1 * (trainer.step_state.optimizer_step % 2)))])
+    trainer.start()
+    until(lambda: len(trainer.journal) > 20)
+    attendant = trainer.get_hook(RemoteControlHook).attendant
+    looks, look = [], attendant._look
+    attendant._look = lambda trainer: (looks.append(1), look(trainer))
+    entries, begun = len(trainer.journal), time.monotonic()
+    time.sleep(2)
+    assert len(trainer.journal) > entries + 20
+    assert 3 <= len(looks) <= 6 * (time.monotonic() - begun)
+    trainer.close()
+
+
+def test_what_a_reply_says_stands_in_the_files_by_then(tmp_path):
+    """Offer and status are written before the reply; they were up to a second late."""
+    run = Steered(tmp_path / "run", epochs=10**6)
+    attached = attach(run.control.run)
+    for number in range(1, 6):
+        assert attached.tune(lr=number / 10).wait(10).status == "applied"
+        offered = {each["name"]: each["value"] for each in run.control.offer()["tunables"]}
+        assert offered["lr"] == number / 10
+    attached.close()
+    run.trainer.start()
+    assert run.ask("pause")["status"] == "applied" and run.control.status()["state"] == "paused"
+    run.trainer.close()
+
+
+def test_the_offer_is_not_written_at_each_look(tmp_path):
+    """Only once a second, or with what a command has changed."""
+    run = Steered(tmp_path / "run", epochs=10**6)
+    files, written = run.attendant.files, []
+    write = files.write_offer
+    files.write_offer = lambda view: (written.append(1), write(view))
+    for _ in range(20):
+        run.attendant.look()
+    assert len(written) <= 3
+    run.trainer.close()
+
+
+def test_half_a_line_of_replies_does_not_take_the_next_one_with_it(tmp_path):
+    """As a machine that went down leaves it."""
+    control = ControlFolder(tmp_path)
+    control.make()
+    control.reply(id="a", status="received")
+    with open(control.path / "replies.jsonl", "ab") as file:
+        file.write(b'{"id": "a", "sta')
+    control.make()
+    control.reply(id="b", status="applied")
+    assert {id: line["status"] for id, line in Replies(control).read().items()} == {"a": "received", "b": "applied"}

@@ -1,0 +1,296 @@
+"""Training scripts in processes of their own, seen and steered through their folders: tuned, paused, killed, resumed, crashed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from steered import ROOT, Process, until
+
+from trainer_nb import attach
+from trainer_nb.core.control_folder import ControlFolder
+from trainer_nb.core.journal import Journal
+from trainer_nb.hooks.recorder import History
+from trainer_nb.hooks.run_folder import read_records
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import torch
+from trainer_nb import LambdaHook, Trainer
+
+def after_step(trainer):
+    time.sleep(0.01)
+    if Path(sys.argv[1], "crash").exists():
+        raise ValueError("<b>no such batch</b>")
+
+x = torch.arange(80.0).reshape(40, 2) / 80
+data = [(x[i:i + 4], x[i:i + 4].sum(1, keepdim=True)) for i in range(0, 40, 4)]
+trainer = Trainer(torch.nn.Linear(2, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), max_steps=100_000, device="cpu", progress=False,
+                  workspace=sys.argv[1], hooks=[LambdaHook(name="slow", after_step=after_step)])
+trainer.fit()
+"""
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def process(tmp_path):
+    """A long run in another process, with checkpoints and snapshots every five steps."""
+    process = Process(tmp_path / "run", epochs=100_000, pause=0.01).start()
+    yield process
+    if process.running.poll() is None:
+        process.kill()
+
+
+@pytest.fixture
+def run(process):
+    """The same, attached."""
+    run = attach(process.folder)
+    yield run
+    run.close()
+
+
+def applied(reply):
+    """The reply, once the run has applied it."""
+    assert reply.wait(20).status == "applied", reply
+    return reply
+
+
+def content(history):
+    """All points and branches, to compare."""
+    def plain(series):
+        return {name: [list(map(repr, column)) for column in vars(each).values()] for name, each in series.items()}
+    return plain(history.since({})), [(each.number, each.start, each.end, plain(each.series)) for each in history.branches]
+
+
+def in_the_files(folder):
+    """Records and journal as the tools of the run itself read them."""
+    history = History()
+    read_records(history, Path(folder, "metrics.jsonl").read_bytes())
+    return history, Journal.load(Path(folder, "journal.jsonl"))
+
+
+@pytest.mark.short
+def test_a_run_is_tuned_paused_stepped_rewound_and_resumed(process, run):
+    until(lambda: run.view.position.step > 12 and len(run.history))
+    assert run.standing == "running" and {"lr", "grad_clip"} <= set(run.tunables())
+    applied(run.pause())
+    until(lambda: run.standing == "paused" and run.view.rewind_points())
+    tuned = applied(run.post(run_command("tune", grad_clip=2.5), reason="it explodes"))
+    until(lambda: run.tunables()["grad_clip"].value == 2.5 and not run.tunables()["grad_clip"].has_pending)
+    until(lambda: len(run.journal) == 2)
+    entry = next(each for each in run.journal if each.name == "grad_clip")
+    assert (entry.command, entry.reason, entry.source, entry.new) == (tuned.id, "it explodes", "code", 2.5) and entry.step == tuned.step
+    step = run.view.position.step
+    applied(run.step(2))
+    until(lambda: run.view.position.step == step + 2 and run.standing == "paused")
+    applied(run.note("a note,\nof two lines"))
+    applied(run.checkpoint())
+    back = [each for each in run.view.rewind_points() if each < entry.step][-1]
+    applied(run.rewind(back))
+    until(lambda: run.history.branches and run.view.position.step == back)
+    assert run.history.branches[0].start == back and run.history.steps("train/loss")[-1] <= back
+    until(lambda: tuned.status == "void")  # the rewind has undone it, and the reply says so
+    until(lambda: run.tunables()["grad_clip"].value == 5.0)
+    applied(run.resume())
+    until(lambda: run.standing == "running" and run.view.position.step > step)
+    run.stop().wait(20)
+    until(lambda: run.standing == "ended" and not run.view.watch.reachable)
+    history, journal = in_the_files(process.folder)
+    until(lambda: content(run.history) == content(history) and run.journal.entries == journal.entries)
+    assert run.result.status == "stopped" and run.result.steps == run.view.position.step
+    assert json.loads((process.folder / "result.json").read_text())["steps"] == run.result.steps
+
+
+@pytest.mark.short
+def test_two_that_disagree(process, run):
+    """What one does the other sees; the later value is in force, and both press Stop: it stops once, and each is told."""
+    other = attach(process.folder)
+    try:
+        until(lambda: other.view.position.step > 5)
+        one, two = run.tune(lr=0.005), other.tune(lr=0.001)
+        assert applied(one).step <= applied(two).step
+        until(lambda: run.tunables()["lr"].value == other.tunables()["lr"].value == 0.001)
+        applied(other.pause())
+        until(lambda: run.standing == other.standing == "paused")
+        applied(run.resume())
+        until(lambda: other.standing == "running")
+        ends = sorted(each.wait(20).status for each in (run.stop(), other.stop()))
+        assert ends in (["applied", "refused"], ["applied", "void"], ["applied", "applied"]), ends
+        until(lambda: run.standing == other.standing == "ended" and not run.view.watch.reachable)
+        until(lambda: run.journal.entries == other.journal.entries)
+        assert [each.kind for each in run.journal].count("stop") == 1
+        assert [each.new for each in run.journal if each.name == "lr"] == [0.005, 0.001]
+    finally:
+        other.close()
+
+
+def run_command(name, **values):
+    """A command as code posts it."""
+    from trainer_nb.core.control import Command
+    return Command(name, values)
+
+
+def test_what_only_the_run_knows_is_refused_by_it(process, run):
+    until(lambda: run.view.position.step > 12)
+    reply = run.step(0)
+    assert reply.wait(20).status == "refused" and "1 or more" in reply.reason and reply.received
+    late = run.post(run_command("tune", grad_clip=1.0), basis=1, max_age_steps=1)
+    assert late.wait(20).status == "refused" and "too late" in late.reason
+    until(lambda: not run.tunables()["grad_clip"].has_pending)
+
+
+def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(process, run):
+    board = run.dashboard
+    until(lambda: run.view.last_saved and run.view.position.step > 12)
+    applied(run.tune(grad_clip=2.0))
+    at = run.view.position.step
+    until(lambda: run.view.last_saved[0] > at)  # a checkpoint has it
+    process.running.send_signal(signal.SIGSTOP)  # so that nothing reads the next command
+    unread = run.stop()
+    process.running.kill()
+    until(lambda: run.standing == "lost")
+    assert unread.wait(5).status == "void" and "taken back" in unread.reason
+    until(lambda: "Lost at step" in board.message.text.value)
+    assert "steered.py" in board.message.text.value and "Its last checkpoint" in board.message.text.value
+    process.running.wait()
+    assert run.standing == "lost"
+    version = run.history.version
+    process.start()
+    until(lambda: run.standing == "running" and run.view.position.step > at + 20)
+    assert run.history.version > version and run.tunables()["grad_clip"].value == 2.0
+    steps = run.history.steps("train/loss")
+    assert (steps[1:] - steps[:-1] == 1).all() and steps[0] == 1  # each step once
+    until(lambda: "</i>Running</span>" in board.head.widget.value and board.curves.of["train/loss"].count >= len(steps))
+    assert applied(run.pause()) and len(list(process.control.commands.iterdir())) == 0
+    until(lambda: run.standing == "paused" and run.history.steps("train/loss")[-1] == run.view.position.step)
+    history, journal = in_the_files(process.folder)
+    assert content(run.history) == content(history) and run.journal.entries == journal.entries
+
+
+def test_clicks_in_the_panel_steer_the_other_process(process, run):
+    board = run.dashboard
+    until(lambda: run.view.position.step > 12)
+    board.tunables.rows["grad_clip"].control.box.value = "1.5"
+    assert "at the next step" in board.tunables.rows["grad_clip"].hint.value
+    until(lambda: run.tunables()["grad_clip"].value == 1.5 and "at the next step" not in board.tunables.rows["grad_clip"].hint.value)
+    assert board.tunables.rows["grad_clip"].control.box.value == "1.5"
+    until(lambda: run.view.step_times is not None)  # the hook table is open, so they are counted
+    until(lambda: "A step takes <b>–" not in board.tabs.built["hooks"].step.value)
+    time.sleep(0.3)
+    board.controls.main.click()
+    until(lambda: "Paused at step" in board.message.text.value and board.controls.main.description == "Resume")
+    assert [(each.name, each.source) for each in run.journal] == [("grad_clip", run.view.source), ("pause", run.view.source)]
+    before = run.view.position.step
+    board.controls.step.click()
+    until(lambda: run.view.position.step == before + 1)
+    until(lambda: run.standing == "paused" and run.view.rewind_points() and not board.controls.rewind.disabled)
+    board.controls.rewind.click()
+    board.controls.chooser.go.click()
+    until(lambda: board.curves.rewound and run.view.position.step <= before)
+    time.sleep(0.3)
+    board.controls.main.click()
+    until(lambda: "</i>Running</span>" in board.head.widget.value)
+
+
+@pytest.mark.short
+def test_a_run_that_crashes_says_why(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place, stderr=subprocess.DEVNULL)
+    try:
+        control = ControlFolder(tmp_path / "run")
+        until(lambda: (control.path / "status.json").exists() and (control.path / "offer.json").exists())
+        run = attach(tmp_path / "run")
+        board = run.dashboard
+        until(lambda: run.view.position.step > 3)
+        (tmp_path / "run" / "crash").touch()
+        assert process.wait(30) == 1
+        until(lambda: run.standing == "crashed" and "Crashed after step" in board.message.text.value)
+        assert "ValueError: &lt;b&gt;no such batch" in board.message.text.value and "It saved no checkpoint." in board.message.text.value
+        assert "ValueError: <b>no such batch</b>" in run.view.error and board.tabs.buttons["hooks"].description.endswith("1 error")
+        assert run.result.status == "error" and not board.message.action.description
+        run.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+MAIN = SCRIPT.replace("x = torch", "def main():\n    x = torch").replace("\ndata =", "\n    data =").replace("\ntrainer", "\n    trainer") + "main()\n"
+
+
+@pytest.mark.parametrize("script", [SCRIPT, MAIN], ids=["module", "main"])
+@pytest.mark.short
+def test_a_stopped_script_answers_before_it_ends(tmp_path, script):
+    """Also where its trainer is a variable of a function that returns: it is gone before the process is."""
+    (tmp_path / "train.py").write_text(script)
+    place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place)
+    try:
+        control = ControlFolder(tmp_path / "run")
+        until(lambda: (control.path / "status.json").exists() and (control.path / "offer.json").exists())
+        run = attach(tmp_path / "run")
+        until(lambda: run.view.position.step > 3)
+        reply = applied(run.stop())
+        assert process.wait(30) == 0
+        until(lambda: run.standing == "ended" and not run.view.watch.alive)
+        assert reply.step == run.result.steps
+        run.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+LAST = """
+import atexit, sys, threading, time
+atexit.register(lambda: print(*[each.name for each in threading.enumerate() if "control" in each.name]))  # runs last
+import torch
+from trainer_nb import Trainer
+from trainer_nb.hooks.remote_control import Attendant
+
+class Slow:
+    def __del__(self):
+        time.sleep(1.0)
+
+def look_slowly(self, trainer, look=Attendant._look):
+    looked.set()
+    time.sleep(0.5)
+    look(self, trainer)
+
+def main():
+    data = [(torch.ones(2, 2), torch.ones(2, 1))] * 3
+    trainer = Trainer(torch.nn.Linear(2, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=1, device="cpu", progress=False,
+                      workspace=sys.argv[1])
+    trainer.model.slow = Slow()
+    trainer.fit()
+    Attendant._look = look_slowly
+    looked.wait()
+
+looked = threading.Event()
+main()
+"""
+
+
+@pytest.mark.short
+def test_the_thread_is_gone_before_python_ends(tmp_path):
+    """It may hold the trainer last: tensors that it frees while Python ends would end the process with an abort."""
+    (tmp_path / "train.py").write_text(LAST)
+    place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "train.py", "run"], cwd=tmp_path, env=place, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "", "")
+
+
+def test_nobody_has_to_look_for_a_run_to_go_on(process, run):
+    """The reader may go away at any moment: the run hears nothing of it."""
+    until(lambda: run.view.position.step > 12)
+    run.close()
+    step = process.step()
+    until(lambda: process.step() > step + 50)
+    again = attach(process.folder)
+    assert again is not run and again.standing == "running"
+    again.close()

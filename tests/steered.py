@@ -1,0 +1,146 @@
+"""A training process with a workspace, for tests that steer it from outside; started again, it goes on in the same folder.
+
+`python tests/steered.py FOLDER --result FILE` trains to the end, and writes what two equal runs have in common; under torchrun in several
+processes. `--replay` repeats the journal of the folder instead, and writes nothing there.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+from killed import Slow, make, outcome
+
+import trainer_nb
+from trainer_nb import ReplayHook, SnapshotHook
+from trainer_nb.core.control_folder import ControlFolder, Replies, Request
+
+ROOT = Path(trainer_nb.__path__[0]).parent
+
+
+def trainer_in(folder, epochs=30, pause=0.0, every=5, hooks=(), **settings):
+    """A run with records, checkpoints and snapshots in a folder."""
+    settings = {"workspace": folder, "grad_clip": 5.0, **settings}
+    return make(Path(folder, "checkpoints"), settings={"every_steps": every, "every_epochs": None}, epochs=epochs, sched="linear", hooks=[Slow(pause), SnapshotHook(every_steps=every), *hooks], **settings)
+
+
+def replayed(folder, epochs):
+    """What a run made that repeats the journal of the one in a folder."""
+    trainer = make(epochs=epochs, grad_clip=5.0, sched="linear", hooks=[Slow(), SnapshotHook(every_steps=5), ReplayHook(Path(folder, "journal.jsonl"))])
+    trainer.fit()
+    return outcome(trainer)
+
+
+class Process:
+    """The training process of a folder, seen from outside."""
+
+    def __init__(self, folder, epochs=30, pause=0.01, every=5, processes=1, arguments=()):
+        self.folder, self.result = Path(folder), Path(f"{folder}.result")
+        self.control = ControlFolder(folder)
+        self.replies = Replies(self.control)
+        python = [sys.executable] if processes == 1 else [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        self.words = [*python, __file__, str(folder), "--epochs", str(epochs), "--pause", str(pause), "--every", str(every), *arguments]
+        self.running = None
+
+    def start(self):
+        """Start it, and wait until it offers itself."""
+        before = self.attempt()
+        with open(f"{self.folder}.output", "ab") as output:
+            self.running = subprocess.Popen([*self.words, "--result", str(self.result)], stdout=output, stderr=output, env=environment(), start_new_session=True)
+        until(lambda: self.attempt() != before or self.running.poll() is not None)
+        return self
+
+    def replay(self):
+        """What came of a run in fresh processes that repeats the journal."""
+        result = Path(f"{self.folder}.replayed")
+        done = subprocess.run([*self.words, "--result", str(result), "--replay"], env=environment(), capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return json.loads(result.read_text())
+
+    def attempt(self):
+        """The token of the process that has the folder."""
+        try:
+            return self.control.status()["attempt"]
+        except RuntimeError:
+            return None
+
+    def kill(self):
+        """End it at once, with no chance to write anything."""
+        for each in [*psutil.Process(self.running.pid).children(recursive=True), self.running]:  # torchrun's are sessions of their own
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        self.running.wait()
+
+    def end(self, seconds=120):
+        """Wait for its end; its result."""
+        assert self.running.wait(seconds) == 0, self.output()
+        return json.loads(self.result.read_text())
+
+    def output(self):
+        """What it printed."""
+        return Path(f"{self.folder}.output").read_text()
+
+    def step(self):
+        """The last step that it told."""
+        return self.control.status()["position"]["step"]
+
+    def send(self, name, values=None, source="shell", **others):
+        """Send a command; its id."""
+        return self.control.send(Request(name, values or {}, source, **others))
+
+    def ask(self, name, values=None, source="shell", seconds=20, **others):
+        """Send a command and wait for its final reply."""
+        return self.replies.wait(self.send(name, values, source, **others), seconds)
+
+    def lines(self, id):
+        """All replies to a command, in order."""
+        text = Path(self.folder, "control/replies.jsonl").read_text()
+        return [line["status"] for line in map(json.loads, text.splitlines()) if line["id"] == id]
+
+
+def environment():
+    """For processes that import this package and the helpers of the tests."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
+
+
+def until(condition, seconds=60):
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def main(words):
+    """Train in a folder."""
+    ask = argparse.ArgumentParser()
+    ask.add_argument("folder")
+    ask.add_argument("--result", required=True)
+    ask.add_argument("--epochs", type=int, default=30)
+    ask.add_argument("--pause", type=float, default=0.01)
+    ask.add_argument("--every", type=int, default=5)
+    ask.add_argument("--replay", action="store_true")
+    given = ask.parse_args(words)
+    several = {"engine": "accelerate"} if "WORLD_SIZE" in os.environ else {}
+    if given.replay:
+        trainer = make(epochs=given.epochs, grad_clip=5.0, sched="linear", **several,
+                       hooks=[Slow(), SnapshotHook(every_steps=given.every), ReplayHook(Path(given.folder, "journal.jsonl"))])
+    else:
+        trainer = trainer_in(given.folder, given.epochs, given.pause, given.every, **several)
+    found = trainer.fit()
+    if trainer.is_main:
+        journal = [asdict(each) for each in trainer.journal]
+        surviving = [entry.command for entry in trainer.journal.path() if entry.command]
+        Path(given.result).write_text(json.dumps(outcome(trainer) | {"journal": journal, "surviving": surviving, "status": str(found.status)}))
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
