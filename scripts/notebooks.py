@@ -436,7 +436,8 @@ def parser():
 
 
 def main():
-    """Run the verb of the command line."""
+    """Run the verb of the command line; `!trainer-nb` in a cell is the one of this environment."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     arguments = vars(parser().parse_args())
     arguments.pop("verb")(**arguments)
 

@@ -4619,6 +4619,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'trainer_nb/remote/launch_script.py'),
                                                  'trainer_nb.remote.launch_script.command_line': ( 'remote/launch_script.html#command_line',
                                                                                                    'trainer_nb/remote/launch_script.py'),
+                                                 'trainer_nb.remote.launch_script.ends_soon': ( 'remote/launch_script.html#ends_soon',
+                                                                                                'trainer_nb/remote/launch_script.py'),
                                                  'trainer_nb.remote.launch_script.folders_of_run': ( 'remote/launch_script.html#folders_of_run',
                                                                                                      'trainer_nb/remote/launch_script.py'),
                                                  'trainer_nb.remote.launch_script.free_folder': ( 'remote/launch_script.html#free_folder',

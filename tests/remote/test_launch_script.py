@@ -14,7 +14,7 @@ import trainer_nb
 from trainer_nb.core.control_folder import started
 from trainer_nb.core.files import NotPlainError
 from trainer_nb.core.folder import FolderTakenError, hold
-from trainer_nb.remote.launch_script import command_line, launch, script_environment
+from trainer_nb.remote.launch_script import command_line, free_folder, launch, script_environment
 
 TRAIN = """
 import json, os, sys, time, torch
@@ -179,6 +179,22 @@ def test_a_folder_in_use_is_refused_before_anything_is_started(here):
     again = launch("train.py", "slow", "resume", workspace="runs/exp1")
     assert again is followed and again.standing == "running"  # it does not take half a second to see it
     assert status()["process"] != process
+
+
+def test_a_script_whose_run_is_over_may_end_before_the_next_one(here):
+    """The folder is its own until its last line: launch() waits for it, and not for ever."""
+    (here / "train.py").write_text(TRAIN.replace("import json", "import torch; torch.manual_seed(0)\nimport json") + "\ntime.sleep(2)\nprint('last line')\n")
+    run = launch("train.py", "resume", workspace="runs/exp1")
+    assert later(lambda: run.standing == "ended")
+    assert "last line" not in Path("runs/exp1/output.txt").read_text()
+    launch("train.py", "resume", workspace="runs/exp1")
+    assert "last line" in Path("runs/exp1/output.txt").read_text()
+    assert later(lambda: run.standing == "ended")
+    begun = time.monotonic()
+    with pytest.raises(FolderTakenError):
+        free_folder("runs/exp1", patience=0.2)
+    assert time.monotonic() - begun < 1.5
+    assert later(lambda: children() == [])
 
 
 def test_a_run_that_does_not_resume_is_found_beside(here, capsys):
