@@ -31,6 +31,7 @@ from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
 from .lr_pane import LRPane
 from .plots import TRAIN, VALID, Curves, Plots, colour
+from .runs_pane import RunsPane, runs_title
 from .screen import WIDGET, Screen, StaticPreview, as_image
 from .still import HIGH, LOW, not_finite, optimizers_of, still
 from .style import CLOSED, Pane, Root
@@ -451,16 +452,18 @@ class MessageLine:
 # %% ../../nbs/panel/39_dashboard.ipynb #03df3a2b
 class Dashboard:
     "Head, controls, message line, curves, tunables and tabs of a run, kept up to date."
-    def __init__(self, view: RunView, screen: Screen | None = None):
-        self.view, self.screen = view, screen or Screen(view)
+    def __init__(self, view: RunView, screen: Screen | None = None, find: Callable | None = None):
+        self.view, self.screen = view, screen or Screen(view)  # find: the runs in a folder
         self.curves, notify = Curves(view), lambda: self.message.refresh()
         self.head = Head(view, self.curves)
         self.controls = Controls(view, self._clicked, self.curves.invalid_weights)
-        self.plots = Plots(view, self.curves, self.controls.pick)
+        self.plots = Plots(view, self.curves, self.controls.pick, find)
         self.tunables = Tunables(view, notify)
         panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane}
         makers = {name: lambda kind=panes[name]: kind(view, notify) for name in view.panes}
-        self.tabs = Tabs(makers, lambda: tab_titles(view))
+        others = self.plots.others
+        makers["runs"] = lambda: RunsPane(view, others, self.curves, self.plots.refresh)
+        self.tabs = Tabs(makers, lambda: tab_titles(view) | {"runs": (runs_title(others), "")})
         self.message = MessageLine(self.screen, self.curves, self.controls, self.tabs)
         self.approvals = ApprovalsPane(view, notify)
         main = widgets.Box([self.plots.widget, self.tunables.widget])
