@@ -1,6 +1,6 @@
 // One figure, drawn whole whenever it changes. The kernel holds all of it at any moment, so a page that comes late, or a second
 // time, shows the same as the others.
-const CONFIG = { displayModeBar: false, displaylogo: false };
+const CONFIG = { displayModeBar: false, displaylogo: false, doubleClick: false };
 
 // plotly.js is in a model of its own: unpacked once in a page, by the first chart, for all.
 async function unpack(model) {
@@ -33,16 +33,96 @@ function unpacked(trace) {
   return { ...trace, x: floats(trace.x), y: floats(trace.y) };
 }
 
+// The scale of a y-axis: that of the points which are seen, so it follows a zoom in x. A logarithmic one counts in powers of ten.
+const TAILS = 0.02, MARGIN = 0.25, AIR = 0.06;  // share of points that may be outliers; of their spread; of the height
+
+function seen({ x, y }, span, log) {
+  const found = [];
+  for (let at = 0; at < y.length; at++)
+    if (Number.isFinite(y[at]) && (!log || y[at] > 0) && (!span || (x[at] >= span[0] && x[at] <= span[1])))
+      found.push(log ? Math.log10(y[at]) : y[at]);
+  return Float64Array.from(found).sort();
+}
+
+// Without outliers: as far as the middle of the points reaches, and a quarter more, but never beyond the points.
+function extent(sorted, outliers) {
+  const last = sorted.length - 1, low = sorted[0], high = sorted[last];
+  if (outliers || last < 20) return [low, high];
+  const from = sorted[Math.round(TAILS * last)], to = sorted[Math.round((1 - TAILS) * last)];
+  const margin = MARGIN * (to - from);
+  return [Math.max(low, from - margin), Math.min(high, to + margin)];
+}
+
+export function scale(traces, { span = null, log = false, outliers = true, zero = false } = {}) {
+  const ends = traces.map((trace) => seen(trace, span, log)).filter((sorted) => sorted.length).map((sorted) => extent(sorted, outliers));
+  if (!ends.length) return null;
+  let low = Math.min(...ends.map((each) => each[0])), high = Math.max(...ends.map((each) => each[1]));
+  if (zero && !log) [low, high] = [Math.min(0, low), Math.max(0, high)];
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low <= 1e-6 * size || high === low) {  // a flat line stands in the middle
+    const half = log ? 0.5 : 0.1 * size || 1;
+    return [low - half, high + half];
+  }
+  const air = AIR * (high - low);
+  return [zero && low === 0 ? 0 : low - air, zero && high === 0 ? 0 : high + air];
+}
+
+// A triangle at the edge for points beyond it, at most one in each of 120 places.
+function beyond(traces, [low, high], { span, log }) {
+  const found = new Map(), edge = (value) => (log ? 10 ** value : value);
+  const ends = span ?? [Math.min(...traces.map(({ x }) => x[0] ?? 0)), Math.max(...traces.map(({ x }) => x.at(-1) ?? 0))];
+  for (const { x, y, line } of traces)
+    for (let at = 0; at < y.length; at++) {
+      const value = log ? Math.log10(y[at]) : y[at];
+      if (!Number.isFinite(value) || (value >= low && value <= high) || x[at] < ends[0] || x[at] > ends[1]) continue;
+      const up = value > high, place = `${up} ${Math.floor((120 * (x[at] - ends[0])) / (ends[1] - ends[0] || 1))}`;
+      found.set(place, { x: x[at], y: edge(up ? high : low), value: y[at], up, color: line?.color });
+    }
+  const marks = [...found.values()], { xaxis, yaxis } = traces[0];
+  return {
+    x: marks.map((mark) => mark.x), y: marks.map((mark) => mark.y), xaxis, yaxis, mode: "markers", name: "beyond the scale", cliponaxis: false,
+    marker: { size: 7, symbol: marks.map((mark) => `triangle-${mark.up ? "up" : "down"}`), color: marks.map((mark) => mark.color) },
+    customdata: marks.map((mark) => mark.value), hovertemplate: "%{customdata:.5g}, beyond the scale<extra></extra>",
+  };
+}
+
+// Gives each y-axis its scale, but those that a person has zoomed keep theirs; `spans`: x-axis to the part of it that is seen.
+function fit(data, layout, spans, zoomed) {
+  const added = [];
+  for (const key of Object.keys(layout).filter((name) => /^yaxis\d*$/.test(name))) {
+    const axis = layout[key], short = key.replace("yaxis", "y");
+    const traces = data.filter((trace) => (trace.yaxis ?? "y") === short && trace.type !== "heatmap");
+    if (zoomed.has(key)) Object.assign(axis, { range: zoomed.get(key), autorange: false });
+    if (axis.fixedrange || zoomed.has(key) || !traces.length) continue;
+    const log = axis.type === "log", outliers = layout.meta?.outliers !== false;
+    const span = spans[(traces[0].xaxis ?? "x").replace("x", "xaxis")];
+    const range = scale(traces, { span, log, outliers, zero: axis.rangemode === "tozero" });
+    if (!range) continue;
+    Object.assign(axis, { range, autorange: false });
+    if (!outliers) added.push(beyond(traces, range, { span, log }));
+  }
+  return [...data, ...added];
+}
+
 export default {
   // `loaded`: a promise of plotly.js, where a page has it from elsewhere; `model` is then anything with get, on, off and send.
   render({ model, el, loaded = plotly(model) }) {
     const box = el.appendChild(document.createElement("div"));
-    let Plotly = null, gone = false, asked = 0, timer = 0, click = 0;
+    box.setAttribute("role", "img");
+    let Plotly = null, gone = false, asked = 0, timer = 0, click = 0, resets = 0;
+    const zoomed = new Map();  // y-axis to the range that a person gave it
     const draw = () => {
       asked = 0;
       if (!Plotly) return;
       const { data, layout } = model.get("figure");
-      Plotly.react(box, data.map(unpacked), structuredClone(layout), CONFIG);
+      const shape = structuredClone(layout), spans = {};
+      const kept = box.layout?.uirevision === `${layout.uirevision} ${resets}`;
+      if (!kept) zoomed.clear();
+      for (const [key, axis] of Object.entries(box.layout ?? {}))
+        if (kept && /^xaxis\d*$/.test(key) && axis.autorange === false) spans[key] = axis.range;
+      shape.uirevision = `${layout.uirevision} ${resets}`;
+      box.setAttribute("aria-label", layout.meta?.summary ?? "");
+      Plotly.react(box, fit(data.map(unpacked), shape, spans, zoomed), shape, CONFIG);
       if (!listening) listening = listen();
     };
     // A click chooses a place on the x-axis; the second one of a double click, which ends a zoom, does not.
@@ -52,7 +132,12 @@ export default {
         clearTimeout(click);
         if (event.detail < 2) click = setTimeout(() => model.send({ x: Number(points[0].x) }), 350);
       });
-      box.on("plotly_doubleclick", () => clearTimeout(click));
+      box.on("plotly_relayout", (changed) => {
+        const keys = Object.keys(changed ?? {});
+        for (const key of keys) if (/^yaxis\d*\.range/.test(key)) zoomed.set(key.split(".")[0], [...box.layout[key.split(".")[0]].range]);
+        if (keys.some((key) => /^[xy]axis/.test(key))) ask();
+      });
+      box.on("plotly_doubleclick", () => { clearTimeout(click); resets++; ask(); });
       return true;
     };
     const ask = () => { asked ||= requestAnimationFrame(draw); };  // a page in the background draws when it is looked at

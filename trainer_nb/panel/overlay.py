@@ -112,7 +112,8 @@ class Overlay(Pane):
             points = [run.curves.update() for run in self.runs]
             plot, record = self.bar.plot, self.bar.offer(all_records(self.runs))
             look = [(run.name, run.shown) for run in self.runs]
-            state = (points, look, record, plot.axis.value, plot.window, plot.log.value)
+            state = (points, look, record, plot.axis.value, plot.window, plot.log.value,
+                     plot.outliers.value)
             if state != self._drawn:
                 self.bar.write()
                 self._draw(record)
@@ -130,7 +131,9 @@ class Overlay(Pane):
         last = max((run.curves.last(axis) for run in shown), default=0.0)
         shape = layout(groups, log, last)
         self.chart.show(drawn, shape | {
-            "uirevision": f"{axis} {log} {record}", "hoverlabel": {"namelength": 40}})
+            "uirevision": f"{axis} {log} {record}", "hoverlabel": {"namelength": 40},
+            "meta": {"outliers": self.bar.plot.outliers.value,
+                     "summary": f"{record} of {len(shown)} runs"}})
         self.box.layout.height = f"{shape['height']}px"
 
 # %% ../../nbs/panel/39_overlay.ipynb #c0ffee3f

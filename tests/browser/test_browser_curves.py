@@ -1,0 +1,236 @@
+"""The chart's script in a page of its own, and the runs behind a run in JupyterLab: scales, outliers, names, files."""
+
+import base64
+import csv
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from live_page import PANEL, Live, later
+from plotly.offline import get_plotlyjs
+
+from trainer_nb.panel import plots
+from trainer_nb.panel.style import package_text
+
+pytestmark = pytest.mark.browser
+
+PAGE = "<!doctype html><title>curves</title><div id='chart' style='width: 760px'></div>"
+MOUNT = """async source => {
+    const url = URL.createObjectURL(new Blob([source], {type: 'text/javascript'}));
+    const { default: chart, scale } = await import(url);
+    window.scale = scale;
+    window.sent = [];
+    window.heard = {};
+    window.model = {figure: {data: [], layout: {}}, get: name => window.model[name], send: each => window.sent.push(each),
+                    on: (name, act) => { window.heard[name] = act; }, off: () => {}};
+    chart.render({model: window.model, el: document.getElementById('chart'), loaded: Promise.resolve(window.Plotly)});
+}"""
+SHOW = """([data, layout]) => {
+    const bytes = text => new DataView(Uint8Array.from(atob(text), each => each.charCodeAt(0)).buffer);
+    window.model.figure = {data: data.map(t => ({...t, x: bytes(t.x), y: bytes(t.y)})), layout};
+    window.heard['change:figure']();
+}"""
+AXIS = "name => { const b = document.querySelector('.js-plotly-plot'); return b?._fullLayout?.[name]?.range; }"
+
+
+class Page:
+    """A page with one chart, which is given figures as the kernel gives them."""
+
+    def __init__(self, page):
+        self.page = page
+        page.set_content(PAGE)
+        page.add_script_tag(content=get_plotlyjs())
+        page.evaluate(MOUNT, package_text("chart.js"))
+
+    def show(self, traces, **layout):
+        """Draw traces; their x and y travel as bytes."""
+        def packed(values):
+            return base64.b64encode(np.asarray(values, np.float32).tobytes()).decode()
+        shape = {"xaxis": {"autorange": True}, "yaxis": {}, "height": 300, "uirevision": "keep", "margin": {"l": 40, "r": 0, "t": 0, "b": 20}} | layout
+        self.page.evaluate(SHOW, [[trace | {"x": packed(trace["x"]), "y": packed(trace["y"])} for trace in traces], shape])
+        self.page.wait_for_selector(".main-svg")
+        time.sleep(0.3)
+
+    def range(self, axis="yaxis"):
+        """The ends of an axis."""
+        return self.page.evaluate(AXIS, axis)
+
+    def drag(self, start, end):
+        """Zoom from one place of the plot to another, in px from its left upper corner."""
+        box = self.page.locator(".js-plotly-plot").bounding_box()
+        self.page.mouse.move(box["x"] + start[0], box["y"] + start[1])
+        self.page.mouse.down()
+        self.page.mouse.move(box["x"] + (start[0] + end[0]) / 2, box["y"] + (start[1] + end[1]) / 2)
+        self.page.mouse.move(box["x"] + end[0], box["y"] + end[1])
+        self.page.mouse.up()
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def page(browser):
+    """A chart in a page of its own."""
+    context = browser.new_context()
+    yield Page(context.new_page())
+    context.close()
+
+
+def line(y, **more):
+    """A trace over 0, 1, 2, ..."""
+    return {"x": np.arange(len(y)), "y": y, "mode": "lines", "yaxis": "y", "xaxis": "x"} | more
+
+
+def test_y_follows_a_zoom_in_x_until_a_double_click(page):
+    """Also while new points come; a zoom in y is the person's own, and a double click ends both."""
+    falling = 100 / np.arange(1, 401)
+    page.show([line(falling)])
+    assert page.range()[1] > 100
+    page.drag((400, 120), (740, 120))
+    first, last = page.range("xaxis")
+    expected = [falling[int(last)], falling[int(first) + 1]]
+    assert 150 < first < last < 400 and page.range() == pytest.approx(expected, abs=0.3) and page.range()[1] < 1
+    seen = page.range("xaxis")
+    falling[300] = 50  # a new point within what is seen
+    page.show([line(falling)])
+    assert page.range("xaxis") == seen and page.range()[1] > 50
+    page.drag((100, 60), (300, 200))  # in both directions
+    own = page.range()
+    page.show([line(falling * 1.5)])
+    assert page.range() == own
+    page.page.locator(".js-plotly-plot").dblclick(position={"x": 300, "y": 100})
+    time.sleep(0.6)
+    assert page.range()[1] > 150 and page.range("xaxis")[1] > 395
+    page.show([line(falling * 3)])
+    assert page.range()[1] > 300 and page.page.evaluate("() => window.sent") == []
+
+
+def test_outliers_are_left_out_of_the_scale_and_marked(page):
+    """The evaluation's few points are no outliers; a log axis counts in powers; the mark says the value."""
+    noise = np.random.default_rng(0).normal(1, 0.1, 600)
+    noise[300] = 1000
+    few = line([5.0, 4.0, 3.0]) | {"x": [100, 300, 500]}
+    page.show([line(noise), few], meta={"outliers": True}, uirevision="spike")
+    assert page.range()[1] > 1000
+    page.show([line(noise), few], meta={"outliers": False}, uirevision="spike")
+    assert 5 < page.range()[1] < 6 and page.range()[0] > 0
+    marks = page.page.evaluate("() => document.querySelector('.js-plotly-plot').data.filter(t => t.name == 'beyond the scale')[0]")
+    assert list(marks["x"]) == [300] and list(marks["customdata"]) == [1000] and marks["marker"]["symbol"] == ["triangle-up"]
+    assert marks["y"][0] == pytest.approx(page.range()[1])
+    page.show([line(noise)], meta={"outliers": False}, yaxis={"type": "log"}, uirevision="log")
+    assert page.range()[1] < 1 and page.range()[0] > -1
+    page.show([line(noise)], meta={"outliers": True}, yaxis={"type": "log"}, uirevision="log")
+    assert page.range()[1] > 3
+
+
+SCALES = [
+    ([3e-4] * 50, True, (0, 3.18e-4)), ([3e-4] * 50, False, (2.7e-4, 3.3e-4)), ([0.0] * 5, False, (-1, 1)), ([-2.0], False, (-2.2, -1.8)),
+    ([1.0, float("nan"), 3.0, float("inf")], False, (0.88, 3.12)), ([float("nan")] * 3, False, None), ([], False, None),
+    ([1.0, 1.0 + 1e-9], False, (0.9, 1.1))]
+
+
+def test_a_scale_fits_what_there_is(page):
+    """A flat line stands in the middle of a range of its own size; what is not finite has no place."""
+    for y, zero, expected in SCALES:
+        values = [None if np.isnan(each) else "Infinity" if np.isinf(each) else each for each in y]
+        found = page.page.evaluate(
+            "([y, zero]) => scale([{x: y.map((_, i) => i), y: y.map(v => v === null ? NaN : Number(v))}], {zero})", [values, zero])
+        assert found == (None if expected is None else pytest.approx(expected)), y
+
+
+def test_a_thousand_evaluations_are_no_band(page):
+    """The markers thin out, the line stays whole."""
+    values = np.random.default_rng(0).normal(0, 1, 700).cumsum()
+    trace = plots._line(np.arange(700.0), values, "#dd7023", 1, "valid", points=True)
+    page.show([trace], uirevision="many")
+    drawn = page.page.evaluate("() => document.querySelectorAll('.js-plotly-plot .points path').length")
+    assert 30 <= drawn <= 2 * plots.MOST_MARKERS
+    assert page.page.evaluate("() => document.querySelector('.js-plotly-plot .js-line').getAttribute('d').length") > 2000
+
+
+# In JupyterLab
+
+SETUP = """
+import torch
+from trainer_nb import Hook, Trainer
+torch.set_num_threads(1)
+x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
+
+class Spike(Hook):
+    def after_loss(self, trainer):
+        if trainer.step_state.optimizer_step == 20:
+            trainer.step_state.loss = trainer.step_state.loss * 1000
+
+def trained(lr, **more):
+    model = torch.nn.Linear(4, 1)
+    trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=4, optim=torch.optim.SGD(model.parameters(), lr=lr),
+                      device="cpu", seed=0, **more)
+    return trainer
+"""
+CELLS = ["first = trained(0.01)\nfirst.fit().status", "second = trained(0.1)\nsecond.fit().status"]
+
+
+@pytest.fixture
+def two(jupyterlab, browser):
+    """Two runs in two cells, the second one's panel looked at."""
+    with jupyterlab.new_page(browser, height=1400) as lab:
+        yield Live(lab, jupyterlab, CELLS, setup=SETUP)
+
+
+def picture(page, name):
+    """A picture of the page, for a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
+    if folder := os.environ.get("TRAINER_NB_PICTURES"):
+        time.sleep(1)
+        page.lab.screenshot(Path(folder, f"curves-{name}.png"))
+
+
+def names(panel):
+    """The names of the curves in the loss plot."""
+    return panel.locator(".js-plotly-plot").evaluate("box => box.data.filter(t => (t.yaxis || 'y') === 'y').map(t => t.name)")
+
+
+def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, tmp_path):
+    """By real clicks in the Runs tab: its curves with their names, a row with its values, and a name that stays."""
+    lab = two.lab
+    for cell in (1, 2):
+        lab.run_cell(cell)
+        lab.cell(cell).locator(PANEL).first.wait_for(timeout=60_000)
+        assert later(lambda: not lab.is_running(cell))
+    panel = lab.cell(2).locator(".tnb").first
+    panel.locator(".tnb-tabs button", has_text="Runs 2").click()
+    row = panel.locator(".tnb-runrow:not(.heads, .this)")
+    row.wait_for()
+    picture(two, "runs tab")
+    assert "Linear · train" not in names(panel) and "finished" in row.inner_text()
+    row.locator("button.run").click()
+    assert later(lambda: {"Linear · train", "Linear · valid", "train"} <= set(names(panel))), names(panel)
+    box = row.locator("input")
+    box.fill("low <b>rate</b>")
+    box.press("Enter")
+    assert later(lambda: "low &lt;b&gt;rate&lt;/b&gt; · train" in names(panel))
+    assert panel.locator(".legend.wrap").inner_text() == "low <b>rate</b>"
+    heads = panel.locator(".tnb-runrow.heads .cells > div").all_inner_texts()
+    values = [row.locator(".cells > div").all_inner_texts(), panel.locator(".tnb-runrow.this .cells > div").all_inner_texts()]
+    assert "lr" in heads and [each[heads.index("lr")] for each in values] == ["0.01", "0.1"]
+    picture(two, "runs")
+    box.fill("")
+    box.press("Enter")
+    assert later(lambda: "a letter at least" in panel.locator(".tnb-runspane .hint.refused").inner_text())
+    panel.locator(".tnb-runspane .tnb-entry input").fill("nowhere/*")
+    panel.locator(".tnb-runspane .tnb-entry button").click()
+    assert later(lambda: "nowhere" in panel.locator(".tnb-runspane .hint.refused").inner_text())
+    for kind in ("csv", "svg", "png"):
+        with lab.page.expect_download() as loading:
+            panel.locator(".tnb-save select").select_option(kind)
+        saved = tmp_path / loading.value.suggested_filename
+        loading.value.save_as(saved)
+        assert saved.name == f"Linear.{kind}"
+    table = list(csv.DictReader(io.StringIO((tmp_path / "Linear.csv").read_text())))
+    losses = [float(each["value"]) for each in table if each["record"] == "train/loss"]
+    drawn = json.loads(panel.locator(".js-plotly-plot").evaluate("box => JSON.stringify([...box.data.filter(t => t.name === 'raw')[0].y])"))
+    assert losses == pytest.approx(drawn, rel=1e-6) and len(losses) == 64
+    assert (tmp_path / "Linear.svg").read_text().startswith("<svg") and (tmp_path / "Linear.png").read_bytes().startswith(b"\x89PNG")
+    assert lab.problems == []
