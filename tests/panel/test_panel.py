@@ -1,5 +1,6 @@
 """The panel without a browser: what is drawn, what is sent, what a click asks for, and that a run never waits for it."""
 
+import math
 import re
 import threading
 import time
@@ -20,7 +21,7 @@ from trainer_nb.core.state import Position, RunState
 from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import Dashboard, message_text, rate, short, what_failed
-from trainer_nb.panel.plots import EARLIER, KEPT_RUNS, Chart, Curve, Curves, Plots, layout, mark_spots
+from trainer_nb.panel.plots import KEPT_RUNS, PAST, Chart, Curve, Curves, Plots, layout, mark_spots, thinned
 
 
 class Run:
@@ -420,20 +421,61 @@ def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
     assert "controls live (pump)" in board.head.widget.value
 
 
-def test_losses_of_earlier_runs_stand_behind():
-    """Only of other runs, only when asked for, and at most five."""
-    EARLIER.clear()
+def test_earlier_runs_stand_behind():
+    """Only other runs, only when asked for, at most five; each with its name, all its records, and a record that is whole."""
+    PAST.clear()
     first = Run(steps=20, state=RunState.FINISHED)
     Plots(first)
     second = Run(steps=10)
     plots = Plots(second)
-    assert not plots.bar.earlier.disabled and all(t["name"] != "earlier" for t in plots.chart.figure["data"])
+    behind = first.name
+    assert not plots.bar.earlier.disabled and all(t["name"] != behind for t in plots.chart.figure["data"])
     plots.bar.earlier.value = True
-    assert drawn(plots.chart, "earlier")[0][-1] == 20
+    assert drawn(plots.chart, behind)[0][-1] == 20 and first.name in plots.legend.value
+    plots.bar.earlier.value = False
+    assert all(t["name"] != behind for t in plots.chart.figure["data"]) and plots.legend.value == ""
     for _ in range(8):
         Plots(Run(steps=3, state=RunState.STOPPED))
     plots.bar.axis.value = "epoch"
-    assert sum(t["name"] == "earlier" for t in plots.chart.figure["data"]) == KEPT_RUNS + 1
+    assert len(plots.others.runs) == KEPT_RUNS + 1 and len({run.name for run in plots.others.runs}) == KEPT_RUNS + 1
+    plots.bar.earlier.value = True
+    assert len({run.ink for run in plots.others.shown}) == KEPT_RUNS + 1
+    PAST.clear()
+
+
+def test_a_run_that_goes_on_is_remembered_as_it_is_then():
+    """Under the name that a person gave it, and still shown."""
+    PAST.clear()
+    run = Run(steps=20, state=RunState.STOPPED)
+    Plots(run)
+    plots = Plots(Run(steps=5))
+    plots.others.rename(run.name, "first try")
+    plots.others.named("first try").shown = True
+    run.steps = 30
+    Plots(run)
+    plots.refresh()
+    assert [(each.name, each.shown) for each in plots.others.runs] == [("first try", True)]
+    assert drawn(plots.chart, "first try")[0][-1] == 30 and [past.name for past in PAST] == ["first try"]
+    PAST.clear()
+
+
+def test_a_long_run_is_remembered_by_few_points_and_smoothed_alike():
+    """What each step notes as means, NaN as NaN; an evaluation and a rate are points of the run."""
+    steps = np.arange(1, 100_002)
+    values = np.sin(steps / 3000) + np.random.default_rng(0).normal(0, 0.2, len(steps))
+    whole = Series(steps, steps / 10, steps, steps * 0.1, values)
+    few = thinned("train/loss", whole)
+    assert len(few) <= 20_000 and few.steps[-1] == 100_001
+    assert few.values[0] == pytest.approx(values[:6].mean()) and few.values[-1] == pytest.approx(values[-(100_001 - 6 * 16_666):].mean())
+    one, other = Curve(), Curve(every=6)
+    one.extend(whole)
+    other.extend(few)
+    x, y = one.smoothed("step", 1200)
+    there, found = other.smoothed("step", 1200 // other.every)
+    assert np.abs(np.interp(x[20:-20], there, found) - y[20:-20]).max() < 0.05
+    assert set(thinned("valid/loss", whole).values) <= set(values)
+    values[50] = math.nan
+    assert np.isnan(thinned("train/loss", whole).values).sum() == 1
 
 
 @pytest.fixture(scope="module")

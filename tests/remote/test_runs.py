@@ -348,7 +348,7 @@ def test_other_runs_stand_behind_a_live_one_and_can_be_taken_away(three, tmp_pat
     assert plots.add_run(attach(three[0] / "low")) == ["low"]
     assert plots.add_run(attach(three[0] / "tuned"), name="by <b>hand") == ["by <b>hand"]
     traces = {t["name"]: t for t in plots.chart.figure["data"]}
-    assert {"low · train", "low · valid", "by &lt;b&gt;hand · train"} <= set(traces) and "by &lt;b&gt;hand" in plots.others.value
+    assert {"low · train", "low · valid", "by &lt;b&gt;hand · train"} <= set(traces) and "by &lt;b&gt;hand" in plots.legend.value
     behind = traces["low · train"]
     assert behind["line"]["width"] < plain[0] and behind["opacity"] < 1 and plots.chart.figure["data"][-1]["name"] != "low · train"
     assert np.frombuffer(behind["x"], np.float32)[-1] == 24
@@ -358,7 +358,7 @@ def test_other_runs_stand_behind_a_live_one_and_can_be_taken_away(three, tmp_pat
     with pytest.raises(KeyError, match="'by <b>hand'"):
         plots.remove_run("low")
     plots.remove_run("by <b>hand")
-    assert plots.others.value == "" and len(plots.chart.figure["data"]) == len(Plots(trainer.view).chart.figure["data"])
+    assert plots.legend.value == "" and len(plots.chart.figure["data"]) == len(Plots(trainer.view).chart.figure["data"])
     trainer.close()
 
 
@@ -369,9 +369,14 @@ def test_a_pattern_or_a_trainer_is_added_and_the_run_itself_is_not(three, tmp_pa
     assert trainer.plots.add_run(runs) == ["slow"] and trainer.plots.add_run(runs) == []
     assert trainer.plots.add_run(other) == ["Linear"] and trainer.plots.add_run(trainer) == []
     assert len(trainer.plots.add_run(trained(tmp_path / "third", steps=8), name="x" * 500)[0]) == LONGEST_NAME
-    for wrong in (7, str(three[0] / "low")):
-        with pytest.raises(TypeError, match=r"is not a run: .* add_run\(attach\("):
-            trainer.plots.add_run(wrong)
+    with pytest.raises(TypeError, match=r"is not a run: .* add_run\(attach\("):
+        trainer.plots.add_run(7)
+    trainer.plots.remove_run("slow")
+    assert trainer.plots.add_run(str(three[0] / "low"), name="by path") == ["by path"]
+    assert trainer.plots.add_run(runs) == [] and trainer.plots.add_run(runs["low"], name="again") == []
+    assert trainer.plots.others.named("again").view.journal is runs["low"].view.journal
+    with pytest.raises(ValueError, match="no folder"):
+        trainer.plots.add_run(str(three[0] / "nothing*"))
     runs.close()
     trainer.close()
     other.close()

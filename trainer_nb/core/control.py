@@ -178,7 +178,6 @@ class Series:
     samples: np.ndarray  # int64
     seconds: np.ndarray  # float64
     values: np.ndarray  # float64
-    every: int = 1  # steps of which a value is the mean
 
     def __len__(self):
         return len(self.values)

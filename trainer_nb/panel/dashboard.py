@@ -32,6 +32,7 @@ from .journal_pane import JournalPane
 from .lr_pane import LRPane
 from .plots import TRAIN, VALID, Curves, Plots, colour
 from .runs_pane import RunsPane, runs_title
+from .table_pane import TablePane, table_title
 from .screen import WIDGET, Screen, StaticPreview, as_image
 from .still import HIGH, LOW, not_finite, optimizers_of, still
 from .style import CLOSED, Pane, Root
@@ -462,8 +463,10 @@ class Dashboard:
         panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane}
         makers = {name: lambda kind=panes[name]: kind(view, notify) for name in view.panes}
         others = self.plots.others
+        makers["table"] = lambda: TablePane(view, self.curves)
         makers["runs"] = lambda: RunsPane(view, others, self.curves, self.plots.refresh)
-        self.tabs = Tabs(makers, lambda: tab_titles(view) | {"runs": (runs_title(others), "")})
+        self.tabs = Tabs(makers, lambda: tab_titles(view) | {
+            "table": (table_title(self.curves), ""), "runs": (runs_title(others), "")})
         self.message = MessageLine(self.screen, self.curves, self.controls, self.tabs)
         self.approvals = ApprovalsPane(view, notify)
         main = widgets.Box([self.plots.widget, self.tunables.widget])

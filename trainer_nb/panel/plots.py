@@ -41,8 +41,8 @@ COLUMNS = dict.fromkeys((*AXES.values(), "values"), np.float32) | {"sums": np.fl
 
 class Curve:
     "All points of one record, in arrays that grow (28 bytes a point), with running sums."
-    def __init__(self):
-        self.count, self.every = 0, 1  # every: steps of which a value is the mean
+    def __init__(self, every: int = 1):  # every: steps of which a value is the mean
+        self.count, self.every = 0, every
         self.turns = np.empty(0, np.int64)  # points where finite values end or begin again, in turn
         self.columns = {key: np.empty(1024, kind) for key, kind in COLUMNS.items()}
 
@@ -59,7 +59,6 @@ class Curve:
                 column = self.columns[key] = np.resize(column, max(end, 2 * len(column)))
             column[self.count:end] = new[key]
         self.turns, self.count = np.concatenate([self.turns, turns]), end
-        self.every = series.every
 
     def column(self, key: str) -> np.ndarray:
         "The points of one column: a key of `AXES`, or 'values'."
@@ -126,8 +125,8 @@ class Curve:
 # %% ../../nbs/panel/32_plots.ipynb #f91068c0
 class Curves:
     "The curves of a run, kept up to date from its view; any thread may ask."
-    def __init__(self, view: RunView):
-        self.view = view
+    def __init__(self, view: RunView, every: dict[str, int] | None = None):
+        self.view, self._every = view, {} if every is None else every  # name to `every` of a curve
         self.of: dict[str, Curve] = {}
         self.rewound: list[dict[str, Curve]] = []  # by name, what each rewind took back
         self._counts: dict[str, int] = {}
@@ -150,7 +149,8 @@ class Curves:
         for name, series in records.items():
             self._counts[name] = self._counts.get(name, 0) + len(series)
             if not name.startswith("time/"):  # numbers of the head, never drawn
-                self.of.setdefault(name, Curve()).extend(series)
+                curve = self.of.setdefault(name, Curve(self._every.get(name, 1)))
+                curve.extend(series)
 
     def _read_branches(self) -> None:
         self.rewound = []
@@ -206,14 +206,15 @@ class Curves:
         """The small plots, title to record names; metrics of several loaders share one.
 
         `planned`: the rate has its place from the start."""
-        clipped = any(name.partition(".")[0] == "grad_norm" for name in self.of)
-        third = "grad_norm" if clipped else "samples_per_second"
         there = {name.partition(".")[0] for name in self.of}
-        shown = [name for name in ("lr", third) if name in there or (planned and name == "lr")]
+        usual = ("lr", "grad_norm", "samples_per_second")
+        shown = [name for name in usual if name in there or (planned and name == "lr")]
         metrics = self.metrics()
         # the first place is kept for a metric: they come late, and nothing should move then
-        first = dict(list(metrics.items())[:1] or [("metric", [])])
-        return first | {name: self.members(name) for name in shown} | metrics
+        none = any(name.endswith("/loss") and not is_training_loss(name) for name in self.of)
+        first = dict(list(metrics.items())[:1] or ([] if none else [("metric", [])]))
+        named = {name: self.members(name) for name in shown[:3 - len(first)]}
+        return first | named | metrics
 
     def members(self, kind: str) -> list[str]:
         "The records of a kind, `lr`: the run's, or of several optimizers each its own."
@@ -541,7 +542,7 @@ class DrawnRun:
     "A run that is drawn with others: its name, its curves, its colour and kind of line."
     def __init__(self, view: RunView, name: str, number: int, shown: bool = True):
         self.view, self.name, self.number, self.shown = view, name, number, shown
-        self.curves = Curves(view)
+        self.curves = Curves(view, getattr(view, "every", None))
 
     ink = property(lambda self: RUN_INKS[self.number % len(RUN_INKS)])
     dash = property(lambda self: DASHES[self.number // len(RUN_INKS) % len(DASHES)])
@@ -609,14 +610,14 @@ MOST_KEPT = 20_000  # points of each record of an earlier run
 
 def thinned(name: str, series: Series, most: int = MOST_KEPT) -> Series:
     "At most `most` points: of what each step notes the means of neighbours, else every n-th."
-    every = max(1, -(-len(series) // most))
+    every = -(-len(series) // most)
     ends = np.append(np.arange(every - 1, len(series) - 1, every), len(series) - 1)
     values = series.values[ends]
     if noisy(name) and every > 1:
         starts = np.append(0, ends[:-1] + 1)
         values = np.add.reduceat(series.values, starts) / np.diff(ends, prepend=-1)
     return Series(series.steps[ends], series.epochs[ends], series.samples[ends],
-                  series.seconds[ends], values, every if noisy(name) else 1)
+                  series.seconds[ends], values)
 
 def thin_all(found: dict[str, Series]) -> dict[str, Series]:
     "Each of these records, thinned; without those that are empty."
@@ -627,12 +628,15 @@ class PastRun:
     def __init__(self, view: RunView, name: str):
         self.name, self.journal, self.records_version = name, view.journal, 0
         self.source = None  # the version of the points that were taken
+        self.every: dict[str, int] = {}  # steps of which a value of a record is the mean
 
     def take(self, view: RunView, source) -> None:
         "Copy what the run has now; `source` changes with its points."
         if source != self.source:
             self.source, self.state, self.position = source, view.state, view.position
-            self._series = thin_all(view.records())
+            found = view.records()
+            self._series = thin_all(found)
+            self.every.update((name, -(-len(each) // MOST_KEPT)) for name, each in found.items())
             self.branches = [replace(each, series=thin_all(each.series)) for each in view.branches]
             self.records_version += 1
 
@@ -681,7 +685,7 @@ class OtherRuns:
         return run
 
     def add(self, given, name: str | None = None) -> list[str]:
-        "Show the runs that are meant; returns the names of those that are new. As `Plots.add_run`."
+        "Show the runs that are meant, as `Plots.add_run`; returns the names of those that are new."
         if self.find is not None and isinstance(given, (str, os.PathLike)):
             given = self.find(given)
         with self._lock:
@@ -693,6 +697,7 @@ class OtherRuns:
                     known = by_journal.get(id(view.journal))
                     if known is not None:
                         known.shown = True
+                        self.rename(known.name, name or known.name)
                     elif view.journal is not self.view.journal:
                         new.append(self._put(view, name or title, True).name)
             except ValueError:
@@ -868,8 +873,8 @@ class Plots(Pane):
     def add_run(self, run, name: str | None = None) -> list[str]:
         """Draw other runs behind this one, thinner; returns their names, for `remove_run`.
 
-        `run`: `attach("runs/exp1")`, `attach("runs/*")` for several, or a trainer; TypeError for
-        anything else."""
+        `run`: a folder or pattern, what `attach` gave for it, or a trainer; TypeError for anything
+        else. ValueError for a `name` that another run has."""
         new = self.others.add(run, name)
         self.refresh()
         return new
