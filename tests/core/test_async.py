@@ -283,6 +283,42 @@ def test_detached():
     assert_same(loop, straight(epochs=3))
 
 
+def test_detached_in_a_pause_the_run_stays_paused():
+    """The await returns; what is looked at changes nothing; Resume goes on in a thread."""
+
+    async def look(loop):
+        await until(lambda: loop.step_state.optimizer_step >= 2)
+        loop.pause()
+        await until(lambda: loop.state == "paused")
+        replies.append(loop.detach())
+
+    replies = []
+    loop = make_loop(slow("after_step"))
+    result = awaited(loop, look, epochs=3)
+    assert (result.status, replies[0].status) == ("paused", "applied") and not loop.driven
+    step = loop.step_state.optimizer_step
+    disturb()
+    assert loop.state == "paused" and loop.step_state.optimizer_step == step
+    assert loop.resume().wait(10).status == "applied" and loop.wait().status == "finished"
+    assert_same(loop, straight(epochs=3))
+
+
+def test_train_more():
+    """A finished run goes on in a thread, as fit() with more epochs; refused while it runs, and for what is no number of epochs."""
+    loop = make_loop(slow("after_step"))
+    loop.fit(epochs=1)
+    for wrong in (0, -1, 1.5, "two", True, None):
+        reply = loop.post(Command("train_more", {"epochs": wrong}))
+        assert reply.status == "refused" and "1 or more" in reply.reason and loop.state == "finished" and loop.epochs == 1, wrong
+    assert loop.post(Command("train_more", {"epochs": 1, "n": 2})).status == "refused"
+    disturb()
+    assert loop.post(Command("train_more", {"epochs": 2})).wait(10).status == "applied"
+    again = loop.post(Command("train_more", {"epochs": 2}))
+    assert again.status == "refused" and "the run goes on" in again.reason
+    assert loop.wait().status == "finished" and loop.epochs == 3
+    assert_same(loop, straight(epochs=3))
+
+
 def test_pieces_of_every_kind():
     """Steps, an await that is stopped, a background run and a plain fit(): one run."""
     loop = make_loop(at_step(4, lambda t: t.stop()))

@@ -523,7 +523,7 @@ def test_unknown_commands_and_wrong_values_are_refused(drive):
 
 def test_the_commands_there_are():
     """What a panel may offer: a plain loop knows less than a trainer."""
-    plain = {"pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate", "watch", "save", "rewind"}
+    plain = {"pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate", "watch", "save", "rewind", "train_more"}
     assert LocalRunView(make_loop()).commands == plain
     made = make_loop()
     trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, progress=False, device="cpu")

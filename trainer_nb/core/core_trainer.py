@@ -7,7 +7,7 @@ __all__ = ['ATTRIBUTES', 'OVERRIDDEN', 'IN_BACKGROUND', 'check_optimizer', 'chec
            'make_optimizer', 'make_optimizers', 'check_function', 'usual_step', 'check_parts', 'check_metrics',
            'check_limits', 'check_eval_first', 'check_data', 'check_evaluation', 'check_seed', 'check_max_time',
            'check_note', 'check_switch', 'forwarded', 'CoreTrainer', 'switches', 'check_save', 'found_optimizers',
-           'unheld', 'held_elsewhere', 'total_text', 'read_total', 'check_counts', 'end_threads']
+           'unheld', 'held_elsewhere', 'total_text', 'read_total', 'check_counts', 'check_more', 'end_threads']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -699,6 +699,7 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
                                else self.check_tune),
         "note": CommandHandler(self.on_note, check_note),
         "validate": CommandHandler(self.on_validate, self.check_validate),
+        "train_more": CommandHandler(None, check_more),
         "watch": CommandHandler(self.on_watch, check_switch),
         "save": CommandHandler(self.on_save, check_save, (OSError, CheckpointError)),
         "rewind": CommandHandler(self.on_rewind, self.checkpoint.check_rewind,
@@ -1085,8 +1086,12 @@ def post(self: CoreTrainer, command: Command) -> Reply:
         return reply
     if command.name == "tune":
         self.tunables.pending.update(command.values)
-    if command.name in ("resume", "step", "stop", "validate") and not driver.driven:
+    if command.name in ("resume", "step", "stop", "validate", "train_more") and not driver.driven:
         return self.ask_idle(command, reply)
+    if command.name == "train_more":
+        reply.settle("refused", error=RuntimeError("the run goes on: train_more is for a run that "
+                                                   "has ended; stop() ends it"))
+        return reply
     if not driver.driven and mailbox.handlers[command.name].blocking:
         threading.Thread(target=driver.apply, args=(command, reply, self),
                          name=f"trainer_nb {command.name}").start()
@@ -1099,7 +1104,7 @@ def post(self: CoreTrainer, command: Command) -> Reply:
 
 @patch
 def ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
-    "Resume, step, validate and stop outside of a drive."
+    "Resume, step, validate, train more and stop outside of a drive."
     driver = self.driver
     if command.name == "stop":
         with driver.exclusive("stop()", self), driver.random.active():
@@ -1130,8 +1135,19 @@ def begin_idle(self: CoreTrainer, command: Command) -> None:
         self.evaluate_next(command.source)
         if self.state is not RunState.FINISHED:
             self.driver.pause_at_boundary(self.step_state.boundary + 1)
+    elif command.name == "train_more":
+        state = self.step_state
+        done = state.epoch + (state.batch_idx > 0)  # an epoch that has begun is finished, too
+        self.enter("train_more", (done + command.values["epochs"], None))
     elif command.values.get("skip_failed"):
         self.skip_failed(command.source)
+
+def check_more(values: dict) -> dict:
+    "ValueError for anything but a number of epochs, 1 or more."
+    epochs = values.get("epochs")
+    if set(values) != {"epochs"} or type(epochs) is not int or epochs < 1:
+        raise ValueError(f"train_more: epochs={epochs!r}, a whole number, 1 or more")
+    return values
 
 @patch
 def check_idle(self: CoreTrainer, command: Command) -> None:
@@ -1139,7 +1155,7 @@ def check_idle(self: CoreTrainer, command: Command) -> None:
     name = f"{command.name}()"
     if late := command.too_late(self.step_state.optimizer_step):
         raise ValueError(late)
-    if self.state is RunState.FINISHED and command.name != "validate":
+    if self.state is RunState.FINISHED and command.name not in ("validate", "train_more"):
         raise RuntimeError("the run is finished: fit() with more epochs or steps goes on")
     self.totals_for(name, None, None)
     self.check_ready(name)

@@ -802,8 +802,8 @@ def obey_end(self: Driver, command: Command, reply: Reply, owner) -> RunState | 
         reply.settle("refused", error=error)
         return None
     self._due_replies.append((command.name, reply, self.here()))
-    if command.name == "detach":
-        return RunState.DETACHED
+    if command.name == "detach":  # in a pause the cell ends, and the run stays paused
+        return RunState.PAUSED if self.state is RunState.PAUSED else RunState.DETACHED
     with self.effect_of(command):
         self.record("stop", command.name, None, None, command.source, owner)
     return RunState.STOPPED if command.name == "stop" else RunState.INTERRUPTED

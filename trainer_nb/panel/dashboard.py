@@ -291,8 +291,8 @@ def finished_text(view: RunView) -> str:
     place = view.position
     done = f"{plural(place.epoch, 'epoch')}, {plural(place.step, 'step')}"
     unit = "epochs" if place.epochs else "max_steps"
-    return (f"<b>Finished</b> {done} in {as_clock(place.seconds)}. To go on: "
-            f"<code>trainer.fit({unit}=…)</code>")
+    way = "" if "train_more" in view.commands else f" To go on: <code>trainer.fit({unit}=…)</code>"
+    return f"<b>Finished</b> {done} in {as_clock(place.seconds)}.{way}"
 
 def last_change(view: RunView) -> str:
     "The last change by hand."
@@ -428,7 +428,8 @@ class MessageLine:
         self.screen, self.curves, self.controls, self.tabs = screen, curves, controls, tabs
         self.text, self.action = widgets.HTML(), button("", "", "", "act")
         self.action.on_click(lambda _: self._act())
-        self.widget = widgets.Box([self.text, controls.chooser.widget, self.action])
+        self.widget = widgets.Box([self.text, controls.chooser.widget, controls.more.widget,
+                                   self.action])
         self.widget.add_class("tnb-message")
 
     def refresh(self) -> None:
@@ -440,6 +441,8 @@ class MessageLine:
         self.text.value = f'<div class="message">{words}</div>'
         text, choosing = next_action(view)[0], controls.chooser.open
         self.text.layout.display = "none" if choosing else None
+        if choosing:
+            controls.more.widget.layout.display = "none"
         self.action.description = text
         self.action.layout.display = None if text and not choosing else "none"
 
