@@ -275,7 +275,7 @@ def test_a_hook_that_comes_later_gets_its_rows_and_the_others_stay():
     trainer.hooks.add(Probe())
     tunables.refresh()
     assert "probe.every" in tunables.rows and all(tunables.rows[name] is row for name, row in before.items())
-    assert len(tunables.widget.children) == 3
+    assert [group.title for group in tunables.groups][:2] == ["Optimizer", "Loop"] and len(tunables.body.children) == 3
 
 
 def change(row, kind, value):
@@ -314,10 +314,88 @@ def test_showing_values_that_others_changed_posts_nothing():
     assert tunables.rows["lr"].control.slider.value == pytest.approx(0.5)
 
 
-def test_a_value_beyond_the_slider_moves_its_end():
+def test_a_value_beyond_the_slider_moves_its_end_as_long_as_it_is_there():
     trainer, tunables = make()
-    change(tunables.rows["grad_clip"], "box", "250")
-    assert tunables.rows["grad_clip"].control.slider.value == tunables.rows["grad_clip"].control.slider.max == 250
+    row = tunables.rows["grad_clip"]
+    change(row, "box", "40")
+    assert row.control.slider.value == row.control.slider.max == 40 and trainer.grad_clip == 40
+    change(row, "box", "2")
+    assert (row.control.slider.value, row.control.slider.max) == (2, 5)
+    trainer.tune(lr=50.0)
+    tunables.refresh()
+    trainer.tune(lr=0.01)
+    tunables.refresh()
+    assert tunables.rows["lr"].control.slider.max == 0
+
+
+@pytest.mark.parametrize("name, typed, value", [("lr", "1000", 1000.0), ("lr", "1e-9", 1e-9), ("grad_clip", "250", 250.0), ("lr", "*1e6", 1e4)])
+def test_a_value_far_beyond_the_usual_range_is_asked_for(name, typed, value):
+    """Nothing changes before the answer; Keep leaves it, Set sets it; the same value again is no question."""
+    trainer, tunables = make()
+    row, before = tunables.rows[name], trainer.tunables()[name].read()
+    change(row, "box", typed)
+    assert len(trainer.journal) == 0 and "far beyond the usual" in hint(row) and row.control.slider.layout.display == "none"
+    tunables.refresh()  # it waits for the answer
+    assert row.control.box.value == typed and row.control.sure.description == f"Set {plain(value)}"
+    row.control.keep.click()
+    assert trainer.tunables()[name].read() == before and "beyond" not in hint(row) and row.control.slider.layout.display is None
+    assert row.control.box.value != typed
+    change(row, "box", typed)
+    row.control.sure.click()
+    assert trainer.tunables()[name].read() == value and row.control.box.value == plain(value) and len(trainer.journal) == 1
+    change(row, "box", "0.5")
+    assert trainer.tunables()[name].read() == 0.5 and "beyond" not in hint(row)
+
+
+def test_a_question_is_forgotten_with_the_next_value():
+    trainer, tunables = make()
+    row = tunables.rows["lr"]
+    for answer, taken in (("0.02", 0.02), ("nonsense", 0.02)):
+        change(row, "box", "1000")
+        change(row, "box", answer)
+        assert row.control.asking is None and trainer.tunables()["lr"].read() == taken
+    assert "is not a number" in hint(row)
+
+
+def test_undo_takes_back_one_change_after_the_other():
+    """Each undo is a change in the journal with its reason; what others changed is taken back, too; a rewound one is not."""
+    trainer, tunables = make(Probe())
+    assert tunables.undo.disabled
+    change(tunables.rows["lr"], "box", "0.1")
+    change(tunables.rows["lr"], "box", "0.2")
+    trainer.tune(**{"probe.kind": "max"})
+    tunables.refresh()
+    assert not tunables.undo.disabled and "probe.kind" in tunables.undo.tooltip
+    seen = []
+    for _ in range(4):
+        tunables.undo.click()
+        seen.append((trainer.get_hook(Probe).kind, trainer.lr))
+    assert seen == [("mean", 0.2), ("mean", 0.1), ("mean", None), ("mean", None)] and tunables.undo.disabled
+    assert [entry.reason for entry in trainer.journal][-3:] == ["undo"] * 3
+    change(tunables.rows["lr"], "box", "0.3")
+    tunables.undo.click()
+    assert trainer.lr is None and tunables.undo.disabled
+
+
+def test_groups_fold_and_a_search_finds_what_is_folded():
+    trainer, tunables = make(Probe())
+    seen = lambda: [name for group in tunables.groups for name, row in zip(group.names, group._rows)
+                    if row.layout.display is None and group.widget.layout.display is None]
+    whole = seen()
+    assert len(whole) == len(tunables.rows) > 12 and tunables.search.layout.display is None
+    next(group for group in tunables.groups if group.title == "Loop").fold.click()
+    assert set(whole) - set(seen()) == {"gradient_accumulation_steps", "mixed_precision", "eval_every"}
+    tunables.search.value = "EVERY"
+    assert seen() == ["eval_every", "probe.every"]
+    again = Probe()
+    again.name = "again"
+    trainer.hooks.add(again)
+    tunables.refresh()
+    assert seen() == ["eval_every", "probe.every", "again.every"]
+    tunables.search.value = ""
+    assert "eval_every" not in seen() and "again.kind" in seen()
+    few = make()[1]
+    assert few.search.layout.display == "none"
 
 
 def test_a_refused_value_stays_to_be_corrected_and_changes_nothing():

@@ -245,12 +245,12 @@ def record(self: Driver, kind: str, name: str, old, new, source: str, owner, sur
            was=None, unset: str = "initial") -> Intervention:
     "Add an intervention with its position to the journal, and call the hooks."
     state, command = self.step_state, self.command
-    remote = command is not None and command.id and command.source == source
+    told = command is not None and (command.id or command.reason) and command.source == source
     entry = self.journal.record(
         kind, name, old, new, source=source, branch=state.branch, boundary=state.boundary,
         step=state.optimizer_step, epoch=state.epoch, batch_idx=state.batch_idx,
         samples_seen=state.samples_seen, seconds=round(self.clock.elapsed(), 3), survives=survives,
-        **(command.origin() if remote else {}))
+        **(command.origin() if told else {}))
     if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
         entry.was, entry.unset = was, unset
     self.hooks.fire("on_intervention", owner, entry)
