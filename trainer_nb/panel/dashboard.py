@@ -29,6 +29,7 @@ from .controls import Controls, button
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
+from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import TRAIN, VALID, Curves, Plots, colour
 from .screen import WIDGET, Screen, StaticPreview, as_image
@@ -369,13 +370,24 @@ class Tabs:
         self.makers, self.titles = makers, titles
         self.built: dict[str, Pane] = {}
         self.open = ""
-        self.buttons = {name: button("", "", "", "tab") for name in makers}
-        self._styles = dict.fromkeys(makers, "")
-        for name, each in self.buttons.items():
-            each.on_click(lambda _, name=name: self.show(name))
-        self.strip, self.ground = widgets.Box(list(self.buttons.values())), widgets.Box([])
+        self.buttons: dict[str, widgets.Button] = {}
+        self._styles: dict[str, str] = {}
+        self.strip, self.ground = widgets.Box([]), widgets.Box([])
+        self._offer(list(titles()))
         self.strip.add_class("tnb-tabs")
         self.ground.add_class("tnb-pane")
+
+    def _offer(self, names: list[str]) -> None:
+        "Have a button for each of these tabs: some come and go with a hook."
+        for name in names:
+            if name not in self.buttons:
+                self.buttons[name], self._styles[name] = button("", "", "", "tab"), ""
+                self.buttons[name].on_click(lambda _, name=name: self.show(name))
+        shown = tuple(self.buttons[name] for name in names)
+        if self.strip.children != shown:
+            self.strip.children = shown
+        if self.open and self.open not in names:
+            self.show(names[0])
 
     def show(self, name: str) -> None:
         "Open a tab."
@@ -394,7 +406,9 @@ class Tabs:
 
     def refresh(self) -> None:
         "Write the titles, and draw the pane that is open."
-        for name, (text, style) in self.titles().items():
+        titles = self.titles()
+        self._offer(list(titles))
+        for name, (text, style) in titles.items():
             each = self.buttons[name]
             each.description = text
             before, self._styles[name] = self._styles[name], style
@@ -416,7 +430,7 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
     titles = {"hooks": (f"Hooks {len(rows)}{errors}", "alert" if failed else ""),
               "lr": (LRPane.title, ""),
               "journal": (f"Journal {len(changes)}", ""),
-              "inspect": (inspect, "invite" if paused else "")}
+              "inspect": (inspect, "invite" if paused else ""), "layers": (LayersPane.title, "")}
     return {name: titles[name] for name in view.panes}
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a3ede155
@@ -458,8 +472,9 @@ class Dashboard:
         self.controls = Controls(view, self._clicked, self.curves.invalid_weights)
         self.plots = Plots(view, self.curves, self.controls.pick)
         self.tunables = Tunables(view, notify)
-        panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane}
-        makers = {name: lambda kind=panes[name]: kind(view, notify) for name in view.panes}
+        panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane,
+                 "layers": LayersPane}
+        makers = {name: lambda kind=kind: kind(view, notify) for name, kind in panes.items()}
         self.tabs = Tabs(makers, lambda: tab_titles(view))
         self.message = MessageLine(self.screen, self.curves, self.controls, self.tabs)
         self.approvals = ApprovalsPane(view, notify)

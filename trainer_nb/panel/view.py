@@ -18,6 +18,7 @@ from ..core.control import (Command, Inspection, RatePlan, Reply, Series, StepTi
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
+from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import DECISIONS
 
@@ -58,7 +59,6 @@ class LocalRunView:
     loaders = property(lambda self: list(self.trainer.valid_loaders))
     in_cell = property(lambda self: self.trainer.driver.name in CELLS)
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
-    panes = ("hooks", "lr", "journal", "inspect")
     waiting = property(lambda self: self.trainer.waiting)
     inspection: Inspection | None = property(lambda self: self.trainer.inspection)
     branches = property(lambda self: self.trainer.history.branches)
@@ -83,6 +83,19 @@ class LocalRunView:
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
         "New points of each record name; `since`: how many of a name are known already."
         return self.trainer.history.since(since or {})
+
+    @property
+    def layer_stats(self) -> LayerStatsHook | None:
+        "The hook that measures the layers; of the run itself during a trial."
+        own = self.trainer.at_trial
+        hooks = self.trainer.hooks if own is None else own["hooks"]
+        return next((each for each in hooks if isinstance(each, LayerStatsHook)), None)
+
+    @property
+    def panes(self) -> tuple[str, ...]:
+        "The tabs that have something to show."
+        layers = () if self.layer_stats is None else ("layers",)
+        return ("hooks", "lr", "journal", "inspect", *layers)
 
     @property
     def last_saved(self) -> tuple[int, float] | None:
