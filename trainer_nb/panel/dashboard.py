@@ -26,6 +26,7 @@ from ..core.state import Position, RunState
 from ..hooks.progress import as_clock
 from .approvals_pane import ApprovalsPane
 from .controls import Controls, button
+from .data_pane import DataPane
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
@@ -430,7 +431,8 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
     titles = {"hooks": (f"Hooks {len(rows)}{errors}", "alert" if failed else ""),
               "lr": (LRPane.title, ""),
               "journal": (f"Journal {len(changes)}", ""),
-              "inspect": (inspect, "invite" if paused else ""), "layers": (LayersPane.title, "")}
+              "inspect": (inspect, "invite" if paused else ""), "layers": (LayersPane.title, ""),
+              "data": (DataPane.title, "")}
     return {name: titles[name] for name in view.panes}
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a3ede155
@@ -473,7 +475,7 @@ class Dashboard:
         self.plots = Plots(view, self.curves, self.controls.pick)
         self.tunables = Tunables(view, notify)
         panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane,
-                 "layers": LayersPane}
+                 "layers": LayersPane, "data": DataPane}
         makers = {name: lambda kind=kind: kind(view, notify) for name, kind in panes.items()}
         self.tabs = Tabs(makers, lambda: tab_titles(view))
         self.message = MessageLine(self.screen, self.curves, self.controls, self.tabs)

@@ -21,6 +21,7 @@ from ..core.tunable import BoundTunable
 from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import DECISIONS
+from ..hooks.samples import SamplesHook
 
 # %% ../../nbs/panel/27_view.ipynb #1556138e
 class PlainReply:
@@ -86,16 +87,26 @@ class LocalRunView:
 
     @property
     def layer_stats(self) -> LayerStatsHook | None:
-        "The hook that measures the layers; of the run itself during a trial."
+        "The hook that measures the layers."
+        return self._hook(LayerStatsHook)
+
+    @property
+    def samples(self) -> SamplesHook | None:
+        "The hook that keeps samples of evaluations."
+        return self._hook(SamplesHook)
+
+    def _hook(self, kind: type):
+        "The first hook of a class; during a trial that of the run itself."
         own = self.trainer.at_trial
         hooks = self.trainer.hooks if own is None else own["hooks"]
-        return next((each for each in hooks if isinstance(each, LayerStatsHook)), None)
+        return next((each for each in hooks if isinstance(each, kind)), None)
 
     @property
     def panes(self) -> tuple[str, ...]:
         "The tabs that have something to show."
-        layers = () if self.layer_stats is None else ("layers",)
-        return ("hooks", "lr", "journal", "inspect", *layers)
+        of_hooks = {"layers": self.layer_stats, "data": self.samples}
+        there = [name for name, hook in of_hooks.items() if hook is not None]
+        return ("hooks", "lr", "journal", "inspect", *there)
 
     @property
     def last_saved(self) -> tuple[int, float] | None:
