@@ -320,8 +320,10 @@ class SamplesHook(Hook):
 
     def on_log_images(self, trainer, images):
         "Keep pictures that are logged; ValueError for what is not an image."
-        found = [(name, torch.from_numpy(as_image(name, value))) for name, value in images.items()]
-        made = [(name, as_pixels(each[None])[0][0].numpy()) for name, each in found]
+        found = {name: torch.from_numpy(as_image(name, value)) for name, value in images.items()}
+        first = {name: each.permute(2, 0, 1) if each.ndim == 3 else each[None]
+                 for name, each in found.items()}  # colours
+        made = [(name, as_pixels(each[None])[0][0].numpy()) for name, each in first.items()]
         self._add(trainer, [(name, Sample(0.0, picture=pixels)) for name, pixels in made])
 
     def log_texts(self, trainer, texts: dict[str, str]) -> None:
