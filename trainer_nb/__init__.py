@@ -29,6 +29,7 @@ _EXPORTS = {
     "LayerGroupsHook": "hooks.layer_groups",
     "OutputsHook": "hooks.outputs",
     "LayerStatsHook": "hooks.layer_stats",
+    "SamplesHook": "hooks.samples",
     "EarlyStopHook": "hooks.early_stop",
     "JSONLHook": "hooks.trackers",
     "ImageFileHook": "hooks.trackers",

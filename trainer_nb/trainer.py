@@ -545,6 +545,18 @@ def hook_table(self: Trainer):
     from trainer_nb.panel.hook_table import HookTable
     return self._part("hook_table", HookTable)
 
+@patch(as_prop=True)
+def layers_pane(self: Trainer):
+    "A map of gradients, weights and activations by layer, as a widget; a LayerStatsHook measures."
+    from trainer_nb.panel.layers_pane import LayersPane
+    return self._part("layers_pane", LayersPane)
+
+@patch(as_prop=True)
+def data_pane(self: Trainer):
+    "Confusion matrix and worst samples of each evaluation, as a widget; a SamplesHook keeps them."
+    from trainer_nb.panel.data_pane import DataPane
+    return self._part("data_pane", DataPane)
+
 # %% ../nbs/40_trainer.ipynb #2ef5d548
 @patch
 def _in_panel(self: Trainer) -> bool:

@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "nbs" / "41_api.ipynb"
 OF_AN_INSTANCE = ("tunables", "history", "step_state")
 
 # Names that work without being offered.
-CONTRACT = """train_dl valid_dl device is_main workspace config get_hook describe_hooks plots controls hook_table note post
+CONTRACT = """train_dl valid_dl device is_main workspace config get_hook describe_hooks plots controls hook_table layers_pane data_pane note post
 from_task from_config do_backward do_opt_step do_zero_grad after_pred failed_batch failed_indices best best_weights
 epochs max_steps eval_every lr lr_scale grad_clip gradient_accumulation_steps mixed_precision metrics loss_fn train_step
 eval_step seed ask record elapsed rates rate plain_model window_gradients gradients_allowed commands last_saved

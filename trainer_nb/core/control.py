@@ -291,6 +291,8 @@ class RunView(Protocol):
     last_saved: tuple[int, float] | None  # step of the last file; seconds since then
     lr_search: Any  # the current LRFind, or the last one
     rate_plan: RatePlan | None  # of a run with a schedule
+    layer_stats: Any  # the LayerStatsHook of a run in this process, if it has one
+    samples: Any  # the SamplesHook, as above
     memory: tuple[str, int, int | None]  # "GPU memory" or "Memory"; bytes in use; bytes in all
     panes: tuple[str, ...]  # the tabs that have something to show: "hooks", "lr", ...
     notice: tuple[str, str]  # word for the state and message (HTML), in place of the panel's own

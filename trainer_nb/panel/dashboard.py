@@ -26,9 +26,11 @@ from ..core.state import Position, RunState
 from ..hooks.progress import as_clock
 from .approvals_pane import ApprovalsPane
 from .controls import Controls, button
+from .data_pane import DataPane
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
+from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import TRAIN, VALID, Curves, Plots, colour
 from .runs_pane import RunsPane, runs_title
@@ -371,13 +373,24 @@ class Tabs:
         self.makers, self.titles = makers, titles
         self.built: dict[str, Pane] = {}
         self.open = ""
-        self.buttons = {name: button("", "", "", "tab") for name in makers}
-        self._styles = dict.fromkeys(makers, "")
-        for name, each in self.buttons.items():
-            each.on_click(lambda _, name=name: self.show(name))
-        self.strip, self.ground = widgets.Box(list(self.buttons.values())), widgets.Box([])
+        self.buttons: dict[str, widgets.Button] = {}
+        self._styles: dict[str, str] = {}
+        self.strip, self.ground = widgets.Box([]), widgets.Box([])
+        self._offer(list(titles()))
         self.strip.add_class("tnb-tabs")
         self.ground.add_class("tnb-pane")
+
+    def _offer(self, names: list[str]) -> None:
+        "Have a button for each of these tabs: some come and go with a hook."
+        for name in names:
+            if name not in self.buttons:
+                self.buttons[name], self._styles[name] = button("", "", "", "tab"), ""
+                self.buttons[name].on_click(lambda _, name=name: self.show(name))
+        shown = tuple(self.buttons[name] for name in names)
+        if self.strip.children != shown:
+            self.strip.children = shown
+        if self.open and self.open not in names:
+            self.show(names[0])
 
     def show(self, name: str) -> None:
         "Open a tab."
@@ -396,7 +409,9 @@ class Tabs:
 
     def refresh(self) -> None:
         "Write the titles, and draw the pane that is open."
-        for name, (text, style) in self.titles().items():
+        titles = self.titles()
+        self._offer(list(titles))
+        for name, (text, style) in titles.items():
             each = self.buttons[name]
             each.description = text
             before, self._styles[name] = self._styles[name], style
@@ -418,7 +433,8 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
     titles = {"hooks": (f"Hooks {len(rows)}{errors}", "alert" if failed else ""),
               "lr": (LRPane.title, ""),
               "journal": (f"Journal {len(changes)}", ""),
-              "inspect": (inspect, "invite" if paused else "")}
+              "inspect": (inspect, "invite" if paused else ""), "layers": (LayersPane.title, ""),
+              "data": (DataPane.title, "")}
     return {name: titles[name] for name in view.panes}
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a3ede155
@@ -463,8 +479,9 @@ class Dashboard:
         self.controls = Controls(view, self._clicked, self.curves.invalid_weights)
         self.plots = Plots(view, self.curves, self.controls.pick, find)
         self.tunables = Tunables(view, notify)
-        panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane}
-        makers = {name: lambda kind=panes[name]: kind(view, notify) for name in view.panes}
+        panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane,
+                 "layers": LayersPane, "data": DataPane}
+        makers = {name: lambda kind=kind: kind(view, notify) for name, kind in panes.items()}
         others = self.plots.others
         makers["table"] = lambda: TablePane(view, self.curves)
         makers["runs"] = lambda: RunsPane(view, others, self.curves, self.plots.refresh)

@@ -18,8 +18,10 @@ from ..core.control import (Command, Inspection, RatePlan, Reply, Series, StepTi
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
+from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import DECISIONS
+from ..hooks.samples import SamplesHook
 
 # %% ../../nbs/panel/27_view.ipynb #1556138e
 class PlainReply:
@@ -58,7 +60,6 @@ class LocalRunView:
     loaders = property(lambda self: list(self.trainer.valid_loaders))
     in_cell = property(lambda self: self.trainer.driver.name in CELLS)
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
-    panes = ("hooks", "lr", "journal", "inspect")
     waiting = property(lambda self: self.trainer.waiting)
     inspection: Inspection | None = property(lambda self: self.trainer.inspection)
     branches = property(lambda self: self.trainer.history.branches)
@@ -83,6 +84,29 @@ class LocalRunView:
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
         "New points of each record name; `since`: how many of a name are known already."
         return self.trainer.history.since(since or {})
+
+    @property
+    def layer_stats(self) -> LayerStatsHook | None:
+        "The hook that measures the layers."
+        return self._hook(LayerStatsHook)
+
+    @property
+    def samples(self) -> SamplesHook | None:
+        "The hook that keeps samples of evaluations."
+        return self._hook(SamplesHook)
+
+    def _hook(self, kind: type):
+        "The first hook of a class; during a trial that of the run itself."
+        own = self.trainer.at_trial
+        hooks = self.trainer.hooks if own is None else own["hooks"]
+        return next((each for each in hooks if isinstance(each, kind)), None)
+
+    @property
+    def panes(self) -> tuple[str, ...]:
+        "The tabs that have something to show."
+        of_hooks = {"layers": self.layer_stats, "data": self.samples}
+        there = [name for name, hook in of_hooks.items() if hook is not None]
+        return ("hooks", "lr", "journal", "inspect", *there)
 
     @property
     def last_saved(self) -> tuple[int, float] | None:
