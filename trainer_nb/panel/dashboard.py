@@ -24,6 +24,7 @@ import numpy as np
 from ..core.control import RunView
 from ..core.state import Position, RunState
 from ..hooks.progress import as_clock
+from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
 from .controls import Controls, button
 from .hook_table import HookTable
@@ -340,7 +341,7 @@ def message_text(view: RunView, invalid: str = "", can_rewind: bool = False) -> 
     if state in MESSAGES:
         words = MESSAGES[state].format(step=step, reason=why_paused(view))
         return words if "inspect" in view.panes else words.replace(" inspect the batch,", "")
-    return last_change(view) + last_checkpoint(view)
+    return alert_line(view) or last_change(view) + last_checkpoint(view)
 
 # %% ../../nbs/panel/39_dashboard.ipynb #faf9fa1e
 def next_action(view: RunView) -> tuple[str, str, dict]:
@@ -349,6 +350,8 @@ def next_action(view: RunView) -> tuple[str, str, dict]:
     if state is RunState.PAUSED:
         text, name = ("LR finder", "lr") if searching(view) else ("Inspect", "inspect")
         return (text, "tab", {"name": name}) if name in view.panes else ("", "", {})
+    if "alerts" in view.panes and alert_line(view):
+        return "Alerts", "tab", {"name": "alerts"}
     if state is RunState.FINISHED:
         return "As a script", "tab", {"name": "journal"}
     if state is RunState.ERROR and not view.notice[1]:  # else no process is there
@@ -394,7 +397,10 @@ class Tabs:
 
     def refresh(self) -> None:
         "Write the titles, and draw the pane that is open."
-        for name, (text, style) in self.titles().items():
+        titles = self.titles()
+        for name, each in self.buttons.items():
+            each.layout.display = None if name in titles else "none"
+        for name, (text, style) in titles.items():
             each = self.buttons[name]
             each.description = text
             before, self._styles[name] = self._styles[name], style
@@ -417,6 +423,8 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
               "lr": (LRPane.title, ""),
               "journal": (f"Journal {len(changes)}", ""),
               "inspect": (inspect, "invite" if paused else "")}
+    if "alerts" in view.panes:
+        titles["alerts"] = alerts_title(view)
     return {name: titles[name] for name in view.panes}
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a3ede155
@@ -458,8 +466,10 @@ class Dashboard:
         self.controls = Controls(view, self._clicked, self.curves.invalid_weights)
         self.plots = Plots(view, self.curves, self.controls.pick)
         self.tunables = Tunables(view, notify)
-        panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane}
-        makers = {name: lambda kind=panes[name]: kind(view, notify) for name in view.panes}
+        panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "alerts": AlertsPane,
+                 "inspect": InspectPane}
+        makers = {name: lambda kind=kind: kind(view, notify) for name, kind in panes.items()
+                  if name in view.panes or name == "alerts"}  # its hook may come later
         self.tabs = Tabs(makers, lambda: tab_titles(view))
         self.message = MessageLine(self.screen, self.curves, self.controls, self.tabs)
         self.approvals = ApprovalsPane(view, notify)

@@ -18,6 +18,7 @@ from ..core.control import (Command, Inspection, RatePlan, Reply, Series, StepTi
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
+from ..hooks.alerts import AlertsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import DECISIONS
 
@@ -58,8 +59,8 @@ class LocalRunView:
     loaders = property(lambda self: list(self.trainer.valid_loaders))
     in_cell = property(lambda self: self.trainer.driver.name in CELLS)
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
-    panes = ("hooks", "lr", "journal", "inspect")
     waiting = property(lambda self: self.trainer.waiting)
+    alerts = property(lambda self: list(self.trainer.alerts))
     inspection: Inspection | None = property(lambda self: self.trainer.inspection)
     branches = property(lambda self: self.trainer.history.branches)
     records_version = property(lambda self: self.trainer.history.version)
@@ -79,6 +80,12 @@ class LocalRunView:
             raise ReferenceError(f"the trainer of this {self.name} is gone: only its panel was "
                                  "left, which does not keep it")
         return trainer
+
+    @property
+    def panes(self) -> tuple[str, ...]:
+        "The tabs; the one of alerts only where something raises them."
+        alerts = ("alerts",) if self.trainer.get_hook(AlertsHook) is not None else ()
+        return ("hooks", "lr", "journal", *alerts, "inspect")
 
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
         "New points of each record name; `since`: how many of a name are known already."
