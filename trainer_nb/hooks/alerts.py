@@ -8,7 +8,7 @@ __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', '
            'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice', 'LossJudge', 'EvaluationJudge', 'TimeJudge',
            'AlertLog', 'AlertsHook']
 
-# %% ../../nbs/hooks/27_alerts.ipynb #8d5609e7
+# %% ../../nbs/hooks/27_alerts.ipynb #363f472f
 import math
 from dataclasses import asdict, dataclass, field
 
@@ -22,7 +22,7 @@ from ..core.tunable import Tunable
 from .progress import ProgressHook
 from .recorder import RecorderHook
 
-# %% ../../nbs/hooks/27_alerts.ipynb #ddfcc231
+# %% ../../nbs/hooks/27_alerts.ipynb #d55c1a86
 KINDS = {"not_finite": "Not finite", "spike": "Loss spike", "divergence": "Divergence",
          "plateau": "Plateau", "overfitting": "Train and validation apart",
          "data": "Waiting for data", "slow_hook": "Slow hook"}
@@ -47,7 +47,7 @@ class Alert:
     def __str__(self):
         return f"{self.title} at step {self.step:,}: {self.seen} {self.advice}".rstrip()
 
-# %% ../../nbs/hooks/27_alerts.ipynb #bf2ae859
+# %% ../../nbs/hooks/27_alerts.ipynb #f0d8ddb6
 def median(values: np.ndarray) -> float:
     "The median; faster than NumPy's on few values."
     ordered, half = np.sort(values), len(values) // 2
@@ -61,7 +61,7 @@ def number(value: float) -> str:
     "A loss in few characters."
     return f"{value:.4g}"
 
-# %% ../../nbs/hooks/27_alerts.ipynb #572bbf9d
+# %% ../../nbs/hooks/27_alerts.ipynb #ed9c081d
 def first_spike(before: np.ndarray, values: np.ndarray, threshold: float) -> int | None:
     """The index in `values` of the first of three in five losses above a threshold.
 
@@ -75,7 +75,7 @@ def first_spike(before: np.ndarray, values: np.ndarray, threshold: float) -> int
     first = max(0, end - 4) + int(np.argmax(high[max(0, end - 4):end + 1]))
     return max(0, first - len(before))
 
-# %% ../../nbs/hooks/27_alerts.ipynb #bfe9fd1b
+# %% ../../nbs/hooks/27_alerts.ipynb #9b239d86
 @dataclass
 class Levels:
     "How the training loss has gone so far: where it began, its lowest level, its present one."
@@ -109,7 +109,7 @@ class Levels:
         "The level from which the run has diverged."
         return self.best + max(spreads * self.noise, rise * self.fall)
 
-# %% ../../nbs/hooks/27_alerts.ipynb #9665e6e7
+# %% ../../nbs/hooks/27_alerts.ipynb #5f3b7759
 def fall_of_halves(losses: np.ndarray) -> tuple[float, float, float]:
     "Medians of the older and of the newer half, and the standard error of their difference."
     half = len(losses) // 2
@@ -119,7 +119,7 @@ def fall_of_halves(losses: np.ndarray) -> tuple[float, float, float]:
                    for each, centre in ((old, before), (new, after)))
     return before, after, 1.2533 * math.sqrt(variance)
 
-# %% ../../nbs/hooks/27_alerts.ipynb #b4237f4b
+# %% ../../nbs/hooks/27_alerts.ipynb #052da884
 @dataclass
 class Evaluations:
     "The losses of one validation loader so far."
@@ -142,9 +142,9 @@ class Evaluations:
         if len(self.above) < count or not train < self.train:
             return False
         least = max(abs(self.best), self.first - self.best)
-        return sum(self.above) / len(self.above) > self.best + share * least
+        return median(np.array(self.above)) > self.best + share * least
 
-# %% ../../nbs/hooks/27_alerts.ipynb #5bb9e53f
+# %% ../../nbs/hooks/27_alerts.ipynb #225651b8
 LEAST_WAIT, LEAST_HOOK = 5e-3, 0.5e-3  # seconds a step; less is not reported
 COUNTED = 64  # steps that a judgement of hooks needs
 REST = 1000  # steps in which hooks are not counted, since counting costs time itself
@@ -180,7 +180,7 @@ class HookCosts:
         return {name: (seconds / whole if whole > 0 else 0.0, seconds / counted)
                 for name, seconds in found.items()}
 
-# %% ../../nbs/hooks/27_alerts.ipynb #eab5c2b9
+# %% ../../nbs/hooks/27_alerts.ipynb #f130d085
 def way_back(trainer, step: int) -> str:
     "How to go back to ten steps before a step or more, as far as this run can."
     points = [each.step for each in trainer.rewind_points() if each.step <= step - 10]
@@ -220,7 +220,7 @@ def advice(alert: Alert, trainer) -> str:
                 f'(`trainer.tune(**{{"{name}": False}})`).')
     return text[:1].upper() + text[1:]
 
-# %% ../../nbs/hooks/27_alerts.ipynb #c55d12fc
+# %% ../../nbs/hooks/27_alerts.ipynb #cf28d060
 WINDOW = 100  # losses of a level, and of what a spike is compared with
 
 class LossJudge:
@@ -315,7 +315,7 @@ class LossJudge:
                      f"{len(values):,} steps: median {number(before)} in their first half, "
                      f"{number(after)} in the second (±{number(2 * error)}).", subject="train/loss")
 
-# %% ../../nbs/hooks/27_alerts.ipynb #851e6c0f
+# %% ../../nbs/hooks/27_alerts.ipynb #d46e2d91
 class EvaluationJudge:
     "Judges the validation loss of each loader, against the level of the training loss."
     def __init__(self):
@@ -385,7 +385,7 @@ class TimeJudge:
             self.count(trainer, False)
         return found
 
-# %% ../../nbs/hooks/27_alerts.ipynb #b6e70211
+# %% ../../nbs/hooks/27_alerts.ipynb #6efff482
 MOST_ALERTS = 1000
 FORM = {"kind": str, "step": int, "seen": str, "advice": str, "subject": str, "number": int,
         "raised": int, "ended": int | None, "entries": int}
@@ -428,7 +428,7 @@ class AlertLog:
         self._left, self.alerts = self.alerts, [Alert(**each) for each in state]
         self.open = {each.key: each for each in self.alerts if each.ended is None}
 
-# %% ../../nbs/hooks/27_alerts.ipynb #43b6c9b4
+# %% ../../nbs/hooks/27_alerts.ipynb #07766d7d
 PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_step": int,
          "now": float}
 EVALUATED = {"first": float, "best": float, "best_step": int, "train": float, "above": list[float]}
