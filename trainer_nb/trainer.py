@@ -23,6 +23,7 @@ from .core.folder import release
 from .core.hook import ComponentHook
 from .core.optimizers import for_each
 from .core.state import FitResult, warn, weakly
+from .hooks.alerts import Alert, AlertsHook
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay
 from .hooks.inspect import InspectHook
@@ -354,6 +355,12 @@ def waiting(self: Trainer) -> list[WaitingCommand]:
     "The commands of other processes that wait for `approve` or `decline`."
     control = self.get_hook(RemoteControlHook)
     return [] if control is None else control.waiting
+
+@patch(as_prop=True)
+def alerts(self: Trainer) -> list[Alert]:
+    "What an AlertsHook has said so far, the oldest first; `ended` is None where it goes on."
+    hook = self.get_hook(AlertsHook)
+    return [] if hook is None else hook.alerts
 
 @patch
 def approve(self: Trainer, id: str) -> None:

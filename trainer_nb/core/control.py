@@ -281,6 +281,7 @@ class RunView(Protocol):
     step_times: StepTimes | None  # while hooks are watched
     inspection: Inspection | None  # after "inspect"
     breakpoints: list[str]  # conditions of `pause_when`
+    alerts: list  # of Alert: what is wrong with the run, the oldest first
     waiting: list[WaitingCommand]  # until a person posts "approve" or "decline" with its id
     failed: str  # "batch 12 of epoch 3", "" unless a training batch failed
     loaders: list[str]  # names of the validation loaders

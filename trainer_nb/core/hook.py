@@ -24,7 +24,7 @@ HOOK_POINTS = {
     "batch": ("before_batch", "after_pred", "after_loss", "after_backward", "after_batch"),
     "step": ("before_step", "after_step", "before_optimizer_step", "after_optimizer_step"),
     "control": ("on_pause", "on_resume", "on_intervention"),
-    "output": ("on_log", "on_log_images", "on_log_pr_curve"),
+    "output": ("on_log", "on_log_images", "on_log_pr_curve", "on_alert"),
     "state": ("on_state_dict", "on_load_state_dict"),
 }
 POINTS = tuple(point for points in HOOK_POINTS.values() for point in points)
@@ -125,6 +125,7 @@ class Hook:
     def on_log(self, trainer, records): "Records (name to number) are logged."
     def on_log_images(self, trainer, images): "Images (name to array) are logged."
     def on_log_pr_curve(self, trainer, name, labels, predictions): "A precision-recall curve."
+    def on_alert(self, trainer, alert): "An alert was raised, by an AlertsHook."
     def on_state_dict(self, trainer, state): "A checkpoint `state` is about to be saved."
     def on_load_state_dict(self, trainer, state): "A checkpoint `state` is about to be loaded."
 
@@ -369,6 +370,7 @@ class HookSet:
         self.is_main = is_main
         self.rows: list[HookRow] = []
         self.watched = False  # calls and time are counted
+        self.watchers: set[str] = set()  # who wants that
         self.clock: StepClock | None = None  # since they were first
         self.stale = False  # added or removed since resolve()
         # id of the last exception that was raised after all hooks of its point were called
@@ -441,10 +443,12 @@ class HookSet:
             plain = self._timed if self.clock.weight else self._sparse
         self.__dict__.update(plain)
 
-    def watch(self, on: bool = True, step: int | None = None) -> None:
+    def watch(self, on: bool = True, step: int | None = None, who: str = "panel") -> None:
         """Start or stop counting calls and time at the next boundary; the counts stay.
 
-        `step`: the steps done so far."""
+        `step`: the steps done so far; `who`: counting ends when all who began it have ended it."""
+        (self.watchers.add if on else self.watchers.discard)(who)
+        on = bool(self.watchers)
         if on and not self.watched:
             self.clock = self.clock or StepClock()
             self.clock.spans.append([step, None])

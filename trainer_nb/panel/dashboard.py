@@ -24,6 +24,7 @@ import numpy as np
 from ..core.control import RunView
 from ..core.state import Position, RunState
 from ..hooks.progress import as_clock
+from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
 from .controls import Controls, button
 from .data_pane import DataPane
@@ -344,7 +345,7 @@ def message_text(view: RunView, invalid: str = "", can_rewind: bool = False) -> 
     if state in MESSAGES:
         words = MESSAGES[state].format(step=step, reason=why_paused(view))
         return words if "inspect" in view.panes else words.replace(" inspect the batch,", "")
-    return last_change(view) + last_checkpoint(view)
+    return alert_line(view) or last_change(view) + last_checkpoint(view)
 
 # %% ../../nbs/panel/39_dashboard.ipynb #faf9fa1e
 def next_action(view: RunView) -> tuple[str, str, dict]:
@@ -353,6 +354,8 @@ def next_action(view: RunView) -> tuple[str, str, dict]:
     if state is RunState.PAUSED:
         text, name = ("LR finder", "lr") if searching(view) else ("Inspect", "inspect")
         return (text, "tab", {"name": name}) if name in view.panes else ("", "", {})
+    if "alerts" in view.panes and alert_line(view):
+        return "Alerts", "tab", {"name": "alerts"}
     if state is RunState.FINISHED:
         return "As a script", "tab", {"name": "journal"}
     if state is RunState.ERROR and not view.notice[1]:  # else no process is there
@@ -435,6 +438,8 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
               "journal": (f"Journal {len(changes)}", ""),
               "inspect": (inspect, "invite" if paused else ""), "layers": (LayersPane.title, ""),
               "data": (DataPane.title, "")}
+    if "alerts" in view.panes:
+        titles["alerts"] = alerts_title(view)
     return {name: titles[name] for name in view.panes}
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a3ede155
@@ -480,7 +485,7 @@ class Dashboard:
         self.plots = Plots(view, self.curves, self.controls.pick, find)
         self.tunables = Tunables(view, notify)
         panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane,
-                 "layers": LayersPane, "data": DataPane}
+                 "layers": LayersPane, "data": DataPane, "alerts": AlertsPane}
         makers = {name: lambda kind=kind: kind(view, notify) for name, kind in panes.items()}
         others = self.plots.others
         makers["table"] = lambda: TablePane(view, self.curves)

@@ -18,6 +18,7 @@ from ..core.control import (Command, Inspection, RatePlan, Reply, Series, StepTi
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
+from ..hooks.alerts import AlertsHook
 from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import DECISIONS
@@ -61,6 +62,7 @@ class LocalRunView:
     in_cell = property(lambda self: self.trainer.driver.name in CELLS)
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
     waiting = property(lambda self: self.trainer.waiting)
+    alerts = property(lambda self: list(self.trainer.alerts))
     inspection: Inspection | None = property(lambda self: self.trainer.inspection)
     branches = property(lambda self: self.trainer.history.branches)
     records_version = property(lambda self: self.trainer.history.version)
@@ -104,8 +106,8 @@ class LocalRunView:
     @property
     def panes(self) -> tuple[str, ...]:
         "The tabs that have something to show."
-        of_hooks = {"layers": self.layer_stats, "data": self.samples}
-        there = [name for name, hook in of_hooks.items() if hook is not None]
+        of_hooks = {"alerts": AlertsHook, "layers": LayerStatsHook, "data": SamplesHook}
+        there = [name for name, kind in of_hooks.items() if self._hook(kind) is not None]
         return ("hooks", "lr", "journal", "inspect", *there)
 
     @property

@@ -36,8 +36,10 @@ from ..core.hook import HookFailure
 from ..core.journal import Intervention, Journal
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable, Tunable, find_tunable
+from ..hooks.alerts import Alert
 from ..hooks.progress import as_clock
 from ..hooks.recorder import History
+from ..hooks.remote_control import MOST_ALERTS
 from ..hooks.run_folder import JOURNAL, METRICS, PLACE
 
 # %% ../../nbs/remote/41_remote_view.ipynb #dedf8af8
@@ -595,7 +597,9 @@ def files_seen(path: Path, names: Iterable[str] = WRITTEN) -> tuple | None:
 class RemoteRunView:
     "A `RunView` of a run in another process, from its folder; ControlError where none is there."
     inspection = lr_search = rate_plan = None  # stay with the run
-    panes, in_cell = ("hooks", "journal"), False  # no cell of this process waits for the run
+    in_cell = False  # no cell of this process waits for the run
+    _raises_alerts = property(lambda self: any(row.label == "AlertsHook" for row in self.hooks))
+    panes = property(lambda self: ("hooks", "journal", *["alerts"] * self._raises_alerts))
     journal = property(lambda self: self._journal.journal)
     history = property(lambda self: self._records.history)
     branches = property(lambda self: self.history.branches)
@@ -609,6 +613,7 @@ class RemoteRunView:
     loaders = property(lambda self: self.watch.of("loaders", list[str], []))
     breakpoints = property(lambda self: self.watch.of("breakpoints", list[str], []))
     waiting = property(lambda self: self._read_waiting())
+    alerts = property(lambda self: self._read_alerts())
     can_rewind = property(lambda self: self.watch.of("can_rewind", bool, False))
     standing = property(lambda self: self.watch.standing)
     notice = property(lambda self: notice(self))
@@ -671,6 +676,10 @@ class RemoteRunView:
         known = RunState(state) if state in list(RunState) else RunState.INTERRUPTED
         going = known in (RunState.IDLE, RunState.RUNNING, RunState.PAUSED, RunState.DETACHED)
         return RunState.INTERRUPTED if going and self.standing in ("lost", "ended") else known
+
+    def _read_alerts(self) -> list[Alert]:
+        found = self.watch.of("alerts", list, [])
+        return each_read(lambda each: typed(Alert, each), found[-MOST_ALERTS:])
 
     def _read_waiting(self) -> list[WaitingCommand]:
         found = self.watch.of("waiting", list, []) if self.watch.reachable else []

@@ -1,0 +1,66 @@
+"""Alerts in JupyterLab: the message line says the newest while the cell runs, its button opens the tab, and nothing moves."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from live_page import later
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+import time
+import torch
+from trainer_nb import AlertsHook, LambdaHook, Trainer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(256, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
+def poison(trainer):
+    time.sleep(0.004)
+    inputs, targets = trainer.batch
+    if 300 <= trainer.step_state.optimizer_step < 500:
+        trainer.batch = inputs, targets + 30
+trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=2000, device="cpu",
+                  hooks=[AlertsHook(data_share=None, hook_share=None, divergence=None), LambdaHook(name="poison", before_batch=poison)])
+"""
+PLACES = """() => ['.tnb-head', '.tnb-controls', '.tnb-message', '.tnb-main', '.tnb-tabs']
+    .map(name => document.querySelector(`.tnb ${name}`)).map(part => [part.offsetTop, part.offsetHeight])"""
+
+
+@pytest.mark.parametrize("width", [1300, 620])
+def test_an_alert_is_seen_and_moves_nothing(jupyterlab, browser, width):
+    """Title and sentence in the message line, all of it in the tab; the parts stay where they are, also when it is over."""
+    with jupyterlab.new_page(browser, width=width, height=1250) as lab:
+        jupyterlab.write_notebook("alerts.ipynb", [SETUP, "trainer.fit().status"])
+        lab.open("alerts.ipynb")
+        lab.run_cell(0)
+        lab.wait_cell(0)
+        lab.run_cell(1)
+        page = lab.page
+        message = lab.cell(1).locator(".tnb .message")
+        message.wait_for(timeout=60_000)
+        tab = lab.cell(1).get_by_role("button", name="Alerts", exact=False)
+        tab.get_by_text("Alerts 0").or_(tab).first.wait_for()
+        time.sleep(1)
+        before = page.evaluate(PLACES)
+        name = message.locator(".alert-name")
+        name.wait_for(timeout=60_000)
+        assert name.inner_text() == "Loss spike" and "train/loss rose from" in message.inner_text()
+        assert "lower the rate" in message.locator("span[title]").first.get_attribute("title")
+        assert page.evaluate(PLACES) == before
+        lab.cell(1).get_by_role("button", name="Alerts", exact=True).click()
+        row = lab.cell(1).locator(".tnb-alerts tbody tr").first
+        row.wait_for()
+        assert "goes on" in row.inner_text() and "trainer.tune(lr_scale=0.5)" in row.locator(".advice code").all_inner_texts()
+        box, outer = row.bounding_box(), lab.cell(1).locator(".tnb-alerts").bounding_box()
+        assert box["width"] <= outer["width"] + 1  # nothing runs out of the panel
+        row.scroll_into_view_if_needed()
+        if folder := os.environ.get("TRAINER_NB_PICTURES"):
+            lab.screenshot(Path(folder, f"alerts-{width}.png"))
+        assert later(lambda: "until" in row.inner_text(), 60)  # the spike is over
+        assert later(lambda: "Loss spike" not in message.inner_text())
+        assert page.evaluate(PLACES) == before
+        lab.cell(1).get_by_role("button", name="Stop", exact=True).click()
+        assert later(lambda: not lab.is_running(1)) and lab.problems == []
