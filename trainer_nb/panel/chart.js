@@ -34,7 +34,8 @@ function unpacked(trace) {
 }
 
 export default {
-  render({ model, el }) {
+  // `loaded`: a promise of plotly.js, where a page has it from elsewhere; `model` is then anything with get, on, off and send.
+  render({ model, el, loaded = plotly(model) }) {
     const box = el.appendChild(document.createElement("div"));
     let Plotly = null, gone = false, asked = 0, timer = 0, click = 0;
     const draw = () => {
@@ -61,7 +62,7 @@ export default {
     });
     model.on("change:figure", ask);
     observer.observe(el);
-    plotly(model).then(
+    loaded.then(
       (found) => { Plotly = found; if (!gone) ask(); },
       (error) => { box.textContent = `The curves cannot be drawn (${error.message}): reload the page.`; });
     return () => {
