@@ -7,7 +7,7 @@ __all__ = ['MEAN', 'CHUNK', 'MOST_NAMES', 'BUTTONS', 'SENT', 'ONLY', 'SILENT', '
            'number_text', 'numbers', 'none_word', 'shown_value', 'tunable_row', 'tunable_rows', 'why_not', 'buttons',
            'message', 'journal_rows', 'position', 'PageState']
 
-# %% ../../nbs/remote/48_page_state.ipynb #2aefbb53
+# %% ../../nbs/remote/48_page_state.ipynb #e1ab7aba
 import math
 import os
 import time
@@ -21,7 +21,7 @@ from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
                                          process_there, reachable, short_number, standing,
                                          surviving, texts, value_text, waiting_text)
 
-# %% ../../nbs/remote/48_page_state.ipynb #d7668f5a
+# %% ../../nbs/remote/48_page_state.ipynb #456abe00
 MEAN = 33  # points of a mean
 CHUNK = 1 << 22  # bytes that are read at once
 MOST_NAMES = 500  # records that are held
@@ -62,7 +62,7 @@ class LastValues:
         points = self.of.get(name)
         return sum(value for _, value in points) / len(points) if points else None
 
-# %% ../../nbs/remote/48_page_state.ipynb #ad0f28a6
+# %% ../../nbs/remote/48_page_state.ipynb #385fc39b
 def number_text(value: float | None) -> str:
     "A number in few characters, four digits of it; '' for None."
     if value is None:
@@ -89,14 +89,13 @@ def numbers(status: dict, values: LastValues, most: int = 12) -> list[dict]:
     cells += [(name, number_text(values.mean(name)), f"avg {len(values.of[name])}")
               for name in noisy]
     cells += [(name, number_text(values.last(name)), "") for name in measured]
-    best, step = at(status, "best", "name", kind=str), at(status, "best", "step")
+    best = at(status, "best", "name", kind=str)
     if best is not None:
-        cells = [*cells[:most - 1], (f"best {best}", number_text(at(status, "best", "value")),
-                                     f"step {step:,}" if step is not None else "")]
+        cells = [*cells[:most - 1], (f"best {best}", number_text(at(status, "best", "value")), "")]
     return [{"label": printable(label, 40), "value": value, "unit": unit if value else ""}
             for label, value, unit in cells[:most]]
 
-# %% ../../nbs/remote/48_page_state.ipynb #3399d260
+# %% ../../nbs/remote/48_page_state.ipynb #999112ce
 def none_word(view: dict) -> str:
     "What None is called for this tunable."
     return at(view, "none", kind=str) or "none"
@@ -136,7 +135,7 @@ def tunable_rows(offer: dict, most: int = 200) -> list[dict]:
               and not (owner(view) and view["name"] == f"{owner(view)}.order")]
     return list(map(tunable_row, sorted(wanted, key=lambda view: owner(view) != "")))[:most]
 
-# %% ../../nbs/remote/48_page_state.ipynb #4cbd4188
+# %% ../../nbs/remote/48_page_state.ipynb #f05da0e4
 BUTTONS = {  # command: label, what it does
     "pause": ("Pause", "Pause at the next step; the run stays in memory"),
     "resume": ("Resume", "Go on exactly where it stopped"),
@@ -174,7 +173,7 @@ def buttons(how: str, status: dict, offer: dict) -> list[dict]:
              "does": does, "why_not": why_not(name, how, status, offered)}
             for name, (label, does) in BUTTONS.items() if name != left_out]
 
-# %% ../../nbs/remote/48_page_state.ipynb #ff139603
+# %% ../../nbs/remote/48_page_state.ipynb #dbccab59
 SILENT = 10.0  # seconds without a sign
 MOST_ENTRIES = 40  # of the journal
 COLOURS = {"running": "running", "paused": "paused", "idle": "idle", "crashed": "error",
@@ -208,7 +207,7 @@ def position(status: dict) -> dict:
     place = at(status, "position", kind=dict, default={})
     return {name: at(place, name) for name in ("step", "max_steps", "epoch", "epochs", "fraction")}
 
-# %% ../../nbs/remote/48_page_state.ipynb #e724d93b
+# %% ../../nbs/remote/48_page_state.ipynb #4701f73f
 class PageState:
     "A run as a page shows it; `read()` looks at the files again, one thread at a time."
     def __init__(self, path):

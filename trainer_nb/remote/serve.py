@@ -8,7 +8,7 @@ __all__ = ['LOCAL', 'SEALS', 'CLOSED', 'LARGEST', 'COMMANDS', 'FILES', 'MOST_COM
            'packed', 'plain_titles', 'Figures', 'versioned', 'Page', 'body_of', 'application', 'listening', 'Server',
            'greeting', 'add_arguments', 'check_name', 'run', 'colab_link', 'serve_trainer']
 
-# %% ../../nbs/remote/49_serve.ipynb #aaecf243
+# %% ../../nbs/remote/49_serve.ipynb #909bfdb9
 import atexit
 import errno
 import gzip
@@ -34,7 +34,7 @@ from .cli import finite, json_line, no_words, outcome, parsed_value, request_for
 from .page_state import PageState, none_word
 from .run_files import RunFiles, at, find_run, nearest, printable
 
-# %% ../../nbs/remote/49_serve.ipynb #f61b40c2
+# %% ../../nbs/remote/49_serve.ipynb #05434eec
 @dataclass(frozen=True)
 class Access:
     "The tokens of a server: `steer` is '' where all may only look."
@@ -56,7 +56,7 @@ class Access:
                 found = role
         return found
 
-# %% ../../nbs/remote/49_serve.ipynb #91769afc
+# %% ../../nbs/remote/49_serve.ipynb #16ebc100
 LOCAL = frozenset(("127.0.0.1", "localhost", "::1"))
 
 def host_of(header: str) -> str:
@@ -91,7 +91,7 @@ class Names:
         name = host_of(header)
         return name in self.names or self.numbers and is_address(name)
 
-# %% ../../nbs/remote/49_serve.ipynb #8443e1c0
+# %% ../../nbs/remote/49_serve.ipynb #726fd84b
 SEALS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
                                "img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -120,7 +120,7 @@ def cookie_value(header: str, name: str) -> str:
     pairs = (each.strip().partition("=") for each in header.split(";"))
     return next((value for key, _, value in pairs if key == name), "")
 
-# %% ../../nbs/remote/49_serve.ipynb #cae2c448
+# %% ../../nbs/remote/49_serve.ipynb #0698fce3
 class Gate:
     "What a request passes first: host, token and origin; an ASGI application around another."
     def __init__(self, app, access: Access, names: Names):
@@ -133,8 +133,8 @@ class Gate:
                    for name, value in scope["headers"]}
         given = self.given(scope)
         role = self.access.role(given) or self.known(headers)
-        more = dict(SEALS)
-        if self.access.role(given):
+        answer, more = self.refusal(scope, headers, role), dict(SEALS)
+        if answer is None and self.access.role(given):
             more["Set-Cookie"] = (f"{self.access.cookie}={given}; HttpOnly; SameSite=Strict; "
                                   "Path=/")
         async def sealed(message):
@@ -143,7 +143,6 @@ class Gate:
                 message = message | {"headers": [*held, *(
                     (name.lower().encode(), value.encode()) for name, value in more.items())]}
             await send(message)
-        answer = self.refusal(scope, headers, role)
         if answer is None:
             await self.app(scope | {"role": role}, receive, sealed)
         else:
@@ -198,7 +197,7 @@ async def written(answer: Answer, send) -> None:
         (name.lower().encode(), value.encode()) for name, value in head.items()]})
     await send({"type": "http.response.body", "body": answer.body})
 
-# %% ../../nbs/remote/49_serve.ipynb #b38cb55b
+# %% ../../nbs/remote/49_serve.ipynb #eecdf3d7
 COMMANDS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note",
             "approve", "decline")
 
@@ -243,7 +242,7 @@ def act(run: RunFiles, source: str, body: bytes, wait: float = 10.0) -> dict:
     about = SimpleNamespace(source=source, reason=reason, max_age_steps=None)
     return outcome(run, request_for(run, name, values, about), wait)
 
-# %% ../../nbs/remote/49_serve.ipynb #23dbac3f
+# %% ../../nbs/remote/49_serve.ipynb #6ae72fcc
 def packed(data: list[dict], layout: dict) -> bytes:
     "A figure: length of an object of JSON, that object, then float32 of each x and y in turn."
     import numpy as np
@@ -291,7 +290,7 @@ class Figures:
             shape = plain_titles(layout(groups, log, curves.last(axis)))
             return version, packed(data, shape | keep)
 
-# %% ../../nbs/remote/49_serve.ipynb #754397c1
+# %% ../../nbs/remote/49_serve.ipynb #d614ff25
 FILES = {  # name in the address: package, file, type
     "": ("trainer_nb.remote", "page/index.html", "text/html; charset=utf-8"),
     "page.css": ("trainer_nb.remote", "page/page.css", "text/css; charset=utf-8"),
@@ -311,8 +310,8 @@ def versioned(answer: Answer, known: str, version: str = "") -> Answer:
 
 class Page:
     "What the page of a run is made of; `source`: of its commands in the journal."
-    def __init__(self, path, source: str = "page"):
-        self.run, self.source = RunFiles(path), source
+    def __init__(self, path, source: str = "page", wait: float = 10.0):  # seconds for an answer
+        self.run, self.source, self.wait = RunFiles(path), source, wait
         self.state_of_run, self.figures = PageState(path), Figures(path)
         self._reading, self._plotly = threading.Lock(), b""
         self._open = threading.BoundedSemaphore(MOST_COMMANDS)
@@ -357,13 +356,13 @@ class Page:
         if not self._open.acquire(blocking=False):
             return refused(503, f"{MOST_COMMANDS} commands wait for the run already")
         try:
-            return Answer(json_line(act(self.run, self.source, body)).encode())
+            return Answer(json_line(act(self.run, self.source, body, self.wait)).encode())
         except (ValueError, ControlError, OSError) as error:
             return refused(400, printable(error, 1000))
         finally:
             self._open.release()
 
-# %% ../../nbs/remote/49_serve.ipynb #3e1f15e2
+# %% ../../nbs/remote/49_serve.ipynb #8c713c52
 MISSING = "a page needs starlette and uvicorn: pip install \"trainer_nb[serve]\""
 
 async def body_of(request, most: int = LARGEST) -> bytes:
@@ -378,8 +377,8 @@ async def body_of(request, most: int = LARGEST) -> bytes:
 def application(page: Page, access: Access, names: Names):
     "The page as an ASGI application behind its gate; ImportError says what to install."
     try:
+        from anyio.to_thread import run_sync
         from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
         from starlette.responses import Response
         from starlette.routing import Route
     except ImportError as error:
@@ -395,15 +394,15 @@ def application(page: Page, access: Access, names: Names):
     def figure(request):
         return response(page.figure(dict(request.query_params), known(request)))
     async def command(request):
-        body = await body_of(request)
-        return response(await run_in_threadpool(page.command, body))
+        body = await body_of(request)  # the server's end does not wait for the run's answer
+        return response(await run_sync(page.command, body, abandon_on_cancel=True))
     return Gate(Starlette(routes=[
         *map(serving, FILES), Route("/state", state), Route("/figure", figure),
         Route("/plotly.js", lambda request: response(page.plotly(known(request)))),
         Route("/favicon.ico", lambda request: Response(status_code=204)),
         Route("/command", command, methods=["POST"])]), access, names)
 
-# %% ../../nbs/remote/49_serve.ipynb #9b250da6
+# %% ../../nbs/remote/49_serve.ipynb #7867b4d5
 PORT = 8765  # of `trainer-nb serve`, where it is free
 
 def listening(host: str, port: int | None) -> socket.socket:
@@ -494,7 +493,7 @@ class Server:
         return " · ".join(f'<a href="{html.escape(link)}" target="_blank" rel="noopener">'
                           f"{words}</a>" for words, link in [*steer, ("only look", self.look_url)])
 
-# %% ../../nbs/remote/49_serve.ipynb #1b4a4a6c
+# %% ../../nbs/remote/49_serve.ipynb #47c18a0c
 def greeting(server: Server, shown: str) -> list[str]:
     "What is printed at the start: the links, and what the host means."
     wide = server.host not in LOCAL
@@ -547,7 +546,7 @@ def run(options) -> int:
         server.close()
     return 0
 
-# %% ../../nbs/remote/49_serve.ipynb #a3367a8f
+# %% ../../nbs/remote/49_serve.ipynb #c29da7e8
 def colab_link(server: Server) -> str:
     "The address of the page behind Colab's proxy; '' outside of Colab."
     if "google.colab" not in sys.modules:

@@ -186,7 +186,7 @@ function tunableRow(row) {
   label.title = row.doc;
   box.setAttribute("aria-describedby", hint.id);
   node.append(label, box, hint);
-  if (row.group) label.prepend(made("span", row.group, "quiet of"));
+  if (row.group) label.prepend(made("span", row.group, "quiet of"), " ");
   box.addEventListener("change", async () => {
     let value = row.kind === "bool" ? box.checked : box.value;
     if (row.choices) value = row.choices[box.selectedIndex].value;
@@ -297,6 +297,17 @@ function unpacked(buffer) {
   return { ...found, data: found.data.map((trace) => ({ ...trace, x: floats(trace.x), y: floats(trace.y) })) };
 }
 
+// The names of the losses; what is drawn beside them has no name of its own in a legend.
+function drawLegend() {
+  const named = figure.value.data.filter((trace) => trace.yaxis === "y" && !["raw", "rewound", "not finite"].includes(trace.name));
+  keep(at("legend"), named.slice(0, 6), (trace) => trace.name, (trace) => {
+    const entry = made("span"), line = entry.appendChild(made("s"));
+    line.style.borderColor = trace.line.color;
+    entry.append(trace.name);
+    return entry;
+  }, () => {});
+}
+
 async function lookAtCurves() {
   const wanted = new URLSearchParams({ axis: at("axis").value, window: at("window").value, log: Number(at("log").checked) });
   try {
@@ -307,6 +318,7 @@ async function lookAtCurves() {
       figure.value = unpacked(await response.arrayBuffer());
       at("chart").style.height = `${figure.value.layout.height}px`;
       for (const listener of figure.listeners) listener();
+      drawLegend();
       at("curves").hidden = figure.value.data.some((trace) => trace.x.byteLength);
     } else if (response.status !== 304 && response.status !== 403) {
       set(at("curves"), (await response.json()).reason);
