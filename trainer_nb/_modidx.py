@@ -5382,6 +5382,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/remote/serve.py'),
                                          'trainer_nb.remote.serve.greeting': ('remote/serve.html#greeting', 'trainer_nb/remote/serve.py'),
                                          'trainer_nb.remote.serve.host_of': ('remote/serve.html#host_of', 'trainer_nb/remote/serve.py'),
+                                         'trainer_nb.remote.serve.in_thread': ('remote/serve.html#in_thread', 'trainer_nb/remote/serve.py'),
                                          'trainer_nb.remote.serve.is_address': ( 'remote/serve.html#is_address',
                                                                                  'trainer_nb/remote/serve.py'),
                                          'trainer_nb.remote.serve.listening': ('remote/serve.html#listening', 'trainer_nb/remote/serve.py'),

@@ -89,7 +89,7 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         rate.fill("*0.5")
         rate.press("Enter")
         assert later(lambda: any(each["name"] == "lr" and each["new"] == 0.005 and each["source"] == "page" for each in run.journal))
-        assert later(lambda: json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])["lr"] == 0.005)
+        assert later(lambda: json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1]).get("lr") == 0.005)
         assert later(lambda: "→ 0.005 (page" in opened.text("journal")) and later(lambda: rate.input_value() == "0.005")
         rate.fill("-3")
         rate.press("Enter")

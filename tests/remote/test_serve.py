@@ -45,6 +45,19 @@ def served(run):
         yield served
 
 
+@pytest.fixture(scope="module")
+def unread(tmp_path_factory):
+    """Files of a run that does not read its commands, for what has to be refused before."""
+    return WrittenRun(tmp_path_factory.mktemp("unread"))
+
+
+@pytest.fixture(scope="module")
+def guarded(unread):
+    """Its page."""
+    with Served(unread.path, "--port", 0) as guarded:
+        yield guarded
+
+
 @pytest.fixture
 def written(tmp_path):
     """Files of a run that does not read its commands."""
@@ -112,12 +125,12 @@ def test_the_curves_are_those_of_the_records(served, run):
     served.post("resume")
 
 
-def test_an_unchanged_file_is_not_sent_again(served):
+def test_an_unchanged_file_is_not_sent_again(guarded):
     """The script of plotly is packed, and comes once."""
     for path in READS[3:]:
-        status, headers, body = served.ask(path)
+        status, headers, body = guarded.ask(path)
         assert status == 200 and body
-        assert served.ask(path, If_None_Match=headers["ETag"])[::2] == (304, b"")
+        assert guarded.ask(path, If_None_Match=headers["ETag"])[::2] == (304, b"")
         if path == "plotly.js":
             assert headers["Content-Encoding"] == "gzip" and len(gzip.decompress(body)) > 3 * len(body)
 
@@ -127,14 +140,14 @@ def test_an_unchanged_file_is_not_sent_again(served):
 
 @pytest.mark.parametrize("token", [None, "guess", "", "é"])
 @pytest.mark.parametrize("path", [*READS, "command", "nothing"])
-def test_nothing_without_the_token(served, path, token):
+def test_nothing_without_the_token(guarded, path, token):
     """403, with words that say what to open; no cookie is given."""
     token = token and token.encode().decode("latin-1")
-    answers = [served.ask(path, token), served.ask(path, None, Cookie=f"{cookie_name(served)}={token}"),
-               served.ask(f"{path}?token={urllib.request.quote(token or '')}", None)]
+    answers = [guarded.ask(path, token), guarded.ask(path, None, Cookie=f"{cookie_name(guarded)}={token}"),
+               guarded.ask(f"{path}?token={urllib.request.quote(token or '')}", None)]
     for status, headers, body in answers:
         assert status == 403 and b"link with its token" in body and "Set-Cookie" not in headers
-        assert served.steer.encode() not in body and b"exp1" not in body
+        assert guarded.steer.encode() not in body and b"exp1" not in body
 
 
 def cookie_name(served):
@@ -142,47 +155,46 @@ def cookie_name(served):
     return served.ask(f"?token={served.look}", None)[1]["Set-Cookie"].partition("=")[0]
 
 
-def test_the_token_of_the_link_becomes_a_cookie(served):
+def test_the_token_of_the_link_becomes_a_cookie(guarded):
     """Which no script can read and no other site's request carries; elsewhere than on the page the address has no token."""
-    status, headers, body = served.ask(f"?token={served.steer}", None)
+    status, headers, body = guarded.ask(f"?token={guarded.steer}", None)
     cookie, *flags = headers["Set-Cookie"].split("; ")
     assert status == 200 and b"page.js" in body and {"HttpOnly", "SameSite=Strict", "Path=/"} == set(flags)
-    assert served.ask("state", None, Cookie=f"other=1; {cookie}")[0] == 200
-    assert served.ask("", None, Cookie=cookie)[0] == 200
-    assert served.ask(f"state?token={served.steer}", None)[0] == 403
-    assert cookie.partition("=")[2] == served.steer and served.steer != served.look
+    assert guarded.ask("state", None, Cookie=f"other=1; {cookie}")[0] == 200
+    assert guarded.ask("", None, Cookie=cookie)[0] == 200
+    assert guarded.ask(f"state?token={guarded.steer}", None)[0] == 403
+    assert cookie.partition("=")[2] == guarded.steer and guarded.steer != guarded.look
 
 
-def test_each_start_has_new_tokens(served, run):
+def test_each_start_has_new_tokens(guarded, unread):
     """A link of an earlier server opens nothing."""
-    with Served(run.path, "--port", 0) as other:
-        assert other.ask("state", served.steer)[0] == 403 and other.ask("state")[0] == 200
-        assert len({other.steer, other.look, served.steer, served.look}) == 4 and len(other.steer) >= 43
-        assert cookie_name(other) != cookie_name(served)
+    with Served(unread.path, "--port", 0) as other:
+        assert other.ask("state", guarded.steer)[0] == 403 and other.ask("state")[0] == 200
+        assert len({other.steer, other.look, guarded.steer, guarded.look}) == 4 and len(other.steer) >= 43
+        assert cookie_name(other) != cookie_name(guarded)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "10.1.2.3", "[::2]:80", "x"])
 @pytest.mark.parametrize("path", READS)
-def test_a_strange_host_is_refused(served, host, path):
+def test_a_strange_host_is_refused(guarded, host, path):
     """A name that a web site points to this machine is none of ours, right token or not."""
-    assert served.ask(path, host=host)[0] == 403
-    assert served.ask(f"?token={served.steer}", None, host=host)[1]["Set-Cookie"] is None
+    assert guarded.ask(path, host=host)[0] == 403
+    assert guarded.ask(f"?token={guarded.steer}", None, host=host)[1]["Set-Cookie"] is None
 
 
-def test_the_names_of_this_machine_are_taken(served):
+def test_the_names_of_this_machine_are_taken(guarded):
     """Under any port: ssh may carry it to another one."""
     for host in ("127.0.0.1", "localhost:9000", "LOCALHOST", "[::1]:1"):
-        assert served.ask("state", host=host)[0] == 200
+        assert guarded.ask("state", host=host)[0] == 200
 
 
 @pytest.mark.parametrize("headers", [
     {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "http://localhost"}, {"Origin": ""},
     {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Sec_Fetch_Site": "none"}], ids=str)
-def test_another_page_changes_nothing(served, run, headers):
+def test_another_page_changes_nothing(guarded, unread, headers):
     """Also one of another port of this machine."""
-    before = len(run.journal)
-    status, answer = served.post("note", {"text": "evil"}, **headers)
-    assert status == 403 and "may not change" in answer["reason"] and len(run.journal) == before
+    status, answer = guarded.post("note", {"text": "evil"}, **headers)
+    assert status == 403 and "may not change" in answer["reason"] and unread.commands() == []
 
 
 def test_the_page_itself_may(served):
@@ -192,29 +204,28 @@ def test_the_page_itself_may(served):
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/json; application/json"])
-def test_only_json_is_taken(served, kind):
+def test_only_json_is_taken(guarded, kind):
     """A form of another site cannot send it."""
-    assert served.post("pause", Content_Type=kind)[0] == 415 and served.state()["standing"] == "running"
+    assert guarded.post("pause", Content_Type=kind)[0] == 415 and guarded.state()["standing"] == "running"
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "POST"])
-def test_other_methods_do_nothing(served, method):
+def test_other_methods_do_nothing(guarded, method):
     """No preflight is answered."""
-    status, headers, _ = served.ask("state", method=method, body=b"{}", Origin="https://evil.example", **JSON)
+    status, headers, _ = guarded.ask("state", method=method, body=b"{}", Origin="https://evil.example", **JSON)
     assert status in (403, 405) and not [name for name in headers if name.lower().startswith("access-control")]
 
 
-def test_a_link_that_may_only_look(served, run):
+def test_a_link_that_may_only_look(guarded, unread):
     """It sees the run, without the line that starts it, and changes nothing; neither does its cookie."""
-    before = len(run.journal)
     for command in ("pause", "tune", "note", "stop"):
-        status, answer = served.post(command, {"text": "x"}, token="look")
+        status, answer = guarded.post(command, {"text": "x"}, token="look")
         assert status == 403 and "may only look" in answer["reason"]
-    cookie = f"{cookie_name(served)}={served.look}"
-    assert served.post("pause", token=None, Cookie=cookie)[0] == 403
-    state = served.state("look")
-    assert state["may_steer"] is False and state["standing"] == "running" and len(run.journal) == before
-    assert "-c" not in str(state.get("go_on")) and served.ask("figure", "look")[0] == 200
+    cookie = f"{cookie_name(guarded)}={guarded.look}"
+    assert guarded.post("pause", token=None, Cookie=cookie)[0] == 403
+    state = guarded.state("look")
+    assert state["may_steer"] is False and state["standing"] == "running" and unread.commands() == []
+    assert "-c" not in str(state.get("go_on")) and guarded.ask("figure", "look")[0] == 200
 
 
 def test_read_only_has_no_link_that_steers(written):
@@ -226,10 +237,10 @@ def test_read_only_has_no_link_that_steers(written):
     assert written.commands() == []
 
 
-def test_every_answer_is_sealed(served):
+def test_every_answer_is_sealed(guarded):
     """The same rules for the browser with each, refusals among them."""
-    answers = [served.ask(path) for path in (*READS, "nothing", "command")] + [served.ask(path, None) for path in ("", "state")]
-    answers += [served.ask("state", host="evil"), served.ask("command", method="POST", body=b"{}", **JSON), served.ask("state", method="PUT")]
+    answers = [guarded.ask(path) for path in (*READS, "nothing", "command")] + [guarded.ask(path, None) for path in ("", "state")]
+    answers += [guarded.ask("state", host="evil"), guarded.ask("command", method="POST", body=b"{}", **JSON), guarded.ask("state", method="PUT")]
     assert {status for status, *_ in answers} >= {200, 400, 403, 404, 405}
     for _, headers, _ in answers:
         policy = dict(each.strip().split(" ", 1) for each in headers["Content-Security-Policy"].split(";"))
@@ -241,26 +252,25 @@ def test_every_answer_is_sealed(served):
 
 @pytest.mark.parametrize("path", ["../setup.py", "%2e%2e/pyproject.toml", "/etc/passwd", "page/../../../pyproject.toml", "page.js/../../run_files.py",
                                   "page/page.js", "metrics.jsonl", "control/status.json", "page.js%00.html", "..%5Cx", "figure/../state/x"])
-def test_no_path_is_followed(served, path):
+def test_no_path_is_followed(guarded, path):
     """What stands in an address is a name of a list, or nothing."""
-    status, _, body = served.ask(path)
+    status, _, body = guarded.ask(path)
     assert status == 404 and body == b"Not Found"
 
 
-def test_long_requests_end_early(served):
+def test_long_requests_end_early(guarded):
     """A body has a bound."""
-    assert served.ask("command", method="POST", body=b" " * LARGEST, **JSON)[0] == 400
-    assert served.ask("command", method="POST", body=b" " * (LARGEST + 1), **JSON)[0] == 413
-    assert served.ask("command", method="POST", body=b" " * (1 << 22), **JSON)[0] == 413
+    assert guarded.ask("command", method="POST", body=b" " * LARGEST, **JSON)[0] == 400
+    assert guarded.ask("command", method="POST", body=b" " * (LARGEST + 1), **JSON)[0] == 413
 
 
-def test_an_endless_body(served):
+def test_an_endless_body(guarded):
     """One that does not say its length is answered when it has become too long."""
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as endless:
-        endless.sendall(f"POST /command HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {served.steer}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as endless:
+        endless.sendall(f"POST /command HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {guarded.steer}\r\nContent-Type: application/json\r\n"
                         "Transfer-Encoding: chunked\r\n\r\n".encode() + (b"1000\r\n" + b" " * 0x1000 + b"\r\n") * 8)
         assert b" 413 " in endless.recv(1000)
-    assert served.state()["standing"] == "running"
+    assert guarded.state()["standing"] == "running"
 
 
 def test_few_commands_wait_at_once(written):
@@ -306,7 +316,8 @@ def test_ctrl_c_ends_the_page_alone(run, written):
     """At once and in words, also while a browser looks and a command waits; the run goes on."""
     with Served(written.path, "--port", 0) as served:
         look = socket.create_connection(("127.0.0.1", served.port))  # a page that is open
-        waiting = threading.Thread(target=lambda: pytest.raises(Exception, served.post, "pause"))
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(served.post("pause")))
         waiting.start()
         assert later(lambda: written.commands())
         began = time.monotonic()
@@ -314,6 +325,7 @@ def test_ctrl_c_ends_the_page_alone(run, written):
         assert code == 0 and time.monotonic() - began < 8 and "the run goes on" in said and "Traceback" not in said
         look.close()
         waiting.join(20)
+        assert answers[0][0] == 503 and "the page was closed" in answers[0][1]["reason"]
     before = run.step()
     assert later(lambda: run.step() > before)
 

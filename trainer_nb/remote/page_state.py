@@ -7,7 +7,7 @@ __all__ = ['MEAN', 'CHUNK', 'MOST_NAMES', 'BUTTONS', 'SENT', 'ONLY', 'SILENT', '
            'number_text', 'numbers', 'none_word', 'shown_value', 'tunable_row', 'tunable_rows', 'why_not', 'buttons',
            'message', 'journal_rows', 'position', 'PageState']
 
-# %% ../../nbs/remote/48_page_state.ipynb #e1ab7aba
+# %% ../../nbs/remote/48_page_state.ipynb #ead82905
 import math
 import os
 import time
@@ -21,7 +21,7 @@ from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
                                          process_there, reachable, short_number, standing,
                                          surviving, texts, value_text, waiting_text)
 
-# %% ../../nbs/remote/48_page_state.ipynb #456abe00
+# %% ../../nbs/remote/48_page_state.ipynb #27224363
 MEAN = 33  # points of a mean
 CHUNK = 1 << 22  # bytes that are read at once
 MOST_NAMES = 500  # records that are held
@@ -62,7 +62,7 @@ class LastValues:
         points = self.of.get(name)
         return sum(value for _, value in points) / len(points) if points else None
 
-# %% ../../nbs/remote/48_page_state.ipynb #385fc39b
+# %% ../../nbs/remote/48_page_state.ipynb #bb11e1c8
 def number_text(value: float | None) -> str:
     "A number in few characters, four digits of it; '' for None."
     if value is None:
@@ -95,7 +95,7 @@ def numbers(status: dict, values: LastValues, most: int = 12) -> list[dict]:
     return [{"label": printable(label, 40), "value": value, "unit": unit if value else ""}
             for label, value, unit in cells[:most]]
 
-# %% ../../nbs/remote/48_page_state.ipynb #999112ce
+# %% ../../nbs/remote/48_page_state.ipynb #b335742a
 def none_word(view: dict) -> str:
     "What None is called for this tunable."
     return at(view, "none", kind=str) or "none"
@@ -135,7 +135,7 @@ def tunable_rows(offer: dict, most: int = 200) -> list[dict]:
               and not (owner(view) and view["name"] == f"{owner(view)}.order")]
     return list(map(tunable_row, sorted(wanted, key=lambda view: owner(view) != "")))[:most]
 
-# %% ../../nbs/remote/48_page_state.ipynb #f05da0e4
+# %% ../../nbs/remote/48_page_state.ipynb #0a8b2aca
 BUTTONS = {  # command: label, what it does
     "pause": ("Pause", "Pause at the next step; the run stays in memory"),
     "resume": ("Resume", "Go on exactly where it stopped"),
@@ -173,7 +173,7 @@ def buttons(how: str, status: dict, offer: dict) -> list[dict]:
              "does": does, "why_not": why_not(name, how, status, offered)}
             for name, (label, does) in BUTTONS.items() if name != left_out]
 
-# %% ../../nbs/remote/48_page_state.ipynb #dbccab59
+# %% ../../nbs/remote/48_page_state.ipynb #51cf1545
 SILENT = 10.0  # seconds without a sign
 MOST_ENTRIES = 40  # of the journal
 COLOURS = {"running": "running", "paused": "paused", "idle": "idle", "crashed": "error",
@@ -207,7 +207,7 @@ def position(status: dict) -> dict:
     place = at(status, "position", kind=dict, default={})
     return {name: at(place, name) for name in ("step", "max_steps", "epoch", "epochs", "fraction")}
 
-# %% ../../nbs/remote/48_page_state.ipynb #4701f73f
+# %% ../../nbs/remote/48_page_state.ipynb #e8a9035c
 class PageState:
     "A run as a page shows it; `read()` looks at the files again, one thread at a time."
     def __init__(self, path):
@@ -247,8 +247,8 @@ class PageState:
                 "message": message(how, status, silent, last),
                 "go_on": printable(go_on, 2000) if state != "finished" else "",
                 "buttons": buttons(how, status, offer), "tunables": tunable_rows(offer),
-                "rewind_points": [each for each in at(status, "rewind_points", kind=list, default=[])
-                                  if is_number(each)][-200:],
+                "rewind_points": list(filter(is_number, at(status, "rewind_points", kind=list,
+                                                           default=[])))[-200:],
                 "waiting": self._waiting(how, status), "journal": journal}
 
     def _offer(self) -> dict:
