@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -610,6 +611,14 @@ def start(self: Trainer, epochs: int | None = None, max_steps: int | None = None
 def workspace(self: Trainer) -> Path | None:
     "The folder of this run; before the first step the one that was asked for."
     return self.run_folder.path if self.run_folder else self._workspace and Path(self._workspace)
+
+@patch
+def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1", read_only: bool = False):
+    """A page of this run for a browser, from a thread; shows its links, `close()` ends it.
+
+    `port`: 0 takes a free one; `host`: 127.0.0.1 means this machine only. ValueError without a
+    workspace, ImportError without starlette and uvicorn."""
+    return import_module("trainer_nb.remote.serve").serve_trainer(self, port, host, read_only)
 
 @patch
 def export(

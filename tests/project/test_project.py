@@ -52,7 +52,7 @@ AT_FIRST_USE = {
     "tools": {"accelerate", "safetensors", "hydra", "omegaconf", "plotly", "IPython"},
     "panel": {"ipykernel", "comm", "zmq", "tornado"},
     "trainer": {"IPython", "plotly", "pandas"},
-    "remote": {"rich", "mcp"},
+    "remote": {"rich", "mcp", "starlette", "uvicorn", "plotly", "google"},
 }
 NOT_LOADED = set(
     "plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget "

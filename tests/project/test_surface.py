@@ -22,7 +22,7 @@ CONTRACT = """train_dl valid_dl device is_main workspace config get_hook describ
 from_task from_config do_backward do_opt_step do_zero_grad after_pred failed_batch failed_indices best best_weights
 epochs max_steps eval_every lr lr_scale grad_clip gradient_accumulation_steps mixed_precision metrics loss_fn train_step
 eval_step seed ask record elapsed rates rate plain_model window_gradients gradients_allowed commands last_saved
-rewind_points trial screen view still breakpoints lr_search rate_plan log_pr_curve position result watch_hooks""".split()
+rewind_points trial screen view still breakpoints lr_search rate_plan log_pr_curve position result watch_hooks serve""".split()
 
 
 def make(cls=Trainer):

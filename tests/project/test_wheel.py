@@ -119,7 +119,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     files = {
         path.relative_to(ROOT).as_posix()
         for path in LIB.rglob("*")
-        if path.suffix in {".py", ".css", ".js"}
+        if path.suffix in {".py", ".css", ".js", ".html"}
     }
     assert held == files
 

@@ -10,8 +10,8 @@ __all__ = ['BOOLS', 'CODES', 'VERBS', 'RUN_NOTE', 'CODES_NOTE', 'parsed_value', 
            'position_text', 'best_text', 'name_of', 'host_text', 'tunables_of', 'status_text', 'status_command',
            'run_row', 'row_cells', 'ls_command', 'log_command', 'diff_command', 'watch_command', 'completion_command',
            'Verb', 'step_options', 'log_options', 'prove_options', 'prove_command', 'agents', 'mcp_options',
-           'mcp_command', 'sending_options', 'seconds', 'parser_of', 'usage', 'options_of', 'complete', 'failed',
-           'main']
+           'mcp_command', 'pages', 'serve_options', 'serve_command', 'sending_options', 'seconds', 'parser_of', 'usage',
+           'options_of', 'complete', 'failed', 'main']
 
 # %% ../../nbs/remote/47_cli.ipynb #bca79de5
 import argparse
@@ -513,6 +513,18 @@ def mcp_command(options) -> int:
     "Serve the runs in some folders to an agent."
     return agents().run(options)
 
+def pages():
+    "The module that serves a page; it is built upon this one."
+    return importlib.import_module("trainer_nb.remote.serve")
+
+def serve_options(parser) -> None:
+    "Options of serve."
+    pages().add_arguments(parser)
+
+def serve_command(options) -> int:
+    "Serve a page of a run."
+    return pages().run(options)
+
 def sending_options(parser, waits: bool = True) -> None:
     "Options of every command that changes a run."
     parser.add_argument("--reason", default="", help="why; it goes into the journal")
@@ -569,6 +581,9 @@ VERBS = {
                 "FOLDER ...", "mcp runs/\nmcp runs/ --allow tune,pause --range lr=1e-5:1e-3 "
                 "--name night\nmcp runs/ --allow tune,rewind --max-actions 5 --approve",
                 more=mcp_options, alone=True),
+    "serve": Verb("a run as a page in a browser, with controls", serve_command, "[RUN]",
+                  "serve runs/exp1\nserve runs/exp1 --read-only --port 8765", more=serve_options,
+                  alone=True),
     "completion": Verb("a script for the Tab key", completion_command, "bash|zsh",
                        'completion bash\n  eval "$(trainer-nb completion bash)"'),
 }

@@ -1,0 +1,467 @@
+"""The page of a run over real HTTP: what it shows and sends, who may do that, and what keeps everybody else out."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from live_page import later
+from page_runs import ENVIRONMENT, Run, Served, training
+from torch import nn
+from written_runs import WrittenRun, trained
+
+from trainer_nb import Trainer
+from trainer_nb.remote.serve import LARGEST, MOST_COMMANDS, Page, Server
+
+READS = ("", "state", "figure", "plotly.js", "page.js", "page.css", "panel.css", "chart.js")
+SEALS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+         "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin"}
+JSON = {"Content_Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run in another process."""
+    with training(tmp_path_factory.mktemp("runs") / "exp1") as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def served(run):
+    """Its page."""
+    with Served(run.path, "--port", 0, "--name", "phone") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def unread(tmp_path_factory):
+    """Files of a run that does not read its commands, for what has to be refused before."""
+    return WrittenRun(tmp_path_factory.mktemp("unread"))
+
+
+@pytest.fixture(scope="module")
+def guarded(unread):
+    """Its page."""
+    with Served(unread.path, "--port", 0) as guarded:
+        yield guarded
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Files of a run that does not read its commands."""
+    return WrittenRun(tmp_path)
+
+
+# What it shows and sends
+
+
+def test_state_and_commands_of_a_run_in_another_process(run, served):
+    """The rate takes effect and stands in the journal with its sender; pause, step, resume, note; the run's refusals come back."""
+    assert served.state()["standing"] == "running" and served.state()["position"]["step"] > 0
+    status, answer = served.post("tune", {"lr": "*0.5", "slow.loud": True})
+    assert (status, answer["status"]) == (200, "applied")
+    found = [(each["name"], each["old"], each["new"], each["source"]) for each in run.journal]
+    assert ("lr", None, 0.005, "phone") in found and ("slow.loud", False, True, "phone") in found
+    shown = {each["name"]: each["text"] for each in served.state()["tunables"]}
+    assert (shown["lr"], shown["slow.loud"]) == ("0.005", "on")
+    assert any("lr none → 0.005 (phone" in each["text"] for each in served.state()["journal"])
+
+    assert served.post("pause")[1]["status"] == "applied"
+    assert served.state()["standing"] == "paused" and run.status["state"] == "paused"
+    held = run.step()
+    assert served.post("step", {"n": 2})[1]["status"] == "applied"
+    assert later(lambda: run.step() == held + 2 and served.state()["standing"] == "paused")
+    for values, why in [({"lr": "-1"}, "lr"), ({"slow.seconds": 7}, "1")]:
+        status, answer = served.post("tune", values)
+        assert (status, answer["status"]) == (200, "refused") and why in answer["reason"], answer
+    assert served.post("tune", {"lr": "fast"}) == (400, {"status": "refused", "reason": "lr=fast: a number of at least 0, or none."})
+    assert served.post("note", {"text": "a <b>note</b>"})[1]["status"] == "applied"
+    assert any("a <b>note</b>" in each["text"] for each in served.state()["journal"])  # text: the page does not read it as HTML
+    assert served.post("resume")[1]["status"] == "applied" and later(lambda: run.step() > held + 3)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 10_000, b'{"command": "watch", "values": {"on": true}}',
+                                  b'{"command": "tune", "values": [1]}', b'{"command": "tune"}', b'{"command": "step", "values": {"n": [1]}}',
+                                  b'{"command": "note", "values": {"text": "x"}, "reason": "\\u0000"}', b'{"command": "../pause"}'])
+def test_garbage_is_refused_with_a_reason(served, run, body):
+    """Nothing of it reaches the run."""
+    status, _, answer = served.ask("command", method="POST", body=body, **JSON)
+    assert status == 400 and json.loads(answer)["status"] == "refused" and json.loads(answer)["reason"]
+    assert list((run.path / "control" / "commands").iterdir()) == []
+
+
+def test_the_curves_are_those_of_the_records(served, run):
+    """The floats are the recorded losses; an unchanged figure is not sent again, one with other settings is."""
+    served.post("pause")
+    time.sleep(1.5)  # the records are written twice a second
+    status, headers, body = served.ask("figure?window=1")
+    length = struct.unpack("<I", body[:4])[0]
+    drawn, floats, at = json.loads(body[4:4 + length]), np.frombuffer(body[4 + length:], "<f4"), 0
+    lines = {}
+    for trace in drawn["data"]:
+        x, y = floats[at:at + trace["x"]], floats[at + trace["x"]:at + trace["x"] + trace["y"]]
+        at += trace["x"] + trace["y"]
+        lines[trace["name"]] = x.tolist(), y.tolist()
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: np.float32(row["train/loss"]) for row in rows if "train/loss" in row}
+    assert status == 200 and at == len(floats) and len(lines["raw"][0]) > 20
+    assert all(losses[step] == value for step, value in zip(*lines["train"])) and lines["train"][0][-1] == max(losses)
+    assert served.ask("figure?window=1", If_None_Match=headers["ETag"])[0] == 304
+    assert served.ask("figure?window=1&axis=epoch", If_None_Match=headers["ETag"])[0] == 200
+    assert {served.ask(f"figure?{query}")[0] for query in ("axis=y", "window=0", "window=1001", "window=x", "log=2")} == {400}
+    assert "<b>" not in str(drawn["layout"])  # an inline style, which the page forbids
+    served.post("resume")
+
+
+def test_an_unchanged_file_is_not_sent_again(guarded):
+    """The script of plotly is packed, and comes once."""
+    for path in READS[3:]:
+        status, headers, body = guarded.ask(path)
+        assert status == 200 and body
+        assert guarded.ask(path, If_None_Match=headers["ETag"])[::2] == (304, b"")
+        if path == "plotly.js":
+            assert headers["Content-Encoding"] == "gzip" and len(gzip.decompress(body)) > 3 * len(body)
+
+
+# Who may
+
+
+@pytest.mark.parametrize("token", [None, "guess", "", "é"])
+@pytest.mark.parametrize("path", [*READS, "command", "nothing"])
+def test_nothing_without_the_token(guarded, path, token):
+    """403, with words that say what to open; no cookie is given."""
+    token = token and token.encode().decode("latin-1")
+    answers = [guarded.ask(path, token), guarded.ask(path, None, Cookie=f"{cookie_name(guarded)}={token}"),
+               guarded.ask(f"{path}?token={urllib.request.quote(token or '')}", None)]
+    for status, headers, body in answers:
+        assert status == 403 and b"link with its token" in body and "Set-Cookie" not in headers
+        assert guarded.steer.encode() not in body and b"exp1" not in body
+
+
+def cookie_name(served):
+    """The name that the server gives its cookie."""
+    return served.ask(f"?token={served.look}", None)[1]["Set-Cookie"].partition("=")[0]
+
+
+def test_the_token_of_the_link_becomes_a_cookie(guarded):
+    """Which no script can read and no other site's request carries; elsewhere than on the page the address has no token."""
+    status, headers, body = guarded.ask(f"?token={guarded.steer}", None)
+    cookie, *flags = headers["Set-Cookie"].split("; ")
+    assert status == 200 and b"page.js" in body and {"HttpOnly", "SameSite=Strict", "Path=/"} == set(flags)
+    assert guarded.ask("state", None, Cookie=f"other=1; {cookie}")[0] == 200
+    assert guarded.ask("", None, Cookie=cookie)[0] == 200
+    assert guarded.ask(f"state?token={guarded.steer}", None)[0] == 403
+    assert cookie.partition("=")[2] == guarded.steer and guarded.steer != guarded.look
+
+
+def test_each_start_has_new_tokens(guarded, unread):
+    """A link of an earlier server opens nothing."""
+    with Served(unread.path, "--port", 0) as other:
+        assert other.ask("state", guarded.steer)[0] == 403 and other.ask("state")[0] == 200
+        assert len({other.steer, other.look, guarded.steer, guarded.look}) == 4 and len(other.steer) >= 43
+        assert cookie_name(other) != cookie_name(guarded)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "10.1.2.3", "[::2]:80", "x"])
+@pytest.mark.parametrize("path", READS)
+def test_a_strange_host_is_refused(guarded, host, path):
+    """A name that a web site points to this machine is none of ours, right token or not."""
+    assert guarded.ask(path, host=host)[0] == 403
+    assert guarded.ask(f"?token={guarded.steer}", None, host=host)[1]["Set-Cookie"] is None
+
+
+def test_the_names_of_this_machine_are_taken(guarded):
+    """Under any port: ssh may carry it to another one."""
+    for host in ("127.0.0.1", "localhost:9000", "LOCALHOST", "[::1]:1"):
+        assert guarded.ask("state", host=host)[0] == 200
+
+
+@pytest.mark.parametrize("headers", [
+    {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "http://localhost"}, {"Origin": ""},
+    {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Sec_Fetch_Site": "none"}], ids=str)
+def test_another_page_changes_nothing(guarded, unread, headers):
+    """Also one of another port of this machine."""
+    status, answer = guarded.post("note", {"text": "evil"}, **headers)
+    assert status == 403 and "may not change" in answer["reason"] and unread.commands() == []
+
+
+def test_the_page_itself_may(served):
+    """With what a browser sends, and a program without it."""
+    own = {"Origin": f"http://127.0.0.1:{served.port}", "Sec_Fetch_Site": "same-origin"}
+    assert served.post("note", {"text": "own"}, **own)[0] == served.post("note", {"text": "program"})[0] == 200
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/json; application/json"])
+def test_only_json_is_taken(guarded, kind):
+    """A form of another site cannot send it."""
+    assert guarded.post("pause", Content_Type=kind)[0] == 415 and guarded.state()["standing"] == "running"
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "POST"])
+def test_other_methods_do_nothing(guarded, method):
+    """No preflight is answered."""
+    status, headers, _ = guarded.ask("state", method=method, body=b"{}", Origin="https://evil.example", **JSON)
+    assert status in (403, 405) and not [name for name in headers if name.lower().startswith("access-control")]
+
+
+def test_a_link_that_may_only_look(guarded, unread):
+    """It sees the run, without the line that starts it, and changes nothing; neither does its cookie."""
+    for command in ("pause", "tune", "note", "stop"):
+        status, answer = guarded.post(command, {"text": "x"}, token="look")
+        assert status == 403 and "may only look" in answer["reason"]
+    cookie = f"{cookie_name(guarded)}={guarded.look}"
+    assert guarded.post("pause", token=None, Cookie=cookie)[0] == 403
+    state = guarded.state("look")
+    assert state["may_steer"] is False and state["standing"] == "running" and unread.commands() == []
+    assert "-c" not in str(state.get("go_on")) and guarded.ask("figure", "look")[0] == 200
+
+
+def test_read_only_has_no_link_that_steers(written):
+    """One link, which may only look; an empty token is not one that steers."""
+    with Served(written.path, "--port", 0, "--read-only") as served:
+        assert served.steer_url == "" and served.state("look")["may_steer"] is False
+        assert served.post("pause", token="look")[0] == 403
+        assert served.post("pause", token=None, Cookie="x=", Authorization="Bearer ")[0] == 403
+    assert written.commands() == []
+
+
+def test_every_answer_is_sealed(guarded):
+    """The same rules for the browser with each, refusals among them."""
+    answers = [guarded.ask(path) for path in (*READS, "nothing", "command")] + [guarded.ask(path, None) for path in ("", "state")]
+    answers += [guarded.ask("state", host="evil"), guarded.ask("command", method="POST", body=b"{}", **JSON), guarded.ask("state", method="PUT")]
+    assert {status for status, *_ in answers} >= {200, 400, 403, 404, 405}
+    for _, headers, _ in answers:
+        policy = dict(each.strip().split(" ", 1) for each in headers["Content-Security-Policy"].split(";"))
+        assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+        assert {policy[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
+        assert {name: headers[name] for name in SEALS} == SEALS and "no-store" in headers["Cache-Control"]
+        assert "unsafe" not in headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("path", ["../setup.py", "%2e%2e/pyproject.toml", "/etc/passwd", "page/../../../pyproject.toml", "page.js/../../run_files.py",
+                                  "page/page.js", "metrics.jsonl", "control/status.json", "page.js%00.html", "..%5Cx", "figure/../state/x"])
+def test_no_path_is_followed(guarded, path):
+    """What stands in an address is a name of a list, or nothing."""
+    status, _, body = guarded.ask(path)
+    assert status == 404 and body == b"Not Found"
+
+
+def test_long_requests_end_early(guarded):
+    """A body has a bound."""
+    assert guarded.ask("command", method="POST", body=b" " * LARGEST, **JSON)[0] == 400
+    assert guarded.ask("command", method="POST", body=b" " * (LARGEST + 1), **JSON)[0] == 413
+
+
+def test_an_endless_body(guarded):
+    """One that does not say its length is answered when it has become too long."""
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as endless:
+        endless.sendall(f"POST /command HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {guarded.steer}\r\nContent-Type: application/json\r\n"
+                        "Transfer-Encoding: chunked\r\n\r\n".encode() + (b"1000\r\n" + b" " * 0x1000 + b"\r\n") * 8)
+        assert b" 413 " in endless.recv(1000)
+    assert guarded.state()["standing"] == "running"
+
+
+def test_few_commands_wait_at_once(written):
+    """A run that does not answer holds a few requests, not all threads; what it has not read is taken back."""
+    page, statuses = Page(written.path, wait=1.5), []
+    threads = [threading.Thread(target=lambda: statuses.append(page.command(b'{"command": "pause"}').status)) for _ in range(MOST_COMMANDS + 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(statuses) == [200] * MOST_COMMANDS + [503] * 3 and written.commands() == []
+    answer = json.loads(page.command(b'{"command": "pause"}').body)
+    assert answer["status"] == "no answer" and "withdrawn" in answer["reason"]
+
+
+# Where it listens, and its end
+
+
+def listens(served):
+    """The addresses at which the process listens."""
+    return {each.laddr.ip for each in psutil.Process(served.process.pid).net_connections() if each.status == "LISTEN"}
+
+
+def test_only_this_machine_unless_told(served, written):
+    """`--host` opens it, and says what that means."""
+    assert listens(served) == {"127.0.0.1"} and "for this machine only" in served.said
+    with Served(written.path, "--port", 0, "--host", "0.0.0.0", "--allow-host", "gpu7.example") as wide:
+        assert listens(wide) == {"0.0.0.0"} and "every machine that reaches this one" in wide.said and "not encrypted" in wide.said
+        assert [wide.ask("state", host=host)[0] for host in ("10.1.2.3", "gpu7.example:80", "evil.example")] == [200, 200, 403]
+        assert wide.post("note", {"text": "x"}, Origin="https://evil.example", host="10.1.2.3")[0] == 403
+
+
+def test_a_port_that_is_taken(served, run):
+    """One that was asked for is an error that says what to do; the usual one gives way."""
+    done = subprocess.run([sys.executable, "-m", "trainer_nb", "serve", run.path, "--port", str(served.port)], env=ENVIRONMENT, text=True,
+                          capture_output=True, timeout=60, check=False)
+    assert done.returncode == 3 and "--port 0 takes a free port" in done.stderr and "Traceback" not in done.stderr
+    with Served(run.path) as first, Served(run.path) as second:
+        assert first.port != second.port and second.state()["standing"] == "running"
+
+
+def test_ctrl_c_ends_the_page_alone(run, written):
+    """At once and in words, also while a browser looks and a command waits; the run goes on."""
+    with Served(written.path, "--port", 0) as served:
+        look = socket.create_connection(("127.0.0.1", served.port))  # a page that is open
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(served.post("pause")))
+        waiting.start()
+        assert later(lambda: written.commands())
+        began = time.monotonic()
+        code, said = served.interrupt()
+        assert code == 0 and time.monotonic() - began < 8 and "the run goes on" in said and "Traceback" not in said
+        look.close()
+        waiting.join(20)
+        assert answers[0][0] == 503 and "the page was closed" in answers[0][1]["reason"]
+    before = run.step()
+    assert later(lambda: run.step() > before)
+
+
+def test_sigterm_ends_it_too(run):
+    """As a service manager ends it."""
+    with Served(run.path, "--port", 0) as served:
+        served.process.send_signal(signal.SIGTERM)
+        served.process.communicate(timeout=20)
+        assert served.process.returncode in (0, -signal.SIGTERM)
+
+
+def test_a_run_that_ends_and_a_folder_that_goes(tmp_path):
+    """The page says so, goes on answering, and shows the run again where its folder comes back."""
+    path = tmp_path / "exp1"
+    trained(path).close()
+    with Served(path, "--port", 0) as served:
+        state = served.state()
+        assert (state["word"], state["standing"], state["colour"]) == ("Finished", "ended", "finished")
+        assert all(each["why_not"] for each in state["buttons"]) and served.ask("figure")[0] == 200
+        assert served.post("pause")[1]["status"] == "no answer" and "not running" in served.post("pause")[1]["reason"]
+        path.rename(tmp_path / "moved")
+        assert served.state()["standing"] == "gone" and "is gone" in served.state()["message"]
+        assert served.post("pause")[0] == 400
+        trained(path, steps=8).close()
+        assert served.state()["position"]["step"] == 8
+
+
+def test_a_lost_run_and_files_that_are_not_to_be_trusted(written):
+    """A process that is gone, statuses that no run writes: words, never a failure of the server."""
+    with Served(written.path, "--port", 0) as served:
+        assert served.state()["standing"] == "running" and served.state()["go_on"] == ""
+        written.write(process={"host": socket.gethostname(), "pid": 2**22 + 1, "started": "1"})
+        state = served.state()
+        assert state["standing"] == "lost" and "gone" in state["message"] and "python train.py" in state["go_on"]
+        assert "go_on" in served.state("look") and served.state("look")["go_on"] == ""
+        for strange in ("[]", "{", '{"state": 3, "position": [], "waiting": [{}, 4], "memory": [1, [], {}], "best": [], "rewind_points": "x"}',
+                        json.dumps({"name": "a\u0000\u202e" * 1000, "error": "\u001b[31m", "state": "x" * 9999, "alive": True}), "[" * 50_000):
+            (written.path / "control" / "status.json").write_text(strange)
+            (written.path / "control" / "offer.json").write_text(strange)
+            status, _, body = served.ask("state")
+            assert status == 200 and len(body) < 20_000 and "\u202e" not in json.loads(body).get("name", "")
+        (written.path / "control" / "status.json").unlink()
+        os.mkfifo(written.path / "control" / "status.json")
+        assert "not a plain file" in served.state()["message"]
+
+
+# Apart from torch, and in a thread
+
+
+def test_the_page_is_there_before_torch(written):
+    """State, page and commands need neither torch nor plotly."""
+    code = f"""
+import sys, json, urllib.request
+from trainer_nb.remote.serve import Server
+server = Server({str(written.path)!r}).start()
+def get(path):
+    return urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{{server.port}}/{{path}}", headers={{"Authorization": "Bearer " + server.access.look}}))
+assert json.load(get("state"))["standing"] == "running" and get("").status == get("page.js").status == 200
+print("loaded", *{{"torch", "numpy", "plotly", "ipywidgets"}} & sys.modules.keys())
+assert get("figure").status == 200 and "torch" in sys.modules
+server.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=False)
+    assert done.stdout.strip() == "loaded" and done.returncode == 0, done
+
+
+def test_what_is_missing_is_named(written):
+    """The extra that has it, not a traceback."""
+    code = "import sys; sys.modules['{}'] = None; from trainer_nb.remote.cli import main; sys.exit(main(['serve', {!r}]))"
+    for name in ("starlette", "uvicorn"):
+        done = subprocess.run([sys.executable, "-c", code.format(name, str(written.path))], env=ENVIRONMENT, text=True, capture_output=True,
+                              timeout=60, check=False)
+        assert done.returncode == 3 and 'pip install "trainer_nb[serve]"' in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--port", "70000"], ["--port", "-1"], ["--name", "agent:x"], ["--name", ""], ["more", "words"], ["--host", "no.such.host.invalid"]])
+def test_bad_options(written, words):
+    """Words, and an exit code."""
+    done = subprocess.run([sys.executable, "-m", "trainer_nb", "serve", written.path, *words], env=ENVIRONMENT, text=True, capture_output=True,
+                          timeout=60, check=False)
+    assert done.returncode in (2, 3) and done.stderr.startswith("trainer-nb: ") and "Traceback" not in done.stderr
+
+
+def get(link, path="state"):
+    """What a server in this process answers to the holder of a link."""
+    address, _, token = link.partition("?token=")
+    return json.load(urllib.request.urlopen(urllib.request.Request(address + path, headers={"Authorization": f"Bearer {token}"})))
+
+
+def test_a_trainer_serves_its_own_run(tmp_path):
+    """Before the first step, while it trains in the background, and until it is closed; the port is free then."""
+    x = torch.ones(8, 3)
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[(x, x[:, :1])] * 4, loss_fn=nn.MSELoss(), max_steps=10**7, device="cpu", progress=False,
+                      workspace=tmp_path / "exp1", seed=0)
+    server = trainer.serve()
+    assert get(server.look_url)["standing"] == "gone"
+    trainer.start()
+    assert later(lambda: get(server.url)["standing"] == "running") and get(server.url)["may_steer"] is True
+    request = urllib.request.Request(server.url.partition("?")[0] + "command", b'{"command": "stop"}',
+                                     {"Authorization": f"Bearer {server.access.steer}", "Content-Type": "application/json"})
+    assert json.load(urllib.request.urlopen(request))["status"] == "applied"
+    trainer.wait()
+    assert Run(tmp_path / "exp1").status["state"] == "stopped" and trainer.journal.entries[-1].source == "page"
+    assert server.url in repr(server) and server.look_url in server._repr_html_()
+    server.close()
+    trainer.close()
+    with socket.create_server(("127.0.0.1", server.port)):
+        assert server.closed
+    assert not [thread for thread in threading.enumerate() if thread.name == "trainer_nb serve"]
+
+
+def test_a_trainer_without_a_folder_cannot():
+    """The error names what is missing."""
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[torch.ones(1, 3)], loss_fn=nn.MSELoss(), max_steps=1, progress=False)
+    with pytest.raises(ValueError, match="workspace="):
+        trainer.serve()
+
+
+def test_read_only_of_a_trainer(tmp_path):
+    """`read_only=True` has no link to steer."""
+    trainer = trained(tmp_path / "exp1")
+    server = trainer.serve(read_only=True)
+    assert server.url == server.look_url and get(server.url)["may_steer"] is False and "steer" not in repr(server)
+    server.close()
+    trainer.close()
+
+
+def test_a_restart_of_the_run_is_seen(tmp_path):
+    """The same folder, another process: the page shows the new attempt."""
+    path = tmp_path / "exp1"
+    trained(path).close()
+    server = Server(path).start()
+    assert get(server.url)["standing"] == "ended"
+    shutil.rmtree(path)
+    trainer = trained(path, steps=4)
+    assert get(server.url)["position"]["step"] == 4
+    server.close()
+    trainer.close()
