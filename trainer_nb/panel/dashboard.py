@@ -26,12 +26,13 @@ from ..core.state import Position, RunState
 from ..hooks.progress import as_clock
 from .approvals_pane import ApprovalsPane
 from .controls import Controls, button
+from .front_end import WIDGET, view_of
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
 from .lr_pane import LRPane
 from .plots import TRAIN, VALID, Curves, Plots, colour
-from .screen import WIDGET, Screen, StaticPreview, as_image
+from .screen import Screen, StaticPreview, as_image
 from .still import HIGH, LOW, not_finite, optimizers_of, still
 from .style import CLOSED, Pane, Root
 from .tunables import Tunables
@@ -524,7 +525,7 @@ class Dashboard:
         if self.widget.comm is None:
             return display({"text/plain": CLOSED}, raw=True)
         self.preview.show()
-        view = self.widget._repr_mimebundle_()
+        view = view_of(self.widget)
         display({WIDGET: view[WIDGET], "text/plain": ""}, raw=True)
 
     def _ipython_display_(self) -> None:

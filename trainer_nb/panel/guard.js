@@ -40,6 +40,58 @@ function keepDraft(box) {
   box.addEventListener("blur", end);
 }
 
+// A control that is disabled or hidden while it has the focus gives it to the page, whose one-key shortcuts take the next key. The box around
+// it takes the focus instead, where no key does anything, and gives it back when the control comes back.
+function keepFocus(root) {
+  let last = null, stand = null, frame = 0;
+  const active = () => root.getRootNode().activeElement;
+  const gone = (part) => part.disabled || !part.isConnected || !part.getClientRects().length;
+  const leave = () => {
+    stand?.removeAttribute("tabindex");
+    stand?.removeAttribute("data-tnb-stand");
+    stand = null;
+  };
+  const look = () => {
+    frame = 0;
+    if (!last) return;
+    const now = active();
+    if (stand && now === stand && !gone(last)) return last.focus({ preventScroll: true });
+    if (!gone(last) || (root.contains(now) && now !== last)) return;
+    const box = boxes.find((each) => root.contains(each) && !gone(each));
+    if (!box || box === now) return;
+    leave();
+    stand = box;
+    stand.tabIndex = -1;
+    stand.dataset.tnbStand = "";
+    stand.focus({ preventScroll: true });
+  };
+  let boxes = [];  // around the control, from the inside out: it may be taken out of the page
+  const came = ({ target }) => {
+    if (target === stand) return;
+    leave();
+    last = target;
+    boxes = [];
+    for (let box = target.parentElement; box && root.contains(box); box = box.parentElement) boxes.push(box);
+  };
+  const went = ({ target }) => {
+    if (target === stand) { leave(); last = null; }
+    else requestAnimationFrame(() => {  // a person left it, unless it has gone by then
+      if (target === last && active() !== target && !gone(target)) last = null;
+    });
+  };
+  const later = () => { if (last) frame ||= requestAnimationFrame(look); };
+  const observer = new MutationObserver(later);
+  observer.observe(root, { subtree: true, childList: true, attributes: true, attributeFilter: ["disabled", "style", "class"] });
+  root.addEventListener("focusin", came);
+  root.addEventListener("focusout", went);
+  return () => {
+    observer.disconnect();
+    cancelAnimationFrame(frame);
+    root.removeEventListener("focusin", came);
+    root.removeEventListener("focusout", went);
+  };
+}
+
 // A page that was loaded again takes no updates of its outputs: the picture above the panel is put into the notebook from here, where the
 // front end lets us.
 const WIDGET = "application/vnd.jupyter.widget-view+json";
@@ -78,6 +130,7 @@ export default {
       };
       const put = () => keep(model);
       const typed = (event) => keepDraft(event.target);
+      const free = keepFocus(root);
       let later = 0;
       const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
       root.addEventListener("keydown", key);
@@ -91,6 +144,7 @@ export default {
       model.set("drawn", model.get("drawn") + 1);
       seen();
       return () => {
+        free();
         root.removeEventListener("keydown", key);
         root.removeEventListener("input", typed);
         window.removeEventListener("keydown", early, true);
