@@ -28,7 +28,7 @@ def python_of(kernel):
 
 
 @contextmanager
-def client_of(kernel, folder, answers=True):
+def client_of(kernel, folder):
     """A front end for a new kernel whose working directory is `folder`."""
     manager = KernelManager()
     manager.kernel_spec.argv[:] = [python_of(kernel), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -37,7 +37,7 @@ def client_of(kernel, folder, answers=True):
     client.start_channels()
     try:
         client.wait_for_ready(60)
-        yield FrontEnd(client)
+        yield FrontEnd(client, manager)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -46,8 +46,8 @@ def client_of(kernel, folder, answers=True):
 class FrontEnd:
     """Runs cells, and knows the widgets that the kernel has opened."""
 
-    def __init__(self, client):
-        self.client = client
+    def __init__(self, client, manager):
+        self.client, self.interrupt = client, manager.interrupt_kernel
         self.widgets = {}  # id of a comm to the state of its widget
         self.outputs = {}  # id of a cell to what it printed or displayed, in order
         self.ended = set()  # ids of cells that have ended

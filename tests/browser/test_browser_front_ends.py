@@ -134,3 +134,43 @@ def test_the_focus_stays_in_the_panel(jupyterlab, browser):
         lab.page.keyboard.press("Tab")
         assert focused(lab)["inside"] and focused(lab)["text"] == "Resume", focused(lab)
         assert lab.problems == []
+
+
+COLAB = """
+import google.colab, ipykernel, ipywidgets, IPython
+from google.colab import output
+print(trainer.fit().status, ipykernel.__version__, ipywidgets.__version__, IPython.__version__, output.asked > 0)
+"""
+STAND_IN = "asked = 0\ndef enable_custom_widget_manager():\n    global asked\n    asked += 1\n"  # Colab's own is in its page alone
+
+
+def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path, browser):
+    """ipywidgets 7: curves, Pause, Resume, a rate and Stop while the cell runs; a cell queued meanwhile runs after it."""
+    from classic_page import ENVIRONMENT, ClassicServer
+
+    assert ENVIRONMENT.exists(), "run `make env`"
+    package = tmp_path / "stand_in" / "google" / "colab"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "output.py").write_text(STAND_IN)
+    path = os.pathsep.join(filter(None, [str(tmp_path / "stand_in"), os.environ.get("PYTHONPATH")]))
+    with ClassicServer(tmp_path / "notebooks", environment={"PYTHONPATH": path}) as server, server.new_page(browser, height=1500) as page:
+        run = Live(page, server, [COLAB, "print(1 + 1)"], setup="import google.colab\n" + SETUP).start()
+        run.click("Pause")
+        run.state("paused")
+        assert run.freezes() and page.is_running(1)
+        if folder := os.environ.get("TRAINER_NB_PICTURES"):
+            page.page.screenshot(path=str(Path(folder, "classic-paused.png")), full_page=True)
+        assert page.cell(1).locator(".tnb-kept").is_visible() is False
+        run.click("Resume")
+        assert run.goes_on()
+        page.run_cell(2)
+        run.row("lr").locator("input").fill("0.123")
+        run.row("lr").locator("input").press("Enter")
+        assert later(lambda: run.told["rate"] == 0.123)
+        assert run.goes_on() and page.is_running(1) and page.is_running(2)
+        run.stop()
+        page.wait_cell(2)
+        assert page.cell(1).locator(".output_stdout").inner_text().strip() == "stopped 6.17.1 7.7.1 7.34.0 True"
+        assert page.cell(2).locator(".output_stdout").inner_text().strip() == "2"
+        assert page.problems == []

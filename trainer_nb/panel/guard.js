@@ -111,6 +111,19 @@ function keep(model) {
   }
 }
 
+// The picture that stays without a kernel stands in the output above the panel, and is hidden as long as the panel is there. JupyterLab does
+// it by a style of the picture's own; other front ends have other names for their outputs.
+function hidePicture(root) {
+  const follows = (a, b) => a.compareDocumentPosition(b) & Node.DOCUMENT_POSITION_FOLLOWING;
+  const picture = [...document.querySelectorAll(".tnb-kept")].filter((each) => follows(each, root)).pop();
+  const between = [...document.querySelectorAll(".tnb")].some((each) => picture && follows(picture, each) && follows(each, root));
+  if (!picture || between) return () => {};
+  let output = root;  // of the panel, next to that of the picture, which is made anew now and then
+  while (output.parentElement && !output.parentElement.contains(picture)) output = output.parentElement;
+  output.dataset.tnbPanel = "";
+  return () => delete output.dataset.tnbPanel;
+}
+
 export default {
   render({ model, el }) {
     el.style.display = "none";
@@ -130,7 +143,7 @@ export default {
       };
       const put = () => keep(model);
       const typed = (event) => keepDraft(event.target);
-      const free = keepFocus(root);
+      const free = keepFocus(root), showPicture = hidePicture(root);
       let later = 0;
       const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
       root.addEventListener("keydown", key);
@@ -145,6 +158,7 @@ export default {
       seen();
       return () => {
         free();
+        showPicture();
         root.removeEventListener("keydown", key);
         root.removeEventListener("input", typed);
         window.removeEventListener("keydown", early, true);
