@@ -73,10 +73,9 @@ def test_where_no_page_draws_the_panel_lines_come(front_end):
     # a busy machine draws seldom: drawing takes at most a fiftieth of the time
     assert front_end.until(lambda: front_end.text(cell).count("\nepoch") >= 2, 120), front_end.text(cell)
     front_end.show()  # a page that comes late ends them
-    assert front_end.until(lambda: all(state.get("drawn") for state in front_end.widgets.values() if "drawn" in state))
-    front_end.until(lambda: False, 1)
+    front_end.until(lambda: False, 2)
     lines = front_end.text(cell)
-    front_end.until(lambda: False, 1.5)
+    front_end.until(lambda: False, 2.5)
     assert front_end.text(cell) == lines and lines.count(NO_PAGE) == 1
     first, *others = [line for line in lines.splitlines() if line.startswith("epoch")]
     assert "train/loss" in others[0] and "eta" in others[-1] and len(set(others)) == len(others)
@@ -87,7 +86,8 @@ def test_where_no_page_draws_the_panel_lines_come(front_end):
     again = front_end.begin("trainer.dashboard.guard.drawn = 0\nprint(trainer.fit().status)")
     assert front_end.until(lambda: NO_PAGE in front_end.text(again), 60)
     front_end.interrupt()
-    assert "interrupted" in front_end.finish(again).splitlines()[-1]
+    front_end.finish(again)
+    assert front_end.run("print(trainer.state, trainer.step_state.phase.value)").startswith("interrupted")
 
 
 SCRIPT = """
