@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 NOTEBOOKS := $(BIN)/python scripts/notebooks.py
 QUICK_START := nbs/tutorials/10_quick_start.ipynb
-KERNELS := 6.31 7.3
+OTHERS := ipykernel-6.31 ipykernel-7.3 colab
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
@@ -24,7 +24,7 @@ FUZZ_SEED ?= 0
 .PHONY: env lab test torture fuzz storms steering long ends export clean docs chromium lock
 .DEFAULT_GOAL := env
 
-env: $(STAMP) $(KERNELS:%=$(VENV)-ipykernel-%/.made)
+env: $(STAMP) $(OTHERS:%=$(VENV)-%/.made)
 
 $(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,9 +32,9 @@ $(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-# An older kernel, in an environment that takes what it lacks from $(VENV); made anew with another Python.
+# An older kernel, or Colab's versions, in an environment that takes what it lacks from $(VENV); made anew with another Python.
 $(VENV)/pyvenv.cfg: | $(STAMP) ;
-$(VENV)-ipykernel-%/.made: requirements/ipykernel-%.txt $(VENV)/pyvenv.cfg | $(STAMP)
+$(VENV)-%/.made: requirements/%.txt $(VENV)/pyvenv.cfg | $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D) install -qq --disable-pip-version-check --no-deps -r $<
 	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \

@@ -82,8 +82,9 @@ def free_port():
 class JupyterServer:
     """A Jupyter server for the notebooks in `folder`, with configuration and kernels of its own."""
 
-    def __init__(self, folder, app="lab", python=sys.executable, environment=()):
+    def __init__(self, folder, app="lab", python=sys.executable, environment=(), settings=()):
         self.folder, self.app = Path(folder), app
+        self.settings = SETTINGS | dict(settings)  # of the front end's plugins
         self.home = self.folder.parent / f"{self.folder.name}-jupyter"
         self.port, self.python = free_port(), python
         self.url = f"http://127.0.0.1:{self.port}"
@@ -129,7 +130,7 @@ class JupyterServer:
 
     def write_settings(self):
         """Front end's settings: no news, every cell in the page, no saving but ours."""
-        for name, values in SETTINGS.items():
+        for name, values in self.settings.items():
             path = self.home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))

@@ -9,7 +9,7 @@ __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 import os
 import weakref
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -577,10 +577,14 @@ def _shown(self: Trainer, awaited: bool = False):
     if self._in_panel():
         self.progress_hook.enabled = False  # one thing to look at
         self.dashboard.show()
+        from trainer_nb.panel.plain_lines import PlainLines
+        lines = PlainLines(self, self.dashboard.guard).watch(self.screen)
     elif self._screen is None or self.driven:  # nothing to click on
         yield
         return
-    with self.screen.live(awaited):
+    else:
+        lines = nullcontext()
+    with self.screen.live(awaited), lines:
         yield
 
 @patch

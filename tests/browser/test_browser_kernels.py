@@ -1,4 +1,4 @@
-"""Steering while a cell runs, on older kernels and in Notebook 7: real hands, and what the training itself wrote."""
+"""Steering while a cell runs, on older kernels, in Notebook 7, and without subshells: real hands, and what the training itself wrote."""
 
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -17,12 +17,31 @@ SECOND = "ended.append('and the next')\nprint(ended)"
 # connection (ipython/ipykernel#1554): up to the first steps the test begins again with a new kernel.
 ATTEMPTS = {"ipykernel-7.3": 3}
 
+# The messages of widgets go to the main shell then, as VS Code sends them ("supportsSubshells: false" in its source).
+NO_SUBSHELLS = {"apputils-extension/kernels-settings": {"commsOverSubshells": "disabled"}}
+
 
 @pytest.fixture(scope="module")
 def server(request, tmp_path_factory):
-    """A server with the front end that is asked for."""
-    with JupyterServer(tmp_path_factory.mktemp(request.param), app=request.param) as server:
+    """A server with the front end that is asked for; "main shell": JupyterLab without comms over subshells."""
+    app, settings = request.param, {}
+    if app == "main shell":
+        app, settings = "lab", NO_SUBSHELLS
+    with JupyterServer(tmp_path_factory.mktemp(app), app=app, settings=settings) as server:
         yield server
+
+
+def sent_to_subshells(page):
+    """A list that grows by each comm message that the page sends: whether it names a subshell."""
+    sent = []
+
+    def heard(frame):
+        frame = frame if isinstance(frame, bytes) else frame.encode()
+        if b'"comm_msg"' in frame:
+            sent.append(b'"subshell_id":"' in frame.replace(b": ", b":"))
+
+    page.page.on("websocket", lambda socket: socket.on("framesent", heard))
+    return sent
 
 
 @contextmanager
@@ -32,12 +51,14 @@ def training(server, browser, kernel):
 
     for left in reversed(range(ATTEMPTS.get(kernel, 1))):
         with server.new_page(browser) as page:
+            sent = sent_to_subshells(page)
             try:
                 run = Live(page, server, [FIT, FIRST, SECOND], kernel=kernel).start()
             except TimeoutError:
                 if left:
                     continue
                 raise
+            run.sent = sent
             yield run
             return
 
@@ -48,6 +69,9 @@ def training(server, browser, kernel):
         ("lab", "ipykernel-6.31", "6.31.0"),
         pytest.param("lab", "ipykernel-7.3", "7.3.0", marks=pytest.mark.long),
         pytest.param("notebook", "python3", version("ipykernel"), marks=pytest.mark.long),  # test_browser_live has it too
+        ("main shell", "python3", version("ipykernel")),
+        pytest.param("main shell", "ipykernel-6.31", "6.31.0", marks=pytest.mark.long),
+        pytest.param("main shell", "ipykernel-7.3", "7.3.0", marks=pytest.mark.long),
     ],
     indirect=["server"],
 )
@@ -78,3 +102,5 @@ def test_a_running_cell_is_steered(server, browser, kernel, ipykernel):
         assert page.output_text(2) == f"['stopped', '{ipykernel}']"
         assert page.output_text(3) == f"['stopped', '{ipykernel}', 'and the next']"
         assert page.problems == []
+        assert any(run.sent) is (not server.settings.keys() & NO_SUBSHELLS.keys() and kernel != "ipykernel-6.31")
+        assert len(run.sent) > 3

@@ -28,6 +28,7 @@ from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
 from .controls import Controls, button
 from .data_pane import DataPane
+from .front_end import WIDGET, view_of
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
@@ -35,10 +36,10 @@ from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import TRAIN, VALID, Curves, Plots, colour
 from .runs_pane import RunsPane, runs_title
-from .table_pane import TablePane, table_title
-from .screen import WIDGET, Screen, StaticPreview, as_image
+from .screen import Screen, StaticPreview, as_image
 from .still import HIGH, LOW, not_finite, optimizers_of, still
 from .style import CLOSED, Pane, Root
+from .table_pane import TablePane, table_title
 from .tunables import Tunables
 
 # %% ../../nbs/panel/39_dashboard.ipynb #57b6bf52
@@ -555,7 +556,7 @@ class Dashboard:
         if self.widget.comm is None:
             return display({"text/plain": CLOSED}, raw=True)
         self.preview.show()
-        view = self.widget._repr_mimebundle_()
+        view = view_of(self.widget)
         display({WIDGET: view[WIDGET], "text/plain": ""}, raw=True)
 
     def _ipython_display_(self) -> None:

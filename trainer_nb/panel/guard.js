@@ -40,6 +40,58 @@ function keepDraft(box) {
   box.addEventListener("blur", end);
 }
 
+// A control that is disabled or hidden while it has the focus gives it to the page, whose one-key shortcuts take the next key. The box around
+// it takes the focus instead, where no key does anything, and gives it back when the control comes back.
+function keepFocus(root) {
+  let last = null, stand = null, frame = 0;
+  const active = () => root.getRootNode().activeElement;
+  const gone = (part) => part.disabled || !part.isConnected || !part.getClientRects().length;
+  const leave = () => {
+    stand?.removeAttribute("tabindex");
+    stand?.removeAttribute("data-tnb-stand");
+    stand = null;
+  };
+  const look = () => {
+    frame = 0;
+    if (!last) return;
+    const now = active();
+    if (stand && now === stand && !gone(last)) return last.focus({ preventScroll: true });
+    if (!gone(last) || (root.contains(now) && now !== last)) return;
+    const box = boxes.find((each) => root.contains(each) && !gone(each));
+    if (!box || box === now) return;
+    leave();
+    stand = box;
+    stand.tabIndex = -1;
+    stand.dataset.tnbStand = "";
+    stand.focus({ preventScroll: true });
+  };
+  let boxes = [];  // around the control, from the inside out: it may be taken out of the page
+  const came = ({ target }) => {
+    if (target === stand) return;
+    leave();
+    last = target;
+    boxes = [];
+    for (let box = target.parentElement; box && root.contains(box); box = box.parentElement) boxes.push(box);
+  };
+  const went = ({ target }) => {
+    if (target === stand) { leave(); last = null; }
+    else requestAnimationFrame(() => {  // a person left it, unless it has gone by then
+      if (target === last && active() !== target && !gone(target)) last = null;
+    });
+  };
+  const later = () => { if (last) frame ||= requestAnimationFrame(look); };
+  const observer = new MutationObserver(later);
+  observer.observe(root, { subtree: true, childList: true, attributes: true, attributeFilter: ["disabled", "style", "class"] });
+  root.addEventListener("focusin", came);
+  root.addEventListener("focusout", went);
+  return () => {
+    observer.disconnect();
+    cancelAnimationFrame(frame);
+    root.removeEventListener("focusin", came);
+    root.removeEventListener("focusout", went);
+  };
+}
+
 // A page that was loaded again takes no updates of its outputs: the picture above the panel is put into the notebook from here, where the
 // front end lets us.
 const WIDGET = "application/vnd.jupyter.widget-view+json";
@@ -57,6 +109,19 @@ function keep(model) {
         outputs.set(at - 1, { ...picture, data: kept });
     }
   }
+}
+
+// The picture that stays without a kernel stands in the output above the panel, and is hidden as long as the panel is there. JupyterLab does
+// it by a style of the picture's own; other front ends have other names for their outputs.
+function hidePicture(root) {
+  const follows = (a, b) => a.compareDocumentPosition(b) & Node.DOCUMENT_POSITION_FOLLOWING;
+  const picture = [...document.querySelectorAll(".tnb-kept")].filter((each) => follows(each, root)).pop();
+  const between = [...document.querySelectorAll(".tnb")].some((each) => picture && follows(picture, each) && follows(each, root));
+  if (!picture || between) return () => {};
+  let output = root;  // of the panel, next to that of the picture, which is made anew now and then
+  while (output.parentElement && !output.parentElement.contains(picture)) output = output.parentElement;
+  output.dataset.tnbPanel = "";
+  return () => delete output.dataset.tnbPanel;
 }
 
 export default {
@@ -78,6 +143,7 @@ export default {
       };
       const put = () => keep(model);
       const typed = (event) => keepDraft(event.target);
+      const free = keepFocus(root), showPicture = hidePicture(root);
       let later = 0;
       const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
       root.addEventListener("keydown", key);
@@ -91,6 +157,8 @@ export default {
       model.set("drawn", model.get("drawn") + 1);
       seen();
       return () => {
+        free();
+        showPicture();
         root.removeEventListener("keydown", key);
         root.removeEventListener("input", typed);
         window.removeEventListener("keydown", early, true);

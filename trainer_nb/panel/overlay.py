@@ -12,9 +12,10 @@ from collections.abc import Callable
 import ipywidgets as widgets
 
 from ..core.state import RunState
+from .front_end import WIDGET
 from .plots import (MOST_DRAWN, Chart, DrawnRun, PlotBar, axis_numbers, layout,
                                     run_traces)
-from .screen import WIDGET, StaticPreview, as_image
+from .screen import StaticPreview, as_image
 from .still import is_training_loss, still_runs
 from .style import CLOSED, Guard, Pane
 

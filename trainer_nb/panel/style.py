@@ -15,6 +15,7 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import RunState
+from .front_end import view_of
 
 # %% ../../nbs/panel/29_style.ipynb #9403cd24
 def package_text(name: str) -> str:
@@ -99,4 +100,4 @@ class Pane:
             self._alone = Root(self.view, self.widget)
             self.shown(True)
         self.tick()
-        return self._alone.widget._repr_mimebundle_(**kwargs)
+        return view_of(self._alone.widget, **kwargs)

@@ -1,0 +1,105 @@
+"""From a click to its effect in the training, in each front end that runs here.
+
+    python -m benchmarks.clicks            # all, 20 clicks each
+    python -m benchmarks.clicks lab vscode # some
+
+A switch of the panel is clicked while `trainer.fit()` runs in a cell. The effect is the first optimizer step (10 ms each) that sees the new
+value, by the same clock. Needs `make env` and Chromium. The figures hold for a quiet machine alone: the load is printed beside them.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from classic_page import ClassicServer
+from jupyter_server import JupyterServer, open_browser
+from kernel_client import client_of
+from live_page import SETUP, Live, later
+
+SEEN = """
+class Seen(Hook):
+    loud, times = False, []
+    def after_step(self, trainer):
+        if noise.loud is not self.loud:
+            self.loud = noise.loud
+            self.times.append(time.time())
+            Path("seen.new").write_text(json.dumps(self.times))
+            os.replace("seen.new", "seen.json")
+trainer.hooks.add(Seen())
+"""
+NO_SUBSHELLS = {"apputils-extension/kernels-settings": {"commsOverSubshells": "disabled"}}
+PLACES = {  # name: front end, kernel, settings of the front end, what it is
+    "lab": ("lab", "python3", {}, "JupyterLab 4.6, ipykernel 7.4"),
+    "lab-7.3": ("lab", "ipykernel-7.3", {}, "JupyterLab 4.6, ipykernel 7.3"),
+    "lab-6.31": ("lab", "ipykernel-6.31", {}, "JupyterLab 4.6, ipykernel 6.31"),
+    "main-shell": ("lab", "python3", NO_SUBSHELLS, "JupyterLab 4.6 without comms over subshells, ipykernel 7.4"),
+    "notebook": ("notebook", "python3", {}, "Notebook 7, ipykernel 7.4"),
+    "classic": ("classic", "python3", {}, "Classic Notebook 6.5, ipykernel 6.17.1, ipywidgets 7.7.1 (as Colab)"),
+    "vscode": ("client", "python3", {}, "messages on the shell channel (as VS Code), ipykernel 7.4"),
+}
+CLICK = "box => { const at = Date.now(); box.click(); return at / 1000; }"
+
+
+@contextmanager
+def clicker(place, folder):
+    """A function that clicks the switch in this front end, and returns when it did."""
+    app, kernel, settings, _ = PLACES[place]
+    cells = ["trainer.fit()"]
+    if app == "client":
+        folder.mkdir(parents=True, exist_ok=True)
+        with client_of(kernel, folder) as client:
+            client.run(SETUP + SEEN)
+            client.begin(cells[0])
+            assert client.until(lambda: client.find(_model_name="CheckboxModel"))
+            client.show()
+            value = [False]
+
+            def click():
+                value[0] = not value[0]
+                box = client.find(_model_name="CheckboxModel", description="noise.loud")[0]
+                at = time.time()
+                client.set(box, value=value[0])
+                return at
+
+            yield click
+        return
+    server = ClassicServer(folder) if app == "classic" else JupyterServer(folder, app=app, settings=settings)
+    with server, open_browser() as browser, server.new_page(browser, height=1400) as page:
+        run = Live(page, server, cells, kernel=kernel, setup=SETUP + SEEN).start()
+        yield lambda: run.row("noise.loud").locator("input").evaluate(CLICK)
+
+
+def measure(place, clicks):
+    """Milliseconds from each click to its effect."""
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home, "notebooks")
+        with clicker(place, folder) as click:
+            seen, found = folder / "seen.json", []
+            read = lambda: json.loads(seen.read_text()) if seen.exists() else []
+            for number in range(clicks + 1):  # the first one is not counted
+                at = click()
+                if not later(lambda: len(read()) > number):
+                    raise RuntimeError(f"{place}: click {number} had no effect in 20 s")
+                found.append(1000 * (read()[number] - at))
+                time.sleep(0.4)
+    return found[1:]
+
+
+def main(names, clicks=20):
+    """A row of a table for each front end."""
+    print("| front end | clicks | median, ms | largest, ms | load |\n| --- | ---: | ---: | ---: | ---: |")
+    for place in names or PLACES:
+        found = measure(place, clicks)
+        row = [PLACES[place][3], len(found), f"{statistics.median(found):.0f}", f"{max(found):.0f}", f"{os.getloadavg()[0]:.1f}"]
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

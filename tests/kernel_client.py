@@ -1,0 +1,152 @@
+"""A kernel and a client of it, without a page: what a front end does, message by message.
+
+    with client_of(KERNEL, folder) as client:
+        cell = client.begin("trainer.fit()")   # it runs now
+        client.click("Pause")                  # a real click on a button, sent on the shell channel
+        client.finish(cell)
+
+Every message goes over the main shell channel, as VS Code sends those of widgets.
+"""
+
+import json
+import os
+import queue
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from jupyter_client.manager import KernelManager
+
+ENVIRONMENTS = Path(sys.prefix).parent  # where `make env` puts older kernels, beside its main one
+WIDGETS = "jupyter.widget"
+
+
+def python_of(kernel):
+    """The Python that runs a kernel: "python3" is this one, others are in environments of their own."""
+    return sys.executable if kernel == "python3" else str(ENVIRONMENTS / f".venv-{kernel}" / "bin" / "python")
+
+
+@contextmanager
+def client_of(kernel, folder):
+    """A front end for a new kernel whose working directory is `folder`."""
+    manager = KernelManager()
+    manager.kernel_spec.argv[:] = [python_of(kernel), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    manager.start_kernel(cwd=str(folder), env=os.environ | {"OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder)})
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(60)
+        yield FrontEnd(client, manager)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+class FrontEnd:
+    """Runs cells, and knows the widgets that the kernel has opened."""
+
+    def __init__(self, client, manager):
+        self.client, self.interrupt = client, manager.interrupt_kernel
+        self.widgets = {}  # id of a comm to the state of its widget
+        self.outputs = {}  # id of a cell to what it printed or displayed, in order
+        self.ended = set()  # ids of cells that have ended
+        self.begun = set()
+
+    def read(self, seconds=0.0):
+        """Read what the kernel has published; wait at most so long for the first message."""
+        wait = seconds
+        while True:
+            try:
+                self._note(self.client.get_iopub_msg(timeout=wait))
+            except queue.Empty:
+                return
+            wait = 0.0
+
+    def _note(self, message):
+        kind, content, cell = message["msg_type"], message["content"], message["parent_header"].get("msg_id")
+        if kind == "comm_open" and content["target_name"] == WIDGETS:
+            self.widgets[content["comm_id"]] = dict(content["data"]["state"])
+        elif kind == "comm_msg" and content["data"].get("method") == "update":
+            self.widgets.get(content["comm_id"], {}).update(content["data"]["state"])
+        elif kind == "comm_close":
+            self.widgets.pop(content["comm_id"], None)
+        elif kind == "stream":
+            self.outputs.setdefault(cell, []).append(content["text"])
+        elif kind in ("display_data", "execute_result"):
+            self.outputs.setdefault(cell, []).append(content["data"])
+        elif kind == "error":
+            self.outputs.setdefault(cell, []).append("\n".join(content["traceback"]))
+        elif kind == "execute_input":
+            self.begun.add(cell)
+        elif kind == "execute_reply":
+            self.ended.add(cell)
+
+    def until(self, condition, seconds=30):
+        """Read until the condition holds; False where it does not come to that."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            self.read(0.05)
+        return True
+
+    def replied(self, cell):
+        """Whether the kernel has answered a cell."""
+        while True:
+            try:
+                self.ended.add(self.client.get_shell_msg(timeout=0)["parent_header"].get("msg_id"))
+            except queue.Empty:
+                return cell in self.ended
+
+    def run(self, code, seconds=60):
+        """Run a cell to its end; what it printed."""
+        return self.finish(self.client.execute(code), seconds)
+
+    def begin(self, code):
+        """Send a cell and wait until the kernel runs it."""
+        cell = self.client.execute(code)
+        assert self.until(lambda: cell in self.begun), "the cell did not begin"
+        return cell
+
+    def finish(self, cell, seconds=60):
+        """Wait for the end of a cell; what it printed."""
+        assert self.until(lambda: self.replied(cell), seconds), f"the cell did not end: {self.text(cell)}"
+        self.read(0.2)
+        return self.text(cell)
+
+    def text(self, cell):
+        """What a cell has printed so far."""
+        return "".join(each for each in self.outputs.get(cell, []) if isinstance(each, str))
+
+    def send(self, kind, content):
+        """A message of any kind on the shell channel."""
+        message = self.client.session.msg(kind, content)
+        self.client.shell_channel.send(message)
+        return message["header"]["msg_id"]
+
+    def find(self, **values):
+        """The ids of the widgets whose state has these values."""
+        self.read()
+        return [comm for comm, state in self.widgets.items()
+                if all(state.get(name) == value for name, value in values.items())]
+
+    def click(self, label):
+        """A click on the first button with this label."""
+        comm = self.find(_model_name="ButtonModel", description=label)[0]
+        self.send("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}})
+
+    def set(self, comm, **state):
+        """New values of a widget, as its view in a page sends them."""
+        self.send("comm_msg", {"comm_id": comm, "data": {"method": "update", "state": state, "buffer_paths": []}})
+
+    def show(self):
+        """Say what a page says once it shows the panel."""
+        for comm in self.find(_view_name="AnyView", drawn=0):
+            self.set(comm, drawn=1)
+
+
+def told(folder):
+    """What the training of `live_page.SETUP` wrote after its last step."""
+    path = Path(folder, "told.json")
+    return json.loads(path.read_text()) if path.exists() else {"step": 0}
