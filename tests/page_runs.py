@@ -73,12 +73,17 @@ def training(path):
             process.kill()
 
 
+def as_in_a_terminal():
+    """Ctrl-C reaches the process: one that is started in the background would ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Served:
     """A `trainer-nb serve` of its own: its links, and requests with any headers."""
 
     def __init__(self, *words):
         self.process = subprocess.Popen([sys.executable, "-m", "trainer_nb", "serve", *map(str, words)], env=ENVIRONMENT,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal)
         self.said = ""
         for line in self.process.stdout:
             self.said += line

@@ -556,9 +556,10 @@ def run(options) -> int:
     try:
         server.serve()
     except KeyboardInterrupt:
-        print("the page is closed; the run goes on", file=sys.stderr)
+        pass
     finally:
         server.close()
+    print("the page is closed; the run goes on", file=sys.stderr)
     return 0
 
 # %% ../../nbs/remote/49_serve.ipynb #c62e288a
