@@ -57,7 +57,7 @@ def clicker(place, folder):
         with client_of(kernel, folder) as client:
             client.run(SETUP + SEEN)
             client.begin(cells[0])
-            assert client.until(lambda: client.find(_model_name="CheckboxModel"))
+            assert client.until(lambda: client.find(_model_name="CheckboxModel", description="noise.loud"))
             client.show()
             value = [False]
 

@@ -34,7 +34,8 @@ def bytes_received(lab):
     return sizes
 
 
-@pytest.mark.parametrize("reloads", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("reloads", [2, 20])
 def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloads, record_property):
     """Panel, controls, curves and hooks in cells of their own: no model is missing, nothing is reported, and a click acts.
 

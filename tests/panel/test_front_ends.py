@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
 from kernel_client import client_of, told
 from live_page import SETUP, later
+
+import trainer_nb
 
 SLIDER = "FloatLogSliderModel"
 
@@ -130,3 +133,20 @@ def test_nbconvert_keeps_the_picture_and_the_lines(tmp_path):
     pictures = [each.data for each in outputs if "text/html" in each.get("data", {})]
     assert printed.count(NO_PAGE) == 1 and "epoch 400/400  step 1600/1600" in printed and "ended: finished" in printed
     assert len(pictures) == 1 and "tnb-kept" in pictures[0]["text/html"] and "finished" in pictures[0]["text/plain"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_in_colab_scripts_of_other_widgets_are_allowed(tmp_path, raises):
+    """By the call that Colab documents; where it fails, the view is there all the same, and one warning says why."""
+    package = tmp_path / "google" / "colab"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    body = "raise ValueError('Unknown widgets version')" if raises else "print('allowed')"
+    (package / "output.py").write_text(f"def enable_custom_widget_manager():\n    {body}\n")
+    code = ("import google.colab, ipywidgets\nfrom trainer_nb.panel.front_end import WIDGET, view_of\n"
+            "print(WIDGET in view_of(ipywidgets.Label()))")
+    root = str(Path(trainer_nb.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == (["True"] if raises else ["allowed", "True"]), done.stderr
+    assert ("ValueError: Unknown widgets version" in done.stderr) is raises

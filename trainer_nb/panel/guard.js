@@ -120,6 +120,8 @@ function hidePicture(root) {
   if (!picture || between) return () => {};
   let output = root;  // of the panel, next to that of the picture, which is made anew now and then
   while (output.parentElement && !output.parentElement.contains(picture)) output = output.parentElement;
+  if (!output.previousElementSibling?.contains(picture)) return () => {};
+  if (output.previousElementSibling.querySelector(".cm-content, .CodeMirror")) return () => {};  // that is another cell
   output.dataset.tnbPanel = "";
   return () => delete output.dataset.tnbPanel;
 }
