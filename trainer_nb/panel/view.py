@@ -18,7 +18,6 @@ from ..core.control import (Command, Inspection, RatePlan, Reply, Series, StepTi
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
-from ..hooks.alerts import AlertsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import DECISIONS
 
@@ -84,7 +83,8 @@ class LocalRunView:
     @property
     def panes(self) -> tuple[str, ...]:
         "The tabs; the one of alerts only where something raises them."
-        alerts = ("alerts",) if self.trainer.get_hook(AlertsHook) is not None else ()
+        labels = [row.label for row in self.trainer.hooks.rows]
+        alerts = ("alerts",) if "AlertsHook" in labels else ()
         return ("hooks", "lr", "journal", *alerts, "inspect")
 
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
