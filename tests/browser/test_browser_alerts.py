@@ -65,5 +65,5 @@ def test_an_alert_is_seen_and_moves_nothing(jupyterlab, browser, width):
         assert later(lambda: "until" in row.inner_text(), 60)  # the spike is over
         assert later(lambda: "Loss spike" not in message.inner_text())
         assert page.evaluate(PLACES) == before
-        lab.cell(1).get_by_role("button", name="Stop", exact=True).click()
+        lab.interrupt()
         assert later(lambda: not lab.is_running(1)) and lab.problems == []
