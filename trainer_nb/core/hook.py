@@ -369,8 +369,7 @@ class HookSet:
     def __init__(self, hooks=(), is_main: bool = True):
         self.is_main = is_main
         self.rows: list[HookRow] = []
-        self.watched = False  # calls and time are counted
-        self.watchers: set[str] = set()  # who wants that
+        self.watched, self.watchers = False, set()  # calls and time are counted; who asks for it
         self.clock: StepClock | None = None  # since they were first
         self.stale = False  # added or removed since resolve()
         # id of the last exception that was raised after all hooks of its point were called

@@ -455,7 +455,7 @@ class AlertsHook(Hook):
             if not isinstance(vars(type(self)).get(name), Tunable):
                 known = ", ".join(n for n, v in vars(type(self)).items() if isinstance(v, Tunable))
                 raise TypeError(f"AlertsHook({name}=...): there are {known}")
-            setattr(self, name, value)
+            vars(type(self))[name].store(self, value)
         self.log, self.losses = AlertLog(), LossJudge()
         self.evaluated, self.times = EvaluationJudge(), TimeJudge()
         self.skipped = 0  # steps left out up to the last look

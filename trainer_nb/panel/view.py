@@ -18,7 +18,6 @@ from ..core.control import (Command, Inspection, RatePlan, Reply, Series, StepTi
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
-from ..hooks.alerts import AlertsHook
 from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import DECISIONS
@@ -106,8 +105,10 @@ class LocalRunView:
     @property
     def panes(self) -> tuple[str, ...]:
         "The tabs that have something to show."
-        of_hooks = {"alerts": AlertsHook, "layers": LayerStatsHook, "data": SamplesHook}
-        there = [name for name, kind in of_hooks.items() if self._hook(kind) is not None]
+        labels = [row.label for row in self.trainer.hooks.rows]
+        of_hooks = {"alerts": "AlertsHook" in labels, "layers": self.layer_stats is not None,
+                    "data": self.samples is not None}
+        there = [name for name, shown in of_hooks.items() if shown]
         return ("hooks", "lr", "journal", "inspect", *there)
 
     @property

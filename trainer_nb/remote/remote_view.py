@@ -7,8 +7,9 @@ __all__ = ['MOST_POINTS', 'MOST_NAMES', 'MOST_BRANCHES', 'CHUNK', 'MOST_ENTRIES'
            'NOWHERE', 'POLL', 'WRITTEN', 'is_number', 'fits', 'typed', 'Rewind', 'add_records', 'cut', 'ThinHistory',
            'RecordReader', 'read_entry', 'read_header', 'JournalReader', 'LatestFile', 'Watch', 'RemoteHookRow',
            'read_hook', 'read_tunable', 'read_times', 'rule_of', 'nearest', 'each_read', 'Offer', 'RemoteReply',
-           'Outbox', 'Asked', 'Waiting', 'check_protocol', 'files_seen', 'RemoteRunView', 'resume_command',
-           'where_from', 'process_words', 'unreachable_text', 'as_html', 'notice', 'result_words']
+           'Outbox', 'Asked', 'Waiting', 'check_protocol', 'files_seen', 'read_waiting', 'read_alerts', 'alerts_pane',
+           'RemoteRunView', 'resume_command', 'where_from', 'process_words', 'unreachable_text', 'as_html', 'notice',
+           'result_words']
 
 # %% ../../nbs/remote/41_remote_view.ipynb #ca20c68a
 import difflib
@@ -593,13 +594,27 @@ def files_seen(path: Path, names: Iterable[str] = WRITTEN) -> tuple | None:
             found.append(())
     return tuple(found) if any(found) or path.is_dir() else None
 
+# %% ../../nbs/remote/41_remote_view.ipynb #d99f2e08
+def read_waiting(watch) -> list[WaitingCommand]:
+    "The commands that wait for a person, while a process is there to take them."
+    found = watch.of("waiting", list, []) if watch.reachable else []
+    return each_read(lambda each: typed(WaitingCommand, each), found)
+
+def read_alerts(watch) -> list[Alert]:
+    "The last alerts of a run."
+    found = watch.of("alerts", list, [])[-MOST_ALERTS:]
+    return each_read(lambda each: typed(Alert, each), found)
+
+def alerts_pane(hooks: list) -> list[str]:
+    "The tab of alerts, where a hook raises them."
+    return ["alerts"] * any(row.label == "AlertsHook" for row in hooks)
+
 # %% ../../nbs/remote/41_remote_view.ipynb #c0ffee02
 class RemoteRunView:
     "A `RunView` of a run in another process, from its folder; ControlError where none is there."
     inspection = lr_search = rate_plan = None  # stay with the run
     in_cell = False  # no cell of this process waits for the run
-    _raises_alerts = property(lambda self: any(row.label == "AlertsHook" for row in self.hooks))
-    panes = property(lambda self: ("hooks", "journal", *["alerts"] * self._raises_alerts))
+    panes = property(lambda self: ("hooks", "journal", *alerts_pane(self.hooks)))
     journal = property(lambda self: self._journal.journal)
     history = property(lambda self: self._records.history)
     branches = property(lambda self: self.history.branches)
@@ -612,8 +627,8 @@ class RemoteRunView:
     invalid_since = property(lambda self: self.watch.of("invalid_since", int | None, None))
     loaders = property(lambda self: self.watch.of("loaders", list[str], []))
     breakpoints = property(lambda self: self.watch.of("breakpoints", list[str], []))
-    waiting = property(lambda self: self._read_waiting())
-    alerts = property(lambda self: self._read_alerts())
+    waiting = property(lambda self: read_waiting(self.watch))
+    alerts = property(lambda self: read_alerts(self.watch))
     can_rewind = property(lambda self: self.watch.of("can_rewind", bool, False))
     standing = property(lambda self: self.watch.standing)
     notice = property(lambda self: notice(self))
@@ -676,14 +691,6 @@ class RemoteRunView:
         known = RunState(state) if state in list(RunState) else RunState.INTERRUPTED
         going = known in (RunState.IDLE, RunState.RUNNING, RunState.PAUSED, RunState.DETACHED)
         return RunState.INTERRUPTED if going and self.standing in ("lost", "ended") else known
-
-    def _read_alerts(self) -> list[Alert]:
-        found = self.watch.of("alerts", list, [])
-        return each_read(lambda each: typed(Alert, each), found[-MOST_ALERTS:])
-
-    def _read_waiting(self) -> list[WaitingCommand]:
-        found = self.watch.of("waiting", list, []) if self.watch.reachable else []
-        return each_read(lambda each: typed(WaitingCommand, each), found)
 
     @property
     def position(self) -> Position:
