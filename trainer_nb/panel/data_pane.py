@@ -106,7 +106,8 @@ def gallery(figures: list[str], texts: bool) -> str:
 
 # %% ../../nbs/panel/38_data_pane.ipynb #8b3b7894
 NONE = ("The samples are kept by a SamplesHook:<br>"
-        "<code>Trainer(..., hooks=[SamplesHook()])</code>, or <code>trainer.hooks.add(SamplesHook())</code> in mid run.")
+        "<code>Trainer(..., hooks=[SamplesHook()])</code>, "
+        "or <code>trainer.hooks.add(SamplesHook())</code> in mid run.")
 EMPTY = "No evaluation was made yet."
 
 class DataPane(Pane):

@@ -174,7 +174,8 @@ def cell_details(hook, layer: str, step: int, quantity: str) -> str:
 
 # %% ../../nbs/panel/38_layers_pane.ipynb #42e2788e
 NONE = ("The layers are measured by a LayerStatsHook:<br>"
-        "<code>Trainer(..., hooks=[LayerStatsHook()])</code>, or <code>trainer.hooks.add(LayerStatsHook())</code> in mid run.")
+        "<code>Trainer(..., hooks=[LayerStatsHook()])</code>, "
+        "or <code>trainer.hooks.add(LayerStatsHook())</code> in mid run.")
 EMPTY = "Nothing was measured yet: the first measurement is in the first step that is made."
 CHOOSE = ('<div class="hollow">A click on the map, or the arrow keys on it,<br>shows the numbers '
           "and the histogram of a layer.</div>")
