@@ -164,7 +164,8 @@ def test_many_layers_with_long_names():
             super().__init__()
             self.layers = long
         def forward(self, x):
-            return torch.cat([each(x.flatten(1)) for each in self.layers.values()][:10], 1) + sum(each(x.flatten(1)) for each in list(self.layers.values())[10:])
+            found = [each(x.flatten(1)) for each in self.layers.values()]
+            return torch.cat(found[:10], 1) + sum(found[10:])
     stats = LayerStatsHook(every_steps=1)
     trainer = make(stats, model=Net(), max_steps=1, epochs=None)
     trainer.fit()

@@ -522,7 +522,8 @@ class LayerStatsHook(Hook):
         chosen_layers(unwrap(trainer.model), self.modules)
         self._compiled = is_compiled(trainer.model)
         if self._compiled:
-            warn("LayerStatsHook measures no activations: compiled code calls no hooks of its layers. "
+            warn("LayerStatsHook measures no activations: compiled code calls no hooks of its "
+                 "layers. "
                  "Train some steps "
                  "without torch.compile to see them")
 

@@ -68,6 +68,8 @@ class LocalRunView:
     can_rewind = property(lambda self: bool(self.trainer.hooks.answering("rewind_points")))
     lr_search = property(lambda self: self.trainer.lr_search)
     rate_plan: RatePlan | None = property(lambda self: self.trainer.rate_plan)
+    layer_stats: LayerStatsHook | None = property(lambda self: self._hook(LayerStatsHook))
+    samples: SamplesHook | None = property(lambda self: self._hook(SamplesHook))
 
     def __init__(self, trainer, name: str | None = None, weakly: bool = False):
         self._get: Callable = weakref.ref(trainer) if weakly else lambda: trainer
@@ -85,16 +87,6 @@ class LocalRunView:
     def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
         "New points of each record name; `since`: how many of a name are known already."
         return self.trainer.history.since(since or {})
-
-    @property
-    def layer_stats(self) -> LayerStatsHook | None:
-        "The hook that measures the layers."
-        return self._hook(LayerStatsHook)
-
-    @property
-    def samples(self) -> SamplesHook | None:
-        "The hook that keeps samples of evaluations."
-        return self._hook(SamplesHook)
 
     def _hook(self, kind: type):
         "The first hook of a class; during a trial that of the run itself."
