@@ -516,8 +516,7 @@ def screen(self: Trainer):
 
 def runs_in(path):
     "The runs that a path or pattern means."
-    from trainer_nb.remote.runs import attach
-    return attach(path)
+    return import_module("trainer_nb.remote.runs").attach(path)
 
 @patch(as_prop=True)
 def dashboard(self: Trainer):

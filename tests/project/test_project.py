@@ -50,7 +50,7 @@ AT_FIRST_USE = {
     "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"}
     | {"pyarrow", "plotly"},
     "tools": {"accelerate", "safetensors", "hydra", "omegaconf", "plotly", "IPython"},
-    "panel": {"ipykernel", "comm", "zmq", "tornado"},
+    "panel": {"ipykernel", "comm", "zmq", "tornado", "google"},
     "trainer": {"IPython", "plotly", "pandas"},
     "remote": {"rich", "mcp", "starlette", "uvicorn", "plotly", "google"},
 }

@@ -269,7 +269,8 @@ def layout(groups: dict, log: bool, last: float, planned: float | None = None) -
     result = {
         "autosize": True, "height": height, "margin": {"l": 36, "r": 6, "t": 10, "b": 22},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
-        "hovermode": "x unified", "hoverdistance": 80, "font": {"size": 11, "color": "#808080"}, "uirevision": "keep",
+        "hovermode": "x unified", "hoverdistance": 80, "uirevision": "keep",
+        "font": {"size": 11, "color": "#808080"},
         "xaxis": across | {"anchor": "y", "nticks": 7},
         "yaxis": plain | {"domain": [1 - 213 / inner, 1], "nticks": 6,
                           "type": "log" if log else "linear"},
@@ -309,7 +310,8 @@ def _line(x, y, ink: str, axis: int, name: str, *, width: float = 2.25, opacity:
     number = "" if axis == 1 else str(axis)
     return {"x": x, "y": y, "name": name, "mode": "lines+markers" if points else "lines",
             "opacity": opacity, "line": {"color": ink, "width": width},
-            "marker": {"size": 6 if axis == 1 else 4, "maxdisplayed": MOST_MARKERS}, "xaxis": f"x{number}", "yaxis": f"y{number}",
+            "marker": {"size": 6 if axis == 1 else 4, "maxdisplayed": MOST_MARKERS},
+            "xaxis": f"x{number}", "yaxis": f"y{number}",
             "hoverinfo": None if hover else "skip", "hovertemplate": "%{y:.5g}" if hover else None}
 
 def noisy(name: str) -> bool:
@@ -809,8 +811,8 @@ class PlotBar:
             tooltip="Smoothing: the mean over this number of steps")
         self.log = widgets.ToggleButton(description="log", tooltip="Logarithmic scale of the loss")
         self.outliers = widgets.ToggleButton(
-            value=True, description="outliers", tooltip="Points far from the rest are in the scale; "
-            "off: a triangle at the edge marks each of them")
+            value=True, description="outliers", tooltip="Points far from the rest are in the "
+            "scale; off: a triangle at the edge marks each of them")
         self.earlier = widgets.ToggleButton(description="earlier runs", disabled=True)
         self.legend, self.words, space = widgets.HTML(), widgets.HTML(), widgets.HTML()
         smooth = widgets.Box([self.smooth])
@@ -832,8 +834,8 @@ class PlotBar:
     def offer_earlier(self, some: bool) -> None:
         "Earlier runs can be shown once a run before this one has ended."
         self.earlier.disabled = not some
-        self.earlier.tooltip = ("Earlier runs of this kernel behind this one; one by one in the tab "
-                                "Runs" if some else "No run has ended before this one")
+        self.earlier.tooltip = ("Earlier runs of this kernel behind this one; one by one in the "
+                                "tab Runs" if some else "No run has ended before this one")
 
     def write(self, curves: Curves) -> None:
         "Legend and smoothing in words."
