@@ -30,7 +30,7 @@ PLACES = """() => ['.tnb-head', '.tnb-controls', '.tnb-message', '.tnb-main', '.
     .map(name => document.querySelector(`.tnb ${name}`)).map(part => [part.offsetTop, part.offsetHeight])"""
 
 
-@pytest.mark.parametrize("width", [1300, 620])
+@pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])
 def test_an_alert_is_seen_and_moves_nothing(jupyterlab, browser, width):
     """Title and sentence in the message line, all of it in the tab; the parts stay where they are, also when it is over."""
     with jupyterlab.new_page(browser, width=width, height=1250) as lab:

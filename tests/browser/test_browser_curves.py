@@ -192,6 +192,27 @@ def names(panel):
     return panel.locator(".js-plotly-plot").evaluate("box => box.data.filter(t => (t.yaxis || 'y') === 'y').map(t => t.name)")
 
 
+def read_table(two, panel):
+    """The tab Table: a row an evaluation with the values of the curves, sorted by a click, copied as Markdown."""
+    panel.locator(".tnb-tabs button", has_text="Table 4").click()
+    table = panel.locator(".tnb-datatable table")
+    table.wait_for()
+    def column(at):
+        return table.locator(f"tbody td:nth-child({at})").all_inner_texts()
+    assert [each.rstrip("\u2009↓") for each in table.locator("th").all_inner_texts()] == ["step", "epoch", "train/loss", "valid/loss", "time", "+ time"]
+    assert column(1) == ["64", "48", "32", "16"] and column(2) == ["4", "3", "2", "1"]
+    drawn = panel.locator(".js-plotly-plot").evaluate("box => [...box.data.filter(t => t.name === 'valid')[0].y]")
+    assert [float(each) for each in column(4)[::-1]] == pytest.approx(drawn, rel=1e-2)
+    table.locator("th button", has_text="step").click()
+    assert column(1) == ["16", "32", "48", "64"] and table.locator("th").first.get_attribute("aria-sort") == "ascending"
+    two.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    panel.get_by_role("button", name="Copy as Markdown").click()
+    assert later(lambda: panel.locator(".tnb-datatable .bar").inner_text().endswith("Copied"))
+    copied = two.page.evaluate("() => navigator.clipboard.readText()").splitlines()
+    assert copied[0] == "| step | epoch | train/loss | valid/loss | time | + time |" and copied[2].startswith("| 16 | 1 | ") and len(copied) == 6
+    picture(two, "table")
+
+
 def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, tmp_path):
     """By real clicks in the Runs tab: its curves with their names, a row with its values, and a name that stays."""
     lab = two.lab
@@ -216,6 +237,8 @@ def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, t
     values = [row.locator(".cells > div").all_inner_texts(), panel.locator(".tnb-runrow.this .cells > div").all_inner_texts()]
     assert "lr" in heads and [each[heads.index("lr")] for each in values] == ["0.01", "0.1"]
     picture(two, "runs")
+    read_table(two, panel)
+    panel.locator(".tnb-tabs button", has_text="Runs 2").click()
     box.fill("")
     box.press("Enter")
     assert later(lambda: "a letter at least" in panel.locator(".tnb-runspane .hint.refused").inner_text())

@@ -145,7 +145,7 @@ def overlaps(found):
     return [(one[0], other[0]) for at, one in enumerate(found) for other in found[at + 1:] if shared(one, other)]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_on_a_phone(run, served, browser, scheme):
     """At 390 px nothing overlaps, runs out of the page or scrolls sideways, and a finger finds each control; a tap pauses."""
     with Opened(browser, served.steer_url, 390, 844, touch=True, scheme=scheme) as opened:
@@ -170,7 +170,7 @@ def test_on_a_phone(run, served, browser, scheme):
         opened.clean(served.steer_url)
 
 
-@pytest.mark.parametrize("width", [1300, 620])
+@pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])
 def test_nothing_overlaps_on_a_wide_page(served, browser, width):
     """Two columns and one."""
     with Opened(browser, served.steer_url, width) as opened:
@@ -246,6 +246,7 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
         other.server_close()
 
 
+@pytest.mark.long
 def test_a_server_that_ends_is_said(run, browser):
     """What stands there is old, and the page says so; a new server wants its new link."""
     with Served(run.path, "--port", 0) as first:

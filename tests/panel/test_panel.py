@@ -21,6 +21,7 @@ from trainer_nb.core.state import Position, RunState
 from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import Dashboard, message_text, rate, short, what_failed
+from trainer_nb.panel.front_end import WIDGET
 from trainer_nb.panel.plots import KEPT_RUNS, PAST, Chart, Curve, Curves, Plots, layout, mark_spots, thinned
 
 
@@ -38,7 +39,7 @@ class Run:
         self.memory = "Memory", 2**30, None
         self.branches, self.records_version, self.can_rewind, self.last_saved = [], 0, False, None
         self.rate_plan = self.invalid_since = self.lr_search = None
-        self.notice, self.waiting = ("", ""), []
+        self.notice, self.waiting, self.alerts = ("", ""), [], []
         self.panes = "hooks", "lr", "journal", "inspect"
 
     @property
@@ -207,7 +208,7 @@ def test_names_are_no_markup():
 ENABLED = {  # main button's label, and what is enabled
     RunState.IDLE: ("Start", ["main", "validate"]),
     RunState.RUNNING: ("Pause", ["main", "epoch", "validate", "detach", "stop"]),
-    RunState.PAUSED: ("Resume", ["main", "step", "epoch", "validate", "stop"]),
+    RunState.PAUSED: ("Resume", ["main", "step", "epoch", "validate", "detach", "stop"]),
     RunState.STOPPED: ("Resume", ["main", "validate"]),
     RunState.INTERRUPTED: ("Resume", ["main", "validate"]),
     RunState.FINISHED: ("Resume", ["validate"]),
@@ -535,7 +536,7 @@ def test_without_a_front_end_the_picture_stays():
     for outputs, word in ((finished, "finished"), (failed, "error"), (shown, "error")):
         picture, live = outputs[0].data, outputs[1].data
         assert "data:image/svg+xml" in picture["text/html"] and f": {word}" in picture["text/plain"]
-        assert screen_module.WIDGET not in picture and screen_module.WIDGET in live
+        assert WIDGET not in picture and WIDGET in live
     assert len(nbformat.writes(notebook)) < 200_000
 
 

@@ -575,7 +575,7 @@ def test_the_panel_draws_a_run_elsewhere(written, run):
     assert board.curves.of["train/loss"].count == 24 and board.plots.chart.figure["data"]
     assert set(board.tunables.rows) >= {"lr", "lr_scale", "grad_clip"}
     assert board.tabs.buttons["hooks"].description == f"Hooks {len(written.offer['hooks'])}"
-    assert list(board.tabs.buttons) == ["hooks", "journal"]  # what the others show stays with the run
+    assert list(board.tabs.buttons) == ["hooks", "journal", "table", "runs"]  # what the others show stays with the run
     for name in ("journal", "hooks"):
         board.tabs.show(name)
     assert f"in {written.path.name}</span>" in board.head.widget.value  # by which two panels of a model are told apart

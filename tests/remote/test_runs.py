@@ -367,7 +367,7 @@ def test_a_pattern_or_a_trainer_is_added_and_the_run_itself_is_not(three, tmp_pa
     runs = attach(three[0] / "[lmt]*w*")
     runs.names["low"] = "slow"
     assert trainer.plots.add_run(runs) == ["slow"] and trainer.plots.add_run(runs) == []
-    assert trainer.plots.add_run(other) == ["Linear"] and trainer.plots.add_run(trainer) == []
+    assert trainer.plots.add_run(other, name="other") == ["other"] and trainer.plots.add_run(trainer) == []
     assert len(trainer.plots.add_run(trained(tmp_path / "third", steps=8), name="x" * 500)[0]) == LONGEST_NAME
     with pytest.raises(TypeError, match=r"is not a run: .* add_run\(attach\("):
         trainer.plots.add_run(7)
