@@ -7,7 +7,7 @@ __all__ = ['ATTRIBUTES', 'OVERRIDDEN', 'IN_BACKGROUND', 'check_optimizer', 'chec
            'make_optimizer', 'make_optimizers', 'check_function', 'usual_step', 'check_parts', 'check_metrics',
            'check_limits', 'check_eval_first', 'check_data', 'check_evaluation', 'check_seed', 'check_max_time',
            'check_note', 'check_switch', 'forwarded', 'CoreTrainer', 'switches', 'check_save', 'found_optimizers',
-           'unheld', 'held_elsewhere', 'total_text', 'read_total', 'check_counts', 'check_more', 'end_threads']
+           'unheld', 'held_elsewhere', 'total_text', 'read_total', 'check_counts', 'end_threads']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -35,7 +35,7 @@ from .checkpoint import RewindPoint, RunCheckpoint
 from .control import Command, CommandHandler, Mailbox, Reply
 from .data import (check_loader, limited, loader_generators, loader_length,
                                   restore_generators)
-from .driver import Background, Driver, SharedMailbox, Until
+from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import OUTSIDE, Engine, FinitePolicy, check_precision, unwrap
 from .exact import Exactness, compiled_exactness, data_exactness
 from .files import check_place
@@ -1141,13 +1141,6 @@ def begin_idle(self: CoreTrainer, command: Command) -> None:
         self.enter("train_more", (done + command.values["epochs"], None))
     elif command.values.get("skip_failed"):
         self.skip_failed(command.source)
-
-def check_more(values: dict) -> dict:
-    "ValueError for anything but a number of epochs, 1 or more."
-    epochs = values.get("epochs")
-    if set(values) != {"epochs"} or type(epochs) is not int or epochs < 1:
-        raise ValueError(f"train_more: epochs={epochs!r}, a whole number, 1 or more")
-    return values
 
 @patch
 def check_idle(self: CoreTrainer, command: Command) -> None:
