@@ -165,6 +165,7 @@ def test_on_a_phone(run, served, browser, scheme):
                 opened.button("Rewind").tap()
                 assert later(lambda: page.locator("#chooser").is_visible())
         opened.button("Cancel").tap()
+        assert later(lambda: not page.locator("#chooser").is_visible() and opened.button("Resume").is_enabled())
         opened.button("Resume").tap()
         assert later(lambda: run.status["state"] == "running")
         opened.clean(served.steer_url)
