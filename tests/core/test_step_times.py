@@ -385,7 +385,7 @@ def test_a_long_run_is_looked_at_now_and_then():
     row = loop.hooks.rows[0]
     steps, shares = times(loop)
     assert hook.real == 512 and row.calls == 2 * 512 and 440 <= steps <= 512
-    assert 0.5 < row.seconds < 2.5 and shares["hooks"] > 0.3  # a busy machine lends the rest of the step time, too
+    assert 0.5 < row.seconds < 2.5 and shares["hooks"] > 0.5
 
 
 def test_an_evaluation_is_looked_at_as_a_whole():
