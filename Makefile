@@ -1,8 +1,9 @@
 # make env     .venv with the pinned development requirements, older kernels beside it
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
-# make test    sync check, notebook tests, docs' processing, pytest with browser tests
-# make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000 commands; make ends: each way in which
-#              a process can end; make steering: three processes steer a run that is killed; all take many minutes
+# make test    ruff, sync check, notebook tests, docs' processing, pytest with browser tests
+# make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000
+#              commands; make ends: each way in which a process can end; make steering: three
+#              processes steer a run that is killed; all take many minutes
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
 # make docs    notebooks processed for the documentation site
@@ -28,16 +29,20 @@ env: $(STAMP) $(OTHERS:%=$(VENV)-%/.made)
 
 $(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/dev.txt -c requirements/lock.txt
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+	    -r requirements/dev.txt -c requirements/lock.txt
+	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+	    --no-deps --no-build-isolation --editable .
 	touch $@
 
-# An older kernel, or Colab's versions, in an environment that takes what it lacks from $(VENV); made anew with another Python.
+# An older kernel, or Colab's versions, in an environment that takes what it lacks from $(VENV);
+# made again with another Python.
 $(VENV)/pyvenv.cfg: | $(STAMP) ;
 $(VENV)-%/.made: requirements/%.txt $(VENV)/pyvenv.cfg | $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D) install -qq --disable-pip-version-check --no-deps -r $<
-	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	$(BIN)/python -c \
+	    'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 		> $$(echo $(@D)/lib/python*/site-packages)/main_environment.pth
 	touch $@
 
@@ -45,16 +50,19 @@ lab: env
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(QUICK_START) $(AS_ROOT) $(LABFLAGS)
 
 test: env chromium
+	$(BIN)/ruff check
 	$(NOTEBOOKS) check
 	$(NOTEBOOKS) test
 	$(NOTEBOOKS) docs
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(PYTESTFLAGS)
 
-# A training process is killed 200 times, taken up each time, and compared with one that nobody disturbed.
+# A training process is killed 200 times, resumed each time, and compared with one that was not
+# disturbed.
 torture: env
 	PYTHONPATH=tests $(BIN)/python tests/stress/test_torture.py 200
 
-# Drawn runs are disturbed in drawn ways and compared with the same runs left alone: 3,000 scenarios, in two processes.
+# Drawn runs are disturbed in drawn ways and compared with the same runs left alone: 3,000
+# scenarios, in two processes.
 fuzz: env
 	$(BIN)/python tests/fuzz.py 3000 $(FUZZ_SEED)
 
@@ -70,7 +78,8 @@ long: env
 steering: env
 	PYTHONPATH=tests $(BIN)/python tests/stress/test_steering.py 1000 10
 
-# Browser tests use Debian's Chromium; without it they are skipped, unless TRAINER_NB_REQUIRE_BROWSER=1.
+# Browser tests use Debian's Chromium; without it they are skipped, unless
+# TRAINER_NB_REQUIRE_BROWSER=1.
 chromium:
 	@scripts/install_chromium
 
@@ -90,5 +99,7 @@ docs: env
 # After a change of requirements/dev.txt: pin again what it brings along.
 lock:
 	$(BIN)/python -m pip install --quiet --upgrade -r requirements/dev.txt
-	echo "# Every package of the development environment (a constraints file, made with 'make lock')." > requirements/lock.txt
-	$(BIN)/python -m pip freeze --all --exclude trainer_nb | sed 's/+cpu$$//' >> requirements/lock.txt
+	echo "# Every package of the development environment (a constraints file, made with" \
+	    "'make lock')." > requirements/lock.txt
+	$(BIN)/python -m pip freeze --all --exclude trainer_nb | sed 's/+cpu$$//' \
+	    >> requirements/lock.txt

@@ -1,11 +1,13 @@
 """What a training loop costs: this package and its peers against the loop that one writes by hand.
 
-    python -m benchmarks                     the table, for the peers that are installed; writes benchmarks/RESULTS.md
+    python -m benchmarks                     the table, for the peers that are installed; writes
+                                             benchmarks/RESULTS.md
     python -m benchmarks --peers trainer_nb  some of them; writes nothing
     python -m benchmarks --works "A tiny"    some of the work; writes nothing
 
-Peer and loop by hand take turns in one process, block by block, on one thread; the figures are differences and ratios of processor
-time, medians over the pairs of blocks. Each peer has a process of its own. `requirements/peers.txt` lists what may be installed beside.
+Peer and loop by hand take turns in one process, block by block, on one thread; the figures are
+differences and ratios of processor time, medians over the pairs of blocks. Each peer has a process
+of its own. `requirements/peers.txt` lists what may be installed beside.
 """
 
 import argparse
@@ -25,18 +27,21 @@ from .peers import PEERS, train
 from .work import WORKS, Blocks, same
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-DISTRIBUTIONS = {"ignite": "pytorch-ignite", "trainer_tools": "trainer-tools", "trainer_nb_default": "trainer_nb"}
+DISTRIBUTIONS = {"ignite": "pytorch-ignite", "trainer_tools": "trainer-tools",
+                 "trainer_nb_default": "trainer_nb"}
 
 
 def compare(peer: str, name: str, pairs: int) -> dict:
-    """One peer at one work: seconds a step, its own and the loop's by hand, and whether the weights are the same."""
+    """One peer at one work: seconds a step, its own and the loop's by hand, and whether the weights
+    are the same."""
     torch.set_num_threads(1)
     work = WORKS[name]
     loader = Blocks(work, pairs)
     model = train(peer, work, loader)
     loader.finish()
     steps = len(work.batches)
-    found = [(a / steps, b / steps) for a, b in zip(loader.peer[1:], loader.own[1:])]  # the first pair warms up
+    # the first pair warms up
+    found = [(a / steps, b / steps) for a, b in zip(loader.peer[1:], loader.own[1:])]
     return {"peer": peer, "work": name, "pairs": found, "same": same(model, loader.raw.model)}
 
 
@@ -54,16 +59,19 @@ def installed(peer: str) -> bool:
 def in_process(peer: str, name: str, pairs: int) -> dict:
     """As `compare`, in a process of its own."""
     call = [sys.executable, "-m", "benchmarks", "--one", peer, name, "--pairs", str(pairs)]
-    done = subprocess.run(call, capture_output=True, text=True, cwd=Path(__file__).parent.parent, check=False)
+    done = subprocess.run(call, capture_output=True, text=True, cwd=Path(__file__).parent.parent,
+                          check=False)
     if done.returncode:
-        return {"peer": peer, "work": name, "failed": done.stderr.strip().splitlines()[-1] if done.stderr else "no word"}
+        return {"peer": peer, "work": name,
+                "failed": done.stderr.strip().splitlines()[-1] if done.stderr else "no word"}
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def difference(row: dict) -> tuple[float, float, float]:
     """Median of the differences in microseconds a batch, of the ratios, and of the loop by hand."""
     pairs = row["pairs"]
-    return (statistics.median(a - b for a, b in pairs) * 1e6, statistics.median(a / b for a, b in pairs),
+    return (statistics.median(a - b for a, b in pairs) * 1e6,
+            statistics.median(a / b for a, b in pairs),
             statistics.median(b for _, b in pairs) * 1e6)
 
 
@@ -77,14 +85,19 @@ def cell(row: dict) -> str:
 
 
 def import_ratio(rounds: int) -> tuple[float, float]:
-    """Processor seconds of `import torch`, and the ratio of the trainer's import to it, medians of interleaved processes."""
+    """Processor seconds of `import torch`, and the ratio of the trainer's import to it, medians of
+    interleaved processes."""
     # with compiled files, as an installed package has them: the first import writes them
-    writing = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    writing = {name: value for name, value in os.environ.items()
+               if name != "PYTHONDONTWRITEBYTECODE"}
     def spent(statement):
-        code = f"import time; began = time.process_time(); {statement}; print(time.process_time() - began)"
-        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=writing).stdout)
+        code = (f"import time; began = time.process_time(); {statement}; print(time.process_time() "
+                f"- began)")
+        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                                    check=True, env=writing).stdout)
     spent("from trainer_nb import Trainer")
-    pairs = [(spent("import torch"), spent("from trainer_nb import Trainer")) for _ in range(rounds)]
+    pairs = [(spent("import torch"), spent("from trainer_nb import Trainer"))
+             for _ in range(rounds)]
     return statistics.median(a for a, _ in pairs), statistics.median(b / a for a, b in pairs)
 
 
@@ -94,8 +107,11 @@ def table(rows: dict) -> str:
     works = list(dict.fromkeys(work for _, work in rows))
     lines = ["| | " + " | ".join(works) + " |", "| --- |" + " --- |" * len(works)]
     for peer in peers:
-        lines.append(f"| {peer} | " + " | ".join(cell(rows[peer, work]) if (peer, work) in rows else "" for work in works) + " |")
-    by_hand = [difference(rows["raw", work])[2] if ("raw", work) in rows else float("nan") for work in works]
+        lines.append(f"| {peer} | " + " | ".join(cell(rows[peer, work])
+                                                 if (peer, work) in rows else ""
+                                                 for work in works) + " |")
+    by_hand = [difference(rows["raw", work])[2] if ("raw", work) in rows else float("nan")
+               for work in works]
     lines.append("| a batch by hand | " + " | ".join(f"{each:.0f} µs" for each in by_hand) + " |")
     return "\n".join(lines)
 
@@ -103,23 +119,38 @@ def table(rows: dict) -> str:
 def report(rows: dict, pairs: int, imported: tuple[float, float]) -> str:
     """The page."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "trainer_nb", *(
-        DISTRIBUTIONS.get(peer, peer) for peer in PEERS if installed(peer) and not peer.startswith(("raw", "trainer_nb"))))]
-    failed = [f"- {peer}, {work}: {row['failed']}" for (peer, work), row in rows.items() if "failed" in row]
+        DISTRIBUTIONS.get(peer, peer) for peer in PEERS
+        if installed(peer) and not peer.startswith(("raw", "trainer_nb"))))]
+    failed = [f"- {peer}, {work}: {row['failed']}" for (peer, work), row in rows.items()
+              if "failed" in row]
     return "\n".join([
-        "# What the loop costs", "", f"`python -m benchmarks`, {time.strftime('%Y-%m-%d')}, {platform.processor() or platform.machine()}, "
-        f"Python {platform.python_version()}, {', '.join(versions)}, one thread, {pairs} pairs of blocks.", "",
-        "Differences to the loop that one writes by hand, a batch: processor time, medians of interleaved blocks. The row `raw` is that loop "
-        "against itself: the noise. The hooks of the second column are this package's; of the others it is column D. `trainer_nb_default` has history and the look for non-finite gradients in every column.", "",
-        table(rows), "", "A: 16-32-4, batch 16, SGD with momentum. B: convolutions on 28 x 28, batch 64. C: accumulation of 4, bf16, clipping, "
-        "average of the weights, against the textbook loop with the same. D: the loss of each step recorded, and a progress bar, against the "
-        "plain loop without them.", "", *(["¹ other weights than by hand.", ""] if any(not r.get("same", True) for r in rows.values()) else []),
-        f"`from trainer_nb import Trainer`: {imported[1]:.3f} x the processor time of `import torch` ({imported[0]:.2f} s).", "",
+        "# What the loop costs", "",
+        f"`python -m benchmarks`, {time.strftime('%Y-%m-%d')}, "
+        f"{platform.processor() or platform.machine()}, "
+        f"Python {platform.python_version()}, {', '.join(versions)}, one thread, {pairs} pairs of "
+        f"blocks.", "",
+        "Differences to the loop that one writes by hand, a batch: processor time, medians of "
+        "interleaved blocks. The row `raw` is that loop "
+        "against itself: the noise. The hooks of the second column are this package's; of the "
+        "others it is column D. `trainer_nb_default` has history and the look for non-finite "
+        "gradients in every column.", "",
+        table(rows), "",
+        "A: 16-32-4, batch 16, SGD with momentum. B: convolutions on 28 x 28, batch 64. C: "
+        "accumulation of 4, bf16, clipping, "
+        "average of the weights, against the textbook loop with the same. D: the loss of each step "
+        "recorded, and a progress bar, against the "
+        "plain loop without them.", "",
+        *(["¹ other weights than by hand.", ""]
+          if any(not r.get("same", True) for r in rows.values()) else []),
+        f"`from trainer_nb import Trainer`: {imported[1]:.3f} x the processor time of `import "
+        f"torch` ({imported[0]:.2f} s).", "",
         *(["Not measured:", *failed, ""] if failed else [])])
 
 
 def main():
     """Measure, print, and write the page when all was measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pairs", type=int, default=41)
     parser.add_argument("--peers", nargs="+", choices=PEERS, metavar="PEER")
     parser.add_argument("--works", nargs="+", choices=WORKS, metavar="WORK")

@@ -1,16 +1,19 @@
-"""What alerts cost a step: a run with AlertsHook beside one without, both with a history, block by block.
+"""What alerts cost a step: a run with AlertsHook beside one without, both with a history, block by
+block.
 
-    python -m benchmarks.alerts                 a tiny network, whose step is nearly nothing but Python
+    python -m benchmarks.alerts                 a tiny network, whose step is nearly nothing but
+                                                Python
     python -m benchmarks.alerts --rounds 40
 """
 
-import argparse
 import statistics
 import time
 
 import torch
 from torch import nn
 from trainer_nb import AlertsHook, Trainer
+
+from .work import rounds_to_measure
 
 STEPS = 400  # of a block
 
@@ -20,7 +23,8 @@ def make(*hooks):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     data = [(torch.randn(16, 16), torch.randn(16, 4))] * STEPS
-    return Trainer(model, train_dl=data, loss_fn=nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), lr=1e-3), device="cpu",
+    return Trainer(model, train_dl=data, loss_fn=nn.MSELoss(),
+                   optim=torch.optim.SGD(model.parameters(), lr=1e-3), device="cpu",
                    progress=False, max_steps=10**9, hooks=hooks)
 
 
@@ -34,11 +38,10 @@ def block(trainer) -> float:
 
 def main():
     """The median of the ratios, pair by pair, each order in turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=21)
-    rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
-    runs = {"without": make(), "without hooks' times": make(AlertsHook(hook_share=None, patience=10**6)), "with": make(AlertsHook(patience=10**6)),
+    rounds = rounds_to_measure(__doc__, 21)
+    runs = {"without": make(),
+            "without hooks' times": make(AlertsHook(hook_share=None, patience=10**6)),
+            "with": make(AlertsHook(patience=10**6)),
             "with a plateau": make(AlertsHook())}
     for run in runs.values():
         run.front_end = True  # no lines: a plateau is one here
@@ -53,7 +56,8 @@ def main():
     for name in list(runs)[1:]:
         ratios = sorted(row[name] / row["without"] for row in rows)
         quarter = len(ratios) // 4
-        print(f"{name}: {statistics.median(ratios):.3f} times ({ratios[quarter]:.3f} to {ratios[-quarter - 1]:.3f})")
+        print(f"{name}: {statistics.median(ratios):.3f} times ({ratios[quarter]:.3f} to "
+              f"{ratios[-quarter - 1]:.3f})")
 
 
 if __name__ == "__main__":

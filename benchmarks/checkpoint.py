@@ -19,20 +19,23 @@ def make(millions, folder, every):
     """Square layers; a batch of 64."""
     width = 1024
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(width, width) for _ in range(max(1, round(millions * 1e6 / width**2)))]
+    layers = [torch.nn.Linear(width, width)
+              for _ in range(max(1, round(millions * 1e6 / width**2)))]
     model = torch.nn.Sequential(*layers)
     data = [(torch.randn(64, width), torch.randn(64, width)) for _ in range(100)]
     hook = CheckpointHook(folder, every_steps=every, every_epochs=None, keep_last=2, resume=None)
     marks = []
     clock = LambdaHook(order=99, after_step=lambda trainer: marks.append(time.perf_counter()))
-    trainer = Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), optim=torch.optim.AdamW(model.parameters(), lr=1e-5),
+    trainer = Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(),
+                      optim=torch.optim.AdamW(model.parameters(), lr=1e-5),
                       device="cpu", progress=False, max_steps=100, hooks=[hook, clock])
     return trainer, hook, marks
 
 
 def main():
     """Steps with and without a save right before them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--millions", type=float, default=100)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=8)
@@ -67,11 +70,16 @@ def main():
         start = time.perf_counter()
         read_state(latest)
         reading = time.perf_counter() - start
-        print(f"{count / 1e6:.0f} M parameters, {latest.stat().st_size / 1e9:.2f} GB a file, a step {usual:.2f} s")
+        print(f"{count / 1e6:.0f} M parameters, {latest.stat().st_size / 1e9:.2f} GB a file, a "
+              f"step {usual:.2f} s")
         print(f"training waits for the copy {', '.join(f'{each:.2f}' for each in spent)} s; "
-              f"the thread writes, reads once and syncs for {', '.join(f'{each:.2f}' for each in written)} s")
-        print(f"all steps took {sum(steps) - usual * len(steps):.2f} s longer than {len(steps)} usual ones "
-              f"({len(spent)} saves): {(sum(steps) / (usual * len(steps)) - 1) / len(spent) * len(steps) * 100:.0f} % of a step each")
+              f"the thread writes, reads once and syncs for "
+              f"{', '.join(f'{each:.2f}' for each in written)} s")
+        print(f"all steps took {sum(steps) - usual * len(steps):.2f} s longer than {len(steps)} "
+              f"usual ones "
+              f"({len(spent)} saves): "
+              f"{(sum(steps) / (usual * len(steps)) - 1) / len(spent) * len(steps) * 100:.0f} % of "
+              f"a step each")
         print(f"reading it with all check sums: {reading:.2f} s")
 
 

@@ -3,13 +3,15 @@
     python -m benchmarks.clicks            # all, 20 clicks each
     python -m benchmarks.clicks lab vscode # some
 
-A switch of the panel is clicked while `trainer.fit()` runs in a cell. The effect is the first optimizer step (10 ms each) that sees the new
-value, by the same clock. Needs `make env` and Chromium. The figures hold for a quiet machine alone: the load is printed beside them.
+A switch of the panel is clicked while `trainer.fit()` runs in a cell. The effect is the first
+optimizer step (10 ms each) that sees the new value, by the same clock. Needs `make env` and
+Chromium. The figures hold for a quiet machine alone: the load is printed beside them.
 """
 
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,25 +41,50 @@ PLACES = {  # name: front end, kernel, settings of the front end, what it is
     "lab": ("lab", "python3", {}, "JupyterLab 4.6, ipykernel 7.4"),
     "lab-7.3": ("lab", "ipykernel-7.3", {}, "JupyterLab 4.6, ipykernel 7.3"),
     "lab-6.31": ("lab", "ipykernel-6.31", {}, "JupyterLab 4.6, ipykernel 6.31"),
-    "main-shell": ("lab", "python3", NO_SUBSHELLS, "JupyterLab 4.6 without comms over subshells, ipykernel 7.4"),
+    "main-shell": ("lab", "python3", NO_SUBSHELLS,
+                   "JupyterLab 4.6 without comms over subshells, ipykernel 7.4"),
     "notebook": ("notebook", "python3", {}, "Notebook 7, ipykernel 7.4"),
-    "classic": ("classic", "python3", {}, "Classic Notebook 6.5, ipykernel 6.17.1, ipywidgets 7.7.1 (as Colab)"),
-    "vscode": ("client", "python3", {}, "messages on the shell channel (as VS Code), ipykernel 7.4"),
+    "classic": ("classic", "python3", {},
+                "Classic Notebook 6.5, ipykernel 6.17.1, ipywidgets 7.7.1 (as Colab)"),
+    "page": ("page", "", {}, "the page of `trainer.serve()`, which goes through the run's folder"),
+    "vscode": ("client", "python3", {},
+               "messages on the shell channel (as VS Code), ipykernel 7.4"),
 }
 CLICK = "box => { const at = Date.now(); box.click(); return at / 1000; }"
+
+
+@contextmanager
+def on_a_page(folder):
+    """A function that clicks the switch on the page of a run in a process of its own."""
+    program = SETUP.replace("epochs=500", "epochs=500, progress=False, workspace='run'") + SEEN
+    program += "print(trainer.serve().url, flush=True)\ntrainer.fit()"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (subprocess.Popen([sys.executable, "-c", program], cwd=folder, text=True,
+                           stdout=subprocess.PIPE) as process, open_browser() as browser):
+        page = browser.new_page()
+        page.goto(process.stdout.readline().strip())
+        box = page.get_by_label("noise loud")
+        box.wait_for()
+        yield lambda: box.evaluate(CLICK)
+        process.kill()
 
 
 @contextmanager
 def clicker(place, folder):
     """A function that clicks the switch in this front end, and returns when it did."""
     app, kernel, settings, _ = PLACES[place]
+    if app == "page":
+        with on_a_page(folder) as click:
+            yield click
+        return
     cells = ["trainer.fit()"]
     if app == "client":
         folder.mkdir(parents=True, exist_ok=True)
         with client_of(kernel, folder) as client:
             client.run(SETUP + SEEN)
             client.begin(cells[0])
-            assert client.until(lambda: client.find(_model_name="CheckboxModel", description="noise.loud"))
+            assert client.until(lambda: client.find(_model_name="CheckboxModel",
+                                                    description="noise.loud"))
             client.show()
             value = [False]
 
@@ -70,7 +97,8 @@ def clicker(place, folder):
 
             yield click
         return
-    server = ClassicServer(folder) if app == "classic" else JupyterServer(folder, app=app, settings=settings)
+    server = (ClassicServer(folder)
+              if app == "classic" else JupyterServer(folder, app=app, settings=settings))
     with server, open_browser() as browser, server.new_page(browser, height=1400) as page:
         run = Live(page, server, cells, kernel=kernel, setup=SETUP + SEEN).start()
         yield lambda: run.row("noise.loud").locator("input").evaluate(CLICK)
@@ -94,10 +122,12 @@ def measure(place, clicks):
 
 def main(names, clicks=20):
     """A row of a table for each front end."""
-    print("| front end | clicks | median, ms | largest, ms | load |\n| --- | ---: | ---: | ---: | ---: |")
+    print("| front end | clicks | median, ms | largest, ms | load |\n| --- | ---: | ---: | ---: | "
+          "---: |")
     for place in names or PLACES:
         found = measure(place, clicks)
-        row = [PLACES[place][3], len(found), f"{statistics.median(found):.0f}", f"{max(found):.0f}", f"{os.getloadavg()[0]:.1f}"]
+        row = [PLACES[place][3], len(found), f"{statistics.median(found):.0f}", f"{max(found):.0f}",
+               f"{os.getloadavg()[0]:.1f}"]
         print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 

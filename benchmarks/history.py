@@ -1,4 +1,5 @@
-"""What a long run costs the kernel: memory of a record, a refresh of the panel's curves, the picture.
+"""What a long run costs the kernel: memory of a record, a refresh of the panel's curves, the
+picture.
 
     python -m benchmarks.history              a million steps
     python -m benchmarks.history --steps 100000
@@ -28,19 +29,23 @@ def write(history, first: int, count: int, noise: np.ndarray) -> None:
     """So many steps more, with what the recorder keeps of each."""
     for begin in range(first, first + count, BLOCK):
         steps = list(range(begin + 1, min(begin + BLOCK, first + count) + 1))
-        epochs, samples, seconds = [s / 1000 for s in steps], [32 * s for s in steps], [s / 3000 for s in steps]
+        epochs, samples, seconds = ([s / 1000 for s in steps], [32 * s for s in steps],
+                                    [s / 3000 for s in steps])
         for name in NAMES:
-            history.extend(name, steps, epochs, samples, seconds, (noise[: len(steps)] + 1e5 / (begin + 1e5)).tolist())
+            history.extend(name, steps, epochs, samples, seconds,
+                           (noise[: len(steps)] + 1e5 / (begin + 1e5)).tolist())
 
 
 def main():
     """Write, draw, and say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000)
     steps = parser.parse_args().steps
     model = torch.nn.Linear(1, 1)
     data = [(torch.zeros(1, 1), torch.zeros(1, 1))]
-    trainer = Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), max_steps=steps, progress=False, device="cpu")
+    trainer = Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), max_steps=steps,
+                      progress=False, device="cpu")
     noise = np.random.default_rng(0).normal(0, 0.05, BLOCK)
     write(trainer.history, 0, 1000, noise)
     plots = Plots(trainer.view)
@@ -58,8 +63,10 @@ def main():
         plots.refresh()
         spent.append(time.perf_counter() - began)
     records = steps * len(NAMES)
-    print(f"{steps:,} steps, {records:,} records: {kept / records:.0f} bytes a record; with the panel's curves {drawn / records:.0f}")
-    print(f"refresh of the curves: the first {first * 1e3:.0f} ms, then {statistics.median(spent) * 1e3:.1f} ms")
+    print(f"{steps:,} steps, {records:,} records: {kept / records:.0f} bytes a record; with the "
+          f"panel's curves {drawn / records:.0f}")
+    print(f"refresh of the curves: the first {first * 1e3:.0f} ms, then "
+          f"{statistics.median(spent) * 1e3:.1f} ms")
     began = time.perf_counter()
     picture = still(trainer.view)
     print(f"still: {len(picture.encode()) / 1000:.0f} kB in {time.perf_counter() - began:.2f} s")

@@ -1,8 +1,10 @@
 """What the live panel costs and how quickly it answers, measured in JupyterLab in Chromium.
 
     python -m benchmarks.panel latency     click to effect, for 2000 and for 5 steps a second
-    python -m benchmarks.panel cpu         CPU time of the loop's thread with the panel open, against without, interleaved
-    python -m benchmarks.panel memory      kernel and page over ten minutes (--minutes 10)
+    python -m benchmarks.panel cpu         CPU time of the loop's thread with the panel open,
+                                           against without, interleaved
+    python -m benchmarks.panel memory      kernel and page over ten minutes, two earlier runs
+                                           beside the run's curves (--minutes 10)
 
 Numbers of a busy machine mean little: let nothing else run.
 """
@@ -37,9 +39,11 @@ class Batches:  # no loader in the way: the step itself is what is timed
             yield batch
 def make(width, pause=0.0, **settings):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
-    return Trainer(model, train_dl=Batches(pause), loss_fn=torch.nn.MSELoss(), max_steps=10**9, device="cpu",
-                   optim=torch.optim.SGD(model.parameters(), lr=1e-3), **settings)
+    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(),
+                                torch.nn.Linear(width, 1))
+    return Trainer(model, train_dl=Batches(pause), loss_fn=torch.nn.MSELoss(), device="cpu",
+                   optim=torch.optim.SGD(model.parameters(), lr=1e-3),
+                   **{"max_steps": 10**9, **settings})
 """
 LATENCY = """
 class Witness:
@@ -73,6 +77,11 @@ for _ in range({pairs}):
         with_panel = spent(shown, {steps})
     pairs.append((with_panel, spent(plain, {steps})))
 print(json.dumps(pairs))
+"""
+EARLIER = """
+for earlier in (make(256, max_steps=20_000), make(128, max_steps=20_000)):
+    earlier.fit()
+trainer = make(256)
 """
 
 
@@ -119,7 +128,7 @@ def click_times(lab, clicks):
 
 
 def latency(clicks=20):
-    """Milliseconds from the click to the pause, beyond the end of the batch in hand."""
+    """Milliseconds from the click to the pause, beyond the end of the current batch."""
     for label, width, pause in (("2000 steps/s", 256, 0.0), ("5 steps/s", 256, 0.2)):
         with notebook([LATENCY.format(width=width, pause=pause), "trainer.fit()", TELL]) as lab:
             lab.run_cell(1)
@@ -133,9 +142,11 @@ def latency(clicks=20):
             steps, pauses = answer(lab, 3)
         pace = (len(steps) - 1) / sum(b - a for a, b in zip(steps, steps[1:]) if b - a < 0.35)
         whole = [1000 * (held - at) for at, held in zip(pressed, pauses)]
-        beyond = [1000 * (held - next(s for s in steps if s >= min(at, held - 1e-4))) for at, held in zip(pressed, pauses)]
+        beyond = [1000 * (held - next(s for s in steps if s >= min(at, held - 1e-4)))
+                  for at, held in zip(pressed, pauses)]
         print(f"{label}: really {pace:,.0f} steps/s, {len(beyond)} clicks; click to pause median "
-              f"{statistics.median(whole):.1f} ms, max {max(whole):.1f} ms; beyond the batch in hand median "
+              f"{statistics.median(whole):.1f} ms, max {max(whole):.1f} ms; beyond the batch in "
+              f"hand median "
               f"{statistics.median(beyond):.1f} ms, max {max(beyond):.1f} ms")  # fmt: skip
 
 
@@ -154,16 +165,31 @@ def cpu(pairs=6, steps=20_000):
               f"{1e6 * per_step:.0f} us a step without)")  # fmt: skip
 
 
+def compare_runs(lab):
+    """Show the curves of all earlier runs beside the run's own, by clicks in the tab Runs."""
+    panel = lab.cell(2).locator(".tnb").first
+    panel.locator(".tnb-tabs button", has_text="Runs").click()
+    rows = panel.locator(".tnb-runrow:not(.heads, .this)")
+    rows.nth(1).wait_for()
+    for row in rows.all():
+        row.locator("button.run").click()
+    chart = panel.locator(".js-plotly-plot")
+    while len({name for name in chart.evaluate("box => box.data.map(each => each.name)")
+               if name.startswith("Sequential")}) < 2:
+        time.sleep(0.2)
+
+
 def memory(minutes=10.0):
-    """Kernel's resident memory and the page's script heap, every half minute."""
-    cells = ["trainer = make(256)", "trainer.fit()"]
+    """Kernel's resident memory and the page's script heap, every half minute, with three runs."""
+    cells = [EARLIER, "trainer.fit()"]
     with notebook(cells) as lab:
         import psutil
 
         lab.run_cell(1)
-        lab.wait_cell(1)
+        lab.wait_cell(1, seconds=120)
         lab.run_cell(2)
         lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
+        compare_runs(lab)
         session = lab.page.context.new_cdp_session(lab.page)
         session.send("Performance.enable")
         children = psutil.Process(lab.server.process.pid).children(recursive=True)
@@ -172,17 +198,21 @@ def memory(minutes=10.0):
         while (passed := time.monotonic() - began) < 60 * minutes:
             time.sleep(30)
             session.send("HeapProfiler.collectGarbage")
-            metrics = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
-            step = lab.page.locator(".tnb .row1").inner_text().split("step")[1].split()[0]
-            print(f"{(passed + 30) / 60:5.1f} min  step {step:>10}  kernel {kernel.memory_info().rss / 2**20:7.1f} MiB"
-                  f"  page {metrics['JSHeapUsedSize'] / 2**20:6.1f} MiB", flush=True)  # fmt: skip
-        lab.page.locator(".tnb-controls").get_by_role("button", name="Stop").click()
+            metrics = {m["name"]: m["value"]
+                       for m in session.send("Performance.getMetrics")["metrics"]}
+            head = lab.cell(2).locator(".tnb .row1").first.inner_text()
+            print(f"{(passed + 30) / 60:5.1f} min  step {head.split('step')[1].split()[0]:>10}"
+                  f"  kernel {kernel.memory_info().rss / 2**20:7.1f} MiB"
+                  f"  page {metrics['JSHeapUsedSize'] / 2**20:6.1f} MiB"
+                  f"  {metrics['Nodes']:,.0f} nodes", flush=True)  # fmt: skip
+        lab.cell(2).locator(".tnb-controls").get_by_role("button", name="Stop").click()
         lab.wait_cell(2)
 
 
 def main():
     """Run one of the measurements."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("latency", "cpu", "memory"))
     parser.add_argument("--minutes", type=float, default=10)
     wanted = parser.parse_args()

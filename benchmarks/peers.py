@@ -1,4 +1,5 @@
-"""How each package does the same work: a function that trains a model on a loader, with the features of the work."""
+"""How each package does the same work: a function that trains a model on a loader, with the
+features of the work."""
 
 import contextlib
 import io
@@ -32,12 +33,17 @@ def trainer_nb(work, loader, **settings):
 
     model, optim = work.parts()
     wants = work.features
-    settings = {"non_finite": None, "record": "record" in wants, "progress": "bar" if "progress" in wants else False} | settings
-    hooks = [type(name, (Three,), {})() for name in ("One", "Two", "Three")] if "hooks" in wants else []
+    settings = {"non_finite": None, "record": "record" in wants,
+                "progress": "bar" if "progress" in wants else False} | settings
+    hooks = ([type(name, (Three,), {})() for name in ("One", "Two", "Three")]
+             if "hooks" in wants else [])
     Trainer(
-        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device="cpu", hooks=hooks,
-        gradient_accumulation_steps=4 if "accumulation" in wants else 1, mixed_precision="bf16" if "bf16" in wants else None,
-        grad_clip=1.0 if "clip" in wants else None, ema=EMAHook(0.999, warmup=False) if "ema" in wants else None,
+        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device="cpu",
+        hooks=hooks,
+        gradient_accumulation_steps=4 if "accumulation" in wants else 1,
+        mixed_precision="bf16" if "bf16" in wants else None,
+        grad_clip=1.0 if "clip" in wants else None,
+        ema=EMAHook(0.999, warmup=False) if "ema" in wants else None,
         **settings).fit()  # fmt: skip
     return model
 
@@ -72,10 +78,12 @@ def ignite(work, loader):
 
     engine = Engine(step)
     if "ema" in wants:
-        EMAHandler(model, momentum=0.001).attach(engine, event=Events.ITERATION_COMPLETED(every=every))
+        EMAHandler(model, momentum=0.001).attach(engine,
+                                                 event=Events.ITERATION_COMPLETED(every=every))
     if "record" in wants:
         kept = []
-        engine.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: kept.append(engine.state.output))
+        engine.add_event_handler(Events.ITERATION_COMPLETED,
+                                 lambda engine: kept.append(engine.state.output))
     if "progress" in wants:
         ProgressBar().attach(engine)
     engine.run(loader, max_epochs=1, epoch_length=len(loader))
@@ -93,7 +101,8 @@ def accelerate(work, loader):
     bare, optim = work.parts()
     loss_fn = nn.CrossEntropyLoss()
     model, optim = accelerator.prepare(bare, optim)
-    average = AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(0.999)) if "ema" in wants else None
+    average = (AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+               if "ema" in wants else None)
     kept = []
     for x, y in loader:
         with accelerator.accumulate(model):
@@ -138,9 +147,12 @@ def lightning(work, loader):
         from lightning.pytorch.callbacks import WeightAveraging
         callbacks = [WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(0.999))]
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar="progress" in wants,
-              enable_model_summary=False, accumulate_grad_batches=4 if "accumulation" in wants else 1, callbacks=callbacks,
-              precision="bf16-mixed" if "bf16" in wants else "32-true", gradient_clip_val=1.0 if "clip" in wants else None,
+    L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+              enable_progress_bar="progress" in wants,
+              enable_model_summary=False,
+              accumulate_grad_batches=4 if "accumulation" in wants else 1, callbacks=callbacks,
+              precision="bf16-mixed" if "bf16" in wants else "32-true",
+              gradient_clip_val=1.0 if "clip" in wants else None,
               barebones=False).fit(Module(), loader)  # fmt: skip
     return model
 
@@ -154,9 +166,12 @@ def fastai(work, loader):
     if "bf16" in wants:
         raise NotImplementedError("no bf16 in this adapter")
     model, _ = work.parts()
-    learner = Learner(DataLoaders(loader, loader), model, loss_func=nn.CrossEntropyLoss(), train_bn=False,
-                      opt_func=lambda params, **_: OptimWrapper(params, torch.optim.SGD, lr=0.01, momentum=0.9),
-                      cbs=[GradientAccumulation(4), GradientClip(1.0)] if "accumulation" in wants else [])
+    learner = Learner(DataLoaders(loader, loader), model, loss_func=nn.CrossEntropyLoss(),
+                      train_bn=False,
+                      opt_func=lambda params, **_: OptimWrapper(params, torch.optim.SGD, lr=0.01,
+                                                                momentum=0.9),
+                      cbs=[GradientAccumulation(4), GradientClip(1.0)]
+                      if "accumulation" in wants else [])
     quiet = contextlib.nullcontext() if "progress" in wants else learner.no_bar()
     with quiet, learner.no_logging():
         learner.fit(1, lr=0.01)
@@ -174,10 +189,12 @@ def trainer_tools(work, loader):
     loss_fn, wants = nn.CrossEntropyLoss(), work.features
     hooks = []
     if "accumulation" in wants:
-        hooks = [AMPHook(dtype=torch.bfloat16, device_type="cpu"), GradientAccumulationHook(4), GradClipHook(1.0), EMAHook(0.999)]
+        hooks = [AMPHook(dtype=torch.bfloat16, device_type="cpu"), GradientAccumulationHook(4),
+                 GradClipHook(1.0), EMAHook(0.999)]
     if "progress" in wants:
         hooks.append(ProgressBarHook())
-    Trainer(model, lambda batch, trainer: {"loss": loss_fn(model(batch[0]), batch[1])}, loader, [], optim=optim, epochs=1, hooks=hooks,
+    Trainer(model, lambda batch, trainer: {"loss": loss_fn(model(batch[0]), batch[1])}, loader, [],
+            optim=optim, epochs=1, hooks=hooks,
             device="cpu").fit()
     return model
 
@@ -201,24 +218,28 @@ def trainloop(work, loader):
             return optim
 
         def build_hooks(self):
-            return [*([EMAHook(0.999)] if "ema" in wants else []), *([ProgressHook(interval=100)] if "progress" in wants else [])]
+            return [*([EMAHook(0.999)] if "ema" in wants else []),
+                    *([ProgressHook(interval=100)] if "progress" in wants else [])]
 
         def forward(self, batch):
             loss = loss_fn(self.model(batch[0]), batch[1])
             return loss, {}
 
     every = 4 if "accumulation" in wants else 1
-    Trainer(len(loader) // every, grad_clip=1.0 if "clip" in wants else None, mixed_precision="bf16" if "bf16" in wants else None,
+    Trainer(len(loader) // every, grad_clip=1.0 if "clip" in wants else None,
+            mixed_precision="bf16" if "bf16" in wants else None,
             gradient_accumulation_steps=every, device="cpu").train()
     return made
 
 
 PEERS = {each.__name__: each for each in (
-    raw, trainer_nb, trainer_nb_default, trainer_tools, trainloop, ignite, accelerate, lightning, fastai)}  # fmt: skip
+    raw, trainer_nb, trainer_nb_default, trainer_tools, trainloop, ignite, accelerate, lightning,
+    fastai)}
 
 
 def train(name: str, work, loader):
     """The model that a peer has trained; what it prints goes nowhere."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()),
+          warnings.catch_warnings()):
         warnings.simplefilter("ignore")
         return PEERS[name](work, loader)

@@ -1,4 +1,5 @@
-"""From fit() to its first step, on the digits, in a notebook: without a panel, and with it for the first time and again.
+"""From fit() to its first step, on the digits, in a notebook:
+without a panel, and with it for the first time and again.
 
     python -m benchmarks.start
 """
@@ -21,8 +22,10 @@ class First(Hook):
 
 def seconds(**settings):
     torch.manual_seed(0)
-    model, first = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)), First()
-    trainer = Trainer(model, train_dl=DataLoader(data, 32, shuffle=True), loss_fn=torch.nn.CrossEntropyLoss(), max_steps=20, hooks=[first],
+    model, first = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(),
+                                       torch.nn.Linear(64, 10)), First()
+    trainer = Trainer(model, train_dl=DataLoader(data, 32, shuffle=True),
+                      loss_fn=torch.nn.CrossEntropyLoss(), max_steps=20, hooks=[first],
                       device="cpu", **settings)
     began = time.perf_counter()
     trainer.fit()
@@ -38,9 +41,11 @@ def main():
     cells = [CELL, OFF, ON, ON, ON]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    texts = ["".join(out.get("text", "") for out in cell.outputs if out.output_type == "stream") for cell in notebook.cells[1:]]
+    texts = ["".join(out.get("text", "") for out in cell.outputs if out.output_type == "stream")
+             for cell in notebook.cells[1:]]
     off, *on = (float(text.strip().splitlines()[-1]) for text in texts)
-    print(f"from fit() to the first batch, ms: without a panel {off:.1f}; with it, the first time {on[0]:.0f}, then {on[1]:.0f} and {on[2]:.0f}")
+    print(f"from fit() to the first batch, ms: without a panel {off:.1f}; with it, the first time "
+          f"{on[0]:.0f}, then {on[1]:.0f} and {on[2]:.0f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The work that is measured, each with the loop that one writes by hand for it."""
 
+import argparse
 import time
 from dataclasses import dataclass, field
 
@@ -9,6 +10,15 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
+def rounds_to_measure(doc, default):
+    """How many rounds the command line asks for, after torch was given one thread."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=default)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    return rounds
+
+
 def tiny():
     """A network whose step is nearly nothing but Python: 16-32-4."""
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -16,8 +26,10 @@ def tiny():
 
 def small():
     """A convolutional network for pictures of 28 x 28."""
-    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
-                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 64), nn.ReLU(),
+                         nn.Linear(64, 10))
 
 
 def plain(model, optim, loss_fn):
@@ -32,7 +44,8 @@ def plain(model, optim, loss_fn):
 
 
 def textbook(model, optim, loss_fn):
-    """With accumulation over four batches, bf16, clipping and an average of the weights, as the documentation of torch shows them."""
+    """With accumulation over four batches, bf16, clipping and an average of the weights, as the
+    documentation of torch shows them."""
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
     def block(batches):
         for number, (x, y) in enumerate(batches, 1):
@@ -65,7 +78,8 @@ class Work:
     def __post_init__(self):
         made = torch.Generator().manual_seed(1)
         self.batches = [(torch.randn(self.batch, *self.shape, generator=made),
-                         torch.randint(0, self.classes, (self.batch,), generator=made)) for _ in range(self.steps)]
+                         torch.randint(0, self.classes, (self.batch,), generator=made))
+                         for _ in range(self.steps)]
 
     def parts(self):
         """A model with its first weights, and its optimizer."""
@@ -86,7 +100,8 @@ TINY, SMALL = {"network": tiny, "shape": (16,), "classes": 4, "batch": 16}, {
     "network": small, "shape": (1, 28, 28), "classes": 10, "batch": 64}
 WORKS = {work.name: work for work in (
     Work("A tiny", **TINY, steps=400),
-    Work("A tiny, recorder, progress, hooks", **TINY, steps=400, features=frozenset(("record", "progress", "hooks"))),
+    Work("A tiny, recorder, progress, hooks", **TINY, steps=400,
+         features=frozenset(("record", "progress", "hooks"))),
     Work("B small", **SMALL, steps=12),
     Work("C tiny", **TINY, steps=400, raw=textbook, features=ALL),
     Work("C small", **SMALL, steps=12, raw=textbook, features=ALL),
@@ -96,9 +111,11 @@ WORKS = {work.name: work for work in (
 
 
 class Blocks:
-    """A loader for a peer: before each block after the first, the loop by hand makes one of its own, and both are timed.
+    """A loader for a peer: before each block after the first, the loop by hand makes one of its
+    own, and both are timed.
 
-    What a peer does with a block lies between the hand-over of its first batch and the request for the next block's.
+    What a peer does with a block lies between the hand-over of its first batch and the request for
+    the next block's.
     """
 
     def __init__(self, work: Work, pairs: int):
@@ -120,7 +137,8 @@ class Blocks:
             self.own.append(time.process_time() - began)
 
     def finish(self):
-        """The blocks by hand that are left where a peer that counts its steps did not ask for what comes after the last one."""
+        """The blocks by hand that are left where a peer that counts its steps did not ask for what
+        comes after the last one."""
         for _ in range(self.pairs - len(self.own)):
             self.raw(iter(self.work.batches))
 

@@ -36,7 +36,8 @@ def make_trainer(epochs, workers):
         loss_fn=nn.CrossEntropyLoss(),
         metrics={"accuracy": accuracy},
         optim=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
-        sched=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps),
+        sched=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2,
+                                                                    total_steps=steps),
         epochs=epochs,
         seed=0,
     )
@@ -54,7 +55,8 @@ def main():
             result = trainer.fit()
         except KeyboardInterrupt:
             return 130
-    print(f"{result.status}: {result.steps} steps, validation accuracy {result.last['valid/accuracy']:.4f}")
+    print(f"{result.status}: {result.steps} steps, validation accuracy "
+          f"{result.last['valid/accuracy']:.4f}")
     return 0
 
 

@@ -2,7 +2,8 @@
 
     python examples/lbfgs.py [--steps 15]
 
-It is made for full batches and smooth losses: here logistic regression on scikit-learn's breast cancer data.
+It is made for full batches and smooth losses: here logistic regression on scikit-learn's breast
+cancer data.
 """
 
 import argparse
@@ -16,7 +17,8 @@ from trainer_nb import Trainer
 
 
 class LBFGSTrainer(Trainer):
-    """Gives the optimizer a closure: loss and gradients of the whole window, from zero gradients, clipped with `grad_clip`."""
+    """Gives the optimizer a closure: loss and gradients of the whole window, from zero gradients,
+    clipped with `grad_clip`."""
 
     repeats_windows = True
 
@@ -43,7 +45,8 @@ def make_trainer(steps):
 
     def train_step(batch, trainer):
         pred = trainer.model(batch[0])
-        loss = nn.functional.binary_cross_entropy_with_logits(pred, batch[1]) + 1e-3 * trainer.model.weight.square().sum()
+        penalty = 1e-3 * trainer.model.weight.square().sum()
+        loss = nn.functional.binary_cross_entropy_with_logits(pred, batch[1]) + penalty
         return {"loss": loss, "pred": pred, "target": batch[1]}
 
     return LBFGSTrainer(

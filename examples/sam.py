@@ -2,8 +2,9 @@
 
     python examples/sam.py [--epochs 5] [--rho 0.05] [--accumulate 1]
 
-Foret, Kleiner, Mobahi and Neyshabur: Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021
-(https://arxiv.org/abs/2010.01412). Any optimizer may be the inner one. A step costs two passes.
+Foret, Kleiner, Mobahi and Neyshabur: Sharpness-Aware Minimization for Efficiently Improving
+Generalization, ICLR 2021 (https://arxiv.org/abs/2010.01412). Any optimizer may be the inner one. A
+step costs two passes.
 """
 
 import argparse
@@ -18,9 +19,11 @@ from trainer_nb import Trainer, Tunable
 
 
 class SAMTrainer(Trainer):
-    """Steps with the gradient at the point of the highest loss near by, to first order: `rho` up the gradient."""
+    """Steps with the gradient at the point of the highest loss near by, to first order:
+    `rho` up the gradient."""
 
-    repeats_windows = True  # the second pass takes the window's batches again, with the dropout masks of the first
+    # the second pass takes the window's batches again, with the dropout masks of the first
+    repeats_windows = True
     rho = Tunable(0.05, min=0, doc="how far up SAM looks")
 
     def __init__(self, *args, rho=0.05, **settings):
@@ -31,10 +34,12 @@ class SAMTrainer(Trainer):
         """Go up, take the gradients there, come back, step."""
         weights = [p for p in self.model.parameters() if p.grad is not None]
         gradients, before = [p.grad for p in weights], [p.detach().clone() for p in weights]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g)
+                                                     for g in gradients]))
         try:
             with torch.no_grad():
-                torch._foreach_add_(weights, torch._foreach_mul(gradients, self.rho / (norm + 1e-12)))
+                torch._foreach_add_(weights,
+                                    torch._foreach_mul(gradients, self.rho / (norm + 1e-12)))
             self.window_gradients()
         finally:
             with torch.no_grad():
@@ -72,7 +77,8 @@ def main():
     arguments = parser.parse_args()
     with make_trainer(arguments.epochs, arguments.rho, arguments.accumulate) as trainer:
         result = trainer.fit()
-    print(f"{result.status}: {result.steps} steps, validation accuracy {result.last['valid/accuracy']:.4f}")
+    print(f"{result.status}: {result.steps} steps, validation accuracy "
+          f"{result.last['valid/accuracy']:.4f}")
     return 0
 
 

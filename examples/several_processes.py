@@ -1,8 +1,9 @@
 """Digits on several processes: accelerate launch --num_processes 2 examples/several_processes.py
 
 Without GPUs: torchrun --nproc_per_node 2 examples/several_processes.py
-With a part of every parameter in each (FSDP): accelerate launch --use_fsdp --fsdp_version 2 ..., or ACCELERATE_USE_FSDP=true torchrun ...
-The same script runs alone: python examples/several_processes.py --accumulate 2
+With a part of every parameter in each (FSDP): accelerate launch --use_fsdp --fsdp_version 2 ..., or
+ACCELERATE_USE_FSDP=true torchrun ... The same script runs alone: python
+examples/several_processes.py --accumulate 2
 """
 
 import argparse
@@ -18,9 +19,11 @@ from trainer_nb import Trainer
 
 def main():
     """Train, and say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--accumulate", type=int, default=1, help="batches of each process in a step")
+    parser.add_argument("--accumulate", type=int, default=1,
+                        help="batches of each process in a step")
     wanted = parser.parse_args()
 
     digits = load_digits()
@@ -43,10 +46,12 @@ def main():
         engine="accelerate",
     )
     result = trainer.fit()
-    weights = torch.cat([tensor.reshape(-1) for tensor in trainer.state_dict()["model"].values()])  # all processes ask together
+    # all processes ask together
+    weights = torch.cat([tensor.reshape(-1) for tensor in trainer.state_dict()["model"].values()])
     if trainer.is_main:
         number = trainer.step_state.num_processes
-        print(f"{number} process{'es' if number > 1 else ''}, {result.steps} steps, accuracy {result.last['valid/accuracy']:.3f}, "
+        print(f"{number} process{'es' if number > 1 else ''}, {result.steps} steps, accuracy "
+              f"{result.last['valid/accuracy']:.3f}, "
               f"weights {zlib.crc32(weights.round(decimals=9).numpy().tobytes()):08x}")
 
 

@@ -1,9 +1,10 @@
-"""Handwritten digits as a Task: everything that is trained in one class, and one of its parts changed by a subclass.
+"""Handwritten digits as a Task: everything that is trained in one class, and one of its parts
+changed by a subclass.
 
     python examples/task_digits.py [--epochs 8] [--wide]
 
-Validation is on clean and on noisy images, each with the digit that is read worst; the test set is looked at once, at the end.
-Ctrl-C ends the run on a whole step; the exit code is then 130.
+Validation is on clean and on noisy images, each with the digit that is read worst; the test set is
+looked at once, at the end. Ctrl-C ends the run on a whole step; the exit code is then 130.
 """
 
 import argparse
@@ -31,13 +32,15 @@ class Digits(Task):
         images, labels = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
         own = torch.Generator().manual_seed(0)  # the split is the same under every seed
         parts = torch.randperm(len(images), generator=own).split([1197, 300, 300])
-        self.train, self.valid, self.test = (TensorDataset(images[part], labels[part]) for part in parts)
+        self.train, self.valid, self.test = (TensorDataset(images[part], labels[part])
+                                             for part in parts)
         noise = 0.3 * torch.randn(300, 64, generator=own)
         self.noisy = TensorDataset(images[parts[1]] + noise, labels[parts[1]])
 
     def build_model(self):
         """One hidden layer."""
-        return nn.Sequential(nn.Linear(64, self.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(self.width, 10))
+        return nn.Sequential(nn.Linear(64, self.width), nn.ReLU(), nn.Dropout(0.2),
+                             nn.Linear(self.width, 10))
 
     def build_train_dl(self):
         """Shuffled."""
@@ -83,7 +86,8 @@ class WideDigits(Digits):
 
     def build_model(self):
         """Two hidden layers."""
-        return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+        return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 128),
+                             nn.ReLU(), nn.Linear(128, 10))
 
 
 def main():
@@ -92,14 +96,16 @@ def main():
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--wide", action="store_true")
     arguments = parser.parse_args()
-    with Trainer.from_task(WideDigits if arguments.wide else Digits, epochs=arguments.epochs, seed=0) as trainer:
+    with Trainer.from_task(WideDigits if arguments.wide else Digits, epochs=arguments.epochs,
+                           seed=0) as trainer:
         print(trainer.summary(), flush=True)
         try:
             result = trainer.fit()
         except KeyboardInterrupt:
             return 130
     last = result.last
-    print(f"{result.status}: accuracy {last['valid/accuracy']:.4f}, worst digit {last['valid/worst_digit']:.4f}, "
+    print(f"{result.status}: accuracy {last['valid/accuracy']:.4f}, worst digit "
+          f"{last['valid/worst_digit']:.4f}, "
           f"noisy images {last['noisy/accuracy']:.4f}")
     return 0
 

@@ -1,4 +1,5 @@
-"""A script that is steered from elsewhere: handwritten digits, in a folder that other processes see.
+"""A script that is steered from elsewhere:
+handwritten digits, in a folder that other processes see.
 
     python examples/train_digits.py [--epochs 10] [--workspace runs/digits]
 
@@ -6,7 +7,8 @@ From a notebook, so that it outlives the kernel:
 
     run = trainer_nb.launch("examples/train_digits.py", "--epochs", 10, workspace="runs/digits")
 
-Run again in the same folder it goes on where it was. Ctrl-C, SIGTERM and `run.stop()` end it on a whole step.
+Run again in the same folder it goes on where it was. Ctrl-C, SIGTERM and `run.stop()` end it on a
+whole step.
 """
 
 import argparse
@@ -77,11 +79,14 @@ def make_trainer(arguments):
 
 def main():
     """Train, and say how it went."""
-    parser = argparse.ArgumentParser(description="Train on handwritten digits, in a folder from which the run can be steered.")
+    parser = argparse.ArgumentParser(
+        description="Train on handwritten digits, in a folder from which the run can be steered.")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--slow", type=float, default=0.0, help="seconds to wait after each step")
-    parser.add_argument("--engine", default="local", help="for several processes: torchrun --nproc-per-node 2 examples/train_digits.py --engine accelerate")
+    parser.add_argument("--engine", default="local",
+                        help="for several processes: torchrun --nproc-per-node 2 "
+                             "examples/train_digits.py --engine accelerate")
     parser.add_argument("--workspace", default="runs/digits", help="folder of the run")
     with make_trainer(parser.parse_args()) as trainer:
         try:
@@ -89,7 +94,8 @@ def main():
         except KeyboardInterrupt:
             return 130
     if trainer.is_main:
-        print(f"{result.status}: {result.steps} steps, best validation accuracy {trainer.best['value']:.4f} at step {trainer.best['step']}")
+        print(f"{result.status}: {result.steps} steps, best validation accuracy "
+              f"{trainer.best['value']:.4f} at step {trainer.best['step']}")
     return 0
 
 

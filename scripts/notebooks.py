@@ -16,15 +16,18 @@ Paths are notebooks or folders; without any, all notebooks are meant.
 
 import argparse
 import filecmp
+import multiprocessing.connection
 import os
+import posixpath
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from stubs import write_stubs
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB, README = ROOT / "nbs", ROOT / "trainer_nb", ROOT / "README.md"
@@ -111,6 +114,15 @@ def at_root(markdown):
     return re.sub(r"\.\./((?:\.\./)*docs/images/)", r"\1", markdown)
 
 
+def from_root(markdown, folder=NBS.name):
+    """Relative links of a page in `folder`, as they are written in the project's root."""
+    def moved(found):
+        target = posixpath.normpath(posixpath.join(folder, found[2]))
+        return f"{found[1]}({target})"
+
+    return re.sub(r"(\])\((?!\w+:|#|/)([^)\s]+)\)", moved, markdown)
+
+
 def readme_text(notebook=INDEX):
     """README.md from the index notebook: its prose, its code and what that printed."""
     import nbformat
@@ -121,7 +133,7 @@ def readme_text(notebook=INDEX):
             parts.append(cell.source.strip())
         elif cell.cell_type == "code":
             parts += code_as_markdown(cell)
-    return at_root("\n\n".join(part for part in parts if part)) + "\n"
+    return from_root("\n\n".join(part for part in parts if part)) + "\n"
 
 
 # Export and clean
@@ -134,6 +146,7 @@ def export(paths=()):
     os.chdir(ROOT)
     for path in [str(path) for path in find_notebooks(paths)] if paths else [None]:
         nbdev_export.__wrapped__(path=path, procs=None)
+    write_stubs(LIB)
     if INDEX.exists():
         write_if_changed(README, readme_text())
 
@@ -156,7 +169,8 @@ def cleaned(path):
     nb = read_nb(path)
     _nbdev_clean(nb)
     drop_widgets(nb)
-    for cell in nb["cells"]:  # a percent script would add a line to a cell that ends with an empty one
+    # a percent script would add a line to a cell that ends with an empty one
+    for cell in nb["cells"]:
         cell["source"] = "".join(cell["source"]).rstrip("\n")
     return nb2str(nb)
 
@@ -247,39 +261,66 @@ def test_here(path, flags):
     sys.exit(0 if passed else 1)
 
 
-def test_in_process(path, flags, timeout):
-    """Run one notebook in a process of its own; (path, passed, seconds, what it printed)."""
-    command = [sys.executable, __file__, "test_here", str(path), "--flags", flags]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    started = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+class ForkedTest:
+    """A notebook that is run as a test, in a process forked from this one, which is warm."""
+
+    def __init__(self, path, flags, timeout, folder):
+        self.path, self.timeout, self.started = path, timeout, time.perf_counter()
+        self.output = Path(folder) / f"{path.stem}-{id(self)}"
+        self.process = multiprocessing.get_context("fork").Process(
+            target=test_printing_to, args=(self.output, path, flags)
         )
-        passed, text = done.returncode == 0, done.stdout
-    except subprocess.TimeoutExpired:
-        passed, text = False, f"no end after {timeout} s\n"
-    return path, passed, time.perf_counter() - started, text
+        self.process.start()
+
+    def is_over(self):
+        """Whether it has ended; one that takes longer than its time is ended."""
+        if self.process.is_alive() and time.perf_counter() - self.started < self.timeout:
+            return False
+        self.late = self.process.is_alive()
+        self.process.kill()
+        self.process.join()
+        return True
+
+    def report(self):
+        """Print how it went, with what it printed where it failed; tell whether it passed."""
+        text = self.output.read_text()
+        text += f"no end after {self.timeout} s\n" if self.late else ""
+        passed = self.process.exitcode == 0
+        return report(self.path, passed, time.perf_counter() - self.started, text)
+
+
+def test_printing_to(output, path, flags):
+    """Run one notebook; what it and the processes it starts print goes to the file `output`."""
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+    os.chdir(ROOT)
+    test_here(path, flags)
+
+
+def run_forked(paths, flags, workers, timeout):
+    """Run notebooks as tests, `workers` at a time; the ones that failed."""
+    import ipywidgets  # noqa: F401  imported once, before the forks
+    import nbdev.test  # noqa: F401
+    import plotly  # noqa: F401
+    import torch  # noqa: F401
+
+    waiting, running, failed = list(paths), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(ForkedTest(waiting.pop(0), flags, timeout, folder))
+            multiprocessing.connection.wait([each.process.sentinel for each in running], 1)
+            for each in [each for each in running if each.is_over()]:
+                running.remove(each)
+                failed += [] if each.report() else [show(each.path)]
+    return failed
 
 
 def test(paths=(), flags="", workers=2, timeout=600):
     """Run notebooks as tests, each in a process of its own, without storing anything."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     found = find_notebooks(paths)
-    with ThreadPoolExecutor(workers) as pool:
-        results = pool.map(lambda path: test_in_process(path, flags, timeout), found)
-        failed = [
-            show(path)
-            for path, passed, seconds, text in results
-            if not report(path, passed, seconds, text)
-        ]
-    if failed:
+    if failed := run_forked(found, flags, workers, timeout):
         sys.exit("notebook tests failed: " + ", ".join(failed))
     print(f"{len(found)} notebooks pass")
 
@@ -297,7 +338,7 @@ def report(path, passed, seconds, text):
 
 def is_exported(path):
     """Whether a file of the package is made from a notebook (and not written by hand)."""
-    return path.suffix == ".py" and path.name not in ("__init__.py", "__main__.py")
+    return path.suffix in (".py", ".pyi") and path.name not in ("__init__.py", "__main__.py")
 
 
 def copy_without_exports(target):
@@ -307,7 +348,7 @@ def copy_without_exports(target):
         shutil.copytree(folder, target / folder.name, ignore=skip)
     for name in ("settings.ini", "_quarto.yml"):
         shutil.copy(ROOT / name, target / name)
-    for path in (target / LIB.name).rglob("*.py"):
+    for path in (target / LIB.name).rglob("*.py*"):
         if is_exported(path):
             path.unlink()
 
@@ -324,7 +365,7 @@ def made_files(root):
 
 
 def differences(fresh):
-    """How the project differs from `fresh`, the same project exported and cleaned anew."""
+    """How the project differs from `fresh`, the same project exported and cleaned again."""
     here, there = made_files(ROOT), made_files(fresh)
     for path in sorted(here | there):
         if not (fresh / path).exists():

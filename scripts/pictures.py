@@ -1,10 +1,13 @@
-"""Make the pictures of docs/images: runs on the digits in JupyterLab, in Chromium, steered by real clicks.
+"""Make the pictures of docs/images: runs on the digits in JupyterLab, in Chromium, steered by real
+clicks.
 
     .venv/bin/python scripts/pictures.py            all of them
-    .venv/bin/python scripts/pictures.py steer      those of the panel's parts only (or quick_start, rates)
+    .venv/bin/python scripts/pictures.py steer      those of the panel's parts only (or quick_start,
+                                                    rates, views)
 """
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -45,9 +48,12 @@ class Blur(Hook):
 
 blur = Blur()
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 10))
-trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True), valid_dl=DataLoader(valid, 256), seed=7,
-                  loss_fn=nn.CrossEntropyLoss(), metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
-                  optim=torch.optim.AdamW(model.parameters(), lr=2e-3), epochs=60, grad_clip=1.0, hooks=[blur],
+trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True),
+                  valid_dl=DataLoader(valid, 256), seed=7,
+                  loss_fn=nn.CrossEntropyLoss(),
+                  metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
+                  optim=torch.optim.AdamW(model.parameters(), lr=2e-3), epochs=60, grad_clip=1.0,
+                  hooks=[blur],
                   sched=lambda optim: torch.optim.lr_scheduler.CosineAnnealingLR(optim, 60 * 45))
 """
 
@@ -67,7 +73,8 @@ def page(folder, width=1300, height=1500, dark=False):
     """A page of JupyterLab in the light or the dark theme, the left area closed."""
     with JupyterServer(folder) as server, open_browser() as browser:
         if dark:
-            path = server.home / "settings/@jupyterlab/apputils-extension/themes.jupyterlab-settings"
+            settings = server.home / "settings/@jupyterlab/apputils-extension"
+            path = settings / "themes.jupyterlab-settings"
             path.write_text(json.dumps({"theme": "JupyterLab Dark"}))
         with server.new_page(browser, width=width, height=height) as lab:
             yield server, lab
@@ -81,7 +88,8 @@ def quick_start():
             lab.open("quick_start.ipynb")
             lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
             cells = [cell.source for cell in server.read_notebook("quick_start.ipynb").cells]
-            fit = next(number for number, source in enumerate(cells) if "trainer.fit()" in source and "\n" not in source)
+            fit = next(number for number, source in enumerate(cells)
+                       if "trainer.fit()" in source and "\n" not in source)
             lab.run_all()
             panel = lab.page.locator(".tnb")
             panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
@@ -110,9 +118,11 @@ def parts(lab):
     """Every part of the panel, in a run that is steered: light, 1300 pixels."""
     panel = lab.page.locator(".tnb").first
     def row(name):
-        return panel.locator(".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
+        return panel.locator(
+            ".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
     def click(text):
-        panel.get_by_role("button", name=text).first.click()
+        tab = panel.get_by_role("tab", name=text)
+        panel.get_by_role("button", name=text).or_(tab).first.click()
     type_into(row("weight_decay"), "0.05")
     lab.page.wait_for_timeout(1500)
     panel.locator(".hrow").filter(has_text="Blur").get_by_role("button", name="later").click()
@@ -135,9 +145,10 @@ def parts(lab):
     take(lab, "inspect_800", 1)
     lab.page.set_viewport_size({"width": 1300, "height": 1500})
     click("Hooks")
-    click("Detach") if panel.get_by_role("button", name="Detach").is_enabled() else click("Resume")
-    lab.run_cell(2)  # it fails ten steps later
     click("Detach")
+    lab.run_cell(2)  # it fails ten steps later
+    lab.wait_cell(2)
+    click("Resume")
     lab.page.wait_for_selector(".tnb.is-error")
     take(lab, "error", 1)
     lab.run_cell(3)
@@ -149,7 +160,8 @@ def steer():
     """The parts of the panel; and the whole of it in the dark, wide and narrow."""
     fail = "blur.fails_at = trainer.step_state.optimizer_step + 10"
     for dark in (False, True):
-        with tempfile.TemporaryDirectory() as folder, page(Path(folder, "lab"), dark=dark) as (server, lab):
+        with (tempfile.TemporaryDirectory() as folder,
+              page(Path(folder, "lab"), dark=dark) as (server, lab)):
             server.write_notebook("run.ipynb", [SETUP, "trainer.fit()", fail, "trainer.controls"])
             lab.open("run.ipynb")
             lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
@@ -168,11 +180,15 @@ def steer():
 
 RATES = """
 model = nn.Sequential()
-model.body = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 64), nn.ReLU())
+model.body = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 64),
+                           nn.ReLU())
 model.head = nn.Linear(64, 10)
-trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True), valid_dl=DataLoader(valid, 256), seed=7, ema=0.99,
-                  loss_fn=nn.CrossEntropyLoss(), metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
-                  optim=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3), epochs=40, sched="one_cycle",
+trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True),
+                  valid_dl=DataLoader(valid, 256), seed=7, ema=0.99,
+                  loss_fn=nn.CrossEntropyLoss(),
+                  metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
+                  optim=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3), epochs=40,
+                  sched="one_cycle",
                   hooks=[LayerGroupsHook(["body", "head"]), SnapshotHook(every_steps=50), blur])
 trainer.dashboard
 """
@@ -190,7 +206,7 @@ def rates():
             lab.wait_cell(cell)
         panel = lab.cell(1).locator(".tnb")
         panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
-        panel.get_by_role("button", name="LR finder").click()
+        panel.get_by_role("tab", name="LR finder").click()
         panel.locator(".tnb-lr").get_by_role("button", name="Find").click()
         panel.get_by_role("button", name="Run again").wait_for(timeout=60_000)
         take(lab, "lr_finder", 1)
@@ -198,7 +214,8 @@ def rates():
         panel = lab.cell(2).locator(".tnb")
         panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
         def row(name):
-            return panel.locator(".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
+            return panel.locator(
+                ".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
         lab.page.wait_for_timeout(3000)
         row("layer_groups.body.frozen").first.click()
         lab.page.wait_for_timeout(1500)
@@ -216,10 +233,64 @@ def rates():
         take(lab, "rewound", 2)
 
 
+VIEWS = """
+from trainer_nb import AlertsHook, LayerStatsHook, SamplesHook
+classes = [str(digit) for digit in range(10)]
+shaped = lambda data: [(x.view(1, 8, 8), y) for x, y in data]
+train, valid = shaped(train), shaped(valid)
+def trained(lr, epochs, **more):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(),
+                          nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
+    return Trainer(model, train_dl=DataLoader(train, 32, shuffle=True),
+                   valid_dl=DataLoader(valid, 120), loss_fn=nn.CrossEntropyLoss(), epochs=epochs,
+                   metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
+                   optim=torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), seed=7, **more)
+for lr in (0.01, 0.05):
+    trained(lr, 8, grad_clip=1.0 if lr == 0.05 else None).fit()
+trainer = trained(0.03, 400, hooks=[LayerStatsHook(every_steps=5), SamplesHook(classes=classes),
+                                    AlertsHook(data_share=None, hook_share=None), blur])
+"""
+
+
+def views():
+    """The tabs Runs, Table, Layers, Data and Alerts, in a run with two earlier ones."""
+    with tempfile.TemporaryDirectory() as folder, page(folder, height=2100) as (server, lab):
+        server.write_notebook("run.ipynb", [SETUP, VIEWS, "trainer.fit()"])
+        lab.open("run.ipynb")
+        lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+        for cell in (0, 1):
+            lab.run_cell(cell)
+            lab.wait_cell(cell, seconds=120)
+        lab.run_cell(2)
+        panel = lab.cell(2).locator(".tnb").first
+        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+        panel.get_by_role("tab", name=re.compile(r"Table ([6-9]|\d\d)")).wait_for()
+        lr = panel.locator(".tnb-row").filter(
+            has=lab.page.locator('.nm[title^="lr:"]')).locator("input")
+        panel.get_by_role("tab", name="Runs").click()
+        rows = panel.locator(".tnb-runrow:not(.heads, .this)")
+        rows.nth(1).wait_for()
+        for row, name in zip(rows.all(), ("low rate", "clipped")):
+            row.locator("button.run").click()
+            type_into(row.locator("input"), name)
+        take(lab, "runs", 2)
+        for name in ("Table", "Layers", "Data"):
+            panel.get_by_role("tab", name=name).click()
+            if name == "Layers":
+                panel.locator(".heat-map canvas").first.click(force=True)  # the numbers of a layer
+            take(lab, name.lower(), 2)
+        type_into(lr.last, "0.25")
+        panel.get_by_role("tab", name=re.compile("Alerts [1-9]")).click(timeout=120_000)
+        take(lab, "alerts", 2)
+        panel.get_by_role("button", name="Stop").click()
+        lab.wait_cell(2)
+
+
 def main():
     """Take the pictures that are asked for."""
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for make in (quick_start, steer, rates):
+    for make in (quick_start, steer, rates, views):
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()
 

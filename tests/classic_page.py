@@ -1,6 +1,8 @@
-"""Classic Notebook 6.5 with ipywidgets 7 and Colab's kernel, from the environment `.venv-colab`: a server and a page.
+"""Classic Notebook 6.5 with ipywidgets 7 and Colab's kernel, from the environment `.venv-colab`:
+a server and a page.
 
-It stands in for Google Colab: the same kernel, IPython and widgets, in a page of the time for which they were made.
+It stands in for Google Colab: the same kernel, IPython and widgets, in a page of the time for which
+they were made.
 """
 
 import os
@@ -11,23 +13,29 @@ from contextlib import contextmanager
 from jupyter_server import ENVIRONMENTS, JupyterServer
 
 ENVIRONMENT = ENVIRONMENTS / ".venv-colab"
-READY = "() => window.Jupyter && Jupyter.notebook && Jupyter.notebook.kernel && Jupyter.notebook.kernel.is_connected() && !Jupyter.notebook.kernel_busy"
+READY = ("() => window.Jupyter && Jupyter.notebook && Jupyter.notebook.kernel && "
+         "Jupyter.notebook.kernel.is_connected() && !Jupyter.notebook.kernel_busy")
 RUN_CELL = "index => { Jupyter.notebook.select(index); Jupyter.notebook.execute_cells([index]); }"
-RUNNING = "index => { const cell = Jupyter.notebook.get_cell(index); return cell.running || cell.element.hasClass('running') || cell.input_prompt_number === '*'; }"
+RUNNING = ("index => { const cell = Jupyter.notebook.get_cell(index); return cell.running || "
+           "cell.element.hasClass('running') || cell.input_prompt_number === '*'; }")
 
 
 class ClassicServer(JupyterServer):
     """Classic Notebook for the notebooks in `folder`."""
 
     def __init__(self, folder, environment=()):
-        super().__init__(folder, python=str(ENVIRONMENT / "bin" / "python"), environment=environment)
+        super().__init__(folder, python=str(ENVIRONMENT / "bin" / "python"),
+                         environment=environment)
 
     def command(self):
         """The server's command line: this machine only, no token."""
         return [
-            self.python, "-m", "notebook", "--no-browser", f"--NotebookApp.port={self.port}", "--NotebookApp.port_retries=0",
-            "--NotebookApp.ip=127.0.0.1", f"--NotebookApp.notebook_dir={self.folder}", "--NotebookApp.token=", "--NotebookApp.password=",
-            "--NotebookApp.disable_check_xsrf=True", *(["--allow-root"] if os.geteuid() == 0 else []),
+            self.python, "-m", "notebook", "--no-browser", f"--NotebookApp.port={self.port}",
+            "--NotebookApp.port_retries=0",
+            "--NotebookApp.ip=127.0.0.1", f"--NotebookApp.notebook_dir={self.folder}",
+            "--NotebookApp.token=", "--NotebookApp.password=",
+            "--NotebookApp.disable_check_xsrf=True",
+            *(["--allow-root"] if os.geteuid() == 0 else []),
         ]
 
     @contextmanager

@@ -11,17 +11,22 @@ pytest.register_assert_rewrite("digits_runs", "lr_runs", "small_runs")
 
 from jupyter_server import JupyterServer, browser_problem, open_browser
 
+from trainer_nb.core.core_trainer import CoreTrainer
+
 BROWSER_REQUIRED = os.environ.get("TRAINER_NB_REQUIRE_BROWSER") == "1"
 
 torch.set_num_threads(1)
-# a fork must not collect what its parent left: the end of a process group waits there for a thread that was not copied
+# a fork must not collect what its parent left: the end of a process group waits there for a thread
+# that was not copied
 os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip what cannot run here; where the browser is required its absence is an error. `make long` runs what takes minutes."""
+    """Skip what cannot run here; where the browser is required its absence is an error.
+    `make long` runs what takes minutes."""
     if os.environ.get("TRAINER_NB_LONG") != "1":
-        left = [item for item in items if item.get_closest_marker("long") and not item.get_closest_marker("short")]
+        left = [item for item in items
+                if item.get_closest_marker("long") and not item.get_closest_marker("short")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
     browser_items = [item for item in items if item.get_closest_marker("browser")]
@@ -60,13 +65,23 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(autouse=True)
 def no_run_is_left():
-    """A test ends what it has started: a run held in a thread would stay for all tests that follow."""
+    """A test ends what it has started: a run held in a thread would stay for all tests that
+    follow."""
     before = threading.enumerate()
     yield
-    left = [thread for thread in threading.enumerate() if thread.name == "trainer_nb" and thread not in before]
+    left = [thread for thread in threading.enumerate()
+            if thread.name == "trainer_nb" and thread not in before]
     for thread in left:
         thread.join(2)
-    assert not any(thread.is_alive() for thread in left), "a run in the background was not ended: close() it"
+    if any(thread.is_alive() for thread in left):
+        close_runs()
+        pytest.fail("a run in the background was not ended: close() it")
+
+
+def close_runs():
+    """End all runs of this process, so that a test that has failed is the only one that fails."""
+    for trainer in [each for each in gc.get_objects() if isinstance(each, CoreTrainer)]:
+        trainer.close()
 
 
 @pytest.fixture(scope="module")

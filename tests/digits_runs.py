@@ -1,4 +1,5 @@
-"""Runs over handwritten digits in which anything that goes astray shows in the weights, and hooks that act in them."""
+"""Runs over handwritten digits in which anything that goes astray shows in the weights, and hooks
+that act in them."""
 
 import random
 import time
@@ -16,7 +17,8 @@ FIT_POINTS = (*HOOK_POINTS["fit"], "on_pause", "on_resume")
 
 
 class DrawingData(TensorDataset):
-    """Digits with noise from the global stream: an order or a stream that shifts shows in the weights."""
+    """Digits with noise from the global stream:
+    an order or a stream that shifts shows in the weights."""
 
     def __getitem__(self, index):
         image, label = super().__getitem__(index)
@@ -30,24 +32,28 @@ def make_data(count, cls=TensorDataset):
 
 
 def make_model():
-    """A classifier with everything that can go astray: dropout, running means, one of them frozen."""
+    """A classifier with everything that can go astray:
+    dropout, running means, one of them frozen."""
     torch.manual_seed(1)
     model = nn.Sequential(
-        nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.BatchNorm1d(16), nn.Linear(16, 10)
+        nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.BatchNorm1d(16),
+        nn.Linear(16, 10)
     )
     model[4].eval()
     return model
 
 
 def make_loop(*hooks, valid=True, train=44, batch=8, accumulation=2, **settings):
-    """Shuffled digits, six batches and three windows an epoch (the last one a small tail), AdamW."""
+    """Shuffled digits, six batches and three windows an epoch (the last one a small tail),
+    AdamW."""
     settings.setdefault("seed", 3)
     settings.setdefault("optim", lambda parameters: torch.optim.AdamW(parameters, lr=1e-2))
     settings.setdefault("train_dl", DataLoader(make_data(train, DrawingData), batch, shuffle=True))
     if valid is True:  # evaluation draws from the streams, too
         valid = DataLoader(make_data(20, DrawingData), 5, shuffle=True)
     return Loop(
-        settings.pop("model", None) or make_model(), settings.pop("train_step", None), valid_dl=valid or None,
+        settings.pop("model", None) or make_model(), settings.pop("train_step", None),
+        valid_dl=valid or None,
         loss_fn=settings.pop("loss_fn", nn.CrossEntropyLoss()), device="cpu", hooks=hooks,
         gradient_accumulation_steps=accumulation, **settings,
     )  # fmt: skip
@@ -61,9 +67,10 @@ def make_batches(count=2, size=4):
 def everything(loop):
     """All that a run has learnt: weights, running means, optimizer state, counters."""
     optim = [value for state in loop.optim.state.values() for value in state.values()]
-    return [*(v.clone() for v in loop.model.state_dict().values()), *(torch.as_tensor(v).clone() for v in optim)], (
-        loop.step_state
-    )
+    return [*(v.clone() for v in loop.model.state_dict().values()),
+            *(torch.as_tensor(v).clone() for v in optim)], (
+loop.step_state
+)
 
 
 def assert_same(loop, other):

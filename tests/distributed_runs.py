@@ -1,4 +1,5 @@
-"""Runs that one process makes alone, or two make together: `torchrun distributed_runs.py FOLDER NAME ...` writes what came of each."""
+"""Runs that one process makes alone, or two make together:
+`torchrun distributed_runs.py FOLDER NAME ...` writes what came of each."""
 
 import os
 import signal
@@ -10,7 +11,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from trainer_nb import CheckpointHook, EMAHook, Hook, LayerGroupsHook, LayerStatsHook, OutputsHook, Task, Trainer
+from trainer_nb import (CheckpointHook, Hook, LayerGroupsHook, LayerStatsHook, OutputsHook,
+                        SamplesHook, Task, Trainer)
 from trainer_nb.core.control import Command
 
 SAMPLES = 26
@@ -55,22 +57,29 @@ def data(samples=SAMPLES, **settings):
 def network(dropout=0.0, norm=False):
     """A small classifier in double precision."""
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8) if norm else torch.nn.Identity(), torch.nn.Tanh(),
+    layers = [torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8) if norm else torch.nn.Identity(),
+              torch.nn.Tanh(),
               torch.nn.Dropout(dropout), torch.nn.Linear(8, 3)]
     return torch.nn.Sequential(*layers).double()
 
 
 def run(processes, k=1, loader=None, **settings):
-    """A trainer for so many processes whose windows hold 2 k batches in all."""
-    dropout, norm, single = settings.pop("dropout", 0.0), settings.pop("norm", False), settings.pop("single", False)
-    settings = {"epochs": 3, "grad_clip": 0.3, "valid_dl": data(11, shuffle=False), "seed": 3, **settings}
+    """A trainer for n processes whose windows hold 2 k batches in all."""
+    dropout, norm, single = (settings.pop("dropout", 0.0), settings.pop("norm", False),
+                             settings.pop("single", False))
+    settings = {"epochs": 3, "grad_clip": 0.3, "valid_dl": data(11, shuffle=False), "seed": 3,
+                **settings}
     metrics = {"accuracy": lambda pred, target: (pred.argmax(1) == target).double().mean()}
     if "train_step" not in settings:
         settings["loss_fn"] = torch.nn.CrossEntropyLoss()
     model = network(dropout, norm)
-    return Trainer(model.float() if single else model, train_dl=data() if loader is None else loader, metrics=metrics, progress=False, device="cpu",
-                   optim=settings.pop("optim", lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
-                   gradient_accumulation_steps=k * (2 // processes), engine=ENGINE if processes > 1 else "local", **settings)
+    return Trainer(model.float() if single else model,
+                   train_dl=data() if loader is None else loader, metrics=metrics, progress=False,
+                   device="cpu",
+                   optim=settings.pop("optim",
+                                      lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
+                   gradient_accumulation_steps=k * (2 // processes),
+                   engine=ENGINE if processes > 1 else "local", **settings)
 
 
 def counted_step(batch, trainer):
@@ -79,7 +88,8 @@ def counted_step(batch, trainer):
     kept = y != 0
     pred = trainer.model(x)
     loss = torch.nn.functional.cross_entropy(pred[kept], y[kept]) if kept.any() else pred.sum() * 0
-    return {"loss": loss, "n": max(int(kept.sum()), 1), "pred": pred, "target": y, "confidence": pred.detach().max()}
+    return {"loss": loss, "n": max(int(kept.sum()), 1), "pred": pred, "target": y,
+            "confidence": pred.detach().max()}
 
 
 def sometimes_step(batch, trainer):
@@ -106,7 +116,8 @@ def closure(processes, loader=None):
     def step(batch, trainer):
         x, y = batch
         return {"loss": torch.nn.functional.cross_entropy(trainer.plain_model(x), y)}
-    return run(processes, train_step=step, eval_step=supervised_step, hooks=[AsDouble()], loader=loader)
+    return run(processes, train_step=step, eval_step=supervised_step, hooks=[AsDouble()],
+               loader=loader)
 
 
 def supervised_step(batch, trainer):
@@ -139,12 +150,15 @@ class Weighted(torch.nn.Module):
 
 
 def weighted(processes):
-    """The optimizer has the loss's parameter too; processes that begin with different ones would part."""
+    """The optimizer has the loss's parameter too;
+    processes that begin with different ones would part."""
     torch.manual_seed(int(os.environ.get("RANK", "0")))
     loss, model = Weighted(), network()
     optim = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.01)
-    return Trainer(model, train_dl=data(), loss_fn=loss, optim=optim, epochs=3, seed=3, device="cpu", progress=False, grad_clip=0.1, hooks=[AsDouble()],
-                   gradient_accumulation_steps=2 // processes, engine=ENGINE if processes > 1 else "local")
+    return Trainer(model, train_dl=data(), loss_fn=loss, optim=optim, epochs=3, seed=3,
+                   device="cpu", progress=False, grad_clip=0.1, hooks=[AsDouble()],
+                   gradient_accumulation_steps=2 // processes,
+                   engine=ENGINE if processes > 1 else "local")
 
 
 class Unused(torch.nn.Module):
@@ -152,7 +166,8 @@ class Unused(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.main, self.rare, self.never = network(), torch.nn.Linear(5, 3).double(), torch.nn.Linear(2, 2).double()
+        self.main, self.rare, self.never = (network(), torch.nn.Linear(5, 3).double(),
+                                            torch.nn.Linear(2, 2).double())
 
     def forward(self, x):
         """Through the rare part where a sample says so."""
@@ -165,26 +180,33 @@ EQUAL = {  # two processes make of these what one makes
     "two batches a process": lambda p: run(p, k=2, hooks=[AsDouble()]),
     "three batches a process": lambda p: run(p, k=3, hooks=[AsDouble()]),
     "fewer batches than processes": lambda p: run(p, loader=data(3), hooks=[AsDouble()]),
-    "own generator": lambda p: run(p, loader=data(generator=torch.Generator().manual_seed(7)), hooks=[AsDouble()]),
+    "own generator": lambda p: run(p, loader=data(generator=torch.Generator().manual_seed(7)),
+                                   hooks=[AsDouble()]),
     "workers": lambda p: run(p, loader=data(num_workers=1), epochs=2, hooks=[AsDouble()]),
     "a list": lambda p: run(p, loader=list(data(shuffle=False)), hooks=[AsDouble()]),
-    "a stream": lambda p: run(p, loader=DataLoader(Stream(), batch_size=4), epochs=1, hooks=[AsDouble()]),
-    "seeded samples": lambda p: run(p, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), seed_samples=True, hooks=[AsDouble()]),
+    "a stream": lambda p: run(p, loader=DataLoader(Stream(), batch_size=4), epochs=1,
+                              hooks=[AsDouble()]),
+    "seeded samples": lambda p: run(p, loader=DataLoader(Noisy(), batch_size=4, shuffle=True),
+                                    seed_samples=True, hooks=[AsDouble()]),
     "items of its own": lambda p: run(p, train_step=counted_step, hooks=[AsDouble()]),
     "an average and a schedule": lambda p: run(p, ema=0.9, sched="one_cycle", hooks=[AsDouble()]),
     "steps": lambda p: run(p, epochs=None, max_steps=9, eval_every=2, hooks=[AsDouble()]),
     "limited": lambda p: run(p, limit_batches=5, hooks=[AsDouble()]),
     "small pieces": lambda p: run(p, micro_batch_size=3, hooks=[AsDouble()]),
     "overfit": lambda p: run(p, overfit_batches=3, hooks=[AsDouble()]),
-    "overfit, seeded samples": lambda p: run(p, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), overfit_batches=3, seed_samples=True,
+    "overfit, seeded samples": lambda p: run(p,
+                                             loader=DataLoader(Noisy(), batch_size=4, shuffle=True),
+                                             overfit_batches=3, seed_samples=True,
                                              hooks=[AsDouble()]),
     "many epochs": lambda p: run(p, epochs=12, train_step=counted_step, hooks=[AsDouble()]),
     "the plain model": closure,
     "layers frozen and thawed": lambda p: run(p, k=2, epochs=4, hooks=[AsDouble(), Freeze()]),
     "a loss that learns": weighted,
 }
-# batches without a loss count in the window of several processes, and not in that of one: each has its own figures
-TOGETHER = {"some batches without a loss": lambda p: run(p, train_step=sometimes_step, epochs=8, hooks=[AsDouble()]),
+# batches without a loss count in the window of several processes, and not in that of one: each has
+# its own figures
+TOGETHER = {"some batches without a loss": lambda p: run(
+    p, train_step=sometimes_step, epochs=8, hooks=[AsDouble()]),
             "normalized": lambda p: run(p, norm=True, hooks=[AsDouble()]),
             "normalized, unjudged": lambda p: run(p, norm=True, valid_dl=None, hooks=[AsDouble()]),
             "bf16": lambda p: run(p, single=True, mixed_precision="bf16")}
@@ -192,7 +214,8 @@ TOGETHER = {"some batches without a loss": lambda p: run(p, train_step=sometimes
 
 def outcome(trainer) -> dict:
     """What is compared: weights, records and counters."""
-    names = [name for name in trainer.history.names if not name.startswith(("time/", "samples_per"))]
+    names = [name for name in trainer.history.names
+             if not name.startswith(("time/", "samples_per"))]
     found = {name: torch.tensor(trainer.history[name]) for name in names}
     place = trainer.step_state
     state = trainer.engine.whole(dict(trainer.plain_model.named_parameters()))
@@ -223,9 +246,11 @@ class Slow(Hook):
 
 
 def resumed(processes, folder):
-    """Straight, and saved in mid-epoch and gone on with by another trainer; dropout and samples draw from the streams."""
+    """Straight, and saved in mid-epoch and gone on with by another trainer;
+    dropout and samples draw from the streams."""
     def make():
-        return run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, hooks=[AsDouble()],
+        return run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5,
+                   hooks=[AsDouble()],
                    **({} if ENGINE == "fsdp" else {"ema": 0.9}))
     straight = make()
     straight.fit()
@@ -240,7 +265,9 @@ def resumed(processes, folder):
 
 def rewound(processes, folder):
     """A checkpoint in mid-epoch, a rewind to it, and the steps from there again."""
-    trainer = run(processes, dropout=0.5, hooks=[AsDouble(), CheckpointHook(folder / "rewound", every_steps=5, every_epochs=None)])
+    trainer = run(processes, dropout=0.5,
+                  hooks=[AsDouble(),
+                         CheckpointHook(folder / "rewound", every_steps=5, every_epochs=None)])
     trainer.step(8)
     landed = trainer.rewind(6)
     trainer.fit()
@@ -250,7 +277,8 @@ def rewound(processes, folder):
 
 
 def steered(processes, folder):
-    """Somebody at the first process changes the rate, pauses, changes something in the pause, and goes on."""
+    """Somebody at the first process changes the rate, pauses, changes something in the pause, and
+    goes on."""
     trainer = run(processes, epochs=6, hooks=[AsDouble(), Slow()])
     def steer():
         while trainer.step_state.optimizer_step < 3:
@@ -285,7 +313,8 @@ def signalled(processes, folder):
     again.fit()
     straight = run(processes, hooks=[AsDouble()])
     straight.fit()
-    return {"code": code, "step": trainer.step_state.optimizer_step, "again": outcome(again), "straight": outcome(straight)}
+    return {"code": code, "step": trainer.step_state.optimizer_step, "again": outcome(again),
+            "straight": outcome(straight)}
 
 
 def stopped_by_time(processes, folder):
@@ -298,8 +327,10 @@ def stopped_by_time(processes, folder):
 def textbook(processes, folder):
     """Against torch's DistributedDataParallel by hand, single precision, equal batches."""
     batches = list(data(24, shuffle=False))
-    trainer = Trainer(network().float(), train_dl=batches, loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3,
-                      optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), engine="accelerate")
+    trainer = Trainer(network().float(), train_dl=batches, loss_fn=torch.nn.CrossEntropyLoss(),
+                      device="cpu", progress=False, epochs=3,
+                      optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+                      engine="accelerate")
     trainer.fit()
     model = torch.nn.parallel.DistributedDataParallel(network().float())
     optim = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -313,9 +344,12 @@ def textbook(processes, folder):
 
 def partly(processes, k):
     """A trainer of a model that is gone through in part; its windows have 2 k batches in all."""
-    return Trainer(Unused(), train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=6, seed=3,
-                   optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), hooks=[AsDouble()],
-                   gradient_accumulation_steps=2 * k // processes, engine=ENGINE if processes > 1 else "local")
+    return Trainer(Unused(), train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu",
+                   progress=False, epochs=6, seed=3,
+                   optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+                   hooks=[AsDouble()],
+                   gradient_accumulation_steps=2 * k // processes,
+                   engine=ENGINE if processes > 1 else "local")
 
 
 def unused(processes, folder):
@@ -329,17 +363,68 @@ def unused(processes, folder):
 
 
 def written(processes, folder):
-    """What the model says to each sample, from all processes: of a shuffled epoch, of an evaluation, of a stream without indices."""
+    """What the model says to each sample, from all processes:
+    of a shuffled epoch, of an evaluation, of a stream without indices."""
     def place(name):
         return folder / f"{name}_{processes}"
-    trainer = run(processes, epochs=2, hooks=[AsDouble(), OutputsHook(place("outputs"), splits=("train", "valid"))])
+    trainer = run(processes, epochs=2,
+                  hooks=[AsDouble(), OutputsHook(place("outputs"), splits=("train", "valid"))])
     trainer.fit()
     trainer.validate(data(3, shuffle=True))
     stream = run(processes, epochs=1, loader=DataLoader(Stream(), batch_size=4),
                  hooks=[AsDouble(), OutputsHook(place("stream"), splits="train")])
     stream.fit()
-    return {"train": trainer.get_hook(OutputsHook).load("train"), "valid": trainer.get_hook(OutputsHook).load("valid"),
-            "stream": stream.get_hook(OutputsHook).load("train"), "files": sorted(path.name for path in place("outputs").iterdir())}
+    return {"train": trainer.get_hook(OutputsHook).load("train"),
+            "valid": trainer.get_hook(OutputsHook).load("valid"),
+            "stream": stream.get_hook(OutputsHook).load("train"),
+            "files": sorted(path.name for path in place("outputs").iterdir())}
+
+
+def sampled(processes, folder=None):
+    """What is kept of evaluations: few batches, an uneven tail, samples without indices."""
+    class Fixed(IterableDataset):
+        def __iter__(self):
+            return iter(
+                [
+                    (torch.full((5,), index / SAMPLES), index % 3)
+                    for index in torch.randperm(
+                        SAMPLES, generator=torch.Generator().manual_seed(5)
+                    ).tolist()
+                ]
+            )
+
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(5)).tolist()
+    loaders = {
+        "few": data(3, shuffle=False),
+        "valid": data(11, shuffle=False, sampler=order),
+        "stream": DataLoader(Fixed(), batch_size=4),
+    }
+    hook = SamplesHook(worst=6, inputs=lambda batch: batch[0][:, None, None])
+    trainer = run(processes, epochs=2, valid_dl=loaders, hooks=[AsDouble(), hook])
+    trainer.fit()
+    trainer.test(data(7, shuffle=False))
+    def plain(one):
+        worst = [
+            {
+                "index": each.index,
+                "place": each.place,
+                "target": each.target,
+                "prediction": each.prediction,
+                "picture": each.picture.tolist(),
+                "loss": each.loss,
+            }
+            for each in one.worst
+        ]
+        return {
+            "split": one.split,
+            "step": one.step,
+            "samples": one.samples,
+            "worst": worst,
+            "matrix": one.matrix.tolist(),
+            "absent": one.absent,
+        }
+
+    return [plain(each) for each in hook.evaluations]
 
 
 class Collects(Task):
@@ -368,20 +453,24 @@ class Collects(Task):
     def end_of_evaluation(self, name, outputs, trainer):
         """A median is not a mean over batches; the first one tells the order."""
         pred = torch.cat([each["pred"] for each in outputs])
-        return {"median": pred.median(), "first": pred[0, 0], "fifth": pred[min(5, len(pred) - 1), 0], "count": len(pred)}
+        return {"median": pred.median(), "first": pred[0, 0],
+                "fifth": pred[min(5, len(pred) - 1), 0], "count": len(pred)}
 
 
 def collected(processes, folder):
     """Outputs of all processes, in the order of the loader."""
-    trainer = Trainer.from_task(Collects(), epochs=2, seed=3, hooks=[AsDouble()], device="cpu", progress=False,
-                                gradient_accumulation_steps=2 // processes, engine=ENGINE if processes > 1 else "local")
+    trainer = Trainer.from_task(Collects(), epochs=2, seed=3, hooks=[AsDouble()], device="cpu",
+                                progress=False,
+                                gradient_accumulation_steps=2 // processes,
+                                engine=ENGINE if processes > 1 else "local")
     trainer.fit()
     return dict(trainer.records)
 
 
 def given(processes, folder):
     """A file of other processes is gone on with."""
-    trainer = run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, hooks=[AsDouble()])
+    trainer = run(processes, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5,
+                  hooks=[AsDouble()])
     trainer.load(folder / "state.pt")
     trainer.fit()
     return outcome(trainer)
@@ -389,16 +478,19 @@ def given(processes, folder):
 
 def looked_at(processes, folder):
     """What else is asked of a run: the best state, predictions, a rate, the weights as a file."""
-    trainer = run(processes, best=("valid/loss", "min"), hooks=[AsDouble()], optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.5))
+    trainer = run(processes, best=("valid/loss", "min"), hooks=[AsDouble()],
+                  optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.5))
     trainer.fit()
     before = outcome(trainer)["weights"]
     found = {"best": trainer.best, "test": trainer.test(data(11, shuffle=False), weights="best"),
-             "last": trainer.test(data(11, shuffle=False)), "predictions": trainer.predict(list(torch.randn(7, 1, 5).double())),
+             "last": trainer.test(data(11, shuffle=False)),
+             "predictions": trainer.predict(list(torch.randn(7, 1, 5).double())),
              "weights": before}
     rate = trainer.lr_find(num_steps=12)
     found |= {"rates": torch.tensor(rate.lrs), "losses": torch.tensor(rate.losses)}
     trainer.export(folder / f"weights{ENGINE}{processes}.safetensors")
-    found["untouched"] = all(torch.equal(a, b) for a, b in zip(before, outcome(trainer)["weights"], strict=True))
+    found["untouched"] = all(torch.equal(a, b)
+                             for a, b in zip(before, outcome(trainer)["weights"], strict=True))
     trainer.fit(epochs=4)
     return found | {"end": outcome(trainer)["weights"]}
 
@@ -409,8 +501,10 @@ def refused(processes, folder):
     optim = torch.optim.AdamW(used.parameters())
     used(torch.zeros(1, 5).double()).sum().backward()
     optim.step()
-    cases = {"ema": lambda: run(processes, ema=0.9), "micro": lambda: run(processes, micro_batch_size=2),
-             "used": lambda: Trainer(used, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), optim=optim, device="cpu", engine=ENGINE)}
+    cases = {"ema": lambda: run(processes, ema=0.9),
+             "micro": lambda: run(processes, micro_batch_size=2),
+             "used": lambda: Trainer(used, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(),
+                                     optim=optim, device="cpu", engine=ENGINE)}
     found = {}
     for name, make in cases.items():
         try:
@@ -421,13 +515,16 @@ def refused(processes, folder):
 
 
 def in_units(processes, folder):
-    """The layers are gathered one by one, by what the launcher says; every process holds its part."""
+    """The layers are gathered one by one, by what the launcher says;
+    every process holds its part."""
     os.environ |= {"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "20"}
     trainer = run(processes, hooks=[AsDouble()])
     trainer.fit()
     parts = [p.to_local().numel() for p in trainer.plain_model.parameters()]
-    units = [name for name, module in trainer.plain_model.named_modules() if type(module).__name__.startswith("FSDP")]
-    held = sum(value.to_local().numel() for state in trainer.optim.state.values() for value in state.values() if value.ndim)
+    units = [name for name, module in trainer.plain_model.named_modules()
+             if type(module).__name__.startswith("FSDP")]
+    held = sum(value.to_local().numel() for state in trainer.optim.state.values()
+               for value in state.values() if value.ndim)
     os.environ.pop("FSDP_AUTO_WRAP_POLICY")
     return outcome(trainer) | {"parts": parts, "units": units, "held": held}
 
@@ -440,8 +537,10 @@ def none_shared(processes, folder):
 def half(processes, folder):
     """Half precision with a loss scaler that has to skip the first steps."""
     model = network().float()
-    trainer = Trainer(model, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3, seed=3,
-                      optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), engine=ENGINE, mixed_precision="fp16", grad_clip=0.3)
+    trainer = Trainer(model, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu",
+                      progress=False, epochs=3, seed=3,
+                      optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+                      engine=ENGINE, mixed_precision="fp16", grad_clip=0.3)
     trainer.engine.scaler._init_scale = 2.0**19
     trainer.fit()
     return outcome(trainer) | {"skipped": trainer.skipped_steps}
@@ -452,7 +551,8 @@ def killed(processes, folder):
     def kill(trainer):
         if trainer.engine.rank == processes - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-    run(processes, hooks=[AsDouble(), At(7, kill), CheckpointHook(folder / "killed", every_steps=2)]).fit()
+    run(processes,
+        hooks=[AsDouble(), At(7, kill), CheckpointHook(folder / "killed", every_steps=2)]).fit()
 
 
 def killed_early(processes, folder):
@@ -469,7 +569,8 @@ def failing(processes, folder):
         if trainer.engine.rank == 1 and trainer.step_state.optimizer_step == 4:
             raise ZeroDivisionError("mine")
         return sometimes_step(batch, trainer)
-    trainer = run(processes, train_step=step, hooks=[AsDouble(), CheckpointHook(folder / "failing", every_steps=2)])
+    trainer = run(processes, train_step=step,
+                  hooks=[AsDouble(), CheckpointHook(folder / "failing", every_steps=2)])
     try:
         trainer.fit()
     except ZeroDivisionError:
@@ -480,23 +581,28 @@ def failing(processes, folder):
         raise
 
 
-def taken_up(processes, folder):
+def resumed_from_a_file(processes, folder):
     """A run that was killed goes on from its last checkpoint."""
     trainer = run(processes, hooks=[AsDouble(), CheckpointHook(folder / "killed", every_steps=2)])
     trainer.fit()
     straight = run(processes, hooks=[AsDouble()])
     straight.fit()
-    return {"taken up": outcome(trainer), "straight": outcome(straight), "from": str(trainer.get_hook(CheckpointHook).resumed_from)}
+    return {"resumed": outcome(trainer), "straight": outcome(straight),
+            "from": str(trainer.get_hook(CheckpointHook).resumed_from)}
 
 
 def from_one(processes, folder):
-    """A file of one process is gone on with: loaded by hand, and by a hook while the drive begins."""
+    """A file of one process is gone on with:
+    loaded by hand, and by a hook while the drive begins."""
     alone, path = run(1, dropout=0.5, hooks=[AsDouble()]), folder / f"alone{os.environ['RANK']}.pt"
     alone.step(5)
     alone.save(path)
     found = {}
     for how in ("by hand", "by a hook"):
-        trainer = run(processes, dropout=0.5, hooks=[AsDouble(), *([CheckpointHook(folder / "from_one", resume=path)] if how == "by a hook" else [])])
+        trainer = run(processes, dropout=0.5,
+                      hooks=[AsDouble(),
+                             *([CheckpointHook(folder / "from_one", resume=path)]
+                               if how == "by a hook" else [])])
         if how == "by hand":
             trainer.load(path)
         trainer.step(1)
@@ -528,7 +634,8 @@ def held_at(processes, folder):
 def persistent(processes, folder):
     """Workers that live on from epoch to epoch, and a run that is saved between two of them."""
     def make():
-        return run(processes, loader=data(num_workers=1, persistent_workers=True), epochs=2, hooks=[AsDouble()], valid_dl=None)
+        return run(processes, loader=data(num_workers=1, persistent_workers=True), epochs=2,
+                   hooks=[AsDouble()], valid_dl=None)
     straight, first, second = make(), make(), make()
     with straight, first, second:
         straight.fit()
@@ -558,12 +665,15 @@ def grown(processes, folder):
 
 
 def spectral(processes, folder):
-    """Buffers that the training itself goes by differ between processes; a file keeps those of each."""
+    """Buffers that the training itself goes by differ between processes;
+    a file keeps those of each."""
     def make():
         model = network()
         torch.nn.utils.parametrizations.spectral_norm(model[0])
-        return Trainer(model, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu", progress=False, epochs=3, seed=3, engine=ENGINE,
-                       optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), hooks=[AsDouble()])
+        return Trainer(model, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu",
+                       progress=False, epochs=3, seed=3, engine=ENGINE,
+                       optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+                       hooks=[AsDouble()])
     straight, first, second = make(), make(), make()
     straight.fit()
     first.step(6)
@@ -589,12 +699,15 @@ def cancelled(processes, folder):
 
 
 def claimed(processes, folder):
-    """A trainer that is finished has the workspace: it gives it up, and all processes resume there."""
-    first, second = [run(processes, epochs=1, hooks=[AsDouble(), CheckpointHook()], workspace=folder / "claimed") for _ in range(2)]
+    """A trainer that is finished has the workspace:
+    it gives it up, and all processes resume there."""
+    first, second = [run(processes, epochs=1, hooks=[AsDouble(), CheckpointHook()],
+                         workspace=folder / "claimed") for _ in range(2)]
     with first, second:
         first.fit()
         second.fit()
-        return {"folder": second.get_hook(CheckpointHook).folder.path.parent.name, "resumed": second.get_hook(CheckpointHook).resumed_from.parent.parent.name}
+        return {"folder": second.get_hook(CheckpointHook).folder.path.parent.name,
+                "resumed": second.get_hook(CheckpointHook).resumed_from.parent.parent.name}
 
 
 class Counts:
@@ -615,15 +728,21 @@ class Counts:
 
 def at_odds(processes, folder):
     """What the processes were not given alike is refused by all of them."""
-    divided = data(11, shuffle=False, sampler=DistributedSampler(range(11), 2, int(os.environ["RANK"])))
+    divided = data(11, shuffle=False,
+                   sampler=DistributedSampler(range(11), 2, int(os.environ["RANK"])))
     trainer, counting = run(processes, hooks=[AsDouble()]), run(processes, hooks=[AsDouble()])
     counting.metrics["count"] = Counts()
     trainer.step(2)
     if trainer.is_main:
         trainer.tune(lr=0.5)
-    cases = {"metric": counting.validate, "lr": trainer.fit, "test": lambda: trainer.test(divided), "valid": lambda: run(processes, valid_dl=divided),
-             "train": lambda: run(processes, loader=DataLoader(divided.dataset, batch_sampler=torch.utils.data.BatchSampler(divided.sampler, 4, False))),
-             "short": lambda: run(processes, loader=data(shuffle=False, sampler=Short()), hooks=[AsDouble()]).fit()}
+    cases = {"metric": counting.validate, "lr": trainer.fit, "test": lambda: trainer.test(divided),
+             "valid": lambda: run(processes, valid_dl=divided),
+             "train": lambda: run(processes,
+                                  loader=DataLoader(divided.dataset,
+                                                    batch_sampler=torch.utils.data.BatchSampler(
+                                                        divided.sampler, 4, False))),
+             "short": lambda: run(processes, loader=data(shuffle=False, sampler=Short()),
+                                  hooks=[AsDouble()]).fit()}
     found = {}
     for name, act in cases.items():
         try:
@@ -636,13 +755,15 @@ def at_odds(processes, folder):
 def looked_into(processes, folder):
     """A layer that is frozen by its group, and what is measured of the others."""
     stats = LayerStatsHook(every_steps=2, modules=["4"])
-    trainer = run(processes, hooks=[AsDouble(), LayerGroupsHook({"body": ["0"], "head": ["4"]}), stats])
+    trainer = run(processes,
+                  hooks=[AsDouble(), LayerGroupsHook({"body": ["0"], "head": ["4"]}), stats])
     before = trainer.state_dict()["model"]
     trainer.tune(**{"layer_groups.body.frozen": True})
     trainer.post(Command("inspect", {"on": True}))
     trainer.fit()
     after = trainer.state_dict()["model"]
-    return {"changed": [name for name in before if not torch.equal(before[name], after[name])], "measured": stats.history.layers("activations"),
+    return {"changed": [name for name in before if not torch.equal(before[name], after[name])],
+            "measured": stats.history.layers("activations"),
             "gradients": {row.name: row.norm for row in trainer.inspection.layers}}
 
 
@@ -673,7 +794,8 @@ def save_alone(trainer):
 
 def freeze_alone(trainer):
     """The first layer."""
-    trainer.model.requires_grad_(False) if not isinstance(trainer.plain_model, torch.nn.Sequential) else trainer.plain_model[0].requires_grad_(False)
+    several = isinstance(trainer.plain_model, torch.nn.Sequential)
+    (trainer.plain_model[0] if several else trainer.model).requires_grad_(False)
 
 
 def saves_alone_between(processes, folder):
@@ -704,13 +826,15 @@ def frozen_between(processes, folder):
 
 
 def frozen_while_adding_up(processes, folder):
-    """Gradients are added up after the pass: nobody waits, and one would train what the other has frozen."""
+    """Gradients are added up after the pass:
+    nobody waits, and one would train what the other has frozen."""
     mine = [AtStep(3, freeze_alone)] if os.environ["RANK"] == "1" else []
     run(processes, loader=DataLoader(Stream(), 4), hooks=[AsDouble(), *mine]).fit()
 
 
 def one_is_slow(processes, folder):
-    """Much slower than a process waits before it asks; both freeze a layer then, the slow one later."""
+    """Much slower than a process waits before it asks;
+    both freeze a layer then, the slow one later."""
     def slowly(trainer):
         if os.environ["RANK"] == "1":
             time.sleep(9)
@@ -731,30 +855,39 @@ class Adversaries(torch.nn.Module):
     def losses(self, x) -> dict:
         """The loss of each."""
         made = self.g(x.flip(1))
-        return {"d": lambda: (self.d(x).sigmoid() - 1).square().mean() + self.d(made.detach()).sigmoid().square().mean(),
+        return {"d": lambda: (self.d(x).sigmoid() - 1).square().mean()
+                + self.d(made.detach()).sigmoid().square().mean(),
                 "g": lambda: (self.d(made).sigmoid() - 1).square().mean()}
 
     def optimizers(self) -> dict:
         """One each."""
-        return {name: torch.optim.Adam(getattr(self, name).parameters(), lr=0.01) for name in ("d", "g")}
+        return {name: torch.optim.Adam(getattr(self, name).parameters(), lr=0.01)
+                for name in ("d", "g")}
 
 
 def adversaries(processes, every=None, k=1, **settings):
     """A trainer of both, whose steps call the parts of the model."""
     model = Adversaries()
-    steps = {name: (lambda batch, trainer, name=name: {"loss": trainer.model.losses(batch[0].double())[name]()}) for name in ("d", "g")}
-    return Trainer(model, steps, data(shuffle=False), optim=model.optimizers(), every=every, epochs=3, seed=3, progress=False, device="cpu",
-                   gradient_accumulation_steps=k, grad_clip={"d": 0.05}, engine=ENGINE if processes > 1 else "local", **settings)
+    steps = {name: (
+        lambda batch, trainer, name=name: {"loss": trainer.model.losses(batch[0].double())[name]()})
+        for name in ("d", "g")}
+    return Trainer(model, steps, data(shuffle=False), optim=model.optimizers(), every=every,
+                   epochs=3, seed=3, progress=False, device="cpu",
+                   gradient_accumulation_steps=k, grad_clip={"d": 0.05},
+                   engine=ENGINE if processes > 1 else "local", **settings)
 
 
 def in_turn(processes, folder):
-    """Several optimizers: each at every batch; a window of two; the second at every other turn; saved, and gone on with."""
+    """Several optimizers: each at every batch; a window of two; the second at every other turn;
+    saved, and gone on with."""
     found = {}
     for name, settings in {"plain": {}, "window": {"k": 2}, "every": {"every": {"g": 2}}}.items():
         trainer = adversaries(processes, **settings)
         trainer.fit()
-        found[name] = outcome(trainer) | {"steps": [each.step_state.optimizer_step for each in trainer.optimizers.values()],
-                                          "planned": [each.planned_steps for each in trainer.optimizers.values()]}
+        found[name] = outcome(trainer) | {"steps": [each.step_state.optimizer_step
+                                                    for each in trainer.optimizers.values()],
+                                          "planned": [each.planned_steps
+                                                      for each in trainer.optimizers.values()]}
     first = adversaries(processes)
     first.step(3)
     first.save(folder / "in_turn.pt")
@@ -767,9 +900,15 @@ def in_turn(processes, folder):
 
 saves_in_a_hook, freezes_in_a_hook = alone_in_a_hook(save_alone), alone_in_a_hook(freeze_alone)
 PARTED = {"saves_in_a_hook": saves_in_a_hook, "freezes_in_a_hook": freezes_in_a_hook}
-WHOLE = PARTED | {f.__name__: f for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused, written, collected, looked_at, given, refused, in_units, none_shared, half, killed, killed_early, failing, taken_up,
-                                    from_one, left_over, held_at, persistent, grown, spectral, cancelled, claimed, at_odds, looked_into,
-                                    saves_alone_between, validates_alone, frozen_between, frozen_while_adding_up, one_is_slow, in_turn)}
+WHOLE = PARTED | {f.__name__: f
+                  for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused,
+                            written, collected, sampled, looked_at, given, refused, in_units,
+                            none_shared, half, killed, killed_early, failing,
+                            resumed_from_a_file,
+                      from_one, left_over, held_at, persistent, grown, spectral, cancelled, claimed,
+                      at_odds, looked_into,
+                      saves_alone_between, validates_alone, frozen_between, frozen_while_adding_up,
+                      one_is_slow, in_turn)}
 
 
 def main():

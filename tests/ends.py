@@ -1,7 +1,8 @@
 """A training process for each way in which one can end.
 
-`python tests/ends.py PLACE WORKERS WAY` brings a run to a place, with 0, 2 or persistent loader workers, and ends there; `test_process_exit.py`
-looks at exit code, seconds, and processes that are left. `python tests/ends.py` alone goes through all of them (`make ends`).
+`python tests/ends.py PLACE WORKERS WAY` brings a run to a place, with 0, 2 or persistent loader
+workers, and ends there; `test_process_exit.py` looks at exit code, seconds, and processes that are
+left. `python tests/ends.py` alone goes through all of them (`make ends`).
 """
 
 import itertools
@@ -15,10 +16,13 @@ import time
 import uuid
 from pathlib import Path
 
-PLACES = ("paused", "background", "paused background", "training", "evaluation", "predict", "validate", "lr_find", "finished")
+PLACES = ("paused", "background", "paused background", "training", "evaluation", "predict",
+          "validate", "lr_find", "finished")
 WORKERS = ("0", "2", "persistent")
-WAYS = ("exit", "exception", "interrupt", "two interrupts", "SIGTERM", "SIGTERM to all", "dead worker")
-IN_CELL = ("training", "evaluation", "predict", "validate", "lr_find")  # the main thread is within a call of the trainer's
+WAYS = ("exit", "exception", "interrupt", "two interrupts", "SIGTERM", "SIGTERM to all",
+        "dead worker")
+# the main thread is within a call of the trainer's
+IN_CELL = ("training", "evaluation", "predict", "validate", "lr_find")
 MARK = "TRAINER_NB_ENDS"
 
 
@@ -26,7 +30,8 @@ def expected(place, workers, way):
     """The exit codes that are right; a negative one is a signal's."""
     if way == "dead worker":
         return {1}
-    return {"exit": {3}, "exception": {1}, "interrupt": {-signal.SIGINT, 130}, "two interrupts": {-signal.SIGINT, 130},
+    return {"exit": {3}, "exception": {1}, "interrupt": {-signal.SIGINT, 130},
+            "two interrupts": {-signal.SIGINT, 130},
             "SIGTERM": {-signal.SIGTERM}, "SIGTERM to all": {-signal.SIGTERM}}[way]
 
 
@@ -97,11 +102,14 @@ def main(place, workers, way):
 
     inputs = torch.randn(4096, 4)
     data = TensorDataset(inputs, inputs[:, :1])
-    settings = {} if workers == "0" else {"num_workers": 2, "persistent_workers": workers == "persistent"}
+    settings = ({}
+                if workers == "0"
+                else {"num_workers": 2, "persistent_workers": workers == "persistent"})
     loader = lambda: DataLoader(data, 8, **settings)
     model = Net()
     epochs = 1 if place == "finished" else 1000
-    trainer = Trainer(model, train_dl=loader(), valid_dl=loader(), loss_fn=nn.MSELoss(), epochs=epochs, device="cpu", progress=False,
+    trainer = Trainer(model, train_dl=loader(), valid_dl=loader(), loss_fn=nn.MSELoss(),
+                      epochs=epochs, device="cpu", progress=False,
                       limit_batches={"train": 20, "valid": 20})
     if place in ("training", "evaluation"):
         model.armed = True
@@ -109,7 +117,8 @@ def main(place, workers, way):
     elif place in ("predict", "validate", "lr_find"):
         trainer.step(3)
         model.armed = True
-        {"predict": lambda: trainer.predict(loader()), "validate": trainer.validate, "lr_find": trainer.lr_find}[place]()
+        {"predict": lambda: trainer.predict(loader()), "validate": trainer.validate,
+         "lr_find": trainer.lr_find}[place]()
     elif place == "finished":
         trainer.fit()
         trainer.validate()
@@ -135,7 +144,8 @@ def alive(mark):
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if mark.encode() in path.read_bytes() and "Z" not in (path.parent / "stat").read_text().rpartition(")")[2].split()[0]:
+            if (mark.encode() in path.read_bytes()
+                and "Z" not in (path.parent / "stat").read_text().rpartition(")")[2].split()[0]):
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -143,13 +153,16 @@ def alive(mark):
 
 
 def run(place, workers, way, patience=40.0):
-    """Exit code, seconds from the end's beginning to that of the process, seconds until no process was left, and what it printed."""
+    """Exit code, seconds from the end's beginning to that of the process, seconds until no process
+    was left, and what it printed."""
     mark = uuid.uuid4().hex
-    process = subprocess.Popen([sys.executable, __file__, place, workers, way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    process = subprocess.Popen([sys.executable, __file__, place, workers, way],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                start_new_session=True, env=os.environ | {MARK: mark})
     line = process.stdout.readline()
     begun = time.monotonic()
-    watchdog = threading.Timer(patience, lambda: [os.kill(pid, signal.SIGKILL) for pid in alive(mark)])
+    watchdog = threading.Timer(patience,
+                               lambda: [os.kill(pid, signal.SIGKILL) for pid in alive(mark)])
     watchdog.start()
     try:
         code = process.wait()
@@ -177,7 +190,8 @@ def faults(place, workers, way, code, seconds, left, output):
     if left > 20:
         found.append("processes were left")
     odd = r"terminate called|core dumped|Fatal Python error"
-    if re.search(odd if way == "dead worker" else odd + "|Exception ignored", output):  # torch raises that death wherever it finds the main thread
+    # torch raises that death wherever it finds the main thread
+    if re.search(odd if way == "dead worker" else odd + "|Exception ignored", output):
         found.append("it said something odd")
     return found
 
@@ -191,7 +205,8 @@ if __name__ == "__main__":
             result = run(*each)
             problems = faults(*each, *result)
             wrong += bool(problems)
-            print(f"{' / '.join(each):45} code {result[0]:4}  {result[1]:5.1f} s  none left after {result[2]:5.1f} s  {'; '.join(problems)}", flush=True)
+            print(f"{' / '.join(each):45} code {result[0]:4}  {result[1]:5.1f} s  none left after "
+                  f"{result[2]:5.1f} s  {'; '.join(problems)}", flush=True)
             if problems:
                 print("    " + result[3][-1500:].replace("\n", "\n    "), flush=True)
         print(f"{wrong} wrong")

@@ -1,4 +1,5 @@
-"""Small runs in which nearly everything can differ: built from a plan, halted anywhere, taken up by another trainer."""
+"""Small runs in which nearly everything can differ:
+built from a plan, halted anywhere, resumed by another trainer."""
 
 import random
 import sys
@@ -36,7 +37,8 @@ TARGETS = INPUTS.sum(1, keepdim=True).sin()
 class Plan:
     """What a run is made of."""
 
-    order: str = "shuffle"  # or "plain", "replacement", "weighted", "batches", "samples", "iterable", "list"
+    # or "plain", "replacement", "weighted", "batches", "samples", "iterable", "list"
+    order: str = "shuffle"
     generator: str | None = None  # "own" to the training loader, or "shared" with validation
     augment: str | None = None  # draws in the dataset: "torch", "numpy", "python"
     drop_last: bool = False
@@ -74,7 +76,8 @@ class Samples(Dataset):
         return SAMPLES
 
     def noise(self, index):
-        """A number of the stream asked for; some samples draw two, since every second one waits, drawn before."""
+        """A number of the stream asked for; some samples draw two, since every second one waits,
+        drawn before."""
         times = 1 + sum([index] if isinstance(index, int) else index) % 2
         if self.augment == "torch":
             return torch.randn(times).sum().item()
@@ -99,7 +102,8 @@ class Stream(IterableDataset):
 
 
 class Mix(Hook):
-    """Mixes a batch with itself by a random share, and counts; the count has a part in the share."""
+    """Mixes a batch with itself by a random share, and counts;
+    the count has a part in the share."""
 
     order = 5
     share = Tunable(0.3, min=0, max=1)
@@ -113,7 +117,8 @@ class Mix(Hook):
             inputs, targets = trainer.batch
             other = torch.randperm(len(inputs))
             share = self.share * torch.rand(()) / (1 + self.seen % 5)
-            trainer.batch = inputs.lerp(inputs[other], share) - 0.01 * self.mean, targets.lerp(targets[other], share)
+            trainer.batch = (inputs.lerp(inputs[other], share) - 0.01 * self.mean,
+                             targets.lerp(targets[other], share))
 
     def after_step(self, trainer):
         """Steps count, batches do not: a window that is void is taken again."""
@@ -145,7 +150,8 @@ SCHEDULERS = {
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + 0.3 * n)),
     "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2),
     "sequential": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.2, 1.0, 4), lr_scheduler.ExponentialLR(o, 0.8)], milestones=[4]),
+        o, [lr_scheduler.LinearLR(o, 0.2, 1.0, 4), lr_scheduler.ExponentialLR(o, 0.8)],
+        milestones=[4]),
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=0.2),
 }  # fmt: skip
 OPTIMIZERS = {
@@ -161,12 +167,15 @@ def make_loader(plan, generator):
         return [(INPUTS[i : i + SIZE], TARGETS[i : i + SIZE]) for i in range(0, SAMPLES, SIZE)]
     workers = {"num_workers": plan.workers, "persistent_workers": plan.persistent}
     if plan.order == "iterable":
-        return DataLoader(Stream(plan.augment), SIZE, drop_last=plan.drop_last, generator=generator, **workers)
+        return DataLoader(Stream(plan.augment), SIZE, drop_last=plan.drop_last, generator=generator,
+                          **workers)
     sampler = {
         "shuffle": lambda: RandomSampler(dataset, generator=generator),
         "plain": lambda: SequentialSampler(dataset),
-        "replacement": lambda: RandomSampler(dataset, replacement=True, num_samples=14, generator=generator),
-        "weighted": lambda: WeightedRandomSampler(range(1, SAMPLES + 1), SAMPLES, generator=generator),
+        "replacement": lambda: RandomSampler(dataset, replacement=True, num_samples=14,
+                                             generator=generator),
+        "weighted": lambda: WeightedRandomSampler(range(1, SAMPLES + 1), SAMPLES,
+                                                  generator=generator),
         "batches": lambda: RandomSampler(dataset, generator=generator),
         "samples": lambda: RandomSampler(dataset, generator=generator),
     }[plan.order]()  # fmt: skip
@@ -176,15 +185,19 @@ def make_loader(plan, generator):
     if plan.order == "batches":
         batches = BatchSampler(sampler, SIZE, plan.drop_last)
         return DataLoader(dataset, batch_sampler=batches, generator=generator, **workers)
-    return DataLoader(dataset, SIZE, sampler=sampler, drop_last=plan.drop_last, generator=generator, **workers)
+    return DataLoader(dataset, SIZE, sampler=sampler, drop_last=plan.drop_last, generator=generator,
+                      **workers)
 
 
 def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, **more):
-    """A trainer of a plan with initial weights of its own; layers are frozen or at rest only where it is prepared.
+    """A trainer of a plan with initial weights of its own;
+    layers are frozen or at rest only where it is prepared.
 
-    `loader` is a function of the plan and its generator, in place of `make_loader`; `more` goes to the Trainer."""
+    `loader` is a function of the plan and its generator, in place of `make_loader`; `more` goes to
+    the Trainer."""
     torch.manual_seed(weights)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2),
+                          nn.Linear(8, 1))
     model[0].requires_grad_(not (prepared and plan.frozen))
     model[1].train(not (prepared and plan.resting))
     generator = torch.Generator().manual_seed(11) if plan.generator else None
@@ -200,11 +213,15 @@ def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, **more
         given = given(optim)
     sched = given and SchedulerHook(given, None if plan.sched == "plateau" else plan.every)
     return Trainer(
-        model, train_dl=(loader or make_loader)(plan, generator), valid_dl=valid, loss_fn=nn.MSELoss(), optim=optim, sched=sched,
-        hooks=own + ([Mix(), Bend()] if hooks is None else hooks), mixed_precision=plan.precision, grad_clip=plan.clip,
-        gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size, seed=plan.seed, ema=plan.ema,
-        eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit, overfit_batches=plan.overfit,
-        resume_data=plan.resume_data, device="cpu", progress=False, **dict(plan.total), **more)  # fmt: skip
+        model, train_dl=(loader or make_loader)(plan, generator), valid_dl=valid,
+        loss_fn=nn.MSELoss(), optim=optim, sched=sched,
+        hooks=own + ([Mix(), Bend()] if hooks is None else hooks), mixed_precision=plan.precision,
+        grad_clip=plan.clip,
+        gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size,
+        seed=plan.seed, ema=plan.ema,
+        eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit,
+        overfit_batches=plan.overfit,
+        resume_data=plan.resume_data, device="cpu", progress=False, **dict(plan.total), **more)
 
 
 def scramble(seed=987):
@@ -216,14 +233,16 @@ def scramble(seed=987):
 
 @dataclass(frozen=True)
 class Halt:
-    """Where a trainer gives up, and how: "step" counts optimizer steps, "stop" and "pause" safe points of all kinds."""
+    """Where a trainer gives up, and how: "step" counts optimizer steps, "stop" and "pause" safe
+    points of all kinds."""
 
     how: str
     at: int
 
 
 def drive(trainer, plan=Plan(), halt=None):
-    """Drive on, with the plan's changes at their boundaries, to the end or to the halt; returns the trainer."""
+    """Drive on, with the plan's changes at their boundaries, to the end or to the halt;
+    returns the trainer."""
     points = 0
 
     def look(kind):
@@ -252,18 +271,23 @@ def through_file(state):
         return read_state(write_state(state, Path(folder) / "run.pt"))
 
 
+def new_run(plan, **settings):
+    """A trainer, and the random streams with which each run begins."""
+    trainer = make_trainer(plan, **settings)
+    scramble(5)
+    return trainer
+
+
 def straight_run(plan, **settings):
     """The run that nobody disturbs."""
     seed_everything(5)
-    trainer = make_trainer(plan, **settings)
-    scramble(5)
-    return drive(trainer, plan)
+    return drive(new_run(plan, **settings), plan)
 
 
 def halted_run(plan, *halts, **settings):
-    """The same, each part by a new trainer that has only a file of the one before; the last one goes to the end."""
-    trainer = make_trainer(plan, **settings)
-    scramble(5)
+    """The same, each part by a new trainer that has only a file of the one before;
+    the last one goes to the end."""
+    trainer = new_run(plan, **settings)
     for number, halt in enumerate(halts, 1):
         state = through_file(drive(trainer, plan, halt).state_dict())
         trainer.close()
@@ -281,9 +305,12 @@ def final(trainer):
 def comparable(state):
     """A state that is taken at the end, without what is a time or a way of getting there."""
     state["position"].pop("seconds")
-    state["data"].pop("workers_persist"), state["data"].pop("start")  # how the last epoch's loader was opened
+    # how the last epoch's loader was opened
+    state["data"].pop("workers_persist"), state["data"].pop("start")
     entries = state["journal"]["entries"]
-    state["journal"]["entries"] = [[entry[key] for key in ("name", "old", "new", "boundary", "step", "epoch", "branch")]
+    state["journal"]["entries"] = [[entry[key]
+                                    for key in ("name", "old", "new", "boundary", "step", "epoch",
+                                                "branch")]
                                    for entry in entries if entry["kind"] == "tune"]  # fmt: skip
     points = state["history"]["points"]
     state["history"]["points"] = {
@@ -300,7 +327,8 @@ def bits(tensor):
 def differences(a, b, where=""):
     """The places at which two states differ in a bit."""
     if isinstance(a, torch.Tensor):
-        same = type(b) is type(a) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+        same = (type(b) is type(a) and a.dtype == b.dtype and a.shape == b.shape
+                and torch.equal(bits(a), bits(b)))
         return [] if same else [where]
     if type(a) is not type(b):
         return [f"{where} {a!r} {b!r}"]
@@ -311,7 +339,8 @@ def differences(a, b, where=""):
     if isinstance(a, (list, tuple, deque)):
         if len(a) != len(b):
             return [f"{where} {len(a)} {len(b)}"]
-        return [found for i, pair in enumerate(zip(a, b)) for found in differences(*pair, f"{where}[{i}]")]
+        return [found for i, pair in enumerate(zip(a, b))
+                for found in differences(*pair, f"{where}[{i}]")]
     return [] if a == b or a != a else [f"{where} {a!r} {b!r}"]
 
 
@@ -319,12 +348,21 @@ def assert_same(trainer, straight):
     """Two runs stand at the same place, and are the same."""
     found = differences(final(trainer), final(straight))
     assert not found, found
-    for name in ("step_state", "state", "best", "evaluated_at", "skipped_steps", "base_rates", "records"):
+    for name in ("step_state", "state", "best", "evaluated_at", "skipped_steps", "base_rates",
+                 "records"):
         assert getattr(trainer, name) == getattr(straight, name), name
 
 
+def assert_continues(state, plan, straight, weights=3, **settings):
+    """A new trainer that has only the state ends as the straight run did."""
+    again = make_trainer(plan, weights=weights, **settings)
+    again.load_state_dict(state)
+    assert_same(drive(again, plan), straight)
+
+
 def finish_in_this_process(source, target, **changes):
-    """What another process does: take the state of one file up, go to the end, write another one."""
+    """What another process does: take the state of one file up, go to the end, write another
+    one."""
     plan = replace(Plan(), **changes)
     trainer = make_trainer(plan, weights=55, prepared=False)
     scramble()

@@ -1,4 +1,5 @@
-"""Drawn runs that are disturbed in drawn ways, against the same runs left alone: equal in every bit, or `exact` says why not.
+"""Drawn runs that are disturbed in drawn ways, against the same runs left alone:
+equal in every bit, or `exact` says why not.
 
     python tests/fuzz.py 3000          # scenarios 0 to 2999 of seed 0, in two processes
     python tests/fuzz.py 3000 7        # of seed 7
@@ -68,7 +69,8 @@ class Scenario:
 
     plan: Plan
     kind: str = "torch"  # of the loader, or "stateful"
-    random_sampler: str | None = None  # "own": a sampler that draws from a generator of its own; "epoch": goes by set_epoch
+    # "own": a sampler that draws from a generator of its own; "epoch": goes by set_epoch
+    random_sampler: str | None = None
     own_generator: bool = False  # the dataset draws from a NumPy generator of its own
     mixes: bool = False  # the collate function draws
     seed_samples: bool = False
@@ -129,11 +131,13 @@ def loader_of(scenario):
     """A function that makes the scenario's training loader."""
 
     def make(plan, generator):
-        plain = (scenario.random_sampler, scenario.own_generator, scenario.mixes) == (None, False, False)
+        plain = (scenario.random_sampler, scenario.own_generator,
+                 scenario.mixes) == (None, False, False)
         if scenario.kind == "torch" and plain:
             return make_loader(plan, generator)
         kind = StatefulDataLoader if scenario.kind == "stateful" else DataLoader
-        more = {"num_workers": plan.workers, "persistent_workers": plan.persistent and plan.workers > 0,
+        more = {"num_workers": plan.workers,
+                "persistent_workers": plan.persistent and plan.workers > 0,
                 "generator": generator, "collate_fn": mix if scenario.mixes else None}
         if plan.order == "iterable":
             return kind(Stream(plan.augment), SIZE, drop_last=plan.drop_last, **more)
@@ -143,8 +147,10 @@ def loader_of(scenario):
         else:
             sampler = {
                 "plain": lambda: SequentialSampler(dataset),
-                "replacement": lambda: RandomSampler(dataset, replacement=True, num_samples=14, generator=generator),
-                "weighted": lambda: WeightedRandomSampler(range(1, SAMPLES + 1), SAMPLES, generator=generator),
+                "replacement": lambda: RandomSampler(dataset, replacement=True, num_samples=14,
+                                                     generator=generator),
+                "weighted": lambda: WeightedRandomSampler(
+                    range(1, SAMPLES + 1), SAMPLES, generator=generator),
             }.get(plan.order, lambda: RandomSampler(dataset, generator=generator))()
         if plan.order == "batches":
             return kind(dataset, batch_sampler=BatchSampler(sampler, SIZE, plan.drop_last), **more)
@@ -158,7 +164,8 @@ def loader_of(scenario):
 def make(scenario, weights=0, prepared=True, hooks=()):
     """A trainer of the scenario."""
     return make_trainer(
-        scenario.plan, weights, prepared, hooks=[Mix(), Bend(), SnapshotHook(every_steps=1, memory="50MB"), *hooks],
+        scenario.plan, weights, prepared,
+        hooks=[Mix(), Bend(), SnapshotHook(every_steps=1, memory="50MB"), *hooks],
         loader=loader_of(scenario), seed_samples=scenario.seed_samples)
 
 
@@ -166,7 +173,8 @@ def make(scenario, weights=0, prepared=True, hooks=()):
 
 
 def watched(trainer, plan, safe_points=None, way=None):
-    """What is called at the trainer's safe points: changes by hand at their boundaries, and the end of the part."""
+    """What is called at the trainer's safe points:
+    changes by hand at their boundaries, and the end of the part."""
     count = 0
 
     def look(kind):
@@ -245,7 +253,8 @@ def disturb(trainer, scenario, event, draw):
             watched(trainer, plan)
             trainer.step(draw.randint(1, 6))
             trainer.rewind(draw.choice(points).step)
-            for boundary, values in plan.changes:  # a snapshot is of before what was changed by hand at its boundary
+            # a snapshot is of before what was changed by hand at its boundary
+            for boundary, values in plan.changes:
                 if boundary == trainer.boundaries:
                     trainer.tune(**dict(values))
     elif event.what == "crash":
@@ -276,7 +285,8 @@ def disturb(trainer, scenario, event, draw):
 
 
 WAYS = ("step", "step", "stop", "pause", "interrupt", "thread", "pair")
-WHATS = ("nothing", "another trainer", "another trainer", "its own state", "rewind", "crash", "lr_find", "sweep", "validate",
+WHATS = ("nothing", "another trainer", "another trainer", "its own state", "rewind", "crash",
+         "lr_find", "sweep", "validate",
          "predict", "close")  # fmt: skip
 
 
@@ -296,7 +306,8 @@ def draw_changes(draw):
         lambda: ("eval_every", draw.choice([None, 1, 2])),
         lambda: ("mixed_precision", draw.choice([None, "bf16"])),
     )
-    return tuple((draw.randint(1, 22), (draw.choice(kinds)(),)) for _ in range(draw.choice([0, 0, 1, 3])))
+    return tuple((draw.randint(1, 22), (draw.choice(kinds)(),))
+                 for _ in range(draw.choice([0, 0, 1, 3])))
 
 
 def draw_plan(draw):
@@ -308,35 +319,43 @@ def draw_plan(draw):
     fewer = one(None, None, None, "limit", "overfit")
     workers = one(*[0] * 12, 1, 2)
     return Plan(
-        order=one("shuffle", "replacement", "weighted", "batches", "samples", "plain", "iterable", "list"),
-        generator=one(None, "own", "shared"), augment=one(None, "torch", "numpy", "python"), drop_last=one(False, True),
+        order=one("shuffle", "replacement", "weighted", "batches", "samples", "plain", "iterable",
+                  "list"),
+        generator=one(None, "own", "shared"), augment=one(None, "torch", "numpy", "python"),
+        drop_last=one(False, True),
         workers=workers, persistent=bool(workers) and one(False, True), valid=valid, total=total,
         eval_every=one(None, None, 1, 2), eval_first=bool(valid) and one(False, False, True),
-        accumulation=one(1, 1, 2, 3), micro_batch_size=one(None, None, 2), precision=one(None, None, "bf16"),
+        accumulation=one(1, 1, 2, 3), micro_batch_size=one(None, None, 2),
+        precision=one(None, None, "bf16"),
         clip=one(None, 0.3), ema=one(None, 0.9), optim=one("adamw", "sgd"), sched=sched,
         every="step" if sched is None or sched == "plateau" else one("step", "epoch"),
         limit=one(2, 3) if fewer == "limit" else None, overfit=2 if fewer == "overfit" else None,
-        resume_data=one("skip", "skip", "replay"), seed=one(7, None), changes=draw_changes(draw))  # fmt: skip
+        resume_data=one("skip", "skip", "replay"), seed=one(7, None), changes=draw_changes(draw))
 
 
 def scenario_of(seed, number):
     """Scenario `number` of a seed."""
     draw = random.Random(f"{seed} {number}")
     plan = draw_plan(draw)
-    kind = draw.choice(["torch", "torch", "stateful"]) if plan.order not in ("list", "samples") else "torch"
+    kind = (draw.choice(["torch", "torch", "stateful"])
+            if plan.order not in ("list", "samples") else "torch")
     by_index = plan.order in ("shuffle", "plain", "replacement", "weighted", "batches")
     sampler = draw.choice([None, None, None, "own", "epoch"]) if by_index else None
     own = by_index and draw.random() < 0.15
     mixes = plan.order not in ("list", "samples") and draw.random() < 0.15
-    seeded = by_index and kind == "torch" and not own and not mixes and plan.seed is not None and draw.random() < 0.2
+    seeded = (by_index and kind == "torch" and not own and not mixes and plan.seed is not None
+              and draw.random() < 0.2)
     if plan.order == "list":
         plan = replace(plan, generator=None, workers=0, persistent=False)
     if plan.order == "samples":
         plan = replace(plan, workers=0, persistent=False)
-    events = tuple(Event(draw.choice(WAYS), draw.randint(1, 12), draw.choice(WHATS)) for _ in range(draw.randint(1, 4)))
-    if plan.order == "iterable" and (plan.augment or mixes):  # `exact` assumes that persistent workers of a stream draw nothing
+    events = tuple(Event(draw.choice(WAYS), draw.randint(1, 12), draw.choice(WHATS))
+                   for _ in range(draw.randint(1, 4)))
+    # `exact` assumes that persistent workers of a stream draw nothing
+    if plan.order == "iterable" and (plan.augment or mixes):
         plan = replace(plan, persistent=False)
-    if any(event.way == "pair" for event in events):  # without a seed the run begins where the other one left the streams
+    # without a seed the run begins where the other one left the streams
+    if any(event.way == "pair" for event in events):
         plan = replace(plan, seed=7)
     return Scenario(plan, kind, sampler, own, mixes, seeded, events)
 
@@ -345,18 +364,22 @@ def scenario_of(seed, number):
 
 
 def judged(trainer):
-    """What must be equal at the end: nothing of branches, of boundaries' times, or of the loader's own notes."""
+    """What must be equal at the end: nothing of branches, of boundaries' times, or of the loader's
+    own notes."""
     state = final(trainer)
     state.pop("journal"), state.pop("fingerprint")
     state["position"].pop("branch"), state["position"].pop("inexact")
     state["history"].pop("branches", None)
     state["hooks"].pop("snapshot", None)
     state["data"] = {}
-    return {key: state[key] for key in ("model", "optim", "hooks", "tunables", "position", "random", "history", "loaders")}
+    return {key: state[key]
+            for key in ("model", "optim", "hooks", "tunables", "position", "random", "history",
+                        "loaders")}
 
 
 def run(seed, number):
-    """The scenario once undisturbed and once disturbed; returns "equal", "refused: ...", or what differs."""
+    """The scenario once undisturbed and once disturbed; returns "equal", "refused:
+    ...", or what differs."""
     scenario = scenario_of(seed, number)
     draw = random.Random(f"{seed} {number} events")
     scramble(5)
@@ -392,16 +415,19 @@ def outcome(seed, number):
             return run(seed, number)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            return f"RAISED: {type(error).__name__}: {str(error)[:160]} ({Path(where.filename).name}:{where.lineno})"
+            return (f"RAISED: {type(error).__name__}: {str(error)[:160]} "
+                    f"({Path(where.filename).name}:{where.lineno})")
 
 
 def main(count, seed=0, first=None):
     """Run scenarios; print what is not equal, and the counts at the end."""
     torch.set_num_threads(1)
     if first is None:
-        half = [subprocess.Popen([sys.executable, __file__, str(count), str(seed), f"{part}/2"]) for part in (0, 1)]
+        half = [subprocess.Popen([sys.executable, __file__, str(count), str(seed), f"{part}/2"])
+                for part in (0, 1)]
         return max(each.wait() for each in half)
-    numbers = range(int(first[0]), count, 2) if "/" in first else range(int(first), int(first) + count)
+    numbers = (range(int(first[0]), count, 2)
+               if "/" in first else range(int(first), int(first) + count))
     counts, began = {}, time.monotonic()
     for number in numbers:
         if count == 1:
@@ -413,10 +439,12 @@ def main(count, seed=0, first=None):
         left = [each.name for each in threading.enumerate() if each.name == "trainer_nb"]
         if left:
             print(f"seed {seed} scenario {number}: threads left {left}", flush=True)
-    print(f"seed {seed}, {len(numbers)} scenarios in {time.monotonic() - began:.0f} s: {counts}", flush=True)
+    print(f"seed {seed}, {len(numbers)} scenarios in {time.monotonic() - began:.0f} s: {counts}",
+          flush=True)
     return int(any(not key.startswith(("equal", "named")) for key in counts))
 
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    sys.exit(main(int(given[0]), int(given[1]) if len(given) > 1 else 0, given[2] if len(given) > 2 else None))
+    sys.exit(main(int(given[0]), int(given[1]) if len(given) > 1 else 0,
+                  given[2] if len(given) > 2 else None))

@@ -8,8 +8,8 @@
             lab.wait_cell(1)
             assert lab.output_text(1) == "1"
 
-A notebook of `write_notebook(name, cells, kernel="ipykernel-6.31")` runs on an older kernel, from an
-environment that `make env` makes beside the main one.
+A notebook of `write_notebook(name, cells, kernel="ipykernel-6.31")` runs on an older kernel, from
+an environment that `make env` makes beside the main one.
 
 Cells are run by commands of the front end, without waiting; clicks on widgets are real ones.
 """
@@ -56,7 +56,7 @@ def browser_problem():
     if not Path(CHROMIUM).exists():
         return f"{CHROMIUM} is missing (as root: apt-get install chromium)"
     try:
-        import playwright
+        import playwright  # noqa: F401  is it there?
     except ImportError:
         return "playwright is not installed"
 
@@ -143,7 +143,8 @@ class JupyterServer:
         """Make known the older kernels that there are, each with what it says of itself."""
         for stamp in ENVIRONMENTS.glob(".venv-ipykernel-*/.made"):
             environment = stamp.parent
-            spec = json.loads((environment / "share/jupyter/kernels/python3/kernel.json").read_text())
+            spec = json.loads(
+                (environment / "share/jupyter/kernels/python3/kernel.json").read_text())
             spec["argv"][0] = str(environment / "bin" / "python")
             spec["display_name"] = environment.name.removeprefix(".venv-")
             path = self.kernelspec(spec["display_name"])

@@ -23,16 +23,20 @@ WIDGETS = "jupyter.widget"
 
 
 def python_of(kernel):
-    """The Python that runs a kernel: "python3" is this one, others are in environments of their own."""
-    return sys.executable if kernel == "python3" else str(ENVIRONMENTS / f".venv-{kernel}" / "bin" / "python")
+    """The Python that runs a kernel: "python3" is this one, others are in environments of their
+    own."""
+    return (sys.executable
+            if kernel == "python3" else str(ENVIRONMENTS / f".venv-{kernel}" / "bin" / "python"))
 
 
 @contextmanager
 def client_of(kernel, folder):
     """A front end for a new kernel whose working directory is `folder`."""
     manager = KernelManager()
-    manager.kernel_spec.argv[:] = [python_of(kernel), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    manager.start_kernel(cwd=str(folder), env=os.environ | {"OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder)})
+    manager.kernel_spec.argv[:] = [python_of(kernel), "-m", "ipykernel_launcher", "-f",
+                                   "{connection_file}"]
+    manager.start_kernel(cwd=str(folder),
+                         env=os.environ | {"OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder)})
     client = manager.client()
     client.start_channels()
     try:
@@ -64,7 +68,8 @@ class FrontEnd:
             wait = 0.0
 
     def _note(self, message):
-        kind, content, cell = message["msg_type"], message["content"], message["parent_header"].get("msg_id")
+        kind, content, cell = (message["msg_type"], message["content"],
+                               message["parent_header"].get("msg_id"))
         if kind == "comm_open" and content["target_name"] == WIDGETS:
             self.widgets[content["comm_id"]] = dict(content["data"]["state"])
         elif kind == "comm_msg" and content["data"].get("method") == "update":
@@ -111,7 +116,8 @@ class FrontEnd:
 
     def finish(self, cell, seconds=60):
         """Wait for the end of a cell; what it printed."""
-        assert self.until(lambda: self.replied(cell), seconds), f"the cell did not end: {self.text(cell)}"
+        assert self.until(lambda: self.replied(cell),
+                          seconds), f"the cell did not end: {self.text(cell)}"
         self.read(0.2)
         return self.text(cell)
 
@@ -134,11 +140,14 @@ class FrontEnd:
     def click(self, label):
         """A click on the first button with this label."""
         comm = self.find(_model_name="ButtonModel", description=label)[0]
-        self.send("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}})
+        self.send("comm_msg",
+                  {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}})
 
     def set(self, comm, **state):
         """New values of a widget, as its view in a page sends them."""
-        self.send("comm_msg", {"comm_id": comm, "data": {"method": "update", "state": state, "buffer_paths": []}})
+        self.send("comm_msg",
+                  {"comm_id": comm,
+                   "data": {"method": "update", "state": state, "buffer_paths": []}})
 
     def show(self):
         """Say what a page says once it shows the panel."""

@@ -1,6 +1,8 @@
-"""A training process that `test_torture.py` kills at any moment; started again, it goes on in the same folder.
+"""A training process that `test_torture.py` kills at any moment;
+started again, it goes on in the same folder.
 
-`python tests/killed.py FOLDER --result FILE` trains to the end, and says "training", each step, and "done".
+`python tests/killed.py FOLDER --result FILE` trains to the end, and says "training", each step, and
+"done".
 """
 
 import argparse
@@ -19,12 +21,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer_nb import CheckpointHook, Hook, Trainer
 
-SAMPLES, BATCH, EPOCHS = 26, 4, 5  # seven batches, the last one smaller; four steps, the last one of one batch
+# seven batches, the last one smaller; four steps, the last one of one batch
+SAMPLES, BATCH, EPOCHS = 26, 4, 5
 STEPS = 4 * EPOCHS
 
 
 class Noisy(Dataset):
-    """Samples; where they are loaded in the main process, with noise from all three random streams."""
+    """Samples; where they are loaded in the main process, with noise from all three random
+    streams."""
 
     def __init__(self, noise):
         draw = torch.Generator().manual_seed(5)
@@ -38,7 +42,8 @@ class Noisy(Dataset):
     def __getitem__(self, index):
         inputs = self.inputs[index]
         if self.noise:
-            inputs = inputs * (1 + 0.1 * random.random()) + 0.1 * np.random.randn() + 0.1 * torch.randn(6)
+            scaled = inputs * (1 + 0.1 * random.random())
+            inputs = scaled + 0.1 * np.random.randn() + 0.1 * torch.randn(6)
         return inputs, self.targets[index]
 
 
@@ -90,17 +95,24 @@ def schedule(name, optim):
     return torch.optim.lr_scheduler.LinearLR(optim, 1.0, 0.1, STEPS)
 
 
-def make(folder=None, workers=0, sched="onecycle", hooks=(), settings=None, epochs=EPOCHS, **others):
-    """A trainer with everything by which a resumed run can go another way; `settings` are the checkpoint hook's."""
+def make(folder=None, workers=0, sched="onecycle", hooks=(), settings=None, epochs=EPOCHS,
+         **others):
+    """A trainer with everything by which a resumed run can go another way;
+    `settings` are the checkpoint hook's."""
     torch.manual_seed(0)
     layers = nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Dropout(0.2), nn.ReLU(), nn.Linear(12, 1)
     model = nn.Sequential(*layers)
-    saving = [] if folder is None else [CheckpointHook(folder, **{"every_steps": 1, **(settings or {})})]
+    saving = ([]
+              if folder is None
+              else [CheckpointHook(folder, **{"every_steps": 1, **(settings or {})})])
     train = DataLoader(Noisy(not workers), BATCH, shuffle=True, num_workers=workers)
     return Trainer(
-        model, train_dl=train, valid_dl=DataLoader(Noisy(not workers), 9), loss_fn=nn.MSELoss(), epochs=epochs,
-        optim=torch.optim.AdamW(model.parameters(), lr=0.01), sched=lambda optim: schedule(sched, optim), seed=11,
-        gradient_accumulation_steps=2, hooks=[Augment(), *saving, *hooks], device="cpu", progress=False, **others)
+        model, train_dl=train, valid_dl=DataLoader(Noisy(not workers), 9), loss_fn=nn.MSELoss(),
+        epochs=epochs,
+        optim=torch.optim.AdamW(model.parameters(), lr=0.01),
+        sched=lambda optim: schedule(sched, optim), seed=11,
+        gradient_accumulation_steps=2, hooks=[Augment(), *saving, *hooks], device="cpu",
+        progress=False, **others)
 
 
 def digest(*tensors):
@@ -115,10 +127,13 @@ def outcome(trainer):
     """All that two equal runs have in common at their end: check sums and counts."""
     moments = [value for state in trainer.optim.state.values() for value in state.values()]
     history, state = trainer.history, trainer.step_state
-    names = [name for name in sorted(history.names) if not name.startswith(("time/", "samples_per_second"))]
-    told = [torch.tensor(column) for each in map(history.series, names) for column in (each.steps, each.values)]
+    names = [name for name in sorted(history.names)
+             if not name.startswith(("time/", "samples_per_second"))]
+    told = [torch.tensor(column) for each in map(history.series, names)
+            for column in (each.steps, each.values)]
     return {"weights": digest(*trainer.model.state_dict().values()), "moments": digest(*moments),
-            "rates": [group["lr"] for group in trainer.optim.param_groups], "ticks": trainer.sched.last_epoch,
+            "rates": [group["lr"] for group in trainer.optim.param_groups],
+            "ticks": trainer.sched.last_epoch,
             "place": [state.epoch, state.batch_idx, state.optimizer_step, state.samples_seen],
             "calls": next(hook for hook in trainer.hooks if isinstance(hook, Augment)).calls,
             "records": names, "history": digest(*told)}
@@ -139,11 +154,14 @@ def main(words):
     ask.add_argument("--pause", type=float, default=0.01)
     ask.add_argument("--every", type=int, default=1)
     given = ask.parse_args(words)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell starts jobs in the background
+    # ignored where a shell starts jobs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
-    make(epochs=1, sched=given.sched, limit_batches=2).fit()  # what is imported at the first step is in memory now
+    # what is imported at the first step is in memory now
+    make(epochs=1, sched=given.sched, limit_batches=2).fit()
     slow = Slow(given.pause, say)
-    with make(given.folder, given.workers, given.sched, [slow], {"every_steps": given.every}) as trainer:
+    with make(given.folder, given.workers, given.sched, [slow],
+              {"every_steps": given.every}) as trainer:
         say("training")
         trainer.fit()
         Path(given.result).write_text(json.dumps(outcome(trainer)), encoding="utf-8")

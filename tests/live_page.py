@@ -1,4 +1,5 @@
-"""A page in which a run trains in a cell: what the training itself has written down, and real hands on the panel."""
+"""A page in which a run trains in a cell:
+what the training itself has written down, and real hands on the panel."""
 
 import json
 import time
@@ -30,15 +31,19 @@ class Witness(Hook):
         order.append("witness")
     def after_step(self, trainer):
         group = trainer.optim.param_groups[0]
-        told = {"step": trainer.step_state.optimizer_step, "rate": trainer.rates()[0], "loud": noise.loud,
-                "amount": noise.amount, "order": order[-2:], "journal": [[e.name, e.new, e.source] for e in trainer.journal]}
+        told = {"step": trainer.step_state.optimizer_step, "rate": trainer.rates()[0],
+                "loud": noise.loud,
+                "amount": noise.amount, "order": order[-2:],
+                "journal": [[e.name, e.new, e.source] for e in trainer.journal]}
         order.clear()
         Path("told.new").write_text(json.dumps(told))
         os.replace("told.new", "told.json")  # at once: nobody reads half of it
         time.sleep(0.01)
 order, noise = [], Noise()
-trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=500, device="cpu",
-                  hooks=[noise, Witness()], metrics={"mae": lambda pred, target: (pred - target).abs().mean()}, grad_clip=1.0,
+trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=500,
+                  device="cpu",
+                  hooks=[noise, Witness()],
+                  metrics={"mae": lambda pred, target: (pred - target).abs().mean()}, grad_clip=1.0,
                   optim=torch.optim.SGD(model.parameters(), lr=0.01))
 """
 PANEL = ".tnb .js-plotly-plot .main-svg"
@@ -96,12 +101,15 @@ class Live:
         return later(lambda: self.step > step + count)
 
     def click(self, label, cell=1):
-        """A real click on a button of the panel."""
-        self.lab.cell(cell).locator(".tnb").get_by_role("button", name=label).first.click()
+        """A real click on a button or tab of the panel."""
+        panel = self.lab.cell(cell).locator(".tnb")
+        tab = panel.get_by_role("tab", name=label)
+        panel.get_by_role("button", name=label).or_(tab).first.click()
 
     def row(self, name, cell=1):
         """The controls of a tunable."""
-        return self.lab.cell(cell).locator(".tnb-row").filter(has=self.page.locator(f'.nm[title^="{name}:"]'))
+        return self.lab.cell(
+            cell).locator(".tnb-row").filter(has=self.page.locator(f'.nm[title^="{name}:"]'))
 
     def hook(self, name, cell=1):
         """The row of a hook in the table."""

@@ -1,4 +1,5 @@
-"""Runs in which a search for a learning rate could leave a trace, and all that it could leave one in."""
+"""Runs in which a search for a learning rate could leave a trace, and all that it could leave one
+in."""
 
 import random
 
@@ -15,7 +16,8 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.norm, self.drop, self.head = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1)
+        self.body, self.norm, self.drop, self.head = (nn.Linear(6, 8), nn.BatchNorm1d(8),
+                                                      nn.Dropout(0.2), nn.Linear(8, 1))
         self.register_buffer("seen", torch.zeros(()), persistent=False)
 
     def forward(self, x):
@@ -47,13 +49,17 @@ Y = X.sum(1, keepdim=True)
 
 LOADERS = {
     "shuffled": lambda: DataLoader(TensorDataset(X, Y), 8, shuffle=True),
-    "own generator": lambda: DataLoader(TensorDataset(X, Y), 8, shuffle=True, generator=torch.Generator().manual_seed(3)),
-    "replacement": lambda: DataLoader(TensorDataset(X, Y), 8, sampler=RandomSampler(X, replacement=True, num_samples=90)),
+    "own generator": lambda: DataLoader(TensorDataset(X, Y), 8, shuffle=True,
+                                        generator=torch.Generator().manual_seed(3)),
+    "replacement": lambda: DataLoader(TensorDataset(X, Y), 8,
+                                      sampler=RandomSampler(X, replacement=True, num_samples=90)),
     "augmented": lambda: DataLoader(Augmented(X, Y), 8, shuffle=True),
     "workers": lambda: DataLoader(TensorDataset(X, Y), 8, shuffle=True, num_workers=2),
-    "persistent": lambda: DataLoader(TensorDataset(X, Y), 8, shuffle=True, num_workers=1, persistent_workers=True),
+    "persistent": lambda: DataLoader(TensorDataset(X, Y), 8, shuffle=True, num_workers=1,
+                                     persistent_workers=True),
     "iterable": lambda: DataLoader(Stream(X, Y), 8),
-    "iterable, persistent": lambda: DataLoader(Stream(X, Y), 8, num_workers=1, persistent_workers=True),
+    "iterable, persistent": lambda: DataLoader(Stream(X, Y), 8, num_workers=1,
+                                               persistent_workers=True),
     "list": lambda: [(X[i:i + 8], Y[i:i + 8]) for i in range(0, 96, 8)]}
 
 
@@ -84,11 +90,14 @@ def make(*hooks, loader="shuffled", optim="adamw", model=None, **settings):
     random.seed(0)
     np.random.seed(0)
     model = model or Net()
-    optims = {"adamw": lambda p: torch.optim.AdamW(p, lr=0.01), "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-              "groups": lambda p: torch.optim.SGD([{"params": p[:2], "lr": 0.001}, {"params": p[2:]}], lr=0.01)}
+    optims = {"adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+              "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+              "groups": lambda p: torch.optim.SGD([{"params": p[:2], "lr": 0.001},
+                                                   {"params": p[2:]}], lr=0.01)}
     optim = optims[optim](list(model.parameters())) if isinstance(optim, str) else optim
     settings = {"epochs": 3, "seed": 1} | settings
-    return Trainer(model, train_dl=LOADERS[loader](), valid_dl=DataLoader(TensorDataset(X, Y), 32), loss_fn=nn.MSELoss(),
+    return Trainer(model, train_dl=LOADERS[loader](), valid_dl=DataLoader(TensorDataset(X, Y), 32),
+                   loss_fn=nn.MSELoss(),
                    optim=optim, progress=False, hooks=hooks, device="cpu", **settings)
 
 
@@ -107,12 +116,19 @@ def whole(trainer):
     """Everything that a search might leave a trace in, as it is now."""
     model, optim = trainer.model, trainer.optim
     return {
-        "state": plain({key: each for key, each in trainer.state_dict().items() if key != "history"}),
-        "buffers": plain(dict(model.named_buffers())), "modes": [module.training for module in model.modules()],
-        "gradients": [each.grad for each in model.parameters()], "groups": plain(optim.param_groups),
+        "state": plain({key: each for key, each in trainer.state_dict().items()
+                        if key != "history"}),
+        "buffers": plain(dict(model.named_buffers())),
+        "modes": [module.training for module in model.modules()],
+        "gradients": [each.grad for each in model.parameters()],
+        "groups": plain(optim.param_groups),
         "optimizer": [(id(key), plain(each)) for key, each in optim.state.items()],
-        "history": {name: trainer.history[name].tobytes() for name in trainer.history.names}, "journal": len(trainer.journal),
+        "history": {name: trainer.history[name].tobytes() for name in trainer.history.names},
+        "journal": len(trainer.journal),
         "outside": plain((random.getstate(), np.random.get_state(), torch.get_rng_state())),
-        "store": dict(trainer.hook_store), "lr": trainer.lr, "records": dict(trainer.last_records), "run": str(trainer.state),
-        "hooks": [(type(hook).__name__, plain({k: v for k, v in vars(hook).items() if isinstance(v, (int, list, dict, str))}))
+        "store": dict(trainer.hook_store), "lr": trainer.lr, "records": dict(trainer.last_records),
+        "run": str(trainer.state),
+        "hooks": [(type(hook).__name__,
+                   plain({k: v for k, v in vars(hook).items()
+                          if isinstance(v, (int, list, dict, str))}))
                   for hook in trainer.hooks if isinstance(hook, (Counts, EMAHook))]}

@@ -1,13 +1,12 @@
 """Where a quoted statement stands in a module, and the module with another in its place.
 
 A quote is compared token by token within one function, so line breaks, indentation, comments and
-trailing commas may differ. A quote that is not a sequence of whole tokens, such as a part of a string,
-is looked for as text.
+trailing commas may differ. A quote that is not a sequence of whole tokens, such as a part of a
+string, is looked for as text.
 """
 
 import ast
 import re
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 

@@ -1,4 +1,5 @@
-"""A run in a process of its own, and the server of its page in another: what tests of the page steer by."""
+"""A run in a process of its own, and the server of its page in another:
+what tests of the page steer by."""
 
 import http.client
 import json
@@ -19,21 +20,27 @@ from trainer_nb import Hook, SnapshotHook, Trainer, Tunable
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x = torch.randn(64, 3)
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
+                                   batch_size=8)
 class Slow(Hook):
     seconds = Tunable(0.02, min=0, max=1, doc="<b>seconds</b> after each step")
     loud = Tunable(False)
     def after_step(self, trainer):
         time.sleep(self.seconds)
 Hostile = type("<img src=x onerror=document.title='owned'>", (nn.Linear,), {})
-trainer = Trainer(Hostile(3, 1), train_dl=data, valid_dl=data, loss_fn=nn.MSELoss(), max_steps=100_000, eval_every=50, device="cpu",
-                  hooks=[Slow(), SnapshotHook(100)], metrics={"<u>mae</u>": lambda pred, target: (pred - target).abs().mean()},
-                  optim=lambda parameters: torch.optim.SGD(parameters, lr=0.01), grad_clip=1.0, workspace=sys.argv[1],
+trainer = Trainer(Hostile(3, 1), train_dl=data, valid_dl=data, loss_fn=nn.MSELoss(),
+                  max_steps=100_000, eval_every=50, device="cpu",
+                  hooks=[Slow(), SnapshotHook(100)],
+                  metrics={"<u>mae</u>": lambda pred, target: (pred - target).abs().mean()},
+                  optim=lambda parameters: torch.optim.SGD(parameters, lr=0.01), grad_clip=1.0,
+                  workspace=sys.argv[1],
                   progress=False, seed=0)
 trainer.fit()
 """
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    "OMP_NUM_THREADS": "1"}
 
 
 class Run:
@@ -82,8 +89,10 @@ class Served:
     """A `trainer-nb serve` of its own: its links, and requests with any headers."""
 
     def __init__(self, *words):
-        self.process = subprocess.Popen([sys.executable, "-m", "trainer_nb", "serve", *map(str, words)], env=ENVIRONMENT,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal)
+        self.process = subprocess.Popen([sys.executable, "-m", "trainer_nb", "serve",
+                                         *map(str, words)], env=ENVIRONMENT,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        preexec_fn=as_in_a_terminal)
         self.said = ""
         for line in self.process.stdout:
             self.said += line
@@ -91,13 +100,16 @@ class Served:
                 break
         links = dict(re.findall(r"(to steer|to look): +(http\S+)", self.said))
         self.steer_url, self.look_url = links.get("to steer", ""), links.get("to look", "")
-        self.steer, self.look = self.steer_url.partition("token=")[2], self.look_url.partition("token=")[2]
+        self.steer, self.look = (self.steer_url.partition("token=")[2],
+                                 self.look_url.partition("token=")[2])
         self.port = int(re.search(r":(\d+)/\?", self.said)[1])
 
     def ask(self, path="state", token="steer", method="GET", body=None, host=None, **headers):
-        """Status, headers and body of an answer; headers as `If_None_Match=`; None leaves one out."""
+        """Status, headers and body of an answer; headers as `If_None_Match=`;
+        None leaves one out."""
         token = {"steer": self.steer, "look": self.look}.get(token, token)
-        given = {"Host": host or f"127.0.0.1:{self.port}", "Authorization": token and f"Bearer {token}"}
+        given = {"Host": host or f"127.0.0.1:{self.port}",
+                 "Authorization": token and f"Bearer {token}"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.putrequest(method, f"/{path}", skip_host=True, skip_accept_encoding=True)

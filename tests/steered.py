@@ -1,7 +1,9 @@
-"""A training process with a workspace, for tests that steer it from outside; started again, it goes on in the same folder.
+"""A training process with a workspace, for tests that steer it from outside;
+started again, it goes on in the same folder.
 
-`python tests/steered.py FOLDER --result FILE` trains to the end, and writes what two equal runs have in common; under torchrun in several
-processes. `--replay` repeats the journal of the folder instead, and writes nothing there.
+`python tests/steered.py FOLDER --result FILE` trains to the end, and writes what two equal runs
+have in common; under torchrun in several processes. `--replay` repeats the journal of the folder
+instead, and writes nothing there.
 """
 
 import argparse
@@ -27,12 +29,16 @@ ROOT = Path(trainer_nb.__path__[0]).parent
 def trainer_in(folder, epochs=30, pause=0.0, every=5, hooks=(), **settings):
     """A run with records, checkpoints and snapshots in a folder."""
     settings = {"workspace": folder, "grad_clip": 5.0, **settings}
-    return make(Path(folder, "checkpoints"), settings={"every_steps": every, "every_epochs": None}, epochs=epochs, sched="linear", hooks=[Slow(pause), SnapshotHook(every_steps=every), *hooks], **settings)
+    return make(Path(folder, "checkpoints"), settings={"every_steps": every, "every_epochs": None},
+                epochs=epochs, sched="linear",
+                hooks=[Slow(pause), SnapshotHook(every_steps=every), *hooks], **settings)
 
 
 def replayed(folder, epochs):
     """What a run made that repeats the journal of the one in a folder."""
-    trainer = make(epochs=epochs, grad_clip=5.0, sched="linear", hooks=[Slow(), SnapshotHook(every_steps=5), ReplayHook(Path(folder, "journal.jsonl"))])
+    trainer = make(epochs=epochs, grad_clip=5.0, sched="linear",
+                   hooks=[Slow(), SnapshotHook(every_steps=5),
+                          ReplayHook(Path(folder, "journal.jsonl"))])
     trainer.fit()
     return outcome(trainer)
 
@@ -45,22 +51,27 @@ class Process:
         self.control = ControlFolder(folder)
         self.replies = Replies(self.control)
         python = [sys.executable] if processes == 1 else [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        self.words = [*python, __file__, str(folder), "--epochs", str(epochs), "--pause", str(pause), "--every", str(every), *arguments]
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+            str(processes)]
+        self.words = [*python, __file__, str(folder), "--epochs", str(epochs), "--pause",
+                      str(pause), "--every", str(every), *arguments]
         self.running = None
 
     def start(self):
         """Start it, and wait until it offers itself."""
         before = self.attempt()
         with open(f"{self.folder}.output", "ab") as output:
-            self.running = subprocess.Popen([*self.words, "--result", str(self.result)], stdout=output, stderr=output, env=environment(), start_new_session=True)
+            self.running = subprocess.Popen([*self.words, "--result", str(self.result)],
+                                            stdout=output, stderr=output, env=environment(),
+                                            start_new_session=True)
         until(lambda: self.attempt() != before or self.running.poll() is not None)
         return self
 
     def replay(self):
         """What came of a run in fresh processes that repeats the journal."""
         result = Path(f"{self.folder}.replayed")
-        done = subprocess.run([*self.words, "--result", str(result), "--replay"], env=environment(), capture_output=True, text=True, timeout=300)
+        done = subprocess.run([*self.words, "--result", str(result), "--replay"], env=environment(),
+                              capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return json.loads(result.read_text())
 
@@ -73,7 +84,8 @@ class Process:
 
     def kill(self):
         """End it at once, with no chance to write anything."""
-        for each in [*psutil.Process(self.running.pid).children(recursive=True), self.running]:  # torchrun's are sessions of their own
+        # torchrun's are sessions of their own
+        for each in [*psutil.Process(self.running.pid).children(recursive=True), self.running]:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
         self.running.wait()
@@ -107,7 +119,8 @@ class Process:
 
 def environment():
     """For processes that import this package and the helpers of the tests."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "OMP_NUM_THREADS": "1"}
 
 
 def until(condition, seconds=60):
@@ -131,14 +144,17 @@ def main(words):
     several = {"engine": "accelerate"} if "WORLD_SIZE" in os.environ else {}
     if given.replay:
         trainer = make(epochs=given.epochs, grad_clip=5.0, sched="linear", **several,
-                       hooks=[Slow(), SnapshotHook(every_steps=given.every), ReplayHook(Path(given.folder, "journal.jsonl"))])
+                       hooks=[Slow(), SnapshotHook(every_steps=given.every),
+                              ReplayHook(Path(given.folder, "journal.jsonl"))])
     else:
         trainer = trainer_in(given.folder, given.epochs, given.pause, given.every, **several)
     found = trainer.fit()
     if trainer.is_main:
         journal = [asdict(each) for each in trainer.journal]
         surviving = [entry.command for entry in trainer.journal.path() if entry.command]
-        Path(given.result).write_text(json.dumps(outcome(trainer) | {"journal": journal, "surviving": surviving, "status": str(found.status)}))
+        Path(given.result).write_text(json.dumps(outcome(trainer)
+                                                 | {"journal": journal, "surviving": surviving,
+                                                    "status": str(found.status)}))
     trainer.close()
 
 

@@ -14,14 +14,17 @@ def trained(folder, steps=24, **settings):
     torch.manual_seed(0)
     x = torch.randn(64, 3)
     data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-    trainer = Trainer(nn.Linear(3, 1), train_dl=torch.utils.data.DataLoader(data, batch_size=8), loss_fn=nn.MSELoss(),
-                      max_steps=steps, device="cpu", progress=False, workspace=folder, seed=0, **settings)
+    trainer = Trainer(nn.Linear(3, 1), train_dl=torch.utils.data.DataLoader(data, batch_size=8),
+                      loss_fn=nn.MSELoss(),
+                      max_steps=steps, device="cpu", progress=False, workspace=folder, seed=0,
+                      **settings)
     trainer.fit()
     return trainer
 
 
 class WrittenRun:
-    """Files of a run in `folder/exp1`, as the run writes them; `status` and `offer` can be changed and written again."""
+    """Files of a run in `folder/exp1`, as the run writes them;
+    `status` and `offer` can be changed and written again."""
 
     def __init__(self, folder, **settings):
         self.path = folder / "exp1"
@@ -29,12 +32,18 @@ class WrittenRun:
         self.control = ControlFolder(self.path)
         self.history, self.journal = trainer.history, trainer.journal
         self.status = json.loads(json.dumps(status_of(trainer.view) | {
-            "protocol": 1, "state": "running", "alive": True, "attempt": "a", "process": this_process(), "beat": 1, "time": 0.0,
-            "breakpoints": ["loss > 3"], "can_rewind": True, "rewind_points": [20, 10], "last_saved": [20, 1.5], "best": {},
-            "command": ["python", "train.py", "--lr", "0.1"], "folder": "/work", "totals": {"epochs": None, "max_steps": 24}}))
+            "protocol": 1, "state": "running", "alive": True, "attempt": "a",
+            "process": this_process(), "beat": 1, "time": 0.0,
+            "breakpoints": ["loss > 3"], "can_rewind": True, "rewind_points": [20, 10],
+            "last_saved": [20, 1.5], "best": {},
+            "command": ["python", "train.py", "--lr", "0.1"], "folder": "/work",
+            "totals": {"epochs": None, "max_steps": 24}}))
         self.offer = {"protocol": 1} | json.loads(json.dumps(offer_of(trainer.view)))
-        self.offer["commands"] |= {name: {"doc": doc, "values": values} for name, (doc, values) in REMOTE.items()}
-        self.offer["step_times"] = {"steps": 4, "seconds": {"data": 0.1, "forward": 0.2, "hooks": 0.1}, "since": "since step 4"}
+        self.offer["commands"] |= {name: {"doc": doc, "values": values}
+                                   for name, (doc, values) in REMOTE.items()}
+        self.offer["step_times"] = {"steps": 4,
+                                    "seconds": {"data": 0.1, "forward": 0.2, "hooks": 0.1},
+                                    "since": "since step 4"}
         trainer.close()
         self.write()
 

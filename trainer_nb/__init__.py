@@ -1,6 +1,7 @@
 __version__ = "0.1.0"
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 # Public name -> the module that defines it. A name is imported at its first use,
 # so `import trainer_nb` loads nothing that draws. Written by hand.
@@ -52,6 +53,59 @@ _EXPORTS = {
 }
 
 __all__ = sorted(_EXPORTS)
+
+if _TYPE_CHECKING:  # the same table, for editors and type checkers; a test compares the two
+    from .trainer import Trainer as Trainer
+    from .core.state import (
+        FitResult as FitResult,
+        RunState as RunState,
+        StepState as StepState,
+    )
+    from .core.hook import (
+        Hook as Hook,
+        LambdaHook as LambdaHook,
+        MainProcessHook as MainProcessHook,
+    )
+    from .core.tunable import Tunable as Tunable
+    from .core.journal import Journal as Journal
+    from .core.engine import NonFiniteError as NonFiniteError, unwrap as unwrap
+    from .core.saved import CheckpointError as CheckpointError
+    from .core.data import map_nested_tensor as map_nested_tensor
+    from .core.step import key_average as key_average
+    from .hooks.recorder import History as History, RecorderHook as RecorderHook
+    from .hooks.progress import ProgressHook as ProgressHook
+    from .hooks.schedule import SchedulerHook as SchedulerHook
+    from .hooks.checkpoint import CheckpointHook as CheckpointHook
+    from .hooks.snapshots import SnapshotHook as SnapshotHook
+    from .hooks.ema import EMAHook as EMAHook
+    from .hooks.layer_groups import LayerGroupsHook as LayerGroupsHook
+    from .hooks.outputs import OutputsHook as OutputsHook
+    from .hooks.layer_stats import LayerStatsHook as LayerStatsHook
+    from .hooks.samples import SamplesHook as SamplesHook
+    from .hooks.early_stop import EarlyStopHook as EarlyStopHook
+    from .hooks.alerts import AlertsHook as AlertsHook, Alert as Alert
+    from .hooks.rules import RuleHook as RuleHook
+    from .hooks.trackers import (
+        JSONLHook as JSONLHook,
+        ImageFileHook as ImageFileHook,
+        TrackerHook as TrackerHook,
+    )
+    from .hooks.tracker_services import (
+        TensorBoardHook as TensorBoardHook,
+        WandbHook as WandbHook,
+        TrackioHook as TrackioHook,
+    )
+    from .hooks.memory import (
+        MemoryHook as MemoryHook,
+        ProfilerHook as ProfilerHook,
+        EmptyCacheHook as EmptyCacheHook,
+    )
+    from .tools.replay import ReplayHook as ReplayHook
+    from .tools.distributed import ProcessLostError as ProcessLostError
+    from .remote.launch_script import launch as launch
+    from .tools.task import Task as Task
+    from .remote.runs import attach as attach
+    from .remote.remote_run import RemoteRun as RemoteRun
 
 
 def __getattr__(name):

@@ -8,18 +8,23 @@ __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 # %% ../nbs/40_trainer.ipynb #a2b7df3e
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from fastcore.basics import patch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from .core.checks import history_unlike
 from .core.control import Command, CommandHandler, RatePlan, Reply, WaitingCommand
 from .core.core_trainer import CoreTrainer, check_note, check_switch, forwarded
+from .core.engine import Engine
 from .core.folder import release
 from .core.hook import ComponentHook
 from .core.optimizers import for_each
@@ -96,10 +101,60 @@ class RunRecords:
 class Trainer(CoreTrainer):
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
-    The length is `epochs` or `max_steps`, and `eval_every` counts in the same unit. Without
-    `train_step` and `loss_fn` the model returns its own loss. Without `optim` it is AdamW at 1e-3.
     TypeError or ValueError for an argument that makes no sense, before anything is built. Then
-    `fit()` trains, `dir(trainer)` has the names; the page *api* shows each."""
+    `dir(trainer)` has the names; the page *api* shows each. An example:
+
+        trainer = Trainer(model, train_dl=train, valid_dl=valid, loss_fn=nn.MSELoss(), epochs=3)
+        trainer.fit().last["valid/loss"]
+
+    What is trained, and on what:
+
+        model             a torch.nn.Module; moved to `device`
+        train_dl          a loader of batches; needed by fit(), not by predict()
+        valid_dl          a loader, or {name: loader}; None: no evaluation
+        loss_fn           f(pred, target) for batches (inputs, targets); None: the model returns
+                          its own loss. Not together with train_step
+        train_step        f(batch, trainer) -> {"loss": ...}; {"d": f, "g": f} as the optimizers
+        eval_step         as train_step, in evaluations; None: train_step
+        metrics           {name: f(pred, target) or a metric of torchmetrics}
+        batch_size        f(batch) -> samples, where batches do not show it
+        config            plain values that are kept with the run
+
+    How it is trained:
+
+        optim             an optimizer, f(parameters), or {name: one of these}; None: AdamW, 1e-3
+        sched             "one_cycle" and others by name, a scheduler, f(optimizer), a
+                          SchedulerHook, or {name: one of these}; None: a constant rate
+        every             of several optimizers, batches a turn: {"g": 2}
+        grad_clip         largest norm of all gradients; None: no clipping
+        gradient_accumulation_steps     batches an optimizer step, 1 or more
+        micro_batch_size  samples at once on the device, or "auto"; None: whole batches
+        mixed_precision   "bf16", "fp16" or None
+        non_finite        gradients that are not finite: "raise", "skip", "skip:N" (at most N in
+                          a row), None: no check
+        ema               decay of an average of the weights, 0 to 1, or an EMAHook
+        compile           True: torch.compile the model in place
+        device            as "cuda:1"; None: the accelerator, or the CPU
+        engine            "local", or "accelerate": several processes
+        seed              of all random streams of the run, a whole number; None: none is set
+        seed_samples      True: each sample draws from its own stream; needs seed
+
+    How long, and what is kept:
+
+        epochs, max_steps       epochs, or optimizer steps: one of the two; or give it to fit()
+        eval_every        epochs, or steps with max_steps; None: after each epoch
+        eval_first        before the first step: True, or a number of batches
+        best              ("valid/accuracy", "max"): the best state is kept
+        hooks             a list of hooks: what else happens in a run
+        record            False: no history
+        progress          True, "bar", "lines" or False; in a notebook True shows the panel
+        workspace         folder for configuration, records, journal and checkpoints
+        resume_data       how a loaded state finds its batch: "skip" by index, "replay" by loading
+        max_time          seconds or a timedelta; then the run stops on a whole step
+        limit_batches     batches of each loader, a fraction (0.1), or {"valid": 10}
+        overfit_batches   that many batches, the same in each epoch; not with limit_batches
+        fast_dev_run      True or a number: that many batches of each loader, no files
+    """
     progress, progress_hook, inspection = False, None, None
     config = _workspace = task = _test_dl = None
     lr_search: LRFind | None = None  # the last search for a rate, or the present one
@@ -114,44 +169,44 @@ class Trainer(CoreTrainer):
     @hints_arguments
     def __init__(
         self,
-        model,  # a torch.nn.Module
-        train_step=None,  # f(batch, trainer) -> {"loss": ...}; or {"d": f, "g": f}, as optim
-        train_dl=None,  # a loader of batches
-        valid_dl=None,  # a loader, or a dict of named ones
+        model: torch.nn.Module,  # what is trained, in place
+        train_step: Callable | Mapping[str, Callable] | None = None,  # f(batch, trainer) -> dict
+        train_dl: Iterable | None = None,  # a loader of batches
+        valid_dl: Iterable | Mapping[str, Iterable] | None = None,  # one, or named ones
         *,
-        loss_fn=None,  # f(pred, target), for (inputs, targets)
-        metrics=None,  # name -> f(pred, target) or torchmetrics
-        eval_step=None,  # as train_step; default: train_step
-        optim=None,  # optimizer, or f(parameters); AdamW 1e-3; several: {"d": ..., "g": ...}
-        sched=None,  # "one_cycle", a scheduler, f(optimizer), SchedulerHook; or {"d": ...}
-        every=None,  # of several optimizers, batches a turn: {"g": 2}
+        loss_fn: Callable | None = None,  # f(pred, target), for (inputs, targets)
+        metrics: Mapping[str, Callable] | None = None,  # name -> f(pred, target) or torchmetrics
+        eval_step: Callable | None = None,  # as train_step; default: train_step
+        optim: Optimizer | Callable | Mapping[str, Any] | None = None,  # or f(parameters)
+        sched: str | LRScheduler | Callable | SchedulerHook | Mapping[str, Any] | None = None,
+        every: Mapping[str, int] | None = None,  # of several optimizers, batches a turn: {"g": 2}
         epochs: int | None = None,
         max_steps: int | None = None,  # instead of epochs
         eval_every: int | None = None,  # epochs, or steps under max_steps
-        hooks=(),
-        device=None,  # default: the accelerator, or the CPU
+        hooks: list | tuple = (),  # what else happens in a run
+        device: str | torch.device | None = None,  # default: the accelerator, or the CPU
         mixed_precision: str | None = None,  # "bf16" or "fp16"
         gradient_accumulation_steps: int = 1,  # batches a step
-        micro_batch_size=None,  # samples at once, or "auto"
-        batch_size=None,  # f(batch) -> samples, where that is not certain
+        micro_batch_size: int | Literal["auto"] | None = None,  # samples at once
+        batch_size: Callable[[Any], int] | None = None,  # f(batch) -> samples, if not certain
         grad_clip: float | None = None,  # largest gradient norm
         non_finite: str | None = "raise",  # "skip", "skip:N", None
-        ema=None,  # decay of an average of the weights, or an EMAHook
+        ema: float | EMAHook | None = None,  # decay of an average of the weights
         compile: bool = False,  # torch.compile the model in place
         seed: int | None = None,  # of the run's random streams
         record: bool = True,  # keep a history
-        progress=True,  # True, "bar", "lines", False
-        resume_data: str = "skip",  # or "replay"
+        progress: bool | Literal["bar", "lines"] = True,
+        resume_data: Literal["skip", "replay"] = "skip",  # to the batch of a state
         seed_samples: bool = False,  # samples draw from streams of (seed, epoch, index)
         eval_first: bool | int = False,  # before the first step: all, or a few batches
         best: tuple[str, str] | None = None,  # ("valid/accuracy", "max"): keep that state
         overfit_batches: int | None = None,  # the same few batches
-        limit_batches=None,  # of each loader: batches, a fraction; or {"valid": 10}
-        fast_dev_run=False,  # one batch of each loader, no files
-        max_time=None,  # seconds or timedelta
-        workspace=None,  # folder of the run: records, journal, checkpoints
-        config=None,  # plain values to keep with the run
-        engine="local",  # or "accelerate": several processes
+        limit_batches: float | Mapping[str, float] | None = None,  # of each loader
+        fast_dev_run: bool | int = False,  # one batch of each loader, no files
+        max_time: float | timedelta | None = None,  # seconds
+        workspace: str | os.PathLike | None = None,  # folder of the run
+        config: Mapping[str, Any] | None = None,  # plain values to keep with the run
+        engine: str | type[Engine] = "local",  # or "accelerate": several processes
     ):
         if progress is not False:
             progress_style(progress)
@@ -171,7 +226,7 @@ class Trainer(CoreTrainer):
         self.history.draw, self.progress = weakly(self._draw), progress
         self.config, self._workspace = config, workspace
         self._breakpoint_hook, self._inspect_hook = BreakpointHook(), InspectHook()
-        self._screen, self._parts = None, {}
+        self._screen, self._parts, self._pins = None, {}, None
         self._register_commands()
         self._add_hooks(record, progress, sched, ema)
         self.assembled = True
@@ -226,7 +281,7 @@ def check_optimizer_name(optimizers: Mapping, name: str | None) -> None:
 @patch
 def _new_search(self: Trainer, values: dict) -> LRFind:
     planned = rates(*(values[name] for name in ("start_lr", "end_lr", "num_steps", "mode")))
-    name, use, change = values["optimizer"], weakly(self.use_rate), weakly(self.rate_change)
+    name, use, change = values["optimizer"], weakly(self._use_rate), weakly(self.rate_change)
     if name is not None:
         use, change = partial(use, optimizer=name), partial(change, optimizer=name)
     tunable = "lr" if name is None else f"lr.{name}"
@@ -236,7 +291,7 @@ def _new_search(self: Trainer, values: dict) -> LRFind:
 def _answer_lr_find(self: Trainer, command) -> None:
     self.lr_search = command.values.get("found") or self._new_search(command.values)
     command.values["sweep"] = self.lr_search.sweep
-    self.on_sweep(command)
+    self._on_sweep(command)
 
 @patch
 def rate_change(self: Trainer, rate: float, optimizer: str | None = None) -> dict[str, float]:
@@ -251,7 +306,7 @@ def rate_change(self: Trainer, rate: float, optimizer: str | None = None) -> dic
     return {f"lr_scale{ending}": rate / float(group.get("max_lr", own.base_rates[0]))}
 
 @patch
-def use_rate(self: Trainer, rate: float, optimizer: str | None = None) -> None:
+def _use_rate(self: Trainer, rate: float, optimizer: str | None = None) -> None:
     "Make a rate the run's, as an intervention."
     self.tune(**self.rate_change(rate, optimizer))
 
@@ -274,7 +329,7 @@ def sweep(self: Trainer, name: str, values, smooth: float = 0.98, stop_factor: f
     return planned
 
 @patch
-def on_sweep(self: Trainer, command: Command) -> None:
+def _on_sweep(self: Trainer, command: Command) -> None:
     "Try the values of a sweep."
     values = command.values
     run_sweep(self, values["sweep"], values.get("valid_dl"), values.get("train_dl"))
@@ -322,16 +377,16 @@ def _add(self: Trainer, made: Breakpoint) -> Breakpoint:
     if made.name == "grad_norm":
         self.wants_grad_norm = True
     self.breakpoints.append(made)
-    self._take_part(self._breakpoint_hook, True)
+    self._activate(self._breakpoint_hook, True)
     return made
 
 @patch
 def _remove(self: Trainer, text: str) -> None:
     self.breakpoints[:] = [each for each in self.breakpoints if str(each) != text]
-    self._take_part(self._breakpoint_hook, bool(self.breakpoints))
+    self._activate(self._breakpoint_hook, bool(self.breakpoints))
 
 @patch
-def _take_part(self: Trainer, hook, wanted: bool) -> None:
+def _activate(self: Trainer, hook, wanted: bool) -> None:
     if wanted is not any(each is hook for each in self.hooks):
         (self.hooks.add if wanted else self.hooks.remove)(hook)
 
@@ -341,7 +396,7 @@ def _has_breakpoints(self: Trainer) -> bool:
 
 @patch
 def _inspect(self: Trainer, on: bool) -> None:
-    self._take_part(self._inspect_hook, on)
+    self._activate(self._inspect_hook, on)
     self._inspect_hook.look(self)
 
 # %% ../nbs/40_trainer.ipynb #40appr02
@@ -392,7 +447,7 @@ def decide(self: Trainer, command: Command) -> Reply:
 @patch
 def _register_commands(self: Trainer) -> None:
     handlers = {
-        "sweep": CommandHandler(self.on_sweep, dict, (Exception,), blocking=True),
+        "sweep": CommandHandler(self._on_sweep, dict, (Exception,), blocking=True),
         "lr_find": CommandHandler(self._answer_lr_find, self._check_lr_find, (Exception,),
                                   blocking=True),
         "inspect": CommandHandler(self._answer_inspect, check_switch),
@@ -508,7 +563,8 @@ def screen(self: Trainer):
     if self._screen is None:
         from trainer_nb.panel.screen import Screen
         from trainer_nb.panel.view import LocalRunView
-        self._screen = Screen(LocalRunView(self, weakly=True))
+        self._screen = Screen(LocalRunView(self, weakly=True), pins=self._pins)
+        self._pins = self._screen.pins  # a screen after this one has them, too
         # the page keeps what it shows when the kernel ends
         weakref.finalize(self, self._screen.close).atexit = False
         self.at_safe_point = self.at_safe_point or self._screen.tick
@@ -516,7 +572,8 @@ def screen(self: Trainer):
 
 def runs_in(path):
     "The runs that a path or pattern means."
-    return import_module("trainer_nb.remote.runs").attach(path)
+    from trainer_nb.remote.runs import attach
+    return attach(path)
 
 @patch(as_prop=True)
 def dashboard(self: Trainer):
@@ -587,14 +644,14 @@ def _shown(self: Trainer, awaited: bool = False):
         yield
 
 @patch
-def drive_and_report(self: Trainer, name: str) -> FitResult:
+def _drive_and_report(self: Trainer, name: str) -> FitResult:
     with self._shown():
-        return CoreTrainer.drive_and_report(self, name)
+        return CoreTrainer._drive_and_report(self, name)
 
 @patch
-async def await_and_report(self: Trainer) -> FitResult:
+async def _await_and_report(self: Trainer) -> FitResult:
     with self._shown(awaited=True):
-        return await CoreTrainer.await_and_report(self)
+        return await CoreTrainer._await_and_report(self)
 
 @patch
 def start(self: Trainer, epochs: int | None = None, max_steps: int | None = None) -> None:
@@ -621,7 +678,8 @@ def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1", read_only: bool
 
     `port`: 0 takes a free one; `host`: 127.0.0.1 means this machine only. ValueError without a
     workspace, ImportError without starlette and uvicorn."""
-    return import_module("trainer_nb.remote.serve").serve_trainer(self, port, host, read_only)
+    from trainer_nb.remote.serve import serve_trainer
+    return serve_trainer(self, port, host, read_only)
 
 @patch
 def export(

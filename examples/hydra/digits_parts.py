@@ -1,4 +1,5 @@
-"""What the configuration names: loaders, models and a metric for scikit-learn's handwritten digits."""
+"""What the configuration names: loaders, models and a metric for scikit-learn's handwritten
+digits."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -12,7 +13,8 @@ def loader(split, batch_size=32):
     own = torch.Generator().manual_seed(0)  # the split is the same under every seed
     train, valid = torch.randperm(len(images), generator=own).split([1437, 360])
     part = {"train": train, "valid": valid}[split]
-    data = TensorDataset(torch.tensor(images, dtype=torch.float32)[part] / 16, torch.tensor(labels)[part])
+    data = TensorDataset(torch.tensor(images, dtype=torch.float32)[part] / 16,
+                         torch.tensor(labels)[part])
     return DataLoader(data, batch_size, shuffle=split == "train")
 
 

@@ -4,7 +4,8 @@
     python examples/hydra/train.py --multirun optim.lr=0.1,0.01
 
 Each run has a folder, outputs/... or multirun/..., in the folder where it is started; records, the
-configuration and the picture of the run are in its subfolder run/. `Trainer.from_config("outputs/.../run")` makes it again.
+configuration and the picture of the run are in its subfolder run/.
+`Trainer.from_config("outputs/.../run")` makes it again.
 """
 
 import hydra
@@ -17,7 +18,8 @@ def main(cfg):
     """One run; returns what a sweeper may maximise."""
     with Trainer.from_config(cfg, allow=("digits_parts",)) as trainer:
         result = trainer.fit()
-    print(f"{result.status}: {result.steps} steps, validation accuracy {result.last['valid/accuracy']:.4f}", flush=True)
+    print(f"{result.status}: {result.steps} steps, validation accuracy "
+          f"{result.last['valid/accuracy']:.4f}", flush=True)
     return result.last["valid/accuracy"]
 
 

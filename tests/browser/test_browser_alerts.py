@@ -1,4 +1,5 @@
-"""Alerts in JupyterLab: the message line says the newest while the cell runs, its button opens the tab, and nothing moves."""
+"""Alerts in JupyterLab: the message line says the newest while the cell runs, its button opens the
+tab, and nothing moves."""
 
 import os
 import time
@@ -17,14 +18,17 @@ from trainer_nb import AlertsHook, LambdaHook, Trainer
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x = torch.randn(256, 4)
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
+                                   batch_size=16)
 def poison(trainer):
     time.sleep(0.004)
     inputs, targets = trainer.batch
     if Path("poison").exists():
         trainer.batch = inputs, targets + 30
-trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=2000, device="cpu",
-                  hooks=[AlertsHook(data_share=None, hook_share=None, divergence=None), LambdaHook(name="poison", before_batch=poison)])
+trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=2000,
+                  device="cpu",
+                  hooks=[AlertsHook(data_share=None, hook_share=None, divergence=None),
+                         LambdaHook(name="poison", before_batch=poison)])
 """
 PLACES = """() => ['.tnb-head', '.tnb-controls', '.tnb-message', '.tnb-main', '.tnb-tabs']
     .map(name => document.querySelector(`.tnb ${name}`)).map(part => [part.offsetTop, part.offsetHeight])"""
@@ -32,7 +36,8 @@ PLACES = """() => ['.tnb-head', '.tnb-controls', '.tnb-message', '.tnb-main', '.
 
 @pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])
 def test_an_alert_is_seen_and_moves_nothing(jupyterlab, browser, width):
-    """Title and sentence in the message line, all of it in the tab; the parts stay where they are, also when it is over."""
+    """Title and sentence in the message line, all of it in the tab;
+    the parts stay where they are, also when it is over."""
     with jupyterlab.new_page(browser, width=width, height=1250) as lab:
         jupyterlab.write_notebook("alerts.ipynb", [SETUP, "trainer.fit().status"])
         lab.open("alerts.ipynb")
@@ -42,7 +47,7 @@ def test_an_alert_is_seen_and_moves_nothing(jupyterlab, browser, width):
         page = lab.page
         message = lab.cell(1).locator(".tnb .message")
         message.wait_for(timeout=60_000)
-        lab.cell(1).get_by_role("button", name="Alerts 0").wait_for()
+        lab.cell(1).get_by_role("tab", name="Alerts 0").wait_for()
         time.sleep(2)  # two looks: a spike needs steps before it
         before = page.evaluate(PLACES)
         poison = Path(jupyterlab.folder, "poison")
@@ -55,7 +60,8 @@ def test_an_alert_is_seen_and_moves_nothing(jupyterlab, browser, width):
         lab.cell(1).get_by_role("button", name="Alerts", exact=True).click()
         row = lab.cell(1).locator(".tnb-alerts tbody tr").first
         row.wait_for()
-        assert "goes on" in row.inner_text() and "trainer.tune(lr_scale=0.5)" in row.locator(".advice code").all_inner_texts()
+        assert "goes on" in row.inner_text()
+        assert "trainer.tune(lr_scale=0.5)" in row.locator(".advice code").all_inner_texts()
         box, outer = row.bounding_box(), lab.cell(1).locator(".tnb-alerts").bounding_box()
         assert box["width"] <= outer["width"] + 1  # nothing runs out of the panel
         row.scroll_into_view_if_needed()

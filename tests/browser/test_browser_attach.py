@@ -1,4 +1,5 @@
-"""A script started from a notebook, steered by the panel of its run, through a restart of the kernel: each test asserts on what the script did."""
+"""A script started from a notebook, steered by the panel of its run, through a restart of the
+kernel: each test asserts on what the script did."""
 
 import json
 import os
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.browser
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 SETUP = "from trainer_nb import attach, launch"
-LAUNCH = 'run = launch("train_digits.py", "--epochs", 2000, "--slow", 0.01, workspace="runs/digits")\nrun'
+LAUNCH = ('run = launch("train_digits.py", "--epochs", 2000, "--slow", 0.01, '
+          'workspace="runs/digits")\nrun')
 ATTACH = 'run = attach("runs/digits")\nrun'
 
 
@@ -28,7 +30,10 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     shutil.copy(EXAMPLE, folder)
     root = str(Path(trainer_nb.__file__).parents[1])
-    with JupyterServer(folder, environment={"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}) as server:
+    with JupyterServer(folder,
+                       environment={
+                               "PYTHONPATH": os.pathsep.join(
+                                       [root, os.environ.get("PYTHONPATH", "")])}) as server:
         yield server
 
 
@@ -36,7 +41,10 @@ def server(tmp_path_factory):
 def page(server, browser):
     """A notebook with cells that launch and attach."""
     with server.new_page(browser, height=1500) as lab:
-        yield Live(lab, server, [LAUNCH, ATTACH, "print(len(run.history['train/loss']), run.journal.entries[0].source)"], setup=SETUP)
+        yield Live(lab, server,
+                   [LAUNCH, ATTACH,
+                    "print(len(run.history['train/loss']), run.journal.entries[0].source)"],
+                    setup=SETUP)
 
 
 class Script:
@@ -54,12 +62,14 @@ class Script:
     def journal(self):
         """What was changed by hand."""
         lines = (self.folder / "journal.jsonl").read_text().splitlines()
-        return [(each["kind"], each["name"], each["new"], each["source"]) for each in map(json.loads, lines[1:])]
+        return [(each["kind"], each["name"], each["new"], each["source"])
+                for each in map(json.loads, lines[1:])]
 
     @property
     def rows(self):
         """The lines of the records."""
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [json.loads(line)
+                for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
     @property
     def running(self):
@@ -72,14 +82,18 @@ class Script:
 
 
 def drawn(page, cell):
-    """The first and the last step of the loss in the curves of a cell, and how many points are drawn."""
+    """The first and the last step of the loss in the curves of a cell, and how many points are
+    drawn."""
     return page.page.evaluate(
-        "cell => { const t = document.querySelectorAll('.jp-Notebook .jp-Cell')[cell].querySelector('.js-plotly-plot').data"
-        ".find(t => t.name === 'train'); return [Math.min(...t.x), Math.max(...t.x), t.x.length]; }", cell)
+        "cell => { const t = document.querySelectorAll('.jp-Notebook "
+        ".jp-Cell')[cell].querySelector('.js-plotly-plot').data"
+        ".find(t => t.name === 'train'); "
+        "return [Math.min(...t.x), Math.max(...t.x), t.x.length]; }", cell)
 
 
 def picture(page, name):
-    """A picture of the page, for a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
+    """A picture of the page, for a person who wants to see it:
+    TRAINER_NB_PICTURES names a folder."""
     if folder := os.environ.get("TRAINER_NB_PICTURES"):
         time.sleep(1)
         page.lab.screenshot(Path(folder, f"attach-{name}.png"))
@@ -119,8 +133,10 @@ def test_a_script_is_steered_by_the_panel_and_outlives_the_kernel(page, server):
     page.lab.run_cell(2)
     page.lab.cell(2).locator(PANEL).first.wait_for(timeout=60_000)
     page.state("paused", cell=2)
-    look = "of => getComputedStyle(document.querySelectorAll('.jp-Notebook .jp-Cell')[1].querySelector(of), '::before').content"
-    assert "has ended" in page.page.evaluate(look, ".tnb") and page.page.evaluate(look, ".tnb .tnb-head") == "none"
+    look = ("of => getComputedStyle(document.querySelectorAll('.jp-Notebook "
+            ".jp-Cell')[1].querySelector(of), '::before').content")
+    assert "has ended" in page.page.evaluate(look, ".tnb")
+    assert page.page.evaluate(look, ".tnb .tnb-head") == "none"
     assert later(lambda: drawn(page, 2)[:2] == [1, held]), drawn(page, 2)  # the whole curve
     picture(page, "3-attached-again")
     page.lab.run_cell(3)
@@ -141,10 +157,14 @@ def test_a_script_is_steered_by_the_panel_and_outlives_the_kernel(page, server):
     page.click("Stop", cell=2)
     assert later(lambda: not script.running)
     panel = page.lab.cell(2).locator(".tnb").first
-    assert later(lambda: "Stopped at step" in panel.inner_text() and "train_digits.py --epochs 2000" in panel.inner_text()), panel.inner_text()
-    whole = "of => { const m = document.querySelectorAll('.jp-Notebook .jp-Cell')[2].querySelector(of); return m.scrollWidth <= m.clientWidth; }"
-    assert page.page.evaluate(whole, ".tnb .message")  # the line that resumes it can be read and copied
-    assert later(lambda: all(panel.get_by_role("button", name=name).first.is_disabled() for name in ("Resume", "Validate", "Checkpoint", "Rewind")))
+    assert later(lambda: "Stopped at step" in panel.inner_text()
+                 and "train_digits.py --epochs 2000" in panel.inner_text()), panel.inner_text()
+    whole = ("of => { const m = document.querySelectorAll('.jp-Notebook "
+             ".jp-Cell')[2].querySelector(of); return m.scrollWidth <= m.clientWidth; }")
+    # the line that resumes it can be read and copied
+    assert page.page.evaluate(whole, ".tnb .message")
+    assert later(lambda: all(panel.get_by_role("button", name=name).first.is_disabled()
+                             for name in ("Resume", "Validate", "Checkpoint", "Rewind")))
     assert json.loads((script.folder / "result.json").read_text())["status"] == "stopped"
     assert "stopped: " in (script.folder / "output.txt").read_text() and page.lab.problems == []
     picture(page, "6-stopped")

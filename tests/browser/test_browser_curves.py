@@ -1,4 +1,5 @@
-"""The chart's script in a page of its own, and the runs behind a run in JupyterLab: scales, outliers, names, files."""
+"""The chart's script in a page of its own, and the runs behind a run in JupyterLab:
+scales, outliers, names, files."""
 
 import base64
 import csv
@@ -34,7 +35,8 @@ SHOW = """([data, layout]) => {
     window.model.figure = {data: data.map(t => ({...t, x: bytes(t.x), y: bytes(t.y)})), layout};
     window.heard['change:figure']();
 }"""
-AXIS = "name => { const b = document.querySelector('.js-plotly-plot'); return b?._fullLayout?.[name]?.range; }"
+AXIS = ("name => { const b = document.querySelector('.js-plotly-plot'); return "
+        "b?._fullLayout?.[name]?.range; }")
 
 
 class Page:
@@ -50,8 +52,11 @@ class Page:
         """Draw traces; their x and y travel as bytes."""
         def packed(values):
             return base64.b64encode(np.asarray(values, np.float32).tobytes()).decode()
-        shape = {"xaxis": {"autorange": True}, "yaxis": {}, "height": 300, "uirevision": "keep", "margin": {"l": 40, "r": 0, "t": 0, "b": 20}} | layout
-        self.page.evaluate(SHOW, [[trace | {"x": packed(trace["x"]), "y": packed(trace["y"])} for trace in traces], shape])
+        shape = {"xaxis": {"autorange": True}, "yaxis": {}, "height": 300, "uirevision": "keep",
+                 "margin": {"l": 40, "r": 0, "t": 0, "b": 20}} | layout
+        self.page.evaluate(SHOW,
+                           [[trace | {"x": packed(trace["x"]), "y": packed(trace["y"])}
+                             for trace in traces], shape])
         self.page.wait_for_selector(".main-svg")
         time.sleep(0.3)
 
@@ -91,7 +96,8 @@ def test_y_follows_a_zoom_in_x_until_a_double_click(page):
     page.drag((400, 120), (740, 120))
     first, last = page.range("xaxis")
     expected = [falling[int(last)], falling[int(first) + 1]]
-    assert 150 < first < last < 400 and page.range() == pytest.approx(expected, abs=0.3) and page.range()[1] < 1
+    assert 150 < first < last < 400
+    assert page.range() == pytest.approx(expected, abs=0.3) and page.range()[1] < 1
     seen = page.range("xaxis")
     falling[300] = 50  # a new point within what is seen
     page.show([line(falling)])
@@ -104,11 +110,15 @@ def test_y_follows_a_zoom_in_x_until_a_double_click(page):
     time.sleep(0.6)
     assert page.range()[1] > 150 and page.range("xaxis")[1] > 395
     page.show([line(falling * 3)])
-    assert page.range()[1] > 300 and page.page.evaluate("() => window.sent") == []
+    assert (
+        page.range()[1] > 300
+        and page.page.evaluate("() => window.sent.filter(each => 'x' in each)") == []
+    )
 
 
 def test_outliers_are_left_out_of_the_scale_and_marked(page):
-    """The evaluation's few points are no outliers; a log axis counts in powers; the mark says the value."""
+    """The evaluation's few points are no outliers; a log axis counts in powers;
+    the mark says the value."""
     noise = np.random.default_rng(0).normal(1, 0.1, 600)
     noise[300] = 1000
     few = line([5.0, 4.0, 3.0]) | {"x": [100, 300, 500]}
@@ -116,8 +126,11 @@ def test_outliers_are_left_out_of_the_scale_and_marked(page):
     assert page.range()[1] > 1000
     page.show([line(noise), few], meta={"outliers": False}, uirevision="spike")
     assert 5 < page.range()[1] < 6 and page.range()[0] > 0
-    marks = page.page.evaluate("() => document.querySelector('.js-plotly-plot').data.filter(t => t.name == 'beyond the scale')[0]")
-    assert list(marks["x"]) == [300] and list(marks["customdata"]) == [1000] and marks["marker"]["symbol"] == ["triangle-up"]
+    marks = page.page.evaluate(
+        "() => document.querySelector('.js-plotly-plot').data.filter(t => t.name == 'beyond the "
+        "scale')[0]")
+    assert list(marks["x"]) == [300]
+    assert list(marks["customdata"]) == [1000] and marks["marker"]["symbol"] == ["triangle-up"]
     assert marks["y"][0] == pytest.approx(page.range()[1])
     page.show([line(noise)], meta={"outliers": False}, yaxis={"type": "log"}, uirevision="log")
     assert page.range()[1] < 1 and page.range()[0] > -1
@@ -125,18 +138,97 @@ def test_outliers_are_left_out_of_the_scale_and_marked(page):
     assert page.range()[1] > 3
 
 
+def test_what_is_not_finite_stands_at_the_axis(page):
+    """At the lower end, linear and log, also after a zoom in y; it has no part in the scale."""
+    values = np.linspace(3, 2, 50)
+    marks = {
+        "x": [10, 20],
+        "y": [1e-3, 1e-3],
+        "mode": "markers",
+        "xaxis": "x",
+        "yaxis": "y",
+        "meta": "axis",
+        "name": "not finite",
+    }
+    drawn = """() => [...document.querySelector('.js-plotly-plot')
+        .data.find(t => t.name === 'not finite').y]"""
+    page.show([line(values), marks], uirevision="marks")
+    assert page.range()[0] > 1.9 and page.page.evaluate(drawn) == pytest.approx(
+        [page.range()[0]] * 2
+    )
+    page.drag((100, 60), (300, 200))
+    time.sleep(0.3)
+    assert page.range()[0] > 2 and page.page.evaluate(drawn) == pytest.approx([page.range()[0]] * 2)
+    page.show([line(values), marks], uirevision="log", yaxis={"type": "log"})
+    assert page.page.evaluate(drawn) == pytest.approx([10 ** page.range()[0]] * 2)
+
+
+def test_a_zoom_in_x_is_told_once_the_hand_rests(page):
+    """With the axis it counts in; a double click ends it."""
+    page.show([line(np.arange(400.0))], uirevision="epoch false told")
+    page.page.evaluate("() => { window.sent = []; }")
+    page.drag((200, 120), (500, 120))
+    first, last = page.range("xaxis")
+    assert later(
+        lambda: (
+            page.page.evaluate("() => window.sent")
+            == [{"axis": "epoch", "span": [pytest.approx(first), pytest.approx(last)]}]
+        )
+    )
+    page.page.locator(".js-plotly-plot").dblclick(position={"x": 300, "y": 100})
+    assert later(
+        lambda: page.page.evaluate("() => window.sent").pop() == {"axis": "epoch", "span": None}
+    )
+
+
+def test_a_title_ends_where_the_next_begins(page):
+    """Its middle is left out; what has room stays as it is."""
+    name = "mean_absolute_difference_of_the_upper_&amp;_lower_quartile_00"
+    titles = [
+        {
+            "name": "title",
+            "xref": "paper",
+            "yref": "paper",
+            "x": x,
+            "y": 0.9,
+            "xanchor": "left",
+            "showarrow": False,
+            "text": f"<b>{text}</b>",
+            "font": {"size": 12},
+        }
+        for x, text in ((0, name), (0.36, "a &amp; b"))
+    ]
+    page.show([line(np.arange(9.0))], annotations=titles, uirevision="titles")
+    texts = [
+        each.replace("\xa0", " ")
+        for each in page.page.locator(".annotation-text").all_text_contents()
+    ]
+    boxes = [each.bounding_box() for each in page.page.locator(".annotation-text").all()]
+    assert (
+        texts[0].startswith("mean_abs")
+        and texts[0].endswith("tile_00")
+        and "…" in texts[0]
+        and texts[1] == "a & b"
+    )
+    assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
+
+
 SCALES = [
-    ([3e-4] * 50, True, (0, 3.18e-4)), ([3e-4] * 50, False, (2.7e-4, 3.3e-4)), ([0.0] * 5, False, (-1, 1)), ([-2.0], False, (-2.2, -1.8)),
-    ([1.0, float("nan"), 3.0, float("inf")], False, (0.88, 3.12)), ([float("nan")] * 3, False, None), ([], False, None),
+    ([3e-4] * 50, True, (0, 3.18e-4)), ([3e-4] * 50, False, (2.7e-4, 3.3e-4)),
+    ([0.0] * 5, False, (-1, 1)), ([-2.0], False, (-2.2, -1.8)),
+    ([1.0, float("nan"), 3.0, float("inf")], False, (0.88, 3.12)),
+    ([float("nan")] * 3, False, None), ([], False, None),
     ([1.0, 1.0 + 1e-9], False, (0.9, 1.1))]
 
 
 def test_a_scale_fits_what_there_is(page):
-    """A flat line stands in the middle of a range of its own size; what is not finite has no place."""
+    """A flat line stands in the middle of a range of its own size;
+    what is not finite has no place."""
     for y, zero, expected in SCALES:
         values = [None if np.isnan(each) else "Infinity" if np.isinf(each) else each for each in y]
         found = page.page.evaluate(
-            "([y, zero]) => scale([{x: y.map((_, i) => i), y: y.map(v => v === null ? NaN : Number(v))}], {zero})", [values, zero])
+            "([y, zero]) => scale([{x: y.map((_, i) => i), y: y.map(v => v === null ? NaN : "
+            "Number(v))}], {zero})", [values, zero])
         assert found == (None if expected is None else pytest.approx(expected)), y
 
 
@@ -145,9 +237,11 @@ def test_a_thousand_evaluations_are_no_band(page):
     values = np.random.default_rng(0).normal(0, 1, 700).cumsum()
     trace = plots._line(np.arange(700.0), values, "#dd7023", 1, "valid", points=True)
     page.show([trace], uirevision="many")
-    drawn = page.page.evaluate("() => document.querySelectorAll('.js-plotly-plot .points path').length")
+    drawn = page.page.evaluate(
+        "() => document.querySelectorAll('.js-plotly-plot .points path').length")
     assert 30 <= drawn <= 2 * plots.MOST_MARKERS
-    assert page.page.evaluate("() => document.querySelector('.js-plotly-plot .js-line').getAttribute('d').length") > 2000
+    assert page.page.evaluate(
+        "() => document.querySelector('.js-plotly-plot .js-line').getAttribute('d').length") > 2000
 
 
 # In JupyterLab
@@ -157,7 +251,8 @@ import torch
 from trainer_nb import Hook, Trainer
 torch.set_num_threads(1)
 x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
+                                   batch_size=16)
 
 class Spike(Hook):
     def after_loss(self, trainer):
@@ -166,7 +261,8 @@ class Spike(Hook):
 
 def trained(lr, **more):
     model = torch.nn.Linear(4, 1)
-    trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=4, optim=torch.optim.SGD(model.parameters(), lr=lr),
+    trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=4,
+                      optim=torch.optim.SGD(model.parameters(), lr=lr),
                       device="cpu", seed=0, **more)
     return trainer
 """
@@ -181,7 +277,8 @@ def two(jupyterlab, browser):
 
 
 def picture(page, name):
-    """A picture of the page, for a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
+    """A picture of the page, for a person who wants to see it:
+    TRAINER_NB_PICTURES names a folder."""
     if folder := os.environ.get("TRAINER_NB_PICTURES"):
         time.sleep(1)
         page.lab.screenshot(Path(folder, f"curves-{name}.png"))
@@ -189,32 +286,42 @@ def picture(page, name):
 
 def names(panel):
     """The names of the curves in the loss plot."""
-    return panel.locator(".js-plotly-plot").evaluate("box => box.data.filter(t => (t.yaxis || 'y') === 'y').map(t => t.name)")
+    return panel.locator(
+        ".js-plotly-plot").evaluate(
+            "box => box.data.filter(t => (t.yaxis || 'y') === 'y').map(t => t.name)")
 
 
 def read_table(two, panel):
-    """The tab Table: a row an evaluation with the values of the curves, sorted by a click, copied as Markdown."""
+    """The tab Table: a row an evaluation with the values of the curves, sorted by a click, copied
+    as Markdown."""
     panel.locator(".tnb-tabs button", has_text="Table 4").click()
     table = panel.locator(".tnb-datatable table")
     table.wait_for()
     def column(at):
         return table.locator(f"tbody td:nth-child({at})").all_inner_texts()
-    assert [each.rstrip("\u2009↓") for each in table.locator("th").all_inner_texts()] == ["step", "epoch", "train/loss", "valid/loss", "time", "+ time"]
+    assert [each.rstrip("\u2009↓")
+            for each in table.locator(
+                "th").all_inner_texts()] == ["step", "epoch", "train/loss", "valid/loss", "time",
+                                             "+ time"]
     assert column(1) == ["64", "48", "32", "16"] and column(2) == ["4", "3", "2", "1"]
-    drawn = panel.locator(".js-plotly-plot").evaluate("box => [...box.data.filter(t => t.name === 'valid')[0].y]")
+    drawn = panel.locator(
+        ".js-plotly-plot").evaluate("box => [...box.data.filter(t => t.name === 'valid')[0].y]")
     assert [float(each) for each in column(4)[::-1]] == pytest.approx(drawn, rel=1e-2)
     table.locator("th button", has_text="step").click()
-    assert column(1) == ["16", "32", "48", "64"] and table.locator("th").first.get_attribute("aria-sort") == "ascending"
+    assert column(1) == ["16", "32", "48", "64"]
+    assert table.locator("th").first.get_attribute("aria-sort") == "ascending"
     two.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     panel.get_by_role("button", name="Copy as Markdown").click()
     assert later(lambda: panel.locator(".tnb-datatable .bar").inner_text().endswith("Copied"))
     copied = two.page.evaluate("() => navigator.clipboard.readText()").splitlines()
-    assert copied[0] == "| step | epoch | train/loss | valid/loss | time | + time |" and copied[2].startswith("| 16 | 1 | ") and len(copied) == 6
+    assert copied[0] == "| step | epoch | train/loss | valid/loss | time | + time |"
+    assert copied[2].startswith("| 16 | 1 | ") and len(copied) == 6
     picture(two, "table")
 
 
 def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, tmp_path):
-    """By real clicks in the Runs tab: its curves with their names, a row with its values, and a name that stays."""
+    """By real clicks in the Runs tab: its curves with their names, a row with its values, and a
+    name that stays."""
     lab = two.lab
     for cell in (1, 2):
         lab.run_cell(cell)
@@ -227,21 +334,24 @@ def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, t
     picture(two, "runs tab")
     assert "Linear · train" not in names(panel) and "finished" in row.inner_text()
     row.locator("button.run").click()
-    assert later(lambda: {"Linear · train", "Linear · valid", "train"} <= set(names(panel))), names(panel)
+    assert later(lambda: {"Linear · train", "Linear · valid",
+                          "train"} <= set(names(panel))), names(panel)
     box = row.locator("input")
     box.fill("low <b>rate</b>")
     box.press("Enter")
     assert later(lambda: "low &lt;b&gt;rate&lt;/b&gt; · train" in names(panel))
     assert panel.locator(".legend.wrap").inner_text() == "low <b>rate</b>"
     heads = panel.locator(".tnb-runrow.heads .cells > div").all_inner_texts()
-    values = [row.locator(".cells > div").all_inner_texts(), panel.locator(".tnb-runrow.this .cells > div").all_inner_texts()]
+    values = [row.locator(".cells > div").all_inner_texts(),
+              panel.locator(".tnb-runrow.this .cells > div").all_inner_texts()]
     assert "lr" in heads and [each[heads.index("lr")] for each in values] == ["0.01", "0.1"]
     picture(two, "runs")
     read_table(two, panel)
     panel.locator(".tnb-tabs button", has_text="Runs 2").click()
     box.fill("")
     box.press("Enter")
-    assert later(lambda: "a letter at least" in panel.locator(".tnb-runspane .hint.refused").inner_text())
+    assert later(
+        lambda: "a letter at least" in panel.locator(".tnb-runspane .hint.refused").inner_text())
     panel.locator(".tnb-runspane .tnb-entry input").fill("nowhere/*")
     panel.locator(".tnb-runspane .tnb-entry button").click()
     assert later(lambda: "nowhere" in panel.locator(".tnb-runspane .hint.refused").inner_text())
@@ -253,7 +363,11 @@ def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, t
         assert saved.name == f"Linear.{kind}"
     table = list(csv.DictReader(io.StringIO((tmp_path / "Linear.csv").read_text())))
     losses = [float(each["value"]) for each in table if each["record"] == "train/loss"]
-    drawn = json.loads(panel.locator(".js-plotly-plot").evaluate("box => JSON.stringify([...box.data.filter(t => t.name === 'raw')[0].y])"))
+    drawn = json.loads(
+        panel.locator(
+            ".js-plotly-plot").evaluate(
+                "box => JSON.stringify([...box.data.filter(t => t.name === 'raw')[0].y])"))
     assert losses == pytest.approx(drawn, rel=1e-6) and len(losses) == 64
-    assert (tmp_path / "Linear.svg").read_text().startswith("<svg") and (tmp_path / "Linear.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "Linear.svg").read_text().startswith("<svg")
+    assert (tmp_path / "Linear.png").read_bytes().startswith(b"\x89PNG")
     assert lab.problems == []

@@ -1,4 +1,5 @@
-"""The panes of layers and data in a real page: tabs, cells of the map by mouse and by keys, evaluations step by step."""
+"""The panes of layers and data in a real page:
+tabs, cells of the map by mouse and by keys, evaluations step by step."""
 
 import json
 import re
@@ -19,16 +20,20 @@ torch.manual_seed(0)
 pixels, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(pixels / 16).float().view(-1, 1, 8, 8), torch.tensor(labels)
 train, valid = TensorDataset(x[:200], y[:200]), TensorDataset(x[200:300], y[200:300])
-model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10))
+model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 32),
+                      nn.ReLU(), nn.Linear(32, 10))
 stats, samples = LayerStatsHook(every_steps=5), SamplesHook(worst=4)
-trainer = Trainer(model, train_dl=DataLoader(train, 20), valid_dl=DataLoader(valid, 50), loss_fn=nn.CrossEntropyLoss(), epochs=3, seed=0,
+trainer = Trainer(model, train_dl=DataLoader(train, 20), valid_dl=DataLoader(valid, 50),
+                  loss_fn=nn.CrossEntropyLoss(), epochs=3, seed=0,
                   device="cpu", progress=False, hooks=[stats, samples])
 trainer.fit()
 trainer.dashboard
 """
 TRUTH = """
-rows = {name: [[row.step, row.gradient] for row in stats.weight_history.of_layer(name)] for name in ("0", "3", "5")}
-print(json.dumps({"rows": rows, "worst": [[each.index for each in one.worst] for one in samples.evaluations],
+rows = {name: [[row.step, row.gradient] for row in stats.weight_history.of_layer(name)]
+        for name in ("0", "3", "5")}
+print(json.dumps({"rows": rows,
+                  "worst": [[each.index for each in one.worst] for one in samples.evaluations],
                   "matrix": [one.matrix.tolist() for one in samples.evaluations]}))
 """
 
@@ -51,21 +56,27 @@ def test_layers_and_data_by_hand(lab, jupyterlab):
     field.locator("canvas").wait_for()
     page.wait_for_function("() => document.querySelector('.heat-map canvas').width > 100")
     box = field.bounding_box()
-    assert [each.inner_text() for each in panel.locator(".heat-map .names div").all()] == ["0", "3", "5"]
+    assert [each.inner_text()
+            for each in panel.locator(".heat-map .names div").all()] == ["0", "3", "5"]
     assert [step for step, _ in truth["rows"]["0"]] == [1, 6, 11, 16, 21, 26]
 
-    def shown(layer, step):  # the heading says which cell it is, the first row has its gradient norm
-        panel.locator(".tnb-layers .heading", has_text=re.compile(rf"^{layer} · step {step}$")).wait_for()
+    # the heading says which cell it is, the first row has its gradient norm
+    def shown(layer, step):
+        panel.locator(".tnb-layers .heading",
+                      has_text=re.compile(rf"^{layer} · step {step}$")).wait_for()
         text = panel.locator(".tnb-layers table.plain td.num").first.inner_text()
         wanted = dict(truth["rows"][layer])[step]
         assert number(text) == pytest.approx(wanted, rel=1e-3)
         bars = panel.locator(".bars span").all()
-        assert len(bars) >= 8 and sum(float(each.get_attribute("title").split()[-1].rstrip("%")) for each in bars) == pytest.approx(100, abs=0.5)
+        assert len(bars) >= 8
+        assert sum(float(each.get_attribute("title").split()[-1].rstrip("%"))
+                   for each in bars) == pytest.approx(100, abs=0.5)
     at = {"x": box["width"] * 2.5 / 6, "y": box["height"] * 1.5 / 3}
     field.hover(position=at)
     tip = panel.locator(".heat-map .tip")
     assert tip.inner_text().startswith("3, step 11: ")
-    assert number(tip.inner_text().split(": ")[1]) == pytest.approx(dict(truth["rows"]["3"])[11], rel=6e-3)
+    assert number(
+        tip.inner_text().split(": ")[1]) == pytest.approx(dict(truth["rows"]["3"])[11], rel=6e-3)
     field.click(position=at)
     shown("3", 11)
     page.keyboard.press("ArrowRight")
@@ -73,7 +84,8 @@ def test_layers_and_data_by_hand(lab, jupyterlab):
     page.keyboard.press("ArrowDown")
     shown("5", 16)
     page.keyboard.press("ArrowDown")  # the last row stays
-    assert "Chosen: 5, step 16" in field.get_attribute("aria-label") and lab.cell(2).count() == 0  # and no key reached the notebook
+    # and no key reached the notebook
+    assert "Chosen: 5, step 16" in field.get_attribute("aria-label") and lab.cell(2).count() == 0
     panel.get_by_role("button", name="weights").click()
     panel.locator(".bar-ends", has_text="|weight|").wait_for()
 
@@ -81,11 +93,16 @@ def test_layers_and_data_by_hand(lab, jupyterlab):
     words, table = panel.locator(".tnb-databar"), panel.locator("table.confusion")
     for number_of, at in ((3, 2), (2, 1), (1, 0)):
         words.get_by_text(f"evaluation {number_of} of 3").wait_for()
-        cells = [[int(each.inner_text().replace("·", "0")) for each in row.locator("td").all()] for row in table.locator("tbody tr").all()]
+        cells = [[int(each.inner_text().replace("·", "0")) for each in row.locator("td").all()]
+                 for row in table.locator("tbody tr").all()]
         assert cells == truth["matrix"][at]
-        found = [int(re.search(r"#(\d+)", each.inner_text())[1]) for each in panel.locator(".gallery figcaption").all()]
+        found = [int(re.search(r"#(\d+)", each.inner_text())[1])
+                 for each in panel.locator(".gallery figcaption").all()]
         assert found == truth["worst"][at]
-        sizes = panel.locator(".gallery img").evaluate_all("images => images.map(each => [each.complete, each.naturalWidth, each.naturalHeight])")
+        sizes = panel.locator(
+            ".gallery img").evaluate_all(
+                "images => images.map(each => [each.complete, each.naturalWidth, "
+                "each.naturalHeight])")
         assert sizes == [[True, 8, 8]] * 4
         if at:
             words.get_by_role("button", name="Earlier").click()

@@ -1,68 +1,52 @@
-"""The panel in pages that are not JupyterLab's, and its focus: real widgets, taken from a real page."""
+"""The panel in pages that are not JupyterLab's, and its focus:
+real widgets, taken from a real page."""
 
 import os
 from pathlib import Path
 
 import pytest
-from live_page import PANEL, SETUP, Live, later
+from contrast import CONTRAST
+from live_page import SETUP, Live, later
 
 pytestmark = pytest.mark.browser
 
-# Colours of each text against what is painted behind it, as a person sees them: WCAG 2.2, contrast ratio.
-CONTRAST = """() => {
-    const canvas = document.createElement('canvas'), paint = canvas.getContext('2d', { willReadFrequently: true });
-    canvas.width = canvas.height = 1;
-    const over = (colours) => {
-        paint.clearRect(0, 0, 1, 1);
-        for (const colour of colours) { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); }
-        return [...paint.getImageData(0, 0, 1, 1).data];
-    };
-    const light = (rgb) => {
-        const [r, g, b] = rgb.slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const seen = [];
-    for (const each of document.querySelectorAll('.tnb *, .tnb')) {
-        const own = [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || each.matches('input, select');
-        const faint = each.closest(':disabled, .none, .old, .last, .off, style, .tnb-hidden') || !each.checkVisibility({ opacityProperty: true, visibilityProperty: true });
-        if (!own || faint || !each.getClientRects().length || each.type === 'checkbox') continue;
-        const behind = [];
-        for (let at = each; at; at = at.parentElement) behind.unshift(getComputedStyle(at).backgroundColor);
-        const ground = over(['white', ...behind]), style = getComputedStyle(each);
-        const ink = each instanceof SVGElement ? style.fill : style.color;
-        const a = light(over(['white', ...behind, ink])), b = light(ground);
-        seen.push({ ratio: (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), text: (each.textContent || each.value || '').trim().slice(0, 30),
-                    name: each.className.baseVal ?? each.className, ground: ground.slice(0, 3), ink });
-    }
-    return seen;
-}"""
-
-# How other places paint their page: with no variables at all, with those of VS Code, and with the light ones that ipywidgets brings along.
+# How other places paint their page: with no variables at all, with those of VS Code, and with the
+# light ones that ipywidgets brings along.
 LIGHT_WIDGETS = """:root { --jp-ui-font-color0: black; --jp-ui-font-color1: black; --jp-layout-color1: white; --jp-widgets-color: black;
     --jp-widgets-input-color: black; --jp-widgets-input-background-color: white; }"""
-VSCODE = ":root {{ --vscode-foreground: {ink}; --vscode-editor-background: {ground}; --vscode-focusBorder: #0078d4; {widgets} }}"
-PAGES = {  # style of the page, attributes of html, class of body, colour scheme of the browser, is the panel to be dark
+VSCODE = (":root {{ --vscode-foreground: {ink}; --vscode-editor-background: {ground}; "
+          "--vscode-focusBorder: #0078d4; {widgets} }}")
+# style of the page, attributes of html, class of body, colour scheme of the browser, is the panel
+# to be dark
+PAGES = {
     "white": ("body { background: white }", "", "", "light", False),
     "dark browser": ("body { background: #111 }", "", "", "dark", True),
     "dark body": ("body { background: #1f1f1f; color: #ccc }", "", "vscode-dark", "light", True),
-    "VS Code light": (VSCODE.format(ink="#3b3b3b", ground="#ffffff", widgets="") + LIGHT_WIDGETS, "", "vscode-light", "dark", False),
-    "VS Code dark": (VSCODE.format(ink="#cccccc", ground="#1f1f1f", widgets="") + LIGHT_WIDGETS, "", "vscode-dark", "light", True),
-    "Colab dark": ("body { background: #383838 }" + LIGHT_WIDGETS, 'theme="dark"', "", "light", True),
+    "VS Code light": (VSCODE.format(ink="#3b3b3b", ground="#ffffff", widgets="") + LIGHT_WIDGETS,
+                      "", "vscode-light", "dark", False),
+    "VS Code dark": (VSCODE.format(ink="#cccccc", ground="#1f1f1f", widgets="") + LIGHT_WIDGETS, "",
+                     "vscode-dark", "light", True),
+    "Colab dark": ("body { background: #383838 }" + LIGHT_WIDGETS, 'theme="dark"', "", "light",
+                   True),
 }
 
 
 @pytest.fixture(scope="module")
 def panels(jupyterlab, browser):
-    """The panel's markup as the widgets made it in JupyterLab: running, paused, and after an error."""
+    """The panel's markup as the widgets made it in JupyterLab:
+    running, paused, and after an error."""
     with jupyterlab.new_page(browser, height=1400) as lab:
-        run = Live(lab, jupyterlab, ["trainer.start()", "noise.fails_at = 1 + trainer.step_state.optimizer_step"], setup=SETUP).start()
-        shown = "() => document.querySelector('.jp-Notebook .jp-Cell:nth-of-type(2) .tnb, .tnb').outerHTML"
+        run = Live(lab, jupyterlab,
+                   ["trainer.start()", "noise.fails_at = 1 + trainer.step_state.optimizer_step"],
+                   setup=SETUP).start()
+        shown = ("() => document.querySelector('.jp-Notebook .jp-Cell:nth-of-type(2) .tnb, "
+                 ".tnb').outerHTML")
         made = {"running": lab.page.evaluate(shown)}
         run.row("lr").locator("input").fill("minus one")
         run.row("lr").locator("input").press("Enter")
         run.click("Pause")
         run.state("paused")
-        lab.cell(1).get_by_role("button", name="Journal").click()
+        lab.cell(1).get_by_role("tab", name="Journal").click()
         lab.cell(1).locator(".tnb-journal").wait_for()
         made["paused"] = lab.page.evaluate(shown)
         lab.run_cell(2)
@@ -75,20 +59,25 @@ def panels(jupyterlab, browser):
 
 @pytest.mark.parametrize("kind", PAGES)
 def test_the_panel_paints_itself_in_any_page(browser, panels, kind, tmp_path):
-    """Ground and text are its own: each text has a contrast of 4.5:1 or more, and the panel is dark where the page is."""
+    """Ground and text are its own: each text has a contrast of 4.5:1 or more, and the panel is dark
+    where the page is."""
     style, attributes, body, scheme, dark = PAGES[kind]
     context = browser.new_context(viewport={"width": 1000, "height": 1300}, color_scheme=scheme)
     page = context.new_page()
     try:
         for state, html in panels.items():
-            page.set_content(f'<!doctype html><html {attributes}><style>{style}</style><body class="{body}">{html}</body></html>')
+            page.set_content(
+                f'<!doctype html><html {attributes}><style>{style}</style><body '
+                f'class="{body}">{html}</body></html>')
             seen = page.evaluate(CONTRAST)
             if folder := os.environ.get("TRAINER_NB_PICTURES"):
-                page.screenshot(path=str(Path(folder, f"page-{kind.replace(' ', '-')}-{state}.png")))
+                page.screenshot(path=str(Path(folder,
+                                              f"page-{kind.replace(' ', '-')}-{state}.png")))
             assert len(seen) > 60
             poor = [each for each in seen if each["ratio"] < 4.5]
             assert poor == [], (state, poor[:5])
-            ground = page.evaluate("() => getComputedStyle(document.querySelector('.tnb')).backgroundColor")
+            ground = page.evaluate(
+                "() => getComputedStyle(document.querySelector('.tnb')).backgroundColor")
             level = [int(part) for part in ground.removeprefix("rgb(").removesuffix(")").split(",")]
             assert (max(level) < 64) if dark else (min(level) > 200), ground
     finally:
@@ -104,7 +93,8 @@ def focused(lab):
 
 
 def test_the_focus_stays_in_the_panel(jupyterlab, browser):
-    """Step, Stop and a button that vanishes: the next key does nothing to the notebook, and Step has the focus again."""
+    """Step, Stop and a button that vanishes:
+    the next key does nothing to the notebook, and Step has the focus again."""
     cells = ["ended = trainer.fit().status"]
     with jupyterlab.new_page(browser, height=1400) as lab:
         run = Live(lab, jupyterlab, cells).start()
@@ -112,11 +102,14 @@ def test_the_focus_stays_in_the_panel(jupyterlab, browser):
         before = lab.page.evaluate(count)
         run.click("Pause")
         run.state("paused")
+        button = lab.cell(1).locator(".tnb-controls button", has_text="Step")
         for _ in range(3):  # the button is disabled while the step is made
+            assert later(button.is_enabled)  # it comes a moment after the word "paused"
             step = run.step
-            lab.cell(1).locator(".tnb-controls button", has_text="Step").focus()
+            button.focus()
             lab.page.keyboard.press("Space")
             assert later(lambda: run.step == step + 1)
+            lab.page.wait_for_timeout(400)  # now the page has seen that the button was disabled
             assert later(lambda: focused(lab)["text"] == "Step"), focused(lab)
         lab.cell(1).get_by_role("button", name="Inspect").first.focus()
         lab.page.keyboard.press("Enter")
@@ -125,7 +118,8 @@ def test_the_focus_stays_in_the_panel(jupyterlab, browser):
         lab.cell(1).locator(".tnb-controls button", has_text="Stop").focus()
         lab.page.keyboard.press("Space")
         lab.wait_cell(1)
-        assert later(lambda: lab.cell(1).locator(".tnb-controls button", has_text="Stop").is_disabled())
+        assert later(lambda: lab.cell(1).locator(".tnb-controls button",
+                                                 has_text="Stop").is_disabled())
         lab.page.wait_for_timeout(300)
         assert focused(lab)["inside"] and not focused(lab)["button"], focused(lab)
         for key in "abxdd":
@@ -139,13 +133,16 @@ def test_the_focus_stays_in_the_panel(jupyterlab, browser):
 COLAB = """
 import google.colab, ipykernel, ipywidgets, IPython
 from google.colab import output
-print(trainer.fit().status, ipykernel.__version__, ipywidgets.__version__, IPython.__version__, output.asked > 0)
+print(trainer.fit().status, ipykernel.__version__, ipywidgets.__version__, IPython.__version__,
+      output.asked > 0)
 """
-STAND_IN = "asked = 0\ndef enable_custom_widget_manager():\n    global asked\n    asked += 1\n"  # Colab's own is in its page alone
+# Colab's own is in its page alone
+STAND_IN = "asked = 0\ndef enable_custom_widget_manager():\n    global asked\n    asked += 1\n"
 
 
 def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path, browser):
-    """ipywidgets 7: curves, Pause, Resume, a rate and Stop while the cell runs; a cell queued meanwhile runs after it."""
+    """ipywidgets 7: curves, Pause, Resume, a rate and Stop while the cell runs;
+    a cell queued meanwhile runs after it."""
     from classic_page import ENVIRONMENT, ClassicServer
 
     assert ENVIRONMENT.exists(), "run `make env`"
@@ -154,14 +151,22 @@ def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path
     (package / "__init__.py").touch()
     (package / "output.py").write_text(STAND_IN)
     path = os.pathsep.join(filter(None, [str(tmp_path / "stand_in"), os.environ.get("PYTHONPATH")]))
-    with ClassicServer(tmp_path / "notebooks", environment={"PYTHONPATH": path}) as server, server.new_page(browser, height=1500) as page:
-        run = Live(page, server, [COLAB, "print(1 + 1)"], setup="import google.colab\n" + SETUP).start()
+    with (ClassicServer(tmp_path / "notebooks", environment={"PYTHONPATH": path}) as server,
+          server.new_page(browser, height=1500) as page):
+        run = Live(page, server, [COLAB, "print(1 + 1)"],
+                   setup="import google.colab\n" + SETUP).start()
         run.click("Pause")
         run.state("paused")
         assert run.freezes() and page.is_running(1)
         if folder := os.environ.get("TRAINER_NB_PICTURES"):
             page.page.screenshot(path=str(Path(folder, "classic-paused.png")), full_page=True)
         assert page.cell(1).locator(".tnb-kept").is_visible() is False
+        by_role = page.page.get_by_role
+        rate = by_role("slider", name="lr", exact=True)
+        assert rate.get_attribute("aria-valuetext") == "0.01"
+        assert by_role("switch", name="noise.loud").is_visible()
+        assert by_role("tab", selected=True).first.is_visible()
+        page.page.locator(".tnb-said", has_text="Paused at step").wait_for(state="attached")
         run.click("Resume")
         assert run.goes_on()
         page.run_cell(2)
@@ -171,6 +176,7 @@ def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path
         assert run.goes_on() and page.is_running(1) and page.is_running(2)
         run.stop()
         page.wait_cell(2)
-        assert page.cell(1).locator(".output_stdout").inner_text().strip() == "stopped 6.17.1 7.7.1 7.34.0 True"
+        assert page.cell(
+            1).locator(".output_stdout").inner_text().strip() == "stopped 6.17.1 7.7.1 7.34.0 True"
         assert page.cell(2).locator(".output_stdout").inner_text().strip() == "2"
         assert page.problems == []

@@ -1,4 +1,5 @@
-"""Steering while a cell runs, on older kernels, in Notebook 7, and without subshells: real hands, and what the training itself wrote."""
+"""Steering while a cell runs, on older kernels, in Notebook 7, and without subshells:
+real hands, and what the training itself wrote."""
 
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -14,16 +15,19 @@ FIRST = "import ipykernel\nended.append(ipykernel.__version__)\nprint(ended)"
 SECOND = "ended.append('and the next')\nprint(ended)"
 
 # ipykernel 7.0 to 7.3 may leave unread what comes while it sends a reply, until there is another
-# connection (ipython/ipykernel#1554): up to the first steps the test begins again with a new kernel.
+# connection (ipython/ipykernel#1554): up to the first steps the test begins again with a new
+# kernel.
 ATTEMPTS = {"ipykernel-7.3": 3}
 
-# The messages of widgets go to the main shell then, as VS Code sends them ("supportsSubshells: false" in its source).
+# The messages of widgets go to the main shell then, as VS Code sends them ("supportsSubshells:
+# false" in its source).
 NO_SUBSHELLS = {"apputils-extension/kernels-settings": {"commsOverSubshells": "disabled"}}
 
 
 @pytest.fixture(scope="module")
 def server(request, tmp_path_factory):
-    """A server with the front end that is asked for; "main shell": JupyterLab without comms over subshells."""
+    """A server with the front end that is asked for; "main shell":
+    JupyterLab without comms over subshells."""
     app, settings = request.param, {}
     if app == "main shell":
         app, settings = "lab", NO_SUBSHELLS
@@ -68,7 +72,8 @@ def training(server, browser, kernel):
     [
         ("lab", "ipykernel-6.31", "6.31.0"),
         pytest.param("lab", "ipykernel-7.3", "7.3.0", marks=pytest.mark.long),
-        pytest.param("notebook", "python3", version("ipykernel"), marks=pytest.mark.long),  # test_browser_live has it too
+        # test_browser_live has it too
+        pytest.param("notebook", "python3", version("ipykernel"), marks=pytest.mark.long),
         ("main shell", "python3", version("ipykernel")),
         pytest.param("main shell", "ipykernel-6.31", "6.31.0", marks=pytest.mark.long),
         pytest.param("main shell", "ipykernel-7.3", "7.3.0", marks=pytest.mark.long),
@@ -76,7 +81,8 @@ def training(server, browser, kernel):
     indirect=["server"],
 )
 def test_a_running_cell_is_steered(server, browser, kernel, ipykernel):
-    """Pause, Resume, a rate and Stop act while the cell runs; cells queued meanwhile run after it, in order."""
+    """Pause, Resume, a rate and Stop act while the cell runs;
+    cells queued meanwhile run after it, in order."""
     with training(server, browser, kernel) as run:
         page = run.lab
         run.click("Pause")
@@ -102,5 +108,6 @@ def test_a_running_cell_is_steered(server, browser, kernel, ipykernel):
         assert page.output_text(2) == f"['stopped', '{ipykernel}']"
         assert page.output_text(3) == f"['stopped', '{ipykernel}', 'and the next']"
         assert page.problems == []
-        assert any(run.sent) is (not server.settings.keys() & NO_SUBSHELLS.keys() and kernel != "ipykernel-6.31")
+        assert any(run.sent) is (not server.settings.keys() & NO_SUBSHELLS.keys()
+                                 and kernel != "ipykernel-6.31")
         assert len(run.sent) > 3

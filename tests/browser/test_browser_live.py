@@ -1,4 +1,5 @@
-"""Steering a running cell by the panel: each test asserts on what the training did, not on the widget alone."""
+"""Steering a running cell by the panel: each test asserts on what the training did, not on the
+widget alone."""
 
 import os
 import time
@@ -48,7 +49,8 @@ def live(server, browser):
 
 
 def test_values_are_changed_while_the_cell_runs(live):
-    """By slider with the mouse and the keyboard, by the exact box, by a switch; a refused one changes nothing."""
+    """By slider with the mouse and the keyboard, by the exact box, by a switch;
+    a refused one changes nothing."""
     run = live(FIT).start()
     handle = run.row("lr").locator(".noUi-handle")
     handle.scroll_into_view_if_needed()
@@ -94,7 +96,8 @@ def test_pause_step_next_epoch_and_validate(live):
     before = head.inner_text()
     run.click("Validate")
     run.state("paused")
-    assert run.freezes() and later(lambda: run.page.locator(".tnb .pill").inner_text() == "Paused") and before
+    assert run.freezes()
+    assert later(lambda: run.page.locator(".tnb .pill").inner_text() == "Paused") and before
     run.click("Resume")
     assert run.goes_on()
     run.stop()
@@ -112,7 +115,8 @@ print(trainer.fit().status)
 
 
 def test_what_is_being_typed_stays_while_the_value_changes(live):
-    """A rate that something else sets meanwhile does not take the place of half a word; it is shown when the box is left."""
+    """A rate that something else sets meanwhile does not take the place of half a word;
+    it is shown when the box is left."""
     run = live(TUNED).start()
     box = run.row("lr").locator("input")
     def tune(rate):
@@ -151,7 +155,8 @@ def test_a_hook_is_switched_off_and_moved_while_the_cell_runs(live):
     run.hook("Noise").get_by_role("button", name="later").click()
     assert later(lambda: run.told["order"] == ["witness", "noise"])
     run.hook("Noise").locator("input[type=checkbox]").click()
-    assert later(lambda: run.told["order"] == ["witness", "witness"] or run.told["order"] == ["witness"])
+    assert later(lambda: run.told["order"] == ["witness", "witness"]
+                 or run.told["order"] == ["witness"])
     changed = {name for name, _, source in run.told["journal"] if source == "widget"}
     assert "noise.enabled" in changed and any(name.endswith(".order") for name in changed)
     run.stop()
@@ -179,7 +184,8 @@ def test_detach_frees_the_cell_and_the_page_can_be_reloaded(live):
 
 
 def test_keys_on_the_panel_reach_no_shortcut_of_the_page(live):
-    """Neither `a` nor `dd` nor `00` does anything to the notebook; Space and Tab do what they do on buttons."""
+    """Neither `a` nor `dd` nor `00` does anything to the notebook;
+    Space and Tab do what they do on buttons."""
     run = live(FIT).start()
     cells = run.page.locator(".jp-Notebook .jp-Cell").count()
     run.lab.cell(1).locator(".tnb-controls").get_by_role("button", name="Pause").focus()
@@ -216,13 +222,16 @@ def test_a_breakpoint_of_the_panel_pauses_and_shows_the_batch(live):
 
 
 def test_after_an_error_the_hook_is_switched_off_and_the_run_goes_on(live):
-    """Its name, point and traceback stand in the panel; then a failing batch is skipped by a click."""
-    run = live("noise.fails_at = 30\ntrainer.fit()", "noise.fails_at, noise.fails_on = None, 9", "print(trainer.wait())")
+    """Its name, point and traceback stand in the panel;
+    then a failing batch is skipped by a click."""
+    run = live("noise.fails_at = 30\ntrainer.fit()", "noise.fails_at, noise.fails_on = None, 9",
+               "print(trainer.wait())")
     run.lab.run_cell(1)
     run.lab.cell(1).locator(".tnb.is-error").wait_for(timeout=60_000)
     panel = run.lab.cell(1).locator(".tnb")
     named = ("ValueError", "after_step", "Hooks 4 · 1 error")
-    assert later(lambda: all(word in panel.inner_text() for word in named)) and run.step == 30  # the parts come one after the other
+    # the parts come one after the other
+    assert later(lambda: all(word in panel.inner_text() for word in named)) and run.step == 30
     run.click("Switch Noise off")
     run.click("Resume")
     assert later(lambda: run.step > 60)
@@ -239,8 +248,10 @@ def test_after_an_error_the_hook_is_switched_off_and_the_run_goes_on(live):
 
 
 def test_a_background_run_is_steered_from_parts_in_other_cells(live):
-    """`start()` shows the panel and frees the kernel; controls and curves in cells of their own are live."""
-    run = live("trainer.start()", "trainer.controls", "trainer.plots", "print(trainer.step_state.optimizer_step)",
+    """`start()` shows the panel and frees the kernel;
+    controls and curves in cells of their own are live."""
+    run = live("trainer.start()", "trainer.controls", "trainer.plots",
+               "print(trainer.step_state.optimizer_step)",
                "trainer.dashboard")
     run.start()
     for cell in (2, 3):
@@ -253,8 +264,8 @@ def test_a_background_run_is_steered_from_parts_in_other_cells(live):
     run.row("lr", cell=2).locator("input").press("Enter")
     run.click("Resume", cell=2)
     assert later(lambda: run.told["rate"] == 0.125)
-    last = "cell => Math.max(...document.querySelectorAll('.jp-Cell')[cell].querySelector('.js-plotly-plot').data" \
-           ".find(t => t.name == 'train').x)"
+    last = ("cell => Math.max(...document.querySelectorAll('.jp-Cell')[cell]"
+            ".querySelector('.js-plotly-plot').data.find(t => t.name == 'train').x)")
     seen = run.page.evaluate(last, 3)
     assert later(lambda: run.page.evaluate(last, 3) > seen)
     run.lab.run_cell(4)
@@ -268,16 +279,20 @@ def test_a_background_run_is_steered_from_parts_in_other_cells(live):
 
 
 def test_what_an_agent_asks_is_answered_by_a_click(live, server):
-    """The lines appear while the cell runs, approve and decline act, and they are gone; nothing is applied before."""
+    """The lines appear while the cell runs, approve and decline act, and they are gone;
+    nothing is applied before."""
     run = live(FIT, setup=SETUP.replace("epochs=500,", "epochs=500, workspace='asked',")).start()
     control = ControlFolder(server.folder / "asked")
     def ask(name, values, why):
-        return control.send(Request(name, values, "agent:night", user="ada", host="lab", approve=True, reason=why))
-    asked, stop = ask("tune", {"lr": 0.0025}, "the loss of the last hundred steps rises"), ask("stop", {}, "<b>done</b>")
+        return control.send(Request(name, values, "agent:night", user="ada", host="lab",
+                                    approve=True, reason=why))
+    asked, stop = (ask("tune", {"lr": 0.0025}, "the loss of the last hundred steps rises"),
+                   ask("stop", {}, "<b>done</b>"))
     panel = run.lab.cell(1).locator(".tnb").first
     line = panel.locator(".tnb-chooser", has_text="the loss of the last hundred steps rises")
     line.wait_for()
-    assert later(lambda: "agent:night asks" in line.inner_text() and "0.0025" in line.inner_text()), line.inner_text()
+    assert later(lambda: "agent:night asks" in line.inner_text()
+                 and "0.0025" in line.inner_text()), line.inner_text()
     other = panel.locator(".tnb-chooser", has_text="<b>done</b>")
     other.wait_for()
     time.sleep(1.5)  # a line that has just come takes no click
@@ -288,7 +303,8 @@ def test_what_an_agent_asks_is_answered_by_a_click(live, server):
     assert later(lambda: run.told["rate"] == 0.0025)
     other.get_by_role("button", name="Decline").click()
     replies = Replies(control)
-    assert replies.wait(asked, 20)["status"] == "applied" and replies.wait(stop, 20)["status"] == "refused"
+    assert replies.wait(asked, 20)["status"] == "applied"
+    assert replies.wait(stop, 20)["status"] == "refused"
     line.wait_for(state="hidden")
     other.wait_for(state="hidden")
     step = run.step

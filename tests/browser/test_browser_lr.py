@@ -14,7 +14,8 @@ SETUP = "import torch\nfrom steered import make\ntrainer = make(pause=0.005)\ntr
 TELL = """import json
 import time
 from IPython.display import JSON
-print(json.dumps([trainer.lr, trainer.step_state.optimizer_step, len(trainer.lr_search.lrs), trainer.lr_search.suggestions]))"""
+print(json.dumps([trainer.lr, trainer.step_state.optimizer_step, len(trainer.lr_search.lrs),
+                  trainer.lr_search.suggestions]))"""
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +45,22 @@ def open_finder(live, cell):
 
 
 def find(pane, steps):
-    """Ask for so many steps and wait for the end: another curve than before, that is drawn no more."""
+    """Ask for n steps and wait for the end:
+    another curve than before, that is drawn no more."""
     curve = pane.locator(".lr-curve")
     before = curve.inner_html()
     pane.locator("input").nth(2).fill(str(steps))
     pane.locator("input").nth(2).press("Tab")
-    pane.get_by_role("button", name="Find").or_(pane.get_by_role("button", name="Run again")).click()
+    pane.get_by_role("button",
+                     name="Find").or_(pane.get_by_role("button", name="Run again")).click()
     pane.get_by_role("button", name="Run again").wait_for(timeout=60_000)
     assert later(lambda: curve.inner_html() != before)
 
     def still():
         seen = curve.inner_html()
         time.sleep(1)
-        return seen == curve.inner_html() and pane.get_by_role("button", name="Run again").is_visible()
+        return (seen == curve.inner_html()
+                and pane.get_by_role("button", name="Run again").is_visible())
     assert later(still)
 
 
@@ -68,8 +72,9 @@ def told(live, cell=1):
 
 
 def test_before_the_run_and_in_a_pause(live):
-    """Found, taken by a suggestion before the first step; found again in a pause of a running cell, taken by a click."""
-    page, pane = live.page, open_finder(live, 0)
+    """Found, taken by a suggestion before the first step;
+    found again in a pause of a running cell, taken by a click."""
+    pane = open_finder(live, 0)
     assert pane.get_by_role("button", name="Use").first.is_disabled()
     find(pane, 100)
     pane.get_by_text("four readings").wait_for()
@@ -90,7 +95,8 @@ def test_before_the_run_and_in_a_pause(live):
     row.locator("code").get_by_text("e-").wait_for()
     rate = float(row.locator("code").inner_text())
     assert 1e-7 < rate < 1
-    assert live.freezes() and live.step == held and live.lab.cell(2).locator(".tnb-tabs").bounding_box() == tabs
+    assert live.freezes()
+    assert live.step == held and live.lab.cell(2).locator(".tnb-tabs").bounding_box() == tabs
     row.get_by_role("button", name="Use").click()
     live.click("Resume", 2)
     assert later(lambda: live.told["rate"] == pytest.approx(rate, rel=0.06)) and live.goes_on()

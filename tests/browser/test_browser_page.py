@@ -1,4 +1,5 @@
-"""The page of a run in real Chromium: what it shows and does at 1300 and 390 px, what a strict policy forbids, and what a guest cannot do."""
+"""The page of a run in real Chromium: what it shows and does at 1300 and 390 px, what a strict
+policy forbids, and what a guest cannot do."""
 
 import http.server
 import json
@@ -15,8 +16,10 @@ from page_runs import Served, training
 
 pytestmark = pytest.mark.browser
 
-WATCH = "window.violations = []; addEventListener('securitypolicyviolation', e => violations.push(e.violatedDirective + ' ' + e.blockedURI), true)"
-LAST = "() => { const box = document.querySelector('.js-plotly-plot'); return box ? Math.max(...box.data.find(t => t.name === 'train').x) : -1; }"
+WATCH = ("window.violations = []; addEventListener('securitypolicyviolation', e => "
+         "violations.push(e.violatedDirective + ' ' + e.blockedURI), true)")
+LAST = ("() => { const box = document.querySelector('.js-plotly-plot'); return box ? "
+        "Math.max(...box.data.find(t => t.name === 'train').x) : -1; }")
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +40,15 @@ class Opened:
     """The page at a link, with all that it asked for and complained about."""
 
     def __init__(self, browser, link, width=1300, height=900, touch=False, scheme="light"):
-        self.context = browser.new_context(viewport={"width": width, "height": height}, has_touch=touch, is_mobile=touch, color_scheme=scheme)
+        self.context = browser.new_context(viewport={"width": width, "height": height},
+                                           has_touch=touch, is_mobile=touch, color_scheme=scheme)
         self.page = self.context.new_page()
         self.asked, self.problems = [], []
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", lambda line: self.problems.append(line.text) if line.type in ("error", "warning") else None)
+        self.page.on("console",
+                     lambda line: self.problems.append(line.text)
+                     if line.type in ("error", "warning") else None)
         self.page.add_init_script(WATCH)
         self.page.goto(link)
         self.page.wait_for_selector(".js-plotly-plot .main-svg", timeout=60_000)
@@ -68,14 +74,17 @@ class Opened:
             self.page.screenshot(path=Path(folder, f"page-{name}.png"), full_page=True)
 
     def clean(self, link):
-        """Nothing was blocked, nothing asked of another host, nothing complained about, and no name became a part of the page."""
+        """Nothing was blocked, nothing asked of another host, nothing complained about, and no name
+        became a part of the page."""
         assert self.page.evaluate("violations") == [] and self.problems == []
         assert {urlsplit(address).netloc for address in self.asked} == {urlsplit(link).netloc}
-        assert self.page.locator("main img, main u, #state i b").count() == 0 and self.page.title() != "owned"
+        assert self.page.locator("main img, main u, #state i b").count() == 0
+        assert self.page.title() != "owned"
 
 
 def test_a_run_is_steered_from_the_page(run, served, browser):
-    """The curves grow; the rate takes effect and stands in the journal; a refusal is shown where it was typed; pause, step, resume, rewind, stop asks."""
+    """The curves grow; the rate takes effect and stands in the journal;
+    a refusal is shown where it was typed; pause, step, resume, rewind, stop asks."""
     with Opened(browser, served.steer_url) as opened:
         page = opened.page
         assert "token" not in page.url and later(lambda: opened.text("word") == "Running")
@@ -83,34 +92,43 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         first = page.evaluate(LAST)
         assert first > 0 and later(lambda: page.evaluate(LAST) > first + 10), page.evaluate(LAST)
         assert opened.text("legend").split() == ["train", "valid"]
-        page.locator("#chart .nsewdrag").first.hover(force=True)  # what plotly writes above the curves
+        # what plotly writes above the curves
+        page.locator("#chart .nsewdrag").first.hover(force=True)
 
         rate = page.get_by_label("lr", exact=True)
         rate.fill("*0.5")
         rate.press("Enter")
-        assert later(lambda: any(each["name"] == "lr" and each["new"] == 0.005 and each["source"] == "page" for each in run.journal))
-        assert later(lambda: json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1]).get("lr") == 0.005)
-        assert later(lambda: "→ 0.005 (page" in opened.text("journal")) and later(lambda: rate.input_value() == "0.005")
+        assert later(lambda: any(each["name"] == "lr" and each["new"] == 0.005
+                                 and each["source"] == "page" for each in run.journal))
+        assert later(
+            lambda: json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1]).get("lr")
+            == 0.005)
+        assert later(lambda: "→ 0.005 (page" in opened.text("journal"))
+        assert later(lambda: rate.input_value() == "0.005")
         rate.fill("-3")
         rate.press("Enter")
         row = page.locator(".row", has=rate)
-        assert later(lambda: "refused" in row.get_attribute("class")) and "0" in row.locator(".hint").inner_text() and rate.input_value() == "-3"
+        assert later(lambda: "refused" in row.get_attribute("class"))
+        assert "0" in row.locator(".hint").inner_text() and rate.input_value() == "-3"
         opened.picture("refused")
         rate.fill("0.005")
         rate.press("Enter")
         assert later(lambda: "refused" not in row.get_attribute("class"))
         page.get_by_label("slow loud").click()
-        assert later(lambda: any(each["name"] == "slow.loud" and each["new"] is True for each in run.journal))
+        assert later(lambda: any(each["name"] == "slow.loud" and each["new"] is True
+                                 for each in run.journal))
 
         opened.button("Pause").click()
         assert later(lambda: opened.text("word") == "Paused") and run.status["state"] == "paused"
-        assert later(lambda: opened.button("Resume").is_enabled()) and opened.button("Pause").count() == 0
+        assert later(lambda: opened.button("Resume").is_enabled())
+        assert opened.button("Pause").count() == 0
         held = run.step()
         opened.button("Step").click()
         assert later(lambda: run.step() == held + 1 and opened.text("step") == f"{held + 1:,}")
         page.locator("#note").fill("seen <b>by day</b>")
         page.locator("#note").press("Enter")
-        assert later(lambda: "seen <b>by day</b>" in opened.text("journal")) and page.locator("#journal b").count() == 0
+        assert later(lambda: "seen <b>by day</b>" in opened.text("journal"))
+        assert page.locator("#journal b").count() == 0
         opened.picture("paused")
         opened.button("Rewind").click()
         assert page.locator("#points option").count() >= 1
@@ -121,7 +139,8 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert later(lambda: opened.text("word") == "Running")
         opened.button("Stop").click()
         time.sleep(1)
-        assert run.status["state"] == "running" and opened.button("Really stop?").count() == 1  # once more would do it
+        # once more would do it
+        assert run.status["state"] == "running" and opened.button("Really stop?").count() == 1
         page.reload()
         assert later(lambda: opened.text("word") == "Running")  # the cookie
         opened.clean(served.steer_url)
@@ -140,22 +159,29 @@ def overlaps(found):
     def shared(one, other):
         width = min(one[3], other[3]) - max(one[1], other[1])
         height = min(one[4], other[4]) - max(one[2], other[2])
-        inside = any(a[1] - 1 <= b[1] and a[2] - 1 <= b[2] and a[3] + 1 >= b[3] and a[4] + 1 >= b[4] for a, b in ((one, other), (other, one)))
+        inside = any(a[1] - 1 <= b[1] and a[2] - 1 <= b[2] and a[3] + 1 >= b[3] and a[4] + 1 >= b[4]
+                     for a, b in ((one, other), (other, one)))
         return width > 1 and height > 1 and not inside
-    return [(one[0], other[0]) for at, one in enumerate(found) for other in found[at + 1:] if shared(one, other)]
+    return [(one[0], other[0]) for at, one in enumerate(found) for other in found[at + 1:]
+            if shared(one, other)]
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_on_a_phone(run, served, browser, scheme):
-    """At 390 px nothing overlaps, runs out of the page or scrolls sideways, and a finger finds each control; a tap pauses."""
+    """At 390 px nothing overlaps, runs out of the page or scrolls sideways, and a finger finds each
+    control; a tap pauses."""
     with Opened(browser, served.steer_url, 390, 844, touch=True, scheme=scheme) as opened:
         page = opened.page
         assert later(lambda: opened.text("word") == "Running")
         for state in ("running", "paused"):
             found = boxes(page)
-            assert overlaps(found) == [] and [each for each in found if each[1] < 0 or each[3] > 390] == []
-            assert page.evaluate("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [390, 390]
-            low = page.evaluate("[...document.querySelectorAll('main button, main select, main input')].filter(e => e.checkVisibility() &&"
+            assert overlaps(found) == []
+            assert [each for each in found if each[1] < 0 or each[3] > 390] == []
+            assert page.evaluate(
+                "[document.documentElement.scrollWidth, document.body.scrollWidth]") == [390, 390]
+            low = page.evaluate(
+                "[...document.querySelectorAll('main button, main select, main input')].filter(e "
+                "=> e.checkVisibility() &&"
                                 " e.getBoundingClientRect().height < 40).map(e => e.outerHTML)")
             assert low == []
             opened.picture(f"phone-{scheme}-{state}")
@@ -165,7 +191,8 @@ def test_on_a_phone(run, served, browser, scheme):
                 opened.button("Rewind").tap()
                 assert later(lambda: page.locator("#chooser").is_visible())
         opened.button("Cancel").tap()
-        assert later(lambda: not page.locator("#chooser").is_visible() and opened.button("Resume").is_enabled())
+        assert later(lambda: not page.locator("#chooser").is_visible()
+                     and opened.button("Resume").is_enabled())
         opened.button("Resume").tap()
         assert later(lambda: run.status["state"] == "running")
         opened.clean(served.steer_url)
@@ -177,17 +204,22 @@ def test_nothing_overlaps_on_a_wide_page(served, browser, width):
     with Opened(browser, served.steer_url, width) as opened:
         assert later(lambda: opened.text("word") == "Running")
         found = boxes(opened.page)
-        assert overlaps(found) == [] and [each for each in found if each[1] < 0 or each[3] > width] == []
+        assert overlaps(found) == []
+        assert [each for each in found if each[1] < 0 or each[3] > width] == []
         opened.picture(f"{width}")
 
 
 def test_every_control_has_a_name(served, browser):
-    """For those who hear the page: buttons, boxes and lists have names, changes of the state are said, the keyboard shows where it is."""
+    """For those who hear the page: buttons, boxes and lists have names, changes of the state are
+    said, the keyboard shows where it is."""
     with Opened(browser, served.steer_url) as opened:
         page = opened.page
         assert later(lambda: page.locator("#tunables .row").count() > 3)
-        nameless = page.evaluate("[...document.querySelectorAll('main button, main select, main input, main progress')].filter(e =>"
-                                 " !(e.textContent.trim() && e.tagName === 'BUTTON') && !e.labels?.length && !e.ariaLabel).map(e => e.outerHTML)")
+        nameless = page.evaluate(
+            "[...document.querySelectorAll('main button, main select, main input, main "
+            "progress')].filter(e =>"
+                                 " !(e.textContent.trim() && e.tagName === 'BUTTON') && "
+                                 "!e.labels?.length && !e.ariaLabel).map(e => e.outerHTML)")
         assert nameless == [] and page.locator("[aria-live=polite]").count() >= 2
         ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
         assert len(ids) == len(set(ids))
@@ -196,15 +228,30 @@ def test_every_control_has_a_name(served, browser):
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
+def test_two_buttons_pressed_at_once_both_act(run, served, browser):
+    """The second half of a double click does nothing; a click on another button does."""
+    with Opened(browser, served.steer_url) as opened:
+        assert later(lambda: opened.text("word") == "Running")
+        opened.page.evaluate("""() => { for (const name of ["validate", "stop", "stop"])
+            document.querySelector(`#buttons button[name=${name}]`).click(); }""")
+        assert later(lambda: "validate: applied" in opened.text("message"))
+        assert opened.button("Really stop?").count() == 1 and run.status["state"] == "running"
+
+
 def test_a_link_that_may_only_look(run, served, browser):
     """All controls are off and say why; what a script in the page posts is refused."""
     with Opened(browser, served.look_url) as opened:
         page = opened.page
-        assert later(lambda: opened.text("word") == "Running") and later(lambda: "may only look" in opened.text("message"))
-        assert page.locator("#buttons button:enabled, #tunables :is(input, select):enabled, #note:enabled").count() == 0
+        assert later(lambda: opened.text("word") == "Running")
+        assert later(lambda: "may only look" in opened.text("message"))
+        assert page.locator(
+            "#buttons button:enabled, #tunables :is(input, select):enabled, "
+            "#note:enabled").count() == 0
         assert opened.button("Pause").get_attribute("title") == "This link may only look"
         before = len(run.journal)
-        status = page.evaluate("fetch('command', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: '{\"command\": \"pause\"}'}).then(r => r.status)")
+        status = page.evaluate(
+            "fetch('command', {method: 'POST', headers: {'Content-Type': 'application/json'}, "
+            "body: '{\"command\": \"pause\"}'}).then(r => r.status)")
         assert status == 403 and run.status["state"] == "running" and len(run.journal) == before
         assert first_growth(page)
 
@@ -216,7 +263,8 @@ def first_growth(page):
 
 
 def test_another_site_reaches_nothing(run, served, browser, tmp_path):
-    """A page of another address, open in the browser that has the cookie: it can neither write nor read, nor show the page in a frame."""
+    """A page of another address, open in the browser that has the cookie:
+    it can neither write nor read, nor show the page in a frame."""
     (tmp_path / "evil.html").write_text(f"""<iframe src="http://127.0.0.1:{served.port}/"></iframe><script>
         const at = "http://127.0.0.1:{served.port}/", json = {{"Content-Type": "application/json"}};
         const body = JSON.stringify({{command: "pause"}}), tell = (p) => p.then((r) => r.type + " " + r.status, () => "blocked");
@@ -238,8 +286,10 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
                 evil = opened.context.new_page()
                 evil.goto(f"http://{host}:{other.server_port}/evil.html")
                 found = evil.evaluate("window.found")
-                assert found[0] == found[2] == found[3] == "blocked" and found[1] in ("opaque 0", "blocked")
-                assert not any("Running" in (frame.evaluate("document.body?.innerText ?? ''")) for frame in evil.frames)
+                assert found[0] == found[2] == found[3] == "blocked"
+                assert found[1] in ("opaque 0", "blocked")
+                assert not any("Running" in (frame.evaluate("document.body?.innerText ?? ''"))
+                               for frame in evil.frames)
             time.sleep(1)
             assert run.status["state"] == "running"
     finally:

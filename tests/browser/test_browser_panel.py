@@ -1,4 +1,5 @@
-"""The panel in JupyterLab: curves that move, a zoom that stays, heights that do not jump, and what the saved file keeps."""
+"""The panel in JupyterLab: curves that move, a zoom that stays, heights that do not jump, and what
+the saved file keeps."""
 
 import time
 
@@ -7,7 +8,8 @@ from live_page import Live, later
 
 pytestmark = pytest.mark.browser
 
-LAST = "() => Math.max(...document.querySelector('.js-plotly-plot').data.find(t => t.name == 'train').x)"
+LAST = ("() => Math.max(...document.querySelector('.js-plotly-plot').data.find(t => t.name == "
+        "'train').x)")
 FIRST = "() => document.querySelector('.js-plotly-plot').data.find(t => t.name == 'raw').x[0]"
 RANGE = "() => document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range.map(Math.round)"
 SHIFTS = """() => {
@@ -20,15 +22,19 @@ SHIFTS = """() => {
 @pytest.fixture
 def running(lab, jupyterlab):
     """A page in which `trainer.fit()` runs in cell 1, its panel drawn."""
-    return Live(lab, jupyterlab, ["trainer.fit().status", "noise.fails_at = trainer.step_state.optimizer_step + 10\ntrainer.fit()"]).start()
+    return Live(lab, jupyterlab,
+                ["trainer.fit().status",
+                 "noise.fails_at = trainer.step_state.optimizer_step + 10\ntrainer.fit()"]).start()
 
 
 def test_curves_move_a_zoom_stays_and_nothing_jumps(running):
-    """The page's own figure follows the steps while the cell runs; after a reload all points are there."""
+    """The page's own figure follows the steps while the cell runs;
+    after a reload all points are there."""
     page = running.page
     seen = [page.evaluate(LAST)]
     page.evaluate(SHIFTS)
-    for _ in range(3):  # the page follows the training file: waited for, since a busy machine draws seldom
+    # the page follows the training file: waited for, since a busy machine draws seldom
+    for _ in range(3):
         assert later(lambda: page.evaluate(LAST) > seen[-1])
         seen.append(page.evaluate(LAST))
         time.sleep(0.6)
@@ -58,20 +64,24 @@ def test_curves_move_a_zoom_stays_and_nothing_jumps(running):
     assert later(running.freezes) and running.lab.problems == []
 
 
-def test_after_an_error_the_panel_stays_and_the_file_keeps_the_picture(running, jupyterlab, browser):
-    """The exception is named in the panel; the saved notebook, without a kernel, shows the picture alone."""
+def test_after_an_error_the_panel_stays_and_the_file_keeps_the_picture(
+        running, jupyterlab, browser):
+    """The exception is named in the panel; the saved notebook, without a kernel, shows the picture
+    alone."""
     running.click("Pause")
     running.state("paused")
     def saved_picture():
         running.lab.save()
-        return "data:image/svg+xml" in jupyterlab.read_notebook("run.ipynb").cells[1].outputs[0].data["text/html"]
+        return "data:image/svg+xml" in jupyterlab.read_notebook(
+            "run.ipynb").cells[1].outputs[0].data["text/html"]
     assert later(saved_picture)  # so a kernel that dies in a pause leaves it, too
     running.click("Resume")
     running.stop()
     running.lab.run_cell(2)
     running.lab.cell(2).locator(".tnb.is-error").wait_for(timeout=30_000)
     assert later(lambda: not running.lab.is_running(2))
-    assert "ValueError: a bad <b>step</b>" in running.lab.cell(2).locator(".tnb .message").inner_text()
+    assert "ValueError: a bad <b>step</b>" in running.lab.cell(
+        2).locator(".tnb .message").inner_text()
     assert running.lab.cell(2).locator(".tnb-kept").is_visible() is False
     running.lab.save()
     running.lab.shutdown_kernel()

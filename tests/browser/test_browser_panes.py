@@ -1,4 +1,5 @@
-"""The panes of journal and inspect in a real page: text boxes, buttons, and a script that is copied."""
+"""The panes of journal and inspect in a real page:
+text boxes, buttons, and a script that is copied."""
 
 import pytest
 
@@ -11,7 +12,8 @@ from trainer_nb.panel.inspect_pane import InspectPane
 from trainer_nb.panel.journal_pane import JournalPane
 x = torch.randn(64, 4)
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=8)
-trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=1, device="cpu",
+trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=1,
+                  device="cpu",
                   progress=False)
 journal, inspect = JournalPane(trainer.view), InspectPane(trainer.view)
 """
@@ -35,7 +37,8 @@ def test_enter_and_the_button_hand_a_text_over_and_leaving_the_box_does_not(lab,
     place.click()  # leaves it
     lab.page.keyboard.type("loss > 1")
     note.click()
-    assert kept() == "[]" and note.input_value() == "half a no" and place.input_value() == "loss > 1"
+    assert kept() == "[]"
+    assert note.input_value() == "half a no" and place.input_value() == "loss > 1"
     note.press("End")
     lab.page.keyboard.type("te")
     note.press("Enter")
@@ -59,19 +62,23 @@ def test_enter_and_the_button_hand_a_text_over_and_leaving_the_box_does_not(lab,
 
 @pytest.mark.browser
 def test_the_script_is_copied_or_selected(lab, jupyterlab):
-    jupyterlab.write_notebook("copy.ipynb", [PANES, "for n in range(30): trainer.tune(lr=0.01 * n)\njournal"])
+    jupyterlab.write_notebook("copy.ipynb",
+                              [PANES, "for n in range(30): trainer.tune(lr=0.01 * n)\njournal"])
     lab.open("copy.ipynb")
     for cell in range(2):
         lab.run_cell(cell)
         lab.wait_cell(cell)
-    code, button = lab.cell(1).locator("pre.code"), lab.cell(1).get_by_role("button", name="Copy as script")
-    assert "more lines, copied too" in code.inner_text() and code.inner_text().count("\n") == SHOWN + 3
+    code, button = (lab.cell(1).locator("pre.code"),
+                    lab.cell(1).get_by_role("button", name="Copy as script"))
+    assert "more lines, copied too" in code.inner_text()
+    assert code.inner_text().count("\n") == SHOWN + 3
     lab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     button.click()
     lab.cell(1).get_by_role("button", name="Copied").wait_for()
     copied = lab.page.evaluate("() => navigator.clipboard.readText()")
     assert copied.count("trainer.tune(lr=") == 30 and copied.endswith("trainer.fit(epochs=1)\n")
-    lab.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
+    lab.page.evaluate(
+        "() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
     button.click()
     lab.cell(1).get_by_role("button", name="Press Ctrl+C").wait_for()
     assert lab.page.evaluate("() => getSelection().toString()").count("trainer.tune(lr=") == 30

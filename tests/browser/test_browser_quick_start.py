@@ -5,6 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from live_page import later
 
 pytestmark = pytest.mark.browser
 QUICK_START = Path(__file__).parents[2] / "nbs" / "tutorials" / "10_quick_start.ipynb"
@@ -23,18 +24,9 @@ def steps(server):
     return int(path.read_text() or 0) if path.exists() else 0
 
 
-def later(condition, seconds=20):
-    """Wait until the condition holds."""
-    end = time.time() + seconds
-    while time.time() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def write_quick_start(server, name, until_fit=False):
-    """The quick start with a hook that writes the steps into a file; returns the index of fit()'s cell."""
+    """The quick start with a hook that writes the steps into a file;
+    returns the index of fit()'s cell."""
     notebook = nbformat.read(QUICK_START, as_version=4)
     fit = next(i for i, cell in enumerate(notebook.cells) if "trainer.fit()" in cell.source)
     notebook.cells.insert(fit, nbformat.v4.new_code_cell(WITNESS))
@@ -65,7 +57,8 @@ def click(lab, label):
 
 
 def test_pause_resume_and_the_picture_that_stays(lab, jupyterlab):
-    """Pause freezes the steps while the cell runs, Resume goes on, and the saved notebook keeps the picture."""
+    """Pause freezes the steps while the cell runs, Resume goes on, and the saved notebook keeps the
+    picture."""
     fit = start(lab, jupyterlab, "quick.ipynb")
     click(lab, "Pause")
     lab.page.wait_for_selector(".tnb.is-paused")

@@ -1,4 +1,5 @@
-"""A page that is loaded again in the middle of a run: the panel comes back, and the notebook keeps the last picture."""
+"""A page that is loaded again in the middle of a run:
+the panel comes back, and the notebook keeps the last picture."""
 
 import pytest
 from live_page import PANEL, Live, later
@@ -10,7 +11,8 @@ pytestmark = pytest.mark.browser
 
 @pytest.mark.long  # test_browser_quick_start sees the saved picture again, too
 def test_after_a_reload_the_notebook_gets_the_last_picture(jupyterlab, browser):
-    """Saved before the first minute was over, stopped after the reload: the file says so, and stays light."""
+    """Saved before the first minute was over, stopped after the reload:
+    the file says so, and stays light."""
     with jupyterlab.new_page(browser, height=1400) as lab:
         run = Live(lab, jupyterlab, ["trainer.start()"]).start()
         lab.save()
@@ -30,17 +32,21 @@ def test_after_a_reload_the_notebook_gets_the_last_picture(jupyterlab, browser):
 def bytes_received(lab):
     """A list that grows by the size of each message that the page gets from the server."""
     sizes = []
-    lab.page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: sizes.append(len(frame))))
+    lab.page.on("websocket",
+                lambda socket: socket.on("framereceived", lambda frame: sizes.append(len(frame))))
     return sizes
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("reloads", [2, 20])
-def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloads, record_property):
-    """Panel, controls, curves and hooks in cells of their own: no model is missing, nothing is reported, and a click acts.
+def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloads,
+                                                      record_property):
+    """Panel, controls, curves and hooks in cells of their own:
+    no model is missing, nothing is reported, and a click acts.
 
     plotly.js travels once, packed, however many charts there are."""
-    parts = ["trainer.start()", "trainer.controls", "trainer.plots", "trainer.hook_table", "trainer.dashboard"]
+    parts = ["trainer.start()", "trainer.controls", "trainer.plots", "trainer.hook_table",
+             "trainer.dashboard"]
     with jupyterlab.new_page(browser, height=1400) as lab:
         sizes = bytes_received(lab)
         run = Live(lab, jupyterlab, parts).start()
@@ -54,7 +60,8 @@ def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloa
             for cell in range(1, 6):
                 drawn = PANEL if cell in (1, 3, 5) else ".tnb button:visible"
                 lab.cell(cell).locator(drawn).first.wait_for(timeout=90_000)
-            assert lab.problems == [] and lab.page.get_by_text("Error displaying widget").count() == 0
+            assert lab.problems == []
+            assert lab.page.get_by_text("Error displaying widget").count() == 0
             record_property(f"bytes of reload {number + 1}", sum(sizes))
             packed = len(Script.current().code)
             assert packed < sum(sizes) < 2 * packed, sum(sizes)

@@ -30,8 +30,10 @@ class Witness(Hook):
     def __init__(self, pause):
         self.pause = pause
     def after_step(self, trainer):
-        told = {"step": trainer.step_state.optimizer_step, "rate": trainer.rates()[0], "branch": trainer.branch,
-                "noise": trainer.get_hook(Noise).enabled, "journal": [[e.kind, e.name, e.new, e.source] for e in trainer.journal]}
+        told = {"step": trainer.step_state.optimizer_step, "rate": trainer.rates()[0],
+                "branch": trainer.branch,
+                "noise": trainer.get_hook(Noise).enabled,
+                "journal": [[e.kind, e.name, e.new, e.source] for e in trainer.journal]}
         Path("told.new").write_text(json.dumps(told))
         os.replace("told.new", "told.json")
         time.sleep(self.pause)
@@ -45,14 +47,17 @@ def make(*hooks, pause=0.0):
     pixels, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
-    return Trainer(model, train_dl=DataLoader(data, 32, shuffle=True), valid_dl=DataLoader(data, 600), epochs=100, seed=3,
-                   loss_fn=nn.CrossEntropyLoss(), optim=torch.optim.AdamW(model.parameters(), lr=1e-3), device="cpu", ema=0.9,
+    return Trainer(model, train_dl=DataLoader(data, 32, shuffle=True),
+                   valid_dl=DataLoader(data, 600), epochs=100, seed=3,
+                   loss_fn=nn.CrossEntropyLoss(),
+                   optim=torch.optim.AdamW(model.parameters(), lr=1e-3), device="cpu", ema=0.9,
                    hooks=[Noise(), Witness(pause), SnapshotHook(every_steps=20), *hooks])
 '''
 SETUP = "import torch\nfrom steered import make\ntrainer = make(pause=0.01)"
 KEEP = '''from steered import average
 trainer.journal.save("journal.jsonl")
-both = {**trainer.model.state_dict(), **{f"ema.{name}": value for name, value in average(trainer).items()}}
+both = {**trainer.model.state_dict(),
+        **{f"ema.{name}": value for name, value in average(trainer).items()}}
 torch.save(both, "steered.pt")
 print("kept")'''
 REPLAY = '''
@@ -64,8 +69,10 @@ trainer.progress_hook.enabled = False
 steps = int(sys.argv[1])
 trainer.fit() if "replay" in sys.argv else trainer.step(steps)
 steered = torch.load("steered.pt", weights_only=True)
-mine = {**trainer.model.state_dict(), **{f"ema.{name}": value for name, value in average(trainer).items()}}
-equal = list(mine) == list(steered) and all(torch.equal(steered[name], value) for name, value in mine.items())
+mine = {**trainer.model.state_dict(),
+        **{f"ema.{name}": value for name, value in average(trainer).items()}}
+equal = (list(mine) == list(steered)
+         and all(torch.equal(steered[name], value) for name, value in mine.items()))
 print(trainer.step_state.optimizer_step, equal)
 '''
 
@@ -95,11 +102,13 @@ def enter(run, name, text):
 def script(server, *words):
     """What a plain script prints, in a process of its own."""
     command = [sys.executable, "-c", REPLAY, *words]
-    return subprocess.run(command, cwd=server.folder, capture_output=True, text=True, timeout=120, check=True).stdout.split()
+    return subprocess.run(command, cwd=server.folder, capture_output=True, text=True, timeout=120,
+                          check=True).stdout.split()
 
 
 def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
-    """Rate, hook off, rewind, another rate, stop: each by a real click; the journal's replay gives the same weights."""
+    """Rate, hook off, rewind, another rate, stop: each by a real click;
+    the journal's replay gives the same weights."""
     enter(live, "lr", "2e-3")
     assert later(lambda: live.told["rate"] == 2e-3) and live.goes_on()
     live.hook("Noise").locator("input[type=checkbox]").click()
@@ -119,7 +128,8 @@ def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
     assert later(lambda: ["tune", "ema.enabled", False, "widget"] in live.told["journal"])
     enter(live, "ema.decay", "0.8")
     live.row("ema.enabled").locator("input").click()
-    assert later(lambda: ["tune", "ema.enabled", True, "widget"] in live.told["journal"]) and live.goes_on()
+    assert later(lambda: ["tune", "ema.enabled", True, "widget"] in live.told["journal"])
+    assert live.goes_on()
     enter(live, "lr", "5e-4")
     assert later(lambda: live.told["rate"] == 5e-4) and live.goes_on()
     live.stop()
@@ -135,13 +145,15 @@ def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
 
 
 def test_a_click_on_a_curve_goes_back_there(live):
-    """The chooser opens in the message line, at the state before the place; Escape closes it; nothing moves."""
+    """The chooser opens in the message line, at the state before the place; Escape closes it;
+    nothing moves."""
     page = live.page
     assert later(lambda: live.step > 150)
     live.click("Pause")
     live.state("paused")
     step = live.step
-    chooser, plot = page.locator(".tnb-chooser", has_text="Go back to"), page.locator(".tnb .js-plotly-plot .nsewdrag").first
+    chooser, plot = (page.locator(".tnb-chooser", has_text="Go back to"),
+                     page.locator(".tnb .js-plotly-plot .nsewdrag").first)
     line, tabs = page.locator(".tnb-message"), page.locator(".tnb-tabs")
     before = line.bounding_box(), tabs.bounding_box()
     box = plot.bounding_box()
@@ -153,8 +165,14 @@ def test_a_click_on_a_curve_goes_back_there(live):
     plot.click(position=place)
     chooser.wait_for()
     assert (line.bounding_box(), tabs.bounding_box()) == before
+    numbers = [int(text.split()[1]) for text in chooser.locator("select option").all_inner_texts()]
     chosen = int(chooser.locator("select option:checked").inner_text().split()[1])
-    assert 0.3 * step < chosen < 0.55 * step and chosen % 20 == 0
+    low, high = page.evaluate("document.querySelector('.tnb .js-plotly-plot')"
+                              "._fullLayout.xaxis.range")
+    spot = (low + high) / 2  # the point of the curve that is nearest is within a step
+    assert chosen in {max(number for number in numbers if number <= spot + near)
+                      for near in (-1, 1)}
+    assert 0.3 * step < chosen < 0.55 * step and set(range(20, step, 20)) <= {*numbers, step}
     page.keyboard.press("Escape")
     chooser.wait_for(state="hidden")
     assert live.freezes() and page.locator(".legend").get_by_text("rewound").count() == 0

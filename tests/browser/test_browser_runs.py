@@ -1,4 +1,5 @@
-"""Several runs in JupyterLab: what the page draws, real clicks on the names, and a run that grows."""
+"""Several runs in JupyterLab: what the page draws, real clicks on the names, and a run that
+grows."""
 
 import json
 import os
@@ -32,15 +33,18 @@ def page(jupyterlab, browser):
 def ends(page):
     """Name and last step of each line in the large chart."""
     return page.page.evaluate(
-        "() => Object.fromEntries(document.querySelector('.js-plotly-plot').data.filter(t => (t.yaxis || 'y') === 'y' && t.name !== 'rewound')"
+        "() => Object.fromEntries(document.querySelector('.js-plotly-plot').data.filter(t => "
+        "(t.yaxis || 'y') === 'y' && t.name !== 'rewound')"
         ".map(t => [t.name, Math.max(...t.x)]))")
 
 
 def said(page, x):
     """The runs that have a value in the label at a place of the x-axis."""
     texts = page.page.evaluate(
-        "async x => { const p = document.querySelector('.js-plotly-plot'); (await window.trainer_nb_plotly).Fx.hover(p, {xval: x}, 'xy');"
-        "await new Promise(r => setTimeout(r, 300)); return [...p.querySelectorAll('.hoverlayer .legendtext')].map(t => t.textContent); }", x)
+        "async x => { const p = document.querySelector('.js-plotly-plot'); (await "
+        "window.trainer_nb_plotly).Fx.hover(p, {xval: x}, 'xy');"
+        "await new Promise(r => setTimeout(r, 300)); return [...p.querySelectorAll('.hoverlayer "
+        ".legendtext')].map(t => t.textContent); }", x)
     return [text.rpartition(" : ")[0] for text in texts]
 
 
@@ -48,18 +52,21 @@ def grow(path, last):
     """Add records up to a step, as a run does."""
     line = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
     with open(path / "metrics.jsonl", "a") as file:
-        file.writelines(json.dumps({**line, "step": step}) + "\n" for step in range(line["step"] + 1, last + 1))
+        file.writelines(json.dumps({**line, "step": step}) + "\n"
+                        for step in range(line["step"] + 1, last + 1))
 
 
 def picture(page, name):
-    """A picture of the page, for a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
+    """A picture of the page, for a person who wants to see it:
+    TRAINER_NB_PICTURES names a folder."""
     if folder := os.environ.get("TRAINER_NB_PICTURES"):
         time.sleep(1)
         page.lab.screenshot(Path(folder, f"runs-{name}.png"))
 
 
 def test_three_runs_overlay_a_name_hides_one_and_a_running_one_grows(page, jupyterlab):
-    """All in one plot, with the names as text; the legend is real switches; new points come by themselves."""
+    """All in one plot, with the names as text; the legend is real switches;
+    new points come by themselves."""
     page.lab.run_cell(1)
     page.lab.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
     names = {"exp1": 24, "&lt;b&gt;first&lt;/b&gt; try": 32, "run2": 40}
@@ -78,7 +85,8 @@ def test_three_runs_overlay_a_name_hides_one_and_a_running_one_grows(page, jupyt
 
     for name, last in (("run2", 1500), ("exp1", 2000)):  # thinned to points at other steps
         grow(Path(jupyterlab.folder, "runs", name), last)
-    assert later(lambda: [ends(page).get(name) for name in ("run2", "exp1")] == [1500, 2000]), ends(page)
+    assert later(lambda: [ends(page).get(name)
+                          for name in ("run2", "exp1")] == [1500, 2000]), ends(page)
     assert said(page, 701) == ["exp1", "run2"]
     assert page.lab.problems == []
     picture(page, "3-grown")

@@ -1,16 +1,17 @@
-"""Two notebooks attached to one run of a script, who disagree; and a run of two processes, through a restart of the kernel."""
+"""Two notebooks attached to one run of a script, who disagree;
+and a run of two processes, through a restart of the kernel."""
 
 import json
 import time
 
 import pytest
-from jupyter_server import PANEL as NOTEBOOK
 from live_page import PANEL, Live, later
 from test_browser_attach import SETUP, Script, picture, restart_kernel, server  # noqa: F401
 
 pytestmark = pytest.mark.browser
 
-LAUNCH = 'run = launch("train_digits.py", "--epochs", 2000, "--slow", 0.01, workspace="runs/{name}")\nrun'
+LAUNCH = ('run = launch("train_digits.py", "--epochs", 2000, "--slow", 0.01, '
+          'workspace="runs/{name}")\nrun')
 ATTACH = 'run = attach("runs/{name}")\nrun'
 
 
@@ -39,13 +40,16 @@ def rate(live, cell=1):
 def entries(script):
     """Of the journal: what, value, who, and the user."""
     lines = (script.folder / "journal.jsonl").read_text().splitlines()[1:]
-    return [(each["name"], each["new"], each["source"], each["by"] != "") for each in map(json.loads, lines)]
+    return [(each["name"], each["new"], each["source"], each["by"] != "")
+            for each in map(json.loads, lines)]
 
 
 @pytest.mark.long  # test_real_runs has the same without a browser
 def test_two_notebooks_that_disagree(server, browser):  # noqa: F811
-    """What one does the other sees within two seconds; one pauses and the other resumes; both press Stop, and it stops once."""
-    with server.new_page(browser, height=1100) as first, server.new_page(browser, height=1100) as second:
+    """What one does the other sees within two seconds; one pauses and the other resumes;
+    both press Stop, and it stops once."""
+    with (server.new_page(browser, height=1100) as first,
+          server.new_page(browser, height=1100) as second):
         one = notebook(first, server, [LAUNCH.format(name="both")], "one.ipynb")
         other = notebook(second, server, [ATTACH.format(name="both")], "other.ipynb")
         first.wait_cell(0)
@@ -59,12 +63,15 @@ def test_two_notebooks_that_disagree(server, browser):  # noqa: F811
         one.row("lr").locator("input").first.fill("0.005")
         one.row("lr").locator("input").first.press("Enter")
         begun = time.monotonic()
-        assert later(lambda: rate(other) == rate(one) != "" and float(rate(other)) == 0.005), (rate(one), rate(other))
-        assert time.monotonic() - begun < 3  # half a second of the run's look, half of the reader's, and the browser's
+        assert later(lambda: rate(other) == rate(one) != ""
+                     and float(rate(other)) == 0.005), (rate(one), rate(other))
+        # half a second of the run's look, half of the reader's, and the browser's
+        assert time.monotonic() - begun < 3
         other.row("lr").locator("input").first.fill("0.001")
         other.row("lr").locator("input").first.press("Enter")
         assert later(lambda: float(rate(one)) == 0.001)
-        assert later(lambda: entries(script) == [("lr", 0.005, "notebook", True), ("lr", 0.001, "notebook", True)]), entries(script)
+        assert later(lambda: entries(script) == [("lr", 0.005, "notebook", True),
+                                                 ("lr", 0.001, "notebook", True)]), entries(script)
 
         other.click("Pause")
         one.state("paused")
@@ -79,13 +86,15 @@ def test_two_notebooks_that_disagree(server, browser):  # noqa: F811
         held = script.step()
         assert later(lambda: script.step() > held + 20)
 
-        buttons = [each.lab.cell(1).locator(".tnb").get_by_role("button", name="Stop").first for each in (one, other)]
+        buttons = [each.lab.cell(1).locator(".tnb").get_by_role("button", name="Stop").first
+                   for each in (one, other)]
         for button in buttons:
             button.click()
         assert later(lambda: not script.running)
         for each in (one, other):
             panel = each.lab.cell(1).locator(".tnb").first
-            assert later(lambda panel=panel: "Stopped at step" in panel.inner_text()), panel.inner_text()
+            assert later(
+                lambda panel=panel: "Stopped at step" in panel.inner_text()), panel.inner_text()
             assert each.lab.problems == []
         assert [name for name, *_ in entries(script)].count("stop") == 1
         picture(one, "two-2-stopped-one")
@@ -94,9 +103,12 @@ def test_two_notebooks_that_disagree(server, browser):  # noqa: F811
 
 @pytest.mark.long
 def test_a_run_of_two_processes_is_steered_and_outlives_the_kernel(server, browser):  # noqa: F811
-    """Under torchrun: rate, pause; restart the kernel, attach again; resume, stop; the line that starts it again is torchrun's."""
+    """Under torchrun: rate, pause; restart the kernel, attach again; resume, stop;
+    the line that starts it again is torchrun's."""
     with server.new_page(browser, height=1300) as lab:
-        launch = LAUNCH.format(name="several").replace('workspace=', '"--engine", "accelerate", num_processes=2, workspace=')
+        launch = LAUNCH.format(name="several").replace('workspace=',
+                                                       '"--engine", "accelerate", num_processes=2, '
+                                                       'workspace=')
         page = notebook(lab, server, [launch, ATTACH.format(name="several")], "several.ipynb")
         lab.wait_cell(0)
         script = Script(server.folder)
@@ -120,10 +132,13 @@ def test_a_run_of_two_processes_is_steered_and_outlives_the_kernel(server, brows
         page.state("running", cell=2)
         assert later(lambda: script.step() > held + 20)
         command = script.status["command"]
-        assert "torch.distributed.run" in command and command[command.index("--nproc-per-node") + 1] == "2", command
+        assert "torch.distributed.run" in command and command[
+            command.index("--nproc-per-node") + 1] == "2", command
         page.click("Stop", cell=2)
         assert later(lambda: not script.running)
         panel = page.lab.cell(2).locator(".tnb").first
-        assert later(lambda: "Stopped at step" in panel.inner_text() and "torch.distributed.run" in panel.inner_text()), panel.inner_text()
-        assert json.loads((script.folder / "result.json").read_text())["processes"] == 2 and lab.problems == []
+        assert later(lambda: "Stopped at step" in panel.inner_text()
+                     and "torch.distributed.run" in panel.inner_text()), panel.inner_text()
+        assert json.loads((script.folder / "result.json").read_text())["processes"] == 2
+        assert lab.problems == []
         picture(page, "several-3-stopped")

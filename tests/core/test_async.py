@@ -1,4 +1,5 @@
-"""A run that a cell awaits: the event loop gets its turns and random streams of its own, the run is that of fit()."""
+"""A run that a cell awaits: the event loop gets its turns and random streams of its own, the run is
+that of fit()."""
 
 import asyncio
 import random
@@ -10,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 from digits_runs import (
-    assert_same, at_step, disturb, everything, global_streams, in_evaluation, make_batches, make_loop, recorder,
+    assert_same, at_step, disturb, everything, global_streams, in_evaluation, make_batches,
+    make_loop, recorder,
     straight,
 )  # fmt: skip
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
 
-BREATH = 0.05  # at most so many seconds between two turns of the event loop
+BREATH = 0.05  # the most seconds between two turns of the event loop
 
 
 def awaited(loop, *beside, **totals):
@@ -53,7 +55,7 @@ def slow(*points, seconds=1.2 * BREATH):
 
 
 def slow_in(**at):
-    """A hook that is slow once at each point: after so many calls of it."""
+    """A hook that is slow once at each point: after n calls of it."""
     counts = dict.fromkeys(at, 0)
 
     def called(point):
@@ -87,7 +89,8 @@ def test_it_is_the_run_of_fit(totals):
 
 
 def test_totals_of_the_constructor_and_a_finished_run():
-    """As in fit(): the totals replace earlier ones, a finished run returns at once and hears nothing."""
+    """As in fit(): the totals replace earlier ones, a finished run returns at once and hears
+    nothing."""
     seen = []
     loop = make_loop(recorder(seen), epochs=1)
     assert awaited(loop).epochs == 1
@@ -99,7 +102,8 @@ def test_totals_of_the_constructor_and_a_finished_run():
 
 
 def test_the_event_loop_gets_its_turns():
-    """At the first boundary, and then whenever a twentieth of a second is over; not at every step."""
+    """At the first boundary, and then whenever a twentieth of a second is over;
+    not at every step."""
     turns = []
 
     async def count(loop):
@@ -117,7 +121,8 @@ def test_the_event_loop_gets_its_turns():
 
 
 def test_others_draw_from_streams_of_their_own():
-    """They go on where the cell was, between all steps and in evaluations, and the run does not notice."""
+    """They go on where the cell was, between all steps and in evaluations, and the run does not
+    notice."""
     drawn = []
 
     async def gamble(loop):
@@ -138,7 +143,8 @@ def test_others_draw_from_streams_of_their_own():
 
 
 def test_without_a_seed():
-    """The run takes over the streams as they are when it is awaited, what others seed later is theirs."""
+    """The run takes over the streams as they are when it is awaited, what others seed later is
+    theirs."""
 
     async def seed(loop):
         while True:
@@ -181,7 +187,8 @@ def test_others_may_look():
 
 
 def test_a_pause_by_another_coroutine_holds():
-    """Nothing moves until it says so, changes act at once meanwhile, others run; then it is as by step() and tune()."""
+    """Nothing moves until it says so, changes act at once meanwhile, others run;
+    then it is as by step() and tune()."""
     held = []
 
     async def steer(loop):
@@ -211,7 +218,7 @@ def test_a_pause_by_another_coroutine_holds():
 
 @pytest.mark.parametrize("where", ["a hook", "an evaluation"])
 def test_a_pause_from_within_holds_too(where):
-    """There is somebody who can resume: all the coroutines of this thread."""
+    """There is a caller who can resume: all the coroutines of this thread."""
 
     async def resume(loop):
         await until(lambda: loop.state == "paused")
@@ -220,7 +227,8 @@ def test_a_pause_from_within_holds_too(where):
         loop.resume()
 
     place = []
-    hook = at_step(2, lambda t: t.pause()) if where == "a hook" else in_evaluation(lambda t: t.pause())
+    hook = (at_step(2, lambda t: t.pause())
+            if where == "a hook" else in_evaluation(lambda t: t.pause()))
     loop = make_loop(hook)
     assert awaited(loop, resume, epochs=2).status == "finished"
     assert place == [(2, None) if where == "a hook" else (3, 2)]
@@ -233,7 +241,8 @@ def test_step_and_validate_by_another_coroutine():
 
     async def steer(loop):
         await until(lambda: loop.state == "paused")
-        for name, values in (("step", {}), ("step", {"n": 2}), ("validate", {}), ("step", {"epochs": 1})):
+        for name, values in (("step", {}), ("step", {"n": 2}), ("validate", {}),
+                             ("step", {"epochs": 1})):
             reply = loop.post(Command(name, values))
             await until(lambda reply=reply: reply.status != "pending")
             assert reply.status == "applied"
@@ -275,7 +284,8 @@ def test_detached():
         replies.append(loop.detach())
 
     replies, threads = [], set()
-    loop = make_loop(slow("after_step"), LambdaHook(after_step=lambda t: threads.add(threading.get_ident())))
+    loop = make_loop(slow("after_step"),
+                     LambdaHook(after_step=lambda t: threads.add(threading.get_ident())))
     result = awaited(loop, detach, epochs=3)
     assert (result.status, replies[0].status) == ("detached", "applied")
     assert loop.wait().status == "finished"
@@ -304,12 +314,14 @@ def test_detached_in_a_pause_the_run_stays_paused():
 
 
 def test_train_more():
-    """A finished run goes on in a thread, as fit() with more epochs; refused while it runs, and for what is no number of epochs."""
+    """A finished run goes on in a thread, as fit() with more epochs;
+    refused while it runs, and for what is no number of epochs."""
     loop = make_loop(slow("after_step"))
     loop.fit(epochs=1)
     for wrong in (0, -1, 1.5, "two", True, None):
         reply = loop.post(Command("train_more", {"epochs": wrong}))
-        assert reply.status == "refused" and "1 or more" in reply.reason and loop.state == "finished" and loop.epochs == 1, wrong
+        assert reply.status == "refused" and "1 or more" in reply.reason, wrong
+        assert loop.state == "finished" and loop.epochs == 1, wrong
     assert loop.post(Command("train_more", {"epochs": 1, "n": 2})).status == "refused"
     disturb()
     assert loop.post(Command("train_more", {"epochs": 2})).wait(10).status == "applied"
@@ -370,7 +382,8 @@ def cancelled(loop, when):
 CANCELS = {
     "between two steps": ({"after_step": 2}, lambda t: t.step_state.optimizer_step == 2),
     "at the end of an epoch": ({"after_epoch": 1}, lambda t: t.step_state.epoch == 1),
-    "before an epoch": ({"before_train": 2}, lambda t: t.phase == "iterate" and t.step_state.epoch == 1),
+    "before an epoch": ({"before_train": 2},
+                        lambda t: t.phase == "iterate" and t.step_state.epoch == 1),
     "in an evaluation": ({"before_valid": 1}, lambda t: t.eval_batch == 1),
     "in mid-window": ({"after_batch": 3}, lambda t: t.window_open),
 }
@@ -378,13 +391,16 @@ CANCELS = {
 
 @pytest.mark.parametrize("where", CANCELS)
 def test_a_cancelled_run_can_be_resumed(where):
-    """It ends at a whole step, tells its hooks, and goes on with fit() as if nothing had happened."""
+    """It ends at a whole step, tells its hooks, and goes on with fit() as if nothing had
+    happened."""
     at, when = CANCELS[where]
     seen = []
     loop = make_loop(recorder(seen), slow_in(**at))
     cancelled(loop, lambda: when(loop))
-    assert (loop.state, loop.window_open, loop.eval_batch, loop.model.training) == ("interrupted", False, None, True)
-    assert loop.step_state.batch_idx % 2 == 0 and all(p.grad is None for p in loop.model.parameters())
+    assert (loop.state, loop.window_open, loop.eval_batch,
+            loop.model.training) == ("interrupted", False, None, True)
+    assert loop.step_state.batch_idx % 2 == 0
+    assert all(p.grad is None for p in loop.model.parameters())
     assert seen == ["before_fit", "after_cancel", "cleanup_fit"]
     assert (loop.failed_batch, loop.data.iterator, loop.driver.name) == (None, None, None)
     disturb()
@@ -444,7 +460,8 @@ def test_a_timeout_around_it():
 
 
 def test_an_interrupt():
-    """Ctrl-C is heard at the next boundary: KeyboardInterrupt at the await, a whole step, and fit() goes on."""
+    """Ctrl-C is heard at the next boundary: KeyboardInterrupt at the await, a whole step, and fit()
+    goes on."""
 
     async def interrupt(loop):
         await until(lambda: loop.step_state.optimizer_step >= 2)
@@ -465,15 +482,18 @@ def test_an_interrupt():
 def test_an_exception_is_raised_at_the_await(where):
     """The user's own, once, with the streams back in their places; the run can be continued."""
     hooks = {
-        "a step": [at_step(2, lambda t: 1 / 0, "before_batch")], "an evaluation": [in_evaluation(lambda t: 1 / 0)],
-        "a hook of a pause": [at_step(2, lambda t: t.pause()), at_step(2, lambda t: 1 / 0, "on_pause")],
+        "a step": [at_step(2, lambda t: 1 / 0, "before_batch")],
+        "an evaluation": [in_evaluation(lambda t: 1 / 0)],
+        "a hook of a pause": [at_step(2, lambda t: t.pause()),
+                              at_step(2, lambda t: 1 / 0, "on_pause")],
     }[where]  # fmt: skip
     loop = make_loop(*hooks, slow("after_step"))
     before = global_streams()
     with pytest.raises(ZeroDivisionError) as excinfo:
         awaited(loop, epochs=2)
     assert global_streams() == before
-    assert loop.state == "error" and loop.exception is excinfo.value and excinfo.traceback[-1].name == "<lambda>"
+    assert loop.state == "error"
+    assert loop.exception is excinfo.value and excinfo.traceback[-1].name == "<lambda>"
     assert (loop.failed_batch is not None) is (where == "a step")
     assert awaited(loop, epochs=2).status == "finished"
 
@@ -503,7 +523,8 @@ def test_a_second_driver_is_refused(verb):
 
     loop = make_loop(slow("after_step"))
     assert awaited(loop, drive_again, epochs=2).status == "finished"
-    assert len(errors) == 1 and errors[0].startswith(f"{verb}()") and "driven by fit_async()" in errors[0]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"{verb}()") and "in progress (in fit_async())" in errors[0]
     assert loop.epochs == 2
     assert_same(loop, straight(epochs=2))
 
@@ -529,7 +550,8 @@ def test_two_runs_at_a_time():
     loops = [make_loop(slow("after_step"), seed=seed) for seed in (3, 4)]
 
     async def main():
-        return await asyncio.gather(*(loop.fit_async(epochs=number) for number, loop in enumerate(loops, 1)))
+        return await asyncio.gather(*(loop.fit_async(epochs=number)
+                                      for number, loop in enumerate(loops, 1)))
 
     outside, handler = global_streams(), signal.getsignal(signal.SIGINT)
     assert [result.status for result in asyncio.run(main())] == ["finished"] * 2
@@ -546,7 +568,8 @@ def test_two_runs_at_a_time():
 def test_bad_totals_are_refused_at_the_await():
     """As in fit(), before anything has changed."""
     loop = make_loop()
-    wrong = {"neither is given": {}, "1 or more": {"epochs": 0}, "both are": {"epochs": 1, "max_steps": 1}}
+    wrong = {"neither is given": {}, "1 or more": {"epochs": 0},
+             "both are": {"epochs": 1, "max_steps": 1}}
     for error, totals in wrong.items():
         with pytest.raises(ValueError, match=error):
             awaited(loop, **totals)

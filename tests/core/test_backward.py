@@ -1,4 +1,5 @@
-"""The way from the loss to torch's engine: the shortest where nothing is looked up on it, the public one everywhere else."""
+"""The way from the loss to torch's engine:
+the shortest where nothing is looked up on it, the public one everywhere else."""
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ def made(**settings):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     made = torch.Generator().manual_seed(1)
-    batches = [(torch.randn(5, 3, generator=made), torch.randint(0, 2, (5,), generator=made)) for _ in range(4)]
+    batches = [(torch.randn(5, 3, generator=made), torch.randint(0, 2, (5,), generator=made))
+               for _ in range(4)]
     settings = {"loss_fn": torch.nn.CrossEntropyLoss(), **settings}
-    return Trainer(model, train_dl=batches, optim=lambda parameters: torch.optim.SGD(parameters, lr=0.1), epochs=2, progress=False, **settings)
+    return Trainer(model, train_dl=batches,
+                   optim=lambda parameters: torch.optim.SGD(parameters, lr=0.1), epochs=2,
+                   progress=False, **settings)
 
 
 def weights(trainer):
@@ -27,12 +31,13 @@ def weights(trainer):
 def public(monkeypatch):
     """The calls of `Tensor.backward` from now on."""
     seen, backward = [], torch.Tensor.backward
-    monkeypatch.setattr(torch.Tensor, "backward", lambda self, *a, **k: (seen.append(self), backward(self, *a, **k))[1])
+    monkeypatch.setattr(torch.Tensor, "backward",
+                        lambda self, *a, **k: (seen.append(self), backward(self, *a, **k))[1])
     return seen
 
 
 class Marked(torch.Tensor):
-    """A tensor of somebody's own, which is told what is done with it."""
+    """A tensor of the user's own, which is told what is done with it."""
 
     told = []
 
@@ -43,7 +48,9 @@ class Marked(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 3}, {"mixed_precision": "bf16"}, {"mixed_precision": "fp16"}],
+@pytest.mark.parametrize("settings",
+                         [{}, {"gradient_accumulation_steps": 3}, {"mixed_precision": "bf16"},
+                          {"mixed_precision": "fp16"}],
                          ids=["plain", "accumulation", "bf16", "fp16"])
 def test_both_ways_lead_to_the_same_weights(settings, monkeypatch):
     """Bit for bit; also in a version of torch that has no shorter one."""
@@ -61,20 +68,24 @@ def test_the_public_way_is_left_out_where_it_has_nothing_to_do(monkeypatch):
     """Else there were nothing to test here."""
     entered = []
     make_grads = torch.autograd._make_grads
-    monkeypatch.setattr(torch.autograd, "_make_grads", lambda *a, **k: entered.append(a) or make_grads(*a, **k))
+    monkeypatch.setattr(torch.autograd, "_make_grads",
+                        lambda *a, **k: entered.append(a) or make_grads(*a, **k))
     made().fit()
     assert not entered
 
 
-@pytest.mark.parametrize("place", [(torch.Tensor, "backward"), (torch.autograd, "backward")], ids=["Tensor.backward", "autograd.backward"])
-def test_what_somebody_put_there_in_mid_run_is_called(place, monkeypatch):
+@pytest.mark.parametrize("place", [(torch.Tensor, "backward"), (torch.autograd, "backward")],
+                         ids=["Tensor.backward", "autograd.backward"])
+def test_what_a_user_put_there_in_mid_run_is_called(place, monkeypatch):
     """From the next batch on."""
     seen, before = [], getattr(*place)
 
     class Put(Hook):
         def after_step(self, trainer):
             if trainer.step_state.optimizer_step == 3:
-                monkeypatch.setattr(*place, lambda *a, **k: (seen.append(trainer.step_state.optimizer_step), before(*a, **k))[1])
+                monkeypatch.setattr(*place,
+                                    lambda *a, **k: (seen.append(trainer.step_state.optimizer_step),
+                                                     before(*a, **k))[1])
 
     made(hooks=[Put()]).fit()
     assert seen == [3, 4, 5, 6, 7]
@@ -94,7 +105,7 @@ def test_a_mode_sees_it():
     assert seen.count(torch.Tensor.backward) == 8
 
 
-def test_a_tensor_of_somebodys_own_is_told():
+def test_a_tensor_of_the_users_own_is_told():
     """A subclass may have its own word in it, as loss or as seed."""
     weight = torch.ones((), requires_grad=True)
     Marked.told.clear()

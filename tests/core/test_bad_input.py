@@ -22,7 +22,8 @@ from trainer_nb.core.tunable import Tunable
 def make_data(count=8):
     """A few pairs (inputs, targets)."""
     draw = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(count, 3, generator=draw), torch.randn(count, 1, generator=draw))
+    return TensorDataset(torch.randn(count, 3, generator=draw),
+                         torch.randn(count, 1, generator=draw))
 
 
 def make_model(seed=0):
@@ -58,7 +59,8 @@ def snapshot(folder, model, loop=None):
         "weights": model.state_dict(),
         "gradients": [p.grad for p in model.parameters()],
         "modes": [module.training for module in model.modules()],
-        "hooks of modules": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+        "hooks of modules": [len(m._forward_hooks) + len(m._forward_pre_hooks)
+                             for m in model.modules()],
         "streams": [random.getstate(), np.random.get_state(), torch.get_rng_state()],
         "files": sorted(str(path) for path in folder.rglob("*")),
         "threads": threading.active_count(),
@@ -100,10 +102,12 @@ def test_the_snapshot_sees_changes(tmp_path):
     assert snapshot(tmp_path, loop.model, loop) == before
     loop.step()
     after = snapshot(tmp_path, loop.model, loop)
-    assert {name for name in before if before[name] != after[name]} == {"weights", "optimizer", "counters"}
+    assert {name for name in before
+            if before[name] != after[name]} == {"weights", "optimizer", "counters"}
     torch.rand(1), loop.model.eval(), (tmp_path / "file").touch(), loop.tune(lr_scale=0.5)
     later = snapshot(tmp_path, loop.model, loop)
-    assert {n for n in after if after[n] != later[n]} == {"modes", "streams", "files", "settings", "journal"}
+    assert {n for n in after
+            if after[n] != later[n]} == {"modes", "streams", "files", "settings", "journal"}
 
 
 # ---- what the constructor is given
@@ -123,28 +127,37 @@ CONSTRUCTOR = [
     ({"mixed_precision": "bfloat16"}, ValueError, ["'bfloat16'", "did you mean 'bf16'"]),
     ({"mixed_precision": 16}, ValueError, ["mixed_precision=16", "'bf16'"]),
     *[
-        ({"gradient_accumulation_steps": v}, ValueError, ["gradient_accumulation_steps", repr(v), "1 or more"])
+        ({"gradient_accumulation_steps": v}, ValueError,
+         ["gradient_accumulation_steps", repr(v), "1 or more"])
         for v in (0, -2, 1.5, "2", None, True)
     ],
     *[
-        ({"micro_batch_size": v}, ValueError, [f"micro_batch_size={v!r}", "1 or more", "'auto'", "None"])
+        ({"micro_batch_size": v}, ValueError,
+         [f"micro_batch_size={v!r}", "1 or more", "'auto'", "None"])
         for v in (0, -4, 2.5, "automatic", True)
     ],
-    *[({"grad_clip": v}, ValueError, ["grad_clip", repr(v), "0 or more"]) for v in (-1.0, math.nan, math.inf, "1")],
+    *[({"grad_clip": v}, ValueError, ["grad_clip", repr(v), "0 or more"])
+      for v in (-1.0, math.nan, math.inf, "1")],
     *[
         ({"non_finite": v}, ValueError, [f"non_finite={v!r}", "'raise'", "'skip'", "'skip:N'"])
         for v in ("skips", "skip:", "skip:x", "skip:-1", 3, "")
     ],
-    *[({"eval_every": v}, ValueError, ["eval_every", repr(v), "1 or more"]) for v in (0, -1, 1.5, "epoch")],
+    *[({"eval_every": v}, ValueError, ["eval_every", repr(v), "1 or more"])
+      for v in (0, -1, 1.5, "epoch")],
     *[
         ({"limit_batches": v}, ValueError, [f"limit_batches={v!r}", "1 or more", "fraction"])
         for v in (0, -1, 0.0, 1.5, -0.5, True, "2", math.nan)
     ],
-    *[({"limit_batches": {"train": 3, "valid": v}}, ValueError, [f"limit_batches['valid']={v!r}", "1 or more", "fraction"]) for v in (0, True, "2")],
-    ({"limit_batches": {"val": 3}}, ValueError, ["limit_batches: 'val'", "'train', 'valid', 'test'"]),
-    *[({"overfit_batches": v}, ValueError, [f"overfit_batches={v!r}", "1 or more"]) for v in (0, -1, 0.5, True)],
-    *[({"fast_dev_run": v}, ValueError, [f"fast_dev_run={v!r}", "1 or more"]) for v in (-1, 1.5, "yes")],
-    *[({"max_time": v}, ValueError, [f"max_time={v!r}", "seconds", "timedelta"]) for v in (-1, 0, "1h", math.nan)],
+    *[({"limit_batches": {"train": 3, "valid": v}}, ValueError,
+       [f"limit_batches['valid']={v!r}", "1 or more", "fraction"]) for v in (0, True, "2")],
+    ({"limit_batches": {"val": 3}}, ValueError,
+     ["limit_batches: 'val'", "'train', 'valid', 'test'"]),
+    *[({"overfit_batches": v}, ValueError, [f"overfit_batches={v!r}", "1 or more"])
+      for v in (0, -1, 0.5, True)],
+    *[({"fast_dev_run": v}, ValueError, [f"fast_dev_run={v!r}", "1 or more"])
+      for v in (-1, 1.5, "yes")],
+    *[({"max_time": v}, ValueError, [f"max_time={v!r}", "seconds", "timedelta"])
+      for v in (-1, 0, "1h", math.nan)],
     *[({"seed": v}, ValueError, [f"seed={v!r}", "whole number"]) for v in (1.5, "abc", True)],
     ({"resume_data": "rewind"}, ValueError, ["resume_data='rewind'", "'skip'", "'replay'"]),
     ({"eval_first": True}, ValueError, ["eval_first", "valid_dl"]),
@@ -159,7 +172,8 @@ CONSTRUCTOR = [
     ({"metrics": len}, TypeError, ["metrics is a builtin_function", "give a dict"]),
     ({"train_step": 3, "loss_fn": None}, TypeError, ["train_step=3", "batch, trainer"]),
     ({"eval_step": "step"}, TypeError, ["eval_step='step'", "batch, trainer"]),
-    ({"limit_batches": 2, "overfit_batches": 3}, ValueError, ["limit_batches=2", "overfit_batches=3", "give one"]),
+    ({"limit_batches": 2, "overfit_batches": 3}, ValueError,
+     ["limit_batches=2", "overfit_batches=3", "give one"]),
     ({"metrics": {"accuracy": 0.5}}, TypeError, ["metrics", "'accuracy'", "0.5"]),
 ]
 
@@ -167,7 +181,8 @@ CONSTRUCTOR = [
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     CONSTRUCTOR,
-    ids=[re.sub(" at 0x[0-9a-f]+", "", f"{next(iter(s))}={next(iter(s.values()))}") for s, *_ in CONSTRUCTOR],
+    ids=[re.sub(" at 0x[0-9a-f]+", "", f"{next(iter(s))}={next(iter(s.values()))}")
+         for s, *_ in CONSTRUCTOR],
 )
 def test_the_constructor_refuses(refused, settings, error, words):
     """Each setting by itself, with the value, what is allowed, and the model untouched."""
@@ -190,25 +205,31 @@ def test_what_is_no_model(model):
         Loop(model, None, [], loss_fn=nn.MSELoss())
 
 
-@pytest.mark.parametrize("kind", ["of another model", "of a copy", "half of them", "from a callable", "added later"])
+@pytest.mark.parametrize("kind",
+                         ["of another model", "of a copy", "half of them", "from a callable",
+                          "added later"])
 def test_an_optimizer_of_other_parameters(refused, kind):
     """It would train something that nobody sees; its own parameters are not touched either."""
     model, other = make_model(), make_model()
     own = list(model.parameters())
-    given = {"half of them": own[:2] + list(other.parameters())[2:]}.get(kind, list(other.parameters()))
+    given = {"half of them": own[:2]
+             + list(other.parameters())[2:]}.get(kind, list(other.parameters()))
     optim = torch.optim.AdamW(given)
     if kind == "added later":
         optim = torch.optim.AdamW(own)
         optim.add_param_group({"params": list(other.parameters())[:1]})
     count = {"half of them": 4, "added later": 1}.get(kind, 6)
-    with refused(ValueError, [f"{count} parameter(s)", "not the model's", "(4, 3)" if count != 4 else "(4,)"], model):
+    with refused(ValueError,
+                 [f"{count} parameter(s)", "not the model's", "(4, 3)" if count != 4 else "(4,)"],
+                 model):
         make_loop(model, optim=(lambda parameters: optim) if kind == "from a callable" else optim)
     with refused(ValueError, ["not the model's"], other):
         make_loop(model, optim=optim)
 
 
 def test_optimizers_that_are_right():
-    """Some of the parameters, those of the loss function, or a class as the callable: all welcome."""
+    """Some of the parameters, those of the loss function, or a class as the callable:
+    all welcome."""
 
     class Scaled(nn.Module):
         def __init__(self):
@@ -219,7 +240,8 @@ def test_optimizers_that_are_right():
             return self.scale * (pred - target).square().mean()
 
     model, loss = make_model(), Scaled()
-    make_loop(model, loss_fn=loss, optim=torch.optim.SGD([*model[3].parameters(), loss.scale], lr=0.1)).fit(epochs=1)
+    make_loop(model, loss_fn=loss,
+              optim=torch.optim.SGD([*model[3].parameters(), loss.scale], lr=0.1)).fit(epochs=1)
     assert loss.scale != 1
     assert isinstance(make_loop(optim=torch.optim.SGD).optim, torch.optim.SGD)
 
@@ -242,7 +264,8 @@ TOTALS = [
 def test_totals_that_make_no_sense(refused, verb, settings, totals, words):
     """Neither, both, or no whole number: an error of fit() and start(), not of the constructor."""
     seen = []
-    loop = make_loop(hooks=[LambdaHook(before_fit=seen.append, cleanup_fit=seen.append)], **settings)
+    loop = make_loop(hooks=[LambdaHook(before_fit=seen.append, cleanup_fit=seen.append)],
+                     **settings)
     with refused(ValueError, [f"{verb}()", *words], loop.model, loop):
         getattr(loop, verb)(**totals)
     assert (seen, loop.state) == ([], "idle")
@@ -259,7 +282,9 @@ def test_totals_of_a_run_survive_bad_ones(refused):
     assert loop.fit().epochs == 3
 
 
-@pytest.mark.parametrize("wrong", [{"n": 0}, {"n": -1}, {"n": 1.5}, {"n": "2"}, {"epochs": 0}, {"epochs": 0.5}])
+@pytest.mark.parametrize("wrong",
+                         [{"n": 0}, {"n": -1}, {"n": 1.5}, {"n": "2"}, {"epochs": 0},
+                          {"epochs": 0.5}])
 def test_steps_that_make_no_sense(refused, wrong):
     """step() takes whole numbers, 1 or more."""
     loop = make_loop()
@@ -366,21 +391,27 @@ OUTPUTS = {
     "a tuple": (lambda b, t: (good(b, t), 1), TypeError, ["tuple", "not a dict"]),
     "no loss": (lambda b, t: {"los": good(b, t)}, ValueError, ["no 'loss'", "'los'"]),
     "an empty dict": (lambda b, t: {}, ValueError, ["no 'loss'"]),
-    "a float": (lambda b, t: {"loss": good(b, t).item()}, TypeError, ["float", "not a tensor", ".item()"]),
-    "many": (lambda b, t: {"loss": good(b, t).expand(4)}, ValueError, ["4 elements", "(4,)", "loss.mean()"]),
+    "a float": (lambda b, t: {"loss": good(b, t).item()}, TypeError,
+                ["float", "not a tensor", ".item()"]),
+    "many": (lambda b, t: {"loss": good(b, t).expand(4)}, ValueError,
+             ["4 elements", "(4,)", "loss.mean()"]),
     "none": (lambda b, t: {"loss": good(b, t).expand(0)}, ValueError, ["0 elements", "(0,)"]),
-    "detached": (lambda b, t: {"loss": good(b, t).detach()}, ValueError, ["no gradient", "detached", "no_grad"]),
+    "detached": (lambda b, t: {"loss": good(b, t).detach()}, ValueError,
+                 ["no gradient", "detached", "no_grad"]),
     "n = 0": (lambda b, t: {"loss": good(b, t), "n": 0}, ValueError, ["n=0", "1 item or more"]),
     "n < 0": (lambda b, t: {"loss": good(b, t), "n": -3}, ValueError, ["n=-3", "1 item or more"]),
-    "a vector": (lambda b, t: {"loss": good(b, t), "v": torch.ones(3)}, TypeError, ["'v'", "(3,)", "mean"]),
-    "a word": (lambda b, t: {"loss": good(b, t), "deep": {"word": "x"}}, TypeError, ["'deep/word'", "str"]),
+    "a vector": (lambda b, t: {"loss": good(b, t), "v": torch.ones(3)}, TypeError,
+                 ["'v'", "(3,)", "mean"]),
+    "a word": (lambda b, t: {"loss": good(b, t), "deep": {"word": "x"}}, TypeError,
+               ["'deep/word'", "str"]),
 }
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_step_that_returns_nonsense(refused, kind, accumulation):
-    """Found in the first batch; weights, running means aside, and optimizer are untouched, nothing is counted."""
+    """Found in the first batch; weights, running means aside, and optimizer are untouched, nothing
+    is counted."""
     step, error, words = OUTPUTS[kind]
     model = make_model()
     model[1].eval()  # a running mean moves with the forward pass itself
@@ -393,7 +424,8 @@ def test_a_step_that_returns_nonsense(refused, kind, accumulation):
 
 @pytest.mark.parametrize("kind", ["a tensor", "detached", "many", "n = 0", "a vector"])
 def test_a_repaired_step_begins_at_the_beginning(kind):
-    """With the function put right, the same run gives the weights of one that was right from the start."""
+    """With the function put right, the same run gives the weights of one that was right from the
+    start."""
     loops = []
     for first in (OUTPUTS[kind][0], None):
         model = make_model()
@@ -423,11 +455,14 @@ def test_an_evaluation_step_that_returns_nonsense(refused, kind):
 
 
 def test_a_loss_of_one_element_or_none_is_welcome(refused):
-    """Shape (1,) is one element; None leaves the batch out, but not every batch; an evaluation needs no gradient."""
+    """Shape (1,) is one element; None leaves the batch out, but not every batch;
+    an evaluation needs no gradient."""
     for loss in (lambda b, t: good(b, t).reshape(1), lambda b, t: good(b, t).reshape(1, 1)):
-        loop = make_loop(train_step=lambda b, t, loss=loss: {"loss": loss(b, t)}, valid_dl=DataLoader(make_data(), 4))
+        loop = make_loop(train_step=lambda b, t, loss=loss: {"loss": loss(b, t)},
+                         valid_dl=DataLoader(make_data(), 4))
         assert loop.fit(epochs=1).steps == 2
-    loop = make_loop(train_step=lambda b, t: {"loss": None if t.step_state.batch_idx else good(b, t)})
+    loop = make_loop(train_step=lambda b, t: {"loss": None
+                                              if t.step_state.batch_idx else good(b, t)})
     assert loop.fit(epochs=1).steps == 1
     loop = make_loop(train_step=lambda b, t: {"loss": None})
     with refused(ValueError, ["epoch 1 made no optimizer step", "every loss was None"], loop.model):
@@ -449,7 +484,7 @@ def test_metrics_need_prediction_and_target(refused):
 
 
 def batches_of(*sizes):
-    """Pairs with so many samples."""
+    """Pairs with n samples."""
     return [(torch.ones(size, 3), torch.ones(size, 1)) for size in sizes]
 
 
@@ -489,11 +524,13 @@ def test_a_batch_that_is_no_pair(refused, batch, words):
 
 
 def test_a_model_without_its_own_loss(refused):
-    """Without loss_fn and train_step the model returns its loss; the message names all three ways."""
+    """Without loss_fn and train_step the model returns its loss;
+    the message names all three ways."""
     model = make_model()
     model[1].eval()
     loop = Loop(model, None, [torch.ones(2, 3)], device="cpu", epochs=1)
-    with refused(TypeError, ["Tensor", "without a loss", "loss_fn=", "train_step", "'loss'"], loop.model, loop):
+    with refused(TypeError, ["Tensor", "without a loss", "loss_fn=", "train_step", "'loss'"],
+                 loop.model, loop):
         loop.fit()
 
 
@@ -507,7 +544,8 @@ TUNED = [
     ({"lr": True}, ["lr = True", "a number"]),
     ({"lr_scale": None}, ["lr_scale = None", "a number"]),
     ({"grad_clip": -0.5}, ["grad_clip = -0.5", "0 or more"]),
-    ({"gradient_accumulation_steps": 0}, ["gradient_accumulation_steps = 0", "a whole number, 1 or more"]),
+    ({"gradient_accumulation_steps": 0},
+     ["gradient_accumulation_steps = 0", "a whole number, 1 or more"]),
     ({"gradient_accumulation_steps": 1.5}, ["gradient_accumulation_steps = 1.5", "a whole number"]),
     ({"mixed_precision": "fp8"}, ["mixed_precision = 'fp8'", "None", "'bf16'", "'fp16'"]),
     ({"weight_decay": -1}, ["weight_decay = -1", "0 or more"]),
@@ -517,7 +555,8 @@ TUNED = [
     ({"watcher.enabled": 1}, ["watcher.enabled = 1", "True or False"]),
     ({"watcher.order": 0.5}, ["watcher.order = 0.5", "a whole number"]),
     ({"gradclip": 1.0}, ["'gradclip'", "did you mean 'grad_clip'"]),
-    ({"accumulation_steps": 2}, ["'accumulation_steps'", "did you mean 'gradient_accumulation_steps'"]),
+    ({"accumulation_steps": 2},
+     ["'accumulation_steps'", "did you mean 'gradient_accumulation_steps'"]),
     ({"watcher.widht": 2}, ["'watcher.widht'", "did you mean 'watcher.width'"]),
     ({"Lr": 0.1}, ["'Lr'", "did you mean 'lr'"]),
     ({"zzz": 1}, ["'zzz'", "no tunable", "grad_clip", "watcher.width"]),
@@ -528,14 +567,16 @@ TUNED = [
 
 @pytest.mark.parametrize(("values", "words"), TUNED, ids=[str(values) for values, _ in TUNED])
 def test_a_tunable_that_is_refused(refused, values, words):
-    """Out of range, of another type or unknown: an error where it is said, and none of several values is taken."""
+    """Out of range, of another type or unknown:
+    an error where it is said, and none of several values is taken."""
     loop = make_loop(hooks=[Watcher()])
     with refused(ValueError, words, loop.model, loop):
         loop.tune(**values)
 
 
 def test_a_refused_change_does_not_disturb_a_run():
-    """Said to a run in the background it is an error there and then; the run neither stops nor changes."""
+    """Said to a run in the background it is an error there and then;
+    the run neither stops nor changes."""
     loop = make_loop(hooks=[Watcher()])
     loop.start(epochs=2000)
     for values in ({"lr": -1}, {"watcher.width": 0, "lr_scale": 0.5}, {"larning": 1}):
@@ -576,4 +617,5 @@ def test_an_unknown_command_is_refused():
     """The reply names those that there are."""
     loop = make_loop()
     reply = loop.post(Command("paus"))
-    assert reply.status == "refused" and "'paus'" in reply.reason and "pause" in reply.reason.replace("'paus'", "")
+    assert reply.status == "refused"
+    assert "'paus'" in reply.reason and "pause" in reply.reason.replace("'paus'", "")

@@ -1,4 +1,5 @@
-"""How many samples a batch holds: known for certain, said by the user, or an error before anything is made of it."""
+"""How many samples a batch holds: known for certain, said by the user, or an error before anything
+is made of it."""
 
 import dataclasses
 from collections import namedtuple
@@ -65,15 +66,18 @@ CERTAIN = {
     "images with labels": (([image(4, 5), image(6, 7), image(2, 2)], torch.ones(3)), 3),
     "packed": ((pack_sequence([torch.ones(4, 2), torch.ones(2, 2)]), torch.ones(2)), 2),
     "graphs": (Graphs(torch.ones(9, 2), torch.ones(4)), 4),
-    "nested tensor": (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), 2),
-    "views of small images": ([torch.ones(8, 28, 28), torch.ones(8, 28, 28), torch.ones(8, 28, 28)], 8),
+    "nested tensor": (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)],
+                                                 layout=torch.jagged), 2),
+    "views of small images": ([torch.ones(8, 28, 28), torch.ones(8, 28, 28), torch.ones(8, 28, 28)],
+                              8),
 }
 UNCERTAIN = {
     "other lengths": (torch.ones(5, 2), torch.ones(7)),
     "images and labels": ([image(4, 5)] * 4, torch.ones(4)),
     "images of one size": [image(4, 4)] * 4,
     "images in lists": ([image(4, 4)] * 2, [{"label": "a"}] * 2),
-    "boxes": ((image(4, 5), image(3, 6)), ({"boxes": torch.ones(2, 4)}, {"boxes": torch.ones(1, 4)})),
+    "boxes": ((image(4, 5), image(3, 6)),
+              ({"boxes": torch.ones(2, 4)}, {"boxes": torch.ones(1, 4)})),
     "sequences": [torch.ones(4), torch.ones(2), torch.ones(7)],
     "samples as dicts": [{"x": torch.ones(9), "y": torch.tensor(1)}] * 4,
     "samples as pairs": [(torch.ones(9), torch.tensor(1))] * 4,
@@ -100,7 +104,8 @@ def test_what_is_not_certain(name):
 
 draw = torch.Generator().manual_seed(0)
 SAMPLES = [(torch.rand(3, *torch.randint(4, 9, (2,), generator=draw).tolist(), generator=draw),
-            {"boxes": torch.rand(int(torch.randint(1, 4, (1,), generator=draw)), 4, generator=draw)}) for _ in range(14)]
+            {"boxes": torch.rand(int(torch.randint(1, 4, (1,), generator=draw)), 4,
+                                 generator=draw)}) for _ in range(14)]
 
 
 def gather(samples):
@@ -118,7 +123,8 @@ class Detector(nn.Module):
     def forward(self, images, targets):
         """The mean loss over the images."""
         found = self.boxes(torch.stack([each.double().mean((1, 2)) for each in images]))
-        return torch.stack([(box - target["boxes"].double()).square().mean() for box, target in zip(found, targets)]).mean()
+        return torch.stack([(box - target["boxes"].double()).square().mean()
+                            for box, target in zip(found, targets)]).mean()
 
 
 def plain_step(batch, trainer):
@@ -132,12 +138,15 @@ def counted_step(batch, trainer):
 
 
 def detection(step=plain_step, size=4, train_dl=None, **settings):
-    """A run over 14 images in batches of 4, with windows of three batches: the last one has 2 images."""
+    """A run over 14 images in batches of 4, with windows of three batches:
+    the last one has 2 images."""
     torch.manual_seed(0)
     model = Detector()
     loader = DataLoader(SAMPLES, size, collate_fn=gather)
-    settings = {"gradient_accumulation_steps": 3, "valid_dl": loader, "epochs": 1, "progress": False, "device": "cpu"} | settings
-    return Trainer(model, step, train_dl or loader, optim=torch.optim.SGD(model.parameters(), 0.5), **settings)
+    settings = {"gradient_accumulation_steps": 3, "valid_dl": loader, "epochs": 1,
+                "progress": False, "device": "cpu"} | settings
+    return Trainer(model, step, train_dl or loader, optim=torch.optim.SGD(model.parameters(), 0.5),
+                   **settings)
 
 
 def by_hand():
@@ -147,13 +156,16 @@ def by_hand():
     optim = torch.optim.SGD(model.parameters(), 0.5)
     for first in (0, 12):
         optim.zero_grad()
-        torch.stack([model(*gather([each])) for each in SAMPLES[first:first + 12]]).mean().backward()
+        torch.stack([model(*gather([each]))
+                     for each in SAMPLES[first:first + 12]]).mean().backward()
         optim.step()
     with torch.no_grad():
         return model, torch.stack([model(*gather([each])) for each in SAMPLES]).mean().item()
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": lambda batch: len(batch[0])}, {"step": counted_step}], ids=["batch_size", "n"])
+@pytest.mark.parametrize("settings",
+                         [{"batch_size": lambda batch: len(batch[0])}, {"step": counted_step}],
+                         ids=["batch_size", "n"])
 def test_said_by_the_user_it_weighs_and_counts(settings):
     """The weights, the mean of the evaluation and samples_seen are those of the images."""
     trainer = detection(**settings)
@@ -165,7 +177,9 @@ def test_said_by_the_user_it_weighs_and_counts(settings):
     assert trainer.step_state.samples_seen == 14
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": lambda batch: len(batch[0])}, {"step": counted_step}], ids=["batch_size", "n"])
+@pytest.mark.parametrize("settings",
+                         [{"batch_size": lambda batch: len(batch[0])}, {"step": counted_step}],
+                         ids=["batch_size", "n"])
 def test_uneven_batches_of_a_window_weigh_by_their_samples(settings):
     """Five images and one in a window: the mean over six."""
     batches = [gather(SAMPLES[:5]), gather(SAMPLES[5:6])]
@@ -183,7 +197,9 @@ def test_without_a_word_it_is_an_error_before_any_step():
     """It names the batch, what was found in it, and both ways out."""
     trainer = detection()
     before = [each.clone() for each in trainer.model.parameters()]
-    with pytest.raises(ValueError, match=r"batch 1 of epoch 1.*not certain.*batch_size=lambda batch: len\(batch\[0\]\).*'n'"):
+    with pytest.raises(ValueError,
+                       match=r"batch 1 of epoch 1.*not certain.*batch_size=lambda batch: "
+                             r"len\(batch\[0\]\).*'n'"):
         trainer.fit()
     assert trainer.step_state.optimizer_step == 0
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
@@ -202,7 +218,8 @@ def test_an_evaluation_asks_too():
 def test_batch_size_goes_before_the_tensors():
     """Time in the first dimension: the rule would count steps."""
     batches = [(torch.ones(7, 2, 3), torch.ones(7, 2, 1))] * 2
-    trainer = Trainer(nn.Linear(3, 1), train_dl=batches, loss_fn=nn.MSELoss(), epochs=1, progress=False, device="cpu",
+    trainer = Trainer(nn.Linear(3, 1), train_dl=batches, loss_fn=nn.MSELoss(), epochs=1,
+                      progress=False, device="cpu",
                       batch_size=lambda batch: batch[0].shape[1])
     trainer.fit()
     assert trainer.step_state.samples_seen == 4
@@ -228,18 +245,25 @@ def test_what_cannot_be_split_is_refused(size):
     with pytest.raises(ValueError, match="micro_batch_size=.*batch 1 of epoch 1.*not certain"):
         detection(micro_batch_size=size, step=counted_step).fit()
     for images in (3, 4):  # three: as many as channels
-        with pytest.raises(ValueError, match=rf"micro_batch_size=.*batch 1 of epoch 1 \({images} samples\) cannot be split"):
-            detection(micro_batch_size=size, size=images, batch_size=lambda batch: len(batch[0])).fit()
+        with pytest.raises(ValueError,
+                           match=rf"micro_batch_size=.*batch 1 of epoch 1 \({images} samples\) "
+                                 rf"cannot be split"):
+            detection(micro_batch_size=size, size=images,
+                      batch_size=lambda batch: len(batch[0])).fit()
 
 
 @pytest.mark.parametrize("make", [lambda: Graphs(torch.ones(9, 2), torch.ones(4)),
-                                  lambda: (pack_sequence([torch.ones(4, 2), torch.ones(2, 2)]), torch.ones(2)),
-                                  lambda: ([torch.ones(4), torch.ones(2), torch.ones(7)], torch.ones(3)),
+                                  lambda: (pack_sequence([torch.ones(4, 2), torch.ones(2, 2)]),
+                                           torch.ones(2)),
+                                  lambda: ([torch.ones(4), torch.ones(2), torch.ones(7)],
+                                           torch.ones(3)),
                                   lambda: ([image(4, 5)] * 3, torch.ones(3))])
 def test_objects_and_sequences_are_not_split(make):
     """They were passed whole, with the weight of a part each."""
-    model, size = nn.Linear(1, 1), (lambda batch: len(batch.y if isinstance(batch, Graphs) else batch[1]))
-    trainer = Trainer(model, lambda batch, trainer: {"loss": model(torch.ones(1)).sum()}, [make()], epochs=1, progress=False,
+    model, size = (nn.Linear(1, 1),
+                   (lambda batch: len(batch.y if isinstance(batch, Graphs) else batch[1])))
+    trainer = Trainer(model, lambda batch, trainer: {"loss": model(torch.ones(1)).sum()}, [make()],
+                      epochs=1, progress=False,
                       device="cpu", batch_size=size, micro_batch_size=1)
     with pytest.raises(ValueError, match="cannot be split"):
         trainer.fit()
@@ -255,7 +279,8 @@ def test_three_columns_of_three_that_torch_put_together():
     """Alone they look like images; torch's own collate function makes columns only."""
     data = TensorDataset(*(torch.ones(11, 5, 5) for _ in range(3)))
     model = nn.Linear(5, 1)
-    trainer = Trainer(model, lambda batch, trainer: {"loss": model(batch[0]).mean()}, DataLoader(data, 8), DataLoader(data, 8),
+    trainer = Trainer(model, lambda batch, trainer: {"loss": model(batch[0]).mean()},
+                      DataLoader(data, 8), DataLoader(data, 8),
                       epochs=1, progress=False, device="cpu")
     assert trainer.fit().status == "finished" and trainer.step_state.samples_seen == 11
 
@@ -264,7 +289,9 @@ def test_a_batch_left_out_counts_nothing():
     """A loss of None says nothing of how many there were."""
     def step(batch, trainer):
         """The first batch is left out."""
-        return {"loss": None} if trainer.step_state.batch_idx == 0 and trainer.training else counted_step(batch, trainer)
+        return ({"loss": None}
+                if trainer.step_state.batch_idx == 0 and trainer.training
+                else counted_step(batch, trainer))
 
     trainer = detection(step)
     trainer.fit()
@@ -274,15 +301,18 @@ def test_a_batch_left_out_counts_nothing():
 # ---- n in an evaluation
 
 def test_function_metrics_weigh_by_n():
-    """Three tokens in one batch and one in the other, of two sentences each: the mean over tokens."""
-    batches = [(torch.ones(2, 1), torch.tensor([[1.0], [4.0]]), 3), (torch.ones(2, 1), torch.tensor([[9.0], [9.0]]), 1)]
+    """Three tokens in one batch and one in the other, of two sentences each:
+    the mean over tokens."""
+    batches = [(torch.ones(2, 1), torch.tensor([[1.0], [4.0]]), 3),
+               (torch.ones(2, 1), torch.tensor([[9.0], [9.0]]), 1)]
 
     def step(batch, trainer):
         """The loss is the mean of n items."""
         pred = trainer.model(batch[0])
         return {"loss": pred.mean(), "n": batch[2], "pred": pred, "target": batch[1]}
 
-    trainer = Trainer(nn.Linear(1, 1), step, batches, batches, metrics={"target": lambda pred, target: target.mean()}, epochs=1,
+    trainer = Trainer(nn.Linear(1, 1), step, batches, batches,
+                      metrics={"target": lambda pred, target: target.mean()}, epochs=1,
                       progress=False, device="cpu")
     assert trainer.validate()["valid/target"] == pytest.approx((2.5 * 3 + 9) / 4)
 
@@ -294,11 +324,13 @@ def test_a_metric_of_no_items_counts_for_nothing():
     def step(batch, trainer):
         """The second batch has no target."""
         pred = trainer.model(batch[0])
-        return {"loss": pred.mean() if len(batch[1]) else None, "n": len(batch[1]), "pred": pred, "target": batch[1]}
+        return {"loss": pred.mean() if len(batch[1]) else None, "n": len(batch[1]), "pred": pred,
+                "target": batch[1]}
 
     def make(batches):
         """A run that only evaluates."""
-        return Trainer(nn.Linear(1, 1), step, batches, batches, metrics={"target": lambda pred, target: target.mean()}, epochs=1,
+        return Trainer(nn.Linear(1, 1), step, batches, batches,
+                       metrics={"target": lambda pred, target: target.mean()}, epochs=1,
                        batch_size=lambda batch: 2, progress=False, device="cpu")
 
     assert make(batches).validate()["valid/target"] == 1.0
@@ -324,8 +356,10 @@ def test_outputs_of_uncertain_batches_have_their_indices(tmp_path):
 def test_a_hook_may_replace_the_batch():
     """What is counted is what the step gets."""
     batches = [(torch.ones(4, 2), torch.ones(4, 1))]
-    halved = LambdaHook(before_batch=lambda t: setattr(t, "batch", tuple(each[:3] for each in t.batch)))
-    trainer = Trainer(nn.Linear(2, 1), train_dl=batches, loss_fn=nn.MSELoss(), epochs=1, progress=False, device="cpu", hooks=[halved])
+    halved = LambdaHook(before_batch=lambda t: setattr(t, "batch",
+                                                       tuple(each[:3] for each in t.batch)))
+    trainer = Trainer(nn.Linear(2, 1), train_dl=batches, loss_fn=nn.MSELoss(), epochs=1,
+                      progress=False, device="cpu", hooks=[halved])
     trainer.fit()
     assert trainer.step_state.samples_seen == 3
 

@@ -21,7 +21,8 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.norm, self.drop, self.head = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 1)
+        self.body, self.norm, self.drop, self.head = (nn.Linear(6, 6), nn.BatchNorm1d(6),
+                                                      nn.Dropout(0.2), nn.Linear(6, 1))
 
     def forward(self, x):
         return self.head(self.drop(self.norm(self.body(x))))
@@ -36,9 +37,12 @@ def make(*hooks, **settings):
     """8 epochs of 4 steps whose rate is far too high: the best epoch is seldom the last."""
     torch.manual_seed(0)
     model = Net()
-    settings = {"epochs": 8, "seed": 9, "metrics": {"accuracy": accuracy}, "loss_fn": nn.MSELoss()} | settings
-    return Trainer(model, train_dl=DataLoader(TensorDataset(X[:32], Y[:32]), 8, shuffle=True), valid_dl=DataLoader(TensorDataset(X[32:48], Y[32:48]), 8),
-                   optim=torch.optim.Adam(model.parameters(), lr=0.3), hooks=hooks, device="cpu", progress=False, **settings)
+    settings = {"epochs": 8, "seed": 9, "metrics": {"accuracy": accuracy},
+                "loss_fn": nn.MSELoss()} | settings
+    return Trainer(model, train_dl=DataLoader(TensorDataset(X[:32], Y[:32]), 8, shuffle=True),
+                   valid_dl=DataLoader(TensorDataset(X[32:48], Y[32:48]), 8),
+                   optim=torch.optim.Adam(model.parameters(), lr=0.3), hooks=hooks, device="cpu",
+                   progress=False, **settings)
 
 
 TEST = DataLoader(TensorDataset(X[48:], Y[48:]), 8)
@@ -88,22 +92,27 @@ def same(a, b):
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-@pytest.mark.parametrize("rule", [None, ("valid/loss", "min"), ("valid/loss", "max"), ACCURACY, ("valid/accuracy", "min")], ids=str)
+@pytest.mark.parametrize("rule",
+                         [None, ("valid/loss", "min"), ("valid/loss", "max"), ACCURACY,
+                          ("valid/accuracy", "min")], ids=str)
 def test_which_is_best(rule):
-    """The first of the best values, with its epoch and step; the validation loss where nothing was said."""
+    """The first of the best values, with its epoch and step;
+    the validation loss where nothing was said."""
     trainer = make(best=rule)
     best = trainer.fit().best
     name, direction = rule or ("valid/loss", "min")
     values = trainer.history[name]
     index = int(values.argmax() if direction == "max" else values.argmin())
     step = int(trainer.history.steps(name)[index])
-    assert best == {"name": name, "value": pytest.approx(float(values[index])), "epoch": step / 4, "step": step}
+    assert best == {"name": name, "value": pytest.approx(float(values[index])), "epoch": step / 4,
+                    "step": step}
 
 
 @pytest.mark.parametrize("place", ["memory", "files", "files by the hook's rule"])
 @pytest.mark.parametrize("ema", [None, "ema", "raw"])
 def test_the_best_state_is_tested_as_it_was_judged(place, ema, tmp_path):
-    """Its numbers are those of the weights that were judged then: the average's, where evaluations are made with it."""
+    """Its numbers are those of the weights that were judged then:
+    the average's, where evaluations are made with it."""
     watch = Weights()
     hooks = [watch]
     if ema:
@@ -111,10 +120,12 @@ def test_the_best_state_is_tested_as_it_was_judged(place, ema, tmp_path):
         average.eval = ema
         hooks.append(average)
     if place != "memory":
-        hooks.append(CheckpointHook(tmp_path, keep_last=1, best=ACCURACY if "hook" in place else None))
+        hooks.append(CheckpointHook(tmp_path, keep_last=1,
+                                    best=ACCURACY if "hook" in place else None))
     trainer = make(*hooks, best=None if "hook" in place else ACCURACY)
     best = trainer.fit().best
-    assert best["name"] == "valid/accuracy" and best["step"] != 32  # not the last one, or nothing is tested here
+    # not the last one, or nothing is tested here
+    assert best["name"] == "valid/accuracy" and best["step"] != 32
     assert (trainer.best_state.kept is None) is (place != "memory")
     assert trainer.test(TEST, weights="best") == judged(watch.at[best["step"]])
     assert trainer.test(TEST) == judged(watch.at[32]) != trainer.test(TEST, weights="best")
@@ -132,20 +143,26 @@ def test_where_both_weights_are_evaluated(name, place, tmp_path):
     watched = {}
     def note(trainer, records):
         if "valid/loss" in records:
-            watched[trainer.step_state.optimizer_step] = [copy.deepcopy(trainer.model).eval(), copy.deepcopy(ema.ema_model).eval()]
-    hooks = [ema, LambdaHook(order=50, on_log=note)] + ([CheckpointHook(tmp_path)] if place == "files" else [])
+            watched[trainer.step_state.optimizer_step] = [
+                copy.deepcopy(trainer.model).eval(), copy.deepcopy(ema.ema_model).eval()]
+    hooks = [ema,
+             LambdaHook(order=50, on_log=note)] + ([CheckpointHook(tmp_path)]
+                                                   if place == "files" else [])
     trainer = make(*hooks, best=(name, "min"))
     best = trainer.fit().best
     expected = watched[best["step"]][name == "valid_ema/loss"]
     assert trainer.test(TEST, weights="best") == judged(expected)
-    assert list(trainer.test(TEST)) == ["test/loss", "test/accuracy", "test_ema/loss", "test_ema/accuracy"]
+    assert list(trainer.test(TEST)) == ["test/loss", "test/accuracy", "test_ema/loss",
+                                        "test_ema/accuracy"]
 
 
 @pytest.mark.parametrize("place", ["memory", "files"])
 def test_the_training_does_not_feel_the_test(place, tmp_path):
-    """In mid-epoch, with an average: the state is the same bit for bit, and the run ends at the weights of one left alone."""
+    """In mid-epoch, with an average: the state is the same bit for bit, and the run ends at the
+    weights of one left alone."""
     def fresh(folder):
-        return make(*([CheckpointHook(tmp_path / folder)] if place == "files" else []), ema=0.8, best=ACCURACY)
+        return make(*([CheckpointHook(tmp_path / folder)] if place == "files" else []), ema=0.8,
+                    best=ACCURACY)
     straight, trainer = fresh("a"), fresh("b")
     straight.fit()
     trainer.step(14)
@@ -153,14 +170,15 @@ def test_the_training_does_not_feel_the_test(place, tmp_path):
     addresses = [each.data_ptr() for each in trainer.model.state_dict().values()]
     first = trainer.test(TEST, weights="best")
     assert same(before, everything(trainer)) and torch.equal(generator, torch.get_rng_state())
-    assert addresses == [each.data_ptr() for each in trainer.model.state_dict().values()] and trainer.model.training
+    assert addresses == [each.data_ptr() for each in trainer.model.state_dict().values()]
+    assert trainer.model.training
     assert trainer.test(TEST, weights="best") == first
     trainer.fit()
     assert same(everything(straight), everything(trainer))
 
 
 def test_an_error_in_the_test_gives_the_weights_back():
-    """And the next test is made with the weights in hand."""
+    """And the next test is made with the current weights."""
     def fail(trainer):
         if trainer.split == "test" and failing:
             raise KeyError("in the test")
@@ -176,7 +194,7 @@ def test_an_error_in_the_test_gives_the_weights_back():
 
 
 def test_a_record_of_ones_own():
-    """`trainer.log` counts as well, whoever calls it; the weights are those of that step."""
+    """`trainer.log` counts as well, from any caller; the weights are those of that step."""
     seen = {}
     def mark(trainer):
         step = trainer.step_state.optimizer_step
@@ -189,7 +207,8 @@ def test_a_record_of_ones_own():
     paused = make(best=("mark", "max"))
     paused.step(3)
     here = copy.deepcopy(paused.model).eval()
-    paused.log({"mark": 1.0})  # nobody drives: these weights are meant, not those of the next boundary
+    # nobody drives: these weights are meant, not those of the next boundary
+    paused.log({"mark": 1.0})
     paused.step(3)
     assert paused.test(TEST, weights="best") == judged(here)
     def within_a_window(trainer):
@@ -203,28 +222,37 @@ def test_a_record_of_ones_own():
 
 def test_a_value_that_is_not_finite_is_never_best():
     """NaN compares as false both ways; of equal values the first one counts."""
-    trainer = make(LambdaHook(after_epoch=lambda t: t.log({"mark": [math.nan, 2.0, math.inf, 1.0][t.step_state.epoch % 4]})), best=("mark", "max"))
+    trainer = make(
+        LambdaHook(after_epoch=lambda t: t.log(
+            {"mark": [math.nan, 2.0, math.inf, 1.0][t.step_state.epoch % 4]})),
+            best=("mark", "max"))
     best = trainer.fit().best
-    assert (best["value"], best["epoch"]) == (2.0, 1.0)  # and the first of equal ones: epoch 5 gives it again
+    # and the first of equal ones: epoch 5 gives it again
+    assert (best["value"], best["epoch"]) == (2.0, 1.0)
 
 
 def test_the_hook_follows_the_trainer(tmp_path):
-    """One word, one place: `Trainer(best=)` is what a CheckpointHook without a rule of its own keeps; the trainer's own comes first."""
+    """One word, one place: `Trainer(best=)` is what a CheckpointHook without a rule of its own
+    keeps; the trainer's own comes first."""
     trainer = make(CheckpointHook(tmp_path / "a", keep_last=1), best=ACCURACY)
     best = trainer.fit().best
     folder = trainer.get_hook(CheckpointHook).folder
     assert folder.best == ACCURACY and {each.step for each in folder.kept()} == {best["step"], 32}
-    both = make(CheckpointHook(tmp_path / "b", keep_last=1, best=("valid/loss", "max")), best=ACCURACY)
+    both = make(CheckpointHook(tmp_path / "b", keep_last=1, best=("valid/loss", "max")),
+                best=ACCURACY)
     assert both.fit().best == best
     assert both.get_hook(CheckpointHook).folder.best == ("valid/loss", "max")
-    assert both.test(TEST, weights="best") == trainer.test(TEST, weights="best")  # from memory: the hook keeps another one
+    # from memory: the hook keeps another one
+    assert both.test(TEST, weights="best") == trainer.test(TEST, weights="best")
     plain = make(CheckpointHook(tmp_path / "c", keep_last=1))
     assert plain.fit().best["name"] == "valid/loss"
-    assert plain.get_hook(CheckpointHook).folder.best is None and len(plain.get_hook(CheckpointHook).folder.kept()) == 1
+    assert plain.get_hook(CheckpointHook).folder.best is None
+    assert len(plain.get_hook(CheckpointHook).folder.kept()) == 1
 
 
-def test_taken_up_in_another_process(tmp_path):
-    """The file of the best state is found again; what was in memory only is not, and that is said."""
+def test_resumed_in_another_process(tmp_path):
+    """The file of the best state is found again;
+    what was in memory only is not, and that is said."""
     make(CheckpointHook(tmp_path), best=ACCURACY, epochs=8).fit()
     reference = make(CheckpointHook(tmp_path), best=ACCURACY, epochs=8)
     reference.fit()
@@ -234,12 +262,14 @@ def test_taken_up_in_another_process(tmp_path):
     assert reference.test(TEST, weights="best") == straight.test(TEST, weights="best")
     other = make(best=ACCURACY)
     other.load_state_dict(straight.state_dict())
-    with pytest.raises(RuntimeError, match=r"valid/accuracy .* at step \d+, is not there any more.*CheckpointHook"):
+    gone = r"valid/accuracy .* at step \d+, is not there any more.*CheckpointHook"
+    with pytest.raises(RuntimeError, match=gone):
         other.test(TEST, weights="best")
 
 
 def test_a_rewind_takes_the_best_back(tmp_path):
-    """What was best later is of a dead branch: the file before it is tested, and memory says that it has none."""
+    """What was best later is of a dead branch:
+    the file before it is tested, and memory says that it has none."""
     watch = Weights()
     filed = make(CheckpointHook(tmp_path, keep_last=None), watch, best=ACCURACY)
     kept = make(SnapshotHook(), best=ACCURACY)
@@ -256,9 +286,12 @@ def test_a_rewind_takes_the_best_back(tmp_path):
 
 
 def test_a_name_that_never_comes():
-    """A misspelled record of a loader is told at the first evaluation, with the nearest name; others at the end."""
+    """A misspelled record of a loader is told at the first evaluation, with the nearest name;
+    others at the end."""
     trainer = make(best=("valid/acuracy", "max"))
-    with pytest.raises(ValueError, match=r"no record 'valid/acuracy' came; there are valid/accuracy, valid/loss \(did you mean 'valid/accuracy'"):
+    with pytest.raises(ValueError,
+                       match=r"no record 'valid/acuracy' came; there are valid/accuracy, "
+                             r"valid/loss \(did you mean 'valid/accuracy'"):
         trainer.fit()
     assert trainer.step_state.optimizer_step == 4
     early = make(best=("valid/acuracy", "max"), eval_first=1)
@@ -268,7 +301,9 @@ def test_a_name_that_never_comes():
     other = make(LambdaHook(after_epoch=lambda t: t.log({"mark": 1.0})), best=("mrak", "max"))
     with pytest.warns(UserWarning, match=r"no record 'mrak' came.*did you mean 'mark'"):
         assert other.fit().best == {}
-    with pytest.raises(RuntimeError, match="there is no best state yet: no record 'mrak' came.*did you mean 'mark'"):
+    with pytest.raises(RuntimeError,
+                       match="there is no best state yet: no record 'mrak' came.*did you mean "
+                             "'mark'"):
         other.test(TEST, weights="best")
 
 
@@ -301,9 +336,12 @@ def batches_of(trainer):
 
 
 def test_a_short_pass_before_the_first_step():
-    """So many batches of each loader, nothing logged, nothing best, no hook told; and the run is the one without it."""
+    """So many batches of each loader, nothing logged, nothing best, no hook told;
+    and the run is the one without it."""
     told = []
-    plain, trainer = make(), make(LambdaHook(before_valid=lambda t: told.append("before"), after_valid=lambda t: told.append(t.step_state.optimizer_step)),
+    plain, trainer = make(), make(LambdaHook(before_valid=lambda t: told.append("before"),
+                                             after_valid=lambda t: told.append(
+                                                 t.step_state.optimizer_step)),
                                   eval_first=1)
     plain.fit()
     seen = batches_of(trainer)
@@ -312,9 +350,11 @@ def test_a_short_pass_before_the_first_step():
     assert "valid/loss" not in trainer.history.names
     trainer.fit()
     assert seen.count("valid") == 1 + 8 * 2
-    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), trainer.model.parameters()))
+    assert all(torch.equal(a, b)
+               for a, b in zip(plain.model.parameters(), trainer.model.parameters()))
     assert trainer.history["valid/loss"].tolist() == plain.history["valid/loss"].tolist()
-    assert trainer.history.steps("valid/loss").tolist() == plain.history.steps("valid/loss").tolist()
+    assert trainer.history.steps(
+        "valid/loss").tolist() == plain.history.steps("valid/loss").tolist()
     assert "1 batch of it before the first step" in make(eval_first=1).summary()
 
 
@@ -322,10 +362,12 @@ def test_a_shuffled_validation_goes_on_as_without_it():
     """The validation loader's own generator is put back."""
     def fresh(first):
         trainer = make(eval_first=first)
-        loader = DataLoader(trainer.valid_dl.dataset, 3, shuffle=True, generator=torch.Generator().manual_seed(1))
+        loader = DataLoader(trainer.valid_dl.dataset, 3, shuffle=True,
+                            generator=torch.Generator().manual_seed(1))
         trainer.valid_loaders["valid"] = loader
         orders = []
-        trainer.hooks.add(LambdaHook(before_batch=lambda t: orders.append(t.batch[0]) if not t.training else None))
+        trainer.hooks.add(LambdaHook(before_batch=lambda t: orders.append(t.batch[0])
+                                     if not t.training else None))
         trainer.fit(epochs=2)
         return orders
     without, with_it = fresh(False), fresh(2)
@@ -349,7 +391,7 @@ def test_a_mistake_in_the_evaluation_shows_at_once():
 
 
 def test_the_short_pass_comes_once_and_can_be_stopped():
-    """Stopped within it, it comes again; a run taken up later has none."""
+    """Stopped within it, it comes again; a run resumed later has none."""
     class Stop(Hook):
         stopped = False
         def before_batch(self, trainer):
@@ -382,10 +424,12 @@ def test_bad_numbers_of_batches(value):
 
 
 def test_overfit_batches_are_the_same_and_leave_the_test_alone():
-    """The same few batches in the same order each epoch, as many of the validation; a test is whole."""
+    """The same few batches in the same order each epoch, as many of the validation;
+    a test is whole."""
     trainer = make(overfit_batches=2, epochs=3)
     taken = []
-    trainer.hooks.add(LambdaHook(before_batch=lambda t: taken.append(t.batch[0].clone()) if t.training else None))
+    trainer.hooks.add(LambdaHook(before_batch=lambda t: taken.append(t.batch[0].clone())
+                                 if t.training else None))
     seen = batches_of(trainer)
     trainer.fit()
     assert len(taken) == 6 and all(torch.equal(taken[i], taken[i + 2]) for i in range(4))
@@ -398,18 +442,21 @@ def test_overfit_batches_are_the_same_and_leave_the_test_alone():
 
 
 def test_a_fast_dev_run_leaves_nothing_behind(tmp_path):
-    """One batch of each, and no file: checkpoints and the run's folder take no part, the hooks themselves are as they were."""
+    """One batch of each, and no file: checkpoints and the run's folder take no part, the hooks
+    themselves are as they were."""
     checkpoint = CheckpointHook(tmp_path / "kept", every_steps=1)
     trainer = make(checkpoint, fast_dev_run=True, workspace=tmp_path / "run", best=ACCURACY)
     seen = batches_of(trainer)
     result = trainer.fit()
     assert seen == ["train", "valid"] and result.steps == 1 and list(tmp_path.iterdir()) == []
-    assert "off" in [line.split("|")[3].strip() for line in trainer.describe_hooks().splitlines() if "CheckpointHook" in line]
+    assert "off" in [line.split("|")[3].strip() for line in trainer.describe_hooks().splitlines()
+                     if "CheckpointHook" in line]
     assert trainer.test(TEST, weights="best")["test/loss"] > 0  # in memory, then
     assert seen.count("test") == 1
     assert checkpoint.enabled
     make(checkpoint, epochs=1).fit()
-    assert list((tmp_path / "kept").iterdir()) if (tmp_path / "kept").exists() else checkpoint.folder is not None
+    assert (list((tmp_path / "kept").iterdir())
+            if (tmp_path / "kept").exists() else checkpoint.folder is not None)
     assert {each.step for each in checkpoint.folder.kept()} == {2, 3, 4}
 
 
@@ -423,22 +470,26 @@ def test_limit_batches_of_every_loader():
     assert len(trainer.predict(TEST)) == 16
 
 
-def test_a_fraction_of_nobody_knows_what_is_refused_before_the_first_step():
+def test_a_fraction_of_a_loader_without_a_length_is_refused_before_the_first_step():
     """A validation loader without a length: said at once, not after an epoch of training."""
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(TEST.dataset)
     def trainer_of(train, valid, limit):
-        return Trainer(nn.Linear(6, 1), None, train, valid, loss_fn=nn.MSELoss(), limit_batches=limit, epochs=1, device="cpu", progress=False)
+        return Trainer(nn.Linear(6, 1), None, train, valid, loss_fn=nn.MSELoss(),
+                       limit_batches=limit, epochs=1, device="cpu", progress=False)
     for loaders in ((TEST, DataLoader(Stream(), 4)), (DataLoader(Stream(), 4), TEST)):
         trainer = trainer_of(*loaders, 0.5)
-        with pytest.raises(ValueError, match=r"limit_batches=0.5: a fraction needs a loader with a length"):
+        with pytest.raises(ValueError,
+                           match=r"limit_batches=0.5: a fraction needs a loader with a length"):
             trainer.fit()
         assert trainer.step_state.optimizer_step == 0
-    assert trainer_of(DataLoader(Stream(), 4), DataLoader(Stream(), 4), 2).fit().status is RunState.FINISHED
+    assert trainer_of(DataLoader(Stream(), 4), DataLoader(Stream(), 4),
+                      2).fit().status is RunState.FINISHED
 
 
 def test_best_is_never_nan():
     """A first evaluation that is not finite is not the best of anything."""
-    trainer = small_runs.make(valid_dl=[(small_runs.X[:4] * float("nan"), small_runs.Y[:4])], epochs=1)
+    trainer = small_runs.make(valid_dl=[(small_runs.X[:4] * float("nan"), small_runs.Y[:4])],
+                              epochs=1)
     assert trainer.fit().best == {}

@@ -1,4 +1,5 @@
-"""What steps carry from one to the next in plain attributes is kept by a state, or named by `exact`."""
+"""What steps carry from one to the next in plain attributes is kept by a state, or named by
+`exact`."""
 
 import pytest
 import torch
@@ -65,7 +66,8 @@ class Saved(Unsaved):
 
 
 class Caching(Plain):
-    """Writes a cache once, makes a constant in each step, and keeps its last output with its graph."""
+    """Writes a cache once, makes a constant in each step, and keeps its last output with its
+    graph."""
 
     cache = None
 
@@ -124,7 +126,8 @@ class Measured(Plain):
 
 
 class Watching(Hook):
-    """Looks at a step, and keeps the loss, a sum of them as a number, and the numbers of an evaluation."""
+    """Looks at a step, and keeps the loss, a sum of them as a number, and the numbers of an
+    evaluation."""
 
     total = 0.0
 
@@ -189,7 +192,8 @@ def trainer_of(model_class, *hooks, **settings):
     torch.manual_seed(0)
     model = model_class()
     optim = torch.optim.Adam(model.parameters(), 0.01)
-    return Trainer(model, loss_fn=nn.MSELoss(), optim=optim, epochs=2, seed=0, hooks=hooks, device="cpu", progress=False, **loaders(), **settings)
+    return Trainer(model, loss_fn=nn.MSELoss(), optim=optim, epochs=2, seed=0, hooks=hooks,
+                   device="cpu", progress=False, **loaders(), **settings)
 
 
 DRIVES = {
@@ -224,7 +228,8 @@ def test_what_steps_carry_beside_the_state_is_named(kind, drive):
     trainer = trainer_of(model, *(hook() for hook in hooks))
     assert trainer.exact
     DRIVES[drive](trainer)
-    assert [text for text in trainer.exact.obstacles if text.startswith(f"{name} is not part of the state")] == trainer.exact.obstacles != []
+    assert [text for text in trainer.exact.obstacles
+            if text.startswith(f"{name} is not part of the state")] == trainer.exact.obstacles != []
     again = trainer_of(model, *(hook() for hook in hooks))
     again.load_state_dict(trainer.state_dict())
     assert again.exact.obstacles == trainer.exact.obstacles
@@ -300,11 +305,14 @@ def test_a_second_model_and_its_optimizer_in_a_step_are_named(kept):
         return {"loss": mse_loss(output, batch[1])}
 
     hooks = {"nothing": [], "optimizer": [Keeps(second)], "all": [Keeps(second, critic)]}[kept]
-    trainer = Trainer(model, step, loaders()["train_dl"], optim=torch.optim.Adam(model.parameters(), 0.01), epochs=2, seed=0, hooks=hooks,
+    trainer = Trainer(model, step, loaders()["train_dl"],
+                      optim=torch.optim.Adam(model.parameters(), 0.01), epochs=2, seed=0,
+                      hooks=hooks,
                       device="cpu", progress=False)
     trainer.step(3)
     named = [text.partition(" is not")[0] for text in trainer.exact.obstacles]
-    expected = {"nothing": ["critic (used by train_step)", "second (used by train_step)"], "optimizer": ["critic (used by train_step)"], "all": []}
+    expected = {"nothing": ["critic (used by train_step)", "second (used by train_step)"],
+                "optimizer": ["critic (used by train_step)"], "all": []}
     assert sorted(named) == expected[kept]
 
 

@@ -1,4 +1,5 @@
-"""Files of a run that are damaged, hostile, or cannot be written; what is kept; and what a state may hold."""
+"""Files of a run that are damaged, hostile, or cannot be written; what is kept;
+and what a state may hold."""
 
 import collections
 import dataclasses
@@ -73,8 +74,10 @@ def listed(folder):
 # ---- damaged files
 
 WEIGHTS = torch.arange(300.0)
-STATE = {"model": {"weight": WEIGHTS, "bias": torch.tensor([1, 2, 3])}, "position": {"step": 7, "seconds": 0.25},
-         "half": torch.ones(3, 5, dtype=torch.bfloat16), "rest": [None, True, "text", (1, 2j), {"a": -1}]}
+STATE = {"model": {"weight": WEIGHTS, "bias": torch.tensor([1, 2, 3])},
+         "position": {"step": 7, "seconds": 0.25},
+         "half": torch.ones(3, 5, dtype=torch.bfloat16),
+         "rest": [None, True, "text", (1, 2j), {"a": -1}]}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +117,8 @@ def test_flipped_bits_in_what_is_kept(tmp_path, whole):
     """Also in the headers of its parts, and in fillers, where they do no harm."""
     draw = random.Random(2)
     places = draw.sample(range(whole.find(b"PK\x01\x02")), 500)
-    found = collections.Counter(judged(tmp_path / "a.pt", flipped(whole, place, draw.randrange(8))) for place in places)
+    found = collections.Counter(judged(tmp_path / "a.pt", flipped(whole, place, draw.randrange(8)))
+                                for place in places)
     assert found["refused"] > found["right"]
 
 
@@ -186,7 +190,8 @@ def folder(stopped, tmp_path):
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("steps", [(7,), (7, 6)], ids=["the latest", "two"])
 def test_a_damaged_file_is_passed_over(folder, damage, steps):
-    """The one before is taken, a warning says so, and the end is that of a run that nobody disturbed."""
+    """The one before is taken, a warning says so, and the end is that of a run that nobody
+    disturbed."""
     for step in steps:
         DAMAGES[damage](folder / f"step_{step:08d}.pt")
     with warnings.catch_warnings(record=True) as told, make(folder) as again:
@@ -195,15 +200,19 @@ def test_a_damaged_file_is_passed_over(folder, damage, steps):
     assert again.get_hook(CheckpointHook).resumed_from.name == f"step_{min(steps) - 1:08d}.pt"
     assert outcome(again) == straight()
     told = [str(each.message) for each in told if "the one before is tried" in str(each.message)]
-    if damage != "gone":  # somebody has removed it
-        assert [f"step_{step:08d}.pt" in text for step, text in zip(steps, told, strict=True)] == [True] * len(steps)
+    if damage != "gone":  # it was removed
+        assert [f"step_{step:08d}.pt" in text
+                for step, text in zip(steps, told, strict=True)] == [True] * len(steps)
 
 
 ENTRY = {"file": "step_00000007.pt", "step": 7, "epoch": 1}
 LISTS = {
-    "gone": None, "empty": "", "cut off": '{"latest": "step_0000', "a list": "[]", "null": "null", "no entries": "{}",
-    "a number": '{"checkpoints": 5}', "numbers": '{"checkpoints": [1, 2]}', "a text": '{"checkpoints": "step"}',
-    "unknown words": json.dumps({"checkpoints": [{**ENTRY, "mood": 1}]}), "bytes": b"\xff\xfe\x00\x81",
+    "gone": None, "empty": "", "cut off": '{"latest": "step_0000', "a list": "[]", "null": "null",
+    "no entries": "{}",
+    "a number": '{"checkpoints": 5}', "numbers": '{"checkpoints": [1, 2]}',
+    "a text": '{"checkpoints": "step"}',
+    "unknown words": json.dumps({"checkpoints": [{**ENTRY, "mood": 1}]}),
+    "bytes": b"\xff\xfe\x00\x81",
     "missing words": json.dumps({"checkpoints": [{"file": "step_00000007.pt"}]}),
     "a name that is none": json.dumps({"checkpoints": [{**ENTRY, "file": 7}]}),
     "a step that is none": json.dumps({"checkpoints": [{**ENTRY, "step": "7"}]})}
@@ -215,7 +224,8 @@ def test_a_list_that_is_damaged_or_gone(folder, content):
     (folder / LIST).unlink()
     if content is not None:
         (folder / LIST).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with warnings.catch_warnings(record=True) as told, make(folder, settings={"keep_every": 4}) as again:
+    with (warnings.catch_warnings(record=True) as told,
+          make(folder, settings={"keep_every": 4}) as again):
         warnings.simplefilter("always")
         again.fit()
     assert again.get_hook(CheckpointHook).resumed_from.name == "step_00000007.pt"
@@ -232,7 +242,8 @@ def test_a_list_with_flipped_bits(folder):
         for _ in range(150):
             spoiled = bytearray(content)
             spoiled[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-            (folder / LIST).write_bytes(bytes(spoiled[:draw.choice([None, draw.randrange(len(content))])]))
+            (folder / LIST).write_bytes(
+                bytes(spoiled[:draw.choice([None, draw.randrange(len(content))])]))
             entry, state = next(CheckpointFolder(folder).readable())
             assert same(state, right[entry.file])
 
@@ -258,8 +269,8 @@ def test_none_can_be_used(folder):
         assert {name: (folder / name).read_bytes() for name in names(folder)} == before
 
 
-def test_an_error_while_a_run_is_taken_up_leaves_the_files_as_they_are(tmp_path):
-    """A hook that cannot take its state back: what is half taken up is not a checkpoint."""
+def test_an_error_while_a_run_is_resumed_leaves_the_files_as_they_are(tmp_path):
+    """A hook that cannot take its state back: what is half loaded is not a checkpoint."""
     class Strict(Hook):
         """Gives what it does not take."""
         def state_dict(self):
@@ -299,14 +310,18 @@ def legacy_save(value, path):
 
 
 @pytest.mark.parametrize("write", [torch.save, legacy_save, raw_pickle])
-@pytest.mark.parametrize("within", [lambda bad: bad, lambda bad: {"trainer_nb": VERSION, **STATE, "more": [bad]}],
+@pytest.mark.parametrize("within",
+                         [lambda bad: bad,
+                          lambda bad: {"trainer_nb": VERSION, **STATE, "more": [bad]}],
                          ids=["alone", "in a checkpoint"])
 def test_a_file_that_would_run_code_is_refused(folder, tmp_path, write, within):
     """By `load`, by `resume=`, and as the latest of a folder; nothing of it is run."""
     done, path = tmp_path / "done", folder / "step_00000007.pt"
     write(within(Hostile(done)), path)
-    reason = "could run code when it is loaded" if write is torch.save else "is damaged, or no checkpoint"
-    for act in (read_state, make().load, lambda path: make(folder, settings={"resume": path}).fit()):
+    reason = ("could run code when it is loaded"
+              if write is torch.save else "is damaged, or no checkpoint")
+    for act in (read_state, make().load,
+                lambda path: make(folder, settings={"resume": path}).fit()):
         with pytest.raises(CheckpointError, match=reason) as refused:
             act(path)
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
@@ -319,9 +334,12 @@ def test_a_file_that_would_run_code_is_refused(folder, tmp_path, write, within):
 
 
 @pytest.mark.parametrize(("value", "says"), [
-    (torch.nn.Linear(2, 1).state_dict(), r"it holds weight, bias\): weights alone are loaded with model.load_st"),
-    ({"epoch": 3, "model": {}}, "it holds epoch, model"), (WEIGHTS, "it holds Tensor"), ([1, 2], "it holds list"),
-    (torch.nn.Linear(2, 1), "could run code")], ids=["weights", "of others", "tensor", "list", "module"])
+    (torch.nn.Linear(2, 1).state_dict(),
+     r"it holds weight, bias\): weights alone are loaded with model.load_st"),
+    ({"epoch": 3, "model": {}}, "it holds epoch, model"), (WEIGHTS, "it holds Tensor"),
+    ([1, 2], "it holds list"),
+    (torch.nn.Linear(2, 1), "could run code")],
+    ids=["weights", "of others", "tensor", "list", "module"])
 def test_a_file_that_is_no_checkpoint_of_a_trainer(tmp_path, value, says):
     """What it holds is said, and what to do with it."""
     torch.save(value, tmp_path / "a.pt")
@@ -373,7 +391,8 @@ class PatchedDisk:
     def fill(self, room=20000):
         """No file may become larger than this."""
         def limited(path, mode, private=False):
-            return io.BufferedWriter(LimitedFile(path, room)) if mode == "xb" else open_plain(path, mode, private)
+            return (io.BufferedWriter(LimitedFile(path, room))
+                    if mode == "xb" else open_plain(path, mode, private))
         self.monkeypatch.setattr(saved, "open_plain", limited)
 
     def lock(self):
@@ -400,7 +419,8 @@ class SmallDisk:
     def mounted(place):
         """It is there; not every machine lets one do this."""
         command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-        return shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+        return (shutil.which("mount") is not None
+                and subprocess.run(command, capture_output=True).returncode == 0)
 
     def fill(self, room=20000):
         """So many bytes are left."""
@@ -452,14 +472,15 @@ class At(Hook):
 
 
 def hidden(folder):
-    """Files that somebody began to write and left."""
+    """Files that were begun and left."""
     return [name for name in names(folder) if name.startswith(".")]
 
 
 def tell_files(folder):
     """Every file of the list is whole and there, nothing else is; the number of the latest step."""
     entries = listed(folder)["checkpoints"]
-    assert sorted(entry["file"] for entry in entries) == [name for name in names(folder) if name != LIST]
+    assert sorted(entry["file"]
+                  for entry in entries) == [name for name in names(folder) if name != LIST]
     for entry in entries:
         assert read_state(folder / entry["file"])["position"]["optimizer_step"] == entry["step"]
     return entries[-1]["step"]
@@ -467,7 +488,8 @@ def tell_files(folder):
 
 @pytest.mark.parametrize("trouble", ["fill", "lock"])
 def test_a_disk_that_takes_nothing_more(disk, tmp_path, trouble):
-    """fit() raises at the next step; the last good checkpoint is good; the run in memory goes on once it can."""
+    """fit() raises at the next step; the last good checkpoint is good;
+    the run in memory goes on once it can."""
     trainer = make(disk.folder, hooks=[At(9, getattr(disk, trouble))])
     with pytest.raises(OSError) as told:
         trainer.fit()
@@ -494,7 +516,8 @@ def test_the_error_of_a_disk_names_the_file(disk, trouble):
 
 def test_a_disk_that_is_full_at_the_end(disk):
     """The last save fails: fit() raises, and fit() again writes what is missing."""
-    trainer = make(disk.folder, hooks=[At(STEPS - 1, disk.fill)], settings={"every_steps": 16, "every_epochs": None})
+    trainer = make(disk.folder, hooks=[At(STEPS - 1, disk.fill)],
+                   settings={"every_steps": 16, "every_epochs": None})
     with pytest.raises(OSError):
         trainer.fit()
     assert trainer.step_state.optimizer_step == STEPS and tell_files(disk.folder) == 16
@@ -511,7 +534,8 @@ def test_a_disk_that_is_full_when_the_process_is_told_to_end(disk):
         os.kill(os.getpid(), signal.SIGTERM)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        trainer = make(disk.folder, hooks=[At(5, end)], settings={"every_steps": 3, "every_epochs": None})
+        trainer = make(disk.folder, hooks=[At(5, end)],
+                       settings={"every_steps": 3, "every_epochs": None})
         with pytest.raises(OSError):
             trainer.fit()
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
@@ -524,12 +548,16 @@ def test_a_disk_that_is_full_when_the_process_is_told_to_end(disk):
 
 
 def test_a_list_that_cannot_be_written(tmp_path, monkeypatch):
-    """The disk is full after the checkpoint itself: the list of before stands, and all that it names is there."""
+    """The disk is full after the checkpoint itself:
+    the list of before stands, and all that it names is there."""
     room = PatchedDisk(tmp_path, monkeypatch)
     def end():
         room.fill(room=100)
         limited = saved.open_plain
-        monkeypatch.setattr(saved, "open_plain", lambda path, *words: (limited if LIST in str(path) else open_plain)(path, *words))
+        monkeypatch.setattr(saved, "open_plain",
+                            lambda path, *words: (limited
+                                                  if LIST in str(path)
+                                                  else open_plain)(path, *words))
     trainer = make(tmp_path, hooks=[At(9, end)])
     with pytest.raises(OSError):
         trainer.fit()
@@ -578,19 +606,26 @@ def test_a_folder_that_cannot_be_made_again(tmp_path):
 def entries(folder):
     """Steps in the list, in its order; the files are just these."""
     found = [entry["step"] for entry in listed(folder)["checkpoints"]]
-    assert sorted(f"step_{step:08d}.pt" for step in found) == [name for name in names(folder) if name != LIST]
+    assert sorted(f"step_{step:08d}.pt"
+                  for step in found) == [name for name in names(folder) if name != LIST]
     return found
 
 
 @pytest.mark.parametrize(("rules", "kept"), [
-    ({"keep_last": 1}, [20]), ({"keep_last": 0}, [20]), ({}, [18, 19, 20]), ({"keep_last": None}, [*range(1, 21)]),
-    ({"keep_last": 2, "keep_every": 6}, [6, 12, 18, 19, 20]), ({"keep_last": 1, "keep_every": 5}, [5, 10, 15, 20]),
-    ({"keep_last": 2, "keep_every": [3, 7, 100]}, [3, 7, 19, 20]), ({"keep_last": 2, "keep_every": {3}}, [3, 19, 20]),
-    ({"keep_last": 1, "keep_every": range(0, 9, 4)}, [4, 8, 20]), ({"keep_last": 2, "every_steps": 7}, [16, 20]),
-    ({"every_steps": 9, "every_epochs": None}, [9, 18, 20]), ({"every_steps": None, "keep_last": 2}, [16, 20]),
+    ({"keep_last": 1}, [20]), ({"keep_last": 0}, [20]), ({}, [18, 19, 20]),
+    ({"keep_last": None}, [*range(1, 21)]),
+    ({"keep_last": 2, "keep_every": 6}, [6, 12, 18, 19, 20]),
+    ({"keep_last": 1, "keep_every": 5}, [5, 10, 15, 20]),
+    ({"keep_last": 2, "keep_every": [3, 7, 100]}, [3, 7, 19, 20]),
+    ({"keep_last": 2, "keep_every": {3}}, [3, 19, 20]),
+    ({"keep_last": 1, "keep_every": range(0, 9, 4)}, [4, 8, 20]),
+    ({"keep_last": 2, "every_steps": 7}, [16, 20]),
+    ({"every_steps": 9, "every_epochs": None}, [9, 18, 20]),
+    ({"every_steps": None, "keep_last": 2}, [16, 20]),
     ({"every_steps": None, "every_epochs": 2, "keep_last": None}, [8, 16, 20])])
 def test_which_files_stay(tmp_path, rules, kept):
-    """Each step once, though a step may be saved for several reasons; the list is in the order of the run."""
+    """Each step once, though a step may be saved for several reasons;
+    the list is in the order of the run."""
     make(tmp_path, settings=rules).fit()
     assert entries(tmp_path) == kept
     assert listed(tmp_path)["latest"] == "step_00000020.pt" and listed(tmp_path)["best"] is None
@@ -609,12 +644,15 @@ class Marks(Hook):
 
 
 @pytest.mark.parametrize(("values", "direction", "best"), [
-    ((1.0, 5.0, 2.0, 3.0, 4.0), "max", 8), ((1.0, 5.0, 2.0, 3.0, 4.0), "min", 4), ((5.0, 4.0, 4.0, 4.0, 4.5), "min", 8),
-    ((math.nan, 2.0, math.inf, -math.inf, 1.0), "max", 8), ((math.nan, 2.0, math.inf, -math.inf, 1.0), "min", 20),
+    ((1.0, 5.0, 2.0, 3.0, 4.0), "max", 8), ((1.0, 5.0, 2.0, 3.0, 4.0), "min", 4),
+    ((5.0, 4.0, 4.0, 4.0, 4.5), "min", 8),
+    ((math.nan, 2.0, math.inf, -math.inf, 1.0), "max", 8),
+    ((math.nan, 2.0, math.inf, -math.inf, 1.0), "min", 20),
     ((1.0, 2.0, 3.0, 4.0, 5.0), "max", 20), ((math.nan,) * 5, "max", None)])
 @pytest.mark.parametrize("stop", [None, 10], ids=["in one go", "in two processes"])
 def test_the_best_file_stays(tmp_path, values, direction, best, stop):
-    """By the direction of the metric, the first of equal ones, after the evaluation; never by a value like nan."""
+    """By the direction of the metric, the first of equal ones, after the evaluation;
+    never by a value like nan."""
     rules = {"keep_last": 1, "best": ("mark", direction), "every_steps": 3, "every_epochs": None}
     if stop:
         with make(tmp_path, hooks=[Marks(*values)], settings=rules) as trainer:
@@ -630,12 +668,14 @@ def test_the_best_file_stays(tmp_path, values, direction, best, stop):
 
 
 def test_a_value_belongs_to_the_step_it_was_found_at(tmp_path):
-    """A file from before the evaluation has none; and what was best is still known in another process."""
+    """A file from before the evaluation has none;
+    and what was best is still known in another process."""
     values = (1.0, 5.0, 2.0, 3.0, 4.0)
     rules = {"keep_last": None, "best": ("mark", "max"), "every_epochs": None}
     make(tmp_path / "steps", hooks=[Marks(*values)], settings={**rules, "every_steps": 3}).fit()
     told = {entry["step"]: entry["value"] for entry in listed(tmp_path / "steps")["checkpoints"]}
-    assert told == {3: None, 4: 1.0, 6: None, 8: 5.0, 9: None, 12: None, 15: None, 18: None, 20: 4.0}
+    assert told == {3: None, 4: 1.0, 6: None, 8: 5.0, 9: None, 12: None, 15: None, 18: None,
+                    20: 4.0}
     rules["every_steps"] = None
     with make(tmp_path / "best", hooks=[Marks(*values)], settings=rules) as trainer:
         trainer.step(10)
@@ -646,21 +686,25 @@ def test_a_value_belongs_to_the_step_it_was_found_at(tmp_path):
 def test_the_best_by_a_real_metric(tmp_path):
     """What the history says."""
     for direction, pick in (("min", np.argmin), ("max", np.argmax)):
-        trainer = make(tmp_path / direction, settings={"best": ("valid/loss", direction), "keep_last": 1})
+        trainer = make(tmp_path / direction,
+                       settings={"best": ("valid/loss", direction), "keep_last": 1})
         trainer.fit()
         series = trainer.history.series("valid/loss")
-        assert listed(tmp_path / direction)["best"] == f"step_{series.steps[pick(series.values)]:08d}.pt"
+        assert listed(
+            tmp_path / direction)["best"] == f"step_{series.steps[pick(series.values)]:08d}.pt"
 
 
 VALUES = st.none() | st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0])
 EVERY = st.none() | st.integers(1, 5) | st.lists(st.integers(0, 40), max_size=4)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), VALUES), min_size=1, max_size=12), st.none() | st.integers(0, 4), EVERY,
+@given(st.lists(st.tuples(st.integers(0, 3), VALUES), min_size=1, max_size=12),
+       st.none() | st.integers(0, 4), EVERY,
        st.sampled_from([None, "min", "max"]))
 @settings(max_examples=60, deadline=None)
 def test_any_rules_and_any_values(tmp_path_factory, plan, last, every, direction):
-    """After each save: the list is what is there, no step twice, what a rule names is there, and nothing else."""
+    """After each save: the list is what is there, no step twice, what a rule names is there, and
+    nothing else."""
     place = tmp_path_factory.mktemp("rules")
     folder = CheckpointFolder(place, last, every, direction and ("value", direction))
     step, seen = 0, {}
@@ -672,8 +716,9 @@ def test_any_rules_and_any_values(tmp_path_factory, plan, last, every, direction
         assert found == sorted(set(found)) and found[-1] == step
         assert [read_state(place / f"step_{each:08d}.pt")["step"] for each in found] == found
         latest = sorted(seen) if last is None else sorted(seen)[-max(1, last):]
-        marked = {each for each in seen if every is not None and (each in every if isinstance(every, list)
-                                                                   else each % every == 0)}
+        marked = {each for each in seen
+                  if every is not None and (each in every if isinstance(every, list)
+                                             else each % every == 0)}
         assert set(found) >= {*latest, *marked}
         valued = {each: seen[each] for each in found if seen[each] is not None}
         best = None
@@ -703,11 +748,12 @@ class Count(Hook):
 
 
 def comparable(state):
-    """A state without times; what belongs to somebody by name, whatever the order."""
+    """A state without times; what belongs to a hook by name, whatever the order."""
     state["position"].pop("seconds")
     state["tunables"].pop("checkpoint.order")
     for name, columns in list(state["history"]["points"].items()):
-        state["history"]["points"][name] = [column for number, column in enumerate(columns) if number != 3]
+        state["history"]["points"][name] = [column for number, column in enumerate(columns)
+                                            if number != 3]
         if name.startswith(("time/", "samples_per_second")):
             del state["history"]["points"][name]
     for part in (state["hooks"], state["tunables"], state["history"]["points"]):
@@ -718,7 +764,8 @@ def comparable(state):
 
 @pytest.mark.parametrize("order", [None, 1000, -1000])
 def test_the_order_of_hooks_changes_nothing_in_a_file(tmp_path, order):
-    """Before or after the hooks whose state it keeps; at steps, epochs, evaluations, and at the end."""
+    """Before or after the hooks whose state it keeps;
+    at steps, epochs, evaluations, and at the end."""
     rules = {"every_steps": 3, "keep_last": None, "best": ("valid/loss", "min")}
     kept = []
     for number in range(3):
@@ -768,23 +815,30 @@ class Text(str):
 Pair = collections.namedtuple("Pair", "one two")
 ONES = torch.ones(2)
 VALUES_KEPT = {
-    "tensor": (WEIGHTS, WEIGHTS), "parameter": (torch.nn.Parameter(ONES), ONES), "half": (ONES.half(), ONES.half()),
-    "eight bits": (ONES.to(torch.float8_e4m3fn), ONES.to(torch.float8_e4m3fn)), "no elements": (ONES[:0], ONES[:0]),
+    "tensor": (WEIGHTS, WEIGHTS), "parameter": (torch.nn.Parameter(ONES), ONES),
+    "half": (ONES.half(), ONES.half()),
+    "eight bits": (ONES.to(torch.float8_e4m3fn), ONES.to(torch.float8_e4m3fn)),
+    "no elements": (ONES[:0], ONES[:0]),
     "one number": (torch.tensor(3), torch.tensor(3)), "complex tensor": (ONES * 1j, ONES * 1j),
-    "every other": (WEIGHTS[::2], WEIGHTS[::2].clone()), "expanded": (torch.ones(1).expand(3), torch.ones(3)),
+    "every other": (WEIGHTS[::2], WEIGHTS[::2].clone()),
+    "expanded": (torch.ones(1).expand(3), torch.ones(3)),
     "transposed": (WEIGHTS.view(3, -1).T, WEIGHTS.view(3, -1).T), "bools": (ONES > 0, ONES > 0),
-    "sparse": (torch.eye(2).to_sparse(), torch.eye(2).to_sparse()), "needs grad": ((ONES * 1).requires_grad_(), ONES),
+    "sparse": (torch.eye(2).to_sparse(), torch.eye(2).to_sparse()),
+    "needs grad": ((ONES * 1).requires_grad_(), ONES),
     "array": (np.arange(3), torch.arange(3)), "array of numbers without sign": (
         np.arange(3, dtype=np.uint32), torch.arange(3).to(torch.uint32)),
     "array backwards": (np.arange(3)[::-1], torch.tensor([2, 1, 0])),
     "array without dimensions": (np.array(2.5), torch.tensor(2.5).double()),
-    "numpy's float": (np.float32(0.5), 0.5), "numpy's int": (np.int64(5), 5), "numpy's bool": (np.bool_(True), True),
+    "numpy's float": (np.float32(0.5), 0.5), "numpy's int": (np.int64(5), 5),
+    "numpy's bool": (np.bool_(True), True),
     "numpy's text": (np.str_("a"), "a"), "numpy's complex": (np.complex64(1j), 1j),
-    "None": (None, None), "bool": (True, True), "int": (-5, -5), "large int": (10**40, 10**40), "float": (0.1, 0.1),
+    "None": (None, None), "bool": (True, True), "int": (-5, -5), "large int": (10**40, 10**40),
+    "float": (0.1, 0.1),
     "nan": (math.nan, math.nan), "infinity": (-math.inf, -math.inf), "complex": (1 + 2j, 1 + 2j),
     "text": ("ä\n€\0", "ä\n€\0"),
     "bytes": (bytes(range(256)), bytes(range(256))), "dtype": (torch.bfloat16, torch.bfloat16),
-    "device": (torch.device("cuda", 1), torch.device("cuda", 1)), "size": (torch.Size([1, 2]), torch.Size([1, 2])),
+    "device": (torch.device("cuda", 1), torch.device("cuda", 1)),
+    "size": (torch.Size([1, 2]), torch.Size([1, 2])),
     "list": ([1, [2]], [1, [2]]), "tuple": ((1, ("a",)), (1, ("a",))), "set": ({1, 2}, {1, 2}),
     "frozenset": (frozenset({1}), {1}),
     "deque": (collections.deque([1, 2], 2), [1, 2]), "range": (range(3), [0, 1, 2]),
@@ -799,10 +853,12 @@ VALUES_KEPT = {
     "int enum": (Level.HIGH, 3),
     "flag": (enum.IntFlag("Bits", "A B")(3), 3), "class made from text": (Text("t"), "t"),
     "path": (PurePosixPath("a/b"), "a/b"), "date": (datetime.date(2024, 5, 6), "2024-05-06"),
-    "date and time": (datetime.datetime(2024, 5, 6, 7), "2024-05-06 07:00:00"), "time": (datetime.time(7), "07:00:00"),
+    "date and time": (datetime.datetime(2024, 5, 6, 7), "2024-05-06 07:00:00"),
+    "time": (datetime.time(7), "07:00:00"),
     "generator": (torch.Generator().manual_seed(5), torch.Generator().manual_seed(5).get_state()),
     "version of torch": (torch.torch_version.TorchVersion("2.6"), "2.6"),
-    "numpy's generator": (np.random.default_rng(0).bit_generator.state, np.random.default_rng(0).bit_generator.state),
+    "numpy's generator": (np.random.default_rng(0).bit_generator.state,
+                          np.random.default_rng(0).bit_generator.state),
     "numpy's date": (np.datetime64("2024-05-06"), "2024-05-06"),  # item() gives a datetime.date
     "numpy's long float": (np.longdouble(1.5), 1.5),  # item() gives itself
     "big endian": (np.arange(3, dtype=">i8"), torch.arange(3)),
@@ -830,14 +886,18 @@ class OwnTensor(torch.Tensor):
 REFUSED = {
     "function": (print, "builtin_function_or_method"), "class": (Rule, "builtins.type"),
     "module": (torch.nn.ReLU(), "activation.ReLU"),
-    "slice": (slice(1), "builtins.slice"), "time span": (datetime.timedelta(1), "datetime.timedelta"),
-    "bytearray": (bytearray(b"a"), "builtins.bytearray"), "fraction": (fractions.Fraction(1, 2), "fractions.Fraction"),
-    "objects": (np.array([None]), "an array of object"), "texts": (np.array(["a"]), "an array of <U1"),
+    "slice": (slice(1), "builtins.slice"),
+    "time span": (datetime.timedelta(1), "datetime.timedelta"),
+    "bytearray": (bytearray(b"a"), "builtins.bytearray"),
+    "fraction": (fractions.Fraction(1, 2), "fractions.Fraction"),
+    "objects": (np.array([None]), "an array of object"),
+    "texts": (np.array(["a"]), "an array of <U1"),
     "dates": (np.zeros(2, "M8[s]"), r"an array of datetime64\[s\]"),
     "long floats": (np.zeros(2, np.longdouble), "an array of"),
     "layout": (torch.strided, "torch.layout"), "keys": ({}.keys(), "dict_keys"),
     "iterator": (iter([]), "list_iterator"),
-    "empty bytes": (b"", "builtins.bytes"),  # a file would name the class, which is refused when it is read
+    # a file would name the class, which is refused when it is read
+    "empty bytes": (b"", "builtins.bytes"),
     "tensor of a class of one's own": (ONES.as_subclass(OwnTensor), "OwnTensor"),
     "without data": (torch.ones(2, device="meta"), "meta")}
 
@@ -849,7 +909,8 @@ REFUSED = {
     ids=["in a list", "in a dataclass"])
 def test_what_a_file_cannot_hold(place, where, value, says):
     """CheckpointError names the place and the kind."""
-    with pytest.raises(CheckpointError, match=f"{where} is (a|an array of) ?.*{says}|{where}.*{says}"):
+    with pytest.raises(CheckpointError,
+                       match=f"{where} is (a|an array of) ?.*{says}|{where}.*{says}"):
         plain_copy(place(value))
 
 
@@ -874,11 +935,14 @@ def test_keys_that_become_the_same(tmp_path):
 
 
 def test_tied_tensors_share_memory_again(tmp_path):
-    """What is the same tensor in a state is one in its copy and in its file; the file holds it once."""
+    """What is the same tensor in a state is one in its copy and in its file;
+    the file holds it once."""
     large = torch.nn.Parameter(torch.randn(500, 100))
-    model = torch.nn.Sequential(torch.nn.Linear(100, 500, bias=False), torch.nn.Linear(100, 500, bias=False))
+    model = torch.nn.Sequential(torch.nn.Linear(100, 500, bias=False),
+                                torch.nn.Linear(100, 500, bias=False))
     model[0].weight = model[1].weight = large
-    state = {"model": model.state_dict(), "again": [large, large.detach(), large.data], "other": large + 0}
+    state = {"model": model.state_dict(), "again": [large, large.detach(), large.data],
+             "other": large + 0}
     copy = plain_copy(state)
     read = read_state(write_state(copy, tmp_path / "a.pt"))
     for each in (copy, read):
@@ -895,7 +959,8 @@ def test_tied_tensors_share_memory_again(tmp_path):
 def test_a_copy_is_a_copy():
     """Whatever is done to the one, the other does not change."""
     weight, array, inner = torch.zeros(3, 4), np.zeros(3), {"a": [torch.zeros(2)]}
-    state = {"weight": weight, "row": weight[1], "array": array, "inner": inner, "gone": torch.zeros(0)}
+    state = {"weight": weight, "row": weight[1], "array": array, "inner": inner,
+             "gone": torch.zeros(0)}
     copy = plain_copy(state)
     before = plain_copy(copy)
     weight.fill_(1), array.fill(1), inner["a"][0].fill_(1), inner["a"].append(2)
@@ -909,14 +974,15 @@ def test_a_copy_is_a_copy():
 def test_tensors_that_are_made_as_they_are_asked_for():
     """The memory of one that is gone is used for the next; they are not the same tensor."""
     class Lazy(collections.abc.Mapping):
-        """Its values are made anew each time."""
+        """Its values are made again each time."""
         def __len__(self):
             return 8
         def __iter__(self):
             return iter(range(8))
         def __getitem__(self, number):
             return torch.full((3, 1000), float(number))[:, 0]
-    assert same(plain_copy(Lazy()), {number: torch.full((3,), float(number)) for number in range(8)})
+    assert same(plain_copy(Lazy()),
+                {number: torch.full((3,), float(number)) for number in range(8)})
 
 
 # ---- one save in flight
@@ -945,10 +1011,13 @@ def test_one_save_at_a_time_and_none_left_out(tmp_path, watched):
             self.made.append(time.perf_counter())
     clock = Clock()
     make(tmp_path, hooks=[clock], settings={"every_steps": 2, "keep_last": None}).fit()
-    assert [name for *_, name, _ in watched] == [f"step_{step:08d}.pt" for step in range(2, 21, 2) for _ in
-                                                  range(2 if step % 4 == 0 else 1)]  # and after each epoch
+    assert [name for *_, name, _ in watched] == [f"step_{step:08d}.pt" for step in range(2, 21, 2)
+                                                 for _ in
+                                                  # and after each epoch
+                                                  range(2 if step % 4 == 0 else 1)]
     assert all(end <= begin for (_, end, *_), (begin, *_) in zip(watched, watched[1:]))
-    assert not any(thread is threading.main_thread() or thread.is_alive() or thread.daemon for *_, thread in watched)
+    assert not any(thread is threading.main_thread() or thread.is_alive() or thread.daemon
+                   for *_, thread in watched)
     assert any(begin < made < end for begin, end, *_ in watched for made in clock.made)
     assert tell_files(tmp_path) == STEPS
 
@@ -988,7 +1057,7 @@ def test_an_error_of_the_writer_is_told_at_the_next_step(tmp_path, monkeypatch):
 
 
 def test_the_writer_itself():
-    """One piece of work at a time; its error is raised where somebody waits, and only once."""
+    """One piece of work at a time; its error is raised where a caller waits, and only once."""
     writer, done = Writer(), []
     for number in range(3):
         writer.start(lambda number=number: (time.sleep(0.02), done.append(number)))

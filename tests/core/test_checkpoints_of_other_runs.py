@@ -1,4 +1,5 @@
-"""A checkpoint that a trainer finds may be of another run: of another fold, rate, data. What goes on says so, what must not is refused."""
+"""A checkpoint that a trainer finds may be of another run: of another fold, rate, data.
+What goes on says so, what must not is refused."""
 
 import random
 import shutil
@@ -19,14 +20,17 @@ INPUTS = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, INPUTS[:, :1])
 
 
-def make(folder, data=DATA, size=8, lr=0.01, patience=9, weights=0, resume="latest", epochs=3, **settings):
+def make(folder, data=DATA, size=8, lr=0.01, patience=9, weights=0, resume="latest", epochs=3,
+         **settings):
     """Sixteen steps an epoch."""
     torch.manual_seed(weights)
     model = nn.Linear(4, 1)
     hooks = [CheckpointHook(folder, resume=resume)] if folder else []
     settings = {"seed": 0, "loss_fn": nn.MSELoss(), **settings}
-    return Trainer(model, train_dl=DataLoader(data, size, shuffle=True), valid_dl=DataLoader(DATA, 64), epochs=epochs, device="cpu", progress=False,
-                   optim=torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01), hooks=[*hooks, EarlyStopHook(patience=patience)], **settings)
+    return Trainer(model, train_dl=DataLoader(data, size, shuffle=True),
+                   valid_dl=DataLoader(DATA, 64), epochs=epochs, device="cpu", progress=False,
+                   optim=torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01),
+                   hooks=[*hooks, EarlyStopHook(patience=patience)], **settings)
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +51,41 @@ def folder(runs, tmp_path, request):
     return copied
 
 
-LAST = {"unfinished": ("step_00000026.pt", "step 26, epoch 1"), "finished": ("step_00000048.pt", "step 48, epoch 3")}
+LAST = {"unfinished": ("step_00000026.pt", "step 26, epoch 1"),
+        "finished": ("step_00000048.pt", "step 48, epoch 3")}
 
 
 @pytest.mark.parametrize(("name", "given", "ends"), [
-    ("unfinished", {}, ""), ("unfinished", {"weights": 1}, ""), ("finished", {}, "; nothing is left to train"),
+    ("unfinished", {}, ""), ("unfinished", {"weights": 1}, ""),
+    ("finished", {}, "; nothing is left to train"),
     ("finished", {"epochs": 4}, ""), ("finished", {"epochs": 4, "weights": 1}, ""),
-    ("unfinished", {"lr": 1e-4}, "; the file's settings are in force: lr 0.01 (here 0.0001); trainer.tune() changes them"),
-    ("unfinished", {"grad_clip": 0.5}, "; the file's settings are in force: grad_clip none (here 0.5); trainer.tune() changes them"),
+    ("unfinished", {"lr": 1e-4},
+     "; the file's settings are in force: lr 0.01 (here 0.0001); trainer.tune() changes them"),
+    ("unfinished", {"grad_clip": 0.5},
+     "; the file's settings are in force: grad_clip none (here 0.5); trainer.tune() changes them"),
     ("unfinished", {"gradient_accumulation_steps": 4},
-     "; the file's settings are in force: gradient_accumulation_steps 1 (here 4); trainer.tune() changes them"),
-    ("unfinished", {"mixed_precision": "bf16"}, "; the file's settings are in force: mixed_precision none (here bf16); trainer.tune() changes them"),
-    ("unfinished", {"patience": 1}, "; the file's settings are in force: early_stop.patience 9 (here 1); trainer.tune() changes them"),
+     "; the file's settings are in force: gradient_accumulation_steps 1 (here 4); trainer.tune() "
+     "changes them"),
+    ("unfinished", {"mixed_precision": "bf16"},
+     "; the file's settings are in force: mixed_precision none (here bf16); trainer.tune() changes "
+     "them"),
+    ("unfinished", {"patience": 1},
+     "; the file's settings are in force: early_stop.patience 9 (here 1); trainer.tune() changes "
+     "them"),
     ("unfinished", {"ema": 0.9}, "; the code's settings are in force: ema.decay 0.9 (file none)"),
-    ("unfinished", {"loss_fn": nn.L1Loss()}, "; the code's settings are in force: loss_fn L1Loss (file MSELoss)")])
+    ("unfinished", {"loss_fn": nn.L1Loss()},
+     "; the code's settings are in force: loss_fn L1Loss (file MSELoss)")])
 def test_what_goes_on_says_so_in_one_line(folder, capsys, name, given, ends):
     """The file, the step, and what differs with the value in force."""
     path = folder(name)
     with make(path, **given) as trainer:
         result = trainer.fit()
     file, place = LAST[name]
-    assert capsys.readouterr().out == f"resumed from {path / file}: {place} of {given.get('epochs', 3)}{ends}\n"
+    assert capsys.readouterr().out == (f"resumed from {path / file}: {place} of "
+                                       f"{given.get('epochs', 3)}{ends}\n")
     assert trainer.get_hook(CheckpointHook).resumed_from == path / file
-    assert result.steps == 16 * given.get("epochs", 3) or given.get("gradient_accumulation_steps")  # one step more or less
+    # one step more or less
+    assert result.steps == 16 * given.get("epochs", 3) or given.get("gradient_accumulation_steps")
     if "lr" in given:
         assert trainer.optim.param_groups[0]["lr"] == 0.01
 
@@ -78,11 +94,16 @@ OTHER = TensorDataset(INPUTS + 1, INPUTS[:, :1])
 
 
 @pytest.mark.parametrize(("name", "given", "says"), [
-    ("unfinished", {"data": Subset(DATA, range(40))}, r"batches 16 \(here 5\), samples 128 \(here 40\)"),
-    ("unfinished", {"size": 32}, r"batches 16 \(here 4\), batch size 8 \(here 32\)"), ("unfinished", {"size": 4}, r"batches 16 \(here 32\)"),
-    ("unfinished", {"data": OTHER}, "check sum of samples"), ("finished", {"data": OTHER, "epochs": 9}, "check sum of samples"),
-    ("finished", {"lr": 1e-4}, r"a finished run .* lr 0.01 \(here 0.0001\)"), ("finished", {"lr": 1e-4, "epochs": 9}, "lr 0.01"),
-    ("finished", {"weights": 1}, "the first weights are others"), ("finished", {"seed": 1}, r"seed 0 \(here 1\)"),
+    ("unfinished", {"data": Subset(DATA, range(40))},
+     r"batches 16 \(here 5\), samples 128 \(here 40\)"),
+    ("unfinished", {"size": 32}, r"batches 16 \(here 4\), batch size 8 \(here 32\)"),
+    ("unfinished", {"size": 4}, r"batches 16 \(here 32\)"),
+    ("unfinished", {"data": OTHER}, "check sum of samples"),
+    ("finished", {"data": OTHER, "epochs": 9}, "check sum of samples"),
+    ("finished", {"lr": 1e-4}, r"a finished run .* lr 0.01 \(here 0.0001\)"),
+    ("finished", {"lr": 1e-4, "epochs": 9}, "lr 0.01"),
+    ("finished", {"weights": 1}, "the first weights are others"),
+    ("finished", {"seed": 1}, r"seed 0 \(here 1\)"),
     ("finished", {"grad_clip": 1.0}, "grad_clip none")])
 def test_another_run_is_refused(folder, name, given, says):
     """With three ways out, and all files as they were; each of the ways is one."""
@@ -90,12 +111,14 @@ def test_another_run_is_refused(folder, name, given, says):
     before = {file: (path / file).read_bytes() for file in ("checkpoints.json", LAST[name][0])}
     with pytest.raises(CheckpointError, match=says) as told, make(path, **given) as trainer:
         trainer.fit()
-    assert all(way in str(told.value) for way in ("resume=False", "another folder", "resume='force'"))
+    assert all(way in str(told.value)
+               for way in ("resume=False", "another folder", "resume='force'"))
     assert trainer.step_state.optimizer_step == 0
     assert before == {file: (path / file).read_bytes() for file in before}
-    with make(path, resume=False, **given) as anew:
-        anew.step(1)
-        assert anew.get_hook(CheckpointHook).resumed_from is None and anew.step_state.optimizer_step == 1
+    with make(path, resume=False, **given) as again:
+        again.step(1)
+        assert again.get_hook(CheckpointHook).resumed_from is None
+        assert again.step_state.optimizer_step == 1
 
 
 def test_force_goes_on_and_names_what_differs(folder, capsys):
@@ -104,18 +127,22 @@ def test_force_goes_on_and_names_what_differs(folder, capsys):
     with make(path, resume="force", data=OTHER, lr=0.1, epochs=4) as trainer:
         assert trainer.fit().steps == 64
     told = capsys.readouterr().out
-    assert told.startswith(f"resumed from {path}/step_00000048.pt: step 48, epoch 3 of 4; the file's settings are in force: lr 0.01 (here 0.1)")
+    assert told.startswith(
+        f"resumed from {path}/step_00000048.pt: step 48, epoch 3 of 4; the file's settings are in "
+        f"force: lr 0.01 (here 0.1)")
     assert "the data differ: check sum of samples" in told and told.count("\n") == 1
 
 
 def test_the_folds_of_a_cross_validation(tmp_path):
-    """The second fold in the first one's folder is an error; with resume=False each is trained, and the best one kept is its own."""
+    """The second fold in the first one's folder is an error;
+    with resume=False each is trained, and the best one kept is its own."""
     folds = [list(range(0, 64)), list(range(64, 128))]
     make(tmp_path / "a", Subset(DATA, folds[0])).fit()
     with pytest.raises(CheckpointError, match="check sum of samples"):
         make(tmp_path / "a", Subset(DATA, folds[1])).fit()
     for number, fold in enumerate(folds):
-        with make(tmp_path / "b", Subset(DATA, fold), lr=(0.1, 1e-6)[number], best=("valid/loss", "min"), resume=False) as trainer:
+        with make(tmp_path / "b", Subset(DATA, fold), lr=(0.1, 1e-6)[number],
+                  best=("valid/loss", "min"), resume=False) as trainer:
             hook = trainer.get_hook(CheckpointHook)
             trainer.step(9)
             for _ in range(2):  # files of the first fold are still there, then none
@@ -142,15 +169,20 @@ def test_a_file_of_before_that_says_less_is_resumed(folder, capsys):
 def test_load_names_what_differs(runs, capsys):
     """It was asked for, so it is not an error; without a difference nothing is said."""
     path = runs / "finished" / "step_00000048.pt"
-    for given, ends in (({"lr": 1e-4}, "; the file's settings are in force: lr 0.01 (here 0.0001); trainer.tune() changes them\n"), ({}, "")):
+    for given, ends in (({"lr": 1e-4},
+                         "; the file's settings are in force: lr 0.01 (here 0.0001); "
+                         "trainer.tune() changes them\n"), ({}, "")):
         trainer = make(None, **given)
         trainer.load(path)
-        assert capsys.readouterr().out == (f"loaded {path}: step 48, epoch 3 of 3{ends}" if ends else "")
+        assert capsys.readouterr().out == (f"loaded {path}: step 48, epoch 3 of 3{ends}"
+                                           if ends else "")
         assert trainer.step_state.optimizer_step == 48
 
 
-@pytest.mark.parametrize(("value", "says"), [(True, "resume=True"), (3, "resume=3"), ("", "resume=''"), ("lastest", "did you mean 'latest'"),
-                                             ("Force", "did you mean 'force'")])
+@pytest.mark.parametrize(("value", "says"),
+                         [(True, "resume=True"), (3, "resume=3"), ("", "resume=''"),
+                          ("lastest", "did you mean 'latest'"),
+                          ("Force", "did you mean 'force'")])
 def test_a_resume_that_means_nothing_is_refused(value, says):
     with pytest.raises(ValueError, match=says):
         CheckpointHook(resume=value)
@@ -221,15 +253,19 @@ def test_a_checksum_of_samples_leaves_no_trace():
     assert sample_checksum(Noisy()) == sample_checksum(Subset(Noisy(), range(10))) is not None
     assert sample_checksum(Subset(opens, range(3))) is not None and opens.file is None
     assert sample_checksum(own) is None and own.inner["noise"].bit_generator.state == state
-    assert sample_checksum(Counts()) is None and sample_checksum(Stream()) is None and sample_checksum([]) is None
+    assert sample_checksum(Counts()) is None
+    assert sample_checksum(Stream()) is None and sample_checksum([]) is None
     assert sample_checksum(Subset(DATA, range(5))) != sample_checksum(Subset(DATA, range(1, 6)))
-    assert streams == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert streams == (random.getstate(), np.random.get_state()[1].tolist(),
+                       torch.get_rng_state().tolist())
 
 
 def test_an_epoch_that_is_shorter_than_the_place_in_it(folder):
-    """Step 26 is batch 10 of its epoch: an error in words, also where the loader does not know its length."""
+    """Step 26 is batch 10 of its epoch: an error in words, also where the loader does not know its
+    length."""
     path = folder("unfinished")
-    with pytest.raises(ValueError, match="the run stands at batch 10 of its epoch, and train_dl gives 5"), \
+    with pytest.raises(ValueError,
+                       match="the run stands at batch 10 of its epoch, and train_dl gives 5"), \
             make(path, data=Subset(DATA, range(40)), resume="force") as trainer:
         trainer.fit()
     sampler = SkippingSampler(range(5))
@@ -240,7 +276,8 @@ def test_an_epoch_that_is_shorter_than_the_place_in_it(folder):
         """Of no known length."""
         def __iter__(self):
             return iter(Subset(DATA, range(40)))
-    with pytest.raises(ValueError, match="the run stands at batch 10 of its epoch, and train_dl gives 5"), \
+    with pytest.raises(ValueError,
+                       match="the run stands at batch 10 of its epoch, and train_dl gives 5"), \
             warnings.catch_warnings(), make(None) as trainer:
         warnings.simplefilter("ignore")
         trainer.train_dl = DataLoader(Short(), 8)

@@ -1,4 +1,5 @@
-"""What a run does about each command, and what it answers: held, running, paused, stopped, failed, finished."""
+"""What a run does about each command, and what it answers:
+held, running, paused, stopped, failed, finished."""
 
 import gc
 import itertools
@@ -10,7 +11,8 @@ import weakref
 import pytest
 import small_runs
 from digits_runs import (
-    assert_same, at_step, disturb, global_streams, in_evaluation, make_loop, recorder, straight, wait_for,
+    assert_same, at_step, disturb, global_streams, in_evaluation, make_loop, recorder, straight,
+    wait_for,
 )  # fmt: skip
 
 from trainer_nb.core.control import Command, CommandHandler, Mailbox
@@ -19,17 +21,20 @@ from trainer_nb.panel.view import LocalRunView
 from trainer_nb.trainer import Trainer
 
 
-def told(points=("before_valid", "after_valid", "on_pause", "on_resume", "before_fit", "after_fit", "after_cancel")):
+def told(points=("before_valid", "after_valid", "on_pause", "on_resume", "before_fit", "after_fit",
+                 "after_cancel")):
     """A hook that writes points and steps down, and its list."""
     seen = []
     return seen, LambdaHook(
-        order=50, **{p: lambda trainer, p=p: seen.append((p, trainer.step_state.optimizer_step)) for p in points}
+        order=50, **{p: lambda trainer, p=p: seen.append((p, trainer.step_state.optimizer_step))
+                     for p in points}
     )
 
 
 def held(*hooks, step=2, **settings):
     """A run in the background that is held after this step."""
-    loop = make_loop(at_step(step, lambda trainer: trainer.pause()), *hooks, **{"epochs": 2} | settings)
+    loop = make_loop(at_step(step, lambda trainer: trainer.pause()), *hooks,
+                     **{"epochs": 2} | settings)
     loop.start()
     wait_for(lambda: loop.state == "paused")
     return loop
@@ -75,9 +80,12 @@ def test_a_mailbox_takes_what_was_registered():
     mailbox = mailbox_of(count=CommandHandler(print, whole), pause=None)
     assert not mailbox and mailbox.take() is None and mailbox.commands == {"count", "pause"}
     command = Command("count", {"n": 2.0})
-    replies = [mailbox.post(each) for each in (Command("dance"), Command("count", {"n": -1}), command, Command("pause"))]
+    replies = [mailbox.post(each)
+               for each in (Command("dance"), Command("count", {"n": -1}), command,
+                            Command("pause"))]
     assert [reply.status for reply in replies] == ["refused", "refused", "pending", "pending"]
-    assert replies[0].reason == "no command 'dance': count, pause" and replies[1].reason == "n=-1: 0 or more"
+    assert replies[0].reason == "no command 'dance': count, pause"
+    assert replies[1].reason == "n=-1: 0 or more"
     assert isinstance(replies[1].error, ValueError) and bool(mailbox) is True
     assert mailbox.take() == (command, replies[2]) and type(command.values["n"]) is int
     assert mailbox.take()[1] is replies[3] and not mailbox
@@ -103,7 +111,8 @@ def test_a_checked_command_waits_when_it_is_put():
 def test_a_later_handler_replaces_an_earlier_one():
     mailbox = mailbox_of(count=CommandHandler(print, whole))
     mailbox.register("count", CommandHandler(print))
-    assert mailbox.post(Command("count", {"n": -1})).status == "pending" and mailbox.commands == {"count"}
+    assert mailbox.post(Command("count", {"n": -1})).status == "pending"
+    assert mailbox.commands == {"count"}
 
 
 def test_a_handler_does_not_keep_its_owner_alive():
@@ -118,7 +127,8 @@ def test_a_handler_does_not_keep_its_owner_alive():
     gc.disable()
     try:
         owner, done = Owner(), []
-        mailbox = mailbox_of(count=CommandHandler(owner.apply, owner.validate, recoverable=(OSError,), blocking=True))
+        mailbox = mailbox_of(count=CommandHandler(owner.apply, owner.validate,
+                                                  recoverable=(OSError,), blocking=True))
         mailbox.post(Command("count"))
         command, _ = mailbox.take()
         handler = mailbox.handlers[command.name]
@@ -148,7 +158,8 @@ def test_commands_of_several_threads_all_arrive():
         item = mailbox.take()
         taken += [] if item is None else [item[0]]
     for name in "abcd":
-        assert [command.values["n"] for command in taken if command.source == name] == list(range(500))
+        assert [command.values["n"] for command in taken
+                if command.source == name] == list(range(500))
 
 
 def test_actions_come_at_their_boundary():
@@ -169,7 +180,8 @@ def test_actions_come_at_their_boundary():
 
 
 def test_no_action_is_lost_between_two_threads():
-    """What another thread schedules while the due ones are picked out comes at the next boundary."""
+    """What another thread schedules while the due ones are picked out comes at the next
+    boundary."""
     threads = []
     class Watched(list):
         """Each time that all entries were looked at, another thread schedules one more."""
@@ -220,7 +232,7 @@ def test_validate_where_an_evaluation_is_due_anyway():
 
 
 def test_validate_in_a_held_evaluation():
-    """The one in hand is thrown away and made anew, whole; then the run is held."""
+    """The current one is thrown away and made again, whole; then the run is held."""
     seen, hook = told(("before_valid", "after_valid"))
     loop = make_loop(in_evaluation(lambda trainer: trainer.pause()), hook, epochs=2)
     loop.start()
@@ -237,7 +249,8 @@ def test_validate_in_a_held_evaluation():
 def test_validate_while_nobody_drives(state):
     """A thread evaluates and holds the run where it was; Resume goes on from there."""
     seen, hook = told(("after_valid", "after_step"))
-    fail = at_step(2, lambda trainer: 1 / 0, "before_epoch" if state != "failed" else "before_batch")
+    fail = at_step(2, lambda trainer: 1 / 0,
+                   "before_epoch" if state != "failed" else "before_batch")
     loop = make_loop(hook, fail, epochs=2)
     if state == "failed":
         with pytest.raises(ZeroDivisionError):
@@ -279,11 +292,13 @@ def test_validate_of_a_finished_run(totals):
 
 
 def test_validate_when_there_is_nothing_to_train():
-    """A run that knows no end can evaluate all the same, or says why not; nothing has changed then."""
+    """A run that knows no end can evaluate all the same, or says why not;
+    nothing has changed then."""
     loop = make_loop()
     reply = loop.post(Command("validate"))
     if reply.status == "refused":
-        assert "neither is given" in reply.reason and loop.phase == "epoch_start" and loop.evaluated_at == -1
+        assert "neither is given" in reply.reason
+        assert loop.phase == "epoch_start" and loop.evaluated_at == -1
     else:
         wait_for(lambda: loop.state == "paused")
         assert loop.last_records["valid/loss"] > 0
@@ -298,7 +313,7 @@ def test_validate_when_there_is_nothing_to_train():
 
 @pytest.mark.parametrize("state", ["held", "paused", "idle", "stopped"])
 def test_step_of_an_epoch(state):
-    """To the end of the epoch in hand, evaluation and all, and held there."""
+    """To the end of the current epoch, evaluation and all, and held there."""
     seen, hook = told(("after_valid",))
     if state == "held":
         loop = held(hook)
@@ -308,7 +323,8 @@ def test_step_of_an_epoch(state):
         loop.stop() if state == "stopped" else None
     settled(loop.post(Command("step", {"epochs": 1})))
     wait_for(lambda: loop.step_state.epoch == 1 and loop.state == "paused")
-    assert (loop.step_state.optimizer_step, loop.phase, seen) == (3, "epoch_start", [("after_valid", 3)])
+    assert (loop.step_state.optimizer_step, loop.phase,
+            seen) == (3, "epoch_start", [("after_valid", 3)])
     to_the_end(loop)
     assert_same(loop, straight(epochs=2))
 
@@ -390,7 +406,8 @@ def test_of_a_sliders_values_the_last_one_counts():
         pending.append(dict(trainer.pending))
 
     pending, scales = [], []
-    loop = make_loop(at_step(2, slide), LambdaHook(before_step=lambda trainer: scales.append(trainer.lr_scale)))
+    loop = make_loop(at_step(2, slide),
+                     LambdaHook(before_step=lambda trainer: scales.append(trainer.lr_scale)))
     loop.fit(epochs=2)
     assert [reply.status for reply in replies] == ["void", "void", "void", "applied"]
     assert all("newer" in reply.where for reply in replies[:3]) and replies[3].where == "at step 2"
@@ -409,12 +426,14 @@ def tune(source="widget", **values):
 
 
 KEPT = {
-    "from code": [tune("code", lr_scale=0.9), tune("code", lr_scale=0.8), tune("code", lr_scale=0.7)],
+    "from code": [tune("code", lr_scale=0.9), tune("code", lr_scale=0.8),
+                  tune("code", lr_scale=0.7)],
     "first from code": [tune("code", lr_scale=0.9), tune(lr_scale=0.8)],
     "last from code": [tune(lr_scale=0.9), tune("code", lr_scale=0.8)],
     "of several names": [tune(lr_scale=0.9), tune(grad_clip=2.0), tune(lr_scale=0.8)],
     "one name and two": [tune(lr_scale=0.9), tune(lr_scale=0.8, grad_clip=2.0), tune(lr_scale=0.7)],
-    "with a note between": [tune(lr_scale=0.9), Command("note", {"text": "here"}, source="widget"), tune(lr_scale=0.8)],
+    "with a note between": [tune(lr_scale=0.9), Command("note", {"text": "here"}, source="widget"),
+                            tune(lr_scale=0.8)],
     "notes": [Command("note", {"text": "same"}, source="widget")] * 2,
 }
 
@@ -444,20 +463,23 @@ def test_values_of_other_names_are_other_values():
 
 
 def test_a_slider_in_an_evaluation_and_in_a_pause():
-    """Values that wait for the end of an evaluation are taken together, those in a pause one by one as they come."""
+    """Values that wait for the end of an evaluation are taken together, those in a pause one by one
+    as they come."""
     replies = []
 
     def slide(trainer):
         replies.extend(trainer.post(tune(lr_scale=value)) for value in (0.9, 0.8))
 
-    loop = make_loop(in_evaluation(slide), in_evaluation(slide, batch=3), at_step(4, lambda trainer: trainer.pause()))
+    loop = make_loop(in_evaluation(slide), in_evaluation(slide, batch=3),
+                     at_step(4, lambda trainer: trainer.pause()))
     loop.start(epochs=2)
     wait_for(lambda: loop.state == "paused")
     assert [reply.status for reply in replies] == ["void", "void", "void", "applied"]
     for value in (0.7, 0.6):
         settled(loop.post(tune(lr_scale=value)))
     to_the_end(loop)
-    assert [(e.step, e.new) for e in loop.journal if e.kind == "tune"] == [(3, 0.8), (4, 0.7), (4, 0.6)]
+    assert [(e.step, e.new) for e in loop.journal
+            if e.kind == "tune"] == [(3, 0.8), (4, 0.7), (4, 0.6)]
 
 
 # ---- what is written down
@@ -474,7 +496,8 @@ def test_looking_is_not_written_down(drive):
     replies = []
     made = make_loop(at_step(2, look) if drive == "running" else LambdaHook(before_fit=id))
     trainer = Trainer(
-        made.model, train_dl=made.train_dl, valid_dl=made.valid_dl, loss_fn=made.loss_fn, seed=3, device="cpu",
+        made.model, train_dl=made.train_dl, valid_dl=made.valid_dl, loss_fn=made.loss_fn, seed=3,
+        device="cpu",
         optim=made.optim, gradient_accumulation_steps=2, hooks=list(made.hooks), progress=False,
     )  # fmt: skip
     if drive == "idle":
@@ -490,9 +513,12 @@ def test_looking_is_not_written_down(drive):
 WRONG = [
     ("tune", {"lr": "fast"}), ("tune", {"no_such": 1}), ("tune", {"lr_scale": -1}),
     ("tune", {"lr_scale": 0.5, "lr": -1}),
-    ("note", {}), ("note", {"text": 3}), ("note", {"text": None}), ("step", {"n": 0}), ("step", {"n": 1.5}),
-    ("step", {"n": True}), ("step", {"epochs": 0}), ("step", {"epochs": "1"}), ("step", {"steps": 3}), ("watch", {}),
-    ("watch", {"on": 1}), ("watch", {"on": None}), ("watch", {"on": "yes"}), ("no such", {}), ("", {}), ("fit", {}),
+    ("note", {}), ("note", {"text": 3}), ("note", {"text": None}), ("step", {"n": 0}),
+    ("step", {"n": 1.5}),
+    ("step", {"n": True}), ("step", {"epochs": 0}), ("step", {"epochs": "1"}),
+    ("step", {"steps": 3}), ("watch", {}),
+    ("watch", {"on": 1}), ("watch", {"on": None}), ("watch", {"on": "yes"}), ("no such", {}),
+    ("", {}), ("fit", {}),
     ("_tune", {}), ("pause_when", {"text": "loss > 3"}), ("inspect", {"on": True}),
 ]  # fmt: skip
 
@@ -503,7 +529,8 @@ def test_unknown_commands_and_wrong_values_are_refused(drive):
     replies = []
 
     def ask(trainer):
-        replies.extend(trainer.post(Command(name, dict(values), source="widget")) for name, values in WRONG)
+        replies.extend(trainer.post(Command(name, dict(values), source="widget"))
+                       for name, values in WRONG)
 
     if drive == "held":
         loop = held()
@@ -515,7 +542,8 @@ def test_unknown_commands_and_wrong_values_are_refused(drive):
         loop.fit()
     assert len(replies) == len(WRONG)
     for reply, (name, values) in zip(replies, WRONG):
-        assert (reply.status, bool(reply.reason), bool(reply.error)) == ("refused", True, True), (name, values)
+        assert (reply.status, bool(reply.reason),
+                bool(reply.error)) == ("refused", True, True), (name, values)
     assert all(command in replies[17].reason for command in loop.commands)
     assert loop.pending == {} and set(kinds(loop)) <= {"pause", "resume"}
     assert_same(loop, straight(epochs=2))
@@ -523,11 +551,14 @@ def test_unknown_commands_and_wrong_values_are_refused(drive):
 
 def test_the_commands_there_are():
     """What a panel may offer: a plain loop knows less than a trainer."""
-    plain = {"pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate", "watch", "save", "rewind", "train_more"}
+    plain = {"pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate",
+             "watch", "save", "rewind", "train_more"}
     assert LocalRunView(make_loop()).commands == plain
     made = make_loop()
-    trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, progress=False, device="cpu")
-    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "sweep", "lr_find"}
+    trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, progress=False,
+                      device="cpu")
+    assert trainer.view.commands == plain | {"inspect", "pause_when", "pause_not_when", "sweep",
+                                             "lr_find"}
 
 
 def test_a_tunable_that_went_away_meanwhile():
@@ -581,23 +612,33 @@ def test_a_run_whose_losses_are_all_none_can_be_stopped():
             trainer.stop()
         return {"loss": None} if len(seen) < 1000 else small_runs.fail(trainer)
 
-    trainer = small_runs.make(train_step=step, loss_fn=None, train_dl=itertools.cycle(small_runs.BATCHES), max_steps=3)
+    trainer = small_runs.make(train_step=step, loss_fn=None,
+                              train_dl=itertools.cycle(small_runs.BATCHES), max_steps=3)
     assert trainer.fit().status == "stopped" and len(seen) == 5
 
 
 def test_steps_asked_for_in_a_pause_are_forgotten_by_a_stop():
     """The pause that "step" would have made does not end a later fit()."""
-    trainer = small_runs.make(epochs=10, hooks=[small_runs.at_step(3, lambda t: t.post(Command("step", {"n": 20}))), small_runs.at_step(5, Trainer.stop)])
+    trainer = small_runs.make(epochs=10,
+                              hooks=[small_runs.at_step(3,
+                                                        lambda t: t.post(
+                                                            Command("step", {
+                                                                "n": 20}))), small_runs.at_step(
+                                                                    5, Trainer.stop)])
     assert trainer.fit().status == "stopped"
     assert trainer.fit().status == "finished"
 
 
-@pytest.mark.parametrize("command", [Command("step", {"n": "x"}), Command("note"), Command("tune", {"lr": "x"}),
-                                     Command("validate"), Command("dance")])
+@pytest.mark.parametrize("command",
+                         [Command("step", {"n": "x"}), Command("note"),
+                          Command("tune", {"lr": "x"}),
+                          Command("validate"), Command("dance")])
 def test_a_bad_command_is_refused_and_the_run_goes_on(command):
     """Nothing that is posted can end a run by being wrong."""
     replies = []
-    trainer = small_runs.make(epochs=2, hooks=[small_runs.at_step(3, lambda t: replies.append(t.post(command)))])
+    trainer = small_runs.make(epochs=2,
+                              hooks=[small_runs.at_step(3,
+                                                        lambda t: replies.append(t.post(command)))])
     assert trainer.fit().status == "finished"
     assert replies[0].status == "refused" and replies[0].reason
 

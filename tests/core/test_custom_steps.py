@@ -1,4 +1,5 @@
-"""Optimizers that look at their loss in several places: SAM and LBFGS as overrides of one method, against the loops by hand."""
+"""Optimizers that look at their loss in several places:
+SAM and LBFGS as overrides of one method, against the loops by hand."""
 
 import copy
 import re
@@ -49,7 +50,8 @@ def model(**settings):
 def make(kind, net, optim, *hooks, batch=8, shuffle=True, **settings):
     """A run of 3 epochs: 6 batches, the last one of 2 samples."""
     settings = {"epochs": 3, "seed": 1, "loss_fn": nn.MSELoss()} | settings
-    return kind(net, train_dl=DataLoader(data(), batch, shuffle=shuffle), optim=optim(net.parameters()), hooks=hooks, device="cpu",
+    return kind(net, train_dl=DataLoader(data(), batch, shuffle=shuffle),
+                optim=optim(net.parameters()), hooks=hooks, device="cpu",
                 progress=False, **settings)
 
 
@@ -70,7 +72,8 @@ def equal(a, b):
 
 
 def gradients_by_hand(net, window, size, clip, masks=None):
-    """Zero gradients, forward and backward of a window; the same dropout masks again where `masks` were kept."""
+    """Zero gradients, forward and backward of a window;
+    the same dropout masks again where `masks` were kept."""
     for parameter in net.parameters():
         parameter.grad = None
     drawn, reference, losses = [], size * len(window[0][0]), []
@@ -110,7 +113,8 @@ def sam_by_hand(net, size=1, clip=None, epochs=3):
         for window in windows_of(loader, size):
             _, masks = gradients_by_hand(net, window, size, clip)
             after = RandomStreams.capture()
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(p.grad) for p in parameters]))
+            norm = torch.linalg.vector_norm(
+                torch.stack([torch.linalg.vector_norm(p.grad) for p in parameters]))
             before = [p.detach().clone() for p in parameters]
             buffers = [each.clone() for each in net.buffers()]
             with torch.no_grad():
@@ -126,9 +130,11 @@ def sam_by_hand(net, size=1, clip=None, epochs=3):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("parts", [{}, {"dropout": 0.3}, {"norm": True, "dropout": 0.3}], ids=["plain", "dropout", "norm"])
+@pytest.mark.parametrize("parts", [{}, {"dropout": 0.3}, {"norm": True, "dropout": 0.3}],
+                         ids=["plain", "dropout", "norm"])
 def test_sam_is_the_loop_by_hand(size, parts):
-    """Bit for bit: one or several batches a step, the last window short and its last batch of 2 samples."""
+    """Bit for bit: one or several batches a step, the last window short and its last batch of 2
+    samples."""
     trainer = make(SAMTrainer, model(**parts), sgd, rho=RHO, gradient_accumulation_steps=size)
     trainer.fit()
     assert equal(trainer.model, sam_by_hand(model(**parts), size))
@@ -167,7 +173,8 @@ def lbfgs_by_hand(net, clip=None, epochs=6, search="strong_wolfe"):
 @pytest.mark.parametrize("search", ["strong_wolfe", None])
 def test_lbfgs_is_torchs_on_full_batches(search):
     """Bit for bit."""
-    trainer = make(LBFGSTrainer, model(), lambda p: lbfgs(p, search), batch=42, shuffle=False, epochs=6)
+    trainer = make(LBFGSTrainer, model(), lambda p: lbfgs(p, search), batch=42, shuffle=False,
+                   epochs=6)
     result = trainer.fit()
     assert equal(trainer.model, lbfgs_by_hand(model(), search=search))
     assert result.steps == 6
@@ -175,13 +182,17 @@ def test_lbfgs_is_torchs_on_full_batches(search):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_closure_is_of_the_whole_window(size):
-    """Accumulated batches: loss and gradients are those of the joined batch, the uneven tail included."""
+    """Accumulated batches: loss and gradients are those of the joined batch, the uneven tail
+    included."""
     net = model().double()
     joined = data()
     x, y = (each.double() for each in joined.tensors)
     batches = [(x[i:i + 16], y[i:i + 16]) for i in range(0, 42, 16)]
-    trainer = LBFGSTrainer(net, train_dl=batches, loss_fn=nn.MSELoss(), optim=lbfgs(net.parameters()), epochs=3, device="cpu",
-                           progress=False, gradient_accumulation_steps=size, hooks=[LambdaHook(before_step=lambda t: losses.append(t.window.loss().item()))])
+    trainer = LBFGSTrainer(net, train_dl=batches, loss_fn=nn.MSELoss(),
+                           optim=lbfgs(net.parameters()), epochs=3, device="cpu",
+                           progress=False, gradient_accumulation_steps=size,
+                           hooks=[LambdaHook(
+                               before_step=lambda t: losses.append(t.window.loss().item()))])
     losses, expected = [], []
     trainer.fit()
     other = model().double()
@@ -201,24 +212,29 @@ def test_the_closure_is_of_the_whole_window(size):
 
 
 def test_the_line_search_sees_one_function():
-    """With dropout, the loss and gradients at the same weights are the same, bit for bit, however often they are taken."""
+    """With dropout, the loss and gradients at the same weights are the same, bit for bit, however
+    often they are taken."""
     class Look(Trainer):
         repeats_windows = True
         def do_opt_step(self):
             first = [p.grad.clone() for p in self.model.parameters()]
-            streams, buffers = torch.get_rng_state(), copy.deepcopy(dict(self.model.named_buffers()))
+            streams, buffers = (torch.get_rng_state(),
+                                copy.deepcopy(dict(self.model.named_buffers())))
             losses = [self.window.loss()]
             for _ in range(3):
                 losses.append(self.window_gradients())
                 assert all(torch.equal(a, p.grad) for a, p in zip(first, self.model.parameters()))
             assert len({loss.item() for loss in losses}) == 1
             assert torch.equal(streams, torch.get_rng_state())
-            assert all(torch.equal(buffers[name], each) for name, each in self.model.named_buffers())
+            assert all(torch.equal(buffers[name], each)
+                       for name, each in self.model.named_buffers())
             self.looked = True
             return super().do_opt_step()
-    for settings in ({}, {"gradient_accumulation_steps": 3}, {"micro_batch_size": 3}, {"micro_batch_size": "auto"}, {"grad_clip": 0.01},
+    for settings in ({}, {"gradient_accumulation_steps": 3}, {"micro_batch_size": 3},
+                     {"micro_batch_size": "auto"}, {"grad_clip": 0.01},
                      {"mixed_precision": "bf16"}):
-        draws = [LambdaHook(after_batch=lambda t: torch.rand(3)) for _ in range(2)]  # streams that no pass would leave as they are
+        # streams that no pass would leave as they are
+        draws = [LambdaHook(after_batch=lambda t: torch.rand(3)) for _ in range(2)]
         trainer = make(Look, model(dropout=0.4, norm=True), sgd, draws[0], **settings, epochs=2)
         plain = make(Trainer, model(dropout=0.4, norm=True), sgd, draws[1], **settings, epochs=2)
         trainer.fit()
@@ -238,7 +254,8 @@ def test_a_step_that_is_assigned_to_a_trainer_is_refused(name, own):
     trainer = make(Own if own else Trainer, model(), sgd)
     before = dict(vars(trainer))
     rest = {"do_backward": ", loss, seed", "do_opt_step": ", closure", "do_zero_grad": ""}[name]
-    with pytest.raises(AttributeError, match=re.escape(f"trainer.{name} = ... is refused")) as caught:
+    with pytest.raises(AttributeError,
+                       match=re.escape(f"trainer.{name} = ... is refused")) as caught:
         setattr(trainer, name, lambda *args: None)
     assert f"class MyTrainer(Trainer): def {name}(self{rest})" in str(caught.value)
     assert vars(trainer) == before
@@ -248,7 +265,8 @@ def test_a_step_that_is_assigned_to_a_trainer_is_refused(name, own):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_step_that_goes_by_the_counters_finds_them_again(size):
-    """A loss that depends on the number of the batch is the same function in every pass; one batch in three has none."""
+    """A loss that depends on the number of the batch is the same function in every pass;
+    one batch in three has none."""
     passes = []
     def step(batch, trainer):
         state = trainer.step_state
@@ -260,19 +278,23 @@ def test_a_step_that_goes_by_the_counters_finds_them_again(size):
             state, first = self.step_state, passes[:]
             passes.clear()
             stepped = super().do_opt_step()
-            assert passes == first[-len(passes):] and len(passes) == (1 if size == 1 else 4) and self.step_state is state
+            assert passes == first[-len(passes):]
+            assert len(passes) == (1 if size == 1 else 4) and self.step_state is state
             passes.clear()
             return stepped
-    trainer = make(Look, model(), sgd, train_step=step, loss_fn=None, gradient_accumulation_steps=size, limit_batches=5, epochs=2)
+    trainer = make(Look, model(), sgd, train_step=step, loss_fn=None,
+                   gradient_accumulation_steps=size, limit_batches=5, epochs=2)
     assert trainer.fit().steps == 2 * (3 if size == 1 else 1)
     assert trainer.step_state.samples_seen == 80
 
 
 @pytest.mark.parametrize(("kind", "optim", "parts"), [
-    (SAMTrainer, sgd, {"dropout": 0.3, "norm": True}), (LBFGSTrainer, lbfgs, {"dropout": 0.3})], ids=["sam", "lbfgs"])
+    (SAMTrainer, sgd, {"dropout": 0.3, "norm": True}), (LBFGSTrainer, lbfgs, {"dropout": 0.3})],
+    ids=["sam", "lbfgs"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_paused_saved_and_taken_up(kind, optim, parts, size, tmp_path):
-    """step(3) and fit(), and a new trainer from the state at step 3, both in mid-epoch, end at the weights of one fit()."""
+def test_paused_saved_and_resumed(kind, optim, parts, size, tmp_path):
+    """step(3) and fit(), and a new trainer from the state at step 3, both in mid-epoch, end at the
+    weights of one fit()."""
     def fresh():
         return make(kind, model(**parts), optim, gradient_accumulation_steps=size)
     straight = fresh()
@@ -284,10 +306,10 @@ def test_paused_saved_and_taken_up(kind, optim, parts, size, tmp_path):
     paused.save(tmp_path / "run.pt")
     paused.fit()
     assert equal(straight.model, paused.model)
-    taken_up = fresh()
-    taken_up.load_state_dict(state)
-    taken_up.fit()
-    assert equal(straight.model, taken_up.model)
+    resumed = fresh()
+    resumed.load_state_dict(state)
+    resumed.fit()
+    assert equal(straight.model, resumed.model)
     of_file = fresh()
     of_file.load(tmp_path / "run.pt")
     of_file.fit()
@@ -297,13 +319,16 @@ def test_paused_saved_and_taken_up(kind, optim, parts, size, tmp_path):
 
 
 def test_rates_by_hand_hooks_and_the_average_count():
-    """A rate by hand holds for the inner optimizer, the average moves once a step, records are of the first pass."""
+    """A rate by hand holds for the inner optimizer, the average moves once a step, records are of
+    the first pass."""
     class Rates(SAMTrainer):
         def do_opt_step(self):
             return super().do_opt_step()
     seen = []
     net = model()
-    trainer = make(Rates, net, sgd, LambdaHook(before_step=lambda t: seen.append(t.window.loss().item())), rho=RHO, ema=0.9)
+    trainer = make(Rates, net, sgd,
+                   LambdaHook(before_step=lambda t: seen.append(t.window.loss().item())), rho=RHO,
+                   ema=0.9)
     trainer.tune(lr=0.0)
     first = copy.deepcopy(net)
     trainer.fit()
@@ -339,7 +364,8 @@ def test_an_error_in_the_second_pass_leaves_the_weights():
         return nn.functional.mse_loss(pred, target)
     trainer = make(SAMTrainer, model(), sgd, rho=RHO, loss_fn=loss_fn)
     kept = {}
-    trainer.hooks.add(LambdaHook(after_step=lambda t: kept.update(copy.deepcopy(t.model.state_dict()))))
+    trainer.hooks.add(
+        LambdaHook(after_step=lambda t: kept.update(copy.deepcopy(t.model.state_dict()))))
     with pytest.raises(KeyError, match="second pass"):
         trainer.fit()
     assert trainer.step_state.optimizer_step == 2
@@ -365,7 +391,8 @@ def test_a_second_gradient_that_is_not_finite(policy):
 
 def test_a_schedule_and_lr_find():
     """Schedules tick once a step; a search for a rate takes SAM's steps and leaves no trace."""
-    trainer = make(SAMTrainer, model(), sgd, rho=RHO, sched=lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.5))
+    trainer = make(SAMTrainer, model(), sgd, rho=RHO,
+                   sched=lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.5))
     before = copy.deepcopy(trainer.model)
     trainer.lr_find(1e-4, 1, num_steps=10)
     assert equal(before, trainer.model)
@@ -376,7 +403,8 @@ def test_a_schedule_and_lr_find():
 def test_checkpoints_hold_the_optimizer(tmp_path):
     """LBFGS's directions and steps come back from a file of the hook."""
     def fresh(epochs):
-        return make(LBFGSTrainer, model(), lbfgs, CheckpointHook(tmp_path, every_steps=2), epochs=epochs)
+        return make(LBFGSTrainer, model(), lbfgs, CheckpointHook(tmp_path, every_steps=2),
+                    epochs=epochs)
     fresh(2).fit()
     again = fresh(3)
     again.fit()
@@ -390,17 +418,20 @@ def test_checkpoints_hold_the_optimizer(tmp_path):
 def test_others_keep_nothing(size):
     """A window of a trainer that does not ask holds no batch."""
     kept = []
-    hook = LambdaHook(before_step=lambda t: kept.append((len(t.window.kept), len(t.window.streams))))
+    hook = LambdaHook(
+        before_step=lambda t: kept.append((len(t.window.kept), len(t.window.streams))))
     make(Trainer, model(), sgd, hook, micro_batch_size=size).fit()
     assert set(kept) == {(0, 0)}
     kept.clear()
-    make(SAMTrainer, model(), sgd, hook, micro_batch_size=size, gradient_accumulation_steps=4).fit(epochs=1)
+    make(SAMTrainer, model(), sgd, hook, micro_batch_size=size,
+         gradient_accumulation_steps=4).fit(epochs=1)
     assert kept == [(4, 4), (2, 2)]
 
 
 def test_what_is_refused():
     """Each with what to do."""
-    with pytest.raises(ValueError, match="LBFGS needs a closure.*repeats_windows = True.*window_gradients"):
+    with pytest.raises(ValueError,
+                       match="LBFGS needs a closure.*repeats_windows = True.*window_gradients"):
         make(Trainer, model(), lbfgs)
     trainer = make(SAMTrainer, model(), sgd)
     with pytest.raises(RuntimeError, match="no window is open; call it in do_opt_step"):

@@ -1,4 +1,5 @@
-"""Batches keep their types on the way, are cut without loss, and an epoch goes on where it was torn off."""
+"""Batches keep their types on the way, are cut without loss, and an epoch goes on where it was torn
+off."""
 
 import os
 import random
@@ -28,7 +29,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from trainer_nb.core.data import EpochIterator, chunk_edges, map_nested_tensor, move_to_device, split_batch
+from trainer_nb.core.data import (EpochIterator, chunk_edges, map_nested_tensor, move_to_device,
+                                  split_batch)
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.core.state import RandomStreams
@@ -107,14 +109,16 @@ CONTAINERS = {
 
 
 def parts_of(value):
-    """Everything within a nested value that is not a container, in order, with the types of the containers."""
+    """Everything within a nested value that is not a container, in order, with the types of the
+    containers."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
         return [type(value)] + [part for item in value for part in parts_of(item)]
     if isinstance(value, Mapping):
         own = [getattr(value, "note", None), getattr(value, "default_factory", None)]
-        return [type(value), *own] + [part for key in value for part in [key, *parts_of(value[key])]]
+        return [type(value),
+                *own] + [part for key in value for part in [key, *parts_of(value[key])]]
     if isinstance(value, (Plain, Frozen)):
         names = value.__dataclass_fields__
         return [type(value)] + [part for name in names for part in parts_of(getattr(value, name))]
@@ -207,7 +211,8 @@ def test_only_a_pinned_copy_returns_early(pinned):
 
 @pytest.mark.cuda
 def test_a_run_trains_on_batches_from_pinned_memory():
-    """The whole way: pinned by the loader, moved by the loop, trained to the same weights as from ordinary memory."""
+    """The whole way: pinned by the loader, moved by the loop, trained to the same weights as from
+    ordinary memory."""
     weights = []
     for pin in (False, True):
         torch.manual_seed(0)
@@ -223,7 +228,8 @@ def test_mapping_over_tensors_reaches_all_and_nothing_else():
     """`map_nested_tensor` changes tensors of any nesting, and leaves the rest."""
     changed = map_nested_tensor(lambda t: t * 2, CONTAINERS["nested"])
     for found, before in zip(parts_of(changed), parts_of(CONTAINERS["nested"]), strict=True):
-        assert torch.equal(found, before * 2) if isinstance(before, torch.Tensor) else found == before
+        assert (torch.equal(found, before * 2)
+                if isinstance(before, torch.Tensor) else found == before)
 
 
 # ---- cut without losing samples
@@ -254,7 +260,8 @@ def batches_to_cut(draw):
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 70))
 def test_chunks_are_as_equal_as_possible(size, limit):
-    """As few as the limit allows, sizes within one of each other, every sample once and in order."""
+    """As few as the limit allows, sizes within one of each other, every sample once and in
+    order."""
     pieces = split_batch((torch.arange(size), torch.arange(size) + 0.5), size, limit)
     sizes = [len(x) for x, _ in pieces]
     assert len(pieces) == -(-size // limit)
@@ -270,7 +277,8 @@ def test_chunks_of_nested_batches_join_to_the_batch(case):
     size, limit, batch = case
     pieces = split_batch(batch, size, limit)
     edges = chunk_edges(size, limit) if size > limit else [0, size]
-    assert [last - first for first, last in zip(edges, edges[1:])] == [len(piece[0]) for piece in pieces]
+    assert [last - first
+            for first, last in zip(edges, edges[1:])] == [len(piece[0]) for piece in pieces]
     for number, item in enumerate(batch[1]["rest"].x):
         cut = [piece[1]["rest"].x[number] for piece in pieces]
         assert all(type(c) is type(item) for c in cut)
@@ -280,19 +288,21 @@ def test_chunks_of_nested_batches_join_to_the_batch(case):
         elif isinstance(item, torch.Tensor):
             assert torch.equal(torch.cat(cut), item)
         elif isinstance(item, dict):
-            assert torch.equal(torch.cat([c["deep"][0].inputs for c in cut]), item["deep"][0].inputs)
+            assert torch.equal(torch.cat([c["deep"][0].inputs for c in cut]),
+                               item["deep"][0].inputs)
             assert all(c["deep"][0].targets == 1 for c in cut)
         else:
             assert [sample for c in cut for sample in c] == list(item)
 
 
-# ---- torn off in mid-epoch, and taken up again
+# ---- torn off in mid-epoch, and resumed
 
 SAMPLES = 26
 
 
 class Numbers(Dataset):
-    """Indices as samples; with `noise` each one draws from all random streams, like an augmentation."""
+    """Indices as samples; with `noise` each one draws from all random streams, like an
+    augmentation."""
 
     def __init__(self, noise=False):
         self.noise = noise
@@ -333,7 +343,8 @@ SAMPLERS = {
     "shuffle, loader's generator": lambda **s: DataLoader(
         Numbers(s.pop("noise", False)), batch_size=4, shuffle=True, generator=own(), **s
     ),
-    "shuffle, sampler's generator": lambda **s: plain_loader(RandomSampler(Numbers(), generator=own()), **s),
+    "shuffle, sampler's generator": lambda **s: plain_loader(
+        RandomSampler(Numbers(), generator=own()), **s),
     "replacement": lambda **s: plain_loader(RandomSampler(Numbers(), replacement=True), **s),
     "replacement, sampler's generator": lambda **s: plain_loader(
         RandomSampler(Numbers(), replacement=True, num_samples=50, generator=own()), **s
@@ -390,7 +401,8 @@ def disturb():
 
 
 def torn(loader, tears, resume="skip"):
-    """The same through EpochIterator, closed at each (epoch, batch) of `tears` and taken up again."""
+    """The same through EpochIterator, closed at each (epoch, batch) of `tears` and resumed
+    again."""
     seed_all()
     seen, data = [], EpochIterator(loader, resume)
     for epoch in range(EPOCHS):
@@ -432,31 +444,36 @@ TEARS = {
 @pytest.mark.parametrize("tears", TEARS)
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_torn_off_equals_straight(kind, tears):
-    """Without workers: every sampler, wherever it is torn off, augmentation and other draws included."""
+    """Without workers: every sampler, wherever it is torn off, augmentation and other draws
+    included."""
     make = SAMPLERS[kind]
     assert torn(make(noise=True), TEARS[tears]) == straight(make(noise=True))
 
 
-@pytest.mark.parametrize("tears", ["never", "in two epochs", "at the start of a later one", "between and within"])
+@pytest.mark.parametrize("tears",
+                         ["never", "in two epochs", "at the start of a later one",
+                          "between and within"])
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 @pytest.mark.parametrize("kind", [
     "shuffle", pytest.param("shuffle, loader's generator", marks=pytest.mark.long), "replacement",
     pytest.param("weighted, sampler's generator", marks=pytest.mark.long), "stream"])
 def test_torn_off_equals_straight_with_workers(kind, workers, tears):
-    """With worker processes, ended and started anew at each tear, or kept over the epochs."""
+    """With worker processes, ended and started again at each tear, or kept over the epochs."""
     make = SAMPLERS[kind]
     assert torn(make(**WORKERS[workers]), TEARS[tears]) == straight(make(**WORKERS[workers]))
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "replacement, sampler's generator", "stream"])
-@pytest.mark.parametrize("tears", ["at once", "after its tail", "twice in one", "between and within"])
+@pytest.mark.parametrize("tears",
+                         ["at once", "after its tail", "twice in one", "between and within"])
 def test_replay_equals_straight(kind, tears):
     """Loading and discarding instead of skipping."""
     make = SAMPLERS[kind]
     assert torn(make(noise=True), TEARS[tears], "replay") == straight(make(noise=True))
 
 
-@pytest.mark.parametrize("kind, workers", [("shuffle", "2"), ("shuffle", "persistent"), ("stream", "persistent")])
+@pytest.mark.parametrize("kind, workers",
+                         [("shuffle", "2"), ("shuffle", "persistent"), ("stream", "persistent")])
 def test_replay_equals_straight_with_workers(kind, workers):
     """The same with workers; with persistent ones the samples may hold no random part."""
     make, noise = SAMPLERS[kind], workers == "2"
@@ -558,7 +575,8 @@ def by_hand(workers):
 @pytest.mark.parametrize("stops", [(), (3,), (7, 14), (5, 9, 18)], ids=str)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_stopped_run_equals_a_hand_written_loop(workers, stops):
-    """Stopped within epochs or between them, continued by fit(): the weights of a loop that never stopped."""
+    """Stopped within epochs or between them, continued by fit():
+    the weights of a loop that never stopped."""
 
     def stop(trainer):
         if trainer.step_state.optimizer_step in stops:
@@ -656,7 +674,8 @@ def test_workers_of_a_validation_by_hand_end_with_close():
 
 
 def test_persistent_workers_are_kept_over_epochs():
-    """What the user asked to be persistent is not started anew each epoch, nor for each evaluation."""
+    """What the user asked to be persistent is not started again each epoch, nor for each
+    evaluation."""
     seen = Seen()
     make_run(WORKERS["persistent"], valid=True, hooks=[seen]).fit(epochs=3)
     assert len(seen.pids) == 4
@@ -682,7 +701,8 @@ def mark(worker_id):
 
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 def test_ctrl_c_does_not_kill_workers(workers):
-    """The terminal sends SIGINT to the workers as well: they live on, and the user's worker_init_fn is heard."""
+    """The terminal sends SIGINT to the workers as well:
+    they live on, and the user's worker_init_fn is heard."""
     interrupted, targets = [], set()
 
     def interrupt(trainer):
@@ -695,7 +715,8 @@ def test_ctrl_c_does_not_kill_workers(workers):
     before = children()
     model = nn.Linear(3, 1)
     loader = DataLoader(Marked(), batch_size=2, worker_init_fn=mark, **WORKERS[workers])
-    loop = Loop(model, train_dl=loader, loss_fn=nn.MSELoss(), device="cpu", hooks=[LambdaHook(after_batch=interrupt)])
+    loop = Loop(model, train_dl=loader, loss_fn=nn.MSELoss(), device="cpu",
+                hooks=[LambdaHook(after_batch=interrupt)])
     assert loop.fit(epochs=2).status == "finished"
     assert len(interrupted) == (2 if workers == "persistent" else 4)
     assert targets == {1.0, 2.0}
@@ -709,7 +730,8 @@ def test_a_stop_at_the_limit_does_not_skip_in_the_next_epoch():
         seen = []
         loader = DataLoader(TensorDataset(small_runs.X, small_runs.Y), batch_size=4)
         watch = LambdaHook(before_batch=lambda t: seen.append(t.batch[0][0, 0].item()))
-        trainer = small_runs.make(train_dl=loader, limit_batches=3, epochs=2, hooks=[watch], record=False)
+        trainer = small_runs.make(train_dl=loader, limit_batches=3, epochs=2, hooks=[watch],
+                                  record=False)
         if stop:
             trainer.step(3)
             trainer.stop()
@@ -720,15 +742,19 @@ def test_a_stop_at_the_limit_does_not_skip_in_the_next_epoch():
 
 
 @pytest.mark.parametrize(("value", "expected"), [
-    (torch.tensor(1), 2), ([torch.tensor(1), "a"], [2, "a"]), ((torch.tensor(1), None), (2, None)), ({"a": {"b": torch.tensor(1)}}, {"a": {"b": 2}}),
-    (OrderedDict(a=torch.tensor(1)), OrderedDict(a=2)), (Pair(torch.tensor(1), 3), Pair(2, 3)), (3, 3), ("text", "text"), ([], []),
+    (torch.tensor(1), 2), ([torch.tensor(1), "a"], [2, "a"]), ((torch.tensor(1), None), (2, None)),
+    ({"a": {"b": torch.tensor(1)}}, {"a": {"b": 2}}),
+    (OrderedDict(a=torch.tensor(1)), OrderedDict(a=2)), (Pair(torch.tensor(1), 3), Pair(2, 3)),
+    (3, 3), ("text", "text"), ([], []),
     (defaultdict(list, a=[torch.tensor(1)]), {"a": [2]})], ids=str)
 def test_map_nested_tensor(value, expected):
     """Each tensor is mapped, containers keep their types, all else stays."""
     found = map_nested_tensor(lambda tensor: tensor.item() + 1, value)
-    assert found == expected and type(found) is (type(value) if not isinstance(value, torch.Tensor) else int)
+    assert found == expected
+    assert type(found) is (type(value) if not isinstance(value, torch.Tensor) else int)
 
 
 def test_a_set_of_tensors():
     """Sets are walked through as well."""
-    assert map_nested_tensor(lambda tensor: tensor.item(), {torch.tensor(1), torch.tensor(2)}) == {1, 2}
+    assert map_nested_tensor(lambda tensor: tensor.item(),
+                             {torch.tensor(1), torch.tensor(2)}) == {1, 2}

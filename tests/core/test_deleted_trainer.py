@@ -1,4 +1,5 @@
-"""What `del trainer` gives back: the trainer, its model and its parameters at once, without the cyclic collector."""
+"""What `del trainer` gives back: the trainer, its model and its parameters at once, without the
+cyclic collector."""
 
 import gc
 import os
@@ -24,13 +25,15 @@ KINDS = {
     "average": lambda path: {"ema": 0.9, "valid_dl": data()},
     "workspace": lambda path: {"workspace": path / "run", "hooks": [CheckpointHook()]},
     "schedule": lambda path: {"sched": lambda optim: torch.optim.lr_scheduler.StepLR(optim, 2)},
-    "hooks": lambda path: {"valid_dl": data(), "hooks": [SnapshotHook(), EarlyStopHook("valid/loss", patience=9)]},
+    "hooks": lambda path: {"valid_dl": data(),
+                           "hooks": [SnapshotHook(), EarlyStopHook("valid/loss", patience=9)]},
 }
 
 
 def data():
     draw = torch.Generator().manual_seed(1)
-    return DataLoader(TensorDataset(torch.randn(20, 4, generator=draw), torch.randn(20, 2, generator=draw)), 4)
+    return DataLoader(TensorDataset(torch.randn(20, 4, generator=draw),
+                                    torch.randn(20, 2, generator=draw)), 4)
 
 
 def make(**settings):
@@ -81,7 +84,8 @@ def steered(trainer):
 
 @pytest.fixture(autouse=True, scope="module")
 def no_collector():
-    """The first optimizer of a process is another matter: torch imports a part of itself, and leaves frames of that."""
+    """The first optimizer of a process is another matter:
+    torch imports a part of itself, and leaves frames of that."""
     torch.optim.AdamW(nn.Linear(1, 1).parameters())
     gc.disable()
     yield
@@ -89,7 +93,8 @@ def no_collector():
 
 
 def alive(trainer):
-    parts = {"trainer": trainer, "model": trainer.plain_model, "weights": trainer.plain_model.weight}
+    parts = {"trainer": trainer, "model": trainer.plain_model,
+             "weights": trainer.plain_model.weight}
     return {name: weakref.ref(part) for name, part in parts.items()}
 
 
@@ -98,7 +103,8 @@ def left(refs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("end", [finished, stopped, paused, paused_between_epochs, gone_on], ids=lambda end: end.__name__)
+@pytest.mark.parametrize("end", [finished, stopped, paused, paused_between_epochs, gone_on],
+                         ids=lambda end: end.__name__)
 def test_del_gives_all_back_at_once(tmp_path, kind, end):
     """No circle of references leads through a trainer, wherever its run stands."""
     handler = signal.getsignal(signal.SIGTERM)
@@ -136,7 +142,8 @@ def test_what_is_left_of_a_trainer_says_that_it_is_gone():
 
 def test_a_paused_run_goes_on_as_if_it_had_not_been_paused():
     """Without the generator that it had: step by step it is the run in one piece."""
-    straight, pieces = (make(valid_dl=data(), max_steps=8, epochs=None, eval_every=3) for _ in range(2))
+    straight, pieces = (make(valid_dl=data(), max_steps=8, epochs=None, eval_every=3)
+                        for _ in range(2))
     straight.fit()
     while pieces.state != "finished":
         pieces.step(1)
@@ -161,7 +168,8 @@ def with_folder(path):
 
 
 def test_paused_runs_leave_no_handlers(tmp_path, heard):
-    """Dropped in the order in which they began, and the other way round: the handler of before is back."""
+    """Dropped in the order in which they began, and the other way round:
+    the handler of before is back."""
     outside = signal.getsignal(signal.SIGTERM)
     for first, second in (("a", "b"), ("b", "a")):
         runs = {name: with_folder(tmp_path / (first + name)) for name in "ab"}
@@ -175,7 +183,8 @@ def test_paused_runs_leave_no_handlers(tmp_path, heard):
 
 
 def test_a_signal_reaches_past_a_paused_run(tmp_path, heard):
-    """A run that is driven while another one is paused is saved before the process ends, and only what was there before hears of it too."""
+    """A run that is driven while another one is paused is saved before the process ends, and only
+    what was there before hears of it too."""
     paused = with_folder(tmp_path / "paused")
     paused.step(1)
     driven = with_folder(tmp_path / "driven")

@@ -1,4 +1,5 @@
-"""In the plain case the weights are those of a hand-written loop, bit for bit, whatever else is switched on."""
+"""In the plain case the weights are those of a hand-written loop, bit for bit, whatever else is
+switched on."""
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ def make_parts(optim, generator=None):
     """Model, optimizer and loaders; the model has dropout and batch norm, the loader shuffles."""
     torch.manual_seed(7)
     train, valid = digits()
-    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
+    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2),
+                          nn.Linear(32, 10))
     make = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -86,8 +88,9 @@ class Busy(Hook):
         self.seen.append((loss, gradients, trainer.position(), trainer.describe_hooks()))
 
 
-for point in ("before_epoch", "before_batch", "after_pred", "after_loss", "after_backward", "after_batch",
-              "before_step", "after_step", "before_valid", "after_valid", "after_epoch"):  # fmt: skip
+for point in ("before_epoch", "before_batch", "after_pred", "after_loss", "after_backward",
+              "after_batch",
+              "before_step", "after_step", "before_valid", "after_valid", "after_epoch"):
     setattr(Busy, point, Busy.look)
 
 
@@ -113,9 +116,11 @@ def test_digits_equal_a_hand_written_loop(optim, scheduler, accumulation):
 
 @pytest.mark.parametrize("optim", ["sgd", "adamw"])
 def test_digits_with_everything_on_equal_a_hand_written_loop(optim, capsys):
-    """Recorder, progress lines, several validations with metrics, clipping and curious hooks change no bit."""
+    """Recorder, progress lines, several validations with metrics, clipping and curious hooks change
+    no bit."""
     model, made, loader, valid_dl = make_parts(optim)
-    busy = [Busy(), LambdaHook(order=-5, after_batch=lambda t: t.loss.item()), LambdaHook(on_log=lambda t, r: None)]
+    busy = [Busy(), LambdaHook(order=-5, after_batch=lambda t: t.loss.item()),
+            LambdaHook(on_log=lambda t, r: None)]
     accuracy = {"accuracy": lambda pred, target: (pred.argmax(1) == target).float().mean()}
     trainer = Trainer(
         model,
@@ -139,9 +144,11 @@ def test_digits_with_everything_on_equal_a_hand_written_loop(optim, capsys):
 
 
 def test_digits_in_pieces_equal_a_hand_written_loop():
-    """step(), validate(), predict(), cells that draw random numbers, fit() again: still the same bits."""
+    """step(), validate(), predict(), cells that draw random numbers, fit() again:
+    still the same bits."""
     model, made, loader, valid_dl = make_parts("adamw")
-    trainer = Trainer(model, None, loader, valid_dl, loss_fn=LOSS, optim=made, progress=False, device="cpu")
+    trainer = Trainer(model, None, loader, valid_dl, loss_fn=LOSS, optim=made, progress=False,
+                      device="cpu")
     trainer.epochs = EPOCHS
     trainer.step(3)
     torch.rand(5)
@@ -159,7 +166,8 @@ def test_digits_in_pieces_equal_a_hand_written_loop():
 def test_digits_by_steps_equal_a_hand_written_loop(eval_every):
     """Counted in steps, with evaluations in mid-epoch."""
     model, made, loader, valid_dl = make_parts("sgd")
-    loop = Loop(model, None, loader, valid_dl, loss_fn=LOSS, optim=made, eval_every=eval_every, device="cpu")
+    loop = Loop(model, None, loader, valid_dl, loss_fn=LOSS, optim=made, eval_every=eval_every,
+                device="cpu")
     loop.fit(max_steps=STEPS)
     assert_equal(state_of(model, made), by_hand("sgd"))
 
@@ -182,7 +190,8 @@ def test_digits_in_bf16_equal_a_hand_written_loop():
 
 
 def test_a_generator_shared_with_validation_is_not_disturbed():
-    """Training and validation loaders draw from one generator: the training order is that without validation."""
+    """Training and validation loaders draw from one generator:
+    the training order is that without validation."""
     model, made, loader, valid_dl = make_parts("sgd", generator=True)
     assert loader.generator is valid_dl.generator
     Loop(model, None, loader, valid_dl, loss_fn=LOSS, optim=made, device="cpu").fit(epochs=EPOCHS)
@@ -197,7 +206,8 @@ def test_scheduler_by_epoch_equals_a_hand_written_loop():
         sched = StepLR(optim, 1, gamma=0.5)
         if ours:
             hooks = [SchedulerHook(sched, every="epoch")]
-            Loop(model, None, loader, valid_dl, loss_fn=LOSS, optim=optim, hooks=hooks, device="cpu").fit(epochs=EPOCHS)
+            Loop(model, None, loader, valid_dl, loss_fn=LOSS, optim=optim, hooks=hooks,
+                 device="cpu").fit(epochs=EPOCHS)
         else:
             for _ in range(EPOCHS):
                 for x, y in loader:
@@ -210,7 +220,8 @@ def test_scheduler_by_epoch_equals_a_hand_written_loop():
 
 
 def test_the_comparison_would_notice():
-    """One batch in another order, or one rate that differs, is seen: the equality above is no accident."""
+    """One batch in another order, or one rate that differs, is seen:
+    the equality above is no accident."""
     model, made, loader, valid_dl = make_parts("sgd")
     made.param_groups[0]["lr"] *= 1 + 1e-6
     Loop(model, None, loader, valid_dl, loss_fn=LOSS, optim=made, device="cpu").fit(epochs=EPOCHS)

@@ -1,4 +1,5 @@
-"""A saved state goes on bit for bit: any run, halted anywhere, taken up by a trainer that knows only the file."""
+"""A saved state goes on bit for bit: any run, halted anywhere, resumed by a trainer that knows
+only the file."""
 
 import os
 import random
@@ -9,22 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from exact_runs import (
-    EPOCHS,
-    Bend,
-    Halt,
-    Mix,
-    Plan,
-    assert_same,
-    differences,
-    drive,
-    final,
-    halted_run,
-    make_trainer,
-    scramble,
-    straight_run,
-    through_file,
-)
+from exact_runs import (EPOCHS, Bend, Halt, Mix, Plan, assert_continues, assert_same, differences,
+                        drive, final, halted_run, make_trainer, new_run, scramble, straight_run,
+                        through_file)
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +32,8 @@ CHANGES = st.one_of(
     st.builds(lambda n: {"gradient_accumulation_steps": n}, st.integers(1, 4)),
     st.builds(lambda clip: {"grad_clip": clip}, st.sampled_from([None, 0.1])),
     st.builds(lambda every: {"eval_every": every}, st.sampled_from([None, 1, 2])),
-    st.sampled_from([{"mixed_precision": "bf16"}, {"recorder.enabled": False}, {"lr": 0.05, "bend.enabled": False}]))
+    st.sampled_from([{"mixed_precision": "bf16"}, {"recorder.enabled": False},
+                     {"lr": 0.05, "bend.enabled": False}]))
 OF_GROUPS = st.one_of(
     st.builds(lambda on: {"layer_groups.first.frozen": on}, st.booleans()),
     st.builds(lambda scale: {"layer_groups.last.lr_scale": scale}, st.sampled_from([0.3, 1.0])),
@@ -53,7 +42,8 @@ OF_GROUPS = st.one_of(
 
 def by_hand(changes):
     """A few changes and their boundaries."""
-    return st.lists(st.tuples(st.integers(1, 22), changes.map(lambda values: tuple(values.items()))), max_size=3)
+    return st.lists(st.tuples(st.integers(1, 22),
+                              changes.map(lambda values: tuple(values.items()))), max_size=3)
 
 
 TOTALS = st.sampled_from([(("epochs", EPOCHS),)] * 2 + [(("max_steps", 11),), (("max_steps", 4),)])
@@ -64,11 +54,14 @@ def plans(draw):
     """Runs in which everything may differ that may differ."""
     def one(*values):
         return draw(st.sampled_from(values))
-    order = one("shuffle", "replacement", "weighted", "batches", "samples", "plain", "iterable", "list")
+    order = one("shuffle", "replacement", "weighted", "batches", "samples", "plain", "iterable",
+                "list")
     valid, fewer = one("plain", "plain", "shuffle", None), one(None, None, None, "limit", "overfit")
     total, groups = draw(TOTALS), one(False, False, True)
-    named = one("one_cycle", "cosine", "warmup_stable_decay") if order != "iterable" or "max_steps" in total[0] else "lambda"
-    sched = one(None, "one cycle", "lambda", "restarts", "sequential", named, named, *(["plateau"] if valid else []))
+    named = (one("one_cycle", "cosine", "warmup_stable_decay")
+             if order != "iterable" or "max_steps" in total[0] else "lambda")
+    sched = one(None, "one cycle", "lambda", "restarts", "sequential", named, named,
+                *(["plateau"] if valid else []))
     every = one("step", "step", "epoch", "evaluation")
     if sched == named != "lambda":
         every = "step" if every == "evaluation" or "max_steps" in total[0] else every
@@ -78,10 +71,13 @@ def plans(draw):
         augment=one(None, "torch", "numpy", "python"), drop_last=draw(st.booleans()), valid=valid,
         total=total, eval_every=one(None, None, 1, 2, 3),
         eval_first=bool(valid) and one(False, False, True), accumulation=one(1, 1, 2, 3, 4),
-        micro_batch_size=one(None, None, 2), precision=one(None, None, "bf16"), clip=one(None, 0.3), ema=one(None, 0.9),
+        micro_batch_size=one(None, None, 2), precision=one(None, None, "bf16"), clip=one(None, 0.3),
+        ema=one(None, 0.9),
         optim=one("adamw", "sgd"), sched=sched, every=every, groups=groups,
-        limit=3 if limit == 0.7 and order == "iterable" else limit, overfit=2 if fewer == "overfit" else None,
-        resume_data=one("skip", "skip", "replay"), seed=one(7, None), frozen=one(False, True), resting=one(False, True),
+        limit=3 if limit == 0.7 and order == "iterable" else limit,
+        overfit=2 if fewer == "overfit" else None,
+        resume_data=one("skip", "skip", "replay"), seed=one(7, None), frozen=one(False, True),
+        resting=one(False, True),
         changes=tuple(draw(by_hand(st.one_of(CHANGES, OF_GROUPS) if groups else CHANGES))))
 
 
@@ -89,11 +85,13 @@ HALTS = st.builds(Halt, st.sampled_from(["step", "stop", "pause"]), st.integers(
 
 
 @given(plans(), st.lists(HALTS, min_size=1, max_size=3))
-@example(Plan(sched="sequential", generator="shared", accumulation=2), [Halt("step", 3), Halt("stop", 9)])
+@example(Plan(sched="sequential", generator="shared", accumulation=2),
+         [Halt("step", 3), Halt("stop", 9)])
 @example(Plan(total=(("max_steps", 11),), changes=((3, (("eval_every", 1),)),)), [Halt("step", 2)])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_run_halted_anywhere_is_the_same_run(plan, halts):
-    """Weights, optimizer, schedule, hooks, streams, history: up to three halts, each taken up by another trainer."""
+    """Weights, optimizer, schedule, hooks, streams, history:
+    up to three halts, each resumed by another trainer."""
     again = halted_run(plan, *halts)
     assert_same(again, straight_run(plan))
     assert again.exact
@@ -102,18 +100,26 @@ def test_any_run_halted_anywhere_is_the_same_run(plan, halts):
 SYSTEMATIC = {
     "ragged windows, one cycle": Plan(accumulation=2, sched="one cycle", augment="numpy"),
     "replacement, shared generator": Plan(
-        order="replacement", generator="shared", valid="shuffle", sched="restarts", clip=0.3, ema=0.8),
-    "weighted, SGD, each epoch": Plan(order="weighted", optim="sgd", sched="lambda", every="epoch", augment="python"),
-    "batch sampler, bf16": Plan(order="batches", generator="own", precision="bf16", accumulation=3, sched="sequential"),
-    "no batching, plateau": Plan(order="samples", sched="plateau", drop_last=True, frozen=True, augment="torch"),
-    "steps, ends in mid-epoch": Plan(total=(("max_steps", 12),), eval_every=3, sched="plateau", resting=True),
-    "iterable": Plan(order="iterable", augment="python", eval_first=True, sched="one cycle", accumulation=4),
+        order="replacement", generator="shared", valid="shuffle", sched="restarts", clip=0.3,
+        ema=0.8),
+    "weighted, SGD, each epoch": Plan(order="weighted", optim="sgd", sched="lambda", every="epoch",
+                                      augment="python"),
+    "batch sampler, bf16": Plan(order="batches", generator="own", precision="bf16", accumulation=3,
+                                sched="sequential"),
+    "no batching, plateau": Plan(order="samples", sched="plateau", drop_last=True, frozen=True,
+                                 augment="torch"),
+    "steps, ends in mid-epoch": Plan(total=(("max_steps", 12),), eval_every=3, sched="plateau",
+                                     resting=True),
+    "iterable": Plan(order="iterable", augment="python", eval_first=True, sched="one cycle",
+                     accumulation=4),
     "list": Plan(order="list", limit=3, valid="shuffle", sched="restarts", every="epoch"),
     "the same two batches": Plan(overfit=2, augment="torch", accumulation=2, eval_every=2),
-    "a part of each loader": Plan(limit=0.7, generator="own", resume_data="replay", augment="torch", sched="lambda"),
+    "a part of each loader": Plan(limit=0.7, generator="own", resume_data="replay", augment="torch",
+                                  sched="lambda"),
     "gets worse": Plan(optim="sgd", changes=((9, (("lr", 0.5),)),)),
     "changed by hand": Plan(changes=(
-        (2, (("lr", 0.03), ("mix.share", 0.9))), (4, (("mix.enabled", False),)), (9, (("lr", None), ("lr_scale", 0.5))),
+        (2, (("lr", 0.03), ("mix.share", 0.9))), (4, (("mix.enabled", False),)),
+        (9, (("lr", None), ("lr_scale", 0.5))),
         (11, (("mix.enabled", True), ("mix.order", 9), ("weight_decay", 0.4))),
         (15, (("gradient_accumulation_steps", 2),)))),
 }  # fmt: skip
@@ -132,9 +138,11 @@ def test_every_step_is_a_good_place(plan):
 @pytest.mark.parametrize("how", ["stop", "pause"])
 @pytest.mark.parametrize("plan", [
     Plan(accumulation=3, valid="shuffle", sched="plateau", augment="python"),
-    Plan(total=(("max_steps", 8),), accumulation=2, eval_every=2, generator="shared", valid="shuffle", sched="lambda")])
+    Plan(total=(("max_steps", 8),), accumulation=2, eval_every=2, generator="shared",
+         valid="shuffle", sched="lambda")])
 def test_every_safe_point_is_a_good_place(plan, how):
-    """Asked to end between micro batches, between batches of an evaluation, at the start and at the end of an epoch."""
+    """Asked to end between micro batches, between batches of an evaluation, at the start and at the
+    end of an epoch."""
     kinds = []
     counted = make_trainer(plan)
     counted.at_safe_point = kinds.append
@@ -156,15 +164,15 @@ def test_a_stop_asked_for_by_a_hook_in_a_micro_batch(where):
             seen.append(trainer.step_state.window_batches)
             if len(seen) == 2:
                 trainer.stop()
-    first = make_trainer(plan, hooks=[Mix(), Bend(), LambdaHook(after_batch=ask, name="asks")])
-    scramble(5)
+    first = new_run(plan, hooks=[Mix(), Bend(), LambdaHook(after_batch=ask, name="asks")])
     assert first.fit().status == RunState.STOPPED and len(seen) == (3 if where == "window" else 2)
     assert first.phase == ("train" if where == "window" else "valid")
     second = make_trainer(plan, weights=3, hooks=[Mix(), Bend(), LambdaHook(name="asks")])
     scramble()
     second.load_state_dict(through_file(first.state_dict()))
     second.fit()
-    found = [place for place in differences(final(second), final(straight)) if not place.startswith(".tunables")]
+    found = [place for place in differences(final(second), final(straight))
+             if not place.startswith(".tunables")]
     assert not found, found
 
 
@@ -177,7 +185,8 @@ def test_fp16_on_the_cpu_keeps_its_loss_scale():
     def make(weights=0, prepared=True):
         trainer = make_trainer(plan, weights, hooks=[Mix(), LambdaHook(order=9, before_batch=huge)])
         if prepared:
-            trainer.engine.scaler.load_state_dict({**trainer.engine.scaler.state_dict(), "growth_interval": 2})
+            trainer.engine.scaler.load_state_dict({**trainer.engine.scaler.state_dict(),
+                                                   "growth_interval": 2})
         return trainer
     straight = make()
     scramble(5)
@@ -197,7 +206,8 @@ def test_fp16_on_the_cpu_keeps_its_loss_scale():
 def test_a_run_at_its_end_is_extended_to_the_longer_one(how):
     """With a schedule that has no end of its own."""
     short, long = {"epochs": (2, 4), "max_steps": (7, 13)}[how]
-    plan = Plan(sched="restarts", total=((how, short),), valid="plain" if how == "epochs" else None, augment="numpy")
+    plan = Plan(sched="restarts", total=((how, short),), valid="plain" if how == "epochs" else None,
+                augment="numpy")
     longer = replace(plan, total=((how, long),))
     straight = straight_run(longer)
     first = straight_run(plan)
@@ -215,10 +225,10 @@ def test_a_run_at_its_end_is_extended_to_the_longer_one(how):
 
 def test_a_state_is_not_changed_by_who_goes_on_from_it():
     """Twice in one process, by the same trainer and by another one; the state is what it was."""
-    plan = Plan(sched="one cycle", accumulation=2, optim="sgd", augment="python", changes=((3, (("lr_scale", 0.5),)),))
+    plan = Plan(sched="one cycle", accumulation=2, optim="sgd", augment="python",
+                changes=((3, (("lr_scale", 0.5),)),))
     straight = straight_run(plan)
-    first = make_trainer(plan)
-    scramble(5)
+    first = new_run(plan)
     state = drive(first, plan, Halt("step", 4)).state_dict()
     before = plain_copy(state)
     parameters = list(first.model.parameters())
@@ -231,15 +241,17 @@ def test_a_state_is_not_changed_by_who_goes_on_from_it():
 
 
 def test_what_the_parts_were_built_with_does_not_count():
-    """Another rate, decay, clipping, window and precision, other switches and orders: the state's are taken."""
-    plan = Plan(accumulation=2, clip=0.3, precision="bf16", sched="lambda", changes=((6, (("lr", 0.04),)),))
+    """Another rate, decay, clipping, window and precision, other switches and orders:
+    the state's are taken."""
+    plan = Plan(accumulation=2, clip=0.3, precision="bf16", sched="lambda",
+                changes=((6, (("lr", 0.04),)),))
     straight = straight_run(plan)
     for k in (2, 4):
-        first = make_trainer(plan)
-        scramble(5)
+        first = new_run(plan)
         state = through_file(drive(first, plan, Halt("step", k)).state_dict())
         again = make_trainer(Plan(sched="lambda"), weights=3)
-        again.tune(lr_scale=3.0, weight_decay=0.9, **{"mix.order": 50, "bend.enabled": False, "mix.share": 0.0})
+        again.tune(lr_scale=3.0, weight_decay=0.9,
+                   **{"mix.order": 50, "bend.enabled": False, "mix.share": 0.0})
         again.base_rates = [1.0, 2.0]
         for group in again.optim.param_groups:
             group |= {"lr": 9.0, "initial_lr": 8.0, "eps": 0.5, "betas": (0.1, 0.2)}
@@ -260,11 +272,11 @@ def test_a_state_is_a_copy():
 
 @pytest.mark.parametrize("held", ["step", "pause"])
 def test_what_is_drawn_during_a_pause_changes_nothing(held):
-    """Held between two drives, or in the background, while this test draws from every stream and takes a state."""
+    """Held between two drives, or in the background, while this test draws from every stream and
+    takes a state."""
     plan = Plan(augment="python", valid="shuffle", sched="restarts")
     straight = straight_run(plan)
-    trainer = make_trainer(plan)
-    scramble(5)
+    trainer = new_run(plan)
     states = []
     def play():
         torch.rand(5), np.random.normal(size=3), random.gauss(0, 1)
@@ -292,17 +304,14 @@ def test_what_is_drawn_during_a_pause_changes_nothing(held):
     assert_same(trainer, straight)
     assert len(states) > 2
     for state in states[:6]:
-        again = make_trainer(plan, weights=4)
-        again.load_state_dict(state)
-        assert_same(drive(again, plan), straight)
+        assert_continues(state, plan, straight, weights=4)
 
 
 def test_from_another_thread_only_while_it_is_held():
     """While it runs state_dict() is refused; inside paused() it is a state like any other."""
     plan = Plan(total=(("epochs", 6),), sched="restarts", augment="torch")
     straight = straight_run(plan)
-    trainer = make_trainer(plan)
-    scramble(5)
+    trainer = new_run(plan)
     trainer.at_safe_point = lambda kind: time.sleep(0.003)
     trainer.start()
     states = []
@@ -320,17 +329,14 @@ def test_from_another_thread_only_while_it_is_held():
     assert_same(trainer, straight)
     assert states[0]["position"]["optimizer_step"] < states[-1]["position"]["optimizer_step"] < 30
     for state in states:
-        again = make_trainer(plan, weights=2)
-        again.load_state_dict(state)
-        assert_same(drive(again, plan), straight)
+        assert_continues(state, plan, straight, weights=2)
 
 
 def test_a_held_run_becomes_another_one():
     """load_state_dict() inside paused(): the thread goes on from the state, more than once."""
     plan = Plan(total=(("epochs", 4),), sched="one cycle", augment="numpy")
     straight = straight_run(plan)
-    trainer = make_trainer(plan)
-    scramble(5)
+    trainer = new_run(plan)
     trainer.step(3)
     state = trainer.state_dict()
     trainer.at_safe_point = lambda kind: time.sleep(0.003)
@@ -363,19 +369,21 @@ def test_a_run_becomes_another_one_at_a_boundary(where):
                 trainer.ask(lambda: become(trainer))
         return [Mix(), Bend(), LambdaHook(name="asks", after_step=ask)]
     straight = straight_run(plan)
-    first = make_trainer(plan, hooks=asking())
-    scramble(5)
+    first = new_run(plan, hooks=asking())
     state = drive(first, plan, Halt("step", 3)).state_dict()
     trainer = make_trainer(plan, weights=4, hooks=asking())
-    trainer.at_safe_point = lambda kind: become(trainer) if (kind, where) == ("boundary", "at_safe_point") else None
+    trainer.at_safe_point = lambda kind: become(
+        trainer) if (kind, where) == ("boundary", "at_safe_point") else None
     trainer.fit()
     trainer.at_safe_point = None
     assert done
-    found = [place for place in differences(final(trainer), final(straight)) if not place.startswith(".tunables")]
+    found = [place for place in differences(final(trainer), final(straight))
+             if not place.startswith(".tunables")]
     assert not found, found
 
 
-@pytest.mark.parametrize("point", ["before_batch", "after_backward", "after_step", "on_log", "after_epoch"])
+@pytest.mark.parametrize("point",
+                         ["before_batch", "after_backward", "after_step", "on_log", "after_epoch"])
 def test_in_the_middle_of_a_step_it_is_refused(point):
     """By a hook, whichever point it is called at; what it asks for comes at the next boundary."""
     refused, states = [], []
@@ -389,15 +397,13 @@ def test_in_the_middle_of_a_step_it_is_refused(point):
             refused.append(trainer.step_state.optimizer_step)
     plan = Plan(accumulation=2)
     asking = LambdaHook(**{point: take}, name="asks")
-    trainer = make_trainer(plan, hooks=[Mix(), Bend(), asking])
-    scramble(5)
+    trainer = new_run(plan, hooks=[Mix(), Bend(), asking])
     drive(trainer, plan)
     straight = straight_run(plan, hooks=[Mix(), Bend(), LambdaHook(name="asks")])
     assert len(states) == 1 and refused
     assert_same(trainer, straight)
-    again = make_trainer(plan, weights=3, hooks=[Mix(), Bend(), LambdaHook(name="asks")])
-    again.load_state_dict(through_file(states[0]))
-    assert_same(drive(again, plan), straight)
+    assert_continues(through_file(states[0]), plan, straight, weights=3,
+                     hooks=[Mix(), Bend(), LambdaHook(name="asks")])
 
 
 @pytest.mark.parametrize("what", ["rest", "freeze"])
@@ -409,8 +415,7 @@ def test_layers_changed_between_two_drives(what):
             trainer.model[1].eval()
         else:
             trainer.model[0].requires_grad_(False)
-    straight = make_trainer(plan)
-    scramble(5)
+    straight = new_run(plan)
     straight.step(4)
     change(straight)
     state = through_file(straight.state_dict())
@@ -425,13 +430,15 @@ def test_layers_changed_between_two_drives(what):
 
 @pytest.mark.parametrize("way", ["step", "stop", "pause", "look"])
 def test_a_validation_loader_with_a_generator_of_its_own(way):
-    """An evaluation that is given up, or that only looks, leaves the generator of its loader as it was."""
+    """An evaluation that is given up, or that only looks, leaves the generator of its loader as it
+    was."""
     generators = []
     def make(weights=0):
         trainer = make_trainer(Plan(), weights)
         generators.append(torch.Generator().manual_seed(4))
         data = trainer.valid_loaders["valid"].dataset
-        trainer.valid_loaders["valid"] = torch.utils.data.DataLoader(data, 7, shuffle=True, generator=generators[-1])
+        trainer.valid_loaders[
+            "valid"] = torch.utils.data.DataLoader(data, 7, shuffle=True, generator=generators[-1])
         return trainer
     straight = make()
     scramble(5)
@@ -466,8 +473,9 @@ def test_a_state_from_before_the_first_step_while_the_run_is_held():
     assert not [place for place in found if not place.startswith(".journal")], found
 
 
-def test_taken_up_before_the_first_tick_of_a_schedule():
-    """At the end of the first epoch, with a schedule that ticks each epoch: torch has nothing to warn of."""
+def test_resumed_before_the_first_tick_of_a_schedule():
+    """At the end of the first epoch, with a schedule that ticks each epoch:
+    torch has nothing to warn of."""
     plan = Plan(sched="lambda", every="epoch")
     straight = straight_run(plan)
     with warnings.catch_warnings():

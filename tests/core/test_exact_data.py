@@ -1,4 +1,5 @@
-"""Saved states with worker processes, in a new process, with other parts: what is exact, and what says it is not."""
+"""Saved states with worker processes, in a new process, with other parts:
+what is exact, and what says it is not."""
 
 import json
 import os
@@ -12,25 +13,9 @@ import exact_runs
 import numpy as np
 import pytest
 import torch
-from exact_runs import (
-    INPUTS,
-    TARGETS,
-    Bend,
-    Halt,
-    Mix,
-    Plan,
-    Samples,
-    assert_same,
-    comparable,
-    differences,
-    drive,
-    final,
-    halted_run,
-    make_trainer,
-    scramble,
-    straight_run,
-    through_file,
-)
+from exact_runs import (INPUTS, TARGETS, Bend, Halt, Mix, Plan, Samples, assert_same, comparable,
+                        differences, drive, final, halted_run, make_trainer, new_run, scramble,
+                        straight_run, through_file)
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
@@ -46,11 +31,14 @@ WORKERS = {
     "shuffle": (Plan(workers=2), [1, 7]),
     "persistent": (Plan(workers=2, persistent=True, sched="lambda"), [2, 5, 8]),
     "persistent, replacement, own generator": (
-        Plan(workers=2, persistent=True, order="replacement", generator="own", accumulation=2), [1, 4]),
-    "weighted, batches": (Plan(workers=2, order="weighted", generator="shared", valid="shuffle"), [6]),
+        Plan(workers=2, persistent=True, order="replacement", generator="own", accumulation=2),
+        [1, 4]),
+    "weighted, batches": (Plan(workers=2, order="weighted", generator="shared", valid="shuffle"),
+                          [6]),
     "no batching": (Plan(workers=2, order="samples", limit=4), [5]),
     "iterable": (Plan(workers=2, order="iterable", sched="restarts"), [2, 8]),
-    "iterable, persistent": (Plan(workers=2, persistent=True, order="iterable", accumulation=2), [1, 5]),
+    "iterable, persistent": (Plan(workers=2, persistent=True, order="iterable", accumulation=2),
+                             [1, 5]),
     "iterable, augmented": (Plan(workers=2, order="iterable", augment="torch"), [3]),
     "augmented, replayed": (Plan(workers=2, augment="torch", resume_data="replay"), [7]),
 }  # fmt: skip
@@ -79,16 +67,17 @@ def test_two_workers_in_several_parts():
 
 def test_another_process_finishes_the_run(tmp_path):
     """Another interpreter, which knows the parts and the file only, and has nothing to warn of."""
-    changes = {"sched": "one cycle", "accumulation": 2, "augment": "numpy", "valid": "shuffle", "generator": "shared"}
+    changes = {"sched": "one cycle", "accumulation": 2, "augment": "numpy", "valid": "shuffle",
+               "generator": "shared"}
     plan = replace(Plan(), **changes)
     straight = straight_run(plan)
-    first = make_trainer(plan)
-    scramble(5)
+    first = new_run(plan)
     drive(first, plan, Halt("step", 4))
     source, target = first.save(tmp_path / "first.pt"), tmp_path / "second.pt"
     package = Path(trainer_nb.__file__).parent.parent
     subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", exact_runs.__file__, source, target, json.dumps(changes)],
+        [sys.executable, "-W", "error::UserWarning", exact_runs.__file__, source, target,
+         json.dumps(changes)],
         check=True, timeout=120, env={**os.environ, "PYTHONPATH": str(package)})  # fmt: skip
     found = differences(comparable(read_state(target)), final(straight))
     assert not found, found
@@ -114,7 +103,8 @@ class Batches:
 def trainer_of(train_dl, **settings):
     """A plain trainer of a training loader."""
     model = nn.Linear(4, 1)
-    return Trainer(model, train_dl=train_dl, loss_fn=nn.MSELoss(), epochs=2, device="cpu", progress=False, **settings)
+    return Trainer(model, train_dl=train_dl, loss_fn=nn.MSELoss(), epochs=2, device="cpu",
+                   progress=False, **settings)
 
 
 def loader_of(dataset, workers=2, **settings):
@@ -126,30 +116,40 @@ EXACT = {
     "a list": (lambda: trainer_of([(INPUTS, TARGETS)]), None, None),
     "no workers, augmented": (lambda: trainer_of(loader_of(Samples("torch"), 0)), None, None),
     "workers": (lambda: trainer_of(loader_of(Samples())), None, None),
-    "torch in workers": (lambda: trainer_of(loader_of(Samples("torch"))), "draws random numbers in its workers", None),
-    "numpy in workers": (lambda: trainer_of(loader_of(Samples("numpy"))), "draws random numbers in its workers", None),
+    "torch in workers": (lambda: trainer_of(loader_of(Samples("torch"))),
+                         "draws random numbers in its workers", None),
+    "numpy in workers": (lambda: trainer_of(loader_of(Samples("numpy"))),
+                         "draws random numbers in its workers", None),
     "python in workers": (
-        lambda: trainer_of(loader_of(Samples("python"))), "draws random numbers in its workers", None),
+        lambda: trainer_of(loader_of(Samples("python"))), "draws random numbers in its workers",
+        None),
     "replayed": (lambda: trainer_of(loader_of(Samples("torch")), resume_data="replay"), None, None),
     "replayed, persistent": (
-        lambda: trainer_of(loader_of(Samples("torch"), persistent_workers=True), resume_data="replay"),
+        lambda: trainer_of(loader_of(Samples("torch"), persistent_workers=True),
+                           resume_data="replay"),
         "draws random numbers in its workers", "persistent workers after the first epoch"),
-    "out of order": (lambda: trainer_of(loader_of(Samples(), in_order=False)), "in_order=False", None),
-    "once only": (lambda: trainer_of(batch for batch in [(INPUTS, TARGETS)]), "iterated only once", None),
+    "out of order": (lambda: trainer_of(loader_of(Samples(), in_order=False)), "in_order=False",
+                     None),
+    "once only": (lambda: trainer_of(batch for batch in [(INPUTS, TARGETS)]), "iterated only once",
+                  None),
     "own loader": (lambda: trainer_of(Batches()), None, "gives the same batches"),
     "compiled, a smaller last batch": (
-        lambda: trainer_of(loader_of(Samples(), 0), compile=True), "compile=True and batches of 2 and 4 samples", None),
+        lambda: trainer_of(loader_of(Samples(), 0), compile=True),
+        "compile=True and batches of 2 and 4 samples", None),
     "compiled, batches of one size": (
         lambda: trainer_of(loader_of(Samples(), 0, drop_last=True), compile=True), None, None),
     "compiled, without the last batch": (
         lambda: trainer_of(loader_of(Samples(), 0), compile=True, limit_batches=3), None, None),
     "compiled, a list": (
-        lambda: trainer_of([(INPUTS, TARGETS)], compile=True), "compile=True and batches that may be of", None),
+        lambda: trainer_of([(INPUTS, TARGETS)], compile=True),
+        "compile=True and batches that may be of", None),
     "compiled, in chunks": (
-        lambda: trainer_of(loader_of(Samples(), 0, drop_last=True), compile=True, micro_batch_size=3),
+        lambda: trainer_of(loader_of(Samples(), 0, drop_last=True), compile=True,
+                           micro_batch_size=3),
         "compile=True and batches that may be of", None),
     "own sampler": (
-        lambda: trainer_of(loader_of(Samples(), sampler=OneAfterTheOther())), None, "OneAfterTheOther draws"),
+        lambda: trainer_of(loader_of(Samples(), sampler=OneAfterTheOther())), None,
+        "OneAfterTheOther draws"),
 }  # fmt: skip
 
 
@@ -161,14 +161,16 @@ def test_exact_says_what_stands_in_the_way(make, obstacle, assumed):
     after = RandomStreams.capture()
     assert before.python == after.python and torch.equal(before.torch, after.torch)
     assert all(np.array_equal(a, b) for a, b in zip(before.numpy, after.numpy))
-    assert bool(found) is (obstacle is None) and str(found).splitlines()[0] == ("exact" if found else "not exact")
+    assert bool(found) is (obstacle is None)
+    assert str(found).splitlines()[0] == ("exact" if found else "not exact")
     for texts, wanted in ((found.obstacles, obstacle), (found.assumed, assumed)):
         assert len(texts) == (wanted is not None) and all(wanted in text for text in texts)
         assert all(text in str(found) for text in texts)
 
 
 def test_what_is_said_of_augmentation_in_workers_is_so():
-    """The obstacle is a real one: in mid-epoch the run goes another way, at the end of an epoch it does not."""
+    """The obstacle is a real one: in mid-epoch the run goes another way, at the end of an epoch it
+    does not."""
     plan = Plan(workers=2, augment="torch")
     straight = straight_run(plan)
     assert_same(halted_run(plan, Halt("step", 5)), straight)
@@ -187,7 +189,8 @@ def test_a_dataset_is_looked_at_without_a_trace(stream):
 
 
 class ShuffleBuffer(IterableDataset):
-    """Gives samples in an order that is drawn as it goes, from the stream that dropout draws from."""
+    """Gives samples in an order that is drawn as it goes, from the stream that dropout draws
+    from."""
 
     def __iter__(self):
         left = list(range(18))
@@ -197,12 +200,14 @@ class ShuffleBuffer(IterableDataset):
 
 
 def test_an_order_drawn_while_dropout_draws_is_not_called_exact():
-    """What a buffer holds cannot be found again by iterating alone: either it is, or `exact` says so."""
+    """What a buffer holds cannot be found again by iterating alone:
+    either it is, or `exact` says so."""
     def make(weights=0):
         torch.manual_seed(weights)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
         loader = DataLoader(ShuffleBuffer(), 4)
-        return Trainer(model, train_dl=loader, loss_fn=nn.MSELoss(), epochs=2, seed=1, device="cpu", progress=False)
+        return Trainer(model, train_dl=loader, loss_fn=nn.MSELoss(), epochs=2, seed=1, device="cpu",
+                       progress=False)
     straight, first, again = make(), make(), make(3)
     straight.fit()
     first.step(3)
@@ -226,8 +231,7 @@ def failing(at_batch):
 def test_an_exception_in_mid_window_is_told_on():
     """The run can go on, and the files of it say that it is not the one it would have been."""
     plan = Plan(accumulation=3)
-    trainer = make_trainer(plan, hooks=[Mix(), failing(1)])
-    scramble(5)
+    trainer = new_run(plan, hooks=[Mix(), failing(1)])
     with pytest.raises(ArithmeticError):
         trainer.fit()
     assert not trainer.exact and "ArithmeticError in the middle of step 1" in str(trainer.exact)
@@ -245,20 +249,24 @@ def test_an_exception_between_two_windows_leaves_the_run_exact():
     """In a hook after the step, and in the middle of an evaluation: nothing was half done."""
     plan = Plan(accumulation=2, valid="shuffle", augment="python")
     straight = straight_run(plan, hooks=[Mix(), Bend(), LambdaHook(name="fails")])
-    points = {"after_step": "train", "after_batch": "valid", "before_epoch": "train", "on_log": "train"}
+    points = {"after_step": "train", "after_batch": "valid", "before_epoch": "train",
+              "on_log": "train"}
     for point, split in points.items():
         failed = []
         def fail(trainer, *_, split=split, failed=failed):
             if trainer.split == split and not failed and trainer.step_state.optimizer_step >= 3:
                 failed.append(1)
                 raise ArithmeticError("once")
-        first = make_trainer(plan, hooks=[Mix(), Bend(), LambdaHook(order=100, name="fails", **{point: fail})])
-        scramble(5)
+        first = new_run(plan,
+                        hooks=[Mix(), Bend(), LambdaHook(order=100, name="fails", **{point: fail})])
         with pytest.raises(ArithmeticError):
             first.fit()
-        # hooks that were called before the one that raised hear of this epoch's beginning twice: that is said
-        assert failed and bool(first.exact) is (point != "before_epoch") and ("before_epoch" in str(first.exact)) is (point == "before_epoch")
-        again = make_trainer(plan, weights=3, hooks=[Mix(), Bend(), LambdaHook(order=100, name="fails")])
+        # hooks that were called before the one that raised hear of this epoch's beginning twice:
+        # that is said
+        assert failed and bool(first.exact) is (point != "before_epoch")
+        assert ("before_epoch" in str(first.exact)) is (point == "before_epoch")
+        again = make_trainer(plan, weights=3,
+                             hooks=[Mix(), Bend(), LambdaHook(order=100, name="fails")])
         scramble()
         again.load_state_dict(through_file(first.state_dict()))
         again.fit()
@@ -314,8 +322,7 @@ BAD = ["a weight less", "a weight more", "another shape", "other groups", "anoth
 def test_nothing_has_changed_after_an_error(what):
     """The state of other parts is refused, and the run goes on as if nobody had asked."""
     straight = straight_run(PLAIN)
-    trainer = make_trainer(PLAIN)
-    scramble(5)
+    trainer = new_run(PLAIN)
     trainer.step(2)
     parameters, before = list(trainer.model.parameters()), plain_copy(trainer.state_dict())
     state, text = spoiled(what)
@@ -363,8 +370,7 @@ class Counter(Hook):
 
 def test_the_state_of_a_hook_that_is_not_there():
     """A warning names it; all else is taken over."""
-    first = make_trainer(PLAIN, hooks=[Mix(), Bend(), Counter()])
-    scramble(5)
+    first = new_run(PLAIN, hooks=[Mix(), Bend(), Counter()])
     first.step(3)
     state = first.state_dict()
     again = make_trainer(PLAIN, weights=3)
@@ -376,8 +382,7 @@ def test_the_state_of_a_hook_that_is_not_there():
 
 def test_a_hook_that_the_state_does_not_know():
     """It stays as it is."""
-    first = make_trainer(PLAIN)
-    scramble(5)
+    first = new_run(PLAIN)
     first.step(3)
     counter = Counter()
     again = make_trainer(PLAIN, weights=3, hooks=[counter, Mix(), Bend()])
@@ -408,14 +413,15 @@ def test_hooks_in_another_order():
 
 
 def test_another_fingerprint():
-    """Other versions and another number of workers: a warning says which, and the state is taken over."""
-    first = make_trainer(PLAIN)
-    scramble(5)
+    """Other versions and another number of workers:
+    a warning says which, and the state is taken over."""
+    first = new_run(PLAIN)
     first.step(3)
     state = first.state_dict()
     state["fingerprint"] |= {"torch": "1.0", "workers": 5}
     again = make_trainer(PLAIN, weights=3)
-    with pytest.warns(UserWarning, match=r"torch '1.0' \(here .*workers 5 \(here 0\).*may differ in bits") as told:
+    differs = r"torch '1.0' \(here .*workers 5 \(here 0\).*may differ in bits"
+    with pytest.warns(UserWarning, match=differs) as told:
         again.load_state_dict(state)
     assert len(told) == 1
     assert_same(drive(again, PLAIN), straight_run(PLAIN))

@@ -1,4 +1,5 @@
-"""A training batch that raised: which one it was, and a run that goes on as if the loader had never given it."""
+"""A training batch that raised: which one it was, and a run that goes on as if the loader had never
+given it."""
 
 import pytest
 import torch
@@ -33,7 +34,8 @@ class Digits(Dataset):
     def __getitem__(self, index):
         if index in self.bad:
             raise Planted(f"sample {index}")
-        return self.images[index].unsqueeze(0), self.labels[index].unsqueeze(0), torch.tensor([index])
+        return (self.images[index].unsqueeze(0), self.labels[index].unsqueeze(0),
+                torch.tensor([index]))
 
 
 class BulkDigits(Digits):
@@ -53,11 +55,13 @@ class StreamedDigits(IterableDataset):
         worker = torch.utils.data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         for batch in range(first, BATCHES, step):
-            yield from (self.digits[i] for i in range(batch * SIZE, min(COUNT, batch * SIZE + SIZE)))
+            yield from (self.digits[i]
+                        for i in range(batch * SIZE, min(COUNT, batch * SIZE + SIZE)))
 
 
 class ListedBatches(BatchSampler):
-    """A batch sampler that draws its whole epoch when it is asked for an iterator, as a plain class may do."""
+    """A batch sampler that draws its whole epoch when it is asked for an iterator, as a plain class
+    may do."""
 
     def __iter__(self):
         order = torch.randperm(COUNT).tolist()
@@ -77,13 +81,17 @@ def batches_of(generator=None):
 LOADERS = {
     "in order": lambda bad=(), **s: DataLoader(Digits(bad), SIZE, **s),
     "shuffled": lambda bad=(), **s: DataLoader(Digits(bad), SIZE, shuffle=True, **s),
-    "generator": lambda bad=(), **s: DataLoader(Digits(bad), SIZE, shuffle=True, generator=own(), **s),
+    "generator": lambda bad=(), **s: DataLoader(Digits(bad), SIZE, shuffle=True, generator=own(),
+                                                **s),
     "sampler's generator": lambda bad=(), **s: DataLoader(
-        Digits(bad), SIZE, sampler=RandomSampler(range(COUNT), True, num_samples=COUNT, generator=own()), **s
+        Digits(bad), SIZE,
+        sampler=RandomSampler(range(COUNT), True, num_samples=COUNT, generator=own()), **s
     ),
-    "batch sampler": lambda bad=(), **s: DataLoader(Digits(bad), batch_sampler=batches_of(own()), **s),
+    "batch sampler": lambda bad=(), **s: DataLoader(Digits(bad), batch_sampler=batches_of(own()),
+                                                    **s),
     "batches of tuples": lambda bad=(), **s: DataLoader(
-        Digits(bad), batch_sampler=[tuple(range(i, min(COUNT, i + SIZE))) for i in range(0, COUNT, SIZE)], **s
+        Digits(bad),
+        batch_sampler=[tuple(range(i, min(COUNT, i + SIZE))) for i in range(0, COUNT, SIZE)], **s
     ),
     "drawn at once": lambda bad=(), **s: DataLoader(
         Digits(bad), batch_sampler=ListedBatches(range(COUNT), SIZE, False), **s
@@ -91,12 +99,14 @@ LOADERS = {
     "single samples": lambda bad=(), **s: DataLoader(
         Digits(bad), batch_size=None, sampler=RandomSampler(range(COUNT)), **s
     ),
-    "in bulk": lambda bad=(), **s: DataLoader(BulkDigits(bad), batch_size=None, sampler=batches_of(), **s),
+    "in bulk": lambda bad=(), **s: DataLoader(BulkDigits(bad), batch_size=None,
+                                              sampler=batches_of(), **s),
     "stream": lambda bad=(), **s: DataLoader(StreamedDigits(bad), SIZE, **s),
     "list": lambda bad=(), **s: list(DataLoader(Digits(bad), SIZE)),
 }
 INDEXED = [kind for kind in LOADERS if kind not in ("stream", "list")]
-WORKERS = {"0": {}, "2": {"num_workers": 2}, "persistent": {"num_workers": 2, "persistent_workers": True}}
+WORKERS = {"0": {}, "2": {"num_workers": 2},
+           "persistent": {"num_workers": 2, "persistent_workers": True}}
 OPTIMS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -157,14 +167,16 @@ def by_hand(epochs, left_out, optim="sgd", accumulation=1, max_steps=None):
 
 
 class Failing:
-    """A training step, and hooks beside it, that raise at certain batches of certain epochs, each time they come."""
+    """A training step, and hooks beside it, that raise at certain batches of certain epochs, each
+    time they come."""
 
     def __init__(self, bad, place="step"):
         self.bad, self.place = bad, place  # (epoch, indices) ...
 
     def check(self, batch, trainer, place):
         """Raise if this is the place and the batch."""
-        if place == self.place and trainer.training and (trainer.step_state.epoch, indices_of(batch)) in self.bad:
+        if (place == self.place and trainer.training
+            and (trainer.step_state.epoch, indices_of(batch)) in self.bad):
             raise Planted(place)
 
     def step(self, batch, trainer):
@@ -177,7 +189,8 @@ class Failing:
     def hooks(self):
         """A hook for each place outside the step."""
         points = ("before_batch", "after_loss", "after_backward", "after_batch")
-        return [LambdaHook(**{p: lambda trainer, p=p: self.check(trainer.batch, trainer, p)}) for p in points]
+        return [LambdaHook(**{p: lambda trainer, p=p: self.check(trainer.batch, trainer, p)})
+                for p in points]
 
 
 PLACES = ("step", "end of the step", "before_batch", "after_loss", "after_backward", "after_batch")
@@ -187,24 +200,29 @@ def make_loop(loader, failing=None, optim="sgd", accumulation=1, **settings):
     """A loop on the CPU with its own seed."""
     failing = failing or Failing([])
     return Loop(
-        make_model(), failing.step, loader, hooks=[*failing.hooks(), *settings.pop("hooks", ())], device="cpu",
-        optim=OPTIMS.get(optim, optim), gradient_accumulation_steps=accumulation, seed=3, **settings,
+        make_model(), failing.step, loader, hooks=[*failing.hooks(), *settings.pop("hooks", ())],
+        device="cpu",
+        optim=OPTIMS.get(optim, optim), gradient_accumulation_steps=accumulation, seed=3,
+        **settings,
     )  # fmt: skip
 
 
 def planted(kind, numbers, place="step", workers="0", **settings):
-    """A loop that fails at these (epoch, number), and all its epochs as the loader alone gives them."""
+    """A loop that fails at these (epoch, number), and all its epochs as the loader alone gives
+    them."""
     epochs = drawn(kind, workers)
     bad = [(epoch, indices_of(epochs[epoch][number])) for epoch, number in numbers]
     return make_loop(LOADERS[kind](**WORKERS[workers]), Failing(bad, place), **settings), epochs
 
 
 def fit_leaving_out(loop, indices=None, **totals):
-    """fit() until it ends, each time without the batch that failed; their (epoch, number), and what they held."""
+    """fit() until it ends, each time without the batch that failed;
+    their (epoch, number), and what they held."""
     left_out, indices = [], [] if indices is None else indices
     while True:
         try:
-            assert loop.fit(**(totals or {"epochs": EPOCHS}), skip_failed=bool(left_out)).status == "finished"
+            assert loop.fit(**(totals or {"epochs": EPOCHS}),
+                            skip_failed=bool(left_out)).status == "finished"
             return left_out
         except Planted:
             left_out.append((loop.failed.epoch, loop.failed.batch_idx))
@@ -231,14 +249,16 @@ def skipped(loop):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_batch_that_raised_is_kept(place):
-    """In the step or in a hook, before and after the batch was counted; the exception is the one that was raised."""
+    """In the step or in a hook, before and after the batch was counted;
+    the exception is the one that was raised."""
     loop, epochs = planted("shuffled", [(1, 2)], place)
     with pytest.raises(Planted, match=place) as excinfo:
         loop.fit(epochs=EPOCHS)
     wanted = epochs[1][2]
     assert all(torch.equal(a, b) for a, b in zip(loop.failed_batch, wanted, strict=True))
     assert loop.failed_indices == indices_of(wanted)
-    assert (loop.failed.epoch, loop.failed.batch_idx, str(loop.failed)) == (1, 2, "batch 3 of epoch 2")
+    assert (loop.failed.epoch, loop.failed.batch_idx,
+            str(loop.failed)) == (1, 2, "batch 3 of epoch 2")
     assert LocalRunView(loop).failed == "batch 3 of epoch 2"
     assert excinfo.value is loop.exception
 
@@ -257,14 +277,17 @@ def test_indices_are_those_really_drawn(kind, number):
 @pytest.mark.parametrize(
     ("kind", "workers", "resume"),
     [(kind, "0", "skip") for kind in INDEXED]
-    + [(kind, workers, "skip") for kind in ("shuffled", "in bulk") for workers in ("2", "persistent")]
+    + [(kind, workers, "skip") for kind in ("shuffled", "in bulk")
+       for workers in ("2", "persistent")]
     + [("shuffled", "0", "replay"), ("batch sampler", "2", "replay")],
 )
 def test_a_sample_that_cannot_be_read(kind, workers, resume):
-    """The loader raises: there is no batch to look at, but its indices are known; both epochs meet the sample."""
+    """The loader raises: there is no batch to look at, but its indices are known;
+    both epochs meet the sample."""
     epochs, bad = drawn(kind, workers), 11
     loop = make_loop(LOADERS[kind]((bad,), **WORKERS[workers]), resume_data=resume)
-    wanted = [(e, n) for e in range(EPOCHS) for n, batch in enumerate(epochs[e]) if bad in indices_of(batch)]
+    wanted = [(e, n) for e in range(EPOCHS) for n, batch in enumerate(epochs[e])
+              if bad in indices_of(batch)]
     assert wanted
     for again, (epoch, number) in enumerate(wanted):
         with pytest.raises(Planted, match="sample 11"):
@@ -286,7 +309,8 @@ def test_no_indices_where_there_are_none(kind):
 
 def test_the_batch_is_kept_as_the_loader_gave_it():
     """Not as a hook has replaced it."""
-    change = LambdaHook(before_batch=lambda trainer: setattr(trainer, "batch", [t * 1 for t in trainer.batch]))
+    change = LambdaHook(
+        before_batch=lambda trainer: setattr(trainer, "batch", [t * 1 for t in trainer.batch]))
     loader = LOADERS["list"]()
     loop = make_loop(loader, Failing([(0, indices_of(loader[4]))]), hooks=[change])
     with pytest.raises(Planted):
@@ -297,9 +321,12 @@ def test_the_batch_is_kept_as_the_loader_gave_it():
 @pytest.mark.parametrize("number", [(0, 3), (1, 2)])
 @pytest.mark.parametrize("kind", ["shuffled", "generator", "batch sampler"])
 def test_looking_for_indices_draws_nothing(kind, number):
-    """Mended and tried again, a run that failed is the run that never failed, down to what its hooks draw."""
+    """Mended and tried again, a run that failed is the run that never failed, down to what its
+    hooks draw."""
     def drawing(seen):
-        return LambdaHook(after_batch=lambda trainer: seen.append((torch.rand(()).item(), indices_of(trainer.batch))))
+        return LambdaHook(
+            after_batch=lambda trainer: seen.append((torch.rand(()).item(),
+                                                     indices_of(trainer.batch))))
 
     wanted, found = [], []
     whole = make_loop(LOADERS[kind](), hooks=[drawing(wanted)])
@@ -342,11 +369,13 @@ def test_indices_that_cannot_be_found():
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("optim", OPTIMS)
 def test_without_it_equals_a_loop_without_it(optim, accumulation, number):
-    """The first, a middle, the last batch, in either epoch: the windows are those of the batches that are left."""
+    """The first, a middle, the last batch, in either epoch:
+    the windows are those of the batches that are left."""
     loop, epochs = planted("shuffled", [number], optim=optim, accumulation=accumulation)
     assert fit_leaving_out(loop) == [number]
     assert_equal(loop, by_hand(epochs, [number], optim, accumulation))
-    assert skipped(loop) == [("skip", "batch", f"batch {number[1] + 1} of epoch {number[0] + 1}", "code")]
+    assert skipped(loop) == [("skip", "batch", f"batch {number[1] + 1} of epoch {number[0] + 1}",
+                              "code")]
     assert (loop.failed, LocalRunView(loop).failed) == (None, "")
 
 
@@ -371,12 +400,14 @@ def test_whatever_gave_it(kind, numbers):
 @pytest.mark.parametrize("workers", [pytest.param("2", marks=pytest.mark.long), "persistent"])
 @pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind != "list"])
 def test_whichever_worker_gave_it(kind, workers):
-    """With workers that end with the epoch, and with persistent ones; the indices are those drawn with workers."""
+    """With workers that end with the epoch, and with persistent ones;
+    the indices are those drawn with workers."""
     numbers = [(0, 3), (1, 0)]
     loop, epochs = planted(kind, numbers, workers=workers, accumulation=3)
     found = []
     assert fit_leaving_out(loop, found) == numbers
-    wanted = [None if kind == "stream" else indices_of(epochs[epoch][number]) for epoch, number in numbers]
+    wanted = [None if kind == "stream" else indices_of(epochs[epoch][number])
+              for epoch, number in numbers]
     assert found == wanted
     assert_equal(loop, by_hand(epochs, numbers, accumulation=3))
 
@@ -409,17 +440,20 @@ def test_several_one_after_the_other(kind, accumulation, several):
     loop, epochs = planted(kind, numbers, accumulation=accumulation)
     assert fit_leaving_out(loop) == numbers
     assert_equal(loop, by_hand(epochs, numbers, accumulation=accumulation))
-    assert [new for _, _, new, _ in skipped(loop)] == [f"batch {n + 1} of epoch {e + 1}" for e, n in numbers]
+    assert [new for _, _, new, _ in skipped(loop)] == [f"batch {n + 1} of epoch {e + 1}"
+                                                       for e, n in numbers]
 
 
 @pytest.mark.parametrize("number", [(0, 0), (0, 2), (0, 4), (1, 4)])
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize(("kind", "limit"), [("shuffled", 5), ("shuffled", 0.72), ("list", 5), ("stream", 5)])
+@pytest.mark.parametrize(("kind", "limit"),
+                         [("shuffled", 5), ("shuffled", 0.72), ("list", 5), ("stream", 5)])
 def test_under_a_limit(kind, limit, accumulation, number):
     """The epoch still ends where it would have: no batch from behind the limit moves up."""
     loop, epochs = planted(kind, [number], accumulation=accumulation, limit_batches=limit)
     assert fit_leaving_out(loop) == [number]
-    assert_equal(loop, by_hand([batches[:5] for batches in epochs], [number], accumulation=accumulation))
+    assert_equal(loop,
+                 by_hand([batches[:5] for batches in epochs], [number], accumulation=accumulation))
 
 
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "list"])
@@ -432,7 +466,8 @@ def test_an_epoch_of_one_batch(kind):
 
 
 @pytest.mark.parametrize(
-    "numbers", [[(0, 0)], [(0, 1)], [(0, 2)], [(1, 0)], [(1, 2)], [(0, 0), (0, 2)], [(1, 1), (1, 3)]]
+    "numbers", [[(0, 0)], [(0, 1)], [(0, 2)], [(1, 0)], [(1, 2)], [(0, 0), (0, 2)],
+                [(1, 1), (1, 3)]]
 )
 def test_with_the_same_few_batches(numbers):
     """Of overfit_batches some are left out of one epoch."""
@@ -447,7 +482,8 @@ def test_with_the_same_few_batches(numbers):
 def test_counted_in_steps(number):
     """The steps that are missing come from the next pass."""
     epochs = drawn("shuffled", epochs=3)
-    loop = make_loop(LOADERS["shuffled"](), Failing([(number[0], indices_of(epochs[number[0]][number[1]]))]))
+    loop = make_loop(LOADERS["shuffled"](),
+                     Failing([(number[0], indices_of(epochs[number[0]][number[1]]))]))
     assert fit_leaving_out(loop, max_steps=17) == [number]
     assert_equal(loop, by_hand(epochs, [number], max_steps=17))
 
@@ -489,7 +525,8 @@ def test_the_entry_stands_where_the_run_goes_on():
 
 @pytest.mark.parametrize("kind", ["stream", "list"])
 def test_a_loader_that_cannot_go_on(kind):
-    """Where it is the loader that raised and no index can be passed over, leaving out is refused or comes to an end."""
+    """Where it is the loader that raised and no index can be passed over, leaving out is refused or
+    comes to an end."""
 
     class Broken(list):
         def __iter__(self):
@@ -515,16 +552,21 @@ def test_a_loader_that_cannot_go_on(kind):
 
 def things(loop):
     """What a refusal must not change."""
-    places = loop.state, loop.epochs, loop.max_steps, loop.boundaries, len(loop.journal), loop.failed
+    places = (loop.state, loop.epochs, loop.max_steps, loop.boundaries, len(loop.journal),
+              loop.failed)
     return places, [p.clone() for p in loop.model.parameters()], torch.get_rng_state()
 
 
-@pytest.mark.parametrize("when", ["before", "paused", "finished", "after an evaluation failed", "skipped already"])
+@pytest.mark.parametrize("when",
+                         ["before", "paused", "finished", "after an evaluation failed",
+                          "skipped already"])
 def test_nothing_to_leave_out_is_refused(when):
     """RuntimeError before anything changes, in a cell and by a command."""
     failing = Failing([])
-    evaluating = LambdaHook(before_valid=lambda trainer: 1 / 0) if "evaluation" in when else LambdaHook(before_fit=id)
-    loop = make_loop(LOADERS["shuffled"](), failing, hooks=[evaluating], valid_dl=LOADERS["list"](), epochs=1)
+    evaluating = (LambdaHook(before_valid=lambda trainer: 1 / 0)
+                  if "evaluation" in when else LambdaHook(before_fit=id))
+    loop = make_loop(LOADERS["shuffled"](), failing, hooks=[evaluating], valid_dl=LOADERS["list"](),
+                     epochs=1)
     if when == "paused":
         loop.step(2)
     elif when == "finished":
@@ -539,7 +581,8 @@ def test_nothing_to_leave_out_is_refused(when):
         loop.post(Command("resume", {"skip_failed": True}))
         loop.wait()
     (places, weights, streams), fired = things(loop), []
-    loop.hooks.add(LambdaHook(**{p: lambda t, *_: fired.append(p) for p in ("before_fit", "after_exception")}))
+    loop.hooks.add(LambdaHook(**{p: lambda t, *_: fired.append(p)
+                                 for p in ("before_fit", "after_exception")}))
     with pytest.raises(RuntimeError, match="nothing to skip"):
         loop.fit(epochs=5, skip_failed=True)
     reply = loop.post(Command("resume", {"skip_failed": True}))
@@ -581,7 +624,8 @@ def failures():
         "evaluation": {"hooks": [LambdaHook(before_batch=lambda t: None if t.training else 1 / 0)]},
         "optimizer": {"optim": lambda parameters: Stumbling(parameters, lr=0.1)},
         "before_step": {"hooks": [once("before_step")]},
-        "after_step": {"hooks": [once("after_step")]}, "before_epoch": {"hooks": [once("before_epoch")]},
+        "after_step": {"hooks": [once("after_step")]},
+        "before_epoch": {"hooks": [once("before_epoch")]},
         "after_epoch": {"hooks": [once("after_epoch")]}, "opening": {},
         "interrupt": {"hooks": [LambdaHook(after_batch=interrupted)]},
     }  # fmt: skip
@@ -602,7 +646,8 @@ def test_a_failure_elsewhere_is_no_failed_batch(where):
     failing.bad.clear()
     with pytest.raises((Planted, ZeroDivisionError, KeyboardInterrupt)):
         loop.fit(epochs=1)
-    assert (loop.failed, loop.failed_batch, loop.failed_indices, LocalRunView(loop).failed) == (None, None, None, "")
+    assert (loop.failed, loop.failed_batch, loop.failed_indices,
+            LocalRunView(loop).failed) == (None, None, None, "")
     with pytest.raises(RuntimeError, match="nothing to skip"):
         loop.fit(epochs=1, skip_failed=True)
 
@@ -612,4 +657,5 @@ def test_the_comparison_would_notice():
     loop, epochs = planted("shuffled", [(0, 3)], accumulation=3)
     fit_leaving_out(loop)
     for others in ([(0, 4)], []):
-        assert not torch.equal(by_hand(epochs, others, accumulation=3)[0][0], state_of(loop.model, loop.optim)[0])
+        assert not torch.equal(by_hand(epochs, others, accumulation=3)[0][0],
+                               state_of(loop.model, loop.optim)[0])

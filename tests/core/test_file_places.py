@@ -1,4 +1,5 @@
-"""What a file may replace, what a killed process leaves, and that no file of the user's is touched."""
+"""What a file may replace, what a killed process leaves, and that no file of the user's is
+touched."""
 
 import os
 import re
@@ -24,8 +25,10 @@ def make(*hooks, **settings):
     inputs = torch.randn(32, 3)
     model = torch.nn.Linear(3, 1)
     data = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
-    return Trainer(model, train_dl=torch.utils.data.DataLoader(data, 8), loss_fn=torch.nn.MSELoss(), epochs=2, seed=1, hooks=list(hooks),
-                   optim=torch.optim.SGD(model.parameters(), 0.1), device="cpu", progress=False, **settings)
+    return Trainer(model, train_dl=torch.utils.data.DataLoader(data, 8), loss_fn=torch.nn.MSELoss(),
+                   epochs=2, seed=1, hooks=list(hooks),
+                   optim=torch.optim.SGD(model.parameters(), 0.1), device="cpu", progress=False,
+                   **settings)
 
 
 MARK = "0123456789abcdef.trainer_nb.new"
@@ -41,7 +44,8 @@ def dead_process():
 def test_only_marked_files_of_processes_that_are_gone_are_removed(tmp_path):
     """The user's stay, whatever they are called; so do those of a process that is alive."""
     dead, alive = dead_process(), os.getppid()
-    users = [".settings.new", ".bashrc.12345678.new", f".run.pt.{dead}.new", f".run.{dead}.trainer_nb.new", f"run.{dead}.{MARK}",
+    users = [".settings.new", ".bashrc.12345678.new", f".run.pt.{dead}.new",
+             f".run.{dead}.trainer_nb.new", f"run.{dead}.{MARK}",
              f".run.x{dead}.{MARK}", f".run.99999999999999999999.{MARK}", f".run.{alive}.{MARK}"]
     for name in users:
         (tmp_path / name).write_text("kept")
@@ -65,7 +69,9 @@ def test_a_file_that_is_being_written_is_not_left_over(tmp_path):
             beside.write_text("half")
             assert not is_left_over(beside)
             names.add(beside.name)
-    assert len(names) == 3 and all(re.fullmatch(rf"\.n+\.{os.getpid()}\.[0-9a-f]{{16}}\.trainer_nb\.new", name) for name in names)
+    assert len(names) == 3
+    assert all(re.fullmatch(rf"\.n+\.{os.getpid()}\.[0-9a-f]{{16}}\.trainer_nb\.new", name)
+               for name in names)
     assert os.listdir(tmp_path) == ["n" * 250] and not files._WRITING
     beside.write_text("given up")
     assert is_left_over(beside)
@@ -105,8 +111,10 @@ def test_what_is_no_plain_file_is_not_replaced(kind, linked, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)  # a socket has a short name
     trainer = make()
     trainer.step(1)
-    for name, save in {"run.pt": trainer.save, "journal.jsonl": trainer.journal.save, "weights.safetensors": trainer.export,
-                       "weights.json": lambda path: trainer.export(path.with_suffix(".safetensors"))}.items():
+    for name, save in {"run.pt": trainer.save, "journal.jsonl": trainer.journal.save,
+                       "weights.safetensors": trainer.export,
+                       "weights.json": lambda path: trainer.export(
+                               path.with_suffix(".safetensors"))}.items():
         place = tmp_path / name
         put(kind, tmp_path / "thing" if linked else place)
         if linked:
@@ -119,7 +127,8 @@ def test_what_is_no_plain_file_is_not_replaced(kind, linked, tmp_path, monkeypat
             write_state({}, place)
         assert {each: os.lstat(each).st_ino for each in os.listdir()} == before
         for each in before:
-            shutil.rmtree(each) if os.path.isdir(each) and not os.path.islink(each) else os.unlink(each)
+            shutil.rmtree(
+                each) if os.path.isdir(each) and not os.path.islink(each) else os.unlink(each)
     assert [entry.kind for entry in trainer.journal] == []
     trainer.close()
 
@@ -137,11 +146,13 @@ def test_the_file_behind_a_link_is_written(tmp_path):
         trainer.save(link)
         assert link.is_symlink() and read_state(target)["position"]["optimizer_step"] == 1
         trainer.journal.save(link)
-        assert link.is_symlink() and [entry.kind for entry in Journal.load(target)] == ["save"] * (number + 1)
+        assert link.is_symlink()
+        assert [entry.kind for entry in Journal.load(target)] == ["save"] * (number + 1)
     (tmp_path / "round").symlink_to("round")
     with pytest.raises(OSError, match="round"):
         trainer.save(tmp_path / "round")
-    assert sorted(os.listdir(tmp_path / "far")) == ["run0", "run1"] and (tmp_path / "round").is_symlink()
+    assert sorted(os.listdir(tmp_path / "far")) == ["run0", "run1"]
+    assert (tmp_path / "round").is_symlink()
     trainer.close()
 
 
@@ -155,13 +166,16 @@ def test_a_journal_leaves_what_is_beside_it(tmp_path):
 
 def test_each_name_of_an_image_has_a_file_of_its_own(tmp_path):
     """Also where the system takes capitals and small letters for the same."""
-    names = ["a b", "a_b", "a<b", "a%20b", "é/x", "e\u0301/x", "a//b", "a/_/b", "a/b", "A/b", "a/B", ".a", "_a", "a.", "a", "A", "../a", "%"]
+    names = ["a b", "a_b", "a<b", "a%20b", "é/x", "e\u0301/x", "a//b", "a/_/b", "a/b", "A/b", "a/B",
+             ".a", "_a", "a.", "a", "A", "../a", "%"]
     trainer = make(ImageFileHook(tmp_path))
     trainer.step(1)
     for _ in range(2):  # the same name has the same file
-        trainer.log_images({name: np.full((4, 4), number, np.uint8) for number, name in enumerate(names)})
+        trainer.log_images({name: np.full((4, 4), number, np.uint8)
+                            for number, name in enumerate(names)})
     found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png")]
     assert len({path.casefold() for path in found}) == len(found) == len(names)
-    assert {"a_b/step_00000001.png", "a/b/step_00000001.png", "é/x/step_00000001.png", "a%20b/step_00000001.png"} <= set(found)
+    assert {"a_b/step_00000001.png", "a/b/step_00000001.png", "é/x/step_00000001.png",
+            "a%20b/step_00000001.png"} <= set(found)
     assert list(tmp_path.parent.glob("a*")) == []
     trainer.close()

@@ -1,4 +1,5 @@
-"""Ways of driving a run: what each verb returns and fires, and that pieces give the same weights as one go."""
+"""Ways of driving a run: what each verb returns and fires, and that pieces give the same weights as
+one go."""
 
 import contextvars
 import decimal
@@ -12,7 +13,8 @@ import pytest
 import small_runs
 import torch
 from digits_runs import (
-    assert_same, at_step, disturb, everything, global_streams, in_evaluation, make_batches, make_data, make_loop, recorder,
+    assert_same, at_step, disturb, everything, global_streams, in_evaluation, make_batches,
+    make_data, make_loop, recorder,
     straight, wait_for,
 )  # fmt: skip
 from torch import nn
@@ -20,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import Hook, LambdaHook
+from trainer_nb.core.state import FitResult, RunState
 
 # ---- what each verb returns and fires
 
@@ -77,7 +80,8 @@ def test_step_counts_real_steps_only():
 
     def leave_out(batch, trainer):
         left_out = trainer.step_state.batch_idx in (1, 2)
-        return {"loss": None if left_out else nn.functional.cross_entropy(trainer.model(batch[0]), batch[1])}
+        return {"loss": None
+                if left_out else nn.functional.cross_entropy(trainer.model(batch[0]), batch[1])}
 
     loop = make_loop(train_step=leave_out, loss_fn=None, accumulation=1)
     loop.step(2)
@@ -97,7 +101,8 @@ def test_step_ends_with_the_run():
 
 
 def test_a_pause_of_ones_own_returns():
-    """Where nobody could resume it, fit() returns `paused`; nothing has ended, the generator is alive."""
+    """Where nobody could resume it, fit() returns `paused`;
+    nothing has ended, the generator is alive."""
     seen = []
     loop = make_loop(recorder(seen), at_step(2, lambda trainer: trainer.pause()))
     result = loop.fit(epochs=1)
@@ -132,7 +137,8 @@ def test_resume_of_what_cannot_go_on_is_refused():
 
 
 def test_stop_ends_a_fit_and_the_next_one_begins():
-    """Stopping fires after_cancel, then cleanup_fit; fit() again fires before_fit again and continues."""
+    """Stopping fires after_cancel, then cleanup_fit;
+    fit() again fires before_fit again and continues."""
     seen = []
     loop = make_loop(recorder(seen), at_step(2, lambda trainer: trainer.stop()))
     result = loop.fit(epochs=1)
@@ -140,7 +146,8 @@ def test_stop_ends_a_fit_and_the_next_one_begins():
     assert seen == ["before_fit", "after_cancel", "cleanup_fit"]
     assert loop.data.iterator is None
     assert loop.fit(epochs=1).steps == 3
-    assert seen == ["before_fit", "after_cancel", "cleanup_fit", "before_fit", "after_fit", "cleanup_fit"]
+    assert seen == ["before_fit", "after_cancel", "cleanup_fit", "before_fit", "after_fit",
+                    "cleanup_fit"]
     assert [(e.kind, e.name, e.step) for e in loop.journal] == [("stop", "stop", 2)]
 
 
@@ -157,7 +164,8 @@ def test_stop_while_paused_ends_the_fit():
 
 
 def test_start_returns_at_once_and_wait_joins():
-    """The run goes on in another thread, is running as soon as start() has returned, and ends like fit()."""
+    """The run goes on in another thread, is running as soon as start() has returned, and ends like
+    fit()."""
     seen, threads = [], []
     hold = threading.Event()
 
@@ -212,7 +220,8 @@ def test_wait_raises_the_exception_of_the_thread():
 
 
 def test_a_pause_from_another_thread_holds():
-    """The driver waits where it is, with its clock stopped, until it is resumed; a change acts at once meanwhile."""
+    """The driver waits where it is, with its clock stopped, until it is resumed;
+    a change acts at once meanwhile."""
     seen = []
     loop = make_loop(recorder(seen), valid=False)
     loop.start(epochs=10_000)
@@ -233,7 +242,8 @@ def test_a_pause_from_another_thread_holds():
 
 
 def test_another_thread_can_hold_fit():
-    """Whoever asks from another thread can resume from there: fit() blocks meanwhile, and then goes on."""
+    """Whoever asks from another thread can resume from there:
+    fit() blocks meanwhile, and then goes on."""
     held = []
 
     def steer():
@@ -254,7 +264,8 @@ def test_another_thread_can_hold_fit():
 
 
 def test_a_front_end_can_hold_fit():
-    """After a panel has said hello, a pause from the run's own thread blocks fit() until Resume comes from it."""
+    """After a panel has said hello, a pause from the run's own thread blocks fit() until Resume
+    comes from it."""
     ticks = []
 
     def panel(kind):
@@ -278,21 +289,26 @@ def test_step_of_a_held_run_makes_one_step():
     before = loop.step_state.optimizer_step
     for made in (1, 2, 3):
         loop.post(Command("step", source="widget")).wait(10)
-        wait_for(lambda made=made: (loop.state, loop.step_state.optimizer_step) == ("paused", before + made))
+        wait_for(lambda made=made: (loop.state,
+                                    loop.step_state.optimizer_step) == ("paused", before + made))
     loop.stop()
     loop.wait()
 
 
 def test_a_step_asked_for_ends_with_the_drive():
-    """Ten steps that a panel asks for within `step(3)` end there: the next `fit()` does not stop for them."""
-    loop = make_loop(at_step(2, lambda trainer: trainer.post(Command("step", {"n": 10}, source="widget"))), valid=False)
+    """Ten steps that a panel asks for within `step(3)` end there:
+    the next `fit()` does not stop for them."""
+    loop = make_loop(at_step(2,
+                             lambda trainer: trainer.post(
+                                 Command("step", {"n": 10}, source="widget"))), valid=False)
     loop.step(3)
     assert (loop.state, loop.step_state.optimizer_step) == ("paused", 3)
     assert loop.fit(epochs=9).status == "finished"
 
 
 def test_detach_lets_the_cell_go():
-    """fit() returns `detached`, the run goes on in a thread without a new before_fit, and ends as one run."""
+    """fit() returns `detached`, the run goes on in a thread without a new before_fit, and ends as
+    one run."""
     seen, threads = [], set()
     loop = make_loop(recorder(seen), at_step(2, lambda trainer: trainer.detach()))
     loop.hooks.add(LambdaHook(after_step=lambda trainer: threads.add(threading.current_thread())))
@@ -315,7 +331,8 @@ def test_only_a_fit_can_be_detached(verb):
 
 
 def test_paused_holds_a_background_run_while_open():
-    """Inside the run stands still at a boundary and may be looked at; cells inside do not touch its random streams."""
+    """Inside the run stands still at a boundary and may be looked at;
+    cells inside do not touch its random streams."""
     loop = make_loop()
     loop.start(epochs=30)
     with loop.paused() as held:
@@ -369,7 +386,8 @@ def test_waiting_for_oneself_is_an_error(verb):
 
 @pytest.mark.parametrize("state", ["idle", "paused", "running"])
 def test_close_ends_everything(state):
-    """A background run is stopped, an open fit is ended, and leaving the with block does the same."""
+    """A background run is stopped, an open fit is ended, and leaving the with block does the
+    same."""
     seen = []
     with make_loop(recorder(seen), valid=False) as loop:
         if state == "paused":
@@ -380,7 +398,8 @@ def test_close_ends_everything(state):
     assert loop.state == ("idle" if state == "idle" else "stopped")
     assert not any(thread.name == "trainer_nb" for thread in threading.enumerate())
     loop.close()
-    assert loop.fit(epochs=1 if state != "running" else loop.step_state.epoch + 1).status == "finished"
+    assert loop.fit(epochs=1
+                    if state != "running" else loop.step_state.epoch + 1).status == "finished"
 
 
 def test_max_time_stops():
@@ -415,20 +434,27 @@ def fit_until_done(loop, **totals):
 
 PIECES = {
     "stops in mid-epoch": (lambda loop: [loop.hooks.add(hook) for hook in stopping(1, 2, 5)], 3),
-    "stops at the end of an epoch": (lambda loop: [loop.hooks.add(hook) for hook in stopping(3, 6)], 2),
+    "stops at the end of an epoch": (lambda loop: [loop.hooks.add(hook) for hook in stopping(3, 6)],
+                                     2),
     "single steps": (lambda loop: [(loop.step(), disturb()) for _ in range(7)], 0),
-    "steps and a stop": (lambda loop: [loop.step(2), disturb(), loop.stop(), disturb(), loop.step(3)], 0),
+    "steps and a stop": (lambda loop: [loop.step(2), disturb(), loop.stop(), disturb(),
+                                       loop.step(3)], 0),
     "epochs": (lambda loop: [loop.step(epochs=1), disturb(), loop.step(1), loop.step(epochs=1)], 0),
-    "shorter totals": (lambda loop: [loop.fit(epochs=1), disturb(), loop.fit(max_steps=5), disturb()], 0),
-    "evaluations by hand": (lambda loop: [loop.step(2), loop.validate(), loop.test(make_batches()), loop.step()], 0),
-    "changed threads": (lambda loop: [loop.step(2), loop.start(epochs=2), loop.wait(), disturb(), loop.step(1)], 0),
-    "model.eval() by hand": (lambda loop: [loop.step(2), loop.model.eval(), loop.step(2), loop.model.eval()], 0),
+    "shorter totals": (lambda loop: [loop.fit(epochs=1), disturb(), loop.fit(max_steps=5),
+                                     disturb()], 0),
+    "evaluations by hand": (lambda loop: [loop.step(2), loop.validate(), loop.test(make_batches()),
+                                          loop.step()], 0),
+    "changed threads": (lambda loop: [loop.step(2), loop.start(epochs=2), loop.wait(), disturb(),
+                                      loop.step(1)], 0),
+    "model.eval() by hand": (lambda loop: [loop.step(2), loop.model.eval(), loop.step(2),
+                                           loop.model.eval()], 0),
     "gradients by hand": (lambda loop: [loop.step(2), backward_by_hand(loop), loop.step(2)], 0),
 }
 
 
 def backward_by_hand(loop):
-    """What a person tries in a cell; the run's random streams and its next step are not touched by it."""
+    """What a person tries in a cell; the run's random streams and its next step are not touched by
+    it."""
     mode = loop.model.training
     loop.model.eval()
     nn.functional.cross_entropy(loop.model(make_batches()[0][0]), make_batches()[0][1]).backward()
@@ -438,7 +464,8 @@ def backward_by_hand(loop):
 
 @pytest.mark.parametrize("kind", PIECES)
 def test_pieces_equal_one_go(kind):
-    """However a run of three epochs is cut, all its numbers are those of the run in one go, bit for bit."""
+    """However a run of three epochs is cut, all its numbers are those of the run in one go, bit for
+    bit."""
     cut, stops = PIECES[kind]
     loop = make_loop()
     cut(loop)
@@ -447,7 +474,8 @@ def test_pieces_equal_one_go(kind):
 
 
 def test_a_run_without_validation_trains_the_same():
-    """Evaluations, with random draws and running means of their own, leave no trace in the training."""
+    """Evaluations, with random draws and running means of their own, leave no trace in the
+    training."""
     loop = make_loop(valid=False)
     loop.fit(epochs=3)
     assert_same(loop, straight(epochs=3))
@@ -470,7 +498,8 @@ def evaluation_runs(seen):
         return lambda trainer, *_: seen.append((point, trainer.step_state.optimizer_step))
 
     points = ("before_valid", "after_valid")
-    return LambdaHook(**{p: note(p) for p in points}, on_log=lambda t, r: seen.append(("log", r["valid/loss"])))
+    return LambdaHook(**{p: note(p) for p in points},
+                      on_log=lambda t, r: seen.append(("log", r["valid/loss"])))
 
 
 def reference_evaluations():
@@ -493,14 +522,16 @@ def test_a_pause_during_an_evaluation_is_held_there():
 
 
 def test_a_stop_in_a_pause_during_an_evaluation_discards_it():
-    """The model is back in training mode at once, and the evaluation is run again from its start."""
+    """The model is back in training mode at once, and the evaluation is run again from its
+    start."""
     seen = []
     loop = make_loop(in_evaluation(lambda trainer: trainer.pause()), evaluation_runs(seen))
     loop.fit(epochs=2)
     outside = global_streams()
     loop.stop()
     assert global_streams() == outside
-    assert (loop.state, loop.eval_batch, loop.model.training, loop.model[4].training) == ("stopped", None, True, False)
+    assert (loop.state, loop.eval_batch, loop.model.training,
+            loop.model[4].training) == ("stopped", None, True, False)
     assert loop.fit(epochs=2).status == "finished"
     assert seen == [("before_valid", 3), *reference_evaluations()]
     assert_same(loop, straight(epochs=2))
@@ -508,14 +539,16 @@ def test_a_stop_in_a_pause_during_an_evaluation_discards_it():
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_change_in_a_pause_during_an_evaluation_discards_it(held):
-    """A command for a boundary acts at once, on weights nobody is evaluating; the evaluation is run again."""
+    """A command for a boundary acts at once, on weights nobody is evaluating;
+    the evaluation is run again."""
     seen = []
     loop = make_loop(in_evaluation(lambda trainer: trainer.pause()), evaluation_runs(seen))
     if held:
         loop.start(epochs=2)
     else:
         loop.fit(epochs=2)
-    wait_for(lambda: loop.state == "paused" and loop.driver.name is None or held and loop.eval_batch == 2)
+    wait_for(lambda: loop.state == "paused" and loop.driver.name is None or held
+             and loop.eval_batch == 2)
     wait_for(lambda: loop.state == "paused")
     outside = global_streams() if not held else None
     assert loop.tune(lr_scale=0.5).wait(10).status == "applied"
@@ -526,15 +559,20 @@ def test_a_change_in_a_pause_during_an_evaluation_discards_it(held):
     wanted = make_loop(at_step(3, lambda trainer: trainer.tune(lr_scale=0.5)))
     wanted.fit(epochs=2)
     assert_same(loop, wanted)
-    assert [entry[0] for entry in seen] == ["before_valid"] + ["before_valid", "after_valid", "log"] * 2
+    assert [entry[0]
+            for entry in seen] == ["before_valid"] + ["before_valid", "after_valid", "log"] * 2
     assert [(e.kind, e.step) for e in loop.journal][:2] == [("pause", 3), ("tune", 3)]
 
 
 def test_a_change_during_an_evaluation_waits_for_its_end():
-    """Without a pause nothing is discarded: the change acts at the boundary after the evaluation."""
+    """Without a pause nothing is discarded: the change acts at the boundary after the
+    evaluation."""
     seen, acted = [], []
-    loop = make_loop(in_evaluation(lambda trainer: trainer.tune(lr_scale=0.5)), evaluation_runs(seen))
-    loop.hooks.add(LambdaHook(on_intervention=lambda trainer, entry: acted.append((trainer.eval_batch, trainer.training))))
+    loop = make_loop(in_evaluation(lambda trainer: trainer.tune(lr_scale=0.5)),
+                     evaluation_runs(seen))
+    loop.hooks.add(
+        LambdaHook(on_intervention=lambda trainer, entry: acted.append(
+            (trainer.eval_batch, trainer.training))))
     loop.fit(epochs=1)
     assert acted == [(None, True)]
     assert [entry[0] for entry in seen] == ["before_valid", "after_valid", "log"]
@@ -564,8 +602,10 @@ def test_changes_keep_their_order_around_a_pause_during_an_evaluation():
 
 
 def test_a_change_right_after_a_pause_does_not_wait():
-    """In an evaluation, too, what follows a pause acts in the pause, even if it was said before the pause began."""
-    loop = make_loop(in_evaluation(lambda trainer: (trainer.pause(), trainer.tune(lr_scale=0.5))[1]))
+    """In an evaluation, too, what follows a pause acts in the pause, even if it was said before the
+    pause began."""
+    loop = make_loop(in_evaluation(lambda trainer: (trainer.pause(),
+                                                    trainer.tune(lr_scale=0.5))[1]))
     loop.start(epochs=1)
     wait_for(lambda: loop.state == "paused" and loop.lr_scale == 0.5)
     loop.resume()
@@ -577,7 +617,8 @@ def test_a_change_right_after_a_pause_does_not_wait():
 def test_an_evaluation_that_ends_early_is_run_again(end):
     """Stopped or broken it leaves no trace, and is run again; detached it goes on in the thread."""
     seen = []
-    action = {"stop": lambda t: t.stop(), "exception": lambda t: 1 / 0, "detach": lambda t: t.detach()}[end]
+    action = {"stop": lambda t: t.stop(), "exception": lambda t: 1 / 0,
+              "detach": lambda t: t.detach()}[end]
     loop = make_loop(in_evaluation(action), evaluation_runs(seen))
     if end == "exception":
         with pytest.raises(ZeroDivisionError):
@@ -587,7 +628,8 @@ def test_an_evaluation_that_ends_early_is_run_again(end):
     if end == "detach":
         loop.wait()
     else:
-        assert loop.model.training and not loop.model[4].training and loop.training and loop.split == "train"
+        assert loop.model.training
+        assert not loop.model[4].training and loop.training and loop.split == "train"
         disturb()
         loop.fit(epochs=2)
     again = [] if end == "detach" else [("before_valid", 3)]
@@ -596,7 +638,8 @@ def test_an_evaluation_that_ends_early_is_run_again(end):
 
 
 def test_an_exception_in_mid_window_takes_its_batches_again():
-    """The open window is void: its gradients are gone, and the same samples come again, in the same windows."""
+    """The open window is void: its gradients are gone, and the same samples come again, in the same
+    windows."""
 
     def step(batch, trainer):
         taken.append(batch[1].tolist())
@@ -609,12 +652,14 @@ def test_an_exception_in_mid_window_takes_its_batches_again():
     with pytest.raises(ZeroDivisionError):
         loop.fit(epochs=1)
     state = loop.step_state
-    assert (state.optimizer_step, state.batch_idx, state.samples_seen, state.window_batches) == (1, 2, 16, 0)
+    assert (state.optimizer_step, state.batch_idx, state.samples_seen,
+            state.window_batches) == (1, 2, 16, 0)
     assert all(p.grad is None for p in loop.model.parameters())
     loop.fit(epochs=1)
     assert taken[4:6] == taken[2:4]
     labels = []
-    whole = make_loop(LambdaHook(before_batch=lambda t: labels.append(t.batch[1].tolist())), valid=False)
+    whole = make_loop(LambdaHook(before_batch=lambda t: labels.append(t.batch[1].tolist())),
+                      valid=False)
     whole.fit(epochs=1)
     assert taken[:2] + taken[4:] == labels
     assert loop.step_state == whole.step_state
@@ -625,8 +670,10 @@ def test_a_failed_run_without_draws_equals_an_unbroken_one():
 
     def plain(*hooks):
         torch.manual_seed(1)
-        loader = DataLoader(make_data(44), 8, shuffle=True, generator=torch.Generator().manual_seed(2))
-        return make_loop(*hooks, model=nn.Linear(64, 10), train_dl=loader, valid=False, accumulation=3)
+        loader = DataLoader(make_data(44), 8, shuffle=True,
+                            generator=torch.Generator().manual_seed(2))
+        return make_loop(*hooks, model=nn.Linear(64, 10), train_dl=loader, valid=False,
+                         accumulation=3)
 
     def fail(trainer):
         if trainer.step_state.batch_idx == 5 and not failed:
@@ -649,7 +696,8 @@ def test_a_failed_run_without_draws_equals_an_unbroken_one():
 def evaluated_steps(loop, **totals):
     """The steps after which a run was evaluated."""
     steps = []
-    loop.hooks.add(LambdaHook(before_valid=lambda trainer: steps.append(trainer.step_state.optimizer_step)))
+    loop.hooks.add(
+        LambdaHook(before_valid=lambda trainer: steps.append(trainer.step_state.optimizer_step)))
     loop.fit(**totals)
     return steps
 
@@ -679,14 +727,16 @@ def test_eval_first_comes_once():
     """Not again when a run goes on, however it was stopped."""
     loop = make_loop(*stopping(1), in_evaluation(lambda trainer: trainer.stop()), eval_first=True)
     steps = []
-    loop.hooks.add(LambdaHook(after_valid=lambda trainer: steps.append(trainer.step_state.optimizer_step)))
+    loop.hooks.add(
+        LambdaHook(after_valid=lambda trainer: steps.append(trainer.step_state.optimizer_step)))
     fit_until_done(loop, epochs=1)
     loop.fit(epochs=2)
     assert steps == [0, 3, 6]
 
 
 def test_max_steps_in_mid_epoch():
-    """The last step is evaluated once; the epoch stays open, and an extension goes on in it, bit for bit."""
+    """The last step is evaluated once; the epoch stays open, and an extension goes on in it, bit
+    for bit."""
     seen = []
     loop = make_loop(recorder(seen, ("before_epoch", "after_train", "after_valid", "after_epoch")))
     result = loop.fit(max_steps=4)
@@ -698,7 +748,8 @@ def test_max_steps_in_mid_epoch():
     assert seen == [*whole, "before_epoch", "after_valid"]
     disturb()
     loop.fit(max_steps=6)
-    assert seen == [*whole, "before_epoch", "after_valid", "after_train", "after_valid", "after_epoch"]
+    assert seen == [*whole, "before_epoch", "after_valid", "after_train", "after_valid",
+                    "after_epoch"]
     assert_same(loop, straight(max_steps=6))
     assert_same(loop, straight(epochs=2))
 
@@ -744,7 +795,8 @@ class NotedEpochs(torch.utils.data.RandomSampler):
 
 
 def test_max_steps_cycle_the_loader():
-    """Each pass is an epoch: set_epoch is called, loader_exhausted is fired while steps are missing."""
+    """Each pass is an epoch: set_epoch is called, loader_exhausted is fired while steps are
+    missing."""
     seen = []
     data = make_data(16)
     sampler = NotedEpochs(data)
@@ -802,9 +854,11 @@ def test_limits(settings, counts):
 
 
 def test_overfit_batches_are_the_same_samples():
-    """Shuffled anew or not, every epoch takes the first epoch's few batches, augmentation and all."""
+    """Shuffled again or not, every epoch takes the first epoch's few batches, augmentation and
+    all."""
     seen = []
-    loop = make_loop(LambdaHook(before_batch=lambda t: seen.append(t.batch[0].clone())), overfit_batches=2, valid=False)
+    loop = make_loop(LambdaHook(before_batch=lambda t: seen.append(t.batch[0].clone())),
+                     overfit_batches=2, valid=False)
     fit_until_done(loop, epochs=3)
     assert len(seen) == 6
     assert all(torch.equal(seen[i], seen[i % 2]) for i in range(6))
@@ -842,7 +896,11 @@ def test_a_second_driver_from_a_callback_is_refused(first, second):
 
     loop = make_loop(at_step(1, drive_again))
     result = loop.fit(epochs=1) if first == "fit()" else loop.step(2)
-    assert len(errors) == 1 and errors[0].startswith(second) and f"driven by {first}" in errors[0]
+    assert (
+        len(errors) == 1
+        and errors[0].startswith(second)
+        and f"in progress (in {first}" in errors[0]
+    )
     assert (result.steps, result.status) == ((3, "finished") if first == "fit()" else (2, "paused"))
     assert loop.epochs == (1 if first == "fit()" else None)
 
@@ -853,7 +911,7 @@ def test_a_second_driver_from_another_thread_is_refused(second):
     for _ in range(5):
         loop = make_loop(valid=False)
         loop.start(epochs=10_000)
-        with pytest.raises(RuntimeError, match=r"driven by start\(\)") as excinfo:
+        with pytest.raises(RuntimeError, match=r"in progress \(in start\(\)") as excinfo:
             VERBS[second](loop)
         assert str(excinfo.value).startswith(second)
         assert loop.epochs == 10_000
@@ -862,10 +920,12 @@ def test_a_second_driver_from_another_thread_is_refused(second):
 
 
 def test_evaluating_and_predicting_in_a_running_run_is_refused():
-    """validate() while another thread trains would evaluate moving weights; the message tells how."""
+    """validate() while another thread trains would evaluate moving weights;
+    the message tells how."""
     loop = make_loop(valid=True)
     loop.start(epochs=10_000)
-    for look in (loop.validate, lambda: loop.test(make_batches()), lambda: loop.predict(make_batches())):
+    for look in (loop.validate, lambda: loop.test(make_batches()),
+                 lambda: loop.predict(make_batches())):
         with pytest.raises(RuntimeError, match="paused"):
             look()
     loop.stop()
@@ -879,8 +939,10 @@ def test_the_outside_keeps_its_own_streams():
     """After any drive, or none, the global streams are where the cell left them."""
     loop, batches = make_loop(at_step(2, lambda trainer: trainer.pause())), make_batches()
     for drive in (
-        lambda: loop.step(), lambda: loop.fit(epochs=1), lambda: loop.validate(), lambda: loop.fit(epochs=1),
-        lambda: loop.predict(batches), lambda: loop.step(4), lambda: loop.stop(), lambda: loop.fit(epochs=4),
+        lambda: loop.step(), lambda: loop.fit(epochs=1), lambda: loop.validate(),
+        lambda: loop.fit(epochs=1),
+        lambda: loop.predict(batches), lambda: loop.step(4), lambda: loop.stop(),
+        lambda: loop.fit(epochs=4),
     ):  # fmt: skip
         disturb()
         before = global_streams()
@@ -916,9 +978,10 @@ def test_without_a_seed_the_run_starts_from_the_global_streams():
 
 
 def test_the_seed_applies_once():
-    """Every epoch and every drive has its own draws: seeding anew would repeat the first order."""
+    """Every epoch and every drive has its own draws: seeding again would repeat the first order."""
     orders = []
-    loop = make_loop(LambdaHook(before_batch=lambda t: orders.append(t.batch[1].tolist())), valid=False)
+    loop = make_loop(LambdaHook(before_batch=lambda t: orders.append(t.batch[1].tolist())),
+                     valid=False)
     loop.fit(epochs=1)
     loop.fit(epochs=2)
     assert orders[:6] != orders[6:]
@@ -933,7 +996,9 @@ def test_numpy_and_python_streams_belong_to_the_run_too():
 
     def draws(cut):
         seen = []
-        loop = make_loop(LambdaHook(after_step=lambda t: seen.append((random.random(), np.random.rand()))), valid=False)
+        loop = make_loop(
+            LambdaHook(after_step=lambda t: seen.append((random.random(), np.random.rand()))),
+            valid=False)
         for _ in range(cut):
             loop.step()
             disturb()
@@ -959,16 +1024,20 @@ def test_a_hook_may_evaluate_in_mid_run():
 # ---- modes of modules
 
 
-@pytest.mark.parametrize("end", ["finished", "stop", "exception in a step", "exception in an evaluation", "pause"])
+@pytest.mark.parametrize("end",
+                         ["finished", "stop", "exception in a step", "exception in an evaluation",
+                          "pause"])
 def test_a_frozen_module_stays_frozen(end):
-    """BatchNorm in eval mode is never updated, and every module's mode is as before, whatever happened."""
+    """BatchNorm in eval mode is never updated, and every module's mode is as before, whatever
+    happened."""
     hooks = {
         "stop": stopping(2), "exception in a step": [at_step(2, lambda t: 1 / 0)], "finished": [],
         "exception in an evaluation": [in_evaluation(lambda t: 1 / 0)],
         "pause": [in_evaluation(lambda t: t.pause())],
     }[end]  # fmt: skip
     loop = make_loop(*hooks)
-    frozen = {name: value.clone() for name, value in loop.model[4].state_dict().items() if "running" in name}
+    frozen = {name: value.clone() for name, value in loop.model[4].state_dict().items()
+              if "running" in name}
     modes = [module.training for module in loop.model.modules()]
     if "exception" in end:
         with pytest.raises(ZeroDivisionError):
@@ -980,7 +1049,8 @@ def test_a_frozen_module_stays_frozen(end):
         loop.model.eval()  # by hand, to look at something
     loop.fit(epochs=2)
     assert [module.training for module in loop.model.modules()] == modes
-    assert all(torch.equal(loop.model[4].state_dict()[name], value) for name, value in frozen.items())
+    assert all(torch.equal(loop.model[4].state_dict()[name], value)
+               for name, value in frozen.items())
     assert not torch.equal(loop.model[1].running_mean, torch.zeros(16))
 
 
@@ -997,7 +1067,8 @@ def test_a_frozen_module_stays_frozen(end):
     ],
 )
 def test_entering_under_an_open_context_is_refused(verb, context, name):
-    """Nothing would be learnt, or on stale weights: an error before anything happens, and a later fit is unharmed."""
+    """Nothing would be learnt, or on stale weights:
+    an error before anything happens, and a later fit is unharmed."""
     seen = []
     loop = make_loop(recorder(seen), epochs=1)
     with context(), pytest.raises(RuntimeError, match=name):
@@ -1009,18 +1080,21 @@ def test_entering_under_an_open_context_is_refused(verb, context, name):
 
 @pytest.mark.parametrize("drive", ["start", "detach"])
 def test_thread_settings_go_along(drive):
-    """What the calling thread has set holds in the background thread, and there only as long as it lives."""
+    """What the calling thread has set holds in the background thread, and there only as long as it
+    lives."""
     variable = contextvars.ContextVar("variable", default="unset")
 
     def settings():
         return {
-            "context": variable.get(), "decimal": decimal.getcontext().prec, "numpy": np.geterr()["divide"],
+            "context": variable.get(), "decimal": decimal.getcontext().prec,
+            "numpy": np.geterr()["divide"],
             "threads": torch.get_num_threads(), "cache": torch.is_autocast_cache_enabled(),
             "backward": torch._C._is_multithreading_enabled(), "device": torch.get_default_device(),
         }  # fmt: skip
 
     seen = {}
-    loop = make_loop(LambdaHook(after_step=lambda t: seen.update({threading.current_thread().name: settings()})))
+    loop = make_loop(
+        LambdaHook(after_step=lambda t: seen.update({threading.current_thread().name: settings()})))
     loop.hooks.add(at_step(1, lambda trainer: trainer.detach()))
     before = settings()
     threads, token = torch.get_num_threads(), variable.set("mine")
@@ -1050,7 +1124,8 @@ def test_no_context_is_open_between_two_steps():
     seen = []
 
     def look(kind):
-        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
+        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"),
+                     torch.is_inference_mode_enabled()))
 
     loop = make_loop(in_evaluation(lambda t: t.pause()), mixed_precision="bf16")
     loop.at_safe_point = look
@@ -1064,7 +1139,8 @@ def test_no_context_is_open_between_two_steps():
 
 
 def test_commands_from_four_threads_are_all_done():
-    """None is lost or done twice, each thread's own stay in order, and the journal tells one story."""
+    """None is lost or done twice, each thread's own stay in order, and the journal tells one
+    story."""
     loop = make_loop(valid=False)
     replies = {name: [] for name in "abcd"}
 
@@ -1072,7 +1148,8 @@ def test_commands_from_four_threads_are_all_done():
         for number in range(60):
             replies[name].append(loop.note(f"{name}{number}"))
             if number % 20 == 10:
-                replies[name].append(loop.tune(lr_scale=1 + number / 100 + "abcd".index(name) / 1000))
+                replies[name].append(loop.tune(lr_scale=1 + number / 100
+                                               + "abcd".index(name) / 1000))
             time.sleep(0.0005)
 
     loop.start(epochs=10_000)
@@ -1089,7 +1166,8 @@ def test_commands_from_four_threads_are_all_done():
     assert [e.number for e in entries] == list(range(1, len(entries) + 1))
     assert len(entries) == len(every) + 1 == 4 * 63 + 1
     for name in replies:
-        assert [e.new for e in entries if e.kind == "note" and e.new[0] == name] == [f"{name}{n}" for n in range(60)]
+        assert [e.new for e in entries
+                if e.kind == "note" and e.new[0] == name] == [f"{name}{n}" for n in range(60)]
     places = [(e.boundary, e.order) for e in entries]
     assert places == sorted(places) and len(set(places)) == len(places)
     assert all(e.step <= e.boundary for e in entries)
@@ -1099,14 +1177,16 @@ def test_commands_from_four_threads_are_all_done():
 
 
 def test_commands_at_the_end_of_a_run_are_answered():
-    """Whatever is asked while a run ends is either done or void; nothing waits for ever, and no change is lost."""
+    """Whatever is asked while a run ends is either done or void;
+    nothing waits for ever, and no change is lost."""
     for _ in range(10):
         loop = make_loop(valid=False, accumulation=1)
         loop.start(epochs=1)
         replies, number = [], 0
         while loop.background.thread.is_alive() or number < 3:
             number += 1
-            replies.append((loop.note(str(number)), loop.pause() if number % 7 == 6 else loop.detach()))
+            replies.append((loop.note(str(number)),
+                            loop.pause() if number % 7 == 6 else loop.detach()))
             if loop.state == "paused":
                 loop.resume()
             time.sleep(0.0003)
@@ -1114,7 +1194,8 @@ def test_commands_at_the_end_of_a_run_are_answered():
         assert loop.state == "finished"
         assert all(reply.wait(5).status == "applied" for reply, _ in replies)
         assert all(reply.wait(5).status in ("applied", "void", "refused") for _, reply in replies)
-        assert [e.new for e in loop.journal if e.kind == "note"] == [str(n) for n in range(1, number + 1)]
+        assert [e.new for e in loop.journal
+                if e.kind == "note"] == [str(n) for n in range(1, number + 1)]
 
 
 def test_commands_while_nobody_drives_act_at_once():
@@ -1127,10 +1208,12 @@ def test_commands_while_nobody_drives_act_at_once():
 
 
 def test_validate_now():
-    """The command evaluates at the next boundary and training goes on as if nothing had happened."""
+    """The command evaluates at the next boundary and training goes on as if nothing had
+    happened."""
     seen = []
     validate = at_step(2, lambda trainer: trainer.post(Command("validate")))
-    loop = make_loop(validate, LambdaHook(after_valid=lambda t: seen.append(t.step_state.optimizer_step)))
+    loop = make_loop(validate,
+                     LambdaHook(after_valid=lambda t: seen.append(t.step_state.optimizer_step)))
     loop.fit(epochs=2)
     assert validate.result.status == "applied"
     assert seen == [2, 3, 6]
@@ -1146,7 +1229,8 @@ def test_validate_now_without_a_loader_is_refused():
 
 
 def test_safe_points_are_where_they_should_be():
-    """Micro points within windows and evaluations only; at a boundary no window or evaluation is open."""
+    """Micro points within windows and evaluations only;
+    at a boundary no window or evaluation is open."""
     seen = []
 
     def look(kind):
@@ -1159,10 +1243,12 @@ def test_safe_points_are_where_they_should_be():
     loop.at_safe_point = look
     loop.fit(epochs=1)
     window = [("micro", "train", None), ("boundary", "train", None)]
-    last = [("micro", "train", None), ("boundary", "train", None), ("boundary", "after_train", None)]
+    last = [("micro", "train", None), ("boundary", "train", None),
+            ("boundary", "after_train", None)]
     evaluation = [("micro", "valid", n) for n in (1, 2, 3, 4)] + [("boundary", "after_valid", None)]
     assert seen == [
-        ("boundary", "iterate", None), *window, *window, *last, *evaluation, ("boundary", "epoch_start", None),
+        ("boundary", "iterate", None), *window, *window, *last, *evaluation,
+        ("boundary", "epoch_start", None),
         ("ended", "epoch_start", None),
     ]  # fmt: skip
     assert loop.boundaries == sum(kind == "boundary" for kind, *_ in seen)
@@ -1191,7 +1277,8 @@ def test_a_hook_that_fails_in_a_pause_ends_the_drive():
 @pytest.mark.parametrize("step", [5, 10])
 def test_an_exception_after_a_step_does_not_lose_its_evaluation(step):
     """The evaluation that was due is made when the run goes on, the last one too."""
-    trainer = small_runs.make(valid_dl=small_runs.BATCHES, max_steps=10, eval_every=5, hooks=[small_runs.at_step(step, small_runs.fail)])
+    trainer = small_runs.make(valid_dl=small_runs.BATCHES, max_steps=10, eval_every=5,
+                              hooks=[small_runs.at_step(step, small_runs.fail)])
     with pytest.raises(ValueError, match="user's own"):
         trainer.fit()
     assert trainer.fit().status == "finished" and small_runs.evaluated(trainer) == [5, 10]
@@ -1205,17 +1292,31 @@ def test_an_evaluation_within_an_evaluation_is_refused(point):
         if not trainer.training:
             trainer.validate()
 
-    trainer = small_runs.make(valid_dl=small_runs.BATCHES, epochs=1, hooks=[LambdaHook(**{point: look})])
+    trainer = small_runs.make(valid_dl=small_runs.BATCHES, epochs=1,
+                              hooks=[LambdaHook(**{point: look})])
     with pytest.raises(RuntimeError, match="an evaluation is going on already"):
         trainer.fit()
 
 
 def test_validate_and_test_leave_the_records_of_the_last_evaluation():
-    """validate() and test() on other data return theirs; those of the run stay, and are what its state holds."""
+    """validate() and test() on other data return theirs;
+    those of the run stay, and are what its state holds."""
     other = DataLoader(TensorDataset(small_runs.X + 1, small_runs.Y), batch_size=4)
-    trainer = small_runs.make(valid_dl=DataLoader(TensorDataset(small_runs.X, small_runs.Y), batch_size=4), epochs=1)
+    trainer = small_runs.make(valid_dl=DataLoader(TensorDataset(small_runs.X, small_runs.Y),
+                                                  batch_size=4), epochs=1)
     trainer.fit()
     before = dict(trainer.records)
     assert trainer.validate(other)["valid/loss"] != before["valid/loss"]
     trainer.test(other)
     assert trainer.records == before == trainer.state_dict()["position"]["records"]
+
+
+def test_the_result_is_a_table_in_a_notebook():
+    """Status, how far it came, last values and the best one; a name cannot break the table."""
+    result = FitResult(RunState.PAUSED, epochs=1, steps=2298, last={"valid/loss": 1 / 3, "a|b": 3},
+                       best={"name": "valid/loss", "value": 0.25, "epoch": 1.0, "step": 1200})
+    shown = result._repr_markdown_()
+    assert shown.startswith("**Paused** after 1 epoch, 2,298 steps.")
+    assert "| valid/loss | 0.3333 |" in shown and "| a&#124;b | 3 |" in shown
+    assert shown.endswith("Best: valid/loss 0.25 at step 1,200.")
+    assert FitResult(RunState.ERROR, 0, 0)._repr_markdown_() == "**Error** after 0 epochs, 0 steps."

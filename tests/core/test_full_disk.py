@@ -1,4 +1,5 @@
-"""A disk that is full at any byte of a file: the error says so, what was there stays, and a run goes on."""
+"""A disk that is full at any byte of a file:
+the error says so, what was there stays, and a run goes on."""
 
 import os
 import pickle
@@ -46,7 +47,8 @@ def room_for(size):
 
 def test_a_full_disk_is_an_os_error_at_every_size(tmp_path):
     """Parts of a file that pass the buffer, and parts that stay in it."""
-    state = {f"layer{number}": torch.arange(700.0 + 91 * number) for number in range(11)} | {"rest": list(range(50))}
+    state = {f"layer{number}": torch.arange(700.0 + 91 * number)
+             for number in range(11)} | {"rest": list(range(50))}
     path = write_state(state, tmp_path / "run.pt")
     before = path.read_bytes()
     assert len(before) > 36_000
@@ -74,8 +76,10 @@ def test_a_save_by_hand_on_a_full_disk_does_not_end_the_run(tmp_path):
         torch.manual_seed(0)
         inputs = torch.randn(64, 8)
         data = torch.utils.data.TensorDataset(inputs, inputs[:, :3])
-        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-        trainer = Trainer(model, train_dl=torch.utils.data.DataLoader(data, 8), loss_fn=torch.nn.MSELoss(), device="cpu", seed=1,
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16),
+                                    torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        trainer = Trainer(model, train_dl=torch.utils.data.DataLoader(data, 8),
+                          loss_fn=torch.nn.MSELoss(), device="cpu", seed=1,
                           optim=torch.optim.AdamW(model.parameters()), epochs=10**6, progress=False)
         found, path = [], tmp_path / "run.pt"
         trainer.start()
@@ -88,12 +92,13 @@ def test_a_save_by_hand_on_a_full_disk_does_not_end_the_run(tmp_path):
         state = str(trainer.state)
         trainer.stop()
         trainer.wait(20)
-        return state, sorted(set(found)), len(found) >= 40, read_state(path)["position"]["optimizer_step"] >= 0
+        return (state, sorted(set(found)), len(found) >= 40,
+                read_state(path)["position"]["optimizer_step"] >= 0)
     assert in_child(work) == ("running", ["OSError"], True, True)
 
 
 class Refusing:
-    """A file that takes so many bytes, then raises once."""
+    """A file that takes n bytes, then raises once."""
 
     def __init__(self, error, room):
         self.error, self.room = error, room
@@ -109,7 +114,8 @@ class Refusing:
         """Nothing to do."""
 
 
-@pytest.mark.parametrize("error", [OSError(28, "no room"), KeyboardInterrupt()], ids=["a full disk", "Ctrl-C"])
+@pytest.mark.parametrize("error", [OSError(28, "no room"), KeyboardInterrupt()],
+                         ids=["a full disk", "Ctrl-C"])
 def test_torch_does_not_hide_what_was_raised_within_a_file(error):
     """Wherever in the archive it was, and though what follows could be written."""
     for room in range(0, 4500, 97):

@@ -1,4 +1,5 @@
-"""Hooks: when they are called and in what order, which are refused, and what happens when one of them fails."""
+"""Hooks: when they are called and in what order, which are refused, and what happens when one of
+them fails."""
 
 import traceback
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from trainer_nb import ProgressHook, RecorderHook
-from trainer_nb.core.hook import POINTS, QUESTIONS, TRAITS, Hook, HookSet, LambdaHook, MainProcessHook, check_hook
+from trainer_nb.core.hook import (POINTS, QUESTIONS, TRAITS, Hook, HookSet, LambdaHook,
+                                  MainProcessHook, check_hook)
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.core.tunable import Tunable
 
@@ -18,11 +20,12 @@ from trainer_nb.core.tunable import Tunable
 def make_batches(count=3, size=2):
     """So many pairs (inputs, targets)."""
     draw = torch.Generator().manual_seed(0)
-    return [(torch.randn(size, 3, generator=draw), torch.randn(size, 1, generator=draw)) for _ in range(count)]
+    return [(torch.randn(size, 3, generator=draw), torch.randn(size, 1, generator=draw))
+            for _ in range(count)]
 
 
 def make_loop(*hooks, batches=3, valid=0, **settings):
-    """A small run with so many batches an epoch and in the evaluation."""
+    """A small run with n batches an epoch and in the evaluation."""
     torch.manual_seed(1)
     model = settings.pop("model", None) or nn.Linear(3, 1)
     settings.setdefault("loss_fn", nn.MSELoss())
@@ -75,9 +78,11 @@ def test_points_of_a_run_by_steps():
     """The loader ends once with a step missing; the last step is in mid-epoch, which never ends."""
     seen = []
     make_loop(tracer(seen), batches=2, valid=2).fit(max_steps=3)
-    first = ["before_epoch", "before_train", *BATCH, *STEP, *BATCH, *STEP, "loader_exhausted", "after_train"]
+    first = ["before_epoch", "before_train", *BATCH, *STEP, *BATCH, *STEP, "loader_exhausted",
+             "after_train"]
     second = ["before_epoch", "before_train", *BATCH, *STEP, *VALID]
-    assert seen == ["before_fit", *first, *VALID, "after_epoch", *second, "after_fit", "cleanup_fit"]
+    assert seen == ["before_fit", *first, *VALID, "after_epoch", *second, "after_fit",
+                    "cleanup_fit"]
 
 
 def test_points_of_an_evaluation_before_the_first_step():
@@ -99,7 +104,8 @@ def test_points_of_chunks():
 def test_points_of_a_batch_that_is_left_out():
     """A loss of None has no backward pass, and a window of such batches no step."""
     seen = []
-    loop = Loop(nn.Linear(3, 1), lambda batch, trainer: {"loss": None}, make_batches(2), hooks=[tracer(seen)])
+    loop = Loop(nn.Linear(3, 1), lambda batch, trainer: {"loss": None}, make_batches(2),
+                hooks=[tracer(seen)])
     with pytest.raises(ValueError, match="made no optimizer step"):
         loop.fit(epochs=1)
     batch = ["before_batch", "after_batch"]
@@ -114,7 +120,8 @@ def test_points_of_a_test():
 
 
 def test_hooks_know_what_a_batch_is_for():
-    """`training` and `split` tell training from each named validation loader, and come back afterwards."""
+    """`training` and `split` tell training from each named validation loader, and come back
+    afterwards."""
     seen = []
 
     def note(trainer, point):
@@ -136,18 +143,22 @@ def test_hooks_know_what_a_batch_is_for():
 
 
 def test_counters_have_advanced_when_hooks_run():
-    """A batch is counted at after_batch, a step at after_step, an epoch at after_epoch; evaluations count nothing."""
+    """A batch is counted at after_batch, a step at after_step, an epoch at after_epoch;
+    evaluations count nothing."""
     seen = []
 
     def note(trainer, point):
         state = trainer.step_state
         return point, state.epoch, state.batch_idx, state.optimizer_step, state.samples_seen
 
-    points = ("before_batch", "after_batch", "before_step", "after_step", "after_valid", "after_epoch")
+    points = ("before_batch", "after_batch", "before_step", "after_step", "after_valid",
+              "after_epoch")
     make_loop(tracer(seen, note=note, points=points), batches=2, valid=1).fit(epochs=1)
     assert seen == [
-        ("before_batch", 0, 0, 0, 0), ("after_batch", 0, 1, 0, 2), ("before_step", 0, 1, 0, 2), ("after_step", 0, 1, 1, 2),
-        ("before_batch", 0, 1, 1, 2), ("after_batch", 0, 2, 1, 4), ("before_step", 0, 2, 1, 4), ("after_step", 0, 2, 2, 4),
+        ("before_batch", 0, 0, 0, 0), ("after_batch", 0, 1, 0, 2), ("before_step", 0, 1, 0, 2),
+        ("after_step", 0, 1, 1, 2),
+        ("before_batch", 0, 1, 1, 2), ("after_batch", 0, 2, 1, 4), ("before_step", 0, 2, 1, 4),
+        ("after_step", 0, 2, 2, 4),
         ("before_batch", 0, 2, 2, 4), ("after_batch", 0, 2, 2, 4), ("after_valid", 0, 2, 2, 4),
         ("after_epoch", 1, 0, 2, 4),
     ]  # fmt: skip
@@ -166,7 +177,8 @@ def test_a_replaced_batch_prediction_and_gradient_count():
         for parameter in trainer.model.parameters():
             parameter.grad = parameter.grad + 1
 
-    loop = make_loop(LambdaHook(before_batch=shift, after_pred=double, before_step=replace), batches=1)
+    loop = make_loop(LambdaHook(before_batch=shift, after_pred=double, before_step=replace),
+                     batches=1)
     inputs, targets = make_batches(1)[0]
     before = weights(loop)
     loss = nn.functional.mse_loss(2 * loop.model(inputs + 1), targets)
@@ -192,17 +204,18 @@ def test_low_orders_run_first_and_ties_keep_the_list():
     assert [row.name for row in loop.hooks.running()] == seen
 
 
-def test_a_hook_cannot_take_part_twice():
+def test_a_hook_cannot_be_added_twice():
     """The very same object is refused; another one of its class gets a name of its own."""
     hook = Counting()
     loop = make_loop(hook, Counting())
     assert [row.name for row in loop.hooks.rows] == ["counting", "counting_2"]
-    with pytest.raises(ValueError, match="Counting.*takes part already"):
+    with pytest.raises(ValueError, match="Counting.*is added already"):
         loop.hooks.add(hook)
 
 
 def test_added_and_removed_hooks_act_from_the_next_boundary():
-    """In mid-window nothing changes: a new hook starts, and a removed one ends, with the next window."""
+    """In mid-window nothing changes: a new hook starts, and a removed one ends, with the next
+    window."""
     new, old = Counting("after_batch"), Counting("after_batch")
 
     def swap(trainer):
@@ -210,7 +223,8 @@ def test_added_and_removed_hooks_act_from_the_next_boundary():
             trainer.hooks.add(new)
             trainer.hooks.remove(old)
 
-    make_loop(LambdaHook(order=-1, after_batch=swap), old, batches=4, gradient_accumulation_steps=2).fit(epochs=1)
+    make_loop(LambdaHook(order=-1, after_batch=swap), old, batches=4,
+              gradient_accumulation_steps=2).fit(epochs=1)
     assert (old.calls, new.calls) == (2, 2)
 
 
@@ -240,17 +254,20 @@ def change_in_mid_window(**values):
 
 
 def test_switched_off_at_the_next_boundary_and_on_again():
-    """A hook switched off in mid-window still sees its window end; the journal has both changes, where they acted."""
+    """A hook switched off in mid-window still sees its window end;
+    the journal has both changes, where they acted."""
     counting = Counting()
     changer = change_in_mid_window(**{"counting.enabled": False})
     loop = make_loop(counting, changer, batches=6, gradient_accumulation_steps=2)
     loop.fit(epochs=1)
     assert counting.calls == 1
-    assert (changer.status, changer.reply.status, changer.reply.where) == ("pending", "applied", "at step 1")
+    assert (changer.status, changer.reply.status,
+            changer.reply.where) == ("pending", "applied", "at step 1")
     loop.tune(**{"counting.enabled": True})
     loop.fit(epochs=2)
     assert counting.calls == 1 + 3
-    entries = [(e.kind, e.name, e.old, e.new, e.step, e.batch_idx) for e in loop.journal if e.kind == "tune"]
+    entries = [(e.kind, e.name, e.old, e.new, e.step, e.batch_idx) for e in loop.journal
+               if e.kind == "tune"]
     assert entries == [
         ("tune", "counting.enabled", True, False, 1, 2),
         ("tune", "counting.enabled", False, True, 3, 0),
@@ -280,7 +297,8 @@ def test_every_intervention_is_told_to_the_hooks():
 
 
 def test_main_process_hooks_run_in_the_main_process_only():
-    """In another process they are not called, and neither their class nor an attribute can be overlooked."""
+    """In another process they are not called, and neither their class nor an attribute can be
+    overlooked."""
 
     class Writes(MainProcessHook):
         calls = 0
@@ -300,8 +318,10 @@ def test_main_process_hooks_run_in_the_main_process_only():
 # ---- misspelled points
 
 MISSPELLED = [
-    ("befor_fit", "before_fit"), ("after_setp", "after_step"), ("on_step_end", None), ("before_training", "before_train"),
-    ("cleanup", None), ("on_train_begin", None), ("afterstep", "after_step"), ("loader_exhaust", "loader_exhausted"),
+    ("befor_fit", "before_fit"), ("after_setp", "after_step"), ("on_step_end", None),
+    ("before_training", "before_train"),
+    ("cleanup", None), ("on_train_begin", None), ("afterstep", "after_step"),
+    ("loader_exhaust", "loader_exhausted"),
 ]  # fmt: skip
 WRONG = [pair for pair in MISSPELLED if pair[0] != "cleanup"]
 
@@ -326,7 +346,8 @@ def test_misspelled_in_a_hook_class(name, right):
 
 @pytest.mark.parametrize(("name", "right"), WRONG)
 def test_misspelled_in_any_other_object(name, right):
-    """An object without our base class is checked when it is added, methods and attributes alike."""
+    """An object without our base class is checked when it is added, methods and attributes
+    alike."""
 
     def point(*_):
         return None
@@ -387,17 +408,25 @@ def test_helpers_of_a_hook_are_no_points():
 # ---- what hooks are asked for
 
 
-@pytest.mark.parametrize(("name", "right"), [("rewind_point", "rewind_points"), ("weight_set", "weight_sets"), ("start_anow", "start_anew")])
+@pytest.mark.parametrize(("name", "right"),
+                         [("rewind_point", "rewind_points"), ("weight_set", "weight_sets"),
+                          ("start_anow", "start_anew")])
 def test_a_misspelled_question(name, right):
-    """A method that nearly has the name of a question is refused in a class, and in any other object."""
-    for make in (lambda: type("Mine", (Hook,), {name: lambda self: None}),
-                 lambda: HookSet([type("Plain", (), {name: lambda self: None, "after_step": lambda self, trainer: None})()])):  # fmt: skip
+    """A method that nearly has the name of a question is refused in a class, and in any other
+    object."""
+    def wrong(self, trainer=None):
+        pass
+    plain = {name: wrong, "after_step": wrong}
+    for make in (lambda: type("Mine", (Hook,), {name: wrong}),
+                 lambda: HookSet([type("Plain", (), plain)()])):
         with pytest.raises(TypeError, match=f"never called: did you mean {right}") as excinfo:
             make()
         says(excinfo, name, right)
 
 
-@pytest.mark.parametrize(("name", "right"), [("write", "writes"), ("main_proces_only", "main_process_only"), ("enable", "enabled")])
+@pytest.mark.parametrize(("name", "right"),
+                         [("write", "writes"), ("main_proces_only", "main_process_only"),
+                          ("enable", "enabled")])
 def test_a_misspelled_attribute(name, right):
     """So is a value that nearly has the name of an attribute that is read."""
     with pytest.raises(TypeError, match=f"never read: did you mean {right}") as excinfo:
@@ -407,13 +436,16 @@ def test_a_misspelled_attribute(name, right):
 
 def test_short_words_are_the_authors_own():
     """A method or value with a short name may be near to one of ours."""
-    type("Mine", (Hook,), {"write": lambda self, text: None, "lead": lambda self: 1, "stored": lambda self: 1, "orders": [], "names": ()})
+    type("Mine", (Hook,),
+         {"write": lambda self, text: None, "lead": lambda self: 1, "stored": lambda self: 1,
+          "orders": [], "names": ()})
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_hook_answers_every_question_with_nothing(question):
     """Hook's own answer is none, no, or empty, and counts as no answer."""
-    given = {"load_state_dict": ({},), "check_state": (None, {}), "weight_sets_in": ({}, "plain"), "own_tunables": ("plain",)}
+    given = {"load_state_dict": ({},), "check_state": (None, {}), "weight_sets_in": ({}, "plain"),
+             "own_tunables": ("plain",)}
     alone = ("state_dict", "schedule_name", "best_state", "rewind_points", "finish_writing")
     args = given.get(question, () if question in alone else (None,))
     plain = SimpleNamespace(after_step=lambda trainer: None)
@@ -423,12 +455,15 @@ def test_hook_answers_every_question_with_nothing(question):
 
 
 def test_who_is_asked_and_in_what_order():
-    """In running order, with or without the base class; those that are off only where that is wanted."""
+    """In running order, with or without the base class;
+    those that are off only where that is wanted."""
     late = type("Late", (Hook,), {"order": 5, "leads": lambda self, trainer: trainer})()
     off = type("Off", (Hook,), {"enabled": False, "leads": lambda self, trainer: None})()
-    plain = SimpleNamespace(after_step=lambda trainer: None, leads=lambda trainer: -trainer, name="plain")
+    plain = SimpleNamespace(after_step=lambda trainer: None, leads=lambda trainer: -trainer,
+                            name="plain")
     hooks = HookSet([late, off, plain, Hook()])
-    assert [(row.name, answer) for row, answer in hooks.ask("leads", 3)] == [("off", None), ("plain", -3), ("late", 3)]
+    assert [(row.name, answer)
+            for row, answer in hooks.ask("leads", 3)] == [("off", None), ("plain", -3), ("late", 3)]
     assert [row.name for row, _ in hooks.ask("leads", 3, enabled=True)] == ["plain", "late"]
     with pytest.raises(AttributeError, match="lead"):
         hooks.ask("lead", 3)
@@ -438,7 +473,8 @@ def test_an_attribute_that_is_missing_is_that_of_hook():
     """Any other object has the attributes of the base class where it has none of its own."""
     plain = SimpleNamespace(after_step=lambda trainer: None, kept=False)
     row = HookSet([plain]).rows[0]
-    assert [row.trait(name) for name in TRAITS] == [False if name == "kept" else getattr(Hook, name) for name in TRAITS]
+    assert [row.trait(name) for name in TRAITS] == [False if name == "kept" else getattr(Hook, name)
+                                                    for name in TRAITS]
     with pytest.raises(AttributeError, match="keep"):
         row.trait("keep")
 
@@ -447,7 +483,8 @@ def test_an_attribute_that_is_missing_is_that_of_hook():
 
 
 def test_the_table_lists_just_what_runs():
-    """In running order, with the points that are really overridden; a switched-off hook is shown as off."""
+    """In running order, with the points that are really overridden;
+    a switched-off hook is shown as off."""
 
     class Late(Hook):
         order = 90
@@ -464,7 +501,8 @@ def test_the_table_lists_just_what_runs():
 
     plain = SimpleNamespace(before_fit=lambda trainer: None, order=3, name="plain")
     loop = make_loop(Late(), Off(), Hook(), plain)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")][:4] for line in loop.describe_hooks().splitlines()]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")][:4]
+            for line in loop.describe_hooks().splitlines()]
     assert rows[2:] == [
         ["0", "hook (Hook)", "on", ""],
         ["3", "plain (SimpleNamespace)", "on", "before_fit"],
@@ -481,12 +519,14 @@ def test_the_table_says_what_is_called():
     assert [row.points for row in loop.hooks.rows] == [("cleanup_fit", "after_step")]
     loop.fit(epochs=1)
     assert seen == ["after_step", "cleanup_fit"]
-    assert [(row.name, method.__name__) for row, method in loop.hooks.after_step] == [("tracer", "<lambda>")]
+    assert [(row.name, method.__name__)
+            for row, method in loop.hooks.after_step] == [("tracer", "<lambda>")]
     assert loop.hooks.before_step == ()
 
 
 def test_calls_and_time_are_counted_only_while_watched():
-    """Unwatched, the table shows dashes and the methods are called as they are; watching again goes on."""
+    """Unwatched, the table shows dashes and the methods are called as they are;
+    watching again goes on."""
     hook = Counting()
     loop = make_loop(hook, batches=2)
     row = loop.hooks.rows[0]
@@ -515,7 +555,8 @@ def test_watching_begins_at_the_next_boundary():
         if trainer.step_state.batch_idx == 1:
             trainer.hooks.watch()
 
-    loop = make_loop(LambdaHook(order=-1, after_batch=look), counting, batches=4, gradient_accumulation_steps=2)
+    loop = make_loop(LambdaHook(order=-1, after_batch=look), counting, batches=4,
+                     gradient_accumulation_steps=2)
     loop.fit(epochs=1)
     assert [row.calls for row in loop.hooks.rows] == [2, 2]
 
@@ -523,14 +564,17 @@ def test_watching_begins_at_the_next_boundary():
 # ---- a hook that fails
 
 RAISING = [
-    "before_fit", "before_epoch", "before_train", "before_batch", "after_pred", "after_loss", "after_backward",
-    "after_batch", "before_step", "after_step", "after_train", "before_valid", "after_valid", "on_log", "after_epoch",
+    "before_fit", "before_epoch", "before_train", "before_batch", "after_pred", "after_loss",
+    "after_backward",
+    "after_batch", "before_step", "after_step", "after_train", "before_valid", "after_valid",
+    "on_log", "after_epoch",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("point", RAISING)
 def test_an_exception_names_hook_and_point(point):
-    """It is the hook's own exception with its traceback; everybody is told, and everybody cleans up."""
+    """It is the hook's own exception with its traceback;
+    everybody is told, and everybody cleans up."""
     seen, error = [], ValueError("planted")
     ends = ("after_fit", "after_cancel", "after_exception", "cleanup_fit")
 
@@ -546,14 +590,16 @@ def test_an_exception_names_hook_and_point(point):
     said = "".join(traceback.format_exception(error))
     assert "'faulty'" in said and f"Faulty.{point}" in said
     assert loop.error_text.rstrip() == said.rstrip() or f"Faulty.{point}" in loop.error_text
-    assert next(row for row in loop.hooks.rows if row.name == "faulty").last_error == "ValueError: planted"
+    assert next(row for row in loop.hooks.rows
+                if row.name == "faulty").last_error == "ValueError: planted"
     assert seen == [("after_exception", True)] * 2 + [("cleanup_fit", True)] * 2
     assert loop.result().status == "error"
 
 
 @pytest.mark.parametrize("point", RAISING)
 def test_the_run_goes_on_after_a_hook_failed(point):
-    """Without that hook the same run is finished to its totals: no batch is lost, no step made twice."""
+    """Without that hook the same run is finished to its totals:
+    no batch is lost, no step made twice."""
     taken = []
 
     def note(trainer, point):
@@ -573,7 +619,8 @@ def test_the_run_goes_on_after_a_hook_failed(point):
 
 
 def test_gradients_of_a_failed_window_are_dropped():
-    """A window that a hook broke leaves nothing behind: done again, it gives the step of an unbroken run."""
+    """A window that a hook broke leaves nothing behind:
+    done again, it gives the step of an unbroken run."""
 
     def fail(trainer):
         if trainer.step_state.batch_idx == 2 and not failed:
@@ -581,10 +628,12 @@ def test_gradients_of_a_failed_window_are_dropped():
             raise ValueError("planted")
 
     failed = []
-    loop = make_loop(LambdaHook(after_backward=lambda trainer: None, after_batch=fail), gradient_accumulation_steps=3)
+    loop = make_loop(LambdaHook(after_backward=lambda trainer: None, after_batch=fail),
+                     gradient_accumulation_steps=3)
     with pytest.raises(ValueError):
         loop.fit(epochs=1)
-    assert (loop.step_state.batch_idx, loop.step_state.samples_seen, loop.step_state.window_batches) == (0, 0, 0)
+    assert (loop.step_state.batch_idx, loop.step_state.samples_seen,
+            loop.step_state.window_batches) == (0, 0, 0)
     assert all(p.grad is None for p in loop.model.parameters())
     loop.fit(epochs=1)
     unbroken = make_loop(gradient_accumulation_steps=3)
@@ -597,11 +646,13 @@ def test_an_exception_in_after_step_waits_for_the_other_hooks():
     """Whoever keeps step with the optimizer misses no step because of another hook."""
     last, first = Counting(), Counting()
     last.order, first.order = 50, -50
-    loop = make_loop(first, raiser("after_step", ValueError("one")), raiser("after_step", KeyError("two")), last)
+    loop = make_loop(first, raiser("after_step", ValueError("one")),
+                     raiser("after_step", KeyError("two")), last)
     with pytest.raises(ValueError, match="one"):
         loop.fit(epochs=1)
     assert (first.calls, last.calls, loop.step_state.optimizer_step) == (1, 1, 1)
-    assert [row.last_error for row in loop.hooks.running()] == [None, "ValueError: one", "KeyError: 'two'", None]
+    assert [row.last_error
+            for row in loop.hooks.running()] == [None, "ValueError: one", "KeyError: 'two'", None]
 
 
 @pytest.mark.parametrize("point", ["after_fit", "cleanup_fit", "after_cancel"])
@@ -621,7 +672,8 @@ def test_a_second_exception_does_not_hide_the_first():
     """A hook that fails while the run ends after an exception is a note on it."""
     seen = []
     loop = make_loop(
-        raiser("before_step", KeyError("first")), raiser("after_exception"), tracer(seen, points=["cleanup_fit"])
+        raiser("before_step", KeyError("first")), raiser("after_exception"),
+        tracer(seen, points=["cleanup_fit"])
     )
     with pytest.raises(KeyError, match="first") as excinfo:
         loop.fit(epochs=1)
@@ -679,7 +731,7 @@ def test_hooks_bring_tunables_under_their_name():
     assert hook.width == 9 and SmoothHook().width == 4
 
 
-# ---- components that take part
+# ---- components that are hooks too
 
 
 class ModelWithPoints(nn.Linear):
@@ -724,8 +776,9 @@ class LossWithPoints(nn.MSELoss):
         trainer.seen.append(("loss", sorted(records)))
 
 
-def test_components_take_part():
-    """cb_ methods of model, dataset, optimizer and loss function are called with the trainer, and are in the table."""
+def test_components_are_hooks():
+    """cb_ methods of model, dataset, optimizer and loss function are called with the trainer, and
+    are in the table."""
     loader = torch.utils.data.DataLoader(DataWithPoints())
     loop = Loop(
         ModelWithPoints(3, 1), None, loader, make_batches(1), loss_fn=LossWithPoints(),
@@ -734,7 +787,8 @@ def test_components_take_part():
     loop.seen = []
     loop.fit(epochs=1)
     step = [("optimizer", "before_step"), ("model", "after_step")]
-    assert loop.seen == [("model", "before_fit"), ("data", "before_epoch"), *step, *step, ("loss", ["valid/loss"])]
+    assert loop.seen == [("model", "before_fit"), ("data", "before_epoch"), *step, *step,
+                         ("loss", ["valid/loss"])]
     rows = {row.label: row.points for row in loop.hooks.rows}
     assert rows == {
         "DataWithPoints": ("before_epoch",), "ModelWithPoints": ("before_fit", "after_step"),
@@ -756,12 +810,18 @@ def test_a_component_is_switched_like_a_hook():
     assert any("ModelWithPoints.before_fit" in note for note in excinfo.value.__notes__)
 
 
-@pytest.mark.parametrize("hook", [RecorderHook(), ProgressHook(style="lines", every_steps=1)], ids=["recorder", "progress"])
+@pytest.mark.parametrize("hook", [RecorderHook(), ProgressHook(style="lines", every_steps=1)],
+                         ids=["recorder", "progress"])
 def test_a_hook_switched_on_in_mid_run_works_from_then_on(hook):
     """It hears of the beginning of the fit first, and works from then on."""
     hook.enabled = False
     name = "recorder" if isinstance(hook, RecorderHook) else "progress"
-    trainer = small_runs.make(epochs=4, hooks=[hook, small_runs.at_step(7, lambda t: t.tune(**{f"{name}.enabled": True}))], record=False)
+    trainer = small_runs.make(epochs=4,
+                              hooks=[hook,
+                                     small_runs.at_step(7,
+                                                        lambda t: t.tune(
+                                                            **{f"{name}.enabled": True}))],
+                                                            record=False)
     assert trainer.fit().status == "finished"
     assert name != "recorder" or len(trainer.history["train/loss"]) == 13
 
@@ -785,7 +845,8 @@ def test_a_hook_added_in_mid_run_hears_of_the_beginning_once():
             """The end."""
             said.append("cleanup_fit")
 
-    trainer = small_runs.make(epochs=3, hooks=[small_runs.at_step(7, lambda t: t.hooks.add(Late()))])
+    trainer = small_runs.make(epochs=3,
+                              hooks=[small_runs.at_step(7, lambda t: t.hooks.add(Late()))])
     trainer.fit()
     assert said == ["before_fit", "after_epoch", "after_epoch", "cleanup_fit"]
 
@@ -799,7 +860,14 @@ def test_the_exception_of_after_fit_is_the_one_that_is_raised():
         said.append(trainer.state)
         raise KeyError("second")
 
-    trainer = small_runs.make(epochs=1, hooks=[LambdaHook(after_fit=small_runs.fail, cleanup_fit=cleanup)])
+    trainer = small_runs.make(epochs=1,
+                              hooks=[LambdaHook(after_fit=small_runs.fail, cleanup_fit=cleanup)])
     with pytest.raises(ValueError, match="user's own") as caught:
         trainer.fit()
     assert said == ["error"] and any("second" in note for note in caught.value.__notes__)
+
+
+def test_the_set_shows_its_table_wherever_it_is_printed():
+    hooks = HookSet([LambdaHook(name="first", after_step=lambda trainer: None)])
+    assert "| first (LambdaHook) | on |" in repr(hooks)
+    assert hooks._repr_markdown_() == str(hooks) == hooks.describe()

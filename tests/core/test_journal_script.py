@@ -1,4 +1,5 @@
-"""`Journal.to_script`: the text it gives, and that running it makes the same weights, bit for bit."""
+"""`Journal.to_script`: the text it gives, and that running it makes the same weights, bit for
+bit."""
 
 import ast
 import enum
@@ -30,7 +31,8 @@ class Mix(Hook):
 
 
 def make_trainer(seed=None, total=None):
-    """Dropout, a shuffled loader, a schedule, an evaluation: everything by which a run can go another way."""
+    """Dropout, a shuffled loader, a schedule, an evaluation:
+    everything by which a run can go another way."""
     torch.manual_seed(0 if seed is None else seed)
     inputs = torch.randn(BATCHES * 4 - 1, 3)
     data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
@@ -38,7 +40,8 @@ def make_trainer(seed=None, total=None):
     model = torch.nn.Sequential(*layers)
     return Trainer(
         model, train_dl=torch.utils.data.DataLoader(data, batch_size=4, shuffle=True),
-        valid_dl=torch.utils.data.DataLoader(data, batch_size=9), loss_fn=torch.nn.MSELoss(), seed=seed,
+        valid_dl=torch.utils.data.DataLoader(data, batch_size=9), loss_fn=torch.nn.MSELoss(),
+        seed=seed,
         optim=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), hooks=[Mix()],
         sched=lambda optim: torch.optim.lr_scheduler.LinearLR(optim, 1.0, 0.2, 20),
         device="cpu", progress=False, **(total or {"epochs": EPOCHS}))
@@ -51,7 +54,8 @@ def weights(trainer):
 
 
 def replayed(script, total=None):
-    """The trainer that a script leaves behind, of a function that builds it for the totals the script asks for."""
+    """The trainer that a script leaves behind, of a function that builds it for the totals the
+    script asks for."""
     names = {"make_trainer": lambda seed=None: make_trainer(seed, total)}
     exec(script, names)
     return names["trainer"]
@@ -62,7 +66,8 @@ def assert_same(trainer, script, total=None):
     again = replayed(script, total)
     assert again.step_state == trainer.step_state and again.state == trainer.state
     assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again), strict=True))
-    assert again.optim.param_groups[0]["weight_decay"] == trainer.optim.param_groups[0]["weight_decay"]
+    assert again.optim.param_groups[
+        0]["weight_decay"] == trainer.optim.param_groups[0]["weight_decay"]
     return again
 
 
@@ -99,12 +104,15 @@ WHOLE = {"epochs": EPOCHS}
 
 
 @given(PLANS, st.sampled_from([WHOLE, {"max_steps": 11}]))
-@example([(4, [{"lr": 0.3}]), (9, [{"mix.enabled": False}, {"gradient_accumulation_steps": 3}])], WHOLE)
+@example([(4, [{"lr": 0.3}]), (9, [{"mix.enabled": False}, {"gradient_accumulation_steps": 3}])],
+         WHOLE)
 @example([(0, [{"gradient_accumulation_steps": 4}]), (17, [{"lr": 0.02}])], {"max_steps": 11})
-@example([(8, [{"gradient_accumulation_steps": 2}]), (11, [{"gradient_accumulation_steps": 4}])], WHOLE)
+@example([(8, [{"gradient_accumulation_steps": 2}]), (11, [{"gradient_accumulation_steps": 4}])],
+         WHOLE)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_script_of_a_steered_run_makes_the_same_weights(plan, total):
-    """Changes at any boundary: in epochs, around evaluations, before the first step, several at one place."""
+    """Changes at any boundary: in epochs, around evaluations, before the first step, several at one
+    place."""
     trainer = steer(plan, total)
     assert_same(trainer, trainer.journal.to_script(**total), total)
 
@@ -217,7 +225,8 @@ class Kind(enum.StrEnum):
 
 ODD = ["lambda", "self", 'a "b', "a\\b", "straße.é"]
 NAMES = st.sampled_from(ODD) | st.from_regex(r"[a-z_]{1,8}(\.[a-z]{1,8})?", fullmatch=True)
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just(Kind.MEAN))
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(),
+                   st.just(Kind.MEAN))
 
 
 @given(NAMES, VALUES)

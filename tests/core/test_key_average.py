@@ -1,4 +1,5 @@
-"""key_average: the means of metrics by their keys, nested or not, with NaN and values that are not there."""
+"""key_average: the means of metrics by their keys, nested or not, with NaN and values that are not
+there."""
 
 import math
 
@@ -20,7 +21,8 @@ NAN = math.nan
     ([{"a": 1.0}, {"a": NAN}], False, {"a": NAN}),
     ([{"a": 1.0}, {"a": NAN}], True, {"a": 1.0}),
     ([{"a": NAN}, {"a": NAN}], True, {"a": NAN}),
-    ([{"a": {"b": 1.0, "c": None}}, {"a": {"b": 3.0, "c": 5.0}}], False, {"a": {"b": 2.0, "c": 5.0}}),
+    ([{"a": {"b": 1.0, "c": None}}, {"a": {"b": 3.0, "c": 5.0}}], False,
+     {"a": {"b": 2.0, "c": 5.0}}),
     ([{"a": {"b": 1.0}}, {"c": 2.0}], False, {"a": {"b": 1.0}, "c": 2.0}),
     ([{"a": {"b": 1.0}}, {"a": None}], False, {"a": {"b": 1.0}}),
     ([{"a": {"b": NAN}}, {"a": {"b": 2.0}}], True, {"a": {"b": 2.0}}),
@@ -41,7 +43,8 @@ def test_key_average(dicts, exclude, expected):
 def same(found, expected):
     """Equal numbers, NaN too; a tensor counts as its number."""
     if isinstance(expected, dict):
-        return isinstance(found, dict) and found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+        return (isinstance(found, dict) and found.keys() == expected.keys()
+                and all(same(found[key], expected[key]) for key in expected))
     return float(found) == expected or (math.isnan(found) and math.isnan(expected))
 
 
@@ -55,8 +58,10 @@ def test_key_average_of_tensors_and_iterables():
     assert given == [{"a": {"b": 1.0}}, {"a": {"b": 3.0}}]
 
 
-@pytest.mark.parametrize("dicts", [[{"a": 1.0}, {"a": {"b": 2.0}}], [{"a": {"b": 2.0}}, {"a": 1.0}]])
+@pytest.mark.parametrize("dicts",
+                         [[{"a": 1.0}, {"a": {"b": 2.0}}], [{"a": {"b": 2.0}}, {"a": 1.0}]])
 def test_a_number_here_and_a_dict_there(dicts):
     """No mean can be made; the key is named."""
-    with pytest.raises(TypeError, match=r"key_average\(\): a.* is a number in one dict and a dict in another"):
+    with pytest.raises(TypeError,
+                       match=r"key_average\(\): a.* is a number in one dict and a dict in another"):
         key_average(dicts)

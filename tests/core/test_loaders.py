@@ -1,4 +1,5 @@
-"""Loaders that are not what they seem: datasets in their place, passes that end early, lengths that are wrong; words of other trainers."""
+"""Loaders that are not what they seem: datasets in their place, passes that end early, lengths that
+are wrong; words of other trainers."""
 
 import os
 import signal
@@ -30,24 +31,30 @@ def make(train_dl=None, **settings):
     """A small run."""
     model = nn.Linear(4, 1)
     settings = {"loss_fn": nn.MSELoss(), "epochs": 3, "progress": False, "device": "cpu"} | settings
-    return Trainer(model, train_dl=DataLoader(DATA, 8) if train_dl is None else train_dl, **settings)
+    return Trainer(model, train_dl=DataLoader(DATA, 8) if train_dl is None else train_dl,
+                   **settings)
 
 
 # ---- a dataset in the place of a loader
 
 @pytest.mark.parametrize("name", DATASETS)
-@pytest.mark.parametrize("use", ["train_dl", "valid_dl", "named", "validate", "test", "predict", "lr_find", "lr_find valid", "sweep"])
+@pytest.mark.parametrize("use",
+                         ["train_dl", "valid_dl", "named", "validate", "test", "predict", "lr_find",
+                          "lr_find valid", "sweep"])
 def test_a_dataset_is_no_loader(name, use):
     """It was gone through sample by sample."""
     given = DATASETS[name]
     if use in ("train_dl", "valid_dl", "named"):
         wrong = {"valid_dl": {"other": given}} if use == "named" else {use: given}
-        with pytest.raises(TypeError, match=r"is a dataset.*DataLoader\(dataset, batch_size=\.\.\.\)"):
+        with pytest.raises(TypeError,
+                           match=r"is a dataset.*DataLoader\(dataset, batch_size=\.\.\.\)"):
             make(**wrong)
         return
     trainer = make()
-    calls = {"validate": lambda: trainer.validate(given), "test": lambda: trainer.test(given), "predict": lambda: trainer.predict(given),
-             "lr_find": lambda: trainer.lr_find(train_dl=given), "lr_find valid": lambda: trainer.lr_find(valid_dl=given),
+    calls = {"validate": lambda: trainer.validate(given), "test": lambda: trainer.test(given),
+             "predict": lambda: trainer.predict(given),
+             "lr_find": lambda: trainer.lr_find(train_dl=given),
+             "lr_find valid": lambda: trainer.lr_find(valid_dl=given),
              "sweep": lambda: trainer.sweep("lr", [0.1], train_dl=given)}
     with pytest.raises(TypeError, match=r"is a dataset.*batch_size=None"):
         calls[use]()
@@ -113,7 +120,8 @@ def test_a_mistake_in_the_dataset_is_no_end(name):
     """It names batch and epoch, and has the dataset's own traceback."""
     loader, batch = BROKEN[name]
     trainer = make(loader(), sched="one_cycle" if "stream" not in name else None)
-    with pytest.raises(RuntimeError, match=f"batch {batch + 1} of epoch 1.*StopIteration") as caught:
+    with pytest.raises(RuntimeError,
+                       match=f"batch {batch + 1} of epoch 1.*StopIteration") as caught:
         trainer.fit()
     assert isinstance(caught.value.__cause__, StopIteration)
     assert trainer.step_state.optimizer_step == batch
@@ -139,9 +147,12 @@ def test_nor_in_an_evaluation(call):
         getattr(make(), call)(BROKEN["dataset"][0]())
 
 
-@pytest.mark.parametrize("loader", [lambda: DataLoader(DATA, 8), lambda: DataLoader(Stream(), 8), lambda: DataLoader(DATA, 8, num_workers=1),
-                                    lambda: DataLoader(Stream(), 8, num_workers=1), lambda: DataLoader([(X, Y)] * 3, batch_size=None),
-                                    lambda: iter([(X, Y)] * 3)])
+@pytest.mark.parametrize("loader",
+                         [lambda: DataLoader(DATA, 8), lambda: DataLoader(Stream(), 8),
+                          lambda: DataLoader(DATA, 8, num_workers=1),
+                          lambda: DataLoader(Stream(), 8, num_workers=1),
+                          lambda: DataLoader([(X, Y)] * 3, batch_size=None),
+                          lambda: iter([(X, Y)] * 3)])
 def test_true_ends_are_ends(loader):
     """Of loaders with and without an index, with workers, and of an iterator."""
     with warnings.catch_warnings():
@@ -168,7 +179,8 @@ class Wrong:
 def test_a_wrong_length_is_told_once(said, gives):
     """With both numbers; the counters are those of what came."""
     trainer = make(Wrong(said, gives), sched="cosine")
-    with pytest.warns(UserWarning, match=f"train_dl gave {gives} batches.*len.. says {said}") as caught:
+    with pytest.warns(UserWarning,
+                      match=f"train_dl gave {gives} batches.*len.. says {said}") as caught:
         result = trainer.fit()
     assert len(caught) == 1
     assert (result.status, result.epochs, result.steps) == ("finished", 3, 3 * gives)
@@ -184,12 +196,14 @@ def test_a_run_over_more_than_was_said_goes_on_where_it_stopped(limits):
         warnings.simplefilter("ignore")
         straight.fit()
         parts.step(7)
-        assert parts.planned_steps == (parts.max_steps or 7 + (parts.epochs - 1) * parts.steps_per_epoch)
+        assert parts.planned_steps == (parts.max_steps
+                                       or 7 + (parts.epochs - 1) * parts.steps_per_epoch)
         parts.stop()
         parts.fit()
     assert parts.step_state.optimizer_step == straight.step_state.optimizer_step
     assert parts.step_state.batch_idx == straight.step_state.batch_idx
-    assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), parts.model.parameters()))
+    assert all(torch.equal(a, b)
+               for a, b in zip(straight.model.parameters(), parts.model.parameters()))
 
 
 @pytest.mark.parametrize(("said", "gives"), [(8, 5), (5, 8)])
@@ -215,8 +229,10 @@ def test_limits_are_no_wrong_length():
 
 # ---- words of other trainers
 
-@pytest.mark.parametrize(("name", "own"), [("training_step", "train_step"), ("validation_step", "eval_step"), ("configure_optimizers", "build_optim"),
-                                           ("forward", "build_model"), ("train_dataloader", "build_train_dl")])
+@pytest.mark.parametrize(("name", "own"),
+                         [("training_step", "train_step"), ("validation_step", "eval_step"),
+                          ("configure_optimizers", "build_optim"),
+                          ("forward", "build_model"), ("train_dataloader", "build_train_dl")])
 def test_methods_of_other_trainers_are_refused(name, own):
     """In a task, and in a trainer of one's own."""
     with pytest.raises(TypeError, match=f"has {name}.*{own}"):
@@ -235,12 +251,15 @@ def test_a_model_that_has_a_step_of_its_own():
 
     with pytest.raises(TypeError, match="Lit has training_step.*train_step="):
         Trainer(Lit(4, 1), train_dl=DataLoader(DATA, 8))
-    assert Trainer(Lit(4, 1), train_dl=DataLoader(DATA, 8), loss_fn=nn.MSELoss(), epochs=1, progress=False).fit().status == "finished"
+    assert Trainer(Lit(4, 1), train_dl=DataLoader(DATA, 8), loss_fn=nn.MSELoss(), epochs=1,
+                   progress=False).fit().status == "finished"
 
 
 @pytest.mark.parametrize(("name", "own"), [
-    ("max_epochs", "epochs="), ("callbacks", "hooks="), ("lr", "optim=lambda"), ("learning_rate", "optim=lambda"), ("optimizer", "optim="),
-    ("loss_func", "loss_fn="), ("cbs", "hooks="), ("train_dataset", "DataLoader"), ("gradient_clip_val", "grad_clip="), ("num_train_epochs", "epochs="),
+    ("max_epochs", "epochs="), ("callbacks", "hooks="), ("lr", "optim=lambda"),
+    ("learning_rate", "optim=lambda"), ("optimizer", "optim="),
+    ("loss_func", "loss_fn="), ("cbs", "hooks="), ("train_dataset", "DataLoader"),
+    ("gradient_clip_val", "grad_clip="), ("num_train_epochs", "epochs="),
     ("max_stepz", "'max_steps'"), ("quux", "there are")])
 def test_arguments_of_other_trainers_get_ours(name, own):
     """A table of their words, and the nearest of ours for what is misspelled."""
@@ -252,7 +271,8 @@ def test_the_signature_stays():
     """Help, configurations and the docs read it."""
     import inspect
     names = list(inspect.signature(Trainer).parameters)
-    assert names[:4] == ["model", "train_step", "train_dl", "valid_dl"] and "batch_size" in names and "arguments" not in names
+    assert names[:4] == ["model", "train_step", "train_dl", "valid_dl"]
+    assert "batch_size" in names and "arguments" not in names
 
 
 def test_a_connection_to_a_worker_breaks_before_its_end_is_seen():
@@ -268,7 +288,9 @@ def test_a_connection_to_a_worker_breaks_before_its_end_is_seen():
 
     for _ in range(5):  # most of the time the process is still there when torch looks
         loader = DataLoader(torch.arange(40.0), 4, num_workers=2)
-        with opened(loader) as iterator, pytest.raises(RuntimeError, match=r"DataLoader worker .*pid.* \d+.*(exited unexpectedly|killed)"):
+        with (opened(loader) as iterator,
+              pytest.raises(RuntimeError,
+                            match=r"DataLoader worker .*pid.* \d+.*(exited unexpectedly|killed)")):
             next(iterator)
             iterator._data_queue = Dying(iterator)
             for _ in all_batches(iterator, lambda: "here"):

@@ -1,4 +1,5 @@
-"""States that are damaged, cut off or of other parts: loaded whole, or refused with nothing changed; drawn by chance, leaf by leaf."""
+"""States that are damaged, cut off or of other parts:
+loaded whole, or refused with nothing changed; drawn by chance, leaf by leaf."""
 
 import copy
 import random
@@ -9,13 +10,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import (CheckpointError, CheckpointHook, EarlyStopHook, Hook, LayerGroupsHook, SnapshotHook, Trainer,
+from trainer_nb import (CheckpointError, CheckpointHook, EarlyStopHook, Hook, LayerGroupsHook,
+                        SnapshotHook, Trainer,
                         Tunable)
 from trainer_nb.core.control import Command
 from trainer_nb.core.saved import plain_copy, read_state, write_state
 
 SCHEDULER = torch.optim.lr_scheduler
-STEPS, TAKEN = 12, 7  # of a whole run, and before the state is taken: in the middle of the second epoch
+# of a whole run, and before the state is taken: in the middle of the second epoch
+STEPS, TAKEN = 12, 7
 
 
 class Counter(Hook):
@@ -57,22 +60,28 @@ class Weighted(nn.Module):
 def make(*hooks, optim=torch.optim.AdamW, sched="one_cycle", seed=1, **settings):
     """Batch norm, dropout, an average, groups, early stopping, a generator of the loader's own."""
     draw = torch.Generator().manual_seed(3)
-    data = TensorDataset(torch.randn(20, 4, generator=draw), torch.randint(0, 3, (20,), generator=draw))
+    data = TensorDataset(torch.randn(20, 4, generator=draw),
+                         torch.randint(0, 3, (20,), generator=draw))
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.2), nn.Linear(5, 3))
-    usual = [Counter(), EarlyStopHook(patience=50), LayerGroupsHook({"first": ["0"], "rest": ["1", "3"]})]
-    settings = {"epochs": 3, "ema": 0.9, "loss_fn": Weighted(), "valid_dl": DataLoader(data, 10), **settings}
+    usual = [Counter(), EarlyStopHook(patience=50),
+             LayerGroupsHook({"first": ["0"], "rest": ["1", "3"]})]
+    settings = {"epochs": 3, "ema": 0.9, "loss_fn": Weighted(), "valid_dl": DataLoader(data, 10),
+                **settings}
     loader = DataLoader(data, 5, shuffle=True, generator=torch.Generator().manual_seed(8))
-    return Trainer(model, train_dl=loader, optim=lambda parameters: optim(parameters, lr=0.02), sched=sched, hooks=[*usual, *hooks],
+    return Trainer(model, train_dl=loader, optim=lambda parameters: optim(parameters, lr=0.02),
+                   sched=sched, hooks=[*usual, *hooks],
                    device="cpu", seed=5, progress=False, **settings)
 
 
 def alike(one, other):
     """Equal all the way down; tensors bit for bit."""
     if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        return (isinstance(other, torch.Tensor) and one.dtype == other.dtype
+                and torch.equal(one, other))
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        return (isinstance(other, dict) and one.keys() == other.keys()
+                and all(alike(one[key], other[key]) for key in one))
     if isinstance(one, (list, tuple)):
         return type(one) is type(other) and len(one) == len(other) and all(map(alike, one, other))
     return type(one) is type(other) and (one == other or one != one)
@@ -82,17 +91,22 @@ def outcome(trainer):
     """The end of a run: weights, moments, hooks, counters, streams and what it recorded."""
     state = trainer.state_dict()
     state["position"].pop("seconds")
-    points = {name: [column for number, column in enumerate(columns) if number != 3] for name, columns in state["history"]["points"].items()
+    points = {name: [column for number, column in enumerate(columns) if number != 3]
+              for name, columns in state["history"]["points"].items()
               if not name.startswith(("time/", "samples_per"))}
-    entries = [{key: value for key, value in entry.items() if key not in ("time", "seconds")} for entry in state["journal"]["entries"]]
-    return {**{key: state[key] for key in ("model", "optim", "hooks", "position", "random", "data", "loaders", "loss_fn")}, "points": points,
+    entries = [{key: value for key, value in entry.items() if key not in ("time", "seconds")}
+               for entry in state["journal"]["entries"]]
+    return {**{key: state[key]
+               for key in ("model", "optim", "hooks", "position", "random", "data", "loaders",
+                           "loss_fn")}, "points": points,
             "entries": entries}
 
 
 @pytest.fixture(scope="module", params=["one_cycle", "StepLR"])
 def taken(request):
     """A schedule, a state in mid-epoch, and how the run that goes on from it ends."""
-    sched = "one_cycle" if request.param == "one_cycle" else lambda optim: SCHEDULER.StepLR(optim, 3)
+    sched = "one_cycle" if request.param == "one_cycle" else lambda optim: SCHEDULER.StepLR(
+        optim, 3)
     trainer = make(sched=sched)
     trainer.step(4)
     trainer.note("half way")
@@ -104,7 +118,8 @@ def taken(request):
 
 
 def leaves(value, path=()):
-    """Every place in a state that can be changed, containers too; of long lists of numbers the ends."""
+    """Every place in a state that can be changed, containers too;
+    of long lists of numbers the ends."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -128,19 +143,23 @@ def put(state, path, change):
     key, *rest = path
     new = put(state[key], rest, change) if rest else change(state[key])
     if isinstance(state, dict):
-        made = {name: new if name == key else each for name, each in state.items() if name != key or new is not GONE}
+        made = {name: new if name == key else each for name, each in state.items()
+                if name != key or new is not GONE}
         return type(state)(made)
-    return type(state)(new if number == key else each for number, each in enumerate(state) if number != key or new is not GONE)
+    return type(state)(new if number == key else each for number, each in enumerate(state)
+                       if number != key or new is not GONE)
 
 
 GONE = object()
-KINDS = (None, "text", -3, 2.5, True, [], {}, torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long))
+KINDS = (None, "text", -3, 2.5, True, [], {}, torch.zeros(2, 3),
+         torch.zeros(2, 3, dtype=torch.long))
 
 
 def changes(value, draw):
     """What may have become of a value: gone, of another kind, of another form."""
     yield "gone", lambda old: GONE
-    other = draw.choice([each for each in KINDS if type(each) is not type(value) or isinstance(each, torch.Tensor)])
+    other = draw.choice([each for each in KINDS
+                         if type(each) is not type(value) or isinstance(each, torch.Tensor)])
     yield f"now {type(other).__name__}", lambda old: other
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         yield "shorter", lambda old: old.flatten()[:-1].clone()
@@ -156,13 +175,16 @@ FREE = ("fingerprint", "time", "header")  # said, and not what a run is made of
 
 def merged(mine, given, whole, path=()):
     """Places at which a state is neither what was given nor what the whole state has."""
-    number = isinstance(mine, torch.Tensor) and mine.numel() == 1 and not isinstance(given, torch.Tensor) and mine.item() == given
+    number = (isinstance(mine, torch.Tensor) and mine.numel() == 1
+              and not isinstance(given, torch.Tensor) and mine.item() == given)
     if number or alike(mine, given) or alike(mine, whole) or (path and path[-1] in FREE):
         return []
-    if path and path[0] == "hooks" and given is None:  # a hook that the state does not know keeps what it has
+    # a hook that the state does not know keeps what it has
+    if path and path[0] == "hooks" and given is None:
         return []
     if isinstance(mine, dict) and isinstance(given, dict) and isinstance(whole, dict):
-        return [found for key in mine for found in merged(mine[key], given.get(key), whole.get(key), (*path, key))]
+        return [found for key in mine
+                for found in merged(mine[key], given.get(key), whole.get(key), (*path, key))]
     return [path]
 
 
@@ -212,7 +234,8 @@ def end_of(sched, begun=0):
 
 def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken):
     sched, state, end = taken
-    own, counts = {begun: end_of(sched, begun) for begun in (0, 2)}, {"refused": 0, "whole": 0, "late": 0}
+    own, counts = ({begun: end_of(sched, begun) for begun in (0, 2)},
+                   {"refused": 0, "whole": 0, "late": 0})
     for number, (case, path, given) in enumerate(cases(state, 1, 160)):
         begun = 2 * (number % 2)
         trainer, error, said = tried(sched, given, begun, Trainer.load_state_dict)
@@ -224,7 +247,9 @@ def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken):
                 assert alike(outcome(trainer), own[begun]), case
             continue
         mine = trainer.state_dict()
-        assert said or path[:2] == ("hooks", "counter") or not merged(mine, given, state), (case, merged(mine, given, state))
+        assert said or path[:2] == ("hooks",
+                                    "counter") or not merged(
+                                        mine, given, state), (case, merged(mine, given, state))
         if number % 3 == 0:
             trainer.fit()
         mine["position"]["seconds"] = state["position"]["seconds"]
@@ -250,7 +275,8 @@ def test_a_rewind_to_a_malformed_state_changes_nothing(taken):
         point.take = lambda given=given: (given, told)
         before, replies = trainer.state_dict(), []
         if number % 10 == 5 and trainer.step_state.optimizer_step < STEPS - 2:
-            trainer.ask(lambda: replies.append(trainer.post(Command("rewind", {"step": point.step}))))
+            trainer.ask(lambda: replies.append(
+                trainer.post(Command("rewind", {"step": point.step}))))
             trainer.step(1)
             refused += [reply.status for reply in replies] == ["refused"]
             if replies[0].status == "refused":
@@ -277,7 +303,7 @@ def test_a_malformed_checkpoint_stops_a_run_that_was_to_go_on_from_it(taken, tmp
     trainer.close()
     path = sorted(tmp_path.glob("*.pt"))[-1]
     state = read_state(path)
-    for number, (case, _, given) in enumerate(list(cases(state, 3, 60))[::4]):
+    for case, _, given in list(cases(state, 3, 60))[::4]:
         write_state(given, path)
         hook = CheckpointHook(tmp_path, every_steps=None, every_epochs=None)
         trainer = make(hook, sched=sched, seed=2)
@@ -287,7 +313,9 @@ def test_a_malformed_checkpoint_stops_a_run_that_was_to_go_on_from_it(taken, tmp
             try:
                 trainer.step(1)
             except CheckpointError:
-                assert alike(before, dict(trainer.model.state_dict())) or alike(before, trainer.model.state_dict()), case
+                assert alike(before,
+                             dict(trainer.model.state_dict())) or alike(
+                                 before, trainer.model.state_dict()), case
                 assert trainer.step_state.optimizer_step == 0 and not trainer.optim.state
                 hook.resume = None
                 trainer.fit()
@@ -316,14 +344,17 @@ def test_what_raises_on_the_way_leaves_the_run_as_it_was(taken, error):
     with pytest.raises(CheckpointError if isinstance(error, KeyError) else type(error)) as caught:
         trainer.load_state_dict(state)
     if isinstance(error, KeyError):
-        assert "'counter'" in str(caught.value) and "KeyError: 'count'" in str(caught.value) and "Nothing was changed" in str(caught.value)
+        assert "'counter'" in str(caught.value) and "KeyError: 'count'" in str(caught.value)
+        assert "Nothing was changed" in str(caught.value)
         assert caught.value.__cause__.__cause__ is error
-    assert alike(before, trainer.state_dict()) and trainer.model[0].weight is layer and trainer.grad_clip == 1.0
+    assert alike(before, trainer.state_dict())
+    assert trainer.model[0].weight is layer and trainer.grad_clip == 1.0
     trainer.fit()
     same = make(sched=sched, seed=2)
     same.tune(**changed)
     same.fit()
-    assert alike(outcome(trainer)["model"], outcome(same)["model"]) and alike(outcome(trainer)["points"], outcome(same)["points"])
+    assert alike(outcome(trainer)["model"], outcome(same)["model"])
+    assert alike(outcome(trainer)["points"], outcome(same)["points"])
 
 
 def lr(kind, **settings):
@@ -332,10 +363,14 @@ def lr(kind, **settings):
 
 
 STEP, EXPONENTIAL = lr("StepLR", step_size=3), lr("ExponentialLR", gamma=0.9)
-OTHERS = [({"sched": "one_cycle"}, {"sched": "cosine"}, "one_cycle.*cosine"), ({"sched": "cosine"}, {"sched": "warmup_stable_decay"}, "cosine.*stable"),
-          ({"sched": STEP}, {"sched": "one_cycle"}, "StepLR.*one_cycle"), ({"sched": STEP}, {"sched": EXPONENTIAL}, "StepLR.*ExponentialLR"),
-          ({"sched": "one_cycle"}, {"sched": STEP}, "one_cycle.*StepLR"), ({"sched": None}, {"sched": "cosine"}, "without the schedule"),
-          ({"optim": torch.optim.Adam}, {}, "Adam,.*AdamW"), ({"optim": torch.optim.Adam}, {"optim": torch.optim.NAdam}, "Adam,.*NAdam"),
+OTHERS = [({"sched": "one_cycle"}, {"sched": "cosine"}, "one_cycle.*cosine"),
+          ({"sched": "cosine"}, {"sched": "warmup_stable_decay"}, "cosine.*stable"),
+          ({"sched": STEP}, {"sched": "one_cycle"}, "StepLR.*one_cycle"),
+          ({"sched": STEP}, {"sched": EXPONENTIAL}, "StepLR.*ExponentialLR"),
+          ({"sched": "one_cycle"}, {"sched": STEP}, "one_cycle.*StepLR"),
+          ({"sched": None}, {"sched": "cosine"}, "without the schedule"),
+          ({"optim": torch.optim.Adam}, {}, "Adam,.*AdamW"),
+          ({"optim": torch.optim.Adam}, {"optim": torch.optim.NAdam}, "Adam,.*NAdam"),
           ({}, {"optim": torch.optim.SGD}, "AdamW,.*SGD"),
           ({"loss_fn": nn.CrossEntropyLoss()}, {}, "another loss function: it lacks weight")]
 
@@ -355,7 +390,8 @@ def test_another_optimizer_or_schedule_is_refused_by_name(there, here, text, kno
     path = write_state(state, tmp_path / "run.pt")
     second = make(**here, seed=2)
     before = second.state_dict()
-    with pytest.raises(CheckpointError, match=text if known else "another|without|refused") as caught:
+    with pytest.raises(CheckpointError,
+                       match=text if known else "another|without|refused") as caught:
         second.load(path)
     assert alike(before, second.state_dict())
     if "loss" not in text:
@@ -367,7 +403,8 @@ def test_another_optimizer_or_schedule_is_refused_by_name(there, here, text, kno
 def test_a_state_with_more_in_it_and_one_of_an_older_version_are_loaded(taken):
     sched, state, end = taken
     more = copy.deepcopy({**state, "identity": {"x": 1}})
-    more["position"]["new"] = more["data"]["new"] = more["modules"]["new"] = more["optim"]["new"] = 1
+    more["position"][
+        "new"] = more["data"]["new"] = more["modules"]["new"] = more["optim"]["new"] = 1
     old = copy.deepcopy(state)
     old["modules"].pop("optimizer")
     old["hooks"]["scheduler"].pop("kind")
@@ -382,7 +419,7 @@ def test_a_hook_may_refuse_a_state_beforehand(taken):
     sched, state, _ = taken
     class Strict(Counter):
         def check_state(self, trainer, given):
-            """Not with so many."""
+            """Not with that many."""
             if len(given["seen"]) > 3:
                 raise ValueError(f"{len(given['seen'])} were seen")
     trainer = make(sched=sched, seed=2)

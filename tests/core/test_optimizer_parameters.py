@@ -1,4 +1,5 @@
-"""What is trained is what the optimizer holds: other models, replaced layers, second optimizers, and the memory of a prediction."""
+"""What is trained is what the optimizer holds:
+other models, replaced layers, second optimizers, and the memory of a prediction."""
 
 import warnings
 import weakref
@@ -32,8 +33,10 @@ def sgd(parameters, lr=0.1):
 
 def make(model=None, step=None, **settings):
     """A run of 2 epochs of 5 steps."""
-    settings = {"train_dl": batches(), "loss_fn": None if step else nn.MSELoss(), "optim": sgd, "epochs": 2} | settings
-    return Trainer(net() if model is None else model, step, device="cpu", progress=False, **settings)
+    settings = {"train_dl": batches(), "loss_fn": None if step else nn.MSELoss(), "optim": sgd,
+                "epochs": 2} | settings
+    return Trainer(net() if model is None else model, step, device="cpu", progress=False,
+                   **settings)
 
 
 # ---- another model
@@ -42,10 +45,14 @@ def make(model=None, step=None, **settings):
 @pytest.mark.parametrize("count", [5, 50])
 @pytest.mark.parametrize("verb", ["fit", "step", "lr_find"])
 def test_a_step_with_another_model(count, verb):
-    """It ends as an error that says so, after an epoch or 20 windows; not as a run that has finished."""
+    """It ends as an error that says so, after an epoch or 20 windows;
+    not as a run that has finished."""
     other = net()
-    trainer = make(step=lambda batch, trainer: {"loss": mse_loss(other(batch[0]), batch[1])}, train_dl=batches(count))
-    with pytest.raises(ValueError, match=r"no parameter that the optimizer holds got a gradient .* trainer\.model"):
+    trainer = make(step=lambda batch, trainer: {"loss": mse_loss(other(batch[0]), batch[1])},
+                   train_dl=batches(count))
+    with pytest.raises(ValueError,
+                       match=r"no parameter that the optimizer holds got a gradient .* "
+                             r"trainer\.model"):
         getattr(trainer, verb)()
     assert trainer.step_state.batch_idx in (0, 5, 20) and trainer.step_state.optimizer_step == 0
 
@@ -53,7 +60,9 @@ def test_a_step_with_another_model(count, verb):
 def test_a_loss_that_is_always_none():
     """An epoch without a step is an error; one with a few of them is not."""
     def step(batch, trainer):
-        return {"loss": None if trainer.step_state.batch_idx < left_out else mse_loss(trainer.model(batch[0]), batch[1])}
+        return {"loss": None
+                if trainer.step_state.batch_idx < left_out
+                else mse_loss(trainer.model(batch[0]), batch[1])}
     left_out = 5
     with pytest.raises(ValueError, match="epoch 1 made no optimizer step: every loss was None"):
         make(step=step).fit()
@@ -61,12 +70,14 @@ def test_a_loss_that_is_always_none():
     assert make(step=step).fit().steps == 2
 
 
-@pytest.mark.parametrize("settings", [{"non_finite": "skip"}, {"mixed_precision": "fp16"}], ids=["policy", "scaler"])
+@pytest.mark.parametrize("settings", [{"non_finite": "skip"}, {"mixed_precision": "fp16"}],
+                         ids=["policy", "scaler"])
 def test_an_epoch_whose_steps_were_all_skipped(settings):
     """By the policy or the loss scaler: as ever."""
     def step(batch, trainer):
         scale = float("inf") if trainer.step_state.epoch == 0 and "non_finite" in settings else 1e36
-        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) * (scale if trainer.step_state.epoch == 0 else 1.0)}
+        return {"loss": mse_loss(trainer.model(batch[0]),
+                                 batch[1]) * (scale if trainer.step_state.epoch == 0 else 1.0)}
     trainer = make(step=step, **settings)
     assert trainer.fit().status == "finished" and trainer.step_state.optimizer_step <= 5
 
@@ -75,7 +86,9 @@ def test_a_few_windows_elsewhere_are_no_error():
     """A loss of other parameters for some windows, later for many: steps were made."""
     other = net()
     def step(batch, trainer):
-        model = trainer.model if trainer.step_state.optimizer_step < 3 and trainer.step_state.batch_idx > 4 else other
+        model = (trainer.model
+                 if trainer.step_state.optimizer_step < 3 and trainer.step_state.batch_idx > 4
+                 else other)
         return {"loss": mse_loss(model(batch[0]), batch[1])}
     assert make(step=step, train_dl=batches(50), epochs=1).fit().steps == 3
 
@@ -96,7 +109,8 @@ def assigned(trainer):
 @pytest.mark.parametrize("change", [replaced, assigned])
 @pytest.mark.parametrize("when", ["between", "in a hook"])
 def test_a_replaced_layer_is_noticed(change, when):
-    """At the next drive, and in a search, with its name; with a new optimizer the run goes on and trains it."""
+    """At the next drive, and in a search, with its name;
+    with a new optimizer the run goes on and trains it."""
     def once(trainer):
         if trainer.step_state.epoch == 1:
             change(trainer)
@@ -105,9 +119,11 @@ def test_a_replaced_layer_is_noticed(change, when):
     if when == "between":
         change(trainer)
     else:
-        trainer.engine.refresh_parameters()  # as at the beginning of an epoch: the name is known all the same
+        # as at the beginning of an epoch: the name is known all the same
+        trainer.engine.refresh_parameters()
     for verb in (trainer.fit, trainer.step, trainer.start, trainer.lr_find):
-        with pytest.raises(RuntimeError, match=r"does not have any more \(.*2\.weight.*trainer\.optim = "):
+        with pytest.raises(RuntimeError,
+                           match=r"does not have any more \(.*2\.weight.*trainer\.optim = "):
             verb()
     assert trainer.step_state.optimizer_step == 5 and trainer.state == "paused"
     if when == "between":
@@ -117,7 +133,8 @@ def test_a_replaced_layer_is_noticed(change, when):
 
 
 def test_layers_that_are_frozen_taken_out_or_added_with_a_group():
-    """A replaced layer that was frozen is no matter; one that was added and given to the optimizer is trained."""
+    """A replaced layer that was frozen is no matter;
+    one that was added and given to the optimizer is trained."""
     trainer = make()
     trainer.step(epochs=1)
     trainer.model[0].requires_grad_(False)
@@ -146,7 +163,8 @@ class Weighted(nn.Module):
 
 
 def test_parameters_of_the_loss_function_are_named_once():
-    """They stay as they are by default; frozen, or given to the optimizer, there is nothing to say."""
+    """They stay as they are by default; frozen, or given to the optimizer, there is nothing to
+    say."""
     trainer = make(loss_fn=Weighted())
     with pytest.warns(UserWarning, match=r"no optimizer holds .*loss_fn\.weight") as told:
         trainer.step()
@@ -162,7 +180,8 @@ def test_parameters_of_the_loss_function_are_named_once():
 
 
 def test_the_rest_of_the_model_is_named():
-    """An optimizer of the head only; with the body frozen nothing is said, and said again where it is not any more."""
+    """An optimizer of the head only; with the body frozen nothing is said, and said again where it
+    is not any more."""
     model = net()
     trainer = make(model, optim=sgd(model[2].parameters()))
     with pytest.warns(UserWarning, match=r"2 trainable parameters.*0\.weight, 0\.bias"):
@@ -196,16 +215,20 @@ class Gan(nn.Module):
 
 
 def gan_step(model, optim, batch, noise):
-    """The discriminator's step, and the generator's loss, which leaves gradients in the discriminator."""
+    """The discriminator's step, and the generator's loss, which leaves gradients in the
+    discriminator."""
     real, fake = batch[0][:, :2], model.g(noise)
     optim.zero_grad()
-    (bce(model.d(real), torch.ones(len(real), 1)) + bce(model.d(fake.detach()), torch.zeros(len(real), 1))).backward()
+    (bce(model.d(real),
+         torch.ones(len(real), 1)) + bce(model.d(fake.detach()),
+                                         torch.zeros(len(real), 1))).backward()
     optim.step()
     return 30 * bce(model.d(fake), torch.ones(len(real), 1))
 
 
 def make_gan(where, **settings):
-    """A trainer whose optimizer holds the generator; the other one is in a closure, a hook, or a task."""
+    """A trainer whose optimizer holds the generator;
+    the other one is in a closure, a hook, or a task."""
     model = Gan()
     optim = torch.optim.Adam(model.d.parameters(), lr=1e-2)
     class OfTask(Task):
@@ -217,13 +240,18 @@ def make_gan(where, **settings):
             return batches()
         def train_step(self, batch, trainer):
             return {"loss": gan_step(trainer.model, self.other, batch, batch[0])}
-    settings = {"optim": lambda p: sgd(model.g.parameters()), "epochs": 2, "device": "cpu", "progress": False} | settings
+    settings = {"optim": lambda p: sgd(model.g.parameters()), "epochs": 2, "device": "cpu",
+                "progress": False} | settings
     if where == "task":
         return Trainer.from_task(OfTask(), **settings)
     held = Keep(d=optim)
-    steps = {"closure": lambda batch, trainer: {"loss": gan_step(trainer.model, optim, batch, batch[0])},
-             "hook": lambda batch, trainer: {"loss": gan_step(trainer.model, trainer.get_hook(Keep).optims["d"], batch, batch[0])}}
-    return Trainer(model, steps[where], batches(), hooks=[held] if where == "hook" else [], **settings)
+    steps = {"closure": lambda batch, trainer: {
+        "loss": gan_step(trainer.model, optim, batch, batch[0])},
+             "hook": lambda batch, trainer: {
+                 "loss": gan_step(trainer.model, trainer.get_hook(Keep).optims["d"], batch,
+                                  batch[0])}}
+    return Trainer(model, steps[where], batches(), hooks=[held] if where == "hook" else [],
+                   **settings)
 
 
 @pytest.mark.parametrize("where", ["closure", "hook", "task"])
@@ -257,7 +285,8 @@ def test_clipping_and_norm_are_of_what_is_stepped():
     trainer = make_gan("closure", grad_clip=0.5)
     trainer.fit()
     model, norms = gan_by_hand(0.5)
-    assert min(norms) > 0.5 and trainer.history["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5)
+    assert min(norms) > 0.5
+    assert trainer.history["grad_norm"].tolist() == pytest.approx(norms, rel=1e-5)
     for a, b in zip(trainer.model.parameters(), model.parameters()):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -269,8 +298,10 @@ def test_non_finite_gradients_of_others_do_not_count(policy):
     def step(batch, trainer):
         return {"loss": model.g(batch[0]).square().mean() + (model.d.weight * float("inf")).sum()}
     seen = []
-    hooks = [LambdaHook(before_step=lambda t: seen.append(model.d.weight.grad.isfinite().all().item()))]
-    trainer = Trainer(model, step, batches(), optim=sgd(model.g.parameters()), epochs=1, device="cpu", progress=False, hooks=hooks, non_finite=policy)
+    hooks = [LambdaHook(
+        before_step=lambda t: seen.append(model.d.weight.grad.isfinite().all().item()))]
+    trainer = Trainer(model, step, batches(), optim=sgd(model.g.parameters()), epochs=1,
+                      device="cpu", progress=False, hooks=hooks, non_finite=policy)
     with pytest.warns(UserWarning, match=r"d\.weight, d\.bias"):
         assert trainer.fit().steps == 5
     assert seen == [False] * 5 and model.d.weight.grad is None
@@ -280,7 +311,8 @@ def test_uneven_batches_correct_what_is_stepped():
     """The mean over the items of a window, also with a part of the model held."""
     model, data = net(), [batches(1, size)[0] for size in (3, 5)]
     model[0].requires_grad_(False)
-    trainer = make(model, optim=sgd(model[2].parameters()), train_dl=data, gradient_accumulation_steps=2, epochs=1)
+    trainer = make(model, optim=sgd(model[2].parameters()), train_dl=data,
+                   gradient_accumulation_steps=2, epochs=1)
     trainer.fit()
     other = net()
     x, y = (torch.cat(each) for each in zip(*data))
@@ -296,10 +328,12 @@ def test_a_group_that_a_hook_adds_is_clipped_at_once():
             trainer.optim.add_param_group({"params": model[0].parameters(), "lr": 0.1})
     def look(trainer):
         norms.append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
-    trainer = make(model, optim=sgd(model[2].parameters()), hooks=[LambdaHook(after_step=add, before_step=look)], grad_clip=1e-3, epochs=1)
+    trainer = make(model, optim=sgd(model[2].parameters()),
+                   hooks=[LambdaHook(after_step=add, before_step=look)], grad_clip=1e-3, epochs=1)
     with pytest.warns(UserWarning):
         trainer.fit()
-    assert trainer.history["grad_norm"][2:].tolist() == pytest.approx(norms[2:], rel=1e-5) and trainer.history["grad_norm"][1] < 0.999 * norms[1]
+    assert trainer.history["grad_norm"][2:].tolist() == pytest.approx(norms[2:], rel=1e-5)
+    assert trainer.history["grad_norm"][1] < 0.999 * norms[1]
 
 
 # ---- memory
@@ -320,11 +354,15 @@ class Watched(nn.Module):
         return pred
 
 
-@pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 2}, {"gradient_accumulation_steps": 3}, {"mixed_precision": "bf16"}])
+@pytest.mark.parametrize("settings",
+                         [{}, {"micro_batch_size": 2}, {"gradient_accumulation_steps": 3},
+                          {"mixed_precision": "bf16"}])
 def test_a_prediction_is_gone_before_the_next_pass(settings):
-    """In training, chunks, evaluation and prediction; while the run waits it is there to be looked at."""
+    """In training, chunks, evaluation and prediction;
+    while the run waits it is there to be looked at."""
     model, seen = Watched(), []
-    hook = LambdaHook(after_batch=lambda t: seen.append(t.pred is not None), after_step=lambda t: seen.append(t.pred is not None))
+    hook = LambdaHook(after_batch=lambda t: seen.append(t.pred is not None),
+                      after_step=lambda t: seen.append(t.pred is not None))
     trainer = make(model, valid_dl=batches(3), hooks=[hook], **settings)
     trainer.step(1)
     assert trainer.pred is not None

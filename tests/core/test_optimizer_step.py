@@ -1,11 +1,13 @@
-"""The wrapper that torch puts around every optimizer's step: left out where it has nothing to do, and only there."""
+"""The wrapper that torch puts around every optimizer's step:
+left out where it has nothing to do, and only there."""
 
 import functools
 import types
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (register_optimizer_step_post_hook,
+                                   register_optimizer_step_pre_hook)
 from torch.profiler import ProfilerActivity, profile
 
 from trainer_nb import Hook, Trainer
@@ -18,7 +20,8 @@ def made(optim=None, **settings):
     model = torch.nn.Linear(3, 2)
     batches = [(torch.randn(5, 3), torch.randint(0, 2, (5,))) for _ in range(4)]
     make = optim or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-    return Trainer(model, train_dl=batches, loss_fn=torch.nn.CrossEntropyLoss(), optim=make, epochs=2, progress=False, **settings)
+    return Trainer(model, train_dl=batches, loss_fn=torch.nn.CrossEntropyLoss(), optim=make,
+                   epochs=2, progress=False, **settings)
 
 
 class At(Hook):
@@ -37,7 +40,8 @@ def test_the_wrapper_is_left_out_where_it_has_nothing_to_do(monkeypatch):
     """Else there were nothing to test here: torch's own wrapper is not entered."""
     entered = []
     record = torch.autograd.profiler.record_function
-    monkeypatch.setattr(torch.autograd.profiler, "record_function", lambda *a: entered.append(a) or record(*a))
+    monkeypatch.setattr(torch.autograd.profiler, "record_function",
+                        lambda *a: entered.append(a) or record(*a))
     made().fit()
     assert not [name for name, *_ in entered if name.startswith("Optimizer.step")]
     assert step_within(made().optim) is not None
@@ -52,8 +56,10 @@ def test_step_hooks_that_come_in_mid_run_are_called(kind):
         seen.append(trainer.step_state.optimizer_step)
 
     def add(trainer):
-        register = {"pre": trainer.optim.register_step_pre_hook, "post": trainer.optim.register_step_post_hook,
-                    "every pre": register_optimizer_step_pre_hook, "every post": register_optimizer_step_post_hook}[kind]
+        register = {"pre": trainer.optim.register_step_pre_hook,
+                    "post": trainer.optim.register_step_post_hook,
+                    "every pre": register_optimizer_step_pre_hook,
+                    "every post": register_optimizer_step_post_hook}[kind]
         trainer.handle = register(hook)
 
     trainer = made(hooks=[At(2, add), At(5, lambda t: t.handle.remove())])
@@ -77,7 +83,8 @@ def test_a_step_put_in_place_of_the_optimizers_own_is_made():
 
     def replace(trainer):
         own = trainer.optim.step
-        trainer.optim.step = types.MethodType(lambda self, closure=None: seen.append("object") or own(), trainer.optim)
+        trainer.optim.step = types.MethodType(lambda self, closure=None: seen.append("object")
+                                              or own(), trainer.optim)
 
     made(hooks=[At(6, replace)]).fit()
     assert seen == ["object"] * 2

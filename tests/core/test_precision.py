@@ -1,10 +1,12 @@
-"""What counts as a step: loss scaling, autocast, clipping, non-finite gradients, rates by hand, changes in mid-window."""
+"""What counts as a step: loss scaling, autocast, clipping, non-finite gradients, rates by hand,
+changes in mid-window."""
 
 import pytest
 import small_runs
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR,
+                                      ReduceLROnPlateau, StepLR)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_nb.core.engine import NonFiniteError
@@ -19,7 +21,8 @@ BATCH = 8
 def make_data(batches, seed=0):
     """Batches of a small regression."""
     draw = torch.Generator().manual_seed(seed)
-    return [(torch.randn(BATCH, 6, generator=draw), torch.randn(BATCH, 3, generator=draw)) for _ in range(batches)]
+    return [(torch.randn(BATCH, 6, generator=draw), torch.randn(BATCH, 3, generator=draw))
+            for _ in range(batches)]
 
 
 def make_model():
@@ -46,7 +49,8 @@ def assert_equal(found, wanted):
 
 
 class Spoil:
-    """Makes one parameter's gradient infinite or NaN in the backward passes with these numbers (from 0)."""
+    """Makes one parameter's gradient infinite or NaN in the backward passes with these numbers
+    (from 0)."""
 
     def __init__(self, parameter, passes, value=float("inf")):
         self.passes, self.value, self.count = set(passes), value, 0
@@ -71,7 +75,8 @@ OPTIMIZERS = {
 
 
 def by_hand_fp16(data, make_optim, overflows, accumulation=1, clip=None):
-    """A hand-written loop with autocast and loss scaling whose scheduler ticks on real steps only."""
+    """A hand-written loop with autocast and loss scaling whose scheduler ticks on real steps
+    only."""
     model = make_model()
     optim, scaler = make_optim(model.parameters()), torch.amp.GradScaler("cpu")
     sched = LambdaLR(optim, lambda step: 1 / (1 + step))
@@ -86,7 +91,8 @@ def by_hand_fp16(data, make_optim, overflows, accumulation=1, clip=None):
         finite = all(p.grad.isfinite().all() for p in model.parameters())
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        if finite:  # else scaler.step() would skip too, but fused optimizers can spoil their momentum there
+        # else scaler.step() would skip too, but fused optimizers can spoil their momentum there
+        if finite:
             scaler.step(optim)
             sched.step()
         scaler.update()
@@ -98,7 +104,8 @@ def by_hand_fp16(data, make_optim, overflows, accumulation=1, clip=None):
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_fp16_skips_tick_nothing(name, accumulation, clip):
-    """On overflow neither weights, scheduler, counter nor after_step move; the rest is the textbook, bit for bit."""
+    """On overflow neither weights, scheduler, counter nor after_step move;
+    the rest is the textbook, bit for bit."""
     data, overflows = make_data(12), {0, 4, 5}
     model = make_model()
     Spoil(model[0].weight, overflows)
@@ -110,7 +117,8 @@ def test_fp16_skips_tick_nothing(name, accumulation, clip):
         seen.append(trainer.step_state.optimizer_step)
 
     hook = LambdaHook(after_step=after_step)
-    settings = {"mixed_precision": "fp16", "gradient_accumulation_steps": accumulation, "grad_clip": clip}
+    settings = {"mixed_precision": "fp16", "gradient_accumulation_steps": accumulation,
+                "grad_clip": clip}
     loop = make_loop(model, data, optim, hooks=[hook], **settings)
     result = loop.fit(epochs=1)
     wanted, ticks = by_hand_fp16(data, OPTIMIZERS[name], overflows, accumulation, clip)
@@ -123,7 +131,8 @@ def test_fp16_skips_tick_nothing(name, accumulation, clip):
     assert loop.step_state.samples_seen == len(data) * BATCH
 
 
-@pytest.mark.parametrize("settings", [{"mixed_precision": "fp16"}, {"non_finite": "skip"}], ids=["fp16", "skip"])
+@pytest.mark.parametrize("settings", [{"mixed_precision": "fp16"}, {"non_finite": "skip"}],
+                         ids=["fp16", "skip"])
 def test_skips_are_recorded(settings):
     """From the first one on, the number of windows left out so far is in the history."""
     model = make_model()
@@ -139,14 +148,16 @@ def test_skips_are_recorded(settings):
 def test_fp16_counts_steps_while_the_scale_grows(name):
     """A scale that grows right after a step does not hide that the step was made."""
     model = make_model()
-    loop = make_loop(model, make_data(6), OPTIMIZERS[name](model.parameters()), mixed_precision="fp16")
+    loop = make_loop(model, make_data(6), OPTIMIZERS[name](model.parameters()),
+                     mixed_precision="fp16")
     loop.engine.scaling.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)
     assert loop.fit(epochs=1).steps == 6
     assert loop.engine.scaler.get_scale() == 2.0**7
 
 
 def test_fp16_first_steps_at_a_huge_scale():
-    """A scale that is far too large: it falls until a step is real, and the run goes on from the first weights."""
+    """A scale that is far too large: it falls until a step is real, and the run goes on from the
+    first weights."""
     model = make_model()
     loop = make_loop(model, make_data(4), mixed_precision="fp16")
     loop.engine.scaling.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -164,12 +175,14 @@ def test_fp16_of_a_loss_that_is_nan_is_an_error():
     """No scale helps against a loss that is itself not finite: the error names place and scale."""
     model = make_model()
     data = [(x * float("nan"), y) for x, y in make_data(10)]
-    with pytest.raises(NonFiniteError, match=r"loss scale fell to .* at step 1 \(epoch \d, batches \d to \d\)"):
+    with pytest.raises(NonFiniteError,
+                       match=r"loss scale fell to .* at step 1 \(epoch \d, batches \d to \d\)"):
         make_loop(model, data, mixed_precision="fp16").fit(epochs=9)
 
 
 def test_fp16_without_gradients_is_no_skip():
-    """A window whose gradients a hook has dropped makes no step and is not an overflow; the next one is sound."""
+    """A window whose gradients a hook has dropped makes no step and is not an overflow;
+    the next one is sound."""
     model = make_model()
     turns = iter(range(9))
 
@@ -178,20 +191,23 @@ def test_fp16_without_gradients_is_no_skip():
             for parameter in trainer.model.parameters():
                 parameter.grad = None
 
-    loop = make_loop(model, make_data(4), mixed_precision="fp16", hooks=[LambdaHook(before_step=drop)])
+    loop = make_loop(model, make_data(4), mixed_precision="fp16",
+                     hooks=[LambdaHook(before_step=drop)])
     assert loop.fit(epochs=1).steps == 3
     assert loop.skipped_steps == 0
 
 
 def test_fp16_goes_on_after_an_error_in_mid_step():
-    """A hook that raised between unscaling and step leaves nothing behind that stops the next fit()."""
+    """A hook that raised between unscaling and step leaves nothing behind that stops the next
+    fit()."""
     turns = iter(range(9))
 
     def fail_once(trainer):
         if next(turns) == 2:
             raise RuntimeError("planted")
 
-    loop = make_loop(make_model(), make_data(4), mixed_precision="fp16", hooks=[LambdaHook(before_step=fail_once)])
+    loop = make_loop(make_model(), make_data(4), mixed_precision="fp16",
+                     hooks=[LambdaHook(before_step=fail_once)])
     with pytest.raises(RuntimeError, match="planted"):
         loop.fit(epochs=1)
     assert loop.fit(epochs=1).steps == 4
@@ -220,7 +236,8 @@ def test_bf16_equals_the_textbook_loop(name, accumulation):
 
 
 def test_precision_reaches_forward_loss_and_evaluation_only():
-    """Autocast is on in the step function, in training and evaluation; off in every hook around it."""
+    """Autocast is on in the step function, in training and evaluation;
+    off in every hook around it."""
     on, off = [], []
     model = make_model()
 
@@ -231,7 +248,8 @@ def test_precision_reaches_forward_loss_and_evaluation_only():
     def look(trainer):
         off.append(torch.is_autocast_enabled("cpu"))
 
-    points = ["before_batch", "after_loss", "after_backward", "after_batch", "before_step", "after_step"]
+    points = ["before_batch", "after_loss", "after_backward", "after_batch", "before_step",
+              "after_step"]
     data = make_data(2)
     hook = LambdaHook(**dict.fromkeys(points, look))
     Loop(model, step, data, data, device="cpu", mixed_precision="bf16", hooks=[hook]).fit(epochs=1)
@@ -246,7 +264,8 @@ def test_a_prediction_within_a_step_leaves_autocast_closed():
         if trainer.training:
             trainer.predict(data[:1])
 
-    hook = LambdaHook(after_pred=predict, after_loss=lambda t: seen.append(torch.is_autocast_enabled("cpu")))
+    hook = LambdaHook(after_pred=predict,
+                      after_loss=lambda t: seen.append(torch.is_autocast_enabled("cpu")))
     make_loop(model, data, mixed_precision="bf16", hooks=[hook]).fit(epochs=1)
     assert seen == [False, False]
     assert not torch.is_autocast_enabled("cpu")
@@ -254,7 +273,8 @@ def test_a_prediction_within_a_step_leaves_autocast_closed():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_prediction_within_a_step_keeps_the_gradients(precision):
-    """Neither those of the open window, nor by weights that were cast without gradient for the prediction."""
+    """Neither those of the open window, nor by weights that were cast without gradient for the
+    prediction."""
     data, results = make_data(4), []
     for look in (False, True):
         model = make_model()
@@ -265,8 +285,10 @@ def test_a_prediction_within_a_step_keeps_the_gradients(precision):
             return {"loss": nn.functional.mse_loss(model(batch[0]), batch[1])}
 
         optim = OPTIMIZERS["sgd"](model.parameters())
-        eval_step = {"eval_step": lambda batch, trainer: {"loss": None, "pred": trainer.model(batch[0])}}
-        settings = {"mixed_precision": precision, "gradient_accumulation_steps": 2, "device": "cpu", **eval_step}
+        eval_step = {
+            "eval_step": lambda batch, trainer: {"loss": None, "pred": trainer.model(batch[0])}}
+        settings = {"mixed_precision": precision, "gradient_accumulation_steps": 2, "device": "cpu",
+                    **eval_step}
         Loop(model, step, data, optim=optim, **settings).fit(epochs=1)
         results.append(weights(model))
     assert_equal(*results)
@@ -286,7 +308,8 @@ def test_fit_twice_equals_fit_for_longer(precision):
         sched = OneCycleLR(optim, max_lr=0.02, total_steps=60)
         hook = LambdaHook(after_step=lambda trainer: sched.step())
         settings = {"gradient_accumulation_steps": 2, "grad_clip": 1.0, "non_finite": "skip"}
-        loop = make_loop(model, make_data(10), optim, hooks=[hook], mixed_precision=precision, **settings)
+        loop = make_loop(model, make_data(10), optim, hooks=[hook], mixed_precision=precision,
+                         **settings)
         for total in epochs:
             loop.fit(epochs=total)
         wrapped = [len(optim._optimizer_step_pre_hooks), len(optim._optimizer_step_post_hooks)]
@@ -327,7 +350,8 @@ def by_hand_without(data, left_out, accumulation=1):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_non_finite_skip_leaves_windows_out(accumulation):
-    """As if those windows had not been there, momentum included; skips are counted, steps are not."""
+    """As if those windows had not been there, momentum included;
+    skips are counted, steps are not."""
     data = make_data(10)
     settings = {"gradient_accumulation_steps": accumulation}
     steps = []
@@ -341,7 +365,8 @@ def test_non_finite_skip_leaves_windows_out(accumulation):
 
 
 def test_non_finite_raise_names_the_first_bad_step():
-    """Found at the end of its epoch at the latest, with the number of the step that went wrong first."""
+    """Found at the end of its epoch at the latest, with the number of the step that went wrong
+    first."""
     loop, _ = train_with_nan("raise", {3, 5})
     with pytest.raises(NonFiniteError, match="step 4 "):
         loop.fit(epochs=5)
@@ -372,7 +397,8 @@ def test_a_bad_step_long_ago_is_no_mark_of_a_later_one():
         return {"loss": loss * (float("nan") if seen[-1] in (3, 300) else 1.0)}
 
     model = nn.Linear(2, 1)
-    loop = Loop(model, step, [torch.ones(2, 2)] * 50, optim=lambda p: torch.optim.SGD(p, lr=0.01), non_finite="skip")
+    loop = Loop(model, step, [torch.ones(2, 2)] * 50, optim=lambda p: torch.optim.SGD(p, lr=0.01),
+                non_finite="skip")
     loop.fit(max_steps=900)
     assert loop.finite.skipped == 2 and len(seen) == 902
 
@@ -381,14 +407,16 @@ def test_a_bad_step_long_ago_is_no_mark_of_a_later_one():
 def test_a_sparse_gradient_that_is_not_finite_is_found(kind):
     """And gradients of every other kind, whatever the kernel of the loss scaler makes of them."""
     types = {"complex": torch.complex64, "bfloat16": torch.bfloat16, "float64": torch.float64}
-    weights = nn.Linear(8, 3, dtype=types[kind]) if kind in types else nn.Embedding(8, 3, sparse=kind == "sparse")
+    weights = (nn.Linear(8, 3, dtype=types[kind])
+               if kind in types else nn.Embedding(8, 3, sparse=kind == "sparse"))
     model = nn.ModuleList([weights, nn.Linear(3, 1).double()]) if kind == "mixed" else weights
 
     def step(batch, trainer):
         loss = weights(torch.ones(2, 8, dtype=types[kind]) if kind in types else batch).abs().sum()
         return {"loss": loss * (float("inf") if trainer.step_state.batch_idx == 5 else 1.0)}
 
-    loop = Loop(model, step, [torch.tensor([1, 2])] * 8, optim=lambda p: torch.optim.SGD(p, lr=0.01))
+    loop = Loop(model, step, [torch.tensor([1, 2])] * 8,
+                optim=lambda p: torch.optim.SGD(p, lr=0.01))
     with pytest.raises(NonFiniteError, match="step 6 "):
         loop.fit(epochs=1)
 
@@ -401,9 +429,11 @@ def test_non_finite_none_looks_at_nothing(clip):
     assert model[2].bias.isnan().all()
 
 
-@pytest.mark.parametrize("policy, passes, sound", [("skip:2", {1, 2, 5, 6}, True), ("skip:2", {1, 5, 6, 7}, False)])
+@pytest.mark.parametrize("policy, passes, sound",
+                         [("skip:2", {1, 2, 5, 6}, True), ("skip:2", {1, 5, 6, 7}, False)])
 def test_non_finite_skip_n_counts_windows_in_a_row(policy, passes, sound):
-    """Up to N in a row are left out, as often as it happens; one more is an error that names place and parameter."""
+    """Up to N in a row are left out, as often as it happens;
+    one more is an error that names place and parameter."""
     loop, model = train_with_nan(policy, passes)
     before = weights(model)
     if sound:
@@ -422,14 +452,16 @@ def test_non_finite_skip_n_counts_windows_in_a_row(policy, passes, sound):
 
 @pytest.mark.parametrize("policy", ["skip", "skip:1"])
 def test_non_finite_in_every_window_ends(policy):
-    """Under max_steps a run that cannot make a step ends with an error instead of turning for ever."""
+    """Under max_steps a run that cannot make a step ends with an error instead of turning for
+    ever."""
     loop, _ = train_with_nan(policy, range(1000))
     with pytest.raises((NonFiniteError, ValueError)):
         loop.fit(max_steps=3)
 
 
 class CountSyncs(TorchDispatchMode):
-    """Counts how often a value is fetched from a tensor, as `.item()`, `float()` and `bool()` do."""
+    """Counts how often a value is fetched from a tensor, as `.item()`, `float()` and `bool()`
+    do."""
 
     def __init__(self):
         super().__init__()
@@ -442,7 +474,8 @@ class CountSyncs(TorchDispatchMode):
 
 @pytest.mark.parametrize("policy, expected", [("raise", 0), (None, 0), ("skip", 1)])
 def test_values_are_not_fetched_each_step(policy, expected):
-    """Checks, clipping and weights by tensor `n` stay on the device; a policy that must know at once fetches once."""
+    """Checks, clipping and weights by tensor `n` stay on the device;
+    a policy that must know at once fetches once."""
     model = make_model()
 
     def step(batch, trainer):
@@ -453,7 +486,8 @@ def test_values_are_not_fetched_each_step(policy, expected):
         optim = torch.optim.SGD(model.parameters(), lr=0.0)
         settings = {"grad_clip": 0.1, "gradient_accumulation_steps": 2, "non_finite": policy}
         loop = Loop(model, step, make_data(batches), optim=optim, device="cpu", **settings)
-        loop.driver.next_refresh = float("inf")  # what is looked at twice a second is not counted here
+        # what is looked at twice a second is not counted here
+        loop.driver.next_refresh = float("inf")
         with CountSyncs() as counter:
             loop.fit(epochs=1)
         return counter.count
@@ -466,7 +500,8 @@ def test_values_are_not_fetched_each_step(policy, expected):
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_clipping_once_a_window_equals_clip_grad_norm(accumulation):
-    """The whole gradient of the window is clipped, in one go: bit-equal to torch's own, and to its norm."""
+    """The whole gradient of the window is clipped, in one go:
+    bit-equal to torch's own, and to its norm."""
     data, norms, limit = make_data(12), [], 0.55
     model, by_hand = make_model(), make_model()
     hook = LambdaHook(after_step=lambda t: norms.append(t.grad_norm.clone()))
@@ -485,7 +520,8 @@ def test_clipping_once_a_window_equals_clip_grad_norm(accumulation):
 
 
 def test_before_step_sees_gradients_unscaled_and_not_clipped():
-    """Under fp16 with clipping a hook reads the true gradients, and what it writes is what is clipped."""
+    """Under fp16 with clipping a hook reads the true gradients, and what it writes is what is
+    clipped."""
     data, seen = make_data(1), []
     model, plain = make_model(), make_model()
 
@@ -497,7 +533,8 @@ def test_before_step_sees_gradients_unscaled_and_not_clipped():
     optim = torch.optim.SGD(model.parameters(), lr=1.0)
     hook = LambdaHook(before_step=scale_up)
     before = weights(model)
-    make_loop(model, data, optim, hooks=[hook], grad_clip=0.01, mixed_precision="fp16").fit(epochs=1)
+    make_loop(model, data, optim, hooks=[hook], grad_clip=0.01,
+              mixed_precision="fp16").fit(epochs=1)
     nn.functional.mse_loss(plain(data[0][0]), data[0][1]).backward()
     for found, p in zip(seen, plain.parameters(), strict=True):
         torch.testing.assert_close(found, p.grad, rtol=0.02, atol=2e-3)
@@ -540,7 +577,8 @@ def test_sparse_gradients_equal_dense_ones(dense, clip, policy):
         settings = {"gradient_accumulation_steps": 2, "grad_clip": clip, "non_finite": policy}
         norms, hook = [], Hook()
         hook = LambdaHook(after_step=lambda t: norms.append(t.grad_norm.item() if clip else 0))
-        loop = Loop(model, None, make_words(), loss_fn=nn.CrossEntropyLoss(), optim=optim, device="cpu",
+        loop = Loop(model, None, make_words(), loss_fn=nn.CrossEntropyLoss(), optim=optim,
+                    device="cpu",
                     hooks=[hook], **settings)  # fmt: skip
         loop.fit(epochs=2)
         results.append([*weights(model), torch.tensor(norms)])
@@ -553,7 +591,8 @@ def test_sparse_adam_with_clip():
     limit = 0.05
     model, by_hand = Tagger(True, False), Tagger(True, False)
     optim = torch.optim.SparseAdam(model.parameters(), lr=0.1)
-    loop = Loop(model, None, make_words(), loss_fn=nn.CrossEntropyLoss(), optim=optim, device="cpu", grad_clip=limit)
+    loop = Loop(model, None, make_words(), loss_fn=nn.CrossEntropyLoss(), optim=optim, device="cpu",
+                grad_clip=limit)
     loop.fit(epochs=2)
     optim = torch.optim.SparseAdam(by_hand.parameters(), lr=0.1)
     for words, classes in make_words() * 2:
@@ -562,7 +601,8 @@ def test_sparse_adam_with_clip():
         gradient.mul_(min(1.0, limit / (gradient.to_dense().norm() + 1e-6)))
         optim.step()
         optim.zero_grad()
-    torch.testing.assert_close(model.embedding.weight, by_hand.embedding.weight, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model.embedding.weight, by_hand.embedding.weight, rtol=1e-10,
+                               atol=1e-12)
 
 
 def test_sparse_gradients_that_are_not_finite_are_skipped():
@@ -584,7 +624,8 @@ def test_sparse_gradients_that_are_not_finite_are_skipped():
 
 SCHEDULERS = {
     "LambdaLR": lambda o: LambdaLR(o, lambda step: 1 / (1 + 0.3 * step)),
-    "OneCycleLR": lambda o: OneCycleLR(o, max_lr=[g["lr"] * 3 for g in o.param_groups], total_steps=40),
+    "OneCycleLR": lambda o: OneCycleLR(o, max_lr=[g["lr"] * 3 for g in o.param_groups],
+                                       total_steps=40),
     "StepLR": lambda o: StepLR(o, 3, gamma=0.6),
     "CosineAnnealingWarmRestarts": lambda o: CosineAnnealingWarmRestarts(o, 5),
 }
@@ -593,12 +634,14 @@ STEPS = 18
 
 def make_groups(model):
     """Two groups of parameters with different rates."""
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.02}]
+    groups = [{"params": model[0].parameters(), "lr": 0.1},
+              {"params": model[2].parameters(), "lr": 0.02}]
     return torch.optim.SGD(groups, momentum=0.9)
 
 
 def schedule(name):
-    """Rates and momenta of each group at each step, from a scheduler that nobody disturbs; and the first rates."""
+    """Rates and momenta of each group at each step, from a scheduler that nobody disturbs;
+    and the first rates."""
     optim = make_groups(make_model())
     sched = SCHEDULERS[name](optim)
     first = [group["initial_lr"] for group in optim.param_groups]
@@ -613,12 +656,14 @@ def schedule(name):
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("change", ["lr_scale", "lr"])
 def test_rate_by_hand_and_scheduler(change, name):
-    """A multiplier for steps 6 to 11, or a rate taken over: before and after the schedule is as if nothing had been."""
+    """A multiplier for steps 6 to 11, or a rate taken over:
+    before and after the schedule is as if nothing had been."""
     data = make_data(STEPS)
     model, by_hand = make_model(), make_model()
     optim = make_groups(model)
     sched, rates = SCHEDULERS[name](optim), []
-    on, off = ({"lr_scale": 0.3}, {"lr_scale": 1.0}) if change == "lr_scale" else ({"lr": 0.05}, {"lr": None})
+    on, off = (({"lr_scale": 0.3}, {"lr_scale": 1.0})
+               if change == "lr_scale" else ({"lr": 0.05}, {"lr": None}))
 
     def after_step(trainer):
         rates.append([group["lr"] for group in optim.param_groups])
@@ -629,7 +674,8 @@ def test_rate_by_hand_and_scheduler(change, name):
 
     make_loop(model, data, optim, hooks=[LambdaHook(after_step=after_step)]).fit(epochs=1)
     table, first = schedule(name)
-    assert rates == [[rate for rate, _ in row] for row in table]  # outside the step the schedule's own rates stand
+    # outside the step the schedule's own rates stand
+    assert rates == [[rate for rate, _ in row] for row in table]
 
     optim = make_groups(by_hand)
     for index, (x, y) in enumerate(data):
@@ -644,7 +690,8 @@ def test_rate_by_hand_and_scheduler(change, name):
 
 
 def test_plateau_gets_the_metric_and_survives_a_multiplier():
-    """ReduceLROnPlateau sees the loss of each evaluation; a multiplier meanwhile changes what is used, not its rate."""
+    """ReduceLROnPlateau sees the loss of each evaluation;
+    a multiplier meanwhile changes what is used, not its rate."""
     data, epochs = make_data(4), 8
     model, by_hand = make_model(), make_model()
     optim, rates = torch.optim.SGD(model.parameters(), lr=0.5), []
@@ -698,7 +745,8 @@ def test_rate_by_hand_survives_a_failing_step():
 def at_batch(number, action):
     """A hook that acts after this batch (from 1)."""
     count = iter(range(1, 1000))
-    return LambdaHook(after_batch=lambda trainer: action(trainer) if next(count) == number else None)
+    return LambdaHook(after_batch=lambda trainer: action(trainer)
+                      if next(count) == number else None)
 
 
 @pytest.mark.parametrize("number", [5, 6, 7])
@@ -721,10 +769,12 @@ def test_accumulation_changed_in_mid_window(number):
         optim.zero_grad()
     assert_equal(weights(model), weights(by_hand))
     (entry,) = loop.journal
-    assert (entry.name, entry.old, entry.new, entry.step) == ("gradient_accumulation_steps", 4, 2, 2)
+    assert (entry.name, entry.old, entry.new,
+            entry.step) == ("gradient_accumulation_steps", 4, 2, 2)
 
 
-@pytest.mark.parametrize("before, after", [(None, "bf16"), ("bf16", None), (None, "fp16"), ("fp16", "bf16")])
+@pytest.mark.parametrize("before, after",
+                         [(None, "bf16"), ("bf16", None), (None, "fp16"), ("fp16", "bf16")])
 def test_precision_changed_in_mid_window(before, after):
     """All batches of a window are computed alike; scaled and plain gradients are never added."""
     seen = []
@@ -742,10 +792,12 @@ def test_precision_changed_in_mid_window(before, after):
     ]
     optim = torch.optim.SGD(model.parameters(), lr=0.0)
     settings = {"mixed_precision": before, "gradient_accumulation_steps": 4}
-    Loop(model, step, make_data(4) * 4, optim=optim, device="cpu", hooks=hooks, **settings).fit(epochs=1)
+    Loop(model, step, make_data(4) * 4, optim=optim, device="cpu", hooks=hooks,
+         **settings).fit(epochs=1)
     types = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
     assert seen == [types[before]] * 8 + [types[after]] * 8
-    assert norms == pytest.approx(norms[:1] * 4, rel=0.02)  # the same four batches: never scaled by 65536
+    # the same four batches: never scaled by 65536
+    assert norms == pytest.approx(norms[:1] * 4, rel=0.02)
 
 
 def test_precision_switched_to_and_fro_leaves_no_scaler_hook():
@@ -805,19 +857,24 @@ def test_a_tuned_clip_waits_for_the_boundary():
 
     def after_step(trainer):
         now = weights(model)
-        moved.append(torch.stack([(a - b).norm() for a, b in zip(now, state["before"])]).norm().item())
+        moved.append(torch.stack([(a - b).norm()
+                                  for a, b in zip(now, state["before"])]).norm().item())
         state["before"] = now
 
     hooks = [at_batch(3, lambda t: t.tune(grad_clip=0.01)), LambdaHook(after_step=after_step)]
-    make_loop(model, make_data(6), optim, hooks=hooks, grad_clip=0.02, gradient_accumulation_steps=2).fit(epochs=1)
+    make_loop(model, make_data(6), optim, hooks=hooks, grad_clip=0.02,
+              gradient_accumulation_steps=2).fit(epochs=1)
     assert moved == pytest.approx([0.02, 0.02, 0.01], rel=1e-3)
 
 
 def test_what_is_prepared_for_a_step_fits_that_step():
-    """A loss on another device gets a seed of its own; a precision chosen under no_grad is entered with its cache of casts."""
-    loop = Loop(nn.Linear(3, 1), train_dl=[(torch.randn(4, 3), torch.randn(4, 1))], loss_fn=nn.MSELoss(), device="cpu", max_steps=2)
+    """A loss on another device gets a seed of its own;
+    a precision chosen under no_grad is entered with its cache of casts."""
+    loop = Loop(nn.Linear(3, 1), train_dl=[(torch.randn(4, 3), torch.randn(4, 1))],
+                loss_fn=nn.MSELoss(), device="cpu", max_steps=2)
     here, elsewhere = torch.zeros(()), torch.zeros((), device="meta")
-    assert [loop.engine.seed(loss, 1.0).device.type for loss in (here, here, elsewhere, here)] == ["cpu", "cpu", "meta", "cpu"]
+    assert [loop.engine.seed(loss, 1.0).device.type
+            for loss in (here, here, elsewhere, here)] == ["cpu", "cpu", "meta", "cpu"]
     with torch.no_grad():
         loop.tune(mixed_precision="bf16")
     with loop.engine.training_autocast:
@@ -827,6 +884,7 @@ def test_what_is_prepared_for_a_step_fits_that_step():
 def test_a_skipped_first_window_evaluates_nothing():
     """No step was made yet, so there is none to evaluate."""
     batches = [(small_runs.X[:4] * float("nan"), small_runs.Y[:4]), *small_runs.BATCHES]
-    trainer = small_runs.make(train_dl=batches, valid_dl=small_runs.BATCHES, max_steps=8, eval_every=4, non_finite="skip")
+    trainer = small_runs.make(train_dl=batches, valid_dl=small_runs.BATCHES, max_steps=8,
+                              eval_every=4, non_finite="skip")
     trainer.fit()
     assert small_runs.evaluated(trainer) == [4, 8]

@@ -1,4 +1,5 @@
-"""The global random streams are one: runs and cells that draw from them side by side do not hear of each other."""
+"""The global random streams are one: runs and cells that draw from them side by side do not hear of
+each other."""
 
 import asyncio
 import random
@@ -40,13 +41,15 @@ def wanted():
 
 @pytest.mark.parametrize("how", ["reply", "state", "paused", "in an evaluation"])
 def test_a_cell_in_a_pause_has_streams_of_its_own(how, wanted):
-    """It may draw as soon as it is told of the pause: the run does not hear of it, nor the cell of the run."""
+    """It may draw as soon as it is told of the pause:
+    the run does not hear of it, nor the cell of the run."""
     random.seed(7), np.random.seed(7), torch.manual_seed(7)
     alone = [draws() for _ in range(13)]
     for _ in range(3):
         loop, asked, found = make_loop(), [], []
         if how == "in an evaluation":
-            loop.hooks.add(in_evaluation(lambda trainer, asked=asked: asked.append(trainer.pause())))
+            loop.hooks.add(
+                in_evaluation(lambda trainer, asked=asked: asked.append(trainer.pause())))
         random.seed(7), np.random.seed(7), torch.manual_seed(7)
         loop.start(epochs=4)
         while how == "in an evaluation" and not asked:
@@ -85,11 +88,13 @@ def test_a_reply_is_given_when_it_is_so(verb, wanted):
     if verb in ("resume", "step"):
         loop.pause().wait(10)
     with loop.driver.lock:  # who asks is faster than the run
-        replies.append(getattr(loop, verb)() if verb != "step" else loop.post(Command("step", {"n": 1000})))
+        replies.append(getattr(loop, verb)()
+                       if verb != "step" else loop.post(Command("step", {"n": 1000})))
     replies[0].wait(10)
     assert seen == [["pending"]] and replies[0].status == "applied"
     if verb in ("pause", "stop"):
-        assert loop.state == {"pause": "paused", "stop": "stopped"}[verb] and not loop.driver.random.in_place
+        assert loop.state == {"pause": "paused", "stop": "stopped"}[verb]
+        assert not loop.driver.random.in_place
     torch.rand(3) if verb in ("pause", "stop") else None
     if verb == "stop":
         loop.fit(epochs=4)
@@ -130,7 +135,8 @@ def test_a_command_in_a_pause_within_an_evaluation(wanted):
 
 
 def test_runs_at_once_are_what_they_are_alone(wanted):
-    """Two in threads and one in the main thread, in turns; outside nothing has moved, and no thread is left waiting."""
+    """Two in threads and one in the main thread, in turns;
+    outside nothing has moved, and no thread is left waiting."""
     loops = [make_loop(slow()) for _ in range(3)]
     loops.append(make_loop(slow(), seed=5))
     alone = make_loop(seed=5)
@@ -141,7 +147,8 @@ def test_runs_at_once_are_what_they_are_alone(wanted):
     loops[0].fit(epochs=4)
     for loop in loops:
         loop.wait()
-    assert torch.equal(torch.get_rng_state(), outside) and TURNS.thread is None and not TURNS.waiting
+    assert torch.equal(torch.get_rng_state(), outside)
+    assert TURNS.thread is None and not TURNS.waiting
     for loop in loops[:3]:
         assert_same(loop, wanted)
     assert_same(loops[3], alone)
@@ -166,7 +173,8 @@ def test_what_a_cell_does_with_another_run_meanwhile(what, wanted):
     """Whatever puts random streams in place for a while waits for the end of a step."""
     loop, kind = make_loop(slow(0.005)), Trainer if what == "search" else CoreTrainer
     other = make_loop(seed=9)
-    made = kind(other.model, train_dl=other.train_dl, valid_dl=other.valid_dl, loss_fn=other.loss_fn, seed=9, device="cpu", epochs=1)
+    made = kind(other.model, train_dl=other.train_dl, valid_dl=other.valid_dl,
+                loss_fn=other.loss_fn, seed=9, device="cpu", epochs=1)
     state = made.state_dict() if kind is CoreTrainer else None
     loop.start(epochs=4)
     while not loop.wait(0.002).status == "finished":
@@ -217,11 +225,14 @@ def test_a_run_within_a_hook_of_another(wanted):
 
 
 def test_runs_that_wait_for_each_other_go_on_and_say_so(monkeypatch):
-    """Hooks that meet in each step cannot take turns: after a while both go on, and neither is exact."""
+    """Hooks that meet in each step cannot take turns:
+    after a while both go on, and neither is exact."""
     monkeypatch.setattr(TURNS, "patience", 0.3)
     barrier = threading.Barrier(2, timeout=20)
-    settings = {"train_dl": [(torch.randn(4, 64), torch.zeros(4, dtype=torch.long))] * 3, "accumulation": 1}
-    loops = [make_loop(LambdaHook(after_step=lambda trainer: barrier.wait()), valid=False, **settings) for _ in range(2)]
+    settings = {"train_dl": [(torch.randn(4, 64), torch.zeros(4, dtype=torch.long))] * 3,
+                "accumulation": 1}
+    loops = [make_loop(LambdaHook(after_step=lambda trainer: barrier.wait()), valid=False,
+                       **settings) for _ in range(2)]
     with pytest.warns(UserWarning, match="side by side"):
         for loop in loops:
             loop.start(epochs=4)
@@ -251,7 +262,8 @@ def test_an_interrupt_while_waiting_for_a_turn(wanted):
     other, loop = make_loop(at_step(1, hold)), make_loop()
     other.start(epochs=4)
     entered.wait(10)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test before may have left another one
+    # a test before may have left another one
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,5 @@
-"""A run that is halted and goes on takes the batches it would have taken: whatever draws their order and their samples."""
+"""A run that is halted and goes on takes the batches it would have taken:
+whatever draws their order and their samples."""
 
 import functools
 import random
@@ -8,7 +9,8 @@ import pytest
 import torch
 from exact_runs import INPUTS, SAMPLES, TARGETS, Halt, Samples, drive, through_file
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, Subset
+from torch.utils.data import (ConcatDataset, DataLoader, Dataset, DistributedSampler,
+                              IterableDataset, Sampler, Subset)
 
 from trainer_nb import Hook, Trainer
 from trainer_nb.core.data import loader_generators, restore_generators
@@ -37,7 +39,8 @@ def trainer_of(train_dl, weights=0, **settings):
     torch.manual_seed(weights)
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.2), nn.Linear(6, 1))
     settings = {"epochs": 3, "seed": 7} | settings
-    return Trainer(model, train_dl=train_dl, loss_fn=nn.MSELoss(), optim=torch.optim.AdamW(model.parameters(), lr=0.01),
+    return Trainer(model, train_dl=train_dl, loss_fn=nn.MSELoss(),
+                   optim=torch.optim.AdamW(model.parameters(), lr=0.01),
                    device="cpu", progress=False, hooks=[Seen()], **settings)  # fmt: skip
 
 
@@ -47,7 +50,8 @@ def weights_of(trainer):
 
 
 def halted(make, cut, way, halt="step"):
-    """A run that is halted and goes on in the same trainer, or in another one from a file, or goes back and comes again."""
+    """A run that is halted and goes on in the same trainer, or in another one from a file, or goes
+    back and comes again."""
     trainer = drive(make(), halt=Halt(halt, cut))
     if way == "same":
         trainer.stop()
@@ -72,9 +76,11 @@ OVERFIT = {
 
 
 @pytest.mark.parametrize("kind", OVERFIT)
-@pytest.mark.parametrize("cut, way", [(1, "new"), (3, "new"), (5, "new"), (3, "same"), (5, "rewound")])
+@pytest.mark.parametrize("cut, way",
+                         [(1, "new"), (3, "new"), (5, "new"), (3, "same"), (5, "rewound")])
 def test_overfit_batches_are_taken_again(kind, cut, way):
-    """In a later epoch, by a trainer that has not seen them: those of the epoch in which they were taken."""
+    """In a later epoch, by a trainer that has not seen them:
+    those of the epoch in which they were taken."""
     def make(weights=0):
         loader, settings = OVERFIT[kind]()
         return trainer_of(loader, weights, overfit_batches=2, **settings)
@@ -206,8 +212,11 @@ OWN = {
     "nested datasets": lambda: DataLoader(nested(), 4, shuffle=True),
     "a global": lambda: DataLoader(Noisy(noise_beside), 4, shuffle=True),
     "shared with the order": shared,
-    "collate function": lambda: DataLoader(Samples(), 4, collate_fn=functools.partial(collate, torch.Generator().manual_seed(4))),
-    "closure": lambda: DataLoader(Samples("torch"), 4, shuffle=True, collate_fn=masked(np.random.default_rng(4))),
+    "collate function": lambda: DataLoader(Samples(), 4,
+                                           collate_fn=functools.partial(
+                                               collate, torch.Generator().manual_seed(4))),
+    "closure": lambda: DataLoader(Samples("torch"), 4, shuffle=True,
+                                  collate_fn=masked(np.random.default_rng(4))),
     "sampler": lambda: DataLoader(OwnRng(), 4, sampler=OwnOrder()),
     "sampler, two workers": lambda: DataLoader(Samples(), 4, sampler=OwnOrder(), num_workers=2),
     "iterable": lambda: DataLoader(Buffered(), 4),
@@ -215,12 +224,17 @@ OWN = {
 }
 
 
+def make_own(kind, weights=0):
+    """A trainer over a loader that draws from a generator of its own, which begins again."""
+    beside.bit_generator.state = np.random.default_rng(4).bit_generator.state
+    return trainer_of(OWN[kind](), weights)
+
+
 @pytest.mark.parametrize("kind", OWN)
 def test_generators_of_ones_own_go_on(kind):
-    """In dataset, sampler or collate function: no sample comes twice, none is missing, and all noise is the same."""
-    def make(weights=0):
-        beside.bit_generator.state = np.random.default_rng(4).bit_generator.state
-        return trainer_of(OWN[kind](), weights)
+    """In dataset, sampler or collate function:
+    no sample comes twice, none is missing, and all noise is the same."""
+    make = functools.partial(make_own, kind)
     straight = drive(make())
     cuts = [(2, "new"), (2, "same"), (6, "same"), (7, "new"), (4, "rewound")]
     for cut, way in cuts[:2] if "workers" in kind else cuts:
@@ -234,9 +248,7 @@ def test_generators_of_ones_own_go_on(kind):
 @pytest.mark.parametrize("kind", OWN)
 def test_a_search_gives_generators_of_ones_own_back(kind):
     """Before the first step, and in mid-epoch."""
-    def make(weights=0):
-        beside.bit_generator.state = np.random.default_rng(4).bit_generator.state
-        return trainer_of(OWN[kind](), weights)
+    make = functools.partial(make_own, kind)
     straight = drive(make())
     for cut in (0, 2):
         other = make()
@@ -252,19 +264,23 @@ def test_an_evaluation_gives_a_shared_generator_back():
     """Training and validation over parts of one dataset that draws."""
     def make(valid):
         dataset = OwnRng()
-        return trainer_of(DataLoader(Subset(dataset, range(12)), 4), valid_dl=DataLoader(Subset(dataset, range(12, 18)), 4) if valid else None)
+        return trainer_of(DataLoader(Subset(dataset, range(12)), 4),
+                          valid_dl=DataLoader(Subset(dataset, range(12, 18)), 4) if valid else None)
     assert weights_of(drive(make(True))).equal(weights_of(drive(make(False))))
 
 
 def test_states_of_all_kinds_come_back_through_a_file():
     """With the half of a pair that NumPy and Python keep for the next number."""
     def make(seed):
-        kinds = [np.random.PCG64(seed), np.random.MT19937(seed), np.random.Philox(seed), np.random.SFC64(seed)]
+        kinds = [np.random.PCG64(seed), np.random.MT19937(seed), np.random.Philox(seed),
+                 np.random.SFC64(seed)]
         numpy = [np.random.Generator(each) for each in kinds]
-        return [*numpy, np.random.RandomState(seed), random.Random(seed), torch.Generator().manual_seed(seed)]
+        return [*numpy, np.random.RandomState(seed), random.Random(seed),
+                torch.Generator().manual_seed(seed)]
     def numbers(generators):
         *numpy, python, own = generators
-        return [[each.normal() for each in numpy], python.gauss(0, 1), torch.rand(1, generator=own).item()]
+        return [[each.normal() for each in numpy], python.gauss(0, 1),
+                torch.rand(1, generator=own).item()]
     first, second = make(1), make(2)
     numbers(first)
     states = through_file(plain_copy({"all": [generator_state(each) for each in first]}))["all"]
@@ -276,9 +292,13 @@ def test_states_of_all_kinds_come_back_through_a_file():
 
 
 IN_WORKERS = {
-    "collate function": (lambda: DataLoader(Samples(), 4, num_workers=2, collate_fn=functools.partial(collate, None)), "the collate function draws"),
-    "own generator": (lambda: DataLoader(OwnRng(), 4, num_workers=2), "dataset.rng has a copy in each worker"),
-    "third sample": (lambda: DataLoader(Third(), 4, num_workers=2), "the dataset draws random numbers in its workers"),
+    "collate function": (lambda: DataLoader(Samples(), 4, num_workers=2,
+                                            collate_fn=functools.partial(collate, None)),
+                                            "the collate function draws"),
+    "own generator": (lambda: DataLoader(OwnRng(), 4, num_workers=2),
+                      "dataset.rng has a copy in each worker"),
+    "third sample": (lambda: DataLoader(Third(), 4, num_workers=2),
+                     "the dataset draws random numbers in its workers"),
 }  # fmt: skip
 
 
@@ -294,12 +314,16 @@ class Third(Dataset):
 
 @pytest.mark.parametrize("kind", IN_WORKERS)
 def test_what_draws_in_workers_is_named_before_the_run(kind):
-    """And the looking leaves every generator as it was; resume_data='replay' is a way out, seed_samples for the global streams."""
+    """And the looking leaves every generator as it was;
+    resume_data='replay' is a way out, seed_samples for the global streams."""
     make, text = IN_WORKERS[kind]
     trainer = trainer_of(make())
-    before, generators = RandomStreams.capture(), [generator_state(each) for each in loader_generators(trainer.train_dl)]
-    assert not trainer.exact and text in trainer.exact.obstacles[0] and len(trainer.exact.obstacles) == 1
+    before, generators = (RandomStreams.capture(),
+                          [generator_state(each) for each in loader_generators(trainer.train_dl)])
+    assert not trainer.exact
+    assert text in trainer.exact.obstacles[0] and len(trainer.exact.obstacles) == 1
     assert alike(vars(before), vars(RandomStreams.capture()))
-    assert alike(generators, [generator_state(each) for each in loader_generators(trainer.train_dl)])
+    assert alike(generators,
+                 [generator_state(each) for each in loader_generators(trainer.train_dl)])
     assert trainer_of(make(), resume_data="replay").exact
     assert bool(trainer_of(make(), seed_samples=True).exact) is (kind != "own generator")

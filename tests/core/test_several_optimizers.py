@@ -1,4 +1,5 @@
-"""Several optimizers step on the same batches in turn: bit for bit the loop by hand, each with its own window, rate, clip, scaler and counters."""
+"""Several optimizers step on the same batches in turn:
+bit for bit the loop by hand, each with its own window, rate, clip, scaler and counters."""
 
 import copy
 import itertools
@@ -19,8 +20,10 @@ NAMES = ("d", "g")
 class GAN(torch.nn.Module):
     def __init__(self, width=8):
         super().__init__()
-        self.d = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(width, 1))
-        self.g = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+        self.d = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.ReLU(),
+                                     torch.nn.Dropout(0.2), torch.nn.Linear(width, 1))
+        self.g = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width),
+                                     torch.nn.ReLU(), torch.nn.Linear(width, 2))
 
 
 def score(gan, x, target):
@@ -62,16 +65,19 @@ def new_gan():
 
 def adams(gan, **settings):
     rates = {"d": 4e-3, "g": 1e-3}
-    return {name: torch.optim.Adam(getattr(gan, name).parameters(), lr=rates[name], betas=(0.5, 0.99), **settings) for name in NAMES}
+    return {name: torch.optim.Adam(getattr(gan, name).parameters(), lr=rates[name],
+                                   betas=(0.5, 0.99), **settings) for name in NAMES}
 
 
 def make(model=None, data=None, optim=None, train_step=None, **settings):
     model = model or new_gan()
     settings = {"epochs": 2, "seed": 3, "progress": False, **settings}
-    return Trainer(model, train_step or STEPS, batches() if data is None else data, optim=optim or adams(model), **settings)
+    return Trainer(model, train_step or STEPS, batches() if data is None else data,
+                   optim=optim or adams(model), **settings)
 
 
-def by_hand(data, epochs=2, accumulation=None, every=None, clip=None, bf16=False, scheds=None, ema=None):
+def by_hand(data, epochs=2, accumulation=None, every=None, clip=None, bf16=False, scheds=None,
+            ema=None):
     "The loop that one writes, with every gradient that may be in the way saved and dropped."
     gan, accumulation, every, clip = new_gan(), accumulation or {}, every or {}, clip or {}
     optims, average = adams(gan), None
@@ -100,7 +106,8 @@ def by_hand(data, epochs=2, accumulation=None, every=None, clip=None, bf16=False
             updates += 1
             decay = min(ema, updates / (9 + updates))
             with torch.no_grad():
-                torch._foreach_lerp_(list(average.parameters()), list(gan.g.parameters()), 1 - decay)
+                torch._foreach_lerp_(list(average.parameters()), list(gan.g.parameters()),
+                                     1 - decay)
         waiting[name], kept[name] = 0, [None] * len(own)
         gan.zero_grad()
 
@@ -126,7 +133,8 @@ def by_hand(data, epochs=2, accumulation=None, every=None, clip=None, bf16=False
 
 
 def assert_equal(mine, theirs):
-    differing = [name for name, p in mine.state_dict().items() if not torch.equal(p, theirs.state_dict()[name])]
+    differing = [name for name, p in mine.state_dict().items()
+                 if not torch.equal(p, theirs.state_dict()[name])]
     assert not differing
 
 
@@ -146,7 +154,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_gan_is_the_loop_by_hand_bit_for_bit(case):
     data = batches(7)
-    trainer = make(data=data, every=case.get("every"), grad_clip=case.get("clip"), gradient_accumulation_steps=case.get("accumulation", 1),
+    trainer = make(data=data, every=case.get("every"), grad_clip=case.get("clip"),
+                   gradient_accumulation_steps=case.get("accumulation", 1),
                    mixed_precision="bf16" if case.get("bf16") else None)
     trainer.fit()
     assert_equal(trainer.model, by_hand(data, **case))
@@ -160,19 +169,23 @@ def test_schedules_and_the_average_of_the_generator_are_those_by_hand():
     gan, average = by_hand(batches(), scheds=scheds, ema=0.9)
     assert_equal(trainer.model, gan)
     from trainer_nb import EMAHook
-    for mine, theirs in zip(trainer.get_hook(EMAHook).ema_model.g.parameters(), average.parameters()):
+    for mine, theirs in zip(trainer.get_hook(EMAHook).ema_model.g.parameters(),
+                            average.parameters()):
         assert torch.allclose(mine, theirs, rtol=1e-6)
 
 
 def test_a_gradient_left_by_the_other_step_never_reaches_a_window_that_waits():
-    "The generator's loss goes through the discriminator, whose window is open: it may not add to it."
+    """The generator's loss goes through the discriminator, whose window is open:
+    it may not add to it."""
     seen = {}
 
     def look(trainer, name):
         if name == "d":
-            seen[trainer.step_state.optimizer_step] = [p.grad.clone() for p in trainer.model.d.parameters()]
+            seen[trainer.step_state.optimizer_step] = [p.grad.clone()
+                                                       for p in trainer.model.d.parameters()]
     data = batches(2)
-    trainer = make(data=data, epochs=1, gradient_accumulation_steps=2, hooks=[LambdaHook(before_optimizer_step=look)])
+    trainer = make(data=data, epochs=1, gradient_accumulation_steps=2,
+                   hooks=[LambdaHook(before_optimizer_step=look)])
     trainer.fit()
     gan = new_gan()
     seed_everything(3)
@@ -189,19 +202,23 @@ def test_hooks_hear_of_the_run_and_of_each_optimizer_in_order():
     seen = []
     def note(point):
         return lambda trainer, *name: seen.append((point, *name))
-    points = ("before_batch", "after_loss", "after_batch", "before_step", "after_step", "before_optimizer_step", "after_optimizer_step")
-    trainer = make(data=batches(2), epochs=1, every={"g": 2}, hooks=[LambdaHook(**{point: note(point) for point in points})])
+    points = ("before_batch", "after_loss", "after_batch", "before_step", "after_step",
+              "before_optimizer_step", "after_optimizer_step")
+    trainer = make(data=batches(2), epochs=1, every={"g": 2},
+                   hooks=[LambdaHook(**{point: note(point) for point in points})])
     trainer.fit()
     of_d = [("before_optimizer_step", "d"), ("after_optimizer_step", "d")]
     assert seen == [("before_batch",), *of_d, ("after_batch",),
-                    ("before_batch",), *of_d, ("after_loss",), ("after_batch",), ("before_step",), ("after_step",)]
+                    ("before_batch",), *of_d, ("after_loss",), ("after_batch",), ("before_step",),
+                    ("after_step",)]
 
 
 def test_counters_records_and_rates_are_each_its_own():
     trainer = make(every={"g": 2}, grad_clip={"d": 1.0})
     trainer.fit()
     history = trainer.history
-    assert trainer.step_state.optimizer_step == 6 and trainer.optimizers["d"].step_state.optimizer_step == 14
+    assert trainer.step_state.optimizer_step == 6
+    assert trainer.optimizers["d"].step_state.optimizer_step == 14
     assert len(history["train/d/loss"]) == 14 and len(history["train/g/loss"]) == 6
     assert set(history["lr.d"]) == {4e-3} and set(history["lr.g"]) == {1e-3}
     assert len(history["grad_norm.d"]) == 14 and "grad_norm.g" not in history
@@ -209,21 +226,30 @@ def test_counters_records_and_rates_are_each_its_own():
     assert trainer.step_state.samples_seen == 2 * 7 * 8
 
 
-# every window of the generator is a multiple of the discriminator's, and it has its turn in each epoch
-TURNS = [({}, 1), ({}, 2), ({}, {"g": 2}), ({"g": 2}, 1), ({"g": 2}, 2), ({"g": 2}, {"g": 2}), ({"g": 2}, {"d": 4, "g": 2}), ({"d": 3}, 1),
+# every window of the generator is a multiple of the discriminator's, and it has its turn in each
+# epoch
+TURNS = [({}, 1), ({}, 2), ({}, {"g": 2}), ({"g": 2}, 1), ({"g": 2}, 2), ({"g": 2}, {"g": 2}),
+         ({"g": 2}, {"d": 4, "g": 2}), ({"d": 3}, 1),
          ({"d": 3}, {"g": 2}), ({"g": 3, "d": 2}, 1), ({"g": 3, "d": 2}, {"g": 2})]
 
 
 @pytest.mark.parametrize(("length", "turns", "total"), [
-    (length, turns, total) for length, turns, total in itertools.product((3, 5, 8), TURNS, ({"epochs": 3}, {"max_steps": 7}))])
+    (length, turns, total)
+    for length, turns, total in itertools.product((3, 5, 8), TURNS,
+                                                  ({"epochs": 3}, {"max_steps": 7}))])
 def test_the_steps_planned_are_the_steps_made(length, turns, total):
     every, accumulation = turns
-    steps = {name: (lambda batch, trainer, part=name: {"loss": getattr(trainer.model, part)[0](torch.zeros(1, 2 + (part == "g"))).sum()}) for name in NAMES}
-    trainer = make(data=batches(length), train_step=steps, every=every, gradient_accumulation_steps=accumulation,
+    steps = {name: (
+        lambda batch, trainer, part=name: {
+            "loss": getattr(trainer.model, part)[0](torch.zeros(1, 2 + (part == "g"))).sum()})
+            for name in NAMES}
+    trainer = make(data=batches(length), train_step=steps, every=every,
+                   gradient_accumulation_steps=accumulation,
                    **({"epochs": None} | total))
     planned = {name: each.planned_steps for name, each in trainer.optimizers.items()}
     trainer.fit()
-    assert {name: each.step_state.optimizer_step for name, each in trainer.optimizers.items()} == planned
+    assert {name: each.step_state.optimizer_step
+            for name, each in trainer.optimizers.items()} == planned
 
 
 def test_max_steps_that_are_never_reached_are_an_error():
@@ -235,7 +261,8 @@ SETTINGS = {
     "plain": {},
     "five for one": {"every": {"g": 3}},
     "windows": {"gradient_accumulation_steps": {"d": 1, "g": 2}, "grad_clip": 0.1},
-    "schedules": {"sched": {"d": "cosine", "g": "one_cycle"}, "ema": 0.9, "mixed_precision": "bf16"},
+    "schedules": {"sched": {"d": "cosine", "g": "one_cycle"}, "ema": 0.9,
+                  "mixed_precision": "bf16"},
 }
 
 
@@ -285,7 +312,8 @@ def test_an_error_between_two_steps_of_a_batch_is_named():
     with pytest.raises(RuntimeError, match="here"):
         trainer.fit()
     assert "parameters may have moved" in str(trainer.exact)
-    assert trainer.step_state.batch_idx == 2 and trainer.optimizers["d"].step_state.optimizer_step == 3
+    assert trainer.step_state.batch_idx == 2
+    assert trainer.optimizers["d"].step_state.optimizer_step == 3
     trainer.fit()
     assert trainer.step_state.optimizer_step == 14
 
@@ -325,7 +353,8 @@ def test_the_search_for_a_rate_is_of_one_optimizer_and_leaves_no_trace():
     trainer.step(3)
     other.step(3)
     rates = []
-    trainer.hooks.add(LambdaHook(before_batch=lambda t: rates.append([o.rate for o in t.optimizers.values()])))
+    trainer.hooks.add(
+        LambdaHook(before_batch=lambda t: rates.append([o.rate for o in t.optimizers.values()])))
     found = trainer.lr_find(1e-4, 1e-1, num_steps=12, optimizer="d")
     assert found.sweep.name == "lr.d" and len(found.losses) == 12
     assert {g for _, g in rates} == {1e-3} and [d for d, _ in rates] == pytest.approx(found.lrs)
@@ -347,7 +376,8 @@ def test_the_losses_of_a_search_are_those_of_its_optimizer():
 
 def test_a_skipped_step_is_counted_for_its_optimizer():
     def spoiled(batch, trainer):
-        factor = float("nan") if trainer.optimizers["d"].step_state.optimizer_step == 2 and not seen else 1.0
+        factor = (float("nan")
+                  if trainer.optimizers["d"].step_state.optimizer_step == 2 and not seen else 1.0)
         seen.append(factor) if factor != factor else None
         return {"loss": step_d(batch, trainer)["loss"] * factor}
     seen = []
@@ -355,13 +385,17 @@ def test_a_skipped_step_is_counted_for_its_optimizer():
     trainer.fit()
     of_d, of_g = (trainer.several.runners[name].gradients.finite.skipped for name in NAMES)
     assert (of_d, of_g) == (1, 0)
-    assert trainer.optimizers["d"].step_state.optimizer_step == 6 and trainer.step_state.optimizer_step == 7
+    assert trainer.optimizers["d"].step_state.optimizer_step == 6
+    assert trainer.step_state.optimizer_step == 7
     assert trainer.history["skipped_steps.d"][-1] == 1
 
 
 def test_a_gradient_of_the_first_optimizer_that_is_not_finite_raises():
     def spoiled(batch, trainer):
-        return {"loss": step_d(batch, trainer)["loss"] * (float("nan") if trainer.step_state.optimizer_step == 2 else 1.0)}
+        return {"loss": step_d(batch,
+                               trainer)["loss"] * (float("nan")
+                                                   if trainer.step_state.optimizer_step == 2
+                                                   else 1.0)}
 
     def alone(batch, trainer):  # what the discriminator has become never reaches it
         return {"loss": trainer.model.g(torch.randn(len(batch), 3)).square().mean()}
@@ -408,7 +442,8 @@ def test_windows_that_were_changed_by_hand_come_with_the_state_into_any_trainer(
     trainer.step(1)
     again = make()
     again.load_state_dict(trainer.state_dict())
-    assert [each.settings.gradient_accumulation_steps for each in again.optimizers.values()] == [2, 4]
+    assert [each.settings.gradient_accumulation_steps
+            for each in again.optimizers.values()] == [2, 4]
     trainer.fit()
     again.fit()
     assert_equal(again.model, trainer.model)
@@ -425,7 +460,8 @@ def test_the_weight_decay_of_each_is_kept_in_a_checkpoint():
 
 
 WRONG = {
-    "no step for one": (dict(train_step={"d": step_d}), ValueError, "no step for the optimizer 'g'"),
+    "no step for one": (dict(train_step={"d": step_d}), ValueError,
+                        "no step for the optimizer 'g'"),
     "a step for nobody": (dict(train_step={**STEPS, "e": step_d}), ValueError, "the name 'e'"),
     "one step": (dict(train_step=step_d), TypeError, "take a step each"),
     "turns of nobody": (dict(every={"e": 2}), ValueError, "every= has the name 'e'"),
@@ -433,12 +469,14 @@ WRONG = {
     "turns for all": (dict(every=2), TypeError, "a dict"),
     "a clip for nobody": (dict(grad_clip={"e": 2}), ValueError, "grad_clip has the name 'e'"),
     "a wrong clip": (dict(grad_clip={"d": -1}), ValueError, r"grad_clip\['d'\] = -1"),
-    "a window that is cut": (dict(gradient_accumulation_steps={"d": 3, "g": 2}), ValueError, "closes it earlier"),
+    "a window that is cut": (dict(gradient_accumulation_steps={"d": 3, "g": 2}), ValueError,
+                             "closes it earlier"),
     "a loss function": (dict(loss_fn=torch.nn.MSELoss()), ValueError, "a step of its own"),
     "a schedule for nobody": (dict(sched={"e": "cosine"}), ValueError, "sched has the name 'e'"),
     "an evaluation": (dict(valid_dl=batches(2), eval_first=True), ValueError, "eval_step="),
     "an optimizer of nothing": (dict(optim={"d": 3, "g": 4}), TypeError, r"optim\['d'\]=3"),
-    "no such part": (dict(optim={"d": torch.optim.SGD, "h": torch.optim.SGD}, train_step={"d": step_d, "h": step_g}), ValueError, "no submodule 'h'"),
+    "no such part": (dict(optim={"d": torch.optim.SGD, "h": torch.optim.SGD},
+                          train_step={"d": step_d, "h": step_g}), ValueError, "no submodule 'h'"),
 }
 
 
@@ -450,15 +488,20 @@ def test_what_does_not_belong_together_is_named(given, error, text):
 
 def test_two_optimizers_hold_no_common_parameter():
     gan = new_gan()
-    optims = {"d": torch.optim.SGD(gan.parameters(), lr=0.1), "g": torch.optim.SGD(gan.g.parameters(), lr=0.1)}
+    optims = {"d": torch.optim.SGD(gan.parameters(), lr=0.1),
+              "g": torch.optim.SGD(gan.g.parameters(), lr=0.1)}
     with pytest.raises(ValueError, match="hold the same parameter"):
         make(gan, optim=optims)
 
 
 def test_functions_of_parameters_get_those_of_the_part_with_the_name():
-    trainer = make(optim={"d": torch.optim.SGD, "g": lambda parameters: torch.optim.Adam(parameters, lr=0.01)})
+    trainer = make(optim={"d": torch.optim.SGD,
+                          "g": lambda parameters: torch.optim.Adam(parameters, lr=0.01)})
     assert [type(each.optim).__name__ for each in trainer.optimizers.values()] == ["SGD", "Adam"]
-    assert {id(p) for p in trainer.model.g.parameters()} == {id(p) for p in trainer.optim["g"].param_groups[0]["params"]}
+    assert {id(p)
+            for p in trainer.model.g.parameters()} == {id(p)
+                                                       for p in trainer.optim[
+                                                           "g"].param_groups[0]["params"]}
 
 
 def test_names_for_one_optimizer_are_refused():
@@ -468,7 +511,8 @@ def test_names_for_one_optimizer_are_refused():
     with pytest.raises(TypeError, match="train_step= is a dict"):
         Trainer(model, {"d": step_d}, [1], progress=False)
     with pytest.raises(ValueError, match="sched= is a dict"):
-        Trainer(model, train_dl=[1], loss_fn=torch.nn.MSELoss(), sched={"d": "cosine"}, epochs=1, progress=False)
+        Trainer(model, train_dl=[1], loss_fn=torch.nn.MSELoss(), sched={"d": "cosine"}, epochs=1,
+                progress=False)
 
 
 @pytest.mark.parametrize("name", ["train_step", "optim", "sched", "loss_fn", "every"])
@@ -481,7 +525,8 @@ def test_an_assignment_that_would_be_of_one_optimizer_is_refused(name):
 def test_non_finite_assigned_counts_for_all():
     trainer = make()
     trainer.non_finite = "skip:3"
-    assert [each.gradients.finite.policy for each in trainer.several.runners.values()] == ["skip:3"] * 2
+    assert [each.gradients.finite.policy
+            for each in trainer.several.runners.values()] == ["skip:3"] * 2
     assert trainer.finite.others == (trainer.several.runners["d"].gradients.finite,)
 
 
@@ -490,12 +535,15 @@ def test_a_state_of_other_optimizers_is_refused_and_changes_nothing():
     state.step(2)
     state = state.state_dict()
     other = new_gan()
-    one = Trainer(other, step_g, batches(), optim=torch.optim.Adam(other.g.parameters()), epochs=2, progress=False)
+    one = Trainer(other, step_g, batches(), optim=torch.optim.Adam(other.g.parameters()), epochs=2,
+                  progress=False)
     with pytest.raises(CheckpointError, match="2 optimizers, here is one"):
         one.load_state_dict(state)
     here = make()
-    for damage, text in [(lambda s: s["optimizers"].pop("d"), "the optimizers"), (lambda s: s["optimizers"]["d"].pop("optim"), "lacks 'optim'"),
-                         (lambda s: s["optimizers"]["d"].update(kind="SGD"), "another optimizer"), (lambda s: s.update(optimizers=3), "optimizers"),
+    for damage, text in [(lambda s: s["optimizers"].pop("d"), "the optimizers"),
+                         (lambda s: s["optimizers"]["d"].pop("optim"), "lacks 'optim'"),
+                         (lambda s: s["optimizers"]["d"].update(kind="SGD"), "another optimizer"),
+                         (lambda s: s.update(optimizers=3), "optimizers"),
                          (lambda s: s.pop("optimizers"), "optimizers")]:
         damaged = copy.deepcopy(state)
         damage(damaged)
@@ -508,7 +556,8 @@ def test_a_state_of_other_optimizers_is_refused_and_changes_nothing():
 def test_own_optimizers_go_on_from_a_state():
     state = make()
     state.step(3)
-    trainer = make(optim={"d": lambda p: torch.optim.SGD(p, lr=0.1), "g": lambda p: torch.optim.SGD(p, lr=0.1)})
+    trainer = make(optim={"d": lambda p: torch.optim.SGD(p, lr=0.1),
+                          "g": lambda p: torch.optim.SGD(p, lr=0.1)})
     trainer.load_state_dict(state.state_dict(), optimizer=False)
     assert [type(each.optim).__name__ for each in trainer.optimizers.values()] == ["SGD", "SGD"]
     assert trainer.fit().steps == 14
@@ -532,7 +581,8 @@ def test_micro_batches_give_the_same_gradients():
     made = []
     for size in (None, 3):
         gan = new_gan().double()
-        trainer = make(gan, [b.double() for b in batches()], train_step={"d": sums, "g": sums_g}, micro_batch_size=size)
+        trainer = make(gan, [b.double() for b in batches()], train_step={"d": sums, "g": sums_g},
+                       micro_batch_size=size)
         trainer.fit()
         made.append(gan)
     for a, b in zip(made[0].parameters(), made[1].parameters()):
@@ -540,7 +590,8 @@ def test_micro_batches_give_the_same_gradients():
 
 
 def test_the_evaluation_takes_a_step_of_its_own():
-    trainer = make(valid_dl=batches(2), eval_step=lambda batch, trainer: {"loss": loss_d(trainer.model, batch)})
+    trainer = make(valid_dl=batches(2),
+                   eval_step=lambda batch, trainer: {"loss": loss_d(trainer.model, batch)})
     assert math.isfinite(trainer.fit().last["valid/loss"])
 
 
@@ -574,7 +625,8 @@ def test_a_task_builds_several_optimizers():
     trainer.fit()
     assert_equal(trainer.model, plain.model)
     task = PairTask(named=False)
-    assert Trainer.from_task(task, train_step={"d": task.step_d, "g": task.step_g}, epochs=1, progress=False).fit().steps == 7
+    assert Trainer.from_task(task, train_step={"d": task.step_d, "g": task.step_g}, epochs=1,
+                             progress=False).fit().steps == 7
     with pytest.raises(TypeError, match=r"train_step=\{'d': ..., 'g': ...\}"):
         Trainer.from_task(PairTask(named=False), train_step=step_d, epochs=1, progress=False)
 
@@ -618,5 +670,6 @@ def test_a_parameter_that_an_optimizer_gets_later_is_trained():
 
     def with_extra(batch, trainer):
         return {"loss": step_d(batch, trainer)["loss"] + (gan.extra - 1).square().sum()}
-    make(gan, optim=optims, train_step={"d": with_extra, "g": step_g}, hooks=[LambdaHook(after_epoch=add)]).fit()
+    make(gan, optim=optims, train_step={"d": with_extra, "g": step_g},
+         hooks=[LambdaHook(after_epoch=add)]).fit()
     assert gan.extra.item() > 0.3

@@ -1,4 +1,5 @@
-"""torchdata's StatefulDataLoader: a run over one is taken up by the loader's own state, without loading what was seen."""
+"""torchdata's StatefulDataLoader: a run over one is resumed by the loader's own state, without
+loading what was seen."""
 
 import numpy as np
 import pytest
@@ -28,8 +29,10 @@ def make(workers, first=0):
     """Three epochs of seven batches, the last one ragged."""
     torch.manual_seed(first)
     model = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Dropout(0.3), torch.nn.Linear(6, 1))
-    data = StatefulDataLoader(Samples(noisy=not workers), batch_size=4, shuffle=True, num_workers=workers)
-    return Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), optim=torch.optim.AdamW(model.parameters(), lr=0.01),
+    data = StatefulDataLoader(Samples(noisy=not workers), batch_size=4, shuffle=True,
+                              num_workers=workers)
+    return Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(),
+                   optim=torch.optim.AdamW(model.parameters(), lr=0.01),
                    seed=3, device="cpu", progress=False, epochs=3)
 
 
@@ -38,8 +41,9 @@ def same_weights(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters()))
 
 
-def halted_and_taken_up(straight, same, other, step):
-    """A run that is halted at a step goes on as the one left alone; so does another trainer from its state."""
+def halted_and_resumed(straight, same, other, step):
+    """A run that is halted at a step goes on as the one left alone;
+    so does another trainer from its state."""
     straight.fit()
     same.step(step)
     other.load_state_dict(same.state_dict())
@@ -50,7 +54,7 @@ def halted_and_taken_up(straight, same, other, step):
 
 
 @pytest.mark.parametrize(("workers", "steps"), [(0, range(22)), (2, (0, 3, 7, 10, 20))])
-def test_taken_up_after_any_step(workers, steps):
+def test_resumed_after_any_step(workers, steps):
     straight = make(workers)
     straight.fit()
     for step in steps:
@@ -63,9 +67,10 @@ def test_taken_up_after_any_step(workers, steps):
         second.load_state_dict(state)
         second.step(1)
         if not workers and step:
-            assert second.train_dl.dataset.loaded <= 4  # the batch in hand, and none before it
+            assert second.train_dl.dataset.loaded <= 4  # the current batch, and none before it
         second.fit()
-        same = [torch.equal(a, b) for a, b in zip(straight.model.parameters(), second.model.parameters())]
+        same = [torch.equal(a, b)
+                for a, b in zip(straight.model.parameters(), second.model.parameters())]
         assert all(same), step
         second.close()
     straight.close()
@@ -77,14 +82,16 @@ def test_stopped_and_going_on_in_one_process():
     other.step(10)
     other.stop()
     other.fit()
-    assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), other.model.parameters()))
+    assert all(torch.equal(a, b)
+               for a, b in zip(straight.model.parameters(), other.model.parameters()))
 
 
 SAMPLERS = {
     "random": lambda dataset: RandomSampler(dataset),
     "replacement": lambda dataset: RandomSampler(dataset, replacement=True, num_samples=21),
     "weighted": lambda dataset: WeightedRandomSampler(range(1, 27), 26),
-    "own generator": lambda dataset: RandomSampler(dataset, generator=torch.Generator().manual_seed(1)),
+    "own generator": lambda dataset: RandomSampler(dataset,
+                                                   generator=torch.Generator().manual_seed(1)),
 }
 
 
@@ -109,9 +116,10 @@ def test_a_sampler_of_torch_draws_its_order_again(kind, step, dataset_kind):
         trainer = make(0, first)
         dataset = dataset_kind(noisy=True)
         loader = StatefulDataLoader(dataset, batch_size=4, sampler=SAMPLERS[kind](dataset))
-        return Trainer(trainer.model, train_dl=loader, loss_fn=torch.nn.MSELoss(), optim=trainer.optim, seed=3, device="cpu",
+        return Trainer(trainer.model, train_dl=loader, loss_fn=torch.nn.MSELoss(),
+                       optim=trainer.optim, seed=3, device="cpu",
                        progress=False, epochs=3)
-    halted_and_taken_up(make_with(), make_with(), make_with(first=99), step)
+    halted_and_resumed(make_with(), make_with(), make_with(first=99), step)
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -137,7 +145,8 @@ class Stream(torch.utils.data.IterableDataset):
 def test_a_stream_with_a_state_is_named_before_the_run():
     """In a new process it begins again at the end of an epoch."""
     model = torch.nn.Linear(2, 1)
-    trainer = Trainer(model, train_dl=StatefulDataLoader(Stream(), batch_size=4), loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu",
+    trainer = Trainer(model, train_dl=StatefulDataLoader(Stream(), batch_size=4),
+                      loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu",
                       progress=False)
     assert not trainer.exact and "state of the dataset is not kept" in trainer.exact.obstacles[0]
 
@@ -161,18 +170,20 @@ def at(workers=0, sampler=None, valid=None, **settings):
     model = torch.nn.Linear(2, 1)
     order = {"sampler": sampler} if sampler else {"shuffle": True}
     data = StatefulDataLoader(Samples(noisy=False), batch_size=4, num_workers=workers, **order)
-    return Trainer(model, train_dl=data, valid_dl=valid, loss_fn=torch.nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), lr=0.1),
+    return Trainer(model, train_dl=data, valid_dl=valid, loss_fn=torch.nn.MSELoss(),
+                   optim=torch.optim.SGD(model.parameters(), lr=0.1),
                    seed=3, device="cpu", progress=False, epochs=2, **settings)
 
 
 @pytest.mark.parametrize("step", [2, 7, 9])
 def test_a_sampler_with_a_generator_of_its_own_is_asked_once_an_epoch(step):
-    halted_and_taken_up(*(at(sampler=DrawnAtOnce()) for _ in range(3)), step)
+    halted_and_resumed(*(at(sampler=DrawnAtOnce()) for _ in range(3)), step)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 7])
-@pytest.mark.parametrize("settings", [{}, {"overfit_batches": 1}, {"limit_batches": {"train": 3}}], ids=["all", "overfit", "limit"])
+@pytest.mark.parametrize("settings", [{}, {"overfit_batches": 1}, {"limit_batches": {"train": 3}}],
+                         ids=["all", "overfit", "limit"])
 def test_a_search_leaves_no_trace(workers, steps, settings):
     straight, searched = at(workers, **settings), at(workers, **settings)
     straight.fit()
@@ -190,9 +201,10 @@ def test_a_search_leaves_no_trace(workers, steps, settings):
 def test_an_evaluation_over_one_goes_on_too(workers, step):
     def make_with():
         generator = torch.Generator().manual_seed(2)
-        return at(valid=StatefulDataLoader(Samples(noisy=not workers), batch_size=5, shuffle=True, generator=generator, num_workers=workers))
+        return at(valid=StatefulDataLoader(Samples(noisy=not workers), batch_size=5, shuffle=True,
+                                           generator=generator, num_workers=workers))
     runs = make_with(), make_with(), make_with()
-    halted_and_taken_up(*runs, step)
+    halted_and_resumed(*runs, step)
     for each in runs:
         assert each.history["valid/loss"].tolist() == runs[0].history["valid/loss"].tolist()
         each.close()
@@ -201,7 +213,9 @@ def test_an_evaluation_over_one_goes_on_too(workers, step):
 def test_the_order_is_that_of_the_loader_by_hand():
     """Iterated by torch's loader, it gives the batches it gives alone."""
     seen = []
-    trainer = at(hooks=[LambdaHook(after_batch=lambda trainer: seen.append(trainer.batch[0][:, 0].tolist()))])
+    trainer = at(
+        hooks=[LambdaHook(
+            after_batch=lambda trainer: seen.append(trainer.batch[0][:, 0].tolist()))])
     trainer.fit()
     trainer = at()  # its generator is seeded as that of the other one was
     by_hand = [batch[0][:, 0].tolist() for _ in range(2) for batch in trainer.train_dl]
@@ -228,8 +242,11 @@ def test_a_stream_without_a_state_is_halted_twice_in_an_epoch(workers):
     def stream():
         model = torch.nn.Linear(2, 1)
         torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(model.bias)
-        return Trainer(model, train_dl=StatefulDataLoader(Counting(), batch_size=4, num_workers=workers), loss_fn=torch.nn.MSELoss(),
-                       max_steps=15, device="cpu", progress=False, optim=torch.optim.SGD(model.parameters(), lr=0.1))
+        return Trainer(model,
+                       train_dl=StatefulDataLoader(Counting(), batch_size=4, num_workers=workers),
+                       loss_fn=torch.nn.MSELoss(),
+                       max_steps=15, device="cpu", progress=False,
+                       optim=torch.optim.SGD(model.parameters(), lr=0.1))
     straight, halted = stream(), stream()
     straight.fit()
     for _ in range(2):
@@ -254,5 +271,6 @@ class OnlyLoads:
 
 
 def test_a_loader_that_only_takes_a_state_is_iterated_as_it_is():
-    trainer = Trainer(torch.nn.Linear(2, 1), train_dl=OnlyLoads(), loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu", progress=False)
+    trainer = Trainer(torch.nn.Linear(2, 1), train_dl=OnlyLoads(), loss_fn=torch.nn.MSELoss(),
+                      epochs=2, device="cpu", progress=False)
     assert trainer.fit().steps == 6

@@ -19,7 +19,8 @@ from trainer_nb.core.data import close_iterator, open_loader
 from trainer_nb.tools.distributed import BackwardSync
 
 PACKAGE = Path(trainer_nb.__file__).parent
-OWNERS = ["core/state", "core/files", "core/own_state", "core/data", "core/identity", "core/engine", "core/step", "core/checks",
+OWNERS = ["core/state", "core/files", "core/own_state", "core/data", "core/identity", "core/engine",
+          "core/step", "core/checks",
           "core/folder", "core/saved", "tools/distributed", "tools/sharded"]
 
 
@@ -34,7 +35,8 @@ def trained(optim=torch.optim.AdamW, **settings):
     torch.manual_seed(0)
     data = DataLoader([(torch.randn(3), torch.randn(1)) for _ in range(20)], 4)
     model = nn.Linear(3, 1)
-    trainer = Trainer(model, train_dl=data, loss_fn=nn.MSELoss(), optim=lambda parameters: optim(parameters, lr=0.1), epochs=1, device="cpu",
+    trainer = Trainer(model, train_dl=data, loss_fn=nn.MSELoss(),
+                      optim=lambda parameters: optim(parameters, lr=0.1), epochs=1, device="cpu",
                       progress=False, record=False, grad_clip=0.5, **settings)
     trainer.fit()
     return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
@@ -56,7 +58,8 @@ def copied(tensors):
 WAYS = {
     "norms": (torch, "_foreach_norm", lambda: torch_private.gradient_norms(gradients())),
     "product": (torch, "_foreach_mul_", lambda: scaled(0.5, gradients())),
-    "product with a tensor": (torch, "_foreach_mul_", lambda: scaled(torch.tensor(0.3), gradients())),
+    "product with a tensor": (torch, "_foreach_mul_",
+                              lambda: scaled(torch.tensor(0.3), gradients())),
     "copies": (torch, "_foreach_copy_", lambda: copied(gradients())),
     "a step": (torch_private, "_KNOWN", lambda: [trained()]),
     "a backward pass": (torch_private, "_RUN", lambda: [trained(torch.optim.SGD)]),
@@ -80,7 +83,9 @@ def test_non_finite_gradients_are_found_by_their_norm(monkeypatch):
     """The error names the step, as with torch's own kernel."""
     monkeypatch.delattr(torch, "_amp_foreach_non_finite_check_and_unscale_")
     marks = torch_private.Marks()
-    assert [marks.look([each], step).item() for step, each in enumerate((torch.ones(2), torch.tensor([1.0, float("nan")])), 1)] == [0, 1]
+    assert [marks.look([each], step).item()
+            for step, each in enumerate((torch.ones(2), torch.tensor([1.0, float("nan")])),
+                                        1)] == [0, 1]
     assert marks.first_bad_step() == 2 and marks.first_bad_step() is None
     with pytest.raises(ArithmeticError, match="the gradients of step 2 are not finite"):
         trained(lambda parameters, lr: torch.optim.SGD(parameters, lr=float("inf")))
@@ -110,7 +115,8 @@ def test_objects_without_the_names():
     """Nothing is known of them, and nothing is done to them."""
     bare = Bare()
     assert torch_private.compiled_module(bare) is None and torch_private.module_versions({}) is None
-    assert torch_private.iterator_workers(bare) == [] and torch_private.waiting_iterator(bare) is None
+    assert torch_private.iterator_workers(bare) == []
+    assert torch_private.waiting_iterator(bare) is None
     assert not torch_private.can_add_up_within(bare)
     torch_private.shut_down_workers(bare)
     torch_private.forget_worker_pids(bare)
@@ -151,7 +157,8 @@ def test_workers_end_where_their_iterator_is_not_known(monkeypatch):
 def store_of(rank, folder, results):
     """One of two processes, in a torch that does not give its store away."""
     os.environ["MASTER_ADDR"] = "localhost"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
+                            world_size=2)
     del dist.distributed_c10d._get_default_store
     store = torch_private.job_store(dist.group.WORLD)
     store.set(f"from {rank}", str(rank))
@@ -183,7 +190,9 @@ def test_a_wrapper_that_cannot_be_told_adds_up_after_the_pass():
     assert not sync.active and not wrapper.require_backward_grad_sync
 
 
-PRIVATE = re.compile(r"\b(?:torch|dist|loader|iterator|reducer|optim|optimizer|model|module|tensor|gradient|profiler|dataloader|np|random)(?:\.\w+)*\._[a-z]\w*")
+PRIVATE = re.compile(
+    r"\b(?:torch|dist|loader|iterator|reducer|optim|optimizer|model|module|tensor|gradient"
+    r"|profiler|dataloader|np|random)(?:\.\w+)*\._[a-z]\w*")
 
 
 @pytest.mark.parametrize("name", OWNERS)

@@ -28,8 +28,10 @@ def make(model=None, **settings):
     """A small trainer on digits."""
     torch.manual_seed(0)
     model = model or nn.Linear(64, 10)
-    settings = {"train_dl": DataLoader(TRAIN, 32, shuffle=True), "loss_fn": nn.CrossEntropyLoss(), "epochs": 2,
-                "progress": False, "device": "cpu", "optim": torch.optim.AdamW(model.parameters(), 1e-2)} | settings
+    settings = {"train_dl": DataLoader(TRAIN, 32, shuffle=True), "loss_fn": nn.CrossEntropyLoss(),
+                "epochs": 2,
+                "progress": False, "device": "cpu",
+                "optim": torch.optim.AdamW(model.parameters(), 1e-2)} | settings
     return Trainer(model, **settings)
 
 
@@ -44,16 +46,19 @@ class OwnLoss(nn.Module):
         """A dict, or an object with attributes."""
         logits = self.layer(inputs)
         loss = nn.functional.cross_entropy(logits, labels)
-        return {"loss": loss, "logits": logits} if self.kind == "dict" else namedtuple("Output", "loss logits")(loss, logits)
+        return ({"loss": loss, "logits": logits}
+                if self.kind == "dict" else namedtuple("Output", "loss logits")(loss, logits))
 
 
 @pytest.mark.parametrize("kind", ["dict", "attributes"])
 def test_models_with_their_own_loss(kind):
-    """Dict batches go in by name; the run equals the one with a loss function, and predicts logits."""
+    """Dict batches go in by name; the run equals the one with a loss function, and predicts
+    logits."""
     batches = [{"inputs": X[i:i + 32], "labels": Y[i:i + 32]} for i in range(0, 320, 32)]
     model = OwnLoss(kind)
     torch.manual_seed(1)
-    own = make(model, train_dl=batches, valid_dl=batches[:2], loss_fn=None, metrics={"accuracy": accuracy})
+    own = make(model, train_dl=batches, valid_dl=batches[:2], loss_fn=None,
+               metrics={"accuracy": accuracy})
     start = {name: value.clone() for name, value in model.layer.state_dict().items()}
     own.fit()
     plain_model = nn.Linear(64, 10)
@@ -66,7 +71,8 @@ def test_models_with_their_own_loss(kind):
 
 
 def test_named_loaders_and_torchmetrics():
-    """Each loader's records carry its name; a torchmetrics object equals the whole-set value, uneven batches included."""
+    """Each loader's records carry its name; a torchmetrics object equals the whole-set value,
+    uneven batches included."""
     metric = torchmetrics.classification.MulticlassAccuracy(10, average="micro")
     trainer = make(valid_dl={"near": DataLoader(VALID, 32), "far": DataLoader(TRAIN, 100)},
                    metrics={"tm": metric, "accuracy": accuracy})
@@ -76,11 +82,13 @@ def test_named_loaders_and_torchmetrics():
     assert trainer.history["near/accuracy"][-1] == pytest.approx(whole, abs=1e-6)
     assert trainer.history["near/tm"][-1] == pytest.approx(whole, abs=1e-6)
     assert trainer.history["far/loss"].shape == (2,)
-    assert trainer.validate(DataLoader(VALID, 7))["valid/accuracy"] == pytest.approx(whole, abs=1e-6)
+    assert trainer.validate(DataLoader(VALID,
+                                       7))["valid/accuracy"] == pytest.approx(whole, abs=1e-6)
 
 
 def test_a_step_of_ones_own():
-    """Records of any depth are kept, after_pred fires where the step calls it, metrics come from what it returns."""
+    """Records of any depth are kept, after_pred fires where the step calls it, metrics come from
+    what it returns."""
     seen = []
 
     class Watch(Hook):
@@ -96,7 +104,8 @@ def test_a_step_of_ones_own():
         loss = nn.functional.cross_entropy(pred, batch[1])
         return {"loss": loss, "pred": pred, "target": batch[1], "aux": {"norm": pred.norm()}}
 
-    trainer = make(train_step=step, loss_fn=None, valid_dl=DataLoader(VALID, 50), metrics={"accuracy": accuracy},
+    trainer = make(train_step=step, loss_fn=None, valid_dl=DataLoader(VALID, 50),
+                   metrics={"accuracy": accuracy},
                    hooks=[Watch()])
     trainer.fit()
     assert len(trainer.history["train/aux/norm"]) == 20 and "valid/accuracy" in trainer.history
@@ -117,10 +126,12 @@ class CountFetches(TorchDispatchMode):
 
 
 def test_no_value_is_fetched_per_step():
-    """With recorder, clipping, accumulation and the check for non-finite gradients, 200 steps fetch no scalar one by one."""
+    """With recorder, clipping, accumulation and the check for non-finite gradients, 200 steps fetch
+    no scalar one by one."""
     loader = [(X[i:i + 8], Y[i:i + 8]) for i in range(0, 320, 8)]
     model = nn.Linear(64, 10)
-    trainer = make(model, train_dl=loader, optim=torch.optim.SGD(model.parameters(), 0.1), grad_clip=1.0, epochs=10,
+    trainer = make(model, train_dl=loader, optim=torch.optim.SGD(model.parameters(), 0.1),
+                   grad_clip=1.0, epochs=10,
                    gradient_accumulation_steps=2)
     with CountFetches() as fetches:
         trainer.fit()
@@ -156,20 +167,24 @@ def test_history_has_every_record_with_its_place():
     trainer = make(valid_dl=DataLoader(VALID, 50))
     trainer.fit()
     series = trainer.history.series("train/loss")
-    assert series.steps.tolist() == list(range(1, 21)) and series.samples.tolist() == list(range(32, 641, 32))
+    assert series.steps.tolist() == list(range(1, 21))
+    assert series.samples.tolist() == list(range(32, 641, 32))
     assert series.epochs[9] == 1.0 and (series.seconds[1:] >= series.seconds[:-1]).all()
     assert trainer.history.steps("valid/loss").tolist() == [10, 20]
     table = trainer.history.to_pandas()
     assert len(table) == len(trainer.history) and set(table.name) == set(trainer.history.names)
     data, step = trainer.history["time/data"], trainer.history["time/step"]
-    assert (data >= 0).all() and (data <= step).all() and (trainer.history["samples_per_second"] > 0).all()
+    assert (data >= 0).all()
+    assert (data <= step).all() and (trainer.history["samples_per_second"] > 0).all()
 
 
 def test_recorded_lr_is_the_one_used():
-    """The rate of the step itself, not the one the scheduler sets afterwards; overrides included."""
+    """The rate of the step itself, not the one the scheduler sets afterwards;
+    overrides included."""
     model = nn.Linear(64, 10)
     optim = torch.optim.SGD(model.parameters(), 1.0)
-    trainer = make(model, optim=optim, sched=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5), epochs=1)
+    trainer = make(model, optim=optim, sched=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
+                   epochs=1)
     trainer.step(3)
     trainer.tune(lr_scale=0.1)
     trainer.step(1)
@@ -181,7 +196,8 @@ def test_recorded_lr_is_the_one_used():
 @pytest.mark.parametrize("progress", ["bar", "lines", False])
 def test_progress_does_not_change_the_run(progress, capsys):
     """The same weights, whatever is shown."""
-    plain, shown = make(valid_dl=DataLoader(VALID, 50)), make(valid_dl=DataLoader(VALID, 50), progress=progress)
+    plain, shown = (make(valid_dl=DataLoader(VALID, 50)),
+                    make(valid_dl=DataLoader(VALID, 50), progress=progress))
     torch.manual_seed(3)
     plain.fit()
     torch.manual_seed(3)
@@ -197,12 +213,13 @@ def test_the_summary_does_the_sums_and_nothing_else():
     weights, stream = trainer.model.weight.clone(), torch.get_rng_state()
     text = trainer.summary()
     assert torch.equal(weights, trainer.model.weight) and torch.equal(stream, torch.get_rng_state())
-    assert "10 batches an epoch = 4 steps (3 windows of 3 and a tail of 1)" in text and "2 epochs = 8 steps" in text
+    assert "10 batches = 4 optimizer steps per epoch (3 windows of 3 and a tail of 1)" in text
+    assert "2 epochs = 8 steps" in text
     assert trainer.fit().steps == 8
 
 
 def test_get_hook_and_describe_hooks():
-    """A hook is found by its class; the table lists who takes part."""
+    """A hook is found by its class; the table lists which hooks are active."""
     trainer = make()
     from trainer_nb import ProgressHook, RecorderHook
 

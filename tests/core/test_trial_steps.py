@@ -1,4 +1,5 @@
-"""Steps on trial leave nothing behind in what the user's code holds: hooks, metrics, second optimizers, tensors beside the model."""
+"""Steps on trial leave nothing behind in what the user's code holds:
+hooks, metrics, second optimizers, tensors beside the model."""
 
 from collections import UserDict, deque
 from types import SimpleNamespace
@@ -101,7 +102,8 @@ def make(kind=Bank):
     model, other, bank = Carrying(), nn.Linear(4, 4), kind()
     second = torch.optim.Adam(other.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(second, 0.9)
-    box = SimpleNamespace(metric=Metric(), recent=deque(maxlen=3), array=np.zeros(2), rng=np.random.default_rng(0))
+    box = SimpleNamespace(metric=Metric(), recent=deque(maxlen=3), array=np.zeros(2),
+                          rng=np.random.default_rng(0))
     def step(batch, trainer):
         inputs, targets = batch
         inner = (other(inputs) - inputs).pow(2).mean()
@@ -112,22 +114,30 @@ def make(kind=Bank):
         bank.update(inputs)
         box.array += float(inner.detach())
         box.recent.append(box.rng.normal())
-        loss = nn.functional.mse_loss(model(inputs + 0.1 * other(inputs).detach() - bank.mean + box.recent[-1]), targets)
+        loss = nn.functional.mse_loss(model(inputs + 0.1 * other(inputs).detach() - bank.mean
+                                            + box.recent[-1]), targets)
         box.metric.update(loss.detach())
         return {"loss": loss * (1 + 0.01 * box.metric.count)}
     loader = DataLoader(TensorDataset(INPUTS, TARGETS), 4, shuffle=True)
     optim = torch.optim.SGD(model.parameters(), 0.05)
-    trainer = Trainer(model, step, loader, optim=optim, epochs=2, seed=0, device="cpu", progress=False, hooks=[bank])
-    return trainer, SimpleNamespace(other=other, second=second, bank=bank, box=box, schedule=schedule)
+    trainer = Trainer(model, step, loader, optim=optim, epochs=2, seed=0, device="cpu",
+                      progress=False, hooks=[bank])
+    return trainer, SimpleNamespace(other=other, second=second, bank=bank, box=box,
+                                    schedule=schedule)
 
 
 def values_of(trainer, held):
     """Everything that a step changes, copied."""
     box, bank = held.box, held.bank
-    plain = [bank.mean.clone(), box.metric.total.clone(), list(box.metric.values), box.metric.count, list(box.recent), box.array.copy(),
-             held.schedule.state_dict()["last_epoch"], getattr(bank, "seen", [])[:], getattr(bank, "rates", {"a": {}})["a"].copy()]
-    weights = [each.detach().clone() for each in (*trainer.model.parameters(), *held.other.parameters())]
-    return [*plain, weights, {number: dict(each) for number, each in held.second.state_dict()["state"].items()}, str(trainer.model.hidden)]
+    plain = [bank.mean.clone(), box.metric.total.clone(), list(box.metric.values), box.metric.count,
+             list(box.recent), box.array.copy(),
+             held.schedule.state_dict()["last_epoch"], getattr(bank, "seen", [])[:],
+             getattr(bank, "rates", {"a": {}})["a"].copy()]
+    weights = [each.detach().clone()
+               for each in (*trainer.model.parameters(), *held.other.parameters())]
+    return [*plain, weights,
+            {number: dict(each) for number, each in held.second.state_dict()["state"].items()},
+            str(trainer.model.hidden)]
 
 
 @pytest.mark.parametrize("kind", [Bank, Watching, Slots])
@@ -142,10 +152,12 @@ def test_a_search_leaves_no_trace_in_what_the_step_holds(kind, search):
         trainer, mine = make(kind)
         if steps:
             trainer.step(steps)
-        before, seen, mean = values_of(trainer, mine), getattr(mine.bank, "seen", None), mine.bank.mean
+        before, seen, mean = (values_of(trainer, mine), getattr(mine.bank, "seen", None),
+                              mine.bank.mean)
         trainer.lr_find(num_steps=10) if search == "lr_find" else trainer.sweep("lr", [0.01, 0.02])
         assert own_state.alike(values_of(trainer, mine), before)
-        assert getattr(mine.bank, "seen", None) is seen and (kind is Slots or mine.bank.mean is mean)
+        assert getattr(mine.bank, "seen", None) is seen
+        assert (kind is Slots or mine.bank.mean is mean)
         drive(trainer)
         assert own_state.alike(values_of(trainer, mine), wanted)
     hidden.clear()

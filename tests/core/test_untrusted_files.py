@@ -1,4 +1,5 @@
-"""What comes from somebody else is data: checkpoints and run folders lead nowhere outside of the folder that this run was given."""
+"""What comes from others is data:
+checkpoints and run folders lead nowhere outside of the folder that this run was given."""
 
 import copy
 import json
@@ -14,30 +15,36 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import CheckpointHook, ImageFileHook, JSONLHook, OutputsHook, TensorBoardHook, Trainer, WandbHook
+from trainer_nb import (CheckpointHook, ImageFileHook, JSONLHook, OutputsHook, TensorBoardHook,
+                        Trainer)
 from trainer_nb.core.files import NotPlainError, open_plain, parse_json
 from trainer_nb.core.saved import CheckpointError, read_state, write_state
 from trainer_nb.hooks.run_folder import WRITTEN
 
-DATA = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(1)), torch.zeros(48, 1))
+DATA = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(1)),
+                     torch.zeros(48, 1))
 WRITERS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-TOUCHED: list | None = None  # paths that are being written to, while somebody asks
+TOUCHED: list | None = None  # paths that are being written to, while a check asks
 
 
 def behind(path, itself):
     """The file that a path leads to; `itself`: its last name is not followed."""
     folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-    return os.path.join(os.path.realpath(folder), name) if itself else os.path.realpath(os.path.join(folder, name))
+    return (os.path.join(os.path.realpath(folder), name)
+            if itself else os.path.realpath(os.path.join(folder, name)))
 
 
-OTHERS = ("/dev/", *(os.path.join(tempfile.gettempdir(), name) for name in ("pymp-", "torchinductor")))  # of torch and Python
+# of torch and Python
+OTHERS = ("/dev/",
+          *(os.path.join(tempfile.gettempdir(), name) for name in ("pymp-", "torchinductor")))
 
 
 def watch(event, arguments):
     """An audit hook: every file that Python opens for writing, makes, renames or removes."""
     if TOUCHED is None:
         return
-    if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)) and (arguments[2] or 0) & WRITERS:
+    if (event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike))
+        and (arguments[2] or 0) & WRITERS):
         TOUCHED.append(behind(arguments[0], (arguments[2] or 0) & (os.O_EXCL | os.O_NOFOLLOW)))
     elif event in ("os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"):
         if not isinstance(arguments[0], int):
@@ -61,7 +68,8 @@ def touched():
 def make(workspace=None, *hooks, epochs=2):
     """A small run."""
     torch.manual_seed(0)
-    return Trainer(nn.Linear(4, 1), train_dl=DataLoader(DATA, 4), valid_dl=DataLoader(DATA, 16), loss_fn=nn.MSELoss(), epochs=epochs,
+    return Trainer(nn.Linear(4, 1), train_dl=DataLoader(DATA, 4), valid_dl=DataLoader(DATA, 16),
+                   loss_fn=nn.MSELoss(), epochs=epochs,
                    device="cpu", progress=False, workspace=workspace, hooks=list(hooks), seed=0)
 
 
@@ -78,7 +86,8 @@ def place(tmp_path, monkeypatch):
 
 def leaves(value, path=()):
     """The places of all plain values within a state."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    pairs = (value.items() if isinstance(value, dict) else enumerate(value)
+             if isinstance(value, (list, tuple)) else ())
     for key, item in pairs:
         if isinstance(item, (dict, list, tuple)):
             yield from leaves(item, (*path, key))
@@ -103,7 +112,7 @@ def trackers():
     return [JSONLHook(), TensorBoardHook(), ImageFileHook(), CheckpointHook(every_steps=4)]
 
 
-def taken_up(path):
+def resumed(path):
     """Load a file as its victim would, and train on; whatever is refused is refused."""
     trainer = make(None, JSONLHook(), TensorBoardHook())
     try:
@@ -111,14 +120,16 @@ def taken_up(path):
             warnings.simplefilter("ignore")
             trainer.load(path)
             trainer.fit()
-    except (CheckpointError, ValueError, TypeError, KeyError, OSError, AttributeError, IndexError, RuntimeError):
+    except (CheckpointError, ValueError, TypeError, KeyError, OSError, AttributeError, IndexError,
+            RuntimeError):
         pass
     finally:
         trainer.close()
 
 
 def test_a_checkpoint_names_no_file(place, touched):
-    """Each plain value in turn is the path of a victim: of the tracker's marks all, of the others every tenth."""
+    """Each plain value in turn is the path of a victim:
+    of the tracker's marks all, of the others every tenth."""
     work, victim = place
     with make(None, JSONLHook(), TensorBoardHook()) as trainer:
         trainer.step(5)
@@ -129,33 +140,38 @@ def test_a_checkpoint_names_no_file(place, touched):
     assert len(marks) > 8
     names = ["/".join(map(str, path)) for path in marks]
     assert not any("path" in name or "folder" in name or "file" in name for name in names), names
-    for number, path in enumerate(marks + [path for path in paths if path not in marks][::10]):
-        for value in (str(victim), f"../home/{victim.name}") if path[0] == "trackers" else (str(victim),):
+    for path in marks + [path for path in paths if path not in marks][::10]:
+        for value in (str(victim),
+                      f"../home/{victim.name}") if path[0] == "trackers" else (str(victim),):
             write_state(replaced(state, path, value), "bad.pt")
-            taken_up("bad.pt")
+            resumed("bad.pt")
     for number in (0, -1, 10**9, "../../home/bashrc", True):
         for key in ("number", "bytes"):
             write_state(replaced(state, ("trackers", "jsonl", key), number), "bad.pt")
-            taken_up("bad.pt")
+            resumed("bad.pt")
     assert victim.read_bytes() == before
     outside = [path for path in touched if not path.startswith((str(work), *OTHERS))]
     assert not outside, outside
 
 
 def test_a_path_in_a_checkpoint_is_not_written_to(place):
-    """A checkpoint with a path for the lines, as they were once written: the file was cut, and lines of somebody else's were appended."""
+    """A checkpoint with a path for the lines, as they were once written:
+    the file was cut, and lines of another's were appended."""
     work, victim = place
     trainer = make(None, JSONLHook())
     trainer.step(5)
     state = trainer.state_dict()
     trainer.close()
     Path("records.jsonl").unlink()
-    points = lambda value: tuple(torch.tensor([value], dtype=d) for d in (torch.int64, torch.float64, torch.int64, torch.float64, torch.float64))
+    points = lambda value: tuple(torch.tensor([value], dtype=d)
+                                 for d in (torch.int64, torch.float64, torch.int64, torch.float64,
+                                           torch.float64))
     state["history"]["points"]["$(touch pwned)"] = points(1)
-    state["trackers"] = {"jsonl": {"path": str(victim), "wanted": "records.jsonl", "bytes": 0, "counts": {}}}
+    state["trackers"] = {"jsonl": {"path": str(victim), "wanted": "records.jsonl", "bytes": 0,
+                                   "counts": {}}}
     write_state(state, "bad.pt")
     before = victim.read_bytes()
-    taken_up("bad.pt")
+    resumed("bad.pt")
     assert victim.read_bytes() == before and Path("records.jsonl").is_file()
 
 
@@ -173,11 +189,12 @@ def test_lines_go_on_in_the_file_whose_first_line_says_so(place):
     again = make(None, JSONLHook())
     again.load("one.pt")
     again.fit()
-    assert again.get_hook(JSONLHook).path == Path("records-2.jsonl") and Path("records.jsonl").read_bytes() == before
+    assert again.get_hook(JSONLHook).path == Path("records-2.jsonl")
+    assert Path("records.jsonl").read_bytes() == before
 
 
 def written_run(work):
-    """A run folder as somebody made it, with all files that a run has."""
+    """A run folder as a stranger made it, with all files that a run has."""
     trainer = make(work / "run", *trackers(), epochs=1)
     trainer.step(6)
     trainer.log_images({"picture": torch.rand(3, 8, 8)})
@@ -190,7 +207,8 @@ def written_run(work):
 
 
 def test_a_run_folder_holds_no_link(place, touched):
-    """Each file, each folder and each name that a run may write is a link in turn, soft and hard: nothing outside is touched."""
+    """Each file, each folder and each name that a run may write is a link in turn, soft and hard:
+    nothing outside is touched."""
     import shutil
     work, victim = place
     names = written_run(work)
@@ -225,7 +243,8 @@ def test_a_run_folder_holds_no_link(place, touched):
             assert os.listdir(victim.parent) == [victim.name], (name, kind)
             outside = [each for each in touched if not each.startswith((str(work), *OTHERS))]
             assert not outside, (name, kind, outside)
-    assert {"metrics.jsonl", "journal.jsonl", "config.json", ".lock", "checkpoints"} <= set(refused), refused
+    assert {"metrics.jsonl", "journal.jsonl", "config.json", ".lock",
+            "checkpoints"} <= set(refused), refused
 
 
 def test_what_is_refused_is_named_before_anything_has_changed(place):
@@ -234,12 +253,15 @@ def test_what_is_refused_is_named_before_anything_has_changed(place):
     written_run(work)
     (work / "run" / "metrics.void.jsonl").unlink()
     (work / "run" / "metrics.void.jsonl").symlink_to(victim)
-    before = {path: path.read_bytes() for path in (work / "run").rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {path: path.read_bytes() for path in (work / "run").rglob("*")
+              if path.is_file() and path.name != ".lock"}
     trainer = make(work / "run", CheckpointHook(every_steps=4), epochs=1)
-    with pytest.raises(NotPlainError, match="a link: the files of a run are plain files of this user"):
+    with pytest.raises(NotPlainError,
+                       match="a link: the files of a run are plain files of this user"):
         trainer.fit()
     trainer.close()
-    assert before == {path: path.read_bytes() for path in before} and trainer.step_state.optimizer_step == 0
+    assert before == {path: path.read_bytes() for path in before}
+    assert trainer.step_state.optimizer_step == 0
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "FIFO", "folder"])
@@ -248,7 +270,8 @@ def test_only_regular_files_are_opened(kind, mode, tmp_path):
     """A FIFO without a reader would be waited for."""
     victim, path = tmp_path / "victim", tmp_path / "file"
     victim.write_bytes(b"precious")
-    {"link": lambda: path.symlink_to(victim), "hard link": lambda: os.link(victim, path), "FIFO": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    {"link": lambda: path.symlink_to(victim), "hard link": lambda: os.link(victim, path),
+     "FIFO": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
     with pytest.raises(OSError) as found:
         open_plain(path, mode)
     assert isinstance(found.value, NotPlainError) or kind == "FIFO", found.value
@@ -256,7 +279,8 @@ def test_only_regular_files_are_opened(kind, mode, tmp_path):
 
 
 def test_files_with_settings_are_for_this_user_alone(place):
-    """Under a usual umask; a checkpoint, a table of curves and the picture say less, or nothing of the configuration."""
+    """Under a usual umask; a checkpoint, a table of curves and the picture say less, or nothing of
+    the configuration."""
     work, _ = place
     before = os.umask(0o022)
     try:
@@ -265,21 +289,29 @@ def test_files_with_settings_are_for_this_user_alone(place):
         trainer.close()
     finally:
         os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (work / "run").rglob("*") if path.is_file()}
-    private = ["config.json", "journal.jsonl", "result.json", "records.jsonl", *[name for name in modes if name.startswith("step_") and name.endswith(".pt")]]
-    assert len(private) > 5 and {name: oct(modes[name]) for name in private} == dict.fromkeys(private, "0o600")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (work / "run").rglob("*")
+             if path.is_file()}
+    private = ["config.json", "journal.jsonl", "result.json", "records.jsonl",
+               *[name for name in modes if name.startswith("step_") and name.endswith(".pt")]]
+    assert len(private) > 5
+    assert {name: oct(modes[name]) for name in private} == dict.fromkeys(private, "0o600")
     assert modes["metrics.jsonl"] == modes["still.svg"] == 0o644
 
 
 DAMAGED = {
-    "deep": b"[" * 100_000 + b"]" * 100_000, "no UTF-8": b'{"a": "\xff\xfe"}', "a huge number": b'{"step": ' + b"9" * 5000 + b"}",
-    "a list": b"[1, 2]", "a text": b'"text"', "nothing": b"", "half": b'{"checkpoints": [{"file": "st', "null": b"null"}
+    "deep": b"[" * 100_000 + b"]" * 100_000, "no UTF-8": b'{"a": "\xff\xfe"}',
+    "a huge number": b'{"step": ' + b"9" * 5000 + b"}",
+    "a list": b"[1, 2]", "a text": b'"text"', "nothing": b"",
+    "half": b'{"checkpoints": [{"file": "st', "null": b"null"}
 
 
-@pytest.mark.parametrize("name", ["checkpoints/checkpoints.json", "metrics.jsonl", "journal.jsonl", ".lock", "config.json"])
+@pytest.mark.parametrize("name",
+                         ["checkpoints/checkpoints.json", "metrics.jsonl", "journal.jsonl", ".lock",
+                          "config.json"])
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_files_are_named(place, name, kind):
-    """No RecursionError, KeyError or the like: the run goes on without them, or the error names file and line."""
+    """No RecursionError, KeyError or the like:
+    the run goes on without them, or the error names file and line."""
     work, _ = place
     with make(work / "run", CheckpointHook(every_steps=4), epochs=1) as trainer:
         trainer.step(6)
@@ -292,7 +324,8 @@ def test_damaged_files_are_named(place, name, kind):
             warnings.simplefilter("ignore")
             trainer.fit()
     except CheckpointError as error:
-        assert name == "metrics.jsonl" and "metrics.jsonl" in str(error) and ("line 1" in str(error) or "shorter" in str(error)), error
+        assert name == "metrics.jsonl" and "metrics.jsonl" in str(
+            error) and ("line 1" in str(error) or "shorter" in str(error)), error
     else:
         assert trainer.step_state.optimizer_step == 12
     finally:
@@ -321,7 +354,8 @@ def test_parse_json_says_where():
 
 # Names that people choose
 
-ODD = ["..", ".", "", "a/b", "a_b", "a b", "../../home/bashrc", "x" * 300, "x" * 299 + "y", "é" * 200, "a.unfinished", "a", "=1+1", "C:\\x", "nul\0"]
+ODD = ["..", ".", "", "a/b", "a_b", "a b", "../../home/bashrc", "x" * 300, "x" * 299 + "y",
+       "é" * 200, "a.unfinished", "a", "=1+1", "C:\\x", "nul\0"]
 
 
 def test_each_odd_name_has_a_folder_of_its_own(place):
@@ -329,9 +363,11 @@ def test_each_odd_name_has_a_folder_of_its_own(place):
     work, victim = place
     hook = OutputsHook(splits=("valid",))
     torch.manual_seed(0)
-    loaders = {name: DataLoader(TensorDataset(torch.full((number + 1, 4), float(number)), torch.zeros(number + 1, 1)), 16)
+    loaders = {name: DataLoader(TensorDataset(torch.full((number + 1, 4), float(number)),
+                                              torch.zeros(number + 1, 1)), 16)
                for number, name in enumerate(ODD)}
-    trainer = Trainer(nn.Linear(4, 1), train_dl=DataLoader(DATA, 16), valid_dl=loaders, loss_fn=nn.MSELoss(), epochs=1, device="cpu",
+    trainer = Trainer(nn.Linear(4, 1), train_dl=DataLoader(DATA, 16), valid_dl=loaders,
+                      loss_fn=nn.MSELoss(), epochs=1, device="cpu",
                       progress=False, hooks=[hook])
     trainer.fit()
     for number, name in enumerate(ODD):
@@ -346,7 +382,8 @@ def test_images_of_odd_names(place):
     trainer = make(None, ImageFileHook())
     trainer.step(1)
     trainer.log_images({name: torch.rand(3, 4, 4) for name in ODD})
-    assert len(list((work / "images").rglob("*.png"))) == len(ODD) and sorted(os.listdir(work)) == ["images"]
+    assert len(list((work / "images").rglob("*.png"))) == len(ODD)
+    assert sorted(os.listdir(work)) == ["images"]
     trainer.close()
 
 
@@ -392,7 +429,7 @@ def test_untrusted_outputs(place):
 
 
 def test_an_unfinished_folder_that_is_a_link(place):
-    """Of a run that somebody else broke off."""
+    """Of a run that another user broke off."""
     work, victim = place
     (work / "outputs").mkdir()
     (work / "outputs" / "valid.unfinished").symlink_to(victim.parent)
@@ -427,30 +464,40 @@ def test_every_place_that_writes_is_known():
     """A new one comes here with its name's origin: `03_files` has the list for people."""
     import ast
     import trainer_nb
-    names = {"write_text", "write_bytes", "save", "mkdir", "touch", "SummaryWriter", "save_file", "save_model", "export_chrome_trace", "_dump_snapshot",
+    names = {"write_text", "write_bytes", "save", "mkdir", "touch", "SummaryWriter", "save_file",
+             "save_model", "export_chrome_trace", "_dump_snapshot",
              "symlink_to", "mkfifo", "mknod", "makedirs", "copyfile", "copytree", "savez", "tofile"}
     found = {}
     for path in sorted(Path(trainer_nb.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = (node.func.attr
+                    if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
             text = ast.unparse(node)
-            writes = name == "open" and any(isinstance(each, ast.Constant) and isinstance(each.value, str) and set(each.value) & set("wax+")
-                                            and len(each.value) < 4 for each in [*node.args, *[word.value for word in node.keywords]])
+            writes = (name == "open"
+                      and any(isinstance(each, ast.Constant) and isinstance(each.value, str)
+                              and set(each.value) & set("wax+")
+                              and len(each.value) < 4
+                              for each in [*node.args, *[word.value for word in node.keywords]]))
             if writes or name in names or text.startswith("os.open("):
                 key = f"{path.stem}: {text.split('(')[0]}"
                 found[key] = found.get(key, 0) + 1
-    assert found == KNOWN_WRITERS, {key: (found.get(key), KNOWN_WRITERS.get(key)) for key in found.keys() ^ KNOWN_WRITERS.keys()} or found
+    assert found == KNOWN_WRITERS, {key: (found.get(key), KNOWN_WRITERS.get(key))
+                                    for key in found.keys() ^ KNOWN_WRITERS.keys()} or found
 
 
 KNOWN_WRITERS = {
     # Saver.save, which hands the state to write_state under the name of the step
     "checkpoint: save": 1, "checkpoint: self.saver.save": 1, "checkpoint: hook.saver.save": 1,
-    "files: os.open": 2, "folder: os.open": 1, "folder: ": 2, "folder: path.mkdir": 1, "saved: torch.save": 1, "checkpoint: self.path.mkdir": 1,
-    "memory: folder.mkdir": 2, "memory: torch.cuda.memory._dump_snapshot": 1, "memory: done.export_chrome_trace": 1, "outputs: open": 2,
-    "outputs: folder.mkdir": 1, "outputs: final.parent.mkdir": 1, "outputs: ": 1, "tracker_services: SummaryWriter": 1, "trackers: path.parent.mkdir": 2,
-    "trackers: Image.fromarray": 1, "distributed: open": 1, "export: save_model": 1, "export: save_file": 1,
+    "files: os.open": 2, "folder: os.open": 1, "folder: ": 2, "folder: path.mkdir": 1,
+    "saved: torch.save": 1, "checkpoint: self.path.mkdir": 1,
+    "memory: folder.mkdir": 2, "memory: torch.cuda.memory._dump_snapshot": 1,
+    "memory: done.export_chrome_trace": 1, "outputs: open": 2,
+    "outputs: folder.mkdir": 1, "outputs: final.parent.mkdir": 1, "outputs: ": 1,
+    "tracker_services: SummaryWriter": 1, "trackers: path.parent.mkdir": 2,
+    "trackers: Image.fromarray": 1, "distributed: open": 1, "export: save_model": 1,
+    "export: save_file": 1,
     # in a folder that did not exist, made for one repetition of a run
     # `os.devnull`, where the reader of a pipe has gone
     "cli: os.open": 1,
@@ -469,10 +516,12 @@ def test_untrusted_unfinished_outputs(place):
         (folder / name).symlink_to(victim)
     with make(None, OutputsHook(splits=("valid",)), epochs=1) as trainer:
         trainer.fit()
-    assert victim.read_bytes() == before and (work / "outputs" / "valid" / "results.csv").is_file() and not folder.exists()
+    assert victim.read_bytes() == before
+    assert (work / "outputs" / "valid" / "results.csv").is_file() and not folder.exists()
     folder.mkdir()
     (folder / "thesis.txt").write_text("mine")
-    with make(None, OutputsHook(splits=("valid",)), epochs=1) as trainer, pytest.raises(FileExistsError, match="valid.unfinished is there"):
+    with (make(None, OutputsHook(splits=("valid",)), epochs=1) as trainer,
+          pytest.raises(FileExistsError, match="valid.unfinished is there")):
         trainer.fit()
     assert (folder / "thesis.txt").read_text() == "mine"
 
@@ -502,9 +551,13 @@ def test_a_run_whose_folder_is_gone_says_so(place, monkeypatch):
     assert os.listdir(victim.parent) == [victim.name]
 
 
-@pytest.mark.parametrize("wrong", [{"number": 0}, {"number": "../../x"}, {"number": True}, {"bytes": -1}, {"bytes": 1.5}, {"id": 3}, {"id": "short"}, {"counts": 3}])
+@pytest.mark.parametrize("wrong",
+                         [{"number": 0}, {"number": "../../x"}, {"number": True}, {"bytes": -1},
+                          {"bytes": 1.5}, {"id": 3}, {"id": "short"}, {"counts": 3}])
 def test_invalid_places_in_a_file(wrong):
-    """A tracker that is given them begins anew."""
+    """A tracker that is given them begins again."""
     good = {"number": 1, "bytes": 10, "id": "a" * 32, "counts": {}}
-    assert JSONLHook().read_place(None, dict(good)) == good and JSONLHook().read_place(None, good | wrong) is None
-    assert all(JSONLHook().read_place(None, {key: good[key] for key in good if key != name}) is None for name in good)
+    assert JSONLHook().read_place(None, dict(good)) == good
+    assert JSONLHook().read_place(None, good | wrong) is None
+    assert all(JSONLHook().read_place(None, {key: good[key] for key in good if key != name}) is None
+               for name in good)

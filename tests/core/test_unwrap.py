@@ -1,4 +1,5 @@
-"""unwrap: what it takes off, that the package has no other way, and that states of a wrapped model have plain names."""
+"""unwrap: what it takes off, that the package has no other way, and that states of a wrapped model
+have plain names."""
 
 import re
 import subprocess
@@ -23,13 +24,18 @@ def group():
     dist.destroy_process_group()
 
 
-WRAPPERS = {"ddp": DistributedDataParallel, "dp": nn.DataParallel, "compile": torch.compile, "average": AveragedModel}
+WRAPPERS = {"ddp": DistributedDataParallel, "dp": nn.DataParallel, "compile": torch.compile,
+            "average": AveragedModel}
 
 
-@pytest.mark.parametrize("names", [[], ["ddp"], ["dp"], ["compile"], ["average"], ["ddp", "compile"], ["compile", "ddp"], ["dp", "compile", "dp"],
-                                   ["compile", "average", "ddp"]], ids=lambda names: "-".join(names) or "plain")
+@pytest.mark.parametrize("names",
+                         [[], ["ddp"], ["dp"], ["compile"], ["average"], ["ddp", "compile"],
+                          ["compile", "ddp"], ["dp", "compile", "dp"],
+                          ["compile", "average", "ddp"]],
+                          ids=lambda names: "-".join(names) or "plain")
 def test_unwrap(names, group):
-    """Whatever is around it, in any order, until nothing is; the average has a copy inside, and that is what comes out."""
+    """Whatever is around it, in any order, until nothing is;
+    the average has a copy inside, and that is what comes out."""
     model = inner = nn.Sequential(nn.Linear(2, 2))
     for name in names:
         model = WRAPPERS[name](model)
@@ -50,7 +56,8 @@ def test_a_model_with_such_names_is_not_unwrapped():
 
 def test_unwrap_loads_no_compiler():
     """torch's compiler takes seconds to import; to look into a model it is not needed."""
-    code = ("import sys, torch; from trainer_nb import unwrap; unwrap(torch.nn.Linear(1, 1)); sys.exit('torch._dynamo' in sys.modules)")
+    code = ("import sys, torch; from trainer_nb import unwrap; unwrap(torch.nn.Linear(1, 1)); "
+            "sys.exit('torch._dynamo' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
@@ -63,14 +70,16 @@ def test_there_is_one_way():
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, DistributedDataParallel], ids=["dp", "ddp"])
 def test_a_wrapped_model_has_plain_names(wrap, group, tmp_path):
-    """States, averages and parts of a model that is wrapped are those of the model inside; either loads into the other."""
+    """States, averages and parts of a model that is wrapped are those of the model inside;
+    either loads into the other."""
     def make(wrap=lambda model: model):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
         x = torch.randn(24, 3)
         data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8)
         wrapped = wrap(model)
-        return Trainer(wrapped, train_dl=data, loss_fn=nn.MSELoss(), epochs=2, device="cpu", progress=False, ema=0.9,
+        return Trainer(wrapped, train_dl=data, loss_fn=nn.MSELoss(), epochs=2, device="cpu",
+                       progress=False, ema=0.9,
                        hooks=[LayerGroupsHook({"first": "0", "rest": "2"})],
                        optim=torch.optim.SGD(wrapped.parameters(), lr=0.1))
     plain, wrapped = make(), make(wrap)
@@ -82,5 +91,8 @@ def test_a_wrapped_model_has_plain_names(wrap, group, tmp_path):
     other.load_state_dict(state)
     for trainer in (wrapped, other):
         trainer.fit()
-        assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), trainer.model.parameters()))
-        assert all(torch.equal(a, b) for a, b in zip(*(each.get_hook(EMAHook).ema_model.parameters() for each in (plain, trainer))))
+        assert all(torch.equal(a, b)
+                   for a, b in zip(plain.model.parameters(), trainer.model.parameters()))
+        assert all(torch.equal(a, b)
+                   for a, b in zip(*(each.get_hook(EMAHook).ema_model.parameters()
+                                     for each in (plain, trainer))))

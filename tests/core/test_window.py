@@ -1,4 +1,5 @@
-"""A window is one optimizer step: its gradient is that of its batches joined, however they are cut."""
+"""A window is one optimizer step: its gradient is that of its batches joined, however they are
+cut."""
 
 import weakref
 
@@ -6,7 +7,8 @@ import pytest
 import small_runs
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, SequentialSampler,
+                              TensorDataset)
 from torch.utils.data.distributed import DistributedSampler
 
 from trainer_nb.core.hook import LambdaHook
@@ -23,16 +25,18 @@ def make_model(*before):
 
 
 def make_batches(sizes, seed=0):
-    """Pairs (inputs, targets) with so many samples."""
+    """Pairs (inputs, targets) with n samples."""
     draw = torch.Generator().manual_seed(seed)
     return [
-        (torch.randn(size, 3, generator=draw).double(), torch.randn(size, 2, generator=draw).double())
+        (torch.randn(size, 3, generator=draw).double(),
+         torch.randn(size, 2, generator=draw).double())
         for size in sizes
     ]
 
 
 def make_loop(model, loader, step=None, *, hooks=(), **settings):
-    """A loop that collects each window's gradients in `.seen` and leaves the weights as they are (lr 0)."""
+    """A loop that collects each window's gradients in `.seen` and leaves the weights as they are
+    (lr 0)."""
     seen = []
 
     def collect(trainer):
@@ -75,7 +79,8 @@ def assert_close(seen, expected):
 
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 4, 7, 10])
 def test_uneven_batches_and_tail_equal_the_joined_batch(accumulation):
-    """Every window, the smaller last one too, in each of two epochs; a tail is never carried over."""
+    """Every window, the smaller last one too, in each of two epochs;
+    a tail is never carried over."""
     model, batches = make_model(), make_batches(UNEVEN)
     loop = make_loop(model, batches, gradient_accumulation_steps=accumulation)
     loop.fit(epochs=2)
@@ -86,7 +91,8 @@ def test_uneven_batches_and_tail_equal_the_joined_batch(accumulation):
 
 def test_equal_batches_are_bit_equal_to_dividing_the_loss():
     """With equal batches a window is exactly the textbook's `(loss / k).backward()`."""
-    model, batches = make_model().float(), [(x.float(), y.float()) for x, y in make_batches([4] * 6)]
+    model, batches = (make_model().float(),
+                      [(x.float(), y.float()) for x, y in make_batches([4] * 6)])
     loop = make_loop(model, batches, gradient_accumulation_steps=3)
     loop.fit(epochs=1)
     for found, window in zip(loop.seen, in_windows(batches, 3), strict=True):
@@ -117,7 +123,8 @@ def test_evaluation_weights_every_sample_the_same():
     loop = make_loop(model, batches, valid_dl=batches, metrics=metric)
     records = loop.validate()
     pred = model(inputs).detach()
-    assert records["valid/loss"] == pytest.approx(nn.functional.mse_loss(pred, targets).item(), rel=1e-10)
+    assert records["valid/loss"] == pytest.approx(nn.functional.mse_loss(pred, targets).item(),
+                                                  rel=1e-10)
     assert records["valid/error"] == pytest.approx((pred - targets).abs().mean().item(), rel=1e-10)
 
 
@@ -202,7 +209,8 @@ def test_a_window_without_items_is_refused(n):
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}], ids=["whole", "chunks"])
 def test_the_recorded_loss_of_a_step_is_that_of_the_joined_batch(settings):
-    """Weighted by items over chunks and batches of the window: not scaled, no mean of means; records alike."""
+    """Weighted by items over chunks and batches of the window: not scaled, no mean of means;
+    records alike."""
     model, batches = make_model(), make_token_batches()
     for _, _, mask in batches:
         mask[:, 0] = True
@@ -211,13 +219,15 @@ def test_the_recorded_loss_of_a_step_is_that_of_the_joined_batch(settings):
         loss, n = token_loss(model, batch)
         return {"loss": loss, "n": n, "double": 2 * loss}
 
-    loop = make_loop(model, batches, step, hooks=[RecorderHook()], gradient_accumulation_steps=3, **settings)
+    loop = make_loop(model, batches, step, hooks=[RecorderHook()], gradient_accumulation_steps=3,
+                     **settings)
     loop.history = History()
     loop.fit(epochs=1)
     joined = [[torch.cat(column) for column in zip(*window)] for window in in_windows(batches, 3)]
     wanted = [token_loss(model, batch)[0].item() for batch in joined]
     assert loop.history["train/loss"].tolist() == pytest.approx(wanted, rel=1e-10)
-    assert loop.history["train/double"].tolist() == pytest.approx([2 * loss for loss in wanted], rel=1e-10)
+    assert loop.history[
+        "train/double"].tolist() == pytest.approx([2 * loss for loss in wanted], rel=1e-10)
 
 
 # ---- batches that are left out
@@ -235,9 +245,11 @@ def make_skipping_step(model, left_out):
 
 @pytest.mark.parametrize("left_out", [{5}, {3}, {8, 1}, {3, 4}, {2, 7}, {5, 3, 8, 4, 2, 7}])
 def test_a_loss_of_none_is_not_counted_in_the_window(left_out):
-    """Windows hold so many batches *with* a loss, weighted by those alone; all batches are counted as taken."""
+    """Windows hold n batches *with* a loss, weighted by those alone;
+    all batches are counted as taken."""
     model, batches = make_model(), make_batches(UNEVEN)
-    loop = make_loop(model, batches, make_skipping_step(model, left_out), gradient_accumulation_steps=2)
+    loop = make_loop(model, batches, make_skipping_step(model, left_out),
+                     gradient_accumulation_steps=2)
     loop.fit(epochs=1)
     counted = [batch for batch in batches if len(batch[0]) not in left_out]
     assert_close(loop.seen, [joined_gradient(model, window) for window in in_windows(counted, 2)])
@@ -246,9 +258,11 @@ def test_a_loss_of_none_is_not_counted_in_the_window(left_out):
 
 @pytest.mark.parametrize("precision", [None, "fp16"])
 def test_an_epoch_of_none_makes_no_step(precision):
-    """No gradient, no step, no scaler trouble: an error instead of a run that has finished, or an endless one under max_steps."""
+    """No gradient, no step, no scaler trouble:
+    an error instead of a run that has finished, or an endless one under max_steps."""
     model, batches = make_model(), make_batches(UNEVEN)
-    loop = make_loop(model, batches, make_skipping_step(model, set(UNEVEN)), mixed_precision=precision)
+    loop = make_loop(model, batches, make_skipping_step(model, set(UNEVEN)),
+                     mixed_precision=precision)
     with pytest.raises(ValueError, match="epoch 1 made no optimizer step"):
         loop.fit(epochs=2)
     assert loop.skipped_steps == loop.step_state.optimizer_step == 0
@@ -258,7 +272,8 @@ def test_an_epoch_of_none_makes_no_step(precision):
 
 @pytest.mark.parametrize("precision", [None, "fp16"])
 def test_a_loss_that_no_parameter_took_part_in_makes_no_step(precision):
-    """A window whose loss reaches no parameter is left out, tail or not; the next one is as if it had not been."""
+    """A window whose loss reaches no parameter is left out, tail or not;
+    the next one is as if it had not been."""
     model, batches = make_model(), make_batches([2, 3, 4, 5])
     seen = []
 
@@ -293,9 +308,11 @@ class Stream(IterableDataset):
 def test_a_loader_without_length_steps_its_tail():
     """The tail is found when the loader ends; each epoch starts a window of its own."""
     model, batches = make_model(), make_batches(UNEVEN)
-    loop = make_loop(model, DataLoader(Stream(batches), batch_size=None), gradient_accumulation_steps=3)
+    loop = make_loop(model, DataLoader(Stream(batches), batch_size=None),
+                     gradient_accumulation_steps=3)
     loop.fit(epochs=2)
-    assert_close(loop.seen, [joined_gradient(model, window) for window in in_windows(batches, 3)] * 2)
+    assert_close(loop.seen,
+                 [joined_gradient(model, window) for window in in_windows(batches, 3)] * 2)
     assert loop.position().batches is None
 
 
@@ -314,7 +331,8 @@ def test_no_batch_is_fetched_ahead(accumulation):
 def test_a_loader_without_length_is_cycled_under_max_steps():
     """The loader is iterated again as often as needed, with the tail of each pass stepped."""
     model, batches = make_model(), make_batches(UNEVEN)
-    loop = make_loop(model, DataLoader(Stream(batches), batch_size=None), gradient_accumulation_steps=3)
+    loop = make_loop(model, DataLoader(Stream(batches), batch_size=None),
+                     gradient_accumulation_steps=3)
     assert loop.fit(max_steps=7).steps == 7
     wanted = [joined_gradient(model, window) for window in in_windows(batches, 3)]
     assert_close(loop.seen, (wanted * 3)[:7])
@@ -332,7 +350,8 @@ def test_set_epoch_is_called_for_each_pass(where):
     if where == "sampler":
         loader = DataLoader(dataset, batch_size=2, sampler=make_sampler(dataset))
     else:
-        loader = DataLoader(dataset, batch_sampler=BatchSampler(make_sampler(dataset), 2, drop_last=False))
+        loader = DataLoader(dataset,
+                            batch_sampler=BatchSampler(make_sampler(dataset), 2, drop_last=False))
     model, seen = nn.Linear(1, 1).double(), []
 
     def step(batch, trainer):
@@ -388,7 +407,8 @@ def test_an_empty_evaluation_is_an_error():
 
 
 class Counter(nn.Module):
-    """Notes the size of each batch that passes; too large a batch is out of memory, forward or backward."""
+    """Notes the size of each batch that passes;
+    too large a batch is out of memory, forward or backward."""
 
     def __init__(self, limit=None, backward=False):
         super().__init__()
@@ -412,9 +432,11 @@ class Counter(nn.Module):
         raise torch.OutOfMemoryError("planted: does not fit in the backward pass")
 
 
-@pytest.mark.parametrize("size, limit, chunks", [(10, 4, [4, 3, 3]), (8, 4, [4, 4]), (5, 4, [3, 2]), (4, 4, [4])])
+@pytest.mark.parametrize("size, limit, chunks",
+                         [(10, 4, [4, 3, 3]), (8, 4, [4, 4]), (5, 4, [3, 2]), (4, 4, [4])])
 def test_micro_batch_size_cuts_evenly(size, limit, chunks):
-    """No more chunks than needed, none lost, sizes differ by at most one; the gradient is that of the batch."""
+    """No more chunks than needed, none lost, sizes differ by at most one;
+    the gradient is that of the batch."""
     counter = Counter()
     model, batches = make_model(counter), make_batches([size])
     loop = make_loop(model, batches, micro_batch_size=limit)
@@ -435,16 +457,19 @@ def test_micro_batch_size_keeps_the_gradient_of_a_window(accumulation):
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 def test_out_of_memory_redoes_the_whole_window(backward):
-    """Halved until it fits, the window made anew from its first batch, the same gradient, counted once."""
+    """Halved until it fits, the window made again from its first batch, the same gradient, counted
+    once."""
     counter = Counter(limit=3, backward=backward)
     model, batches = make_model(counter), make_batches([2, 9, 2, 5, 1])
     after_batch = []
     hook = LambdaHook(after_batch=lambda t: after_batch.append(t.step_state.samples_seen))
-    loop = make_loop(model, batches, hooks=[hook], micro_batch_size="auto", gradient_accumulation_steps=3)
+    loop = make_loop(model, batches, hooks=[hook], micro_batch_size="auto",
+                     gradient_accumulation_steps=3)
     loop.fit(epochs=1)
     counter.limit = None
     assert_close(loop.seen, [joined_gradient(model, window) for window in in_windows(batches, 3)])
-    # 2 fits, 9 does not; both again at 5: 9 -> 5 + 4 does not; both again at 3; from then on at most 3
+    # 2 fits, 9 does not; both again at 5: 9 -> 5 + 4 does not; both again at 3; from then on at
+    # most 3
     redone = [2, 9, 2, 5, 2, 3, 3, 3, 2, 3, 2, 1]
     assert counter.sizes[: len(redone)] == redone
     assert after_batch == [2, 11, 13, 18, 19]
@@ -469,12 +494,14 @@ def test_out_of_memory_is_remembered_and_journalled():
 
 
 def test_out_of_memory_counts_every_item_once():
-    """The means of a window are those of its final pass: nothing of a pass that failed is left in them."""
+    """The means of a window are those of its final pass:
+    nothing of a pass that failed is left in them."""
     counter = Counter(limit=3)
     model, batches = make_model(counter), make_batches([3, 8])
     parts = []
     hook = LambdaHook(before_step=lambda t: parts.extend(t.window.parts))
-    make_loop(model, batches, hooks=[hook], micro_batch_size="auto", gradient_accumulation_steps=2).fit(epochs=1)
+    make_loop(model, batches, hooks=[hook], micro_batch_size="auto",
+              gradient_accumulation_steps=2).fit(epochs=1)
     counter.limit = None
     assert sum(n for _, n, _ in parts) == 11
     inputs, targets = (torch.cat(column) for column in zip(*batches))
@@ -513,22 +540,26 @@ def test_out_of_memory_without_auto_is_the_users_error(size):
 def test_a_batch_sampler_of_uneven_batches_is_weighted_by_samples():
     """The same through a real DataLoader, whose last batch is smaller."""
     model, (batch,) = make_model(), make_batches([26])
-    loader = DataLoader(TensorDataset(*batch), batch_sampler=BatchSampler(SequentialSampler(range(26)), 4, False))
+    loader = DataLoader(TensorDataset(*batch),
+                        batch_sampler=BatchSampler(SequentialSampler(range(26)), 4, False))
     loop = make_loop(model, loader, gradient_accumulation_steps=4)
     loop.fit(epochs=1)
-    assert_close(loop.seen, [joined_gradient(model, window) for window in in_windows(list(loader), 4)])
+    assert_close(loop.seen,
+                 [joined_gradient(model, window) for window in in_windows(list(loader), 4)])
 
 
-@pytest.mark.parametrize(("every", "expected"), [(3, [3, 6, 9, 12]), (2, [2, 4, 6, 8, 10, 12]), (5, [5, 10, 12])])
+@pytest.mark.parametrize(("every", "expected"),
+                         [(3, [3, 6, 9, 12]), (2, [2, 4, 6, 8, 10, 12]), (5, [5, 10, 12])])
 def test_evaluations_on_tail_windows_are_made(every, expected):
     """Five batches in windows of two: every third step is a tail."""
-    trainer = small_runs.make(valid_dl=small_runs.BATCHES, max_steps=12, eval_every=every, gradient_accumulation_steps=2)
+    trainer = small_runs.make(valid_dl=small_runs.BATCHES, max_steps=12, eval_every=every,
+                              gradient_accumulation_steps=2)
     trainer.fit()
     assert small_runs.evaluated(trainer) == expected
 
 
 def test_planned_steps_follow_a_change_of_accumulation():
-    """What is done stays done; only what is to come is counted anew."""
+    """What is done stays done; only what is to come is counted again."""
     trainer = small_runs.make(epochs=4)
     trainer.step(epochs=2)
     trainer.tune(gradient_accumulation_steps=5)

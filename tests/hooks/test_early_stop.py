@@ -1,4 +1,5 @@
-"""Early stopping: what counts as better, where the run ends, that it counts on after a resume, a rewind, a replay."""
+"""Early stopping: what counts as better, where the run ends, that it counts on after a resume, a
+rewind, a replay."""
 
 import asyncio
 import math
@@ -17,7 +18,8 @@ NAN = math.nan
 
 
 def make(*hooks, values=None, **settings):
-    """Digits in 6 steps an epoch; `values`: what the metric "score" is after each epoch, the last one for ever."""
+    """Digits in 6 steps an epoch; `values`: what the metric "score" is after each epoch, the last
+    one for ever."""
     torch.manual_seed(0)
     pixels, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(pixels / 16).float(), torch.tensor(labels))
@@ -30,8 +32,10 @@ def make(*hooks, values=None, **settings):
         return values[min(number, len(values) - 1)]
 
     settings = {"epochs": 12, "seed": 1} | settings
-    trainer = Trainer(model, train_dl=DataLoader(train, 50, shuffle=True), valid_dl=DataLoader(valid, 200), loss_fn=nn.CrossEntropyLoss(),
-                      optim=lambda p: torch.optim.AdamW(p, lr=0.01), metrics={"score": score} if values else None, progress=False,
+    trainer = Trainer(model, train_dl=DataLoader(train, 50, shuffle=True),
+                      valid_dl=DataLoader(valid, 200), loss_fn=nn.CrossEntropyLoss(),
+                      optim=lambda p: torch.optim.AdamW(p, lr=0.01),
+                      metrics={"score": score} if values else None, progress=False,
                       hooks=hooks, device="cpu", **settings)  # fmt: skip
     box.append(trainer)
     return trainer
@@ -39,15 +43,18 @@ def make(*hooks, values=None, **settings):
 
 def equal(a, b):
     """All weights, bit for bit."""
-    return all(torch.equal(x, y) for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True))
+    return all(torch.equal(x, y)
+               for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(),
+                               strict=True))
 
 
 @pytest.mark.parametrize(("values", "settings", "epochs"), [
     ([5, 4, 4, 4, 4], {"patience": 3}, 5),  # equal is no better
-    ([5, 4, 4.5, 4.2, 3.9, 4, 4, 4], {"patience": 3}, 8),  # a better one begins anew
+    ([5, 4, 4.5, 4.2, 3.9, 4, 4, 4], {"patience": 3}, 8),  # a better one begins again
     ([5, 4, 3], {"patience": 1}, 4),
     ([5, 4.95, 4.9, 4.85], {"patience": 3, "min_delta": 0.2}, 4),  # small steps are none
-    ([5, 4.95, 4.9, 4.75, 4.75], {"patience": 3, "min_delta": 0.2}, 7),  # measured from the best, not from the last
+    # measured from the best, not from the last
+    ([5, 4.95, 4.9, 4.75, 4.75], {"patience": 3, "min_delta": 0.2}, 7),
     ([1, 2, 3, 2, 2.5, 3], {"patience": 3, "mode": "max"}, 6),
     ([5, NAN, NAN, NAN], {"patience": 3}, 4),
     ([NAN, NAN], {"patience": 2}, 2),
@@ -58,7 +65,8 @@ def test_what_is_better(values, settings, epochs):
     stop = EarlyStopHook("valid/score", **settings)
     trainer = make(stop, values=values)
     result = trainer.fit()
-    assert (result.status, result.epochs, result.steps) == (RunState.STOPPED, epochs, epochs * STEPS)
+    assert (result.status, result.epochs,
+            result.steps) == (RunState.STOPPED, epochs, epochs * STEPS)
     assert "valid/score" in stop.reason and len(stop.since) == stop.patience
 
 
@@ -76,7 +84,8 @@ def test_it_counts_evaluations_not_steps():
 
 
 def test_the_same_weights_are_judged_once():
-    """Somebody asks for each evaluation once more: a second look at the same step is not a sign that nothing gets better."""
+    """Somebody asks for each evaluation once more:
+    a second look at the same step is not a sign that nothing gets better."""
     class Again(Hook):
         asked = -1
         def after_valid(self, trainer):
@@ -105,30 +114,36 @@ def test_the_reason_is_in_the_journal_and_nothing_else_changed():
     trainer = make(stop, values=[5, 4, 4.25, NAN])
     result = trainer.fit()
     note, ended = trainer.journal.entries
-    assert (note.kind, note.new, ended.kind, ended.source) == ("note", stop.reason, "stop", "early_stop")
-    assert stop.reason == "early stop: valid/score 4.25, nan in 2 evaluations, none better than 4 of step 12"
+    assert (note.kind, note.new, ended.kind,
+            ended.source) == ("note", stop.reason, "stop", "early_stop")
+    assert stop.reason == ("early stop: valid/score 4.25, nan in 2 evaluations, none better than 4 "
+                           "of step 12")
     straight = make(epochs=result.epochs)
     straight.fit()
     assert equal(trainer, straight)
 
 
 def test_going_on_by_hand():
-    """`fit()` with more epochs begins a new count, from the best value so far; the whole is the run that was never stopped."""
+    """`fit()` with more epochs begins a new count, from the best value so far;
+    the whole is the run that was never stopped."""
     stop = EarlyStopHook("valid/score", patience=2)
     trainer = make(stop, values=[5, 4, 4, 4, 4, 3, 3, 3, 3], epochs=6)
     assert trainer.fit().epochs == 4
     assert trainer.state is RunState.STOPPED and stop.reason is not None
     result = trainer.fit(epochs=7)
-    assert (result.status, result.epochs) == (RunState.FINISHED, 7) and stop.reason is None and stop.best == 3
+    assert (result.status, result.epochs) == (RunState.FINISHED, 7)
+    assert stop.reason is None and stop.best == 3
     straight = make(epochs=7)
     straight.fit()
     assert equal(trainer, straight)
 
 
-@pytest.mark.parametrize("length", [{"epochs": 12}, {"epochs": None, "max_steps": 72, "eval_every": STEPS}])
+@pytest.mark.parametrize("length",
+                         [{"epochs": 12}, {"epochs": None, "max_steps": 72, "eval_every": STEPS}])
 @pytest.mark.parametrize("verb", ["fit", "start", "fit_async"])
 def test_started_again_it_has_ended(verb, length):
-    """The same totals, or fewer: nothing is trained, one line says why, and the state is that of the end."""
+    """The same totals, or fewer: nothing is trained, one line says why, and the state is that of
+    the end."""
     stop = EarlyStopHook("valid/score", patience=2)
     trainer = make(stop, values=[5, 4], **length)
     totals = {name: number for name, number in length.items() if name != "eval_every"}
@@ -137,23 +152,29 @@ def test_started_again_it_has_ended(verb, length):
     before = trainer.state_dict()["model"]
     def again(**given):
         found = getattr(trainer, verb)(**given)
-        return asyncio.run(found) if verb == "fit_async" else trainer.wait() if verb == "start" else found
-    for given in ({}, totals, {name: number and number // 2 + 1 for name, number in totals.items()}):
+        return (asyncio.run(found) if verb == "fit_async" else trainer.wait()
+                if verb == "start" else found)
+    for given in ({}, totals,
+                  {name: number and number // 2 + 1 for name, number in totals.items()}):
         with pytest.warns(UserWarning) as told:
             result = again(**given)
-        assert (result.status, result.steps, trainer.state, stop.reason) == (RunState.STOPPED, 24, RunState.STOPPED, reason)
+        assert (result.status, result.steps, trainer.state,
+                stop.reason) == (RunState.STOPPED, 24, RunState.STOPPED, reason)
         text, = [str(each.message) for each in told]
         assert reason in text and ("epochs=13" in text or "max_steps=73" in text)
-        assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+        assert all(torch.equal(before[name], value)
+                   for name, value in trainer.model.state_dict().items())
     assert [each.kind for each in trainer.journal.entries[journal:]] == ["totals"]  # the fewer ones
-    assert again(**{name: number and 2 * number for name, number in totals.items()}).steps == 36  # a count of two, and no more
+    # a count of two, and no more
+    assert again(**{name: number and 2 * number for name, number in totals.items()}).steps == 36
     with pytest.warns(UserWarning, match="ended early"):
         assert again().steps == 36
 
 
 @pytest.mark.parametrize("by", ["save", "checkpoint"])
-def test_taken_up_at_its_end_it_has_ended(tmp_path, by):
-    """A script that is started again returns at once; with more epochs it goes on with the best value of before."""
+def test_resumed_at_its_end_it_has_ended(tmp_path, by):
+    """A script that is started again returns at once;
+    with more epochs it goes on with the best value of before."""
     values = [5, 4, 4, 4, 4, 4, 4, 4]
     def run(**settings):
         hooks = [CheckpointHook(tmp_path / "kept")] if by == "checkpoint" else []
@@ -168,7 +189,8 @@ def test_taken_up_at_its_end_it_has_ended(tmp_path, by):
     again = run()
     with pytest.warns(UserWarning, match="ended early at step 24"):
         result = again.fit()
-    assert (result.status, result.epochs, result.steps) == (RunState.STOPPED, 4, 24) and equal(again, first)
+    assert (result.status, result.epochs, result.steps) == (RunState.STOPPED, 4, 24)
+    assert equal(again, first)
     more = run(epochs=20)
     assert (more.fit().steps, more.get_hook(EarlyStopHook).best_step) == (36, 12)
 
@@ -216,7 +238,7 @@ def test_patience_is_tuned_and_the_switch():
 
 
 @pytest.mark.parametrize("at", [3, 2 * STEPS, 2 * STEPS + 3, 3 * STEPS, 3 * STEPS + 1])
-def test_taken_up_it_counts_on(tmp_path, at):
+def test_resumed_it_counts_on(tmp_path, at):
     """Saved anywhere and loaded into another process's trainer: the same end."""
     values = [5, 4, 4.5, 4.25, 4.125]
     straight = make(EarlyStopHook("valid/score"), values=values)
@@ -228,28 +250,31 @@ def test_taken_up_it_counts_on(tmp_path, at):
     second.load(tmp_path / "run.pt")
     assert second.fit().epochs == 5 and equal(second, straight)
     mine, theirs = second.get_hook(EarlyStopHook), straight.get_hook(EarlyStopHook)
-    assert mine.since == theirs.since == [4.5, 4.25, 4.125] and mine.reason == theirs.reason and mine.best_step == 2 * STEPS
+    assert mine.since == theirs.since == [4.5, 4.25, 4.125]
+    assert mine.reason == theirs.reason and mine.best_step == 2 * STEPS
 
 
 def test_saved_between_the_last_evaluation_and_the_stop(tmp_path):
-    """The state there says that the stop is due: what is taken up from it ends at once."""
+    """The state there says that the stop is due: what is resumed from it ends at once."""
     class Save(Hook):
         def on_log(self, trainer, records):
             trainer.ask(lambda: trainer.save(tmp_path / f"{trainer.step_state.optimizer_step}.pt"))
     values = [5, 4, 4, 4]
     straight = make(EarlyStopHook("valid/score", patience=2), Save(), values=values)
     assert straight.fit().steps == 24
-    taken_up = make(EarlyStopHook("valid/score", patience=2), values=values)
-    taken_up.load(tmp_path / "24.pt")
-    result = taken_up.fit()
-    assert (result.steps, result.epochs) == (24, 4) and equal(taken_up, straight)
+    resumed = make(EarlyStopHook("valid/score", patience=2), values=values)
+    resumed.load(tmp_path / "24.pt")
+    result = resumed.fit()
+    assert (result.steps, result.epochs) == (24, 4) and equal(resumed, straight)
 
 
 def test_the_checkpoint_at_its_end(tmp_path):
-    """The end is in the folder of the checkpoints, with the epoch counted; a script that wants more goes on from it with a new count."""
+    """The end is in the folder of the checkpoints, with the epoch counted;
+    a script that wants more goes on from it with a new count."""
     values = [5, 4, 4, 4, 4, 4, 4]
     def run(epochs):
-        return make(EarlyStopHook("valid/score", patience=2), CheckpointHook(tmp_path, resume="latest"), values=values, epochs=epochs)
+        return make(EarlyStopHook("valid/score", patience=2),
+                    CheckpointHook(tmp_path, resume="latest"), values=values, epochs=epochs)
     assert run(12).fit().epochs == 4
     again = run(13)
     assert again.fit().epochs == 6 and again.step_state.optimizer_step == 36
@@ -262,7 +287,8 @@ def test_a_pause_at_the_same_boundary():
         def on_log(self, trainer, records):
             if trainer.step_state.optimizer_step == 24:
                 trainer.pause()
-    trainer = make(EarlyStopHook("valid/score", patience=3), Pause(), values=[5], max_steps=90, epochs=None, eval_every=6)
+    trainer = make(EarlyStopHook("valid/score", patience=3), Pause(), values=[5], max_steps=90,
+                   epochs=None, eval_every=6)
     assert (trainer.fit().status, trainer.step_state.optimizer_step) == (RunState.STOPPED, 24)
 
 
@@ -270,7 +296,9 @@ def test_evaluations_rarer_than_epochs(tmp_path):
     """Taken up at its end the run goes on to the next evaluations, not to the next epoch."""
     values = [5, 4, 4, 4, 4, 4, 4, 4]
     def run(epochs):
-        return make(EarlyStopHook("valid/score", patience=1), CheckpointHook(tmp_path, resume="latest"), values=values, eval_every=2, epochs=epochs)
+        return make(EarlyStopHook("valid/score", patience=1),
+                    CheckpointHook(tmp_path, resume="latest"), values=values, eval_every=2,
+                    epochs=epochs)
     assert [run(12).fit().epochs, run(14).fit().epochs] == [4, 6]
 
 
@@ -287,7 +315,8 @@ def test_rewound():
 @pytest.mark.parametrize("with_hook", [True, False])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_replayed(tmp_path, with_hook, goes_on):
-    """The same weights from the journal, with the hook or without, also where somebody went on after the stop."""
+    """The same weights from the journal, with the hook or without, also where the user went on
+    after the stop."""
     values = [5, 4, 4, 4, 4, 4, 4, 4]
     trainer = make(EarlyStopHook("valid/score", patience=2), values=values, epochs=7)
     trainer.step(7)
@@ -298,10 +327,12 @@ def test_replayed(tmp_path, with_hook, goes_on):
         trainer.fit(epochs=9)
         assert (trainer.state, trainer.step_state.epoch) == (RunState.STOPPED, 6)
     trainer.journal.save(tmp_path / "journal.jsonl")
-    hooks = [ReplayHook(tmp_path / "journal.jsonl"), *([EarlyStopHook("valid/score", patience=2)] if with_hook else [])]
+    hooks = [ReplayHook(tmp_path / "journal.jsonl"),
+             *([EarlyStopHook("valid/score", patience=2)] if with_hook else [])]
     replayed = make(*hooks, values=values, epochs=7)
     result = replayed.fit()
-    assert (result.status, result.epochs) == (RunState.STOPPED, trainer.step_state.epoch) and equal(replayed, trainer)
+    assert (result.status, result.epochs) == (RunState.STOPPED, trainer.step_state.epoch)
+    assert equal(replayed, trainer)
     def notes(run):
         return [entry.new for entry in run.journal if entry.kind == "note"]
     assert notes(replayed) == notes(trainer)
@@ -311,7 +342,8 @@ def test_replayed(tmp_path, with_hook, goes_on):
 
 
 @pytest.mark.parametrize(("name", "error"), [
-    ("valid/scor", "did you mean 'valid/score'"), ("test/loss", "valid/loss, valid/score"), ("quux", "There are valid/loss, valid/score")])
+    ("valid/scor", "did you mean 'valid/score'"), ("test/loss", "valid/loss, valid/score"),
+    ("quux", "There are valid/loss, valid/score")])
 def test_a_name_that_no_evaluation_has(name, error):
     """Found at the first evaluation, with the nearest name."""
     trainer = make(EarlyStopHook(name), values=[1])
@@ -336,7 +368,8 @@ def test_bad_settings():
 
 
 def test_a_record_that_is_gone_for_a_while():
-    """The average's record is not there while `ema.eval` says raw: nothing is judged, nothing fails."""
+    """The average's record is not there while `ema.eval` says raw:
+    nothing is judged, nothing fails."""
     stop = EarlyStopHook("valid_ema/loss")
     trainer = make(stop, ema=0.9)
     trainer.tune(**{"ema.eval": "both"})

@@ -1,4 +1,5 @@
-"""The average of the weights: its arithmetic, when it counts, and that the training never feels it."""
+"""The average of the weights: its arithmetic, when it counts, and that the training never feels
+it."""
 
 import copy
 import subprocess
@@ -39,7 +40,8 @@ def make(*hooks, model=None, **settings):
     model = Net() if model is None else model
     settings = {"epochs": 3, "seed": 1} | settings
     optim = settings.pop("optim", None) or torch.optim.AdamW(model.parameters(), lr=0.05)
-    return Trainer(model, train_dl=DataLoader(data, 8, shuffle=True), valid_dl=DataLoader(data, 32), loss_fn=nn.MSELoss(),
+    return Trainer(model, train_dl=DataLoader(data, 8, shuffle=True), valid_dl=DataLoader(data, 32),
+                   loss_fn=nn.MSELoss(),
                    optim=optim, progress=False, hooks=hooks, device="cpu", **settings)
 
 
@@ -58,11 +60,14 @@ class Reference(Hook):
     def after_step(self, trainer):
         if self.averaged is None:
             decay = get_ema_multi_avg_fn(self.decay)
-            self.averaged = AveragedModel(trainer.model, multi_avg_fn=decay, use_buffers=self.buffers)
+            self.averaged = AveragedModel(trainer.model, multi_avg_fn=decay,
+                                          use_buffers=self.buffers)
         self.averaged.update_parameters(trainer.model)
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 3}, {"grad_clip": 0.1}, {"mixed_precision": "bf16"}],
+@pytest.mark.parametrize("settings",
+                         [{}, {"gradient_accumulation_steps": 3}, {"grad_clip": 0.1},
+                          {"mixed_precision": "bf16"}],
                          ids=str)
 def test_it_is_torchs_average(settings):
     """Bit for bit, one update a real step."""
@@ -74,12 +79,14 @@ def test_it_is_torchs_average(settings):
 
 
 def test_averaged_buffers():
-    """Floating ones are averaged as torch does it; integer ones are copied (torch averages those too)."""
+    """Floating ones are averaged as torch does it;
+    integer ones are copied (torch averages those too)."""
     ema, reference = EMAHook(0.9, warmup=False, buffers="average"), Reference(buffers=True)
     trainer = make(ema, reference)
     trainer.fit()
     mine, torchs = ema.ema_model.norm, reference.averaged.module.norm
-    assert torch.equal(mine.running_mean, torchs.running_mean) and torch.equal(mine.running_var, torchs.running_var)
+    assert torch.equal(mine.running_mean, torchs.running_mean)
+    assert torch.equal(mine.running_var, torchs.running_var)
     assert not torch.equal(mine.running_mean, trainer.model.norm.running_mean)
     assert mine.num_batches_tracked == trainer.model.norm.num_batches_tracked == 30
 
@@ -94,7 +101,8 @@ def test_warm_up_and_every():
             means.append(ema.ema_model.weight.clone())
     ema = EMAHook(0.5, every=2)
     trainer = make(ema, See(), model=nn.Linear(6, 1).double(), epochs=2)
-    trainer.train_dl.dataset.tensors = tuple(each.double() for each in trainer.train_dl.dataset.tensors)
+    trainer.train_dl.dataset.tensors = tuple(each.double()
+                                             for each in trainer.train_dl.dataset.tensors)
     trainer.fit()
     mean, updates = seen[0], 1
     for step in range(2, 21):
@@ -118,7 +126,8 @@ def test_a_skipped_step_moves_nothing():
     assert equal(ema.ema_model, reference.averaged.module)
 
 
-@pytest.mark.parametrize("ema", [None, 0.9, EMAHook(0.5, buffers="average"), EMAHook(0.9, every=3)], ids=["none", "number", "buffers", "every"])
+@pytest.mark.parametrize("ema", [None, 0.9, EMAHook(0.5, buffers="average"), EMAHook(0.9, every=3)],
+                         ids=["none", "number", "buffers", "every"])
 def test_the_training_does_not_feel_it(ema):
     """Weights, buffers and random streams at the end are those of a run without."""
     plain, averaged = make(), make(ema=ema)
@@ -142,7 +151,8 @@ def test_which_weights_are_evaluated(buffers):
     ema = trainer.get_hook(EMAHook)
     first = trainer.validate()
     assert list(first) == ["valid/loss"]
-    assert first["valid/loss"] == pytest.approx(by_hand(trainer, trainer.model), rel=1e-6)  # nothing averaged yet
+    # nothing averaged yet
+    assert first["valid/loss"] == pytest.approx(by_hand(trainer, trainer.model), rel=1e-6)
     trainer.step(15)
     before = copy.deepcopy(trainer.model)
     raw, mean = by_hand(trainer, trainer.model), by_hand(trainer, ema.ema_model)
@@ -152,7 +162,8 @@ def test_which_weights_are_evaluated(buffers):
     assert trainer.validate()["valid/loss"] == pytest.approx(raw, rel=1e-6)
     trainer.tune(**{"ema.eval": "both"})
     both = trainer.validate()
-    assert both == {"valid/loss": pytest.approx(raw, rel=1e-6), "valid_ema/loss": pytest.approx(mean, rel=1e-6)}
+    assert both == {"valid/loss": pytest.approx(raw, rel=1e-6),
+                    "valid_ema/loss": pytest.approx(mean, rel=1e-6)}
     trainer.tune(**{"ema.enabled": False})
     assert list(trainer.validate()) == ["valid/loss"]
     assert equal(before, trainer.model)
@@ -167,14 +178,17 @@ def test_predictions_and_tests_use_it_too():
     def expected(model):
         return copy.deepcopy(model).eval()(x).detach()
     assert torch.allclose(trainer.predict(trainer.valid_dl), expected(ema.ema_model), atol=1e-6)
-    assert trainer.test(trainer.valid_dl)["test/loss"] == pytest.approx(by_hand(trainer, ema.ema_model), rel=1e-6)
+    assert trainer.test(
+        trainer.valid_dl)["test/loss"] == pytest.approx(by_hand(trainer, ema.ema_model), rel=1e-6)
     trainer.tune(**{"ema.eval": "raw"})
     assert torch.allclose(trainer.predict(trainer.valid_dl), expected(trainer.model), atol=1e-6)
 
 
-@pytest.mark.parametrize("leaving", ["error", "interrupt", "stop", "paused then stopped", "paused then saved"])
+@pytest.mark.parametrize("leaving",
+                         ["error", "interrupt", "stop", "paused then stopped", "paused then saved"])
 def test_however_an_evaluation_is_left(leaving, tmp_path):
-    """The model has its own weights again, and the run goes on to the weights of a run that was left alone."""
+    """The model has its own weights again, and the run goes on to the weights of a run that was
+    left alone."""
     straight = make(epochs=2)
     straight.fit()
     class Leave(Hook):
@@ -193,7 +207,9 @@ def test_however_an_evaluation_is_left(leaving, tmp_path):
                 trainer.pause()
     trainer = make(Leave(), ema=0.9, epochs=2)
     raw = {}
-    trainer.hooks.add(type("Note", (), {"after_step": lambda self, t: raw.update(copy.deepcopy(t.model.state_dict()))})())
+    trainer.hooks.add(type("Note", (),
+                           {"after_step": lambda self, t: raw.update(
+                               copy.deepcopy(t.model.state_dict()))})())
     if leaving in ("error", "interrupt"):
         with pytest.raises((ValueError, KeyboardInterrupt)):
             trainer.fit()
@@ -204,12 +220,14 @@ def test_however_an_evaluation_is_left(leaving, tmp_path):
         trainer.start()
         while trainer.state is not RunState.PAUSED:
             pass
-        assert not torch.equal(trainer.model.head.weight, raw["head.weight"])  # held in the evaluation, it has the average's
+        # held in the evaluation, it has the average's
+        assert not torch.equal(trainer.model.head.weight, raw["head.weight"])
         if leaving == "paused then stopped":
             trainer.stop()
             trainer.wait()
         else:
-            state = read_state(trainer.save(tmp_path / "run.pt"))  # discards the evaluation, which is made again later
+            # discards the evaluation, which is made again later
+            state = read_state(trainer.save(tmp_path / "run.pt"))
             assert torch.equal(state["model"]["head.weight"], raw["head.weight"])
             trainer.stop()
             trainer.wait()
@@ -218,7 +236,7 @@ def test_however_an_evaluation_is_left(leaving, tmp_path):
     assert equal(straight.model, trainer.model)
 
 
-def test_switched_off_and_on_again_it_begins_anew():
+def test_switched_off_and_on_again_it_starts_again():
     """The average of before would drag old weights along."""
     trainer = make(ema=EMAHook(0.99, warmup=False))
     ema = trainer.get_hook(EMAHook)
@@ -228,7 +246,8 @@ def test_switched_off_and_on_again_it_begins_anew():
     assert not ema.ready(trainer)
     trainer.tune(**{"ema.enabled": True})
     raw = by_hand(trainer, trainer.model)
-    assert trainer.validate()["valid/loss"] == pytest.approx(raw, rel=1e-6)  # still that of step 8: not used
+    # still that of step 8: not used
+    assert trainer.validate()["valid/loss"] == pytest.approx(raw, rel=1e-6)
     trainer.step(1)
     assert equal(ema.ema_model, trainer.model) and ema.updates == 1
     trainer.step(1)
@@ -248,7 +267,7 @@ def test_joined_in_mid_run():
 
 
 @pytest.mark.parametrize("at", [0, 1, 7, 10, 13, 30])
-def test_saved_and_taken_up(tmp_path, at):
+def test_saved_and_resumed(tmp_path, at):
     """In another trainer, bit for bit: raw weights, average, evaluations."""
     straight = make(ema=EMAHook(0.9, every=2))
     straight.fit()
@@ -297,14 +316,16 @@ def test_two_averages_in_files_are_apart(tmp_path):
     state = trainer.state_dict()
     kept = {name: value.clone() for name, value in state["hooks"]["ema"]["ema_model"].items()}
     trainer.step(5)
-    assert all(torch.equal(kept[name], value) for name, value in state["hooks"]["ema"]["ema_model"].items())
+    assert all(torch.equal(kept[name], value)
+               for name, value in state["hooks"]["ema"]["ema_model"].items())
     assert not torch.equal(kept["head.weight"], trainer.get_hook(EMAHook).ema_model.head.weight)
 
 
 def test_under_torch_compile():
     """The average is of the model inside, and evaluations of the compiled one use it."""
     model = Net()
-    plain, compiled = make(model=copy.deepcopy(model), ema=0.9), make(model=torch.compile(model, backend="eager"), ema=0.9)
+    plain, compiled = (make(model=copy.deepcopy(model), ema=0.9),
+                       make(model=torch.compile(model, backend="eager"), ema=0.9))
     for trainer in (plain, compiled):
         trainer.fit()
     assert equal(plain.get_hook(EMAHook).ema_model, compiled.get_hook(EMAHook).ema_model)
@@ -312,13 +333,15 @@ def test_under_torch_compile():
 
 
 def test_memory_format_and_another_device():
-    """channels_last stays; a device given is where the average lives ("meta" would hold nothing, so here it is the CPU's)."""
+    """channels_last stays; a device given is where the average lives ("meta" would hold nothing, so
+    here it is the CPU's)."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(1))
     model(torch.zeros(1, 3, 4, 4))
     model = model.to(memory_format=torch.channels_last)
     data = TensorDataset(torch.randn(16, 3, 4, 4), torch.randn(16, 1))
     ema = EMAHook(0.9, device="cpu")
-    Trainer(model, train_dl=DataLoader(data, 4), loss_fn=nn.MSELoss(), hooks=[ema], epochs=1, progress=False, device="cpu").fit()
+    Trainer(model, train_dl=DataLoader(data, 4), loss_fn=nn.MSELoss(), hooks=[ema], epochs=1,
+            progress=False, device="cpu").fit()
     weight = ema.ema_model[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last) and weight.device.type == "cpu"
 
@@ -329,14 +352,15 @@ def test_the_average_of_a_gpu_model_on_the_cpu():
     near, far = EMAHook(0.9), EMAHook(0.9, device="cpu")
     model = Net().cuda()
     data = TensorDataset(torch.randn(80, 6), torch.randn(80, 1))
-    trainer = Trainer(model, train_dl=DataLoader(data, 8), loss_fn=nn.MSELoss(), hooks=[near, far], epochs=2, progress=False)
+    trainer = Trainer(model, train_dl=DataLoader(data, 8), loss_fn=nn.MSELoss(), hooks=[near, far],
+                      epochs=2, progress=False)
     trainer.fit()
     assert far.ema_model.head.weight.device.type == "cpu"
     assert torch.allclose(near.ema_model.head.weight.cpu(), far.ema_model.head.weight, atol=1e-6)
 
 
 def test_a_layer_that_is_replaced():
-    """The average begins anew with the model as it is now."""
+    """The average begins again with the model as it is now."""
     trainer = make(ema=0.9)
     trainer.step(10)  # to the end of the epoch
     with torch.no_grad():
@@ -365,7 +389,8 @@ def test_exported(tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "error"), [
-    ({"ema": 1.5}, "between 0 and 1"), ({"ema": True}, "between 0 and 1"), ({"ema": "0.9"}, "or an EMAHook")])
+    ({"ema": 1.5}, "between 0 and 1"), ({"ema": True}, "between 0 and 1"),
+    ({"ema": "0.9"}, "or an EMAHook")])
 def test_bad_settings_of_the_trainer(settings, error):
     """Refused before anything has begun, with what is allowed."""
     with pytest.raises(ValueError, match=error):
@@ -373,7 +398,8 @@ def test_bad_settings_of_the_trainer(settings, error):
 
 
 @pytest.mark.parametrize(("settings", "error"), [
-    ({"decay": -0.1}, "decay"), ({"every": 0}, "every=0"), ({"every": 1.5}, "every=1.5"), ({"buffers": "mean"}, "'copy' or 'average'")])
+    ({"decay": -0.1}, "decay"), ({"every": 0}, "every=0"), ({"every": 1.5}, "every=1.5"),
+    ({"buffers": "mean"}, "'copy' or 'average'")])
 def test_bad_settings_of_the_hook(settings, error):
     """Each names the value."""
     with pytest.raises(ValueError, match=error):
@@ -381,25 +407,29 @@ def test_bad_settings_of_the_hook(settings, error):
 
 
 def test_both_curves_are_drawn_and_the_panel_has_its_controls():
-    """`valid_ema/loss` is a curve of its own; decay, eval and the switch are tunables of the panel."""
+    """`valid_ema/loss` is a curve of its own;
+    decay, eval and the switch are tunables of the panel."""
     trainer = make(ema=EMAHook(0.9))
     trainer.tune(**{"ema.eval": "both"})
     trainer.step(20)
     board = trainer.dashboard
     board.refresh()
-    assert [trace["name"] for trace in board.plots.chart.figure["data"] if trace["yaxis"] == "y"][2:4] == ["valid", "valid_ema"]
+    assert [trace["name"] for trace in board.plots.chart.figure["data"]
+            if trace["yaxis"] == "y"][2:4] == ["valid", "valid_ema"]
     names = {entry.name for entry in trainer.view.tunables}
     assert {"ema.enabled", "ema.decay", "ema.eval"} <= names
 
 
 def test_a_script_loads_no_widget():
     """The average costs no import of the notebook's packages."""
-    code = "import sys; from trainer_nb import EMAHook, Trainer; EMAHook(); sys.exit('ipywidgets' in sys.modules)"
+    code = ("import sys; from trainer_nb import EMAHook, Trainer; EMAHook(); sys.exit('ipywidgets' "
+            "in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_the_average_is_there_after_a_load(tmp_path):
-    """Before another step is made: in a fresh trainer, in that of a finished run, and from a checkpoint."""
+    """Before another step is made: in a fresh trainer, in that of a finished run, and from a
+    checkpoint."""
     trainer = make(CheckpointHook(tmp_path / "run"), ema=0.9)
     trainer.fit()
     trainer.save(tmp_path / "run.pt")

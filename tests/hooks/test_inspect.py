@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from digits_runs import DrawingData, assert_same, at_step, everything, in_evaluation, make_data, make_model, wait_for
+from digits_runs import (DrawingData, assert_same, at_step, everything, in_evaluation, make_data,
+                         make_model, wait_for)
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -23,9 +24,12 @@ Pair = namedtuple("Pair", "left right")
 def make_trainer(*hooks, valid=True, **given_settings):
     """Shuffled digits with noise, three windows an epoch, dropout and running means."""
     settings = {
-        "train_dl": DataLoader(make_data(44, DrawingData), 8, shuffle=True), "loss_fn": nn.CrossEntropyLoss(),
-        "optim": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2), "gradient_accumulation_steps": 2,
-        "valid_dl": DataLoader(make_data(20, DrawingData), 5, shuffle=True) if valid else None, "epochs": 2,
+        "train_dl": DataLoader(make_data(44, DrawingData), 8, shuffle=True),
+        "loss_fn": nn.CrossEntropyLoss(),
+        "optim": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        "gradient_accumulation_steps": 2,
+        "valid_dl": DataLoader(make_data(20, DrawingData), 5, shuffle=True) if valid else None,
+        "epochs": 2,
     }  # fmt: skip
     settings |= given_settings
     model = settings.pop("model", None) or make_model()
@@ -66,14 +70,16 @@ def plain_model():
     return Scaled()
 
 
-LAYERS = {"scale": ["scale"], "body.0": ["body.0.weight", "body.0.bias"], "body.2": ["body.2.weight", "body.2.bias"]}
+LAYERS = {"scale": ["scale"], "body.0": ["body.0.weight", "body.0.bias"],
+          "body.2": ["body.2.weight", "body.2.bias"]}
 
 # ---- layers
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_norms_and_ratios_of_a_step(clip):
-    """Of each layer: the gradient before clipping, and the update that was made by the weights that were there."""
+    """Of each layer: the gradient before clipping, and the update that was made by the weights that
+    were there."""
     seen = []
 
     class Copy(Hook):
@@ -99,15 +105,18 @@ def test_norms_and_ratios_of_a_step(clip):
         names = LAYERS[row.name]
         wanted = norm(gradients[name] for name in names)
         assert row.norm == pytest.approx(wanted, rel=1e-5)
-        assert row.ratio == pytest.approx(rate * factor * wanted / norm(weights[name] for name in names), rel=1e-3)
+        assert row.ratio == pytest.approx(
+            rate * factor * wanted / norm(weights[name] for name in names), rel=1e-3)
 
 
 def test_the_update_is_what_the_optimizer_did():
-    """Momentum, decay and a rate taken over by hand: the weights after the step less those before."""
+    """Momentum, decay and a rate taken over by hand:
+    the weights after the step less those before."""
     kept = {}
 
     def copies(key):
-        return lambda trainer: kept.update({key: [p.detach().clone() for p in trainer.model.body[0].parameters()]})
+        return lambda trainer: kept.update({key: [p.detach().clone()
+                                                  for p in trainer.model.body[0].parameters()]})
 
     hook = LambdaHook(before_step=copies("before"), after_step=copies("after"))
     trainer = make_trainer(hook, model=plain_model())
@@ -124,7 +133,9 @@ def test_layers_without_weights_or_gradients():
     model = plain_model()
     model.body[2].requires_grad_(False)
     nn.init.zeros_(model.scale)
-    trainer = make_trainer(model=model, optim=lambda p: torch.optim.SGD([q for q in p if q.requires_grad], lr=0.1))
+    trainer = make_trainer(model=model,
+                           optim=lambda p: torch.optim.SGD(
+                               [q for q in p if q.requires_grad], lr=0.1))
     inspect(trainer)
     trainer.step(1)
     inspect(trainer)
@@ -142,10 +153,12 @@ def test_a_sparse_gradient():
         model = nn.Sequential(nn.Embedding(16, 4, sparse=sparse), nn.Flatten(), nn.Linear(32, 2))
         data = [(torch.randint(0, 3, (6, 8)), torch.randint(0, 2, (6,)))]
         optim = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
-        return looked(model=model, train_dl=data, valid=False, optim=optim, epochs=1).inspection.layers
+        return looked(model=model, train_dl=data, valid=False, optim=optim,
+                      epochs=1).inspection.layers
 
     for row, wanted in zip(build(True), build(False), strict=True):
-        wanted = wanted.name, pytest.approx(wanted.norm, rel=1e-4), pytest.approx(wanted.ratio, rel=1e-4)
+        wanted = (wanted.name, pytest.approx(wanted.norm, rel=1e-4),
+                  pytest.approx(wanted.ratio, rel=1e-4))
         assert (row.name, row.norm, row.ratio) == wanted
 
 
@@ -157,7 +170,8 @@ def test_a_gradient_that_is_nan_is_told():
     trainer.step(2)
     inspect(trainer)
     rows = {row.name: row for row in trainer.inspection.layers}
-    assert math.isnan(rows["scale"].norm) and math.isnan(rows["scale"].ratio) and rows["body.0"].norm > 0
+    assert math.isnan(rows["scale"].norm)
+    assert math.isnan(rows["scale"].ratio) and rows["body.0"].norm > 0
 
 
 def test_a_step_that_was_left_out_is_not_measured():
@@ -170,12 +184,14 @@ def test_a_step_that_was_left_out_is_not_measured():
     assert all(math.isfinite(row.norm) for row in trainer.inspection.layers)
 
 
-NAMES = st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=4).map(".".join), max_size=60)
+NAMES = st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=4).map(".".join),
+                 max_size=60)
 
 
 @given(parameters=NAMES, most=st.integers(1, 12))
 def test_layers_are_few_enough(parameters, most):
-    """One name for each parameter, a beginning of its own; no more than asked for where the first parts allow."""
+    """One name for each parameter, a beginning of its own;
+    no more than asked for where the first parts allow."""
     found = layer_names(parameters, most)
     assert len(found) == len(parameters)
     for layer, parameter in zip(found, parameters):
@@ -189,7 +205,8 @@ def test_layers_are_few_enough(parameters, most):
 NESTED = {
     "a pair": ((torch.zeros(2, 3), torch.ones(2)), {"x[0]": (2, 3), "x[1]": (2,)}),
     "a dict": ({"a": torch.zeros(2), 3: [torch.zeros(1)]}, {"x['a']": (2,), "x[3][0]": (1,)}),
-    "a named tuple": (Pair(torch.zeros(2), {"b": torch.zeros(4)}), {"x.left": (2,), "x.right['b']": (4,)}),
+    "a named tuple": (Pair(torch.zeros(2), {"b": torch.zeros(4)}),
+                      {"x.left": (2,), "x.right['b']": (4,)}),
     "other mappings": (
         defaultdict(list, a=UserDict(b=torch.zeros(1)), c=OrderedDict(d=torch.zeros(2))),
         {"x['a']['b']": (1,), "x['c']['d']": (2,)},
@@ -222,7 +239,8 @@ def test_a_dataclass_is_looked_into():
     """What can be a batch can be looked at."""
     value = Sample(torch.zeros(2), {"b": torch.ones(3)})
     found = dict(named_tensors(value, "batch"))
-    assert {name: tuple(t.shape) for name, t in found.items()} == {"batch.image": (2,), "batch.more['b']": (3,)}
+    assert {name: tuple(t.shape)
+            for name, t in found.items()} == {"batch.image": (2,), "batch.more['b']": (3,)}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +263,8 @@ def test_a_dataclass_is_looked_into():
     ],
 )
 def test_the_range_of_a_tensor(tensor, kind, numbers):
-    """Of every type; where there is nothing to compare, nothing is told, and of one number the number."""
+    """Of every type; where there is nothing to compare, nothing is told, and of one number the
+    number."""
     row = tensor_row("x", tensor)
     assert row == TensorRow("x", tuple(tensor.shape), kind, *numbers)
     assert all(number is None or type(number) is float for number in (row.min, row.mean, row.max))
@@ -259,10 +278,11 @@ def test_a_nan_spoils_all_three():
 
 
 def test_batch_prediction_and_loss():
-    """Of the batch in hand, in a pause, at the end and after a failure."""
+    """Of the current batch, in a pause, at the end and after a failure."""
     trainer = make_trainer(at_step(2, lambda t: t.pause()))
     inspect(trainer)
-    assert (trainer.inspection.tensors, trainer.inspection.layers, trainer.inspection.layers_step) == ([], [], None)
+    assert (trainer.inspection.tensors, trainer.inspection.layers,
+            trainer.inspection.layers_step) == ([], [], None)
     trainer.fit()
     found = {row.name: row for row in trainer.inspection.tensors}
     assert list(found) == ["batch[0]", "batch[1]", "pred", "loss"]
@@ -275,13 +295,15 @@ def test_batch_prediction_and_loss():
     with pytest.raises(ZeroDivisionError):
         trainer.fit()
     failed = {row.name: row for row in trainer.inspection.tensors}
-    assert trainer.inspection.step == 4 and failed["batch[1]"].mean == trainer.failed_batch[1].double().mean()
+    assert trainer.inspection.step == 4
+    assert failed["batch[1]"].mean == trainer.failed_batch[1].double().mean()
     trainer.fit()
     assert trainer.inspection.step == 6
 
 
 def test_in_a_held_evaluation():
-    """The batch of the evaluation is the one in hand; afterwards it is the last one of the training again."""
+    """The batch of the evaluation is the current one;
+    afterwards it is the last one of the training again."""
     trainer = make_trainer(in_evaluation(lambda t: t.pause()))
     inspect(trainer)
     trainer.start()
@@ -336,12 +358,13 @@ def test_off_takes_the_hook_out():
 
 
 def test_asked_for_in_a_pause():
-    """At once the batch in hand; with the very next step its layers."""
+    """At once the current batch; with the very next step its layers."""
     trainer = make_trainer(at_step(2, lambda t: t.pause()))
     trainer.start()
     wait_for(lambda: trainer.state == "paused")
     assert inspect(trainer).wait(10).status == "applied"
-    assert trainer.inspection.step == 2 and [row.name for row in trainer.inspection.tensors][0] == "batch[0]"
+    assert trainer.inspection.step == 2
+    assert [row.name for row in trainer.inspection.tensors][0] == "batch[0]"
     trainer.post(Command("step"))
     wait_for(lambda: trainer.state == "paused" and trainer.step_state.optimizer_step == 3)
     wait_for(lambda: trainer.inspection.step == 3)

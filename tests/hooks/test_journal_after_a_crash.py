@@ -37,7 +37,8 @@ def written(folder):
     """What is said in the file: entries that hold, and void ones."""
     entries = lines(folder / "journal.jsonl")[1:]
     def said(void):
-        return [entry["new"] if entry["kind"] == "note" else entry["kind"] for entry in entries if entry.get("void", False) is void]
+        return [entry["new"] if entry["kind"] == "note" else entry["kind"] for entry in entries
+                if entry.get("void", False) is void]
     return said(False), said(True)
 
 
@@ -52,14 +53,18 @@ def first_life(folder):
 @pytest.mark.parametrize("epochs", [2, 3], ids=["the same total", "a larger one"])
 @pytest.mark.parametrize("first", [False, True], ids=["nothing", "a note"])
 def test_what_a_crash_took_back_is_void(epochs, first, tmp_path):
-    """Also where changes come before the first epoch of the run that goes on: a total, a note of a hook."""
+    """Also where changes come before the first epoch of the run that goes on:
+    a total, a note of a hook."""
     crashed(lambda: first_life(tmp_path))
     assert written(tmp_path) == (["kept", "lost", "tune"], [])
-    trainer = run(tmp_path, *[LambdaHook(before_fit=lambda trainer: trainer.note("again"))] * first, epochs=epochs)
+    trainer = run(tmp_path, *[LambdaHook(before_fit=lambda trainer: trainer.note("again"))] * first,
+                  epochs=epochs)
     trainer.fit()
     holds, void = written(tmp_path)
-    assert void == ["lost", "tune"] and holds[0] == "kept" and ("again" in holds) is first and ("totals" in holds) is (epochs == 3)
-    assert [entry.number for entry in Journal.load(tmp_path / "journal.jsonl")] == list(range(1, len(holds) + 1))
+    assert void == ["lost", "tune"] and holds[0] == "kept"
+    assert ("again" in holds) is first and ("totals" in holds) is (epochs == 3)
+    assert [entry.number
+            for entry in Journal.load(tmp_path / "journal.jsonl")] == list(range(1, len(holds) + 1))
     assert len(trainer.journal) == len(holds)
     trainer.close()
 
@@ -75,7 +80,9 @@ def test_two_crashes_in_a_row(tmp_path):
         trainer.fit()
         trainer.close()
     holds, void = written(tmp_path)
-    assert [text for text in void if text != "totals"] == ["lost", "tune", "lost too", "lost as well"] and holds[0] == "kept"
+    assert [text for text in void
+            if text != "totals"] == ["lost", "tune", "lost too",
+                                     "lost as well"] and holds[0] == "kept"
 
 
 def test_a_rewind_that_a_crash_took_back(tmp_path):

@@ -1,4 +1,5 @@
-"""Layer groups: which parameter belongs where, that dividing changes nothing, freezing and rates against hand-written loops."""
+"""Layer groups: which parameter belongs where, that dividing changes nothing, freezing and rates
+against hand-written loops."""
 
 import pytest
 import torch
@@ -46,7 +47,8 @@ def make(split=("body", "head"), optim="adamw", hooks=(), seed=0, **settings):
     model = settings.pop("model", None) or net(seed)
     own = [] if split is None else [LayerGroupsHook(split)]
     given = OPTIMIZERS[optim] if isinstance(optim, str) else optim
-    return settings.pop("kind", Trainer)(model, train_dl=DataLoader(DATA, 8, shuffle=True), loss_fn=nn.MSELoss(), hooks=[*own, *hooks], device="cpu",
+    return settings.pop("kind", Trainer)(model, train_dl=DataLoader(DATA, 8, shuffle=True),
+                                         loss_fn=nn.MSELoss(), hooks=[*own, *hooks], device="cpu",
                    **{"optim": given, "progress": False, "seed": 1, "epochs": 3} | settings)
 
 
@@ -54,7 +56,8 @@ def values(trainer):
     """Weights, buffers and the optimizer's tensors by parameter."""
     model = trainer.model.state_dict()
     inner = {f"{name}.{key}": value for name, p in trainer.model.named_parameters()
-             for key, value in trainer.optim.state.get(p, {}).items() if isinstance(value, torch.Tensor)}
+             for key, value in trainer.optim.state.get(p, {}).items()
+             if isinstance(value, torch.Tensor)}
     return {name: value.clone() for name, value in {**model, **inner}.items()}
 
 
@@ -66,19 +69,27 @@ def assert_equal(a, b):
 
 # ---- which parameter belongs where
 @pytest.mark.parametrize(("split", "expected"), {
-    "one name": ("head", {"head": ["head.weight", "head.bias"], "rest": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias",
-                                                                         "body.3.weight", "body.3.bias"]}),
-    "all named": (["body", "head"], {"body": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "body.3.weight",
-                                              "body.3.bias"], "head": ["head.weight", "head.bias"]}),
+    "one name": ("head",
+                 {"head": ["head.weight", "head.bias"],
+                  "rest": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias",
+                           "body.3.weight", "body.3.bias"]}),
+    "all named": (["body", "head"],
+                  {"body": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias",
+                            "body.3.weight",
+                            "body.3.bias"], "head": ["head.weight", "head.bias"]}),
     "the longer name counts": ({"all": ["body", "head"], "last": "body.3"}, {
-        "all": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "head.weight", "head.bias"],
+        "all": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "head.weight",
+                "head.bias"],
         "last": ["body.3.weight", "body.3.bias"]}),
-    "a parameter": ({"bias": ["head.bias", "body.0.bias"]}, {"bias": ["body.0.bias", "head.bias"], "rest": [
-        "body.0.weight", "body.1.weight", "body.1.bias", "body.3.weight", "body.3.bias", "head.weight"]}),
+    "a parameter": ({"bias": ["head.bias", "body.0.bias"]},
+                    {"bias": ["body.0.bias", "head.bias"], "rest": [
+"body.0.weight", "body.1.weight", "body.1.bias", "body.3.weight", "body.3.bias", "head.weight"]}),
     "modules of a function": (lambda m: {"first": m.body[0], "others": [m.body[1:], m.head]}, None),
-    "lists of parameters, as fastai's splitters give": (lambda m: [list(m.body.parameters()), list(m.head.parameters())], {
-        "group_0": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "body.3.weight", "body.3.bias"],
-        "group_1": ["head.weight", "head.bias"]}),
+    "lists of parameters, as fastai's splitters give": (
+        lambda m: [list(m.body.parameters()), list(m.head.parameters())], {
+"group_0": ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "body.3.weight",
+            "body.3.bias"],
+"group_1": ["head.weight", "head.bias"]}),
 }.values())
 def test_the_groups(split, expected):
     """By name, list, dict and function."""
@@ -118,7 +129,8 @@ def test_a_weight_of_two_modules_is_in_the_group_of_the_first():
 def test_a_name_that_begins_another():
     """`body` is not `body_2`."""
     model = nn.ModuleDict({"body": nn.Linear(1, 1), "body_2": nn.Linear(1, 1)})
-    assert layer_groups(model, "body") == {"body": ["body.weight", "body.bias"], "rest": ["body_2.weight", "body_2.bias"]}
+    assert layer_groups(model, "body") == {"body": ["body.weight", "body.bias"],
+                                           "rest": ["body_2.weight", "body_2.bias"]}
 
 
 # ---- dividing the optimizer
@@ -127,7 +139,8 @@ def test_a_name_that_begins_another():
 def test_dividing_alone_changes_no_bit(optim, sched):
     """Two groups against one, with clipping and accumulation."""
     settings = {"optim": optim, "sched": sched, "grad_clip": 0.5, "gradient_accumulation_steps": 2}
-    plain, divided = make(None, **settings), make({"a": ["head", "body.0"], "b": "body.1"}, **settings)
+    plain, divided = (make(None, **settings),
+                      make({"a": ["head", "body.0"], "b": "body.1"}, **settings))
     assert [len(trainer.optim.param_groups) for trainer in (plain, divided)] == [1, 3]
     plain.fit()
     divided.fit()
@@ -139,13 +152,18 @@ def test_groups_of_the_users_own_are_divided_with_their_options():
     model = net()
     named = dict(model.named_parameters())
     optim = torch.optim.AdamW([
-        {"params": [(n, p) for n, p in named.items() if p.ndim > 1], "weight_decay": 0.3, "lr": 0.02},
-        {"params": [(n, p) for n, p in named.items() if p.ndim == 1], "weight_decay": 0.0}], lr=0.01)
+        {"params": [(n, p) for n, p in named.items() if p.ndim > 1], "weight_decay": 0.3,
+         "lr": 0.02},
+        {"params": [(n, p) for n, p in named.items() if p.ndim == 1], "weight_decay": 0.0}],
+        lr=0.01)
     trainer = make(optim=optim, model=model)
-    found = [(group["param_names"], group["weight_decay"], group["lr"]) for group in optim.param_groups]
+    found = [(group["param_names"], group["weight_decay"], group["lr"])
+             for group in optim.param_groups]
     assert found == [(["body.0.weight", "body.3.weight"], 0.3, 0.02), (["head.weight"], 0.3, 0.02),
-                     (["body.0.bias", "body.1.weight", "body.1.bias", "body.3.bias"], 0.0, 0.01), (["head.bias"], 0.0, 0.01)]
-    assert all(p is named[n] for group in optim.param_groups for n, p in zip(group["param_names"], group["params"]))
+                     (["body.0.bias", "body.1.weight", "body.1.bias", "body.3.bias"], 0.0, 0.01),
+                     (["head.bias"], 0.0, 0.01)]
+    assert all(p is named[n] for group in optim.param_groups
+               for n, p in zip(group["param_names"], group["params"]))
     trainer.tune(**{f"{HEAD}.lr_scale": 10.0})
     assert trainer.rates() == pytest.approx([0.02, 0.2, 0.01, 0.1]) and trainer.rate == 0.02
 
@@ -162,7 +180,8 @@ def test_what_the_loss_function_learns_stays_in_no_group():
 
     model, loss = net(), Scaled()
     optim = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
-    trainer = Trainer(model, train_dl=DataLoader(DATA, 8), loss_fn=loss, optim=optim, hooks=[LayerGroupsHook(["body", "head"])],
+    trainer = Trainer(model, train_dl=DataLoader(DATA, 8), loss_fn=loss, optim=optim,
+                      hooks=[LayerGroupsHook(["body", "head"])],
                       epochs=1, device="cpu", progress=False)
     trainer.tune(**{f"{BODY}.frozen": True, f"{HEAD}.frozen": True, f"{HEAD}.lr_scale": 0.5})
     assert trainer.rates() == pytest.approx([0.1, 0.05, 0.1])
@@ -215,7 +234,8 @@ def test_lbfgs_a_part_outside_the_optimizer_and_a_scheduler_that_came_before():
 def by_hand(optim, change):
     """The same run; `change(step, model, optimizer)` before each step."""
     model = net()
-    optimizer = OPTIMIZERS[optim]([{"params": model.body.parameters()}, {"params": model.head.parameters()}])
+    optimizer = OPTIMIZERS[optim]([{"params": model.body.parameters()},
+                                   {"params": model.head.parameters()}])
     torch.manual_seed(1)
     step = 0
     for _ in range(3):
@@ -226,7 +246,8 @@ def by_hand(optim, change):
             optimizer.zero_grad()
             step += 1
     inner = {f"{name}.{key}": value for name, p in model.named_parameters()
-             for key, value in optimizer.state.get(p, {}).items() if isinstance(value, torch.Tensor)}
+             for key, value in optimizer.state.get(p, {}).items()
+             if isinstance(value, torch.Tensor)}
     return {**model.state_dict(), **inner}
 
 
@@ -250,7 +271,8 @@ def test_freezing_is_what_torch_does_without_gradients(optim):
 
 @pytest.mark.parametrize("optim", ["sgd", "adamw", "tensor lr"])
 def test_a_groups_rate_is_the_runs_times_its_own(optim):
-    """From the start, changed at step 9, with the run's own changed at step 20; groups keep what the optimizer gave them."""
+    """From the start, changed at step 9, with the run's own changed at step 20;
+    groups keep what the optimizer gave them."""
     first = {"sgd": 0.1, "adamw": 0.01, "tensor lr": torch.tensor(0.01).item()}[optim]
     def change(step, model, optimizer):
         if step in (0, 9, 20):
@@ -264,7 +286,8 @@ def test_a_groups_rate_is_the_runs_times_its_own(optim):
     trainer.tune(**{f"{BODY}.lr_scale": 0.25})
     trainer.step(11)
     trainer.tune(lr_scale=0.5)
-    assert trainer.rate == pytest.approx(first / 2) and trainer.rates() == pytest.approx([first / 8, first / 2])
+    assert trainer.rate == pytest.approx(first / 2)
+    assert trainer.rates() == pytest.approx([first / 8, first / 2])
     trainer.fit()
     assert_equal(values(trainer), by_hand(optim, change))
 
@@ -279,7 +302,8 @@ def test_under_a_schedule_taken_over_by_hand_and_given_back():
     trainer.tune(lr=0.2)
     assert trainer.rates() == pytest.approx([0.2, 0.6])
     trainer.tune(lr=None)
-    assert trainer.rates() == pytest.approx([trainer.optim.param_groups[0]["lr"], 3 * trainer.optim.param_groups[1]["lr"]])
+    assert trainer.rates() == pytest.approx([trainer.optim.param_groups[0]["lr"],
+                                             3 * trainer.optim.param_groups[1]["lr"]])
 
 
 def test_the_switch_of_the_hook():
@@ -287,7 +311,8 @@ def test_the_switch_of_the_hook():
     trainer = make()
     trainer.tune(**{f"{BODY}.frozen": True, f"{HEAD}.lr_scale": 2.0})
     trainer.tune(**{"layer_groups.enabled": False})
-    assert trainer.rates() == pytest.approx([0.01, 0.01]) and all(p.requires_grad for p in trainer.model.parameters())
+    assert trainer.rates() == pytest.approx([0.01, 0.01])
+    assert all(p.requires_grad for p in trainer.model.parameters())
     trainer.tune(**{"layer_groups.enabled": True})
     assert trainer.rates() == pytest.approx([0.01, 0.02])
     assert [p.requires_grad for p in trainer.model.parameters()] == [False] * 6 + [True] * 2
@@ -299,22 +324,28 @@ def test_what_was_frozen_before_stays_so():
     model.body[0].requires_grad_(False)
     model.head.requires_grad_(False)
     trainer = make(model=model)
-    table = {name: entry.read() for name, entry in trainer.tunables().items() if name.endswith("frozen")}
+    table = {name: entry.read() for name, entry in trainer.tunables().items()
+             if name.endswith("frozen")}
     assert table == {f"{BODY}.frozen": False, f"{HEAD}.frozen": True}
     trainer.tune(**{f"{HEAD}.frozen": False})
     trainer.tune(**{f"{BODY}.frozen": True})
     trainer.tune(**{f"{BODY}.frozen": False})
-    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True, True, True, True, True]
+    assert [p.requires_grad
+            for p in model.parameters()] == [False, False, True, True, True, True, True, True]
 
 
 def test_not_everything_may_be_frozen():
     """Refused with the reason, whatever the order; names and values that are none, too."""
     trainer = make()
     trainer.tune(**{f"{HEAD}.frozen": True})
-    with pytest.raises(ValueError, match=r"layer_groups\.body\.frozen = True is refused: every layer group would be frozen"):
+    with pytest.raises(ValueError,
+                       match=r"layer_groups\.body\.frozen = True is refused: every layer group "
+                             r"would be frozen"):
         trainer.tune(**{f"{BODY}.frozen": True})
-    for name, value, words in ((f"{BODY}.lr_scale", -1, "0 or more"), (f"{BODY}.frozen", 1, "True or False"),
-                               ("layer_groups.bod.lr_scale", 1.0, "did you mean 'layer_groups.body.lr_scale'")):
+    for name, value, words in ((f"{BODY}.lr_scale", -1, "0 or more"),
+                               (f"{BODY}.frozen", 1, "True or False"),
+                               ("layer_groups.bod.lr_scale", 1.0,
+                                "did you mean 'layer_groups.body.lr_scale'")):
         with pytest.raises(ValueError, match=words):
             trainer.tune(**{name: value})
     assert len(trainer.journal) == 1
@@ -323,7 +354,8 @@ def test_not_everything_may_be_frozen():
 # ---- exact
 def steered(trainer, upto=None):
     """Changes at steps 3, 11 and 19, and on to the end or to a step."""
-    changes = {3: {f"{BODY}.frozen": True}, 11: {f"{BODY}.frozen": False, f"{BODY}.lr_scale": 0.1}, 19: {f"{HEAD}.lr_scale": 2.0}}
+    changes = {3: {f"{BODY}.frozen": True}, 11: {f"{BODY}.frozen": False, f"{BODY}.lr_scale": 0.1},
+               19: {f"{HEAD}.lr_scale": 2.0}}
     for step, change in changes.items():
         if trainer.step_state.optimizer_step < step <= (upto or 99):
             trainer.step(step - trainer.step_state.optimizer_step)
@@ -350,7 +382,8 @@ def test_rewind_and_replay():
     trainer = make(hooks=[SnapshotHook(every_steps=5)])
     steered(trainer, 14)
     assert trainer.rewind(10) == 10
-    assert [p.requires_grad for p in trainer.model.parameters()] == [False] * 6 + [True] * 2 and trainer.rates() == [0.01, 0.01]
+    assert [p.requires_grad for p in trainer.model.parameters()] == [False] * 6 + [True] * 2
+    assert trainer.rates() == [0.01, 0.01]
     trainer.tune(**{f"{HEAD}.lr_scale": 0.3})
     trainer.fit()
     again = make(hooks=[ReplayHook(trainer.journal), SnapshotHook(every_steps=5)])
@@ -390,6 +423,8 @@ def test_each_group_is_a_section_of_the_panel():
     trainer = make({"body": "body", "the <head>": "head"})
     found = {title: [t.name for t in members] for title, members in groups(trainer.view).items()}
     assert found["layer_groups"] == ["layer_groups.enabled"]
-    bodies = {title: names for title, names in found.items() if title.endswith((": body", ": the &lt;head&gt;"))}
+    bodies = {title: names for title, names in found.items()
+              if title.endswith((": body", ": the &lt;head&gt;"))}
     assert list(bodies.values()) == [[f"{BODY}.frozen", f"{BODY}.lr_scale"],
-                                     ["layer_groups.the <head>.frozen", "layer_groups.the <head>.lr_scale"]]
+                                     ["layer_groups.the <head>.frozen",
+                                      "layer_groups.the <head>.lr_scale"]]

@@ -1,4 +1,5 @@
-"""Statistics of layers: the right numbers, of the right pass, and neither training nor model feels them."""
+"""Statistics of layers: the right numbers, of the right pass, and neither training nor model feels
+them."""
 
 import gc
 import math
@@ -14,14 +15,16 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import Hook, LayerStatsHook, SnapshotHook, Trainer
-from trainer_nb.hooks.layer_stats import BINS, LayerSeries, distance, layer_still, lower_edges, measure
+from trainer_nb.hooks.layer_stats import (BINS, LayerSeries, distance, layer_still, lower_edges,
+                                          measure)
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 DATA = TensorDataset(torch.tensor(PIXELS[:200] / 16).float(), torch.tensor(LABELS[:200]))
 
 
 class Net(nn.Module):
-    """An activation in place, dropout, a layer that is used twice, one with a tuple, one that is not used."""
+    """An activation in place, dropout, a layer that is used twice, one with a tuple, one that is
+    not used."""
 
     def __init__(self):
         super().__init__()
@@ -42,8 +45,10 @@ def make(*hooks, model=None, **settings):
     """10 steps an epoch."""
     torch.manual_seed(0)
     settings = {"epochs": 2, "seed": 1} | settings
-    return Trainer(Net() if model is None else model, train_dl=DataLoader(DATA, 20, shuffle=True), valid_dl=DataLoader(DATA, 100), loss_fn=nn.CrossEntropyLoss(),
-                   optim=lambda p: torch.optim.AdamW(p, lr=0.01), progress=False, hooks=hooks, device="cpu", **settings)  # fmt: skip
+    return Trainer(Net() if model is None else model, train_dl=DataLoader(DATA, 20, shuffle=True),
+                   valid_dl=DataLoader(DATA, 100), loss_fn=nn.CrossEntropyLoss(),
+                   optim=lambda p: torch.optim.AdamW(p, lr=0.01), progress=False, hooks=hooks,
+                   device="cpu", **settings)
 
 
 def hooked(trainer):
@@ -53,11 +58,14 @@ def hooked(trainer):
 
 def equal(a, b):
     """All weights and buffers, bit for bit."""
-    return all(torch.equal(x, y) for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True))
+    return all(torch.equal(x, y)
+               for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values(),
+                               strict=True))
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"mixed_precision": "bf16"}, {"gradient_accumulation_steps": 3, "micro_batch_size": 8}, {"grad_clip": 0.5, "ema": 0.9}])
+    {}, {"mixed_precision": "bf16"}, {"gradient_accumulation_steps": 3, "micro_batch_size": 8},
+    {"grad_clip": 0.5, "ema": 0.9}])
 def test_the_training_does_not_feel_it(settings):
     """Bit for bit; and no module has a hook afterwards."""
     plain, stats = make(**settings), LayerStatsHook(every_steps=1, log=True)
@@ -65,7 +73,8 @@ def test_the_training_does_not_feel_it(settings):
     watched = make(stats, **settings)
     watched.fit()
     assert equal(plain, watched) and hooked(watched) == []
-    assert stats.history.layers("activations") == ["body.0", "body.1", "norm", "twice", "rnn", "head"]
+    assert stats.history.layers("activations") == ["body.0", "body.1", "norm", "twice", "rnn",
+                                                   "head"]
     assert stats.history.layers("gradients") == ["head", "rnn", "twice", "norm", "body.1", "body.0"]
 
 
@@ -76,7 +85,8 @@ def test_the_numbers_are_right():
         order = -1
         def before_batch(self, trainer):
             if trainer.training and trainer.step_state.optimizer_step == 4:
-                kept.update(state={k: v.clone() for k, v in trainer.model.state_dict().items()}, batch=trainer.batch)
+                kept.update(state={k: v.clone() for k, v in trainer.model.state_dict().items()},
+                            batch=trainer.batch)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     make(stats, Keep(), model=model).fit()
     again = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -88,7 +98,8 @@ def test_the_numbers_are_right():
         outputs.append(x)
     nn.CrossEntropyLoss()(x, kept["batch"][1]).backward()
     for name, output in zip("012", outputs, strict=True):
-        for kind, values, near in (("activations", output.detach(), 0.05), ("gradients", output.grad, 1e-8)):
+        for kind, values, near in (("activations", output.detach(), 0.05),
+                                   ("gradients", output.grad, 1e-8)):
             found, values = stats.series(name, kind), values.double().numpy().ravel()
             assert found.steps.tolist() == [1, 5, 9, 13, 17]
             assert found.mean[1] == pytest.approx(values.mean(), rel=1e-4, abs=1e-9)
@@ -104,8 +115,10 @@ def test_shares_of_a_histogram():
     *_, first, second = measure(torch.tensor([0.0, 0.3, -0.3, 1e6]), edges, 0.05)[3:5]
     assert (first, second) == (0.25, 0.5)
     large = measure(torch.randn(300, 200), edges, 0.05)
-    assert len(large) == 3 + BINS and large[3:].sum() == pytest.approx(1.0) and measure(torch.tensor([1e6]), edges, 0.05)[-1] == 1
-    assert [distance(count) for count in (10, 4096, 4097, 4096 * 9, 4096 * 14)] == [1, 1, 11, 11, 17]
+    assert len(large) == 3 + BINS and large[3:].sum() == pytest.approx(1.0)
+    assert measure(torch.tensor([1e6]), edges, 0.05)[-1] == 1
+    assert [distance(count)
+            for count in (10, 4096, 4097, 4096 * 9, 4096 * 14)] == [1, 1, 11, 11, 17]
 
 
 def test_gradients_of_scaled_losses():
@@ -113,10 +126,13 @@ def test_gradients_of_scaled_losses():
     plain, scaled = LayerStatsHook(every_steps=1), LayerStatsHook(every_steps=1)
     model = nn.Sequential(nn.Linear(64, 10))
     make(plain, model=model, max_steps=1, epochs=None).fit()
-    trainer = make(scaled, model=nn.Sequential(nn.Linear(64, 10)), max_steps=1, epochs=None, mixed_precision="fp16")
+    trainer = make(scaled, model=nn.Sequential(nn.Linear(64, 10)), max_steps=1, epochs=None,
+                   mixed_precision="fp16")
     trainer.fit()
     assert trainer.engine.scaler.get_scale() > 1000
-    assert scaled.series("0", "gradients").std[0] == pytest.approx(plain.series("0", "gradients").std[0], rel=0.02)
+    assert scaled.series("0",
+                         "gradients").std[
+                             0] == pytest.approx(plain.series("0", "gradients").std[0], rel=0.02)
 
 
 def test_switched_on_and_off_in_mid_run():
@@ -214,8 +230,11 @@ def test_a_module_that_is_called_twice():
             return x[:, :10]
     stats = LayerStatsHook(every_steps=1)
     make(stats, model=Twice()).step(1)
-    assert stats.series("layer").std[0] == pytest.approx(float(outputs[0].detach().std(correction=0)), rel=1e-5)
-    assert stats.series("layer", "gradients").std[0] == pytest.approx(float(outputs[0].grad.std(correction=0)), rel=1e-5)
+    assert stats.series(
+        "layer").std[0] == pytest.approx(float(outputs[0].detach().std(correction=0)), rel=1e-5)
+    assert stats.series("layer",
+                        "gradients").std[
+                            0] == pytest.approx(float(outputs[0].grad.std(correction=0)), rel=1e-5)
 
 
 def test_no_graph_is_kept():
@@ -234,7 +253,8 @@ def test_no_graph_is_kept():
     trainer.pred = trainer.loss = None
     gc.collect()
     assert len(dead) == 6 and not any(each() is not None for each in dead)
-    assert all(not row.requires_grad for _, found in stats.history._pending for layers in found.values() for row in layers.values())
+    assert all(not row.requires_grad for _, found in stats.history._pending
+               for layers in found.values() for row in layers.values())
 
 
 def test_a_forward_pass_that_fails():
@@ -257,15 +277,18 @@ def test_a_forward_pass_that_fails():
 
 
 @pytest.mark.parametrize(("modules", "names"), [
-    (None, ["body.0", "body.1", "norm", "twice", "rnn", "unused", "head"]), ("body", ["body"]), (["head", "norm"], ["head", "norm"]),
-    (nn.Linear, ["body.0", "twice", "unused", "head"]), (lambda name, module: name.startswith("body."), ["body.0", "body.1", "body.2"])])
+    (None, ["body.0", "body.1", "norm", "twice", "rnn", "unused", "head"]), ("body", ["body"]),
+    (["head", "norm"], ["head", "norm"]),
+    (nn.Linear, ["body.0", "twice", "unused", "head"]),
+    (lambda name, module: name.startswith("body."), ["body.0", "body.1", "body.2"])])
 def test_which_layers(modules, names):
     """By name, by class, by a function."""
     stats = LayerStatsHook(every_steps=1, modules=modules)
     trainer = make(stats)
     trainer.step(1)
-    assert stats.history.layers("activations") == sorted((name for name in names if name != "unused"), key=[
-        "body.0", "body.1", "body.2", "body", "norm", "twice", "rnn", "head"].index)
+    assert stats.history.layers(
+        "activations") == sorted((name for name in names if name != "unused"), key=[
+"body.0", "body.1", "body.2", "body", "norm", "twice", "rnn", "head"].index)
 
 
 def test_a_frozen_part_has_no_gradient():
@@ -274,7 +297,8 @@ def test_a_frozen_part_has_no_gradient():
     trainer = make(stats)
     trainer.model.body.requires_grad_(False)
     trainer.step(1)
-    assert "body.0" in stats.history.layers("activations") and "body.0" not in stats.history.layers("gradients")
+    assert "body.0" in stats.history.layers("activations")
+    assert "body.0" not in stats.history.layers("gradients")
     assert "| body.0 | 1 |" in stats.table() and "| – | – |" in stats.table()
 
 
@@ -292,7 +316,8 @@ def test_a_rewind_takes_looks_back():
 
 
 def test_an_earlier_state_takes_looks_back():
-    """Loaded, not rewound to: what was measured later is of another course, and steps only ascend."""
+    """Loaded, not rewound to: what was measured later is of another course, and steps only
+    ascend."""
     stats = LayerStatsHook(every_steps=2)
     trainer = make(stats)
     trainer.step(5)
@@ -318,7 +343,8 @@ def test_records():
     trainer = make(stats)
     trainer.fit()
     assert trainer.history.steps("layers/head/std").tolist() == [1, 6, 11, 16]
-    assert np.allclose(trainer.history["layers/head/grad_std"], stats.series("head", "gradients").std)
+    assert np.allclose(trainer.history["layers/head/grad_std"],
+                       stats.series("head", "gradients").std)
     assert trainer.history.steps("train/loss").tolist() == list(range(1, 21))
 
 
@@ -332,7 +358,8 @@ def test_the_figure():
         figure = stats.plot(kind)
         lines = [trace for trace in figure.data if trace.type == "scatter"]
         maps = [trace for trace in figure.data if trace.type == "heatmap"]
-        assert len(lines) == 9 and [each.name for each in maps] == stats.history.layers(kind) and maps[0].z.shape == (BINS, 10)
+        assert len(lines) == 9 and [each.name for each in maps] == stats.history.layers(kind)
+        assert maps[0].z.shape == (BINS, 10)
         head = next(trace for trace in lines if trace.name == "head")
         assert np.allclose(head.y, stats.series("head", kind).mean)
     with pytest.raises(ValueError, match="'activations' or 'gradients'"):
@@ -348,14 +375,17 @@ def test_a_compiled_model():
         trainer = make(stats, model=model)
         with pytest.warns(UserWarning, match="without torch.compile"):
             trainer.step(2)
-        assert stats.history.fetch() == [] and not any(module._forward_hooks for module in model.modules())
+        assert stats.history.fetch() == []
+        assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_bad_settings():
     """A name that is none is refused before the first step."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for modules, error in (("hed", "did you mean 'head'"), (nn.Conv2d, "no module of the model fits"), (["quux"], "there are model, body")):
+        for modules, error in (("hed", "did you mean 'head'"),
+                               (nn.Conv2d, "no module of the model fits"),
+                               (["quux"], "there are model, body")):
             trainer = make(LayerStatsHook(modules=modules))
             with pytest.raises(ValueError, match=error):
                 trainer.fit()
@@ -374,7 +404,8 @@ def test_no_step_waits_for_the_device():
     stats = LayerStatsHook(every_steps=2)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     batches = [(x.cuda(), y.cuda()) for x, y in DataLoader(DATA, 20)]
-    trainer = Trainer(model, train_dl=batches, loss_fn=nn.CrossEntropyLoss(), hooks=[stats], epochs=2, progress=False, device="cuda")
+    trainer = Trainer(model, train_dl=batches, loss_fn=nn.CrossEntropyLoss(), hooks=[stats],
+                      epochs=2, progress=False, device="cuda")
     trainer.step(4)
     torch.use_deterministic_algorithms(True)
     torch.cuda.set_sync_debug_mode("error")
@@ -401,17 +432,25 @@ def test_the_still_shows_what_was_measured(kind, unit):
     texts = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
     layers = stats.history.layers(kind)
     assert texts[0].replace("━", " ").split() == ["layer", *layers]
-    assert [each for each in texts if each.startswith("layer ")] == [f"layer {name}" for name in layers]
-    assert texts.count("step") == 3 + len(layers) and texts.count(unit) == 2 and texts.count(f"|{unit}|") == len(layers)
-    lines = [np.array(numbers(each.get("points"))).reshape(-1, 2) for each in root.iter("{http://www.w3.org/2000/svg}polyline")]
-    for field, curves in zip(("mean", "std", "near_zero"), (lines[start:start + len(layers)] for start in range(0, len(lines), len(layers)))):
-        values = np.concatenate([getattr(stats.series(name, kind), field) for name in layers]).astype(float)
+    assert [each for each in texts
+            if each.startswith("layer ")] == [f"layer {name}" for name in layers]
+    assert texts.count("step") == 3 + len(layers)
+    assert texts.count(unit) == 2 and texts.count(f"|{unit}|") == len(layers)
+    lines = [np.array(numbers(each.get("points"))).reshape(-1, 2)
+             for each in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    for field, curves in zip(("mean", "std", "near_zero"),
+                             (lines[start:start + len(layers)]
+                              for start in range(0, len(lines), len(layers)))):
+        values = np.concatenate([getattr(stats.series(name, kind), field)
+                                 for name in layers]).astype(float)
         values = np.log10(values) if (kind, field) == ("gradients", "std") else values
         heights = np.concatenate([curve[:, 1] for curve in curves])
         slope, start = np.polyfit(values, heights, 1)
-        assert slope < 0 and np.abs(slope * values + start - heights).max() < 0.11, field  # upwards, a tenth of a pixel
+        # upwards, a tenth of a pixel
+        assert slope < 0 and np.abs(slope * values + start - heights).max() < 0.11, field
         assert heights.min() >= 66 and heights.max() <= 176
-        assert [curve[:, 0].tolist() for curve in curves] == [curves[0][:, 0].tolist()] * len(layers)
+        assert [curve[:, 0].tolist()
+                for curve in curves] == [curves[0][:, 0].tolist()] * len(layers)
     assert stats.still(kind) == picture
 
 
@@ -421,8 +460,10 @@ def test_maps_of_the_still_have_the_histogram():
     histogram[0, 0], histogram[0, 39], histogram[1, 4:6] = 0.995, 0.005, 0.5
     series = LayerSeries(np.array([1, 11]), *np.ones((3, 2)), histogram)
     root = ElementTree.fromstring(layer_still({"a": series}, "activations"))
-    cells = {each.get("opacity"): each.get("d") for each in root.iter("{http://www.w3.org/2000/svg}path") if each.get("class") == "h"}
-    assert cells["1.0"] == "M62.0 366.0H157.0V363.2H62.0M157.0 355.0H252.0V349.5H157.0"  # px; 110 high for 0 to 10, 190 wide for 1 to 21
+    cells = {each.get("opacity"): each.get("d")
+             for each in root.iter("{http://www.w3.org/2000/svg}path") if each.get("class") == "h"}
+    # px; 110 high for 0 to 10, 190 wide for 1 to 21
+    assert cells["1.0"] == "M62.0 366.0H157.0V363.2H62.0M157.0 355.0H252.0V349.5H157.0"
     assert cells["0.14"] == "M62.0 258.8H157.0V256.0H62.0" and len(cells) == 2
 
 
@@ -430,9 +471,11 @@ def test_the_still_of_many_layers_and_looks_stays_small():
     draw = np.random.default_rng(0)
     rows = draw.random((40, 500, 43)).astype(np.float32)
     rows[:, :, 3:] /= rows[:, :, 3:].sum(-1, keepdims=True)
-    rows[3, 7:9, :3], rows[4, :, :3], names = np.nan, np.nan, [f"block<{number}>&" for number in range(40)]
+    rows[3, 7:9, :3], rows[4, :, :3], names = (np.nan, np.nan,
+                                               [f"block<{number}>&" for number in range(40)])
     for count in (1, 2, 12, 40):
-        history = {name: LayerSeries(np.arange(500) * 10 + 1, *each[:, :3].T, each[:, 3:]) for name, each in zip(names[:count], rows)}
+        history = {name: LayerSeries(np.arange(500) * 10 + 1, *each[:, :3].T, each[:, 3:])
+                   for name, each in zip(names[:count], rows)}
         for kind in ("activations", "gradients"):
             picture = layer_still(history, kind)
             ElementTree.fromstring(picture)

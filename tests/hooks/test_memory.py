@@ -1,4 +1,5 @@
-"""Memory in the records, a snapshot when it runs out, profiles of a few steps; and that none of it changes or holds anything."""
+"""Memory in the records, a snapshot when it runs out, profiles of a few steps;
+and that none of it changes or holds anything."""
 
 import json
 import pickle
@@ -8,7 +9,8 @@ import pytest
 import torch
 from torch.autograd import profiler as torch_profiler
 
-from trainer_nb import EmptyCacheHook, Hook, JSONLHook, MemoryHook, ProfilerHook, SnapshotHook, Trainer
+from trainer_nb import (EmptyCacheHook, Hook, JSONLHook, MemoryHook, ProfilerHook, SnapshotHook,
+                        Trainer)
 from trainer_nb.core.state import RunState
 
 CUDA = pytest.mark.cuda
@@ -19,9 +21,12 @@ def make(*hooks, epochs=2, device="cpu", width=8, **settings):
     torch.manual_seed(0)
     inputs = torch.randn(80, 8)
     data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1))
-    return Trainer(model, train_dl=torch.utils.data.DataLoader(data, 8, shuffle=True), valid_dl=torch.utils.data.DataLoader(data, 40),
-                   loss_fn=torch.nn.MSELoss(), optim=torch.optim.AdamW(model.parameters(), lr=0.01), epochs=epochs, seed=1, device=device,
+    model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Dropout(0.1),
+                                torch.nn.Linear(width, 1))
+    return Trainer(model, train_dl=torch.utils.data.DataLoader(data, 8, shuffle=True),
+                   valid_dl=torch.utils.data.DataLoader(data, 40),
+                   loss_fn=torch.nn.MSELoss(), optim=torch.optim.AdamW(model.parameters(), lr=0.01),
+                   epochs=epochs, seed=1, device=device,
                    progress=False, hooks=hooks, **settings)
 
 
@@ -59,10 +64,11 @@ def test_memory_of_the_process_in_gb():
     assert trainer.history.steps("memory/host").tolist() == [5, 10, 15, 20]
     assert here[2] - here[1] == pytest.approx(0.2, abs=0.03)
     assert here[-1] == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.1)
-    assert [name for name in trainer.history.names if name.startswith("memory/")] == ["memory/host"]  # no CUDA: no more
+    # no CUDA: no more
+    assert [name for name in trainer.history.names if name.startswith("memory/")] == ["memory/host"]
 
 
-def test_it_asks_only_every_so_many_steps(monkeypatch):
+def test_it_asks_only_every_n_steps(monkeypatch):
     asked = []
     import trainer_nb.hooks.memory as module
 
@@ -97,7 +103,8 @@ def test_a_tracker_gets_the_highest(tmp_path):
     trainer.fit()
     told = [json.loads(line) for line in hook.path.read_text().splitlines()]
     values = trainer.history["memory/host"]
-    assert [line["memory/host"] for line in told if "memory/host" in line] == [max(values[:5]), max(values[5:])]
+    assert [line["memory/host"] for line in told
+            if "memory/host" in line] == [max(values[:5]), max(values[5:])]
 
 
 def test_memory_goes_back_with_the_run():
@@ -143,7 +150,8 @@ def test_peaks_of_cuda():
     trainer = make(MemoryHook(every_steps=2), Large(), device="cuda")
     trainer.fit()
     peaks = trainer.history["memory/peak_allocated"]
-    assert peaks[3] - peaks[2] == pytest.approx(1.0, abs=0.01) and peaks[4] - peaks[2] == pytest.approx(0, abs=0.01)
+    assert peaks[3] - peaks[2] == pytest.approx(1.0, abs=0.01)
+    assert peaks[4] - peaks[2] == pytest.approx(0, abs=0.01)
     assert all(trainer.history["memory/peak_reserved"] >= peaks)
 
 
@@ -164,7 +172,7 @@ def test_a_snapshot_when_cuda_is_out_of_memory(trace, tmp_path):
     assert kept["segments"] and any(kept["device_traces"]) == trace
 
 
-def test_snapshots_of_every_so_many_steps_need_cuda(tmp_path):
+def test_snapshots_of_every_n_steps_need_cuda(tmp_path):
     """Said before the first step."""
     trainer = make(MemoryHook(snapshot_every=5, folder=tmp_path))
     with pytest.raises(ValueError, match="snapshot_every=5.*on cpu"):
@@ -172,7 +180,9 @@ def test_snapshots_of_every_so_many_steps_need_cuda(tmp_path):
     assert trainer.step_state.optimizer_step == 0 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("name", "value"), [("snapshot_every", 0), ("snapshot_every", 2.5), ("snapshot_every", True), ("keep_last", 0), ("keep_last", None)])
+@pytest.mark.parametrize(("name", "value"),
+                         [("snapshot_every", 0), ("snapshot_every", 2.5), ("snapshot_every", True),
+                          ("keep_last", 0), ("keep_last", None)])
 def test_bad_numbers_of_snapshots_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
         MemoryHook(**{name: value})
@@ -180,7 +190,7 @@ def test_bad_numbers_of_snapshots_are_refused(name, value):
 
 @CUDA
 @pytest.mark.parametrize("trace", [False, True])
-def test_snapshots_of_every_so_many_steps(trace, tmp_path):
+def test_snapshots_of_every_n_steps(trace, tmp_path):
     """The last ones stay, what others wrote there too, and the run is the same."""
     (tmp_path / "memory_step_00000001.pickle").write_bytes(b"of another run")
     hook = MemoryHook(snapshot_every=4, keep_last=2, folder=tmp_path, trace=trace)
@@ -188,9 +198,12 @@ def test_snapshots_of_every_so_many_steps(trace, tmp_path):
     trainer.fit()
     without.fit()
     assert torch.equal(weights(trainer), weights(without))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"memory_step_{step:08d}.pickle" for step in (1, 16, 20)]
+    assert sorted(path.name
+                  for path in tmp_path.iterdir()) == [f"memory_step_{step:08d}.pickle"
+                                                      for step in (1, 16, 20)]
     kept = pickle.loads(hook.snapshot.read_bytes())
-    assert hook.snapshot.name == "memory_step_00000020.pickle" and kept["segments"] and any(kept["device_traces"]) == trace
+    assert hook.snapshot.name == "memory_step_00000020.pickle"
+    assert kept["segments"] and any(kept["device_traces"]) == trace
 
 
 @CUDA
@@ -212,7 +225,8 @@ def test_a_trace_of_the_steps_that_were_asked_for(tmp_path):
     profiler = ProfilerHook(tmp_path, wait=2, warmup=1, active=3, show=False)
     trainer = make(profiler)
     trainer.fit()
-    assert [path.name for path in profiler.traces] == ["trace_step_00000007.json"]  # the first step, 2 + 1, and 3
+    # the first step, 2 + 1, and 3
+    assert [path.name for path in profiler.traces] == ["trace_step_00000007.json"]
     found = names(profiler.traces[0])
     assert found["Optimizer.step#AdamW.step"] == 3
     assert sum(count for name, count in found.items() if name.startswith("ProfilerStep#")) == 3
@@ -233,7 +247,8 @@ def test_the_table_is_shown(tmp_path, capsys):
 
 
 def test_a_profile_changes_no_weights(tmp_path):
-    with_it, without = make(ProfilerHook(tmp_path, repeat=2, show=False, record_shapes=True, profile_memory=True)), make()
+    with_it, without = make(ProfilerHook(tmp_path, repeat=2, show=False, record_shapes=True,
+                                         profile_memory=True)), make()
     with_it.fit()
     without.fit()
     assert torch.equal(weights(with_it), weights(without))
@@ -242,12 +257,14 @@ def test_a_profile_changes_no_weights(tmp_path):
 
 @pytest.mark.parametrize("steps, recorded", [(2, None), (3, None), (5, 2)])
 def test_nothing_is_open_when_a_cell_is_over(steps, recorded, tmp_path):
-    """Begun, warming up, recording: what was recorded is kept, else it begins anew with the next drive."""
+    """Begun, warming up, recording: what was recorded is kept, else it begins again with the next
+    drive."""
     profiler = ProfilerHook(tmp_path, show=False)
     trainer = make(profiler)
     trainer.step(steps)
     assert not torch_profiler._is_profiler_enabled
-    assert [names(path)["Optimizer.step#AdamW.step"] for path in profiler.traces] == ([recorded] if recorded else [])
+    assert [names(path)["Optimizer.step#AdamW.step"]
+            for path in profiler.traces] == ([recorded] if recorded else [])
     trainer.start()
     trainer.wait()
     assert [names(path)["Optimizer.step#AdamW.step"] for path in profiler.traces] == [recorded or 3]
@@ -262,7 +279,8 @@ def test_nothing_is_open_after_an_error_a_stop_or_in_a_pause(tmp_path):
     profiler = ProfilerHook(tmp_path / "a", show=False)
     with pytest.raises(RuntimeError, match="at the fifth"):
         make(profiler, Fails()).fit()
-    assert not torch_profiler._is_profiler_enabled and names(profiler.traces[0])["Optimizer.step#AdamW.step"] == 1
+    assert not torch_profiler._is_profiler_enabled
+    assert names(profiler.traces[0])["Optimizer.step#AdamW.step"] == 1
 
     class Stops(Hook):
         def after_step(self, trainer):
@@ -309,14 +327,16 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 
 
 @pytest.mark.parametrize("settings, says", [({"active": 0}, "active=0: a whole number, 1 or more"),
-                                            ({"wait": -1}, "wait=-1: a whole number, 0 or more"), ({"repeat": None}, "repeat=None")])
+                                            ({"wait": -1}, "wait=-1: a whole number, 0 or more"),
+                                            ({"repeat": None}, "repeat=None")])
 def test_bad_settings(settings, says):
     with pytest.raises(ValueError, match=says):
         ProfilerHook(**settings)
 
 
 def test_a_setting_that_the_profiler_does_not_have():
-    """Said where the hook is made, not in a run that is under way; so is one that is the hook's own business."""
+    """Said where the hook is made, not in a run that is under way;
+    so is one that is the hook's own business."""
     with pytest.raises(TypeError, match="'with_stak'.*did you mean 'with_stack'"):
         ProfilerHook(with_stak=True)
     with pytest.raises(TypeError, match="'schedule'.*wait=, warmup=, active=, repeat="):

@@ -1,4 +1,5 @@
-"""Outputs on disk: each sample's own row, whole files or the ones before, and a training that never feels it."""
+"""Outputs on disk: each sample's own row, whole files or the ones before, and a training that never
+feels it."""
 
 import copy
 import csv
@@ -15,10 +16,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import (BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler,
+                              Sampler, TensorDataset)
 from trainer_nb import Hook, OutputsHook, SnapshotHook, Trainer
 from trainer_nb.core.state import RunState
-from trainer_nb.hooks.outputs import NpyFile, Part, join_parts, load_outputs, per_sample_loss, put_in_place
+from trainer_nb.hooks.outputs import (NpyFile, Part, join_parts, load_outputs, per_sample_loss,
+                                      put_in_place)
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 X, Y = torch.tensor(PIXELS[:200] / 16).float(), torch.tensor(LABELS[:200])
@@ -31,7 +34,8 @@ def make(*hooks, valid=None, train=None, **settings):
     model = settings.pop("model", None) or nn.Sequential(nn.Dropout(0.1), nn.Linear(64, 10))
     settings = {"epochs": 2, "seed": 1, "loss_fn": nn.CrossEntropyLoss()} | settings
     return Trainer(model, train_dl=DataLoader(TRAIN, 10, shuffle=True) if train is None else train,
-                   valid_dl=DataLoader(VALID, 16) if valid is None else valid, optim=lambda p: torch.optim.AdamW(p, lr=0.01),
+                   valid_dl=DataLoader(VALID, 16) if valid is None else valid,
+                   optim=lambda p: torch.optim.AdamW(p, lr=0.01),
                    progress=False, hooks=hooks, device="cpu", **settings)  # fmt: skip
 
 
@@ -41,7 +45,8 @@ def expected(trainer, data=VALID):
     x, y = data.tensors
     with torch.no_grad():
         outputs = model(x)
-    return {"indices": np.arange(len(y)), "targets": y.numpy(), "losses": F.cross_entropy(outputs, y, reduction="none").numpy(),
+    return {"indices": np.arange(len(y)), "targets": y.numpy(),
+            "losses": F.cross_entropy(outputs, y, reduction="none").numpy(),
             "outputs": outputs.numpy(), "predictions": outputs.argmax(1).numpy()}
 
 
@@ -54,7 +59,7 @@ def check(found, wanted):
 
 
 class Backwards(Sampler):
-    """A sampler of somebody's own, which counts how often it is asked."""
+    """A sampler of the user's own, which counts how often it is asked."""
 
     def __init__(self, data):
         self.data, self.asked = data, 0
@@ -75,12 +80,17 @@ def loaders(kind):
         "shuffled": lambda: DataLoader(VALID, 16, shuffle=True),
         "generator": lambda: DataLoader(VALID, 16, shuffle=True, generator=generator),
         "workers": lambda: DataLoader(VALID, 16, shuffle=True, num_workers=1),
-        "persistent": lambda: DataLoader(VALID, 16, shuffle=True, num_workers=1, persistent_workers=True),
-        "batch sampler": lambda: DataLoader(VALID, batch_sampler=BatchSampler(RandomSampler(VALID), 7, drop_last=False)),
+        "persistent": lambda: DataLoader(VALID, 16, shuffle=True, num_workers=1,
+                                         persistent_workers=True),
+        "batch sampler": lambda: DataLoader(VALID,
+                                            batch_sampler=BatchSampler(
+                                                RandomSampler(VALID), 7, drop_last=False)),
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["in order", "shuffled", "generator", "workers", "persistent", "batch sampler"])
+@pytest.mark.parametrize("kind",
+                         ["in order", "shuffled", "generator", "workers", "persistent",
+                          "batch sampler"])
 def test_each_sample_has_its_own_row(kind, tmp_path):
     """Whatever the order of the loader; in each evaluation, not only in the first."""
     hook = OutputsHook(tmp_path)
@@ -102,12 +112,14 @@ def test_several_loaders_and_two_sets_of_weights(tmp_path):
     check(hook.load("all"), expected(trainer))
     check(hook.load("half"), expected(trainer, half))
     raw, mean = hook.load("all"), hook.load("all_ema")
-    assert (raw["targets"] == mean["targets"]).all() and not np.allclose(raw["outputs"], mean["outputs"])
+    assert (raw["targets"] == mean["targets"]).all()
+    assert not np.allclose(raw["outputs"], mean["outputs"])
     assert mean["losses"].mean() == pytest.approx(trainer.history["all_ema/loss"][-1], rel=1e-5)
 
 
 def test_only_some_splits(tmp_path):
-    """By the name of a loader; `test()` is a split of its own, with the hook's usual care without a run."""
+    """By the name of a loader; `test()` is a split of its own, with the hook's usual care without a
+    run."""
     valid = {"a": DataLoader(VALID, 16), "b": DataLoader(VALID, 16)}
     hook = OutputsHook(tmp_path, splits=("b", "test"))
     trainer = make(hook, valid=valid)
@@ -119,14 +131,16 @@ def test_only_some_splits(tmp_path):
         hook.load("a")
 
 
-def test_order_that_nobody_knows(tmp_path):
-    """A sampler of somebody's own is asked no more than without the hook; a stream has no indices. Rows come in the loader's order."""
+def test_order_that_is_not_known(tmp_path):
+    """A sampler of the user's own is asked no more than without the hook; a stream has no indices.
+    Rows come in the loader's order."""
     class Stream(IterableDataset):
         def __iter__(self):
             yield from VALID
     sampler = Backwards(VALID)
     hook = OutputsHook(tmp_path)
-    valid = {"own": DataLoader(VALID, 16, sampler=sampler), "stream": DataLoader(Stream(), 16), "list": [tuple(VALID.tensors)]}
+    valid = {"own": DataLoader(VALID, 16, sampler=sampler), "stream": DataLoader(Stream(), 16),
+             "list": [tuple(VALID.tensors)]}
     trainer = make(hook, valid=valid, epochs=1)
     trainer.fit()
     wanted = expected(trainer)
@@ -134,11 +148,12 @@ def test_order_that_nobody_knows(tmp_path):
         found = hook.load(name)
         assert found["indices"] is None and sampler.asked == 1
         assert (found["targets"] == wanted["targets"][::step]).all()
-        assert next(csv.reader(open(tmp_path / name / "results.csv"))) == ["target", "loss", "prediction"]
+        assert next(csv.reader(
+            open(tmp_path / name / "results.csv"))) == ["target", "loss", "prediction"]
 
 
 def test_a_collate_that_leaves_samples_out(tmp_path):
-    """Then nobody knows which sample is which."""
+    """Then it is not known which sample is which."""
     def collate(samples):
         return torch.utils.data.default_collate(samples[1:])
     hook = OutputsHook(tmp_path)
@@ -149,19 +164,25 @@ def test_a_collate_that_leaves_samples_out(tmp_path):
 
 @pytest.mark.parametrize("splits", [("valid", "test"), ("train", "valid")])
 def test_the_training_does_not_feel_it(splits, tmp_path):
-    """Bit for bit, with shuffled loaders, dropout, chunks and a generator that training and validation share."""
+    """Bit for bit, with shuffled loaders, dropout, chunks and a generator that training and
+    validation share."""
     def run(*hooks):
         generator = torch.Generator().manual_seed(3)
-        train, valid = (DataLoader(data, 10, shuffle=True, generator=generator) for data in (TRAIN, VALID))
-        trainer = make(*hooks, train=train, valid=valid, epochs=3, gradient_accumulation_steps=2, micro_batch_size=4)
+        train, valid = (DataLoader(data, 10, shuffle=True, generator=generator)
+                        for data in (TRAIN, VALID))
+        trainer = make(*hooks, train=train, valid=valid, epochs=3, gradient_accumulation_steps=2,
+                       micro_batch_size=4)
         trainer.fit()
         return trainer
     plain, watched = run(), run(OutputsHook(tmp_path, splits=splits))
-    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), watched.model.parameters(), strict=True))
+    assert all(torch.equal(a, b)
+               for a, b in zip(plain.model.parameters(), watched.model.parameters(), strict=True))
     assert (plain.history["valid/loss"] == watched.history["valid/loss"]).all()
 
 
-@pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}, {"gradient_accumulation_steps": 5}, {"limit_batches": 7}])
+@pytest.mark.parametrize("settings",
+                         [{}, {"micro_batch_size": 3}, {"gradient_accumulation_steps": 5},
+                          {"limit_batches": 7}])
 def test_an_epoch_of_training(settings, tmp_path):
     """Each sample once, as it was seen: loss and output of the very step."""
     seen = {}
@@ -170,27 +191,32 @@ def test_an_epoch_of_training(settings, tmp_path):
             if trainer.training:
                 pred, target = trainer.output["pred"].detach(), trainer.output["target"]
                 for row, label in zip(pred, target):
-                    seen.setdefault(trainer.step_state.epoch, []).append((row.numpy().copy(), int(label)))
+                    seen.setdefault(trainer.step_state.epoch,
+                                    []).append((row.numpy().copy(), int(label)))
     hook = OutputsHook(tmp_path, splits="train")
     trainer = make(hook, See(), **settings)
     trainer.fit()
     found, last = hook.load("train"), seen[1]
     assert len(found["indices"]) == len(last) == (70 if "limit_batches" in settings else 120)
-    assert len(set(found["indices"].tolist())) == len(last) and (np.diff(found["indices"]) > 0).all()
+    assert len(set(found["indices"].tolist())) == len(last)
+    assert (np.diff(found["indices"]) > 0).all()
     assert (found["targets"] == Y[:120].numpy()[found["indices"]]).all()
     key = lambda row: row.tolist()  # noqa: E731
     assert np.array_equal(sorted(map(key, found["outputs"])), sorted(key(row) for row, _ in last))
-    losses = F.cross_entropy(torch.tensor(found["outputs"]), torch.tensor(found["targets"]), reduction="none").numpy()
+    losses = F.cross_entropy(torch.tensor(found["outputs"]), torch.tensor(found["targets"]),
+                             reduction="none").numpy()
     assert np.allclose(found["losses"], losses, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["taken up", "another state loaded", "rewound", "switched off for a while", "stopped"])
+@pytest.mark.parametrize("way",
+                         ["resumed", "another state loaded", "rewound", "switched off for a while",
+                          "stopped"])
 def test_only_whole_epochs_of_training(way, tmp_path):
     """An epoch of which some is missing is not written; the next one is."""
     hook = OutputsHook(tmp_path, splits="train")
     trainer = make(hook, SnapshotHook(every_steps=5, every_epochs=None), epochs=3)
     trainer.step(15)  # in the second epoch
-    if way == "taken up":
+    if way == "resumed":
         trainer.save(tmp_path / "run.pt")
         hook = OutputsHook(tmp_path, splits="train")
         trainer = make(hook, SnapshotHook(every_steps=5, every_epochs=None), epochs=3)
@@ -202,7 +228,8 @@ def test_only_whole_epochs_of_training(way, tmp_path):
     elif way == "rewound":
         trainer.step(2)
         trainer.rewind(15)
-        trainer.tune(**{"outputs.enabled": False})  # as many as there were before: the count is right, the rows are not
+        # as many as there were before: the count is right, the rows are not
+        trainer.tune(**{"outputs.enabled": False})
         trainer.step(2)
         trainer.tune(**{"outputs.enabled": True})
     elif way == "switched off for a while":
@@ -229,12 +256,14 @@ def test_a_window_made_again_in_smaller_chunks(tmp_path):
                 raise torch.OutOfMemoryError
             return super().forward(x)
     hook = OutputsHook(tmp_path, splits="train")
-    trainer = make(hook, model=Small(64, 10), micro_batch_size="auto", gradient_accumulation_steps=2)
+    trainer = make(hook, model=Small(64, 10), micro_batch_size="auto",
+                   gradient_accumulation_steps=2)
     trainer.step(8)
     assert trainer.journal.entries[0].kind == "memory" and not (tmp_path / "train").exists()
     trainer.fit()
     found = hook.load("train")
-    assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+    assert found["indices"].tolist() == list(range(120))
+    assert (found["targets"] == Y[:120].numpy()).all()
 
 
 def test_a_window_taken_again(tmp_path):
@@ -245,11 +274,13 @@ def test_a_window_taken_again(tmp_path):
             self.window_gradients()
             return super().do_opt_step()
     hook, loader = OutputsHook(tmp_path, splits="train"), DataLoader(TRAIN, 10, shuffle=True)
-    trainer = Twice(nn.Linear(64, 10), None, loader, loss_fn=nn.CrossEntropyLoss(), gradient_accumulation_steps=2, micro_batch_size=4,
+    trainer = Twice(nn.Linear(64, 10), None, loader, loss_fn=nn.CrossEntropyLoss(),
+                    gradient_accumulation_steps=2, micro_batch_size=4,
                     hooks=[hook], epochs=2, seed=1, progress=False)  # fmt: skip
     trainer.fit()
     found = hook.load("train")
-    assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+    assert found["indices"].tolist() == list(range(120))
+    assert (found["targets"] == Y[:120].numpy()).all()
 
 
 def test_a_search_for_a_rate_in_mid_epoch(tmp_path):
@@ -261,17 +292,20 @@ def test_a_search_for_a_rate_in_mid_epoch(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train.unfinished"]
     trainer.fit()
     found = hook.load("train")
-    assert found["indices"].tolist() == list(range(120)) and (found["targets"] == Y[:120].numpy()).all()
+    assert found["indices"].tolist() == list(range(120))
+    assert (found["targets"] == Y[:120].numpy()).all()
     check(hook.load(), expected(trainer))
 
 
 @pytest.mark.parametrize("leaving", ["stop", "error", "pause and step on"])
 def test_an_evaluation_that_is_given_up(leaving, tmp_path):
-    """The earlier files stay as they were, nothing unfinished is left; afterwards it is made again."""
+    """The earlier files stay as they were, nothing unfinished is left;
+    afterwards it is made again."""
     class Leave(Hook):
         left = False
         def before_batch(self, trainer):
-            if trainer.training or self.left or trainer.eval_batch != 2 or trainer.step_state.optimizer_step < 24:
+            if (trainer.training or self.left or trainer.eval_batch != 2
+                or trainer.step_state.optimizer_step < 24):
                 return
             self.left = True
             if leaving == "stop":
@@ -283,7 +317,8 @@ def test_an_evaluation_that_is_given_up(leaving, tmp_path):
     hook = OutputsHook(tmp_path)
     trainer = make(hook, Leave(), valid={"a": DataLoader(VALID, 8), "b": DataLoader(VALID, 8)})
     trainer.step(13)
-    before = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*")
+              if path.is_file()}
     assert len(before) == 14
     if leaving == "error":
         with pytest.raises(ValueError, match="in the evaluation"):
@@ -292,7 +327,8 @@ def test_an_evaluation_that_is_given_up(leaving, tmp_path):
         trainer.fit()
     if leaving != "pause and step on":
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-        assert {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*")
+                if path.is_file()} == before
     else:
         assert all((tmp_path / path).read_bytes() == data for path, data in before.items())
         trainer.validate()  # discards the one that is held
@@ -310,14 +346,16 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_outputs import *
 class Die(Hook):
     def after_batch(self, trainer):
-        if not trainer.training and trainer.step_state.optimizer_step == 24 and trainer.eval_batch == 3:
+        step = trainer.step_state.optimizer_step
+        if not trainer.training and step == 24 and trainer.eval_batch == 3:
             os._exit(9)
 make(OutputsHook({str(tmp_path)!r}), Die()).fit()
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 9
     assert sorted(path.name for path in tmp_path.iterdir()) == ["valid", "valid.unfinished"]
     found = load_outputs(tmp_path / "valid")
-    assert len(found["losses"]) == 80 and '"step": 12' in (tmp_path / "valid" / "about.json").read_text()
+    assert len(found["losses"]) == 80
+    assert '"step": 12' in (tmp_path / "valid" / "about.json").read_text()
     hook = OutputsHook(tmp_path)
     trainer = make(hook)
     trainer.fit()
@@ -326,7 +364,8 @@ make(OutputsHook({str(tmp_path)!r}), Die()).fit()
 
 
 def test_a_crash_between_two_names(tmp_path, monkeypatch):
-    """The old folder had to make way, the new one has not come: the old one is found, and gets its name back."""
+    """The old folder had to make way, the new one has not come:
+    the old one is found, and gets its name back."""
     def folder(name, value):
         (tmp_path / name).mkdir()
         (tmp_path / name / "about.json").write_text('{"fields": ["losses"]}')
@@ -350,18 +389,22 @@ def test_a_crash_between_two_names(tmp_path, monkeypatch):
 
 
 def test_two_hooks_in_one_place(tmp_path):
-    """Refused before the first step; in other splits or other folders they are two hooks like any."""
+    """Refused before the first step; in other splits or other folders they are two hooks like
+    any."""
     trainer = make(OutputsHook(tmp_path, fields="losses"), OutputsHook(tmp_path, fields="outputs"))
     with pytest.raises(ValueError, match="'valid'.*OutputsHook.*folder="):
         trainer.fit()
     assert trainer.step_state.optimizer_step == 0
-    hooks = OutputsHook(tmp_path / "a", fields="losses"), OutputsHook(tmp_path / "a", splits="train"), OutputsHook(tmp_path / "b")
+    hooks = (OutputsHook(tmp_path / "a", fields="losses"),
+             OutputsHook(tmp_path / "a", splits="train"), OutputsHook(tmp_path / "b"))
     make(*hooks, epochs=1).fit()
-    assert list(hooks[0].load()) == ["losses"] and len(hooks[1].load("train")["targets"]) == 120 and len(hooks[2].load()["targets"]) == 80
+    assert list(hooks[0].load()) == ["losses"]
+    assert len(hooks[1].load("train")["targets"]) == 120 and len(hooks[2].load()["targets"]) == 80
 
 
 def test_what_others_wrote_is_left_alone(tmp_path):
-    """A folder that is not a split's is refused before the first step; also evaluations that were all to be kept, and a copy beside."""
+    """A folder that is not a split's is refused before the first step;
+    also evaluations that were all to be kept, and a copy beside."""
     (tmp_path / "data" / "valid").mkdir(parents=True)
     (tmp_path / "data" / "valid" / "image.png").write_text("precious")
     trainer = make(OutputsHook(tmp_path / "data"))
@@ -399,7 +442,8 @@ def test_parquet(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
     hook = OutputsHook(tmp_path, format="parquet")
     make(hook, epochs=1).fit()
-    table, found = parquet.read_table(tmp_path / "valid" / "results.parquet").to_pydict(), hook.load()
+    table, found = (parquet.read_table(tmp_path / "valid" / "results.parquet").to_pydict(),
+                    hook.load())
     assert table["loss"] == found["losses"].tolist() and table["index"] == list(range(80))
     assert not (tmp_path / "valid" / "results.csv").exists()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -415,16 +459,21 @@ def test_all_evaluations_are_kept(tmp_path):
     first = expected(trainer)["losses"]
     trainer.fit()
     check(hook.load(), expected(trainer))
-    assert sorted(path.name for path in (tmp_path / "valid").iterdir()) == ["step_00000012", "step_00000024"]
-    assert not np.allclose(hook.load(step=12)["losses"], first) and hook.load(step=12)["losses"].shape == (80,)
+    assert sorted(path.name
+                  for path in (tmp_path / "valid").iterdir()) == ["step_00000012", "step_00000024"]
+    assert not np.allclose(hook.load(step=12)["losses"], first)
+    assert hook.load(step=12)["losses"].shape == (80,)
     assert not list(tmp_path.rglob("results.csv"))
 
 
 @pytest.mark.parametrize(("loss_fn", "there"), [
-    (nn.CrossEntropyLoss(), True), (F.cross_entropy, True), (functools.partial(F.cross_entropy, label_smoothing=0.1), True),
-    (nn.CrossEntropyLoss(reduction="sum"), True), (lambda pred, target: F.cross_entropy(pred, target), False)])
+    (nn.CrossEntropyLoss(), True), (F.cross_entropy, True),
+    (functools.partial(F.cross_entropy, label_smoothing=0.1), True),
+    (nn.CrossEntropyLoss(reduction="sum"), True),
+    (lambda pred, target: F.cross_entropy(pred, target), False)])
 def test_losses_of_samples(loss_fn, there, tmp_path):
-    """Those of torch's losses, whose mean (or sum) is the loss; of another function there are none, and nothing fails."""
+    """Those of torch's losses, whose mean (or sum) is the loss;
+    of another function there are none, and nothing fails."""
     hook = OutputsHook(tmp_path)
     trainer = make(hook, loss_fn=loss_fn, valid=DataLoader(VALID, 80), epochs=1)
     trainer.fit()
@@ -451,7 +500,8 @@ def test_several_losses_a_sample():
 
 
 def test_a_step_of_ones_own(tmp_path):
-    """It returns prediction, target and losses; a regression has no classes, a function says what is predicted."""
+    """It returns prediction, target and losses;
+    a regression has no classes, a function says what is predicted."""
     def step(batch, trainer):
         x, y = batch
         pred = trainer.model(x)
@@ -461,9 +511,12 @@ def test_a_step_of_ones_own(tmp_path):
     trainer = make(hook, loss_fn=None, train_step=step)
     trainer.fit()
     found = hook.load()
-    assert np.allclose(found["losses"], (found["outputs"][:, 0] - found["targets"])**2, rtol=1e-5) and "train/losses" not in trainer.history
+    assert np.allclose(found["losses"], (found["outputs"][:, 0] - found["targets"])**2, rtol=1e-5)
+    assert "train/losses" not in trainer.history
     rounded = OutputsHook(tmp_path / "b", predict=lambda pred: pred[:, 0].round())
-    trainer = make(rounded, loss_fn=None, train_step=lambda batch, trainer: {**step(batch, trainer), "target": batch[1].float()})
+    trainer = make(rounded, loss_fn=None,
+                   train_step=lambda batch, trainer: {**step(batch, trainer),
+                                                      "target": batch[1].float()})
     trainer.fit()
     found = rounded.load()
     assert (found["predictions"] == found["outputs"][:, 0].round()).all()
@@ -480,18 +533,22 @@ def test_half_precision(tmp_path):
 
 
 def test_parts_of_several_processes(tmp_path):
-    """Joined by index, a sample that was seen twice is there twice; without indices by the batches of the loader."""
+    """Joined by index, a sample that was seen twice is there twice;
+    without indices by the batches of the loader."""
     for rank, indices in enumerate(([0, 2, 4, 6, 6], [1, 3, 5, 0, 2])):
         for name, kept in (("known", torch.tensor(indices)), ("unknown", torch.full((5,), -1))):
             part = Part(tmp_path / name / f"part_{rank}")
             values = {"indices": kept, "outputs": torch.tensor(indices)[:, None] * torch.ones(2)}
             for first in (0, 3):
                 piece = slice(first, first + 3)
-                part.add({key: value[piece] for key, value in values.items()}, {}, batch=2 * (first // 3) + rank)
+                part.add({key: value[piece] for key, value in values.items()}, {},
+                         batch=2 * (first // 3) + rank)
             part.close()
-    for name, order in (("known", [0, 0, 1, 2, 2, 3, 4, 5, 6, 6]), ("unknown", [0, 2, 4, 1, 3, 5, 6, 6, 0, 2])):
+    for name, order in (("known", [0, 0, 1, 2, 2, 3, 4, 5, 6, 6]),
+                        ("unknown", [0, 2, 4, 1, 3, 5, 6, 6, 0, 2])):
         folder = tmp_path / name
-        assert join_parts([folder / "part_0", folder / "part_1"], folder) == {"indices": 10, "outputs": 10}
+        assert join_parts([folder / "part_0", folder / "part_1"],
+                          folder) == {"indices": 10, "outputs": 10}
         assert np.load(folder / "outputs.npy")[:, 0].tolist() == order
 
 
@@ -519,7 +576,8 @@ def test_memory_stays_as_it_is(tmp_path, monkeypatch):
     for _ in range(40):
         part.add({"outputs": torch.zeros(1000, 250)}, {})
     part.close()
-    assert max(most) < (1 << 22) + 1_100_000 and np.load(tmp_path / "part" / "outputs.npy").shape == (40_000, 250)
+    assert max(most) < (1 << 22) + 1_100_000
+    assert np.load(tmp_path / "part" / "outputs.npy").shape == (40_000, 250)
 
 
 def test_a_model_that_reuses_its_memory(tmp_path):
@@ -549,7 +607,8 @@ def test_outputs_of_unequal_length(tmp_path):
     class Same(nn.Linear):
         def forward(self, x):
             return x * self.weight
-    trainer = make(OutputsHook(tmp_path), model=Same(1, 1), loss_fn=nn.MSELoss(), train=DataLoader(Ragged(), 1), valid=DataLoader(Ragged(), 1))
+    trainer = make(OutputsHook(tmp_path), model=Same(1, 1), loss_fn=nn.MSELoss(),
+                   train=DataLoader(Ragged(), 1), valid=DataLoader(Ragged(), 1))
     with pytest.raises(ValueError, match="leave '(outputs|targets)' out of fields="):
         trainer.fit()
 
@@ -567,4 +626,5 @@ def test_in_the_workspace(tmp_path):
     hook = OutputsHook()
     with make(hook, workspace=tmp_path / "run", epochs=1) as trainer:
         trainer.fit()
-    assert (tmp_path / "run" / "outputs" / "valid" / "losses.npy").exists() and len(hook.load()["losses"]) == 80
+    assert (tmp_path / "run" / "outputs" / "valid" / "losses.npy").exists()
+    assert len(hook.load()["losses"]) == 80

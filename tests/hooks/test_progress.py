@@ -1,4 +1,5 @@
-"""What a line of a log says: records, the times of a step, the time that is left; and that it costs nothing between two lines."""
+"""What a line of a log says: records, the times of a step, the time that is left;
+and that it costs nothing between two lines."""
 
 import re
 import time
@@ -12,7 +13,8 @@ from trainer_nb import LambdaHook, ProgressHook, RecorderHook, SnapshotHook, Tra
 from trainer_nb.hooks.progress import as_seconds
 
 PIXELS, LABELS = load_digits(return_X_y=True)
-DATA = TensorDataset(torch.tensor(PIXELS[:320], dtype=torch.float32) / 16, torch.tensor(LABELS[:320]))
+DATA = TensorDataset(torch.tensor(PIXELS[:320], dtype=torch.float32) / 16,
+                     torch.tensor(LABELS[:320]))
 VALID = DataLoader(DATA, 160)
 
 
@@ -21,13 +23,15 @@ def make(*hooks, every_steps=5, **settings):
     torch.manual_seed(0)
     model = nn.Linear(64, 10)
     settings = {"train_dl": DataLoader(DATA, 16), "epochs": 1} | settings
-    return Trainer(model, loss_fn=nn.CrossEntropyLoss(), optim=torch.optim.SGD(model.parameters(), 0.1), device="cpu",
+    return Trainer(model, loss_fn=nn.CrossEntropyLoss(),
+                   optim=torch.optim.SGD(model.parameters(), 0.1), device="cpu",
                    hooks=[ProgressHook(every_steps=every_steps, style="lines"), *hooks], **settings)
 
 
 def lines(capsys):
     """Those that were printed, each with its step; not the one that says why a drive ended."""
-    return [(int(re.search(r"step (\d+)", line)[1]), line) for line in capsys.readouterr().out.splitlines()
+    return [(int(re.search(r"step (\d+)", line)[1]), line)
+            for line in capsys.readouterr().out.splitlines()
             if line.startswith("epoch")]
 
 
@@ -52,7 +56,8 @@ class SlowData:
 
 
 def test_a_line_says_how_long_a_step_took_and_how_long_it_waited(capsys):
-    """The means of the steps since the line before, as they are recorded; a second line at the same step says the same."""
+    """The means of the steps since the line before, as they are recorded;
+    a second line at the same step says the same."""
     trainer = make(train_dl=SlowData(0.01), valid_dl=VALID)
     trainer.fit()
     step, data = trainer.history["time/step"], trainer.history["time/data"]
@@ -60,13 +65,15 @@ def test_a_line_says_how_long_a_step_took_and_how_long_it_waited(capsys):
     assert [number for number, _ in found] == [5, 10, 15, 20, 20]
     for number, line in found:
         since = slice(number - 5, number)
-        assert f"  time/step {as_seconds(step[since].mean())}  time/data {as_seconds(data[since].mean())}  " in line
+        assert (f"  time/step {as_seconds(step[since].mean())}  time/data "
+                f"{as_seconds(data[since].mean())}  ") in line
     assert 0.01 <= data.mean() <= step.mean()
 
 
-def test_a_drive_that_goes_on_begins_its_means_anew(capsys):
+def test_a_drive_that_goes_on_begins_its_means_again(capsys):
     """What was before a stop is not a part of the first line after it."""
-    trainer = make(LambdaHook(after_step=lambda t: t.stop() if t.step_state.optimizer_step == 7 else None))
+    trainer = make(LambdaHook(after_step=lambda t: t.stop()
+                              if t.step_state.optimizer_step == 7 else None))
     trainer.fit()
     trainer.fit()
     step = trainer.history["time/step"]
@@ -83,16 +90,20 @@ def test_after_a_rewind_the_means_are_of_the_live_branch(capsys):
     trainer.fit()
     step = trainer.history["time/step"]
     told = dict(lines(capsys))
-    assert f"time/step {as_seconds(step[7])} " in told[8]  # of the last step: the line before was at step 12
+    # of the last step: the line before was at step 12
+    assert f"time/step {as_seconds(step[7])} " in told[8]
     assert f"time/step {as_seconds(step[8:12].mean())} " in told[12]
 
 
 def test_the_slow_first_step_is_no_part_of_the_estimate(capsys):
-    """Two thousand steps of a millisecond or two, after one of half a second: no half hour is left."""
+    """Two thousand steps of a millisecond or two, after one of half a second:
+    no half hour is left."""
     def once(trainer):
         if trainer.step_state.optimizer_step == 0:
             time.sleep(0.5)
-    trainer = make(LambdaHook(before_step=once, after_step=lambda t: t.stop() if t.step_state.optimizer_step == 20 else None), epochs=100)
+    trainer = make(LambdaHook(before_step=once,
+                              after_step=lambda t: t.stop()
+                              if t.step_state.optimizer_step == 20 else None), epochs=100)
     trainer.fit()
     told = dict(lines(capsys))
     assert "eta" not in told[5] and "eta" not in told[10]
@@ -100,7 +111,7 @@ def test_the_slow_first_step_is_no_part_of_the_estimate(capsys):
     assert clock(re.search(r"eta ([\d:]+)", told[20])[1]) <= 2 + 3 * 1980 * each < 1980 * 0.5 / 20
 
 
-def test_a_run_taken_up_judges_by_its_own_steps(capsys):
+def test_a_resumed_run_judges_by_its_own_steps(capsys):
     """The time of an earlier process, whatever it did, is not a part of it."""
     first = make()
     first.step(5)
@@ -121,7 +132,8 @@ def test_the_gradient_norm_is_told_while_there_is_one(capsys):
     trainer.fit()
     told = dict(lines(capsys))
     assert f"  grad_norm {trainer.history['grad_norm'][9]:.4f}  lr 0.1000  " in told[10]
-    assert "grad_norm" not in told[15] and f"train/loss {trainer.history['train/loss'][14]:.4f}" in told[15]
+    assert "grad_norm" not in told[15]
+    assert f"train/loss {trainer.history['train/loss'][14]:.4f}" in told[15]
 
 
 def test_what_a_line_leaves_out(capsys):
@@ -140,13 +152,16 @@ def test_between_two_lines_nothing_is_fetched():
     """What is recorded stays on the device until a line is due."""
     recorder = RecorderHook()
     seen = []
-    trainer = make(recorder, LambdaHook(order=95, after_step=lambda t: seen.append(len(recorder._rows))))
+    trainer = make(recorder,
+                   LambdaHook(order=95, after_step=lambda t: seen.append(len(recorder._rows))))
     trainer.driver.next_refresh = float("inf")  # the looks twice a second fetch too
     trainer.fit()
     assert seen == [1, 2, 3, 4, 0] * 4
 
 
-@pytest.mark.parametrize("seconds, text", [(0, "0 ms"), (4e-7, "0 ms"), (0.00031, "0.31 ms"), (0.25, "250 ms"), (1.234, "1.23 s"), (75.23, "75.2 s"), (1234.5, "1234 s")])
+@pytest.mark.parametrize("seconds, text",
+                         [(0, "0 ms"), (4e-7, "0 ms"), (0.00031, "0.31 ms"), (0.25, "250 ms"),
+                          (1.234, "1.23 s"), (75.23, "75.2 s"), (1234.5, "1234 s")])
 def test_seconds_in_words(seconds, text):
     assert as_seconds(seconds) == text
 

@@ -26,8 +26,11 @@ def make(workspace=None, *hooks, folder=None, epochs=3, **settings):
     """Eight steps an epoch; with a CheckpointHook."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 1))
-    return Trainer(model, train_dl=DataLoader(TensorDataset(INPUTS, INPUTS[:, :1]), 8, shuffle=True), loss_fn=nn.MSELoss(), epochs=epochs,
-                   optim=torch.optim.AdamW(model.parameters(), 0.01), seed=0, device="cpu", progress=False, workspace=workspace,
+    return Trainer(model,
+                   train_dl=DataLoader(TensorDataset(INPUTS, INPUTS[:, :1]), 8, shuffle=True),
+                   loss_fn=nn.MSELoss(), epochs=epochs,
+                   optim=torch.optim.AdamW(model.parameters(), 0.01), seed=0, device="cpu",
+                   progress=False, workspace=workspace,
                    hooks=[CheckpointHook(folder, every_steps=4), *hooks], **settings)
 
 
@@ -47,7 +50,8 @@ def straight():
 
 def at(step, act):
     """Do something after a step."""
-    return LambdaHook(after_step=lambda trainer: act(trainer) if trainer.step_state.optimizer_step == step else None)
+    return LambdaHook(after_step=lambda trainer: act(trainer)
+                      if trainer.step_state.optimizer_step == step else None)
 
 
 def interrupted(workspace=None, **named):
@@ -61,7 +65,8 @@ def interrupted(workspace=None, **named):
 @pytest.mark.parametrize("kind", ["workspace", "folder"])
 def test_an_interrupted_cell_run_again_goes_on(tmp_path, straight, capsys, kind):
     """In the same folder, from the step where it was, while the first trainer is still there."""
-    named = {"workspace": tmp_path / "first"} if kind == "workspace" else {"folder": tmp_path / "first"}
+    named = ({"workspace": tmp_path / "first"}
+             if kind == "workspace" else {"folder": tmp_path / "first"})
     first = interrupted(**named)
     assert capsys.readouterr().out == ""
     second = make(**named)
@@ -81,7 +86,8 @@ def test_any_trainer_that_is_not_running_gives_its_folder_up(tmp_path, straight,
     def fail(_):
         raise ZeroDivisionError
     acts = {"stopped": lambda trainer: trainer.stop(), "failed": fail}
-    first = make(tmp_path / "first", at(10, acts.get(ends, lambda _: None)), epochs=1 if ends == "finished" else 3)
+    first = make(tmp_path / "first", at(10, acts.get(ends, lambda _: None)),
+                 epochs=1 if ends == "finished" else 3)
     if ends == "paused":
         first.step(10)
     elif ends == "failed":
@@ -92,16 +98,19 @@ def test_any_trainer_that_is_not_running_gives_its_folder_up(tmp_path, straight,
     second = make(tmp_path / "first")
     second.fit()
     assert second.workspace == tmp_path / "first" and "is closed" in capsys.readouterr().out
-    assert second.get_hook(CheckpointHook).resumed_from.name == f"step_{8 if ends in ('finished', 'failed') else 10:08d}.pt"
+    step = 8 if ends in ("finished", "failed") else 10
+    assert second.get_hook(CheckpointHook).resumed_from.name == f"step_{step:08d}.pt"
     if ends != "failed":  # what failed is not relied on
         assert torch.equal(weights(second), straight)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "first" / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line)["step"]
+             for line in (tmp_path / "first" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["running", "held in its thread"])
 def test_a_running_trainer_keeps_its_folder(tmp_path, held):
-    """The error names it; nothing is written, no second folder is there, and it goes on to its end."""
+    """The error names it; nothing is written, no second folder is there, and it goes on to its
+    end."""
     first = make(tmp_path / "first", LambdaHook(after_step=lambda _: time.sleep(0.02)))
     first.start()
     while first.step_state.optimizer_step < 5:
@@ -110,21 +119,27 @@ def test_a_running_trainer_keeps_its_folder(tmp_path, held):
         first.pause().wait(10)
     second = make(tmp_path / "first")
     for _ in range(2):
-        with pytest.raises(FolderTakenError, match=r"another trainer of this process, Trainer\(Sequential, (running|paused)"):
+        with pytest.raises(FolderTakenError,
+                           match=r"another trainer of this process, Trainer\(Sequential, "
+                                 r"(running|paused)"):
             second.fit()
-    assert second.step_state.optimizer_step == 0 and [path.name for path in tmp_path.iterdir()] == ["first"]
+    assert second.step_state.optimizer_step == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
     first.resume()
     assert first.wait(30).steps == STEPS
     assert second.fit().steps == STEPS  # by now it may have it
 
 
 def test_a_process_keeps_its_folder(tmp_path, straight):
-    """The error names it; after a kill the folder is free at once, though a child that was forked lives on."""
+    """The error names it; after a kill the folder is free at once, though a child that was forked
+    lives on."""
     code = ("import sys; sys.path.insert(0, sys.argv[2]); from test_reused_folder import *\n"
-            "trainer = make(folder=sys.argv[1]); trainer.step(6); trainer.get_hook(CheckpointHook).finish_writing(); number = os.fork()\n"
+            "trainer = make(folder=sys.argv[1]); trainer.step(6); "
+            "trainer.get_hook(CheckpointHook).finish_writing(); number = os.fork()\n"
             "if number: print(number, flush=True)\n"
             "time.sleep(100)")
-    child = subprocess.Popen([sys.executable, "-c", code, tmp_path / "kept", Path(__file__).parent], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", code, tmp_path / "kept", Path(__file__).parent],
+                             stdout=subprocess.PIPE, text=True)
     number = int(child.stdout.readline())
     try:
         trainer = make(folder=tmp_path / "kept")
@@ -171,19 +186,24 @@ def test_a_trainer_goes_on_in_its_folder_after_close(tmp_path, straight):
     trainer.close()
     assert trainer.rewind(12) == 12
     trainer.fit(epochs=3)
-    lines = [json.loads(line) for line in (tmp_path / "first" / "metrics.jsonl").read_text().splitlines()]
-    assert [line.get("step", "rewind") for line in lines] == [*range(1, 17), "rewind", *range(13, STEPS + 1)]
-    assert torch.equal(weights(trainer), straight) and [path.name for path in tmp_path.iterdir()] == ["first"]
+    lines = [json.loads(line)
+             for line in (tmp_path / "first" / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("step", "rewind")
+            for line in lines] == [*range(1, 17), "rewind", *range(13, STEPS + 1)]
+    assert torch.equal(weights(trainer), straight)
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
 
 def test_a_trainer_that_gave_its_folder_up_leaves_it_alone(tmp_path):
-    """Another run has had it: fit() says so, a rewind and the best state find nothing there, the files stay those of the other run."""
+    """Another run has had it: fit() says so, a rewind and the best state find nothing there, the
+    files stay those of the other run."""
     first = interrupted(tmp_path / "first")
     second = make(tmp_path / "first")
     second.fit()
     second.close()
     def files():
-        return {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
+        return {path: path.read_bytes() for path in (tmp_path / "first").rglob("*")
+                if path.is_file()}
     before, step = files(), first.step_state.optimizer_step
     for act in (first.fit, lambda: first.step(1), first.start):
         with pytest.raises(FolderTakenError, match="another run has had it since"):
@@ -193,7 +213,8 @@ def test_a_trainer_that_gave_its_folder_up_leaves_it_alone(tmp_path):
         first.rewind(20)
     assert first.get_hook(CheckpointHook).best_state() is None
     assert first.step_state.optimizer_step == step and files() == before
-    assert "loss" in str(first.validate(DataLoader(TensorDataset(INPUTS, INPUTS[:, :1]), 8)))  # the trainer itself is whole
+    # the trainer itself is whole
+    assert "loss" in str(first.validate(DataLoader(TensorDataset(INPUTS, INPUTS[:, :1]), 8)))
 
 
 def test_a_hook_whose_folder_another_run_has_had_offers_nothing(tmp_path):
@@ -213,7 +234,8 @@ def test_an_error_before_the_first_step_leaves_the_files_of_the_folder(tmp_path)
     with make(tmp_path / "first", epochs=1) as first:
         first.fit()
     def files():
-        return {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file() and path.name != ".lock"}
+        return {path: path.read_bytes() for path in (tmp_path / "first").rglob("*")
+                if path.is_file() and path.name != ".lock"}
     before = files()
     def fail(_):
         raise ZeroDivisionError

@@ -1,4 +1,5 @@
-"""The folder of a run: what is in it, that two runs keep apart, and that a run taken up goes on in it."""
+"""The folder of a run: what is in it, that two runs keep apart, and that a run resumed goes on in
+it."""
 
 import csv
 import json
@@ -21,9 +22,12 @@ def make(workspace, *hooks, epochs=3, **settings):
     inputs = torch.randn(32, 3)
     data = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
-    return Trainer(model, train_dl=torch.utils.data.DataLoader(data, batch_size=8, shuffle=True), loss_fn=torch.nn.MSELoss(),
-                   valid_dl=torch.utils.data.DataLoader(data, batch_size=16), optim=torch.optim.AdamW(model.parameters(), lr=0.01),
-                   seed=3, device="cpu", progress=False, hooks=hooks, epochs=epochs, workspace=workspace, **settings)
+    return Trainer(model, train_dl=torch.utils.data.DataLoader(data, batch_size=8, shuffle=True),
+                   loss_fn=torch.nn.MSELoss(),
+                   valid_dl=torch.utils.data.DataLoader(data, batch_size=16),
+                   optim=torch.optim.AdamW(model.parameters(), lr=0.01),
+                   seed=3, device="cpu", progress=False, hooks=hooks, epochs=epochs,
+                   workspace=workspace, **settings)
 
 
 def lines(path):
@@ -43,7 +47,8 @@ def table(path):
 
 def in_table(history):
     """What it must say, in full precision."""
-    return {name: list(zip(history.steps(name).tolist(), history[name].tolist())) for name in history.names}
+    return {name: list(zip(history.steps(name).tolist(), history[name].tolist()))
+            for name in history.names}
 
 
 def points(history):
@@ -53,7 +58,8 @@ def points(history):
 
 
 def test_what_a_run_leaves_behind(tmp_path):
-    trainer = make(tmp_path / "runs" / "first", CheckpointHook(), config={"width": 8, "kind": np.float32(0.5)})
+    trainer = make(tmp_path / "runs" / "first", CheckpointHook(),
+                   config={"width": 8, "kind": np.float32(0.5)})
     trainer.step(5)
     trainer.tune(lr=0.02)
     trainer.fit()
@@ -68,22 +74,27 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert [entry.name for entry in Journal.load(folder / "journal.jsonl")] == ["lr"]
     assert Journal.load(folder / "journal.jsonl").header["end"]["state"] == "finished"
     config = json.loads((folder / "config.json").read_text())
-    assert config["config"] == {"width": 8, "kind": 0.5} and config["epochs"] == 3 and config["tunables"]["lr"] is None
+    assert config["config"] == {"width": 8, "kind": 0.5}
+    assert config["epochs"] == 3 and config["tunables"]["lr"] is None
     assert list((folder / "checkpoints").glob("step_*12.pt"))
     picture = ElementTree.parse(folder / "still.svg").getroot()
-    assert "finished" in "".join(picture.itertext()).lower() and "schedule" not in "".join(picture.itertext())
+    assert "finished" in "".join(picture.itertext()).lower()
+    assert "schedule" not in "".join(picture.itertext())
 
 
 def test_the_picture_costs_a_script_no_widget(tmp_path):
     """It is written by what needs no notebook."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from test_run_folder import make; " \
-           f"make({str(tmp_path / 'run')!r}).fit(); sys.exit(bool({{'ipywidgets', 'plotly', 'anywidget', 'pandas'}} & set(sys.modules)))"
+    code = (f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
+            f"from test_run_folder import make; make({str(tmp_path / 'run')!r}).fit(); "
+            f"heavy = {{'ipywidgets', 'plotly', 'anywidget', 'pandas'}}; "
+            f"sys.exit(bool(heavy & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
     assert (tmp_path / "run" / "still.svg").stat().st_size > 1000
 
 
-def test_a_run_taken_up_goes_on_in_its_files(tmp_path):
-    """What was recorded after the checkpoint was lost: it is in the file once, as it was made again."""
+def test_a_resumed_run_goes_on_in_its_files(tmp_path):
+    """What was recorded after the checkpoint was lost:
+    it is in the file once, as it was made again."""
     straight = make(None)
     straight.step(5)
     straight.tune(lr=0.02)
@@ -101,17 +112,21 @@ def test_a_run_taken_up_goes_on_in_its_files(tmp_path):
     second.tune(lr=0.02)
     second.fit()
     assert points(second.history) == points(straight.history)
-    assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), second.model.parameters()))
-    written = [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]
+    assert all(torch.equal(a, b)
+               for a, b in zip(straight.model.parameters(), second.model.parameters()))
+    written = [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")
+               if "train/loss" in line]
     assert written == list(range(1, 13))
-    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.void.jsonl") if "train/loss" in line] == [5, 6, 7]
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.void.jsonl")
+            if "train/loss" in line] == [5, 6, 7]
     journal = lines(tmp_path / "run" / "journal.jsonl")[1:]
     assert [(line["step"], line.get("void", False)) for line in journal] == [(5, False), (5, True)]
     assert len(Journal.load(tmp_path / "run" / "journal.jsonl")) == 1
 
 
 def test_a_finished_run_goes_on_in_its_folder(tmp_path):
-    """By fit(epochs=larger): nothing of the shorter run is left over, and the settings say how long it is now, and how it began."""
+    """By fit(epochs=larger): nothing of the shorter run is left over, and the settings say how long
+    it is now, and how it began."""
     straight = make(tmp_path / "straight", CheckpointHook(), epochs=5)
     straight.fit()
     trainer = make(tmp_path / "run", CheckpointHook(), epochs=2)
@@ -120,17 +135,24 @@ def test_a_finished_run_goes_on_in_its_folder(tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["epochs"] == 2
     trainer.fit(epochs=5)
     trainer.close(), straight.close()
-    files = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (tmp_path / "run", tmp_path / "straight")]
-    assert files[0] == files[1] and sorted(path.name for path in tmp_path.iterdir()) == ["run", "straight"]
-    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").glob("*.pt"))] == [f"step_{step:08d}.pt" for step in (12, 16, 20)]
+    files = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+             for folder in (tmp_path / "run", tmp_path / "straight")]
+    assert files[0] == files[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "straight"]
+    assert [path.name
+            for path in sorted(
+                (tmp_path / "run" / "checkpoints").glob(
+                    "*.pt"))] == [f"step_{step:08d}.pt" for step in (12, 16, 20)]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["epochs"], config["max_steps"], config["tunables"]["lr"]) == (5, None, None)
-    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line] == list(range(1, 21))
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")
+            if "train/loss" in line] == list(range(1, 21))
 
 
 def test_a_rewind_is_in_the_file(tmp_path):
-    """A run that is taken up has the branches of the one before."""
-    first = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None), SnapshotHook(every_steps=2))
+    """A run that is resumed has the branches of the one before."""
+    first = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None),
+                 SnapshotHook(every_steps=2))
     first.step(7)
     first.rewind(4)
     first.tune(lr=0.001)
@@ -143,26 +165,33 @@ def test_a_rewind_is_in_the_file(tmp_path):
     assert second.history.steps("train/loss").tolist() == list(range(1, 9))
     first_branch, = second.history.branches
     assert (first_branch.number, first_branch.start, first_branch.end) == (0, 4, 7)
-    assert first_branch.series["train/loss"].values.tolist() == first.history.branches[0].series["train/loss"].values.tolist()
+    assert first_branch.series[
+        "train/loss"].values.tolist() == first.history.branches[
+            0].series["train/loss"].values.tolist()
     assert second.rewind(7) == 7
     second.step(1)
-    assert second.history.steps("train/loss").tolist() == list(range(1, 9)) and len(second.history.branches) == 2
+    assert second.history.steps("train/loss").tolist() == list(range(1, 9))
+    assert len(second.history.branches) == 2
 
 
 def test_two_runs_keep_apart(tmp_path, capsys):
-    """A second run in one process, and in another, that does not resume: it says where it goes, and the first one keeps its files."""
+    """A second run in one process, and in another, that does not resume:
+    it says where it goes, and the first one keeps its files."""
     first = make(tmp_path / "run", epochs=1)
     first.fit()
     kept = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     second = make(tmp_path / "run", epochs=1)
     second.fit()
     assert second.workspace == tmp_path / "run-2"
-    assert capsys.readouterr().out == f"{tmp_path / 'run'} has the records of another run: this one goes to {tmp_path / 'run-2'}\n"
+    assert capsys.readouterr().out == (f"{tmp_path / 'run'} has the records of another run: this "
+                                       f"one goes to {tmp_path / 'run-2'}\n")
     script = ("import sys; sys.path.insert(0, sys.argv[2]); from test_run_folder import make\n"
               "trainer = make(sys.argv[1], epochs=1); trainer.fit(); print(trainer.workspace)")
-    there = subprocess.run([sys.executable, "-c", script, tmp_path / "run", str(__import__("pathlib").Path(__file__).parent)],
+    there = subprocess.run([sys.executable, "-c", script, tmp_path / "run",
+                            str(__import__("pathlib").Path(__file__).parent)],
                            capture_output=True, text=True, check=True)
-    assert there.stdout.splitlines()[-1] == str(tmp_path / "run-3") and len(there.stdout.splitlines()) == 2
+    assert there.stdout.splitlines()[-1] == str(tmp_path / "run-3")
+    assert len(there.stdout.splitlines()) == 2
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == kept
 
 
@@ -170,7 +199,8 @@ def test_a_checkpoint_holds_the_place_in_the_file_and_not_the_records(tmp_path):
     trainer = make(tmp_path / "run", CheckpointHook())
     trainer.fit()
     state = trainer.state_dict()
-    assert state["history"] == {"bytes": (tmp_path / "run" / "metrics.jsonl").stat().st_size, "counts": trainer.history.counts()}
+    assert state["history"] == {"bytes": (tmp_path / "run" / "metrics.jsonl").stat().st_size,
+                                "counts": trainer.history.counts()}
     other = make(None)
     with pytest.warns(UserWarning, match="workspace="):
         other.load_state_dict(state)
@@ -192,12 +222,14 @@ def test_the_table_has_all_records_a_line_a_step(tmp_path):
     rows = list(csv.DictReader(open(path, newline="")))
     assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6, 6, *range(7, 13)]
     for row in rows:
-        assert bool(row["valid/loss"]) == (row["step"] in ("4", "8", "12")) and bool(row["grad_norm"]) == (row["extra"] != "nan")
-    assert [float(row["epoch"]) for row in rows[:4]] == [0.25, 0.5, 0.75, 1.0] and rows[3]["samples_seen"] == "32"
+        assert bool(row["valid/loss"]) == (row["step"] in ("4", "8", "12"))
+        assert bool(row["grad_norm"]) == (row["extra"] != "nan")
+    assert [float(row["epoch"]) for row in rows[:4]] == [0.25, 0.5, 0.75, 1.0]
+    assert rows[3]["samples_seen"] == "32"
     assert float(rows[3]["seconds"]) == trainer.history.series("valid/loss").seconds[0]
 
 
-def test_the_table_is_of_the_live_branch_also_when_a_run_is_taken_up(tmp_path):
+def test_the_table_is_of_the_live_branch_also_when_a_run_is_resumed(tmp_path):
     """After a crash, a rewind and a stop; a reader of the old file has a whole one."""
     path = tmp_path / "run" / "metrics.csv"
     first = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
@@ -205,7 +237,8 @@ def test_the_table_is_of_the_live_branch_also_when_a_run_is_taken_up(tmp_path):
     first.get_hook(CheckpointHook).writer.wait()
     first.run_folder.write(first.history)
     release(first)  # the process dies, and its locks with it
-    second = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None), SnapshotHook(every_steps=2))
+    second = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None),
+                  SnapshotHook(every_steps=2))
     second.step(4)
     second.stop()
     assert [step for step, _ in table(path)["train/loss"]] == list(range(1, 9))
@@ -215,7 +248,8 @@ def test_the_table_is_of_the_live_branch_also_when_a_run_is_taken_up(tmp_path):
     second.tune(lr=0.001)
     second.step(2)
     second.stop()
-    assert table(path) == in_table(second.history) and [step for step, _ in table(path)["lr"]] == list(range(1, 9))
+    assert table(path) == in_table(second.history)
+    assert [step for step, _ in table(path)["lr"]] == list(range(1, 9))
     assert reader.read() == before != path.read_text()
     second.fit()
     assert table(path) == in_table(second.history) and len(table(path)["lr"]) == 12
@@ -236,6 +270,8 @@ def test_the_result_is_in_a_file(ends, tmp_path):
         trainer.fit()
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     result = trainer.result()
-    assert written["status"] == ends == str(result.status) and written["steps"] == result.steps == (12 if ends == "finished" else 9)
-    assert written["best"] == result.best and written["best"]["value"] == min(trainer.history["valid/loss"])
+    assert written["status"] == ends == str(result.status)
+    assert written["steps"] == result.steps == (12 if ends == "finished" else 9)
+    assert written["best"] == result.best
+    assert written["best"]["value"] == min(trainer.history["valid/loss"])
     assert written["last"] == result.last and 0 < written["seconds"] <= trainer.elapsed()

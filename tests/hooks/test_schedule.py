@@ -1,4 +1,5 @@
-"""Schedules by name, whose length comes from the run; what is to come, for every scheduler of torch's."""
+"""Schedules by name, whose length comes from the run;
+what is to come, for every scheduler of torch's."""
 
 import copy
 import math
@@ -23,11 +24,12 @@ NAMES = list(SCHEDULES)
 def data(batches=5):
     """Batches of 4."""
     made = torch.Generator().manual_seed(7)
-    return [(torch.randn(4, 3, generator=made), torch.randn(4, 1, generator=made)) for _ in range(batches)]
+    return [(torch.randn(4, 3, generator=made), torch.randn(4, 1, generator=made))
+            for _ in range(batches)]
 
 
 def make(sched=None, seed=0, batches=5, optim=None, **settings):
-    """A run of so many batches an epoch."""
+    """A run of n batches an epoch."""
     torch.manual_seed(seed)
     model = nn.Linear(3, 1)
     optim = optim or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
@@ -37,7 +39,8 @@ def make(sched=None, seed=0, batches=5, optim=None, **settings):
 
 def weights(trainer):
     """And the optimizer's groups."""
-    return [p.detach().clone() for p in trainer.model.parameters()], plain_copy(trainer.optim.state_dict())
+    return ([p.detach().clone() for p in trainer.model.parameters()],
+            plain_copy(trainer.optim.state_dict()))
 
 
 def assert_same(a, b):
@@ -55,11 +58,14 @@ def rates(name, total, peak=1.0, **settings):
 
 
 # ---- the forms
-@pytest.mark.parametrize("optim", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.AdamW(p, lr=0.1),
-                                   lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))])
+@pytest.mark.parametrize("optim",
+                         [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+                          lambda p: torch.optim.AdamW(p, lr=0.1),
+                          lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))])
 def test_one_cycle_is_torchs(optim):
     """Rates and momentum, with the highest rate that of the optimizer."""
-    peak = 0.1 if not isinstance(optim([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"], torch.Tensor) else torch.tensor(0.1).item()
+    peak = 0.1 if not isinstance(optim([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"],
+                                 torch.Tensor) else torch.tensor(0.1).item()
     a = make("one_cycle", epochs=4, optim=optim)
     b = make(lambda o: torch_sched.OneCycleLR(o, peak, total_steps=20), epochs=4, optim=optim)
     a.fit()
@@ -73,18 +79,20 @@ def test_one_cycle_gives_no_momentum_to_an_optimizer_without():
     trainer = make("one_cycle", epochs=2, optim=lambda p: torch.optim.SGD(p, lr=0.1))
     trainer.fit()
     assert trainer.optim.param_groups[0]["momentum"] == 0
-    made = make(SchedulerHook("one_cycle", cycle_momentum=True, pct_start=0.5), epochs=2, optim=lambda p: torch.optim.SGD(p, lr=0.1))
+    made = make(SchedulerHook("one_cycle", cycle_momentum=True, pct_start=0.5), epochs=2,
+                optim=lambda p: torch.optim.SGD(p, lr=0.1))
     made.fit()
     assert made.optim.param_groups[0]["momentum"] > 0.85 and np.argmax(made.history["lr"]) == 4
 
 
 def test_cosine_and_its_warm_up():
-    """Up in so many steps, half a cosine down to where the run ends."""
+    """Up in n steps, half a cosine down to where the run ends."""
     found = rates("cosine", 100, warmup=10)
     assert found[:11] == pytest.approx([(k + 1) / 11 for k in range(11)])
     assert found[10:] == pytest.approx([0.5 * (1 + math.cos(math.pi * k / 90)) for k in range(90)])
     assert rates("cosine", 100, warmup=0.1) == found and rates("cosine", 50, warmup=0)[0] == 1.0
-    assert rates("cosine", 100, final=0.1)[-1] == pytest.approx(0.1, abs=1e-3) and min(rates("cosine", 100, warmup=0, final=0.1)) >= 0.1
+    assert rates("cosine", 100, final=0.1)[-1] == pytest.approx(0.1, abs=1e-3)
+    assert min(rates("cosine", 100, warmup=0, final=0.1)) >= 0.1
 
 
 def test_warm_up_stable_decay():
@@ -92,7 +100,8 @@ def test_warm_up_stable_decay():
     found = rates("warmup_stable_decay", 100, warmup=5, decay=20)
     assert found[4] < 1 and found[5:81] == [1.0] * 76
     assert found[80:] == pytest.approx([1 - math.sqrt(k / 20) for k in range(20)])
-    assert rates("warmup_stable_decay", 100, warmup=0.05, decay=0.2) == found == rates("warmup_stable_decay", 100)
+    assert rates("warmup_stable_decay", 100, warmup=0.05,
+                 decay=0.2) == found == rates("warmup_stable_decay", 100)
     assert rates("warmup_stable_decay", 100, final=0.5)[-1] > 0.5
 
 
@@ -108,7 +117,8 @@ def test_any_length(name, total):
 @pytest.mark.parametrize("wrong", [-1, 1.5, "10", True, None])
 def test_a_length_that_is_none(wrong):
     """A share or steps, nothing else; said when the trainer is built."""
-    with pytest.raises(ValueError, match="a share of the run between 0.0 and 1.0, or a whole number of steps"):
+    with pytest.raises(ValueError,
+                       match="a share of the run between 0.0 and 1.0, or a whole number of steps"):
         steps_of("warmup", wrong, 100)
     with pytest.raises(ValueError, match="warmup="):
         make(SchedulerHook("cosine", warmup=wrong), epochs=2)
@@ -116,7 +126,8 @@ def test_a_length_that_is_none(wrong):
 
 @pytest.mark.parametrize(("sched", "error", "words"), [
     ("onecycle", ValueError, "sched='onecycle': did you mean 'one_cycle'?"),
-    ("linear", ValueError, "there are 'one_cycle', 'cosine', 'warmup_stable_decay', or give a scheduler of torch's"),
+    ("linear", ValueError,
+     "there are 'one_cycle', 'cosine', 'warmup_stable_decay', or give a scheduler of torch's"),
     (3, TypeError, "3 is not a scheduler"),
     (lambda optim: 5, TypeError, "gave int, which is not a scheduler"),
     (lambda optim, total_steps: None, TypeError, "gave NoneType, which is not a scheduler"),
@@ -142,8 +153,10 @@ def test_settings_that_do_not_fit():
 
 
 # ---- the length of the run
-@pytest.mark.parametrize("settings", [{"epochs": 4}, {"max_steps": 20}, {"epochs": 8, "gradient_accumulation_steps": 2, "batches": 5},
-                                      {"epochs": 10, "limit_batches": 2}])
+@pytest.mark.parametrize("settings",
+                         [{"epochs": 4}, {"max_steps": 20},
+                          {"epochs": 8, "gradient_accumulation_steps": 2, "batches": 5},
+                          {"epochs": 10, "limit_batches": 2}])
 def test_the_length_is_the_runs(settings):
     """Whatever it is counted in."""
     trainer = make("cosine", **settings)
@@ -154,7 +167,8 @@ def test_the_length_is_the_runs(settings):
 
 
 def test_a_length_that_fit_gives():
-    """Until then there is no scheduler; one that was given to the trainer is replaced before the first step."""
+    """Until then there is no scheduler; one that was given to the trainer is replaced before the
+    first step."""
     trainer = make("one_cycle")
     assert trainer.sched is None and trainer.rate == 0.1
     trainer.fit(max_steps=12)
@@ -170,7 +184,8 @@ def test_a_run_without_a_length_is_refused():
         def __iter__(self):
             return iter(data(3))
     stream = torch.utils.data.DataLoader(Stream(), batch_size=None)
-    with pytest.raises(ValueError, match="sched=cosine goes to the end of the run.*give max_steps="):
+    with pytest.raises(ValueError,
+                       match="sched=cosine goes to the end of the run.*give max_steps="):
         make("cosine", epochs=2, train_dl=stream).fit()
     trainer = make("cosine", max_steps=6, train_dl=stream)
     trainer.fit()
@@ -181,14 +196,18 @@ def test_by_the_epoch_and_in_the_list_of_hooks():
     """A tick an epoch, of as many as there are."""
     trainer = make(None, epochs=4, hooks=[SchedulerHook("cosine", every="epoch", warmup=0)])
     trainer.fit()
-    assert trainer.history["lr"].tolist() == pytest.approx([rate for rate in rates("cosine", 4, peak=0.1, warmup=0) for _ in range(5)])
+    assert trainer.history[
+        "lr"].tolist() == pytest.approx([rate for rate in rates("cosine", 4, peak=0.1, warmup=0)
+                                         for _ in range(5)])
     with pytest.raises(ValueError, match="that is not known"):
         make(SchedulerHook("cosine", every="epoch"), max_steps=4).fit()
 
 
 def test_a_function_of_ones_own_that_takes_the_length():
     """And one that does not is called as ever."""
-    trainer = make(lambda optim, total_steps: torch_sched.PolynomialLR(optim, total_iters=total_steps), epochs=2)
+    trainer = make(
+        lambda optim, total_steps: torch_sched.PolynomialLR(optim, total_iters=total_steps),
+        epochs=2)
     trainer.fit()
     assert trainer.history["lr"].tolist() == pytest.approx([0.1 * (1 - k / 10) for k in range(10)])
     trainer = make(lambda optim, total_steps=3: torch_sched.StepLR(optim, total_steps), epochs=2)
@@ -200,7 +219,8 @@ def test_a_scheduler_that_ends_before_the_run_is_refused():
     """torch's own would raise in the middle of it."""
     sched = lambda o: torch_sched.OneCycleLR(o, 0.1, total_steps=9)  # noqa: E731
     trainer = make(sched, epochs=2)
-    with pytest.raises(ValueError, match="ends after 9 steps and the run takes 10: sched='one_cycle'"):
+    with pytest.raises(ValueError,
+                       match="ends after 9 steps and the run takes 10: sched='one_cycle'"):
         trainer.fit()
     assert trainer.step_state.optimizer_step == 0
     assert make(sched, max_steps=9).fit().steps == 9
@@ -212,11 +232,14 @@ WSD = {"warmup": 3, "decay": 4}
 @pytest.mark.parametrize("at", [4, 9, 15, 20])
 @pytest.mark.parametrize("sched", NAMES)
 def test_an_extended_run_goes_on_as_the_longer_one(sched, at):
-    """From where it stands it has the longer run's rates; where those before were others, it says so."""
+    """From where it stands it has the longer run's rates;
+    where those before were others, it says so."""
     trainer, longer = make(sched, epochs=4), make(sched, epochs=7)
     longer.fit()
     trainer.step(at)
-    with pytest.warns(UserWarning, match=f"the schedule {sched} now goes to 35 steps, and was made for 20: the {at} made so far"):
+    with pytest.warns(UserWarning,
+                      match=f"the schedule {sched} now goes to 35 steps, and was made for 20: the "
+                            f"{at} made so far"):
         trainer.fit(epochs=7)
     assert trainer.history["lr"].tolist()[at:] == longer.history["lr"].tolist()[at:]
 
@@ -251,19 +274,23 @@ def test_another_accumulation_is_another_length():
     assert trainer.planned_steps == 16
     trainer.fit()
     found = trainer.history["lr"].tolist()
-    assert found[:8] == pytest.approx(rates("cosine", 24, peak=0.1)[:8]) and found[8:] == pytest.approx(rates("cosine", 16, peak=0.1)[8:])
+    assert found[:8] == pytest.approx(rates("cosine", 24, peak=0.1)[:8])
+    assert found[8:] == pytest.approx(rates("cosine", 16, peak=0.1)[8:])
 
 
 @pytest.mark.parametrize("sched", [*NAMES, "own"])
 @pytest.mark.parametrize("k", [0, 1, 6, 13, 19])
 def test_going_on_in_another_trainer(sched, k):
     """Built with another rate, by a trainer that knew no length; the same run."""
-    given = (lambda optim, total_steps: torch_sched.CosineAnnealingLR(optim, total_steps)) if sched == "own" else sched
+    given = ((lambda optim, total_steps: torch_sched.CosineAnnealingLR(optim, total_steps))
+             if sched == "own" else sched)
     straight, first = make(given, epochs=4), make(given, epochs=4)
     straight.fit()
     first.step(k) if k else None
     state = plain_copy(first.state_dict())
-    for second in (make(given, seed=5, epochs=4, optim=lambda p: torch.optim.SGD(p, lr=3.0, momentum=0.1)), make(given, seed=5)):
+    for second in (make(given, seed=5, epochs=4,
+                        optim=lambda p: torch.optim.SGD(p, lr=3.0, momentum=0.1)),
+                        make(given, seed=5)):
         second.load_state_dict(state)
         second.fit(epochs=4)
         assert_same(second, straight)
@@ -271,7 +298,7 @@ def test_going_on_in_another_trainer(sched, k):
 
 @pytest.mark.parametrize("k", [3, 12])
 def test_going_on_to_a_longer_run(k):
-    """A state of 4 epochs taken up by a trainer of 7: as if the first had been extended."""
+    """A state of 4 epochs resumed by a trainer of 7: as if the first had been extended."""
     first, extended = make("one_cycle", epochs=4), make("one_cycle", epochs=4)
     first.step(k)
     extended.step(k)
@@ -285,7 +312,8 @@ def test_going_on_to_a_longer_run(k):
 
 
 def test_a_rewind_behind_the_extension():
-    """The longer schedule holds from there on, twice the same; and a script makes the surviving run."""
+    """The longer schedule holds from there on, twice the same;
+    and a script makes the surviving run."""
     def steered():
         trainer = make("cosine", epochs=4, hooks=[SnapshotHook(every_steps=5)])
         trainer.fit()
@@ -326,43 +354,60 @@ def test_skipped_steps_are_no_other_length():
     a, b = run(False), run(True)
     assert a.skipped_steps > 0
     assert_same(a, b)
-    assert a.history["lr"].tolist() == pytest.approx(rates("cosine", 20, peak=0.1)[:len(a.history["lr"])])
+    assert a.history[
+        "lr"].tolist() == pytest.approx(rates("cosine", 20, peak=0.1)[:len(a.history["lr"])])
 
 
 # ---- what is to come
 TORCHS = {
-    "step": lambda o: torch_sched.StepLR(o, 3), "multi": lambda o: torch_sched.MultiStepLR(o, [3, 7]),
-    "constant": lambda o: torch_sched.ConstantLR(o), "linear": lambda o: torch_sched.LinearLR(o, total_iters=8),
-    "exponential": lambda o: torch_sched.ExponentialLR(o, 0.9), "polynomial": lambda o: torch_sched.PolynomialLR(o, 10),
-    "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 10), "lambda": lambda o: torch_sched.LambdaLR(o, lambda k: 0.9**k),
-    "multiplicative": lambda o: torch_sched.MultiplicativeLR(o, lambda k: 0.9), "cyclic": lambda o: torch_sched.CyclicLR(o, 0.01, 0.1, 4),
-    "cyclic, own form": lambda o: torch_sched.CyclicLR(o, 0.01, 0.1, 4, scale_fn=lambda x: 0.5, scale_mode="cycle"),
-    "one cycle": lambda o: torch_sched.OneCycleLR(o, 0.1, 30), "restarts": lambda o: torch_sched.CosineAnnealingWarmRestarts(o, 4),
-    "sequential": lambda o: torch_sched.SequentialLR(o, [torch_sched.LinearLR(o, total_iters=4), torch_sched.CosineAnnealingLR(o, 10)], [4]),
-    "chained": lambda o: torch_sched.ChainedScheduler([torch_sched.LinearLR(o, total_iters=4), torch_sched.ExponentialLR(o, 0.9)]),
+    "step": lambda o: torch_sched.StepLR(o, 3),
+    "multi": lambda o: torch_sched.MultiStepLR(o, [3, 7]),
+    "constant": lambda o: torch_sched.ConstantLR(o),
+    "linear": lambda o: torch_sched.LinearLR(o, total_iters=8),
+    "exponential": lambda o: torch_sched.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: torch_sched.PolynomialLR(o, 10),
+    "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 10),
+    "lambda": lambda o: torch_sched.LambdaLR(o, lambda k: 0.9**k),
+    "multiplicative": lambda o: torch_sched.MultiplicativeLR(o, lambda k: 0.9),
+    "cyclic": lambda o: torch_sched.CyclicLR(o, 0.01, 0.1, 4),
+    "cyclic, own form": lambda o: torch_sched.CyclicLR(o, 0.01, 0.1, 4, scale_fn=lambda x: 0.5,
+                                                       scale_mode="cycle"),
+    "one cycle": lambda o: torch_sched.OneCycleLR(o, 0.1, 30),
+    "restarts": lambda o: torch_sched.CosineAnnealingWarmRestarts(o, 4),
+    "sequential": lambda o: torch_sched.SequentialLR(o,
+                                                     [torch_sched.LinearLR(o, total_iters=4),
+                                                      torch_sched.CosineAnnealingLR(o, 10)], [4]),
+    "chained": lambda o: torch_sched.ChainedScheduler([torch_sched.LinearLR(o, total_iters=4),
+                                                       torch_sched.ExponentialLR(o, 0.9)]),
     "swa": lambda o: SWALR(o, 0.05, 5),
 }
 
 @pytest.mark.parametrize("tensor", [False, True])
 @pytest.mark.parametrize("name", TORCHS)
 def test_foreseen_rates_are_those_that_come(name, tensor):
-    """From the start and from within; the scheduler, the optimizer and the warnings are left alone."""
+    """From the start and from within; the scheduler, the optimizer and the warnings are left
+    alone."""
     rate = torch.tensor(0.1) if tensor else 0.1
-    optim = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(2))], "lr": 0.3}], lr=rate,
+    optim = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))]},
+                             {"params": [nn.Parameter(torch.ones(2))], "lr": 0.3}], lr=rate,
                             momentum=0.9)
     sched = TORCHS[name](optim)
     counts = [0, 1, 2, 5, 9, 13]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for done in range(6):
-            kept = copy.deepcopy((optim.state_dict(), {k: v for k, v in sched.state_dict().items() if k != "_schedulers"}))
+            kept = copy.deepcopy((optim.state_dict(),
+                                  {k: v for k, v in sched.state_dict().items()
+                                   if k != "_schedulers"}))
             found = foresee(sched, counts)
-            assert repr(kept) == repr((optim.state_dict(), {k: v for k, v in sched.state_dict().items() if k != "_schedulers"}))
+            assert repr(kept) == repr((optim.state_dict(),
+                                       {k: v for k, v in sched.state_dict().items()
+                                        if k != "_schedulers"}))
             optim.step()
             if done < 5:
                 sched.step()
         real = []
-        for place in range(14):
+        for _ in range(14):
             real.append(float(optim.param_groups[0]["lr"]))
             sched.step()
     assert found == [real[count] for count in counts]
@@ -373,13 +418,16 @@ def test_what_nobody_foresees():
     optim = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     assert foresee(torch_sched.ReduceLROnPlateau(optim), [0, 1]) is None
     assert foresee(torch_sched.ExponentialLR(optim, 0.9), [0, 20_001]) is None
-    assert foresee(torch_sched.LambdaLR(optim, lambda k: 1 / (k + 1)), [0, 3, 10**7]) == pytest.approx([1, 1 / 4, 1e-7])
+    assert foresee(torch_sched.LambdaLR(optim, lambda k: 1 / (k + 1)),
+                   [0, 3, 10**7]) == pytest.approx([1, 1 / 4, 1e-7])
     assert spread(3) == [0, 1, 2] and spread(10**6)[-1] == 10**6 - 1 and len(spread(10**6)) == 400
 
 
-@pytest.mark.parametrize("sched", [*NAMES, TORCHS["step"], SchedulerHook("cosine", every="epoch", warmup=0)])
+@pytest.mark.parametrize("sched",
+                         [*NAMES, TORCHS["step"], SchedulerHook("cosine", every="epoch", warmup=0)])
 def test_the_plan_is_what_happens(sched):
-    """At the start, in mid-epoch with windows of two, with a rate scaled and taken over, after an extension; nothing after the end."""
+    """At the start, in mid-epoch with windows of two, with a rate scaled and taken over, after an
+    extension; nothing after the end."""
     trainer = make(sched, epochs=6, gradient_accumulation_steps=2)
     def look():
         plan = trainer.rate_plan
@@ -394,7 +442,8 @@ def test_the_plan_is_what_happens(sched):
     assert min(look()) == 1  # nothing was changed: it need not look again
     trainer.tune(lr_scale=0.5)
     scaled = look()
-    assert list(scaled) == list(range(8, 19)) and trainer.rate_plan.scheduled.tolist() == pytest.approx([first[k] for k in range(8, 19)])
+    assert list(scaled) == list(range(8, 19))
+    assert trainer.rate_plan.scheduled.tolist() == pytest.approx([first[k] for k in range(8, 19)])
     trainer.step(3)
     trainer.tune(lr=0.02)
     assert set(look().values()) == {0.02}
@@ -434,7 +483,8 @@ def test_no_plan():
 
 
 def test_the_panel_draws_the_plan():
-    """Dotted, in the plot of the rate, which reaches to the end of the run; the schedule alone fainter, where it differs."""
+    """Dotted, in the plot of the rate, which reaches to the end of the run;
+    the schedule alone fainter, where it differs."""
     trainer = make("cosine", epochs=4)
     trainer.step(5)
     trainer.tune(lr_scale=0.5)
@@ -443,24 +493,31 @@ def test_the_panel_draws_the_plan():
     groups = curves.groups(True)
     drawn = plan_traces(trainer.view.rate_plan, curves, groups, "step")
     number = 2 + list(groups).index("lr")
-    assert [(t["name"], t["xaxis"], t["line"]["dash"]) for t in drawn] == [(n, f"x{number}", "dot") for n in ("schedule", "planned")]
-    assert (drawn[0]["y"] == 2 * drawn[1]["y"]).all() and drawn[0]["x"].tolist() == list(range(6, 21))
-    assert plan_traces(trainer.view.rate_plan, curves, groups, "epoch")[0]["x"][-1] == pytest.approx(4.0)
-    assert plan_traces(trainer.view.rate_plan, curves, groups, "samples")[0]["x"][-1] == pytest.approx(80)
+    assert [(t["name"], t["xaxis"], t["line"]["dash"])
+            for t in drawn] == [(n, f"x{number}", "dot") for n in ("schedule", "planned")]
+    assert (drawn[0]["y"] == 2 * drawn[1]["y"]).all()
+    assert drawn[0]["x"].tolist() == list(range(6, 21))
+    assert plan_traces(trainer.view.rate_plan, curves, groups,
+                       "epoch")[0]["x"][-1] == pytest.approx(4.0)
+    assert plan_traces(trainer.view.rate_plan, curves, groups,
+                       "samples")[0]["x"][-1] == pytest.approx(80)
     shape = layout(groups, False, 5, 20)
-    assert shape[f"xaxis{number}"]["autorangeoptions"]["maxallowed"] == pytest.approx(20.2) and "matches" not in shape[f"xaxis{number}"]
-    assert shape[f"xaxis{number + 1}"]["matches"] == "x" and layout(groups, False, 5)[f"xaxis{number}"]["matches"] == "x"
+    assert shape[f"xaxis{number}"]["autorangeoptions"]["maxallowed"] == pytest.approx(20.2)
+    assert "matches" not in shape[f"xaxis{number}"]
+    assert shape[f"xaxis{number + 1}"]["matches"] == "x"
+    assert layout(groups, False, 5)[f"xaxis{number}"]["matches"] == "x"
     assert "planned" in [trace.name for trace in trainer.history.plot().data]
     trainer.step(5)  # what has been done meanwhile is not to come any more
     curves.update()
-    assert plan_traces(trainer.view.rate_plan, curves, groups, "step")[1]["x"].tolist() == list(range(11, 21))
+    assert plan_traces(trainer.view.rate_plan, curves, groups,
+                       "step")[1]["x"].tolist() == list(range(11, 21))
     trainer.fit()
     curves.update()
     assert plan_traces(trainer.view.rate_plan, curves, groups, "step") == []
 
 
 def test_the_plan_before_the_first_step():
-    """It has a plot of its own from the start; by other axes than the step nobody knows yet."""
+    """It has a plot of its own from the start; on other axes than the step it is not known yet."""
     trainer = make("one_cycle", epochs=4)
     curves = Curves(trainer.view)
     curves.update()
@@ -475,7 +532,8 @@ def test_validate_by_hand_ticks_no_scheduler():
     model = nn.Linear(2, 1)
     optim = torch.optim.SGD(model.parameters(), 0.01)
     plateau = ReduceLROnPlateau(optim, patience=0, factor=0.1, threshold=1e9, threshold_mode="abs")
-    trainer = small_runs.make(model, optim=optim, sched=plateau, valid_dl=small_runs.BATCHES, max_steps=10, eval_every=5)
+    trainer = small_runs.make(model, optim=optim, sched=plateau, valid_dl=small_runs.BATCHES,
+                              max_steps=10, eval_every=5)
     trainer.step(5)
     for _ in range(3):
         trainer.validate()
@@ -485,7 +543,8 @@ def test_validate_by_hand_ticks_no_scheduler():
 
 
 def test_a_scheduler_class_is_a_callable():
-    """LinearLR itself is called with the optimizer; a plateau without anything to watch is refused."""
+    """LinearLR itself is called with the optimizer;
+    a plateau without anything to watch is refused."""
     assert isinstance(small_runs.make(sched=LinearLR, epochs=1).sched, LinearLR)
     with pytest.raises(ValueError, match="no valid_dl"):
         small_runs.make(sched=lambda optim: ReduceLROnPlateau(optim), epochs=1).fit()

@@ -1,4 +1,5 @@
-"""The unit of a schedule: schedulers made for epochs, timm's, and parameter groups that come later."""
+"""The unit of a schedule: schedulers made for epochs, timm's, and parameter groups that come
+later."""
 
 import copy
 import warnings
@@ -28,20 +29,30 @@ def net():
 def make(sched, model=None, count=5, **settings):
     """A run of 4 epochs of `count` steps."""
     settings = {"optim": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "epochs": 4} | settings
-    return Trainer(model or net(), train_dl=batches(count), loss_fn=nn.MSELoss(), sched=sched, device="cpu", progress=False, **settings)
+    return Trainer(model or net(), train_dl=batches(count), loss_fn=nn.MSELoss(), sched=sched,
+                   device="cpu", progress=False, **settings)
 
 
 # ---- made for epochs
 
 
-FOR_EPOCHS = {"step": lambda o: torch_sched.StepLR(o, 2), "multi": lambda o: torch_sched.MultiStepLR(o, [2, 3]),
-              "exponential": lambda o: torch_sched.ExponentialLR(o, 0.7), "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 4),
-              "polynomial": lambda o: torch_sched.PolynomialLR(o, 4), "lambda": lambda o: torch_sched.LambdaLR(o, lambda k: 0.5**k)}
-FOR_STEPS = {"step": lambda o: torch_sched.StepLR(o, 60), "multi": lambda o: torch_sched.MultiStepLR(o, [80, 120]),
-             "exponential": lambda o: torch_sched.ExponentialLR(o, 0.97), "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 160),
-             "warm-up": lambda o: torch_sched.LinearLR(o, total_iters=10), "restarts": lambda o: torch_sched.CosineAnnealingWarmRestarts(o, 40),
-             "one cycle": lambda o: torch_sched.OneCycleLR(o, 0.1, 160), "name": "cosine", "constant": lambda o: torch_sched.ConstantLR(o),
-             "sequential": lambda o: torch_sched.SequentialLR(o, [torch_sched.LinearLR(o, total_iters=4), torch_sched.CosineAnnealingLR(o, 156)], [4])}
+FOR_EPOCHS = {"step": lambda o: torch_sched.StepLR(o, 2),
+              "multi": lambda o: torch_sched.MultiStepLR(o, [2, 3]),
+              "exponential": lambda o: torch_sched.ExponentialLR(o, 0.7),
+              "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 4),
+              "polynomial": lambda o: torch_sched.PolynomialLR(o, 4),
+              "lambda": lambda o: torch_sched.LambdaLR(o, lambda k: 0.5**k)}
+FOR_STEPS = {"step": lambda o: torch_sched.StepLR(o, 60),
+             "multi": lambda o: torch_sched.MultiStepLR(o, [80, 120]),
+             "exponential": lambda o: torch_sched.ExponentialLR(o, 0.97),
+             "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 160),
+             "warm-up": lambda o: torch_sched.LinearLR(o, total_iters=10),
+             "restarts": lambda o: torch_sched.CosineAnnealingWarmRestarts(o, 40),
+             "one cycle": lambda o: torch_sched.OneCycleLR(o, 0.1, 160), "name": "cosine",
+             "constant": lambda o: torch_sched.ConstantLR(o),
+             "sequential": lambda o: torch_sched.SequentialLR(
+                 o, [torch_sched.LinearLR(o, total_iters=4), torch_sched.CosineAnnealingLR(o, 156)],
+                 [4])}
 
 
 @pytest.mark.parametrize("name", FOR_EPOCHS)
@@ -68,7 +79,8 @@ def test_a_schedule_that_fits_the_steps_is_not(name):
 
 def test_the_summary_tells_unit_and_last_rate():
     """As the run then has them."""
-    each_step, each_epoch = make(FOR_EPOCHS["exponential"]), make(SchedulerHook(FOR_EPOCHS["exponential"], every="epoch"))
+    each_step, each_epoch = (make(FOR_EPOCHS["exponential"]),
+                             make(SchedulerHook(FOR_EPOCHS["exponential"], every="epoch")))
     assert "changes each step, lr 0.1 now and 0.000114 at step 20" in each_step.summary()
     assert "changes each epoch, lr 0.1 now and 0.0343 at step 20" in each_epoch.summary()
     each_epoch.fit()
@@ -80,10 +92,13 @@ def test_the_summary_tells_unit_and_last_rate():
 
 @pytest.mark.parametrize("name", ["step", "multi", "exponential", "cosine", "polynomial"])
 def test_a_rate_far_ahead(name):
-    """Beyond what is looked ahead tick by tick: by the closed form, which leaves the scheduler where it is."""
+    """Beyond what is looked ahead tick by tick:
+    by the closed form, which leaves the scheduler where it is."""
     optim = torch.optim.SGD(net().parameters(), lr=0.1)
-    sched = {"step": lambda: torch_sched.StepLR(optim, 500), "multi": lambda: torch_sched.MultiStepLR(optim, [700, 1300]),
-             "exponential": lambda: torch_sched.ExponentialLR(optim, 0.999), "cosine": lambda: torch_sched.CosineAnnealingLR(optim, 3000),
+    sched = {"step": lambda: torch_sched.StepLR(optim, 500),
+             "multi": lambda: torch_sched.MultiStepLR(optim, [700, 1300]),
+             "exponential": lambda: torch_sched.ExponentialLR(optim, 0.999),
+             "cosine": lambda: torch_sched.CosineAnnealingLR(optim, 3000),
              "polynomial": lambda: torch_sched.PolynomialLR(optim, 4000)}[name]()
     kept = copy.deepcopy(sched.state_dict())
     assert rate_after(sched, 1500) == pytest.approx(foresee(sched, [1500])[0], rel=1e-6)
@@ -126,7 +141,7 @@ class Numbered:
 
 @pytest.mark.parametrize("in_epochs", [True, False])
 def test_schedulers_that_are_told_a_number(in_epochs):
-    """By epochs or by updates, as they say of themselves; also of a run that is taken up."""
+    """By epochs or by updates, as they say of themselves; also of a run that is resumed."""
     def fresh():
         return make(lambda optim: Numbered(optim, in_epochs), valid_dl=batches(1))
     straight, stopped = fresh(), fresh()
@@ -134,17 +149,19 @@ def test_schedulers_that_are_told_a_number(in_epochs):
     wanted = [0.1 / (1 + (step // 5 if in_epochs else step)) for step in range(20)]
     assert straight.history["lr"].tolist() == pytest.approx(wanted)
     stopped.step(7)
-    taken_up = fresh()
-    taken_up.load_state_dict(stopped.state_dict())
-    taken_up.fit()
-    assert all(torch.equal(a, b) for a, b in zip(straight.model.parameters(), taken_up.model.parameters()))
+    resumed = fresh()
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.fit()
+    assert all(torch.equal(a, b)
+               for a, b in zip(straight.model.parameters(), resumed.model.parameters()))
     with pytest.raises(ValueError, match="goes by"):
         SchedulerHook(Numbered(straight.optim, in_epochs), every="step" if in_epochs else "epoch")
 
 
 def test_a_metric_for_one_that_is_told_a_number():
     """The record of the evaluation before."""
-    trainer = make(SchedulerHook(lambda optim: Numbered(optim), metric="valid/loss"), valid_dl=batches(1), epochs=2)
+    trainer = make(SchedulerHook(lambda optim: Numbered(optim), metric="valid/loss"),
+                   valid_dl=batches(1), epochs=2)
     trainer.fit()
     (_, first, a), (_, second, b) = trainer.sched.told
     assert (first, second) == (1, 2) and b == trainer.result().last["valid/loss"] != a
@@ -163,7 +180,7 @@ def test_one_that_asks_for_something_else():
 
 
 def unfreeze(model, at, rate=0.1):
-    """A hook that gives the body to the optimizer after so many steps."""
+    """A hook that gives the body to the optimizer after n steps."""
     def add(trainer):
         if trainer.step_state.optimizer_step == at and len(trainer.optim.param_groups) == 1:
             model[0].requires_grad_(True)
@@ -171,7 +188,8 @@ def unfreeze(model, at, rate=0.1):
     return add
 
 
-ADDED = ["cosine", "one_cycle", lambda o: torch_sched.LambdaLR(o, lambda k: 0.9**k), lambda o: torch_sched.StepLR(o, 4)]
+ADDED = ["cosine", "one_cycle", lambda o: torch_sched.LambdaLR(o, lambda k: 0.9**k),
+         lambda o: torch_sched.StepLR(o, 4)]
 
 
 @pytest.mark.parametrize("point", ["after_step", "after_epoch"])
@@ -181,29 +199,37 @@ def test_a_group_that_is_added_in_a_hook_is_scheduled(sched, point):
     def run(*hooks):
         model, rates = net(), []
         model[0].requires_grad_(False)
-        trainer = make(sched, model, optim=torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9),
-                       hooks=[LambdaHook(before_step=lambda t: rates.append([group["lr"] for group in t.optim.param_groups])),
+        trainer = make(sched, model,
+                       optim=torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9),
+                       hooks=[LambdaHook(
+                           before_step=lambda t: rates.append(
+                               [group["lr"] for group in t.optim.param_groups])),
                               *(LambdaHook(**{point: unfreeze(model, 10, 0.05)}) for _ in hooks)])
         trainer.fit()
         return trainer, rates
     (_, plain), (trainer, rates) = run(), run(1)
     assert [each[0] for each in rates] == pytest.approx([each[0] for each in plain])
     assert trainer.base_rates == [0.1, 0.05]
-    assert [each[1] for each in rates[10:]] == pytest.approx([0.5 * each[0] for each in rates[10:]], rel=1e-6, abs=1e-12)
+    assert [each[1]
+            for each in rates[10:]] == pytest.approx([0.5 * each[0] for each in rates[10:]],
+                                                     rel=1e-6, abs=1e-12)
 
 
 def test_over_a_group_that_was_added_nothing_goes_half_back():
-    """A rewind to before, and a trainer without the group, say so before anything has changed; with the group a run is taken up."""
+    """A rewind to before, and a trainer without the group, say so before anything has changed;
+    with the group a run is resumed."""
     model = net()
     model[0].requires_grad_(False)
     def fresh(model, hooks=()):
-        return make("cosine", model, optim=torch.optim.SGD(model[2].parameters(), lr=0.1), hooks=hooks)
+        return make("cosine", model, optim=torch.optim.SGD(model[2].parameters(), lr=0.1),
+                    hooks=hooks)
     trainer = fresh(model, [SnapshotHook(every_steps=5), LambdaHook(after_step=unfreeze(model, 7))])
     trainer.step(12)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(CheckpointError, match="1 rate for 2 groups of parameters"):
         trainer.rewind(5)
-    assert trainer.step_state.optimizer_step == 12 and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert trainer.step_state.optimizer_step == 12
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     state = trainer.state_dict()
     trainer.fit()
     bare = net()
@@ -221,7 +247,8 @@ def test_a_scheduler_that_cannot_take_a_group_says_so():
     """torch's own one-cycle, built by hand."""
     model = net()
     optim = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
-    trainer = make(torch_sched.OneCycleLR(optim, 0.1, 20), model, optim=optim, hooks=[LambdaHook(after_step=unfreeze(model, 3))])
+    trainer = make(torch_sched.OneCycleLR(optim, 0.1, 20), model, optim=optim,
+                   hooks=[LambdaHook(after_step=unfreeze(model, 3))])
     model[0].requires_grad_(False)
     with pytest.raises(ValueError, match="OneCycleLR cannot take it"):
         trainer.fit()

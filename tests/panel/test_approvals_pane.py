@@ -17,15 +17,17 @@ from trainer_nb.panel.approvals_pane import SETTLE, ApprovalsPane, asked_text
 def asked(control, values=None, name="tune", **others):
     """Leave a command that waits; its id."""
     values = {"lr": 0.25} if values is None else values
-    return control.send(Request(name, values, "agent:night", user="a", host="b", approve=True, **{"reason": "it <b>rises</b>", **others}))
+    return control.send(Request(name, values, "agent:night", user="a", host="b", approve=True,
+                                **{"reason": "it <b>rises</b>", **others}))
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of this kernel that rests at step 3."""
+    """A run of this kernel that is paused at step 3."""
     torch.manual_seed(0)
     x = torch.randn(64, 4)
-    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=DataLoader(TensorDataset(x, x[:, :1]), 8), loss_fn=torch.nn.MSELoss(), epochs=2,
+    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=DataLoader(TensorDataset(x, x[:, :1]), 8),
+                      loss_fn=torch.nn.MSELoss(), epochs=2,
                       device="cpu", progress=False, workspace=tmp_path / "run")
     trainer.step(3)
     yield trainer
@@ -43,19 +45,23 @@ def test_a_run_of_this_kernel_is_asked(run):
     control, replies = ControlFolder(run.workspace), Replies(ControlFolder(run.workspace))
     board = run.dashboard
     assert board.approvals.widget.layout.display == "none"
-    first, second, third = asked(control), asked(control, {}, "stop"), asked(control, {"grad_clip": 2.0})
+    first, second, third = (asked(control), asked(control, {}, "stop"),
+                            asked(control, {"grad_clip": 2.0}))
     until(lambda: len(run.waiting) == 3)
     board.refresh()
     line = board.approvals.lines[0]
-    assert "<b>agent:night</b> asks: <b>lr " in line.text.value and "→ 0.25</b>: it &lt;b&gt;rises" in line.text.value
+    assert "<b>agent:night</b> asks: <b>lr " in line.text.value
+    assert "→ 0.25</b>: it &lt;b&gt;rises" in line.text.value
     assert board.approvals.widget.layout.display is None and run.rate != 0.25
     settled(board.approvals)
     line.approve.click()
     board.refresh()
-    assert replies.wait(first, 10)["status"] == "applied" and run.rate == 0.25 and line.widget.layout.display == "none"
+    assert replies.wait(first, 10)["status"] == "applied"
+    assert run.rate == 0.25 and line.widget.layout.display == "none"
     run.decline(second, "not at night")
     run.approve(third)
-    assert replies.wait(second, 10)["reason"].endswith("declined it: not at night") and run.waiting == []
+    assert replies.wait(second, 10)["reason"].endswith("declined it: not at night")
+    assert run.waiting == []
     assert replies.wait(third, 10)["status"] == "applied" and run.grad_clip == 2.0
     with pytest.raises(ValueError, match="no command .* waits for approval: refused"):
         run.approve(second)
@@ -74,7 +80,8 @@ def test_a_run_elsewhere_is_asked(tmp_path):
         board.approvals.lines[0].approve.click()
         assert process.replies.wait(id, 20)["status"] == "applied"
         until(lambda: remote.journal.entries and not remote.waiting)
-        assert remote.journal.entries[-1].source == "agent:night" and "approved by" in remote.journal.entries[-1].by
+        assert remote.journal.entries[-1].source == "agent:night"
+        assert "approved by" in remote.journal.entries[-1].by
         remote.close()
     finally:
         process.kill()
@@ -110,7 +117,8 @@ def test_a_click_decides_on_the_line_that_was_seen():
     pane.lines[1].decline.click()
     assert view.posted == [("decline", "2", "widget")]
     pane.refresh()
-    assert pane.lines[0].id == "4" and pane.lines[1].approve.disabled and not pane.lines[2].approve.disabled
+    assert pane.lines[0].id == "4"
+    assert pane.lines[1].approve.disabled and not pane.lines[2].approve.disabled
 
 
 def test_what_another_program_wrote_is_no_markup():
@@ -118,10 +126,11 @@ def test_what_another_program_wrote_is_no_markup():
     evil = "<script>x</script>" + "y" * 10_000
     text = asked_text(WaitingCommand("1", "tune", {evil: evil}, evil, evil, evil, 3), {evil: evil})
     assert "<script" not in text and len(text) < 3000
-    assert "<script" not in asked_text(WaitingCommand("1", evil, {"step": evil}, evil, evil, evil, 3), {})
+    assert "<script" not in asked_text(WaitingCommand("1", evil, {"step": evil}, evil, evil, evil,
+                                                      3), {})
 
 
-def test_only_so_many_wait(run):
+def test_only_a_number_of_requests_wait(run):
     """The next one is refused, and says why."""
     control, replies = ControlFolder(run.workspace), Replies(ControlFolder(run.workspace))
     for _ in range(MOST_WAITING):

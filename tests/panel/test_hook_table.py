@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trainer_nb import Hook, Trainer
 from trainer_nb.core.control import Reply, StepTimes
 from trainer_nb.panel.dashboard import tab_titles
-from trainer_nb.panel.hook_table import (HookTable, cells, count_short, each_short, orders_after_move, seconds_short,
+from trainer_nb.panel.hook_table import (HookTable, cells, count_short, each_short,
+                                         orders_after_move, seconds_short,
                                          share_short, split_bar, step_short)
 
 
@@ -42,8 +43,10 @@ def make(*hooks):
     """A small trainer and its table."""
     torch.manual_seed(0)
     inputs = torch.randn(64, 4)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
-    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu", epochs=2,
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]),
+                                       batch_size=8)
+    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(),
+                      device="cpu", epochs=2,
                       progress=False, hooks=hooks or (First(), Second()))
     said.clear()
     return trainer, HookTable(trainer.view)
@@ -52,18 +55,21 @@ def make(*hooks):
 def running(table):
     """The names of the rows from top to bottom, as they are drawn."""
     by_widget = {controls.widget: name for name, controls in table.controls.items()}
-    return [by_widget[widget] for widget in sorted(table.table.children[1:], key=lambda row: int(row.layout.order))]
+    return [by_widget[widget]
+            for widget in sorted(table.table.children[1:], key=lambda row: int(row.layout.order))]
 
 
 def lines(*orders, numbers=range(100)):
     """Rows in running order."""
-    rows = [SimpleNamespace(name=str(number), order=order, number=number) for number, order in zip(numbers, orders)]
+    rows = [SimpleNamespace(name=str(number), order=order, number=number)
+            for number, order in zip(numbers, orders)]
     return sorted(rows, key=lambda row: (row.order, row.number))
 
 
 def after(rows, changed):
     """The names in running order when some orders have changed."""
-    return [row.name for row in sorted(rows, key=lambda row: (changed.get(row.name, row.order), row.number))]
+    return [row.name
+            for row in sorted(rows, key=lambda row: (changed.get(row.name, row.order), row.number))]
 
 
 def fewest_changes(rows, wanted):
@@ -85,7 +91,8 @@ def fewest_changes(rows, wanted):
 
 @given(st.lists(st.integers(-3, 6), min_size=2, max_size=7), st.permutations(range(7)), st.data())
 def test_a_move_lands_where_it_should_and_changes_little(orders, numbers, data):
-    """Whatever the orders, the gaps between them and the ties; and not one order more than needed."""
+    """Whatever the orders, the gaps between them and the ties;
+    and not one order more than needed."""
     rows = lines(*orders, numbers=numbers)
     index = data.draw(st.integers(0, len(rows) - 1))
     to = data.draw(st.integers(0, len(rows) - 1).filter(lambda place: place != index))
@@ -93,7 +100,8 @@ def test_a_move_lands_where_it_should_and_changes_little(orders, numbers, data):
     wanted.insert(to, wanted.pop(index))
     changed = orders_after_move(rows, index, to)
     assert after(rows, changed) == [row.name for row in wanted]
-    assert len(changed) == fewest_changes(rows, wanted) and all(type(order) is int for order in changed.values())
+    assert len(changed) == fewest_changes(rows, wanted)
+    assert all(type(order) is int for order in changed.values())
     assert all(row.order != changed.get(row.name) for row in rows)
 
 
@@ -118,14 +126,17 @@ def test_a_switch_acts_at_the_boundary_and_is_journalled():
         def after_backward(self, trainer):
             if trainer.step_state.optimizer_step == 1:
                 table.controls["second"].switch.value = False
-                seen.append((table.controls["second"].text.value.count("→ off"), trainer.get_hook(Second).enabled))
+                seen.append((table.controls["second"].text.value.count("→ off"),
+                             trainer.get_hook(Second).enabled))
     seen = []
     trainer, table = make(First(), Second(), Hand())
     trainer.fit(max_steps=4)
     assert seen == [(1, True)] and said == ["first", "second"] * 2 + ["first"] * 2
-    assert [(e.name, e.new, e.step, e.source) for e in trainer.journal] == [("second.enabled", False, 2, "widget")]
+    assert [(e.name, e.new, e.step, e.source)
+            for e in trainer.journal] == [("second.enabled", False, 2, "widget")]
     table.refresh()
-    assert "off" in table.controls["second"].widget._dom_classes and "→" not in table.controls["second"].text.value
+    assert "off" in table.controls["second"].widget._dom_classes
+    assert "→" not in table.controls["second"].text.value
 
 
 def test_a_move_among_equal_orders_changes_what_runs_first():
@@ -145,7 +156,8 @@ def test_an_order_is_typed():
     assert said == ["second", "first"] and trainer.journal.entries[0].name == "first.order"
     table.controls["first"].order.value = "soon"
     table.refresh()
-    assert table.controls["first"].order.value == "soon" and "whole number" in table.controls["first"].order.tooltip
+    assert table.controls["first"].order.value == "soon"
+    assert "whole number" in table.controls["first"].order.tooltip
     assert "refused" in table.controls["first"].widget._dom_classes and len(trainer.journal) == 1
     table.controls["first"].order.value = "6"
     table.refresh()
@@ -154,15 +166,18 @@ def test_an_order_is_typed():
 
 @pytest.mark.parametrize("text", ["abc", "", "1.5", "1e3", "<b>"])
 def test_a_text_that_is_not_an_order_is_red_at_once_and_nothing_is_posted(text):
-    """No run is there that would refresh the table; the order in force, typed again, is a way out."""
+    """No run is there that would refresh the table;
+    the order in force, typed again, is a way out."""
     trainer, table = make()
     row, posted = table.controls["second"], []
     table.view.post = posted.append
     row.order.value = text
-    assert "refused" in row.widget._dom_classes and "whole number" in row.order.tooltip and row.order.value == text
+    assert "refused" in row.widget._dom_classes
+    assert "whole number" in row.order.tooltip and row.order.value == text
     assert "refused" in row.text.value and "<b>'" not in row.text.value
     row.order.value = " 0 "
-    assert "refused" not in row.widget._dom_classes and row.order.value == "0" and "refused" not in row.text.value
+    assert "refused" not in row.widget._dom_classes
+    assert row.order.value == "0" and "refused" not in row.text.value
     assert posted == []
 
 
@@ -181,15 +196,19 @@ class Refusing:
         return reply
 
 
-@pytest.mark.parametrize("hand", [lambda row: setattr(row.switch, "value", False), lambda row: row.down.click(),
-                                  lambda row: setattr(row.order, "value", "8")], ids=["switch", "move", "order"])
+@pytest.mark.parametrize("hand",
+                         [lambda row: setattr(row.switch, "value", False),
+                          lambda row: row.down.click(),
+                          lambda row: setattr(row.order, "value", "8")],
+                          ids=["switch", "move", "order"])
 def test_a_refusal_stands_with_its_reason_until_the_next_change(hand):
     trainer, table = make()
     row, view, told = table.controls["first"], table.view, []
     table.view, table.notify = Refusing(view), lambda: told.append(1)
     hand(row)
     for _ in range(2):
-        assert "refused" in row.widget._dom_classes and row.order.tooltip == "not <now>" and told == [1]
+        assert "refused" in row.widget._dom_classes
+        assert row.order.tooltip == "not <now>" and told == [1]
         assert "not &lt;now&gt;" in row.text.value and row.switch.value is True
         table.refresh()
     assert "refused" not in table.controls["second"].widget._dom_classes
@@ -213,7 +232,8 @@ def test_two_clicks_before_the_boundary_are_two_places():
     trainer.fit(max_steps=3)
     table.refresh()
     assert seen == [(["first", "second", "recorder", "hand"], 1)]
-    assert running(table) == ["second", "recorder", "first", "hand"] and "→" not in table.controls["first"].text.value
+    assert running(table) == ["second", "recorder", "first", "hand"]
+    assert "→" not in table.controls["first"].text.value
 
 
 def test_showing_what_others_changed_asks_for_nothing(monkeypatch):
@@ -223,7 +243,8 @@ def test_showing_what_others_changed_asks_for_nothing(monkeypatch):
     monkeypatch.setattr(trainer, "post", lambda command: asked.append(command) or post(command))
     table.refresh()
     assert asked == [] and len(trainer.journal) == 2
-    assert table.controls["first"].switch.value is False and table.controls["second"].order.value == "7"
+    assert table.controls["first"].switch.value is False
+    assert table.controls["second"].order.value == "7"
 
 
 def test_cost_is_counted_while_it_is_shown():
@@ -232,7 +253,8 @@ def test_cost_is_counted_while_it_is_shown():
     trainer.fit(max_steps=6)
     table.refresh()
     assert trainer.hooks.rows[0].calls == 6 and ">6<" in table.controls["first"].text.value
-    assert "forward" in table.split.value and "ms" in table.step.value and trainer.view.step_times.steps == 5
+    assert "forward" in table.split.value
+    assert "ms" in table.step.value and trainer.view.step_times.steps == 5
     table.shown(False)
     trainer.fit(max_steps=9)
     assert trainer.hooks.rows[0].calls == 6 and not trainer.hooks.watched
@@ -246,13 +268,15 @@ def test_sorted_by_cost_nothing_can_be_moved():
     trainer.hooks.rows[1].tally.seconds = 3.0
     table.sorting.value = "by cost"
     assert running(table) == ["second", "first", "recorder"] and table.table.children == before
-    assert all(controls.up.disabled and controls.down.disabled for controls in table.controls.values())
+    assert all(controls.up.disabled and controls.down.disabled
+               for controls in table.controls.values())
     table.sorting.value = "running order"
     assert running(table)[0] == "first" and not table.controls["first"].down.disabled
 
 
 def test_a_move_leaves_the_rows_of_the_page_where_they_are():
-    """Else the button that was pressed loses the focus; when it is opened the next time, the page follows."""
+    """Else the button that was pressed loses the focus;
+    when it is opened the next time, the page follows."""
     trainer, table = make()
     before = table.table.children
     table.controls["first"].down.click()
@@ -260,7 +284,8 @@ def test_a_move_leaves_the_rows_of_the_page_where_they_are():
     table.shown(False)
     assert table.table.children == before
     table.shown(True)
-    assert table.table.children[1:3] == (table.controls["second"].widget, table.controls["first"].widget)
+    assert table.table.children[1:3] == (table.controls["second"].widget,
+                                         table.controls["first"].widget)
 
 
 def test_a_hook_that_raised_is_named_with_point_and_traceback():
@@ -272,13 +297,16 @@ def test_a_hook_that_raised_is_named_with_point_and_traceback():
     table.refresh()
     row = table.controls["second"]
     assert "bad" in row.widget._dom_classes and "ValueError, step 3" in row.text.value
-    assert "Second.before_batch" in table.trouble.value and "a &lt;bad&gt; batch" in table.trouble.value
-    assert "test_hook_table.py" in table.trouble.value and "First" not in table.trouble.value.split("<pre>")[0]
+    assert "Second.before_batch" in table.trouble.value
+    assert "a &lt;bad&gt; batch" in table.trouble.value
+    assert "test_hook_table.py" in table.trouble.value
+    assert "First" not in table.trouble.value.split("<pre>")[0]
     assert table.title == "Hooks 3 · 1 error" == tab_titles(table.view)["hooks"][0]
     row.switch.value = False
     assert trainer.fit().status == "finished"
     table.refresh()
-    assert table.title == "Hooks 3" == tab_titles(table.view)["hooks"][0] and "step 3" in row.text.value
+    assert table.title == "Hooks 3" == tab_titles(table.view)["hooks"][0]
+    assert "step 3" in row.text.value
 
 
 def test_a_hook_that_comes_or_goes_moves_no_widget():
@@ -287,7 +315,8 @@ def test_a_hook_that_comes_or_goes_moves_no_widget():
     third = SimpleNamespace(after_epoch=lambda trainer: None, order=-1, name="third")
     trainer.hooks.add(third)
     table.refresh()
-    assert running(table)[0] == "third" and all(table.controls[name] is each for name, each in before.items())
+    assert running(table)[0] == "third"
+    assert all(table.controls[name] is each for name, each in before.items())
     trainer.hooks.remove(third)
     table.refresh()
     assert running(table) == ["first", "second", "recorder"]
@@ -327,33 +356,41 @@ def test_a_click_in_another_thread_is_heard_while_the_table_is_drawn():
     trainer, table = make()
     row = table.controls["first"]
     hand = threading.Thread(target=lambda: setattr(row.switch, "value", False))
-    row.order.observe(lambda change: (hand.start(), hand.join(0.3)), "value")  # in the middle of drawing the row
+    # in the middle of drawing the row
+    row.order.observe(lambda change: (hand.start(), hand.join(0.3)), "value")
     trainer.tune(**{"first.order": -1})
     table.refresh()
     hand.join()
-    assert [(entry.name, entry.new) for entry in trainer.journal] == [("first.order", -1), ("first.enabled", False)]
+    assert [(entry.name, entry.new)
+            for entry in trainer.journal] == [("first.order", -1), ("first.enabled", False)]
     assert row.switch.value is False and trainer.get_hook(First).enabled is False
 
 
 @pytest.mark.parametrize("value", [0, 2e-5, 0.0499, 0.05, 9.99, 999.9, 1000, 35999, 36000, 359_999])
 def test_seconds_fit_their_column(value):
-    assert len(seconds_short(value)) <= 7 and len(each_short(value)) <= 7 and "e" not in step_short(value)
+    assert len(seconds_short(value)) <= 7
+    assert len(each_short(value)) <= 7 and "e" not in step_short(value)
 
 
 def test_numbers_are_short_and_right():
     assert [count_short(n) for n in (0, 999_999, 12_345_678)] == ["0", "999,999", "12.3 M"]
-    assert [step_short(s) for s in (0.0684, 0.9996, 1.234, 2000)] == ["68.4 ms", "1 s", "1.23 s", "2,000 s"]
-    assert [share_short(s) for s in (0.0004, 0.061, 0.0996, 1.0)] == ["0.0 %", "6.1 %", "10 %", "100 %"]
-    assert [seconds_short(s) for s in (0.02, 5.5, 4000, 90000)] == ["20.0 ms", "5.5 s", "67 min", "25.0 h"]
+    assert [step_short(s)
+            for s in (0.0684, 0.9996, 1.234, 2000)] == ["68.4 ms", "1 s", "1.23 s", "2,000 s"]
+    assert [share_short(s)
+            for s in (0.0004, 0.061, 0.0996, 1.0)] == ["0.0 %", "6.1 %", "10 %", "100 %"]
+    assert [seconds_short(s)
+            for s in (0.02, 5.5, 4000, 90000)] == ["20.0 ms", "5.5 s", "67 min", "25.0 h"]
 
 
 def test_dashes_until_something_was_counted():
-    row = SimpleNamespace(label="<Hook>", own=True, order=0, points=("after_step",), calls=0, seconds=0.0, in_steps=0.0, estimated=False, enabled=True,
+    row = SimpleNamespace(label="<Hook>", own=True, order=0, points=("after_step",), calls=0,
+                          seconds=0.0, in_steps=0.0, estimated=False, enabled=True,
                           failure=None)
     assert cells(row, None, {}).count("–") == 5 and "&lt;Hook&gt;" in cells(row, None, {})
     times = StepTimes(10, {"data": 0.0, "forward": 1.0, "hooks": 1.0, "rest": 0.001}, "")
     row.calls, row.seconds, row.in_steps = 4, 0.2, 0.2
-    assert "10 %" in cells(row, times, {}) and "50.00" in cells(row, times, {}) and "width:100.0%" in cells(row, times, {})
+    assert "10 %" in cells(row, times, {})
+    assert "50.00" in cells(row, times, {}) and "width:100.0%" in cells(row, times, {})
     assert "rest" not in split_bar(times) and "forward 50 %" in split_bar(times)
 
 
@@ -366,12 +403,14 @@ def test_numbers_stay_when_the_tab_is_left():
     assert "counted since step 0" in table.step.value
     table.shown(False)
     table.refresh()
-    assert ">4<" in table.controls["first"].text.value and "counted in steps 1 to 4" in table.step.value
+    assert ">4<" in table.controls["first"].text.value
+    assert "counted in steps 1 to 4" in table.step.value
     trainer.step(6)
     table.shown(True)
     trainer.fit()
     table.refresh()
-    assert ">10<" in table.controls["first"].text.value and "counted in steps 1 to 4 and since step 10" in table.step.value
+    assert ">10<" in table.controls["first"].text.value
+    assert "counted in steps 1 to 4 and since step 10" in table.step.value
 
 
 def test_a_run_whose_hooks_were_not_watched_says_so():

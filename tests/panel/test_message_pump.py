@@ -1,4 +1,5 @@
-"""The message pump in a real kernel: clicks arrive while a cell runs, queued cells run afterwards, in order."""
+"""The message pump in a real kernel: clicks arrive while a cell runs, queued cells run afterwards,
+in order."""
 
 import ast
 import queue
@@ -135,7 +136,8 @@ def test_queued_cells_run_afterwards_in_order(client):
     finish(client, queued[-1])
     replies = shell_replies(client, [cell, *queued, completion])
     assert replies == list(range(7))
-    assert run(client, "print(order, seen)").strip() == "['fit', 'end', 0, 1, 2, 3, 4] ['open', 1, 2]"
+    assert run(client,
+               "print(order, seen)").strip() == "['fit', 'end', 0, 1, 2, 3, 4] ['open', 1, 2]"
 
 
 def test_a_reloaded_page_is_answered_meanwhile(client):
@@ -271,7 +273,8 @@ def test_an_attribute_that_the_kernel_lacks_is_named(missing):
 
 
 def test_private_attributes_that_are_gone_are_named():
-    """A stream without pyzmq's private callback, and a kernel 7 without its private pair of sockets."""
+    """A stream without pyzmq's private callback, and a kernel 7 without its private pair of
+    sockets."""
     kernel = SimpleNamespace(**dict.fromkeys(KERNEL_PARTS))
     kernel.shell_stream = SimpleNamespace(flush=None, on_recv=None, io_loop=None)
     with pytest.raises(PumpUnavailable, match="stream has no _recv_callback"):
@@ -282,7 +285,8 @@ def test_private_attributes_that_are_gone_are_named():
 
 
 def test_without_the_private_identity_messages_are_answered(client):
-    """A kernel that hides who sent the cell: clicks are handled, and what the cell prints lands under it."""
+    """A kernel that hides who sent the cell:
+    clicks are handled, and what the cell prints lands under it."""
     hidden = """
 from trainer_nb.panel import pump as module
 from types import SimpleNamespace
@@ -301,7 +305,8 @@ def test_the_status_is_what_the_kernel_itself_would_send():
     from ipykernel.kernelbase import Kernel
     sent = []
     session = SimpleNamespace(send=lambda *args, **names: sent.append((args, names)))
-    kernel = SimpleNamespace(session=session, iopub_socket="iopub", ident="a-b", get_parent=lambda channel: {"of": channel})
+    kernel = SimpleNamespace(session=session, iopub_socket="iopub", ident="a-b",
+                             get_parent=lambda channel: {"of": channel})
     kernel._topic = lambda topic: Kernel._topic(kernel, topic)
     Kernel._publish_status(kernel, "busy", "shell")
     publish_status(kernel, "busy")
@@ -311,7 +316,7 @@ def test_the_status_is_what_the_kernel_itself_would_send():
 def test_the_usual_call_costs_next_to_nothing():
     """A throttled call is a comparison: under 2 µs even here."""
     pump = MessagePump()
-    pump._next = float("inf")
+    pump.due = float("inf")
     start = time.perf_counter()
     for _ in range(100_000):
         pump()

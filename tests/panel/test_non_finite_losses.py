@@ -1,4 +1,5 @@
-"""A loss that becomes NaN or inf, in the panel and in the still picture: no line goes on, no mean leaves it out, no button invites to go on."""
+"""A loss that becomes NaN or inf, in the panel and in the still picture:
+no line goes on, no mean leaves it out, no button invites to go on."""
 
 import math
 import re
@@ -37,8 +38,10 @@ def make(*hooks, first=31, epochs=3, **settings):
     x = torch.randn(320, 4)
     data = TensorDataset(x, x.sum(1, keepdim=True))
     model = Poisoned(first)
-    return Trainer(model, train_dl=DataLoader(data, 16), valid_dl=DataLoader(data, 64), loss_fn=torch.nn.MSELoss(),
-                   optim=torch.optim.SGD(model.parameters(), lr=0.01), epochs=epochs, seed=1, progress=False,
+    return Trainer(model, train_dl=DataLoader(data, 16), valid_dl=DataLoader(data, 64),
+                   loss_fn=torch.nn.MSELoss(),
+                   optim=torch.optim.SGD(model.parameters(), lr=0.01), epochs=epochs, seed=1,
+                   progress=False,
                    hooks=hooks, grad_clip=10.0, **settings)
 
 
@@ -59,9 +62,11 @@ def crossings(x, y, values):
 @pytest.mark.parametrize("count", [9, 150, 5000])
 @pytest.mark.parametrize("hole", ["end", "one", "many", "begin", "other", "all"])
 def test_no_line_crosses_a_hole(count, hole):
-    """Raw and smoothed, thinned or not: each drawn point is of finite values of its own stretch alone."""
+    """Raw and smoothed, thinned or not: each drawn point is of finite values of its own stretch
+    alone."""
     values = np.linspace(2, 1, count)
-    where = {"end": slice(2 * count // 3, None), "one": slice(count // 2, count // 2 + 1), "many": slice(3, None, 4),
+    where = {"end": slice(2 * count // 3, None), "one": slice(count // 2, count // 2 + 1),
+             "many": slice(3, None, 4),
              "begin": slice(0, 3), "other": slice(1, None, 2), "all": slice(None)}[hole]
     values[where] = np.where(np.arange(count)[where] % 2, math.nan, math.inf)
     curve = curve_of(values)
@@ -83,14 +88,16 @@ def test_a_gap_does_not_move_the_mean_beside_it():
 
 
 def drawn(board, name, axis="y"):
-    trace = next(t for t in board.plots.chart.figure["data"] if (t["name"], t["yaxis"]) == (name, axis))
+    trace = next(t for t in board.plots.chart.figure["data"]
+                 if (t["name"], t["yaxis"]) == (name, axis))
     return np.frombuffer(trace["x"], np.float32), np.frombuffer(trace["y"], np.float32), trace
 
 
 def number(board, label):
     """Value, small text and style of a number of the head."""
-    found = re.search(rf'{label}</div><div class="value ([^"]*)">(.*?)</div>', board.head.widget.value)
-    return re.sub("<small>(.*)</small>", r" \1", found[2]).strip(), found[1]
+    found = re.search(rf'{label}</div><div class="value ([^"]*)">(.*?)</div>'
+                      '<div class="what">(.*?)</div>', board.head.widget.value)
+    return f"{found[2]} {found[3]}".strip(), found[1]
 
 
 def looks(board):
@@ -101,10 +108,13 @@ def looks(board):
 
 
 def test_a_run_that_failed_shows_where_it_turned():
-    """The curves end at the last finite loss, a cross stands there, the mean is NaN, and Rewind is what to press."""
+    """The curves end at the last finite loss, a cross stands there, the mean is NaN, and Rewind is
+    what to press."""
     trainer = make(SnapshotHook(every_steps=10))
     board = trainer.dashboard
-    with pytest.raises(NonFiniteError, match="the gradients of step 31 are not finite; the weights are invalid from that step on"):
+    with pytest.raises(NonFiniteError,
+                       match="the gradients of step 31 are not finite; the weights are invalid "
+                             "from that step on"):
         trainer.fit()
     board.refresh()
     for name in ("raw", "train"):
@@ -115,14 +125,16 @@ def test_a_run_that_failed_shows_where_it_turned():
     assert cross["customdata"] == ["train/loss is NaN from step 31 on"]
     assert number(board, "train/loss") == ("NaN since 31", "wrong")
     assert looks(board) == ("rewind", "is-error") and not board.controls.rewind.disabled
-    assert "Failed after step 40: the weights are invalid from step 31 on.</b> <b>Rewind</b> goes back" in board.message.text.value
+    assert ("Failed after step 40: the weights are invalid from step 31 on.</b> <b>Rewind</b> goes "
+            "back") in board.message.text.value
     assert 'title="NonFiniteError: the gradients of step 31' in board.message.text.value
     board.controls.rewind.click()
     assert board.controls.chooser.steps.value == 30
     board.controls.chooser.go.click()
     board.refresh()
     assert trainer.state is RunState.PAUSED and trainer.step_state.optimizer_step == 30
-    assert looks(board) == ("main", "is-paused") and "NaN" not in board.head.widget.value + board.message.text.value
+    assert looks(board) == ("main", "is-paused")
+    assert "NaN" not in board.head.widget.value + board.message.text.value
 
 
 def test_without_a_state_to_go_back_to_no_button_is_first():
@@ -132,7 +144,8 @@ def test_without_a_state_to_go_back_to_no_button_is_first():
     with pytest.raises(NonFiniteError):
         trainer.fit()
     board.refresh()
-    assert looks(board) == ("", "is-error") and "weights are invalid from step 31 on" in board.controls.main.tooltip
+    assert looks(board) == ("", "is-error")
+    assert "weights are invalid from step 31 on" in board.controls.main.tooltip
 
 
 def test_unnoticed_it_is_not_green():
@@ -142,8 +155,10 @@ def test_unnoticed_it_is_not_green():
     assert trainer.fit().status is RunState.FINISHED
     board.refresh()
     assert looks(board) == ("rewind", "is-error")
-    assert "Finished after step 60, but train/loss is NaN since step 31." in board.message.text.value
-    assert number(board, "valid/loss") == ("NaN since 40", "wrong") and number(board, "best loss") == (number(board, "best loss")[0], "")
+    assert ("Finished after step 60, but train/loss "
+            "is NaN since step 31.") in board.message.text.value
+    assert number(board, "valid/loss") == ("NaN since 40", "wrong")
+    assert number(board, "best loss") == (number(board, "best loss")[0], "")
     assert "nan" not in board.head.widget.value
     board.controls.rewind.click()
     assert board.controls.chooser.steps.value == 30  # the last one that is of any use
@@ -157,8 +172,10 @@ def test_skipped_steps_do_not_end_the_run():
     board = trainer.dashboard
     trainer.fit()
     board.refresh()
-    assert looks(board)[1] == "is-finished" and "<b>Finished</b> 3 epochs, 57 steps" in board.message.text.value
-    assert number(board, "train/loss")[1] == "" and number(board, "train/loss")[0].endswith("avg 33")
+    assert looks(board)[1] == "is-finished"
+    assert "<b>Finished</b> 3 epochs, 57 steps" in board.message.text.value
+    assert number(board, "train/loss")[1] == ""
+    assert number(board, "train/loss")[0].endswith("avg 33")
 
 
 def test_a_mean_over_a_gap_is_none():
@@ -169,7 +186,8 @@ def test_a_mean_over_a_gap_is_none():
     trainer.history._columns["train/loss"].arrays[-1][29] = math.nan
     board.curves.of, board.curves._counts, board.plots._drawn = {}, {}, None
     board.refresh()
-    assert number(board, "train/loss") == ("NaN in last 33", "wrong") and looks(board) == ("main", "is-paused")
+    assert number(board, "train/loss") == ("NaN in last 33", "wrong")
+    assert looks(board) == ("main", "is-paused")
     assert drawn(board, "not finite")[2]["customdata"] == ["train/loss is NaN at step 30"]
 
 
@@ -183,11 +201,14 @@ def test_the_still_picture_breaks_too():
     trainer.fit()
     svg = still(trainer.view)
     tree = ET.fromstring(svg)
-    lines = [numbers_of(line.get("points"))[:, 0] for line in tree.iter(f"{SVG}polyline") if "ts-c0" in line.get("class")]
+    lines = [numbers_of(line.get("points"))[:, 0] for line in tree.iter(f"{SVG}polyline")
+             if "ts-c0" in line.get("class")]
     assert max(x.max() for x in lines) < 52 + (800 - 360) * 31 / 60  # the box of the curves
-    words = [("".join(each.itertext()), each.get("class") or "") for each in tree.iter(f"{SVG}text")]
+    words = [("".join(each.itertext()), each.get("class") or "")
+             for each in tree.iter(f"{SVG}text")]
     assert ("NaN", True) in [(text, "ts-error" in style) for text, style in words]
-    assert not [text for text, style in words if "ts-finished" in style] and 'class="ts-finished"' not in svg
+    assert not [text for text, style in words if "ts-finished" in style]
+    assert 'class="ts-finished"' not in svg
     assert "train/loss is NaN since step 31" in svg
     text = still_text(trainer.view)
     assert "train/loss nan" in text and "train/loss is NaN since step 31" in text
@@ -201,10 +222,12 @@ def test_the_still_picture_breaks_at_gaps():
         values = np.linspace(2, 1, count)
         values[count // 2:count // 2 + 3] = math.nan
         at = np.arange(1, count + 1)
-        trainer.history.load_state_dict({"points": {"train/loss": (at, at / 20, at * 16, at * 0.1, values)}, "branches": []})
+        trainer.history.load_state_dict(
+            {"points": {"train/loss": (at, at / 20, at * 16, at * 0.1, values)}, "branches": []})
         trainer.step_state.optimizer_step = count
         tree = ET.fromstring(still(trainer.view))
-        marked = [each for each in (*tree.iter(f"{SVG}polyline"), *tree.iter(f"{SVG}polygon")) if re.search("ts-[cf]0", each.get("class"))]
+        marked = [each for each in (*tree.iter(f"{SVG}polyline"), *tree.iter(f"{SVG}polygon"))
+                  if re.search("ts-[cf]0", each.get("class"))]
         hole = [52 + 440 * step / count for step in (count // 2 + 1, count // 2 + 3)]
         assert len(marked) == 4
         for each in marked:

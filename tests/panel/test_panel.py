@@ -1,4 +1,5 @@
-"""The panel without a browser: what is drawn, what is sent, what a click asks for, and that a run never waits for it."""
+"""The panel without a browser: what is drawn, what is sent, what a click asks for, and that a run
+never waits for it."""
 
 import math
 import re
@@ -22,7 +23,8 @@ from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import Dashboard, message_text, rate, short, what_failed
 from trainer_nb.panel.front_end import WIDGET
-from trainer_nb.panel.plots import KEPT_RUNS, PAST, Chart, Curve, Curves, Plots, layout, mark_spots, thinned
+from trainer_nb.panel.plots import (KEPT_RUNS, PAST, Chart, Curve, Curves, Plots, layout,
+                                    mark_spots, thinned)
 
 
 class Run:
@@ -35,7 +37,8 @@ class Run:
         self.values = {}  # name -> values, where they matter
         self.posted, self.greeted, self.asked_for = [], 0, []
         self.loaders, self.in_cell, self.failed = ["valid"], True, ""
-        self.commands, self.breakpoints, self.step_times, self.inspection = frozenset(), [], None, None
+        self.commands, self.breakpoints, self.step_times, self.inspection = (
+            frozenset(), [], None, None)
         self.memory = "Memory", 2**30, None
         self.branches, self.records_version, self.can_rewind, self.last_saved = [], 0, False, None
         self.rate_plan = self.invalid_since = self.lr_search = None
@@ -56,7 +59,8 @@ class Run:
             start = (since or {}).get(name, 0)
             if len(values) > start:
                 at = np.arange(start, len(values)) + 1
-                found[name] = Series(at, at / 10, at * 4, at * 0.1, np.asarray(values, float)[start:])
+                found[name] = Series(at, at / 10, at * 4, at * 0.1,
+                                     np.asarray(values, float)[start:])
         return found
 
     def post(self, command):
@@ -146,7 +150,8 @@ def test_nothing_new_sends_nothing():
     run = Run(steps=50)
     panel = Dashboard(run)
     sent = []
-    for widget in (panel.plots.chart, panel.head.widget, panel.message.text, panel.controls.main, panel.plots.bar.legend):
+    for widget in (panel.plots.chart, panel.head.widget, panel.message.text, panel.controls.main,
+                   panel.plots.bar.legend):
         widget.observe(lambda change: sent.append(change["name"]))
     panel.refresh()
     assert sent == []
@@ -160,7 +165,8 @@ def test_late_records_move_no_plot():
     before = list(curves.groups())
     run.names.append("valid/accuracy")
     curves.update()
-    assert before == ["metric", "lr", "grad_norm"] and list(curves.groups()) == ["valid/accuracy", "lr", "grad_norm"]
+    assert before == ["metric", "lr", "grad_norm"]
+    assert list(curves.groups()) == ["valid/accuracy", "lr", "grad_norm"]
     assert layout(curves.groups(), False, 30)["height"] == 400
     run.names += ["valid/f1", "other/f1"]
     curves.update()
@@ -173,7 +179,8 @@ def test_a_zoom_outlives_refreshes_but_not_another_axis():
     run = Run(steps=30)
     plots = Plots(run)
     def revision():
-        assert all("range" not in axis for key, axis in plots.chart.figure["layout"].items() if key.startswith("xaxis"))
+        assert all("range" not in axis for key, axis in plots.chart.figure["layout"].items()
+                   if key.startswith("xaxis"))
         return plots.chart.figure["layout"]["uirevision"]
     first = revision()
     run.steps = 40
@@ -190,7 +197,8 @@ def test_marks_stand_where_the_change_was_and_have_the_journals_numbers():
         run.journal.record("tune", "lr", 1, 2, step=step)
     curves = Curves(run)
     curves.update()
-    spots = [(round(x, 3), [entry.number for entry in entries]) for x, entries in mark_spots(run, curves, "epoch")]
+    spots = [(round(x, 3), [entry.number for entry in entries])
+             for x, entries in mark_spots(run, curves, "epoch")]
     assert spots == [(1.0, [2, 3]), (6.0, [4])]
 
 
@@ -198,7 +206,8 @@ def test_names_are_no_markup():
     run = Run(steps=3, names=("train/loss", "<i>x/loss", "valid/<b>y"))
     run.name = "<script>"
     panel = Dashboard(run)
-    texts = panel.plots.bar.legend.value + panel.head.widget.value + str(panel.plots.chart.figure["layout"]["annotations"])
+    texts = panel.plots.bar.legend.value + panel.head.widget.value + str(
+        panel.plots.chart.figure["layout"]["annotations"])
     assert not any(tag in texts for tag in ("<i>x", "<b>y", "<script>"))
 
 
@@ -253,6 +262,24 @@ def test_a_click_sends_what_the_label_said():
     assert run.posted == [(name, "widget") for name in ("pause", "resume", "step", "stop")]
 
 
+def test_a_click_right_after_a_step_counts():
+    """The label was another one for the moment of the step: nobody saw that. A label that has just
+    come for good is not clicked by mistake."""
+    run = Run(state=RunState.PAUSED)
+    controls = Controls(run)
+    controls._settled = -1.0
+    for state in (RunState.RUNNING, RunState.PAUSED):
+        run.state = state
+        controls.refresh()
+    controls.main.click()
+    assert run.posted == [("resume", "widget")]
+    controls._settled = -1.0
+    run.state = RunState.RUNNING
+    controls.refresh()
+    controls.main.click()
+    assert run.posted == [("resume", "widget")]
+
+
 def test_a_second_click_and_one_for_the_old_label_are_dropped():
     run = Run()
     controls = Controls(run)
@@ -298,16 +325,19 @@ def test_best_knows_which_way_is_better(name, values, expected):
 
 def test_a_missing_number_is_a_dash():
     value = Dashboard(Run(steps=0, names=())).head.widget.value
-    assert value.count('<span class="none">–</span>') == 9  # all but the memory
+    assert value.count('<span class="none">–</span>') == 8  # not the memory, and no metric
 
 
 @pytest.mark.parametrize("value, text", [
-    (0.39791, "0.3979"), (5.47e-4, "5.47e-4"), (0, "0.0000"), (3742.2, "3,742.2"), (float("nan"), "nan"), (2e7, "2.00e7")])
+    (0.39791, "0.3979"), (0.0020738, "0.002074"), (5.47e-4, "5.47e-4"), (0, "0.0000"),
+    (3742.2, "3,742.2"),
+    (float("nan"), "nan"), (2e7, "2.00e7")])
 def test_numbers_are_short(value, text):
     assert short(value) == text
 
 
-@pytest.mark.parametrize("value, text", [(5.47e-4, "5.47e-4"), (0.00139, "1.39e-3"), (0.0, "0"), (0.5, "0.5")])
+@pytest.mark.parametrize("value, text",
+                         [(5.47e-4, "5.47e-4"), (0.00139, "1.39e-3"), (0.0, "0"), (0.5, "0.5")])
 def test_rates_have_three_digits(value, text):
     assert rate(value) == text
 
@@ -323,7 +353,8 @@ def test_an_error_is_named_with_its_notes():
     except ValueError as caught:
         import traceback
         text = "".join(traceback.format_exception(caught))
-    assert what_failed(text) == "ValueError: a bad · shape · raised by hook 'probe' (Probe.after_pred)"
+    assert what_failed(
+        text) == "ValueError: a bad · shape · raised by hook 'probe' (Probe.after_pred)"
     assert what_failed("") == "an error"
 
 
@@ -333,7 +364,8 @@ def test_every_state_has_its_word(state):
     run.error = "ValueError: <b>"
     panel = Dashboard(run)
     assert panel.message.text.value.count("<b>") <= 3 and message_text(run)
-    assert (panel.message.action.layout.display is None) is (state in (RunState.PAUSED, RunState.FINISHED))
+    assert (panel.message.action.layout.display is None) is (
+        state in (RunState.PAUSED, RunState.FINISHED))
     assert f"{state.capitalize()}" in panel.head.widget.value
     assert sum(name.startswith("is-") for name in panel.widget._dom_classes) == 1
 
@@ -394,7 +426,8 @@ def test_the_picture_follows_the_run(monkeypatch):
     run = Run(steps=5)
     board = Dashboard(run)
     kept = []
-    board.preview.handle = SimpleNamespace(update=lambda bundle, raw: kept.append(bundle["text/plain"]))
+    board.preview.handle = SimpleNamespace(
+        update=lambda bundle, raw: kept.append(bundle["text/plain"]))
     board.preview.due = float("inf")
     run.state = RunState.PAUSED
     for _ in range(3):
@@ -406,6 +439,26 @@ def test_the_picture_follows_the_run(monkeypatch):
     assert "data:image/svg+xml" in screen_module.as_image("<svg/>")
 
 
+@pytest.mark.parametrize("seconds, least, most", [(0.0, 0.5, 0.5), (0.01, 1, 1), (0.1, 2, 2)])
+def test_drawing_takes_little_time_and_the_panel_is_never_old(monkeypatch, seconds, least, most):
+    """Twice a second, a hundredth of the time where drawing takes long, each two seconds at
+    least."""
+    now = [100.0]
+    monkeypatch.setattr(screen_module, "perf_counter", lambda: now[0])
+    board, drawn = Dashboard(Run(steps=5)), []
+
+    def tick(kind):
+        drawn.append(now[0])
+        now[0] += seconds
+
+    board.screen.panes = [SimpleNamespace(tick=tick)]
+    while len(drawn) < 4:
+        board.screen.tick("step")
+        now[0] += 0.001
+    for a, b in zip(drawn, drawn[1:]):
+        assert least - 0.01 <= b - a <= most + 0.01
+
+
 def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
     """A pump that found no way in, and a cell that awaits instead."""
     run = Run(steps=5)
@@ -413,24 +466,28 @@ def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
     board.screen.pump = SimpleNamespace(live=False, reason="this kernel's stream has no <flush>")
     board.refresh()
     assert "controls wait for the cell" in board.head.widget.value
-    assert "has no &lt;flush&gt;" in board.message.text.value and "trainer.start()" in board.message.text.value
+    assert "has no &lt;flush&gt;" in board.message.text.value
+    assert "trainer.start()" in board.message.text.value
     board.screen.awaited = True
     board.refresh()
-    assert "controls live (await)" in board.head.widget.value and "start()" not in board.message.text.value
+    assert "controls live (await)" in board.head.widget.value
+    assert "start()" not in board.message.text.value
     board.screen.pump.live, board.screen.awaited = True, False
     board.refresh()
-    assert "controls live (pump)" in board.head.widget.value
+    assert "controls live</span>" in board.head.widget.value
 
 
 def test_earlier_runs_stand_behind():
-    """Only other runs, only when asked for, at most five; each with its name, all its records, and a record that is whole."""
+    """Only other runs, only when asked for, at most five;
+    each with its name, all its records, and a record that is whole."""
     PAST.clear()
     first = Run(steps=20, state=RunState.FINISHED)
     Plots(first)
     second = Run(steps=10)
     plots = Plots(second)
     behind = first.name
-    assert not plots.bar.earlier.disabled and all(t["name"] != behind for t in plots.chart.figure["data"])
+    assert not plots.bar.earlier.disabled
+    assert all(t["name"] != behind for t in plots.chart.figure["data"])
     plots.bar.earlier.value = True
     assert drawn(plots.chart, behind)[0][-1] == 20 and first.name in plots.legend.value
     plots.bar.earlier.value = False
@@ -438,7 +495,8 @@ def test_earlier_runs_stand_behind():
     for _ in range(8):
         Plots(Run(steps=3, state=RunState.STOPPED))
     plots.bar.axis.value = "epoch"
-    assert len(plots.others.runs) == KEPT_RUNS + 1 and len({run.name for run in plots.others.runs}) == KEPT_RUNS + 1
+    assert len(plots.others.runs) == KEPT_RUNS + 1
+    assert len({run.name for run in plots.others.runs}) == KEPT_RUNS + 1
     plots.bar.earlier.value = True
     assert len({run.ink for run in plots.others.shown}) == KEPT_RUNS + 1
     PAST.clear()
@@ -456,7 +514,8 @@ def test_a_run_that_goes_on_is_remembered_as_it_is_then():
     Plots(run)
     plots.refresh()
     assert [(each.name, each.shown) for each in plots.others.runs] == [("first try", True)]
-    assert drawn(plots.chart, "first try")[0][-1] == 30 and [past.name for past in PAST] == ["first try"]
+    assert drawn(plots.chart, "first try")[0][-1] == 30
+    assert [past.name for past in PAST] == ["first try"]
     PAST.clear()
 
 
@@ -467,7 +526,8 @@ def test_a_long_run_is_remembered_by_few_points_and_smoothed_alike():
     whole = Series(steps, steps / 10, steps, steps * 0.1, values)
     few = thinned("train/loss", whole)
     assert len(few) <= 20_000 and few.steps[-1] == 100_001
-    assert few.values[0] == pytest.approx(values[:6].mean()) and few.values[-1] == pytest.approx(values[-(100_001 - 6 * 16_666):].mean())
+    assert few.values[0] == pytest.approx(values[:6].mean())
+    assert few.values[-1] == pytest.approx(values[-(100_001 - 6 * 16_666):].mean())
     one, other = Curve(), Curve(every=6)
     one.extend(whole)
     other.extend(few)
@@ -488,7 +548,8 @@ def trained():
         torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
     model = torch.nn.Linear(4, 1)
     trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3,
-                      optim=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", progress=False)
+                      optim=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu",
+                      progress=False)
     board = Dashboard(trainer.view)
     trainer.at_safe_point = board.screen.tick
     trainer.fit()
@@ -498,7 +559,8 @@ def trained():
 def test_a_real_run_is_drawn_to_its_last_step(trained):
     trainer, board = trained
     assert drawn(board.plots.chart, "train")[0][-1] == trainer.step_state.optimizer_step == 24
-    assert drawn(board.plots.chart, "valid")[1].tolist() == pytest.approx(trainer.history["valid/loss"].tolist())
+    assert drawn(board.plots.chart,
+                 "valid")[1].tolist() == pytest.approx(trainer.history["valid/loss"].tolist())
     assert "is-finished" in board.widget._dom_classes and "100 %" in board.head.widget.value
 
 
@@ -513,7 +575,8 @@ class Failing:
     def after_step(self, trainer):
         if trainer.step_state.optimizer_step == 40:
             raise ValueError("at forty")
-trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3, device="cpu", hooks=[Failing()],
+trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=3,
+                  device="cpu", hooks=[Failing()],
                   optim=torch.optim.SGD(model.parameters(), lr=0.1))
 ---
 trainer.fit().status
@@ -529,8 +592,10 @@ trainer.dashboard
 
 def test_without_a_front_end_the_picture_stays():
     """nbclient runs the same code: no error, and each fit() leaves a picture of its own end."""
-    cells = [f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})", *CELLS.split("---\n")]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    cells = [f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})",
+             *CELLS.split("---\n")]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)
+                                               for source in cells])
     NotebookClient(notebook, timeout=60, kernel_name="python3", store_widget_state=False).execute()
     finished, failed, shown = (cell.outputs for cell in notebook.cells[2:])
     for outputs, word in ((finished, "finished"), (failed, "error"), (shown, "error")):
@@ -547,14 +612,16 @@ torch.set_num_threads(1)
 x = torch.randn(64, 4)
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=8)
 model = torch.nn.Linear(4, 1)
-trainer = Trainer(model, train_dl=list(data), valid_dl=list(data), loss_fn=torch.nn.MSELoss(), max_steps=10_000,
+trainer = Trainer(model, train_dl=list(data), valid_dl=list(data), loss_fn=torch.nn.MSELoss(),
+                  max_steps=10_000,
                   eval_every=100, device="cpu", optim=torch.optim.SGD(model.parameters(), lr=0.01))
 trainer.fit().steps
 """
 
 
 def test_ten_thousand_steps_leave_a_small_notebook():
-    source = f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})\n{LONG}"
+    source = (f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})\n"
+              f"{LONG}")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     NotebookClient(notebook, timeout=120, kernel_name="python3", store_widget_state=False).execute()
     outputs = notebook.cells[0].outputs
@@ -572,8 +639,10 @@ def test_the_chart_carries_arrays_as_bytes():
 def test_a_search_for_a_rate_is_not_shown_as_a_pause(monkeypatch):
     """Its own words and steps, while the run's step, hooks and place stay those of the run."""
     inputs = torch.randn(64, 4)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
-    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu", epochs=5, progress=False)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]),
+                                       batch_size=8)
+    trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss(),
+                      device="cpu", epochs=5, progress=False)
     board = trainer.dashboard
     trainer.step(11)
     before, seen = trainer.view.position, []
@@ -581,14 +650,17 @@ def test_a_search_for_a_rate_is_not_shown_as_a_pause(monkeypatch):
         if kind == "sweep":
             board.refresh()
             titles = {name: each.description for name, each in board.tabs.buttons.items()}
-            seen.append((board.message.text.value, re.sub("<[^>]*>", " ", board.head.widget.value), titles, trainer.view.position))
+            seen.append((board.message.text.value, re.sub("<[^>]*>", " ", board.head.widget.value),
+                         titles, trainer.view.position))
     trainer.at_safe_point = look
     trainer.lr_find(num_steps=12, stop_factor=None)
     words, head, titles, place = seen[4]
-    assert "Searching for a rate: step 5 of 12." in words and "The run stands at step 11" in words and "Paused" not in words + head
+    assert "Searching for a rate: step 5 of 12." in words
+    assert "The run stands at step 11" in words and "Paused" not in words + head
     assert "Searching" in head and "step  11" in head
     assert (place.step, place.epoch, place.batch_idx, place.fraction) == (11, 1, 3, before.fraction)
-    assert titles["hooks"].startswith(f"Hooks {len(trainer.hooks)}") and titles["inspect"] == "Inspect"
+    assert titles["hooks"].startswith(f"Hooks {len(trainer.hooks)}")
+    assert titles["inspect"] == "Inspect"
     trainer.at_safe_point = None
     board.refresh()
     assert "Paused at step 11" in board.message.text.value and trainer.view.position == before
@@ -598,20 +670,29 @@ def test_a_search_for_a_rate_is_not_shown_as_a_pause(monkeypatch):
 
 
 def number(panel, label):
-    """Value, small text, style and tooltip of a number of the head."""
-    found = re.search(rf'<div(?: title="([^"]*)")?><div class="label">(?:<i [^>]*></i>)?{label}</div><div class="value ([^"]*)">(.*?)</div>',
-                      panel.head.widget.value)
-    value, _, unit = found[3].removesuffix("</small>").partition("<small>")
-    return value, unit, found[2], found[1]
+    """Value, what it is, style and tooltip of a number of the head."""
+    found = re.search(
+        rf'<div(?: title="([^"]*)")?><div class="label">(?:<i [^>]*></i>)?{label}</div><div '
+        rf'class="value ([^"]*)">(.*?)</div><div class="what">(.*?)</div>',
+        panel.head.widget.value,
+    )
+    return found[3], found[4], found[2], found[1]
 
 
 def test_a_mean_says_that_it_is_one():
-    run = Run(steps=100, names=("train/loss", "lr", "grad_norm", "samples_per_second", "valid/loss"))
+    run = Run(steps=100,
+              names=("train/loss", "lr", "grad_norm", "samples_per_second", "valid/loss"))
     run.values = {"train/loss": np.r_[np.full(67, 9.0), np.linspace(1, 3, 33)], "valid/loss": [0.5]}
     panel = Dashboard(run)
     assert number(panel, "train/loss") == ("2.0000", "avg 33", "", "mean of the last 33 steps")
-    assert number(panel, "valid/loss") == ("0.5000", "", "", "last value")
-    assert number(panel, "lr")[1:] == ("", "", "last value") and number(panel, "Samples/s")[1] == "avg 33"
+    assert number(panel, "valid/loss") == (
+        "0.5000",
+        "at step 1",
+        "old",
+        "last value up to step 1; no longer recorded",
+    )
+    assert number(panel, "lr")[1:] == ("last", "", "last value")
+    assert number(panel, "Samples/s")[1] == "avg 33"
     assert "metric" not in panel.head.widget.value  # evaluated, and there is none
     assert number(Dashboard(Run(steps=4)), "train/loss")[1] == "avg 4"
 
@@ -620,15 +701,206 @@ def test_a_number_that_no_longer_comes_says_when_it_came():
     """The gradient norm after clipping went off."""
     run = Run(steps=100, names=("train/loss", "lr", "grad_norm"))
     run.values["grad_norm"] = np.full(40, 0.25)
-    assert number(Dashboard(run), "grad_norm") == ("0.2500", "step 40", "old", "mean of the last 33 steps up to step 40; no longer recorded")
+    assert number(Dashboard(run), "grad_norm") == (
+        "0.2500",
+        "at step 40",
+        "old",
+        "mean of the last 33 steps up to step 40; no longer recorded",
+    )
     run.values["grad_norm"] = np.full(100, 0.25)
     assert number(Dashboard(run), "grad_norm")[1:3] == ("avg 33", "")
 
 
 @pytest.mark.parametrize("values, unit", [
-    ([0.5, 0.512], "+.012"), ([110.5, 100.0], "−10.500"), ([0.5, 0.49999], "−1e-5"), ([0.5, 0.5], "±0"), ([0.5, np.nan], "since 2"),
+    ([0.5, 0.512], "+.012"), ([110.5, 100.0], "−10.500"), ([0.5, 0.49999], "−1e-5"),
+    ([0.5, 0.5], "±0"), ([0.5, np.nan], "since 2"),
     ([np.nan, 0.5], ""), ([2.0, 0.6], "−1.400")])
 def test_the_change_of_a_loss(values, unit):
-    run = Run(steps=9, names=("train/loss", "lr", "valid/loss"))
+    run = Run(steps=2, names=("train/loss", "lr", "valid/loss"))
     run.values["valid/loss"] = np.array(values)
-    assert number(Dashboard(run), "valid/loss")[1] == unit
+    value, what, style, _ = number(Dashboard(run), "valid/loss")
+    if style == "wrong":
+        assert what == unit
+    else:
+        assert (
+            what == "at step 2" and value.partition("<small>")[2].removesuffix("</small>") == unit
+        )
+
+
+@pytest.mark.parametrize(
+    "at, now, old", [(40, 79, False), (40, 81, True), (5, 15, False), (5, 16, True)]
+)
+def test_an_evaluation_is_old_after_twice_the_steps_between(at, now, old):
+    """Its step is said in any case; one alone is measured from the start of the run."""
+    run = Run(steps=now, names=("train/loss", "lr"))
+    panel = Dashboard(run)
+    panel.curves.of["valid/loss"] = curve = Curve()
+    steps = np.arange(20, at + 1, 20) if at > 20 else np.array([at])
+    curve.extend(Series(steps, steps / 10, steps * 4, steps * 0.1, np.ones(len(steps))))
+    panel.head.refresh()
+    _, what, style, tip = number(panel, "valid/loss")
+    assert (what, style) == (f"at step {at}", "old" if old else "") and f"step {at}" in tip
+
+
+def test_the_head_shows_what_is_pinned():
+    """Any record or best of an evaluation, by a click or by code; no dash for no metric."""
+    run = Run(steps=50, names=("train/loss", "lr", "my/<b>value", "valid/loss", "valid/accuracy"))
+    labels = lambda panel: re.findall('"label">(?:<i [^>]*></i>)?([^<]*)<', panel.head.widget.value)
+    before = Dashboard(Run(steps=0, names=()))
+    assert "metric" not in before.head.widget.value and labels(before)[-2:] == [
+        "valid/loss",
+        "best loss",
+    ]
+    run.names.remove("my/<b>value")
+    panel = Dashboard(run)
+    usual = [
+        "Elapsed",
+        "Left",
+        "Samples/s",
+        "Memory",
+        "lr",
+        "grad_norm",
+        "train/loss",
+        "valid/loss",
+        "valid/accuracy",
+        "best accuracy",
+    ]
+    assert (
+        labels(panel) == usual
+        and panel.head.chooser.shown[-1] == "best valid/accuracy"
+        and not panel.head.chooser.chosen
+    )
+    run.names.append("my/<b>value")
+    panel.refresh()
+    assert {"my/<b>value", "best valid/loss", "lr"} <= set(panel.head.chooser.names)
+    panel.head.chooser._handle_msg(
+        {
+            "content": {
+                "data": {
+                    "method": "custom",
+                    "content": {"pin": ["best valid/loss", "my/<b>value", "lr"]},
+                }
+            },
+            "buffers": [],
+        }
+    )
+    assert (
+        labels(panel) == ["Elapsed", "Left", "best valid/loss", "my/&lt;b&gt;value", "lr"]
+        and panel.head.chooser.chosen
+    )
+    assert labels(Dashboard(run, panel.screen)) == labels(panel)  # another panel of the run
+    panel.pin("later", "lr", "later")
+    assert (
+        labels(panel) == ["Elapsed", "Left", "later", "lr"] and "later" in panel.head.chooser.names
+    )
+    with pytest.raises(TypeError, match="3 is not the name of a record"):
+        panel.pin(3)
+    for nonsense in ({"pin": [3]}, {"pin": "lr"}, {}):
+        panel.head.chooser._handle_msg(
+            {"content": {"data": {"method": "custom", "content": nonsense}}, "buffers": []}
+        )
+    assert labels(panel) == ["Elapsed", "Left", "later", "lr"]
+    panel.pin()
+    assert labels(panel)[:8] == usual[:8] and not panel.head.chooser.chosen
+
+
+def test_pins_stay_when_the_panel_is_closed():
+    """A panel that is made anew, and a run that was detached, show them."""
+    data = [(torch.ones(2, 1), torch.ones(2, 1))] * 4
+    trainer = Trainer(
+        torch.nn.Linear(1, 1),
+        train_dl=data,
+        loss_fn=torch.nn.MSELoss(),
+        epochs=2,
+        device="cpu",
+        progress=False,
+    )
+    trainer.dashboard.pin("lr")
+    trainer.fit(epochs=1)
+    trainer.close()
+    assert (
+        trainer.dashboard.head.numbers.shown() == ["lr"]
+        and "train/loss" not in trainer.dashboard.head.widget.value
+    )
+    trainer.start()
+    trainer.wait()
+    assert trainer.dashboard.head.chooser.shown == ["lr"]
+    trainer.close()
+
+
+# Zoomed curves
+
+
+def long_run(count=100_000):
+    """A run of many steps, with noise that thinning cannot keep."""
+    run = Run(steps=count, names=("train/loss", "lr", "valid/loss"))
+    run.values["train/loss"] = np.random.default_rng(0).normal(1, 0.1, count)
+    run.values["valid/loss"] = np.random.default_rng(1).normal(1, 0.1, 5000)
+    return run
+
+
+def inside(chart, name, span):
+    """How many points of a trace lie in a part of the x-axis."""
+    x, y = drawn(chart, name)
+    assert (np.diff(x) > 0).all() and len(x) == len(y)
+    return int(((x >= span[0]) & (x <= span[1])).sum())
+
+
+def hear(plots, **content):
+    """A message of the page."""
+    plots.chart._handle_msg(
+        {"content": {"data": {"method": "custom", "content": content}}, "buffers": []}
+    )
+
+
+def test_a_zoomed_curve_has_finer_points():
+    """All of them where they are few; the rest of the curve stays, for another page."""
+    run = long_run()
+    plots = Plots(run)
+    span = (50_000, 50_300)
+    coarse = {name: inside(plots.chart, name, span) for name in ("raw", "train")}
+    assert max(coarse.values()) < 20
+    hear(plots, axis="step", span=list(span))
+    assert inside(plots.chart, "raw", span) == 301 and inside(plots.chart, "train", span) == 301
+    x, y = drawn(plots.chart, "raw")
+    at = np.flatnonzero((x >= span[0]) & (x <= span[1]))
+    assert y[at] == pytest.approx(run.values["train/loss"][x[at].astype(int) - 1], rel=1e-6)
+    assert x[0] == 1 and x[-1] == 100_000 and len(x) < 1500
+    hear(plots, axis="step", span=[1000.5, 4000.5])
+    assert inside(plots.chart, "valid", (1000, 4000)) > 650
+    for end in (
+        {"axis": "step", "span": None},
+        {"axis": "step", "span": [5, 5]},
+        {"axis": "step", "span": [float("nan"), 5]},
+        {"axis": "step", "span": "x"},
+    ):
+        hear(plots, axis="step", span=list(span))
+        hear(plots, **end)
+        assert inside(plots.chart, "raw", span) == coarse["raw"], end
+    hear(plots, axis="time", span=list(span))  # of a page that has not heard of the other axis yet
+    assert inside(plots.chart, "raw", span) == coarse["raw"]
+    hear(plots, axis="step", span=list(span))
+    plots.bar.axis.value = "epoch"
+    assert len(drawn(plots.chart, "raw")[0]) < 800
+    plots.bar.axis.value = "step"
+    assert inside(plots.chart, "raw", span) == coarse["raw"]
+
+
+def test_a_zoom_in_a_gap_and_beyond_the_ends():
+    """No line crosses what is not finite there either; a span without points changes nothing."""
+    run = long_run(50_000)
+    run.values["train/loss"][20_000:20_050] = np.nan
+    plots = Plots(run)
+    for span in (
+        (19_900, 20_100),
+        (20_010, 20_020),
+        (-50, -10),
+        (60_000, 70_000),
+        (49_990, 80_000),
+    ):
+        hear(plots, axis="step", span=list(span))
+        x, y = drawn(plots.chart, "raw")
+        hole = (x > 20_000) & (x <= 20_050)
+        assert hole.any() and np.isnan(y[hole]).all(), span
+        x, y = drawn(plots.chart, "train")
+        assert np.isfinite(y[(x < 20_000) | (x > 20_051)]).all(), span

@@ -1,4 +1,5 @@
-"""The panel, the picture and the view of a run with several optimizers: each has its losses, its rate and its group of controls."""
+"""The panel, the picture and the view of a run with several optimizers:
+each has its losses, its rate and its group of controls."""
 
 import time
 
@@ -15,9 +16,13 @@ from trainer_nb.panel.tunables import groups
 def make(**settings):
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({"d": torch.nn.Linear(2, 1), "g": torch.nn.Linear(2, 1)})
-    steps = {name: (lambda batch, trainer, name=name: {"loss": trainer.model[name](batch).square().mean(), "accuracy": 0.5}) for name in model}
-    optims = {"d": torch.optim.SGD(model["d"].parameters(), lr=0.1), "g": torch.optim.SGD(model["g"].parameters(), lr=0.02)}
-    return Trainer(model, steps, list(torch.randn(6, 4, 2)), optim=optims, epochs=2, progress=False, seed=1, **settings)
+    steps = {name: (
+        lambda batch, trainer, name=name: {"loss": trainer.model[name](batch).square().mean(),
+                                           "accuracy": 0.5}) for name in model}
+    optims = {"d": torch.optim.SGD(model["d"].parameters(), lr=0.1),
+              "g": torch.optim.SGD(model["g"].parameters(), lr=0.02)}
+    return Trainer(model, steps, list(torch.randn(6, 4, 2)), optim=optims, epochs=2, progress=False,
+                   seed=1, **settings)
 
 
 def fitted(**settings):
@@ -32,7 +37,10 @@ def test_each_loss_is_drawn_once_and_has_its_own_colour():
     trainer, curves = fitted()
     assert curves.losses() == ["train/d/loss", "train/g/loss"]
     names = list(curves.of)
-    assert colour("train/d/loss", names) == colour("lr.d", names) != colour("train/g/loss", names) == colour("lr.g", names)
+    assert colour("train/d/loss", names) == colour("lr.d",
+                                                   names) != colour(
+                                                       "train/g/loss",
+                                                       names) == colour("lr.g", names)
     drawn = [trace.name for trace in figure(trainer.view).data if trace.xaxis == "x"]
     assert [name for name in drawn if name != "by hand"] == ["raw", "d", "raw", "g"]
 
@@ -74,9 +82,11 @@ def test_a_loss_that_is_not_finite_is_named_by_its_optimizer():
 def test_the_controls_stand_in_a_group_for_each_and_show_the_rate_in_force():
     trainer = make(sched={"d": "cosine"})
     trainer.step(3)
-    found = {title: [t.name for t in members] for title, members in groups(trainer.view).items() if members}
+    found = {title: [t.name for t in members] for title, members in groups(trainer.view).items()
+             if members}
     assert list(found)[:3] == ["Optimizer d", "Optimizer g", "Loop"]
-    assert found["Optimizer d"] == ["lr.d", "lr_scale.d", "weight_decay.d", "grad_clip.d", "gradient_accumulation_steps.d"]
+    assert found["Optimizer d"] == ["lr.d", "lr_scale.d", "weight_decay.d", "grad_clip.d",
+                                    "gradient_accumulation_steps.d"]
     tunables = {t.name: t for t in trainer.view.tunables}
     assert tunables["lr.d"].value == trainer.optimizers["d"].rate != 0.1 and tunables["lr.d"].moves
     assert tunables["lr.g"].value == 0.02 and not tunables["lr.g"].moves
@@ -103,7 +113,8 @@ def test_the_rate_finder_asks_for_which_and_says_so():
 
 def test_a_run_with_one_optimizer_is_drawn_as_before():
     model = torch.nn.Linear(2, 1)
-    trainer = Trainer(model, train_dl=[(x, x[:, :1]) for x in torch.randn(6, 4, 2)], loss_fn=torch.nn.MSELoss(), epochs=1, progress=False)
+    trainer = Trainer(model, train_dl=[(x, x[:, :1]) for x in torch.randn(6, 4, 2)],
+                      loss_fn=torch.nn.MSELoss(), epochs=1, progress=False)
     trainer.fit()
     curves = Curves(trainer.view)
     curves.update()

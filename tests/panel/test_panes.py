@@ -1,4 +1,5 @@
-"""The panes of journal and inspect: what they show of a real run, what they post, that they stay still."""
+"""The panes of journal and inspect: what they show of a real run, what they post, that they stay
+still."""
 
 import math
 import re
@@ -10,14 +11,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from live_page import later
 
 from trainer_nb import Hook, Trainer
 from trainer_nb.core.control import Command, Inspection, LayerRow, Reply, TensorRow
 from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import RunState
 from trainer_nb.panel import inspect_pane as inspect_module
-from trainer_nb.panel.inspect_pane import InspectPane, layer_table, inspection_code, number_short, tensor_table
-from trainer_nb.panel.journal_pane import PAGE, SHOWN, Entry, JournalPane, change_text, entry_row, promise
+from trainer_nb.panel.inspect_pane import (InspectPane, layer_table, inspection_code, number_short,
+                                           tensor_table)
+from trainer_nb.panel.journal_pane import (PAGE, SHOWN, Entry, JournalPane, change_text, entry_row,
+                                           promise)
 
 
 class Slow(Hook):
@@ -32,26 +36,20 @@ def make(epochs=2, **settings):
     """A small trainer."""
     torch.manual_seed(0)
     inputs = torch.randn(64, 4)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]),
+                                       batch_size=8)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
     optim = torch.optim.SGD(model.parameters(), lr=0.01)
     return Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu", progress=False,
                    epochs=epochs, optim=optim, seed=7, **settings)
 
 
-def later(condition, seconds=10):
-    """Wait until the condition holds."""
-    end = time.time() + seconds
-    while not condition():
-        assert time.time() < end
-        time.sleep(0.005)
-
-
 def cells(table):
     """The rows of a table of HTML as lists of plain texts."""
     body = table.partition("<tbody>")[2]
     rows = body.split("</tr>")[:-1]
-    return [[re.sub("<[^>]*>", "", cell) for cell in re.findall("<td.*?</td>", row)] for row in rows]
+    return [[re.sub("<[^>]*>", "", cell) for cell in re.findall("<td.*?</td>", row)]
+            for row in rows]
 
 
 def sent(widget):
@@ -74,7 +72,8 @@ def test_the_newest_entry_stands_first_with_its_place_in_the_run():
     trainer.tune(**{"recorder.enabled": False})
     pane.refresh()
     switch, note, rate = cells(pane.table.value)
-    assert switch[:3] == ["3", "12", "1.50"] and switch[4:] == ["recorder.enabled", "on → off", "code"]
+    assert switch[:3] == ["3", "12", "1.50"]
+    assert switch[4:] == ["recorder.enabled", "on → off", "code"]
     assert note[:3] == ["·", "5", "0.62"] and note[4:] == ["note", "“so far so good”", "code"]
     assert rate[:3] == ["1", "5", "0.62"] and rate[4:] == ["lr", "0.01 (initial) → 0.002", "code"]
     assert re.fullmatch(r"\d\d:\d\d:\d\d", rate[3]) and pane.title == "Journal 3"
@@ -82,7 +81,8 @@ def test_the_newest_entry_stands_first_with_its_place_in_the_run():
 
 @pytest.mark.parametrize("kind, name, old, new, text", [
     ("tune", "lr", 0.001, 3e-4, "0.001 → 3e-4"), ("tune", "grad_clip", None, 1.0, "off → 1"),
-    ("hook", "mix.enabled", True, False, "on → off"), ("tune", "mix.kind", "mean", "<b>", "mean → <b>"),
+    ("hook", "mix.enabled", True, False, "on → off"),
+    ("tune", "mix.kind", "mean", "<b>", "mean → <b>"),
     ("memory", "micro_batch_size", 64, 32, "64 → 32"), ("note", "note", None, "10 %", "“10 %”"),
     ("pause", "pause", None, None, "–"), ("pause", "pause", None, "loss > 3 (4)", "loss > 3 (4)"),
     ("skip", "batch", None, "batch 3 of epoch 1", "batch 3 of epoch 1 left out"),
@@ -96,7 +96,8 @@ def test_a_change_is_written_in_words(kind, name, old, new, text):
 def test_the_epoch_is_whole_where_its_length_is_unknown_and_never_more_than_begun():
     entry = Journal().record("tune", "lr", 1.0, 2.0, epoch=3, batch_idx=9, step=1234)
     assert cells("<tbody>" + entry_row(entry, None))[0][1:3] == ["1,234", "3"]
-    assert cells("<tbody>" + entry_row(entry, 8))[0][2] == "4.00"  # the loader gave more than it had said
+    # the loader gave more than it had said
+    assert cells("<tbody>" + entry_row(entry, 8))[0][2] == "4.00"
 
 
 def test_texts_of_people_are_shown_as_text():
@@ -126,7 +127,8 @@ def test_twelve_rows_then_all_in_pages():
     pane.pages.older.click()
     pane.pages.older.click()
     assert [row[5] for row in cells(pane.table.value)] == [f"“{n}”" for n in range(6, -1, -1)]
-    assert pane.pages.older.disabled and not pane.pages.newer.disabled and "201–207 of 207" in pane.pages.count.value
+    assert pane.pages.older.disabled
+    assert not pane.pages.newer.disabled and "201–207 of 207" in pane.pages.count.value
     pane.pages.newer.click()
     assert "101–200" in pane.pages.count.value
     pane.pages.more.click()
@@ -151,7 +153,7 @@ def test_a_note_in_a_running_run_appears_when_it_has_been_taken():
     trainer.start()
     pane = JournalPane(trainer.view)
     pane.note.box.value = "in between"
-    later(lambda: len(trainer.journal) == 1)
+    assert later(lambda: len(trainer.journal) == 1, 10)
     pane.refresh()
     assert cells(pane.table.value)[0][5] == "“in between”"
     trainer.close()
@@ -159,7 +161,8 @@ def test_a_note_in_a_running_run_appears_when_it_has_been_taken():
 
 def test_nothing_new_draws_nothing_and_a_step_alone_is_nothing_new(monkeypatch):
     written, write = [], Journal.to_script
-    monkeypatch.setattr(Journal, "to_script", lambda self, **total: written.append(1) or write(self, **total))
+    monkeypatch.setattr(Journal, "to_script",
+                        lambda self, **total: written.append(1) or write(self, **total))
     trainer = make()
     trainer.step(1)
     trainer.tune(lr=0.1)
@@ -210,7 +213,7 @@ def test_the_script_is_that_of_the_run_with_its_totals(totals, call):
 def test_an_empty_journal_says_so_and_learns_the_seed_when_the_run_begins():
     trainer = make()
     pane = JournalPane(trainer.view)
-    assert "Nothing was changed by hand yet." in pane.table.value and pane.title == "Journal 0"
+    assert "No manual changes yet." in pane.table.value and pane.title == "Journal 0"
     trainer.step(1)
     pane.refresh()
     assert "make_trainer(seed=7)" in pane.script.text
@@ -229,7 +232,8 @@ def test_the_script_promises_no_more_than_it_keeps():
 
 
 @pytest.mark.parametrize("value, text", [
-    (None, "–"), (0, "0"), (-0.0, "0"), (999.7, "1,000"), (9.0, "9"), (-2.4315, "−2.43"), (11.62, "11.6"),
+    (None, "–"), (0, "0"), (-0.0, "0"), (999.7, "1,000"), (9.0, "9"), (-2.4315, "−2.43"),
+    (11.62, "11.6"),
     (0.0101, "0.0101"), (12345.6, "12,346"), (-3.21e-7, "−3.21e-7"), (6.02e23, "6.02e23"),
     (math.nan, '<b class="wrong">nan</b>'),
     (-math.inf, '<b class="wrong">−inf</b>')])
@@ -280,7 +284,8 @@ def test_a_pause_fills_the_pane_with_batch_and_layers():
     pane.refresh()
     assert "away" not in pane.tables._dom_classes and pane.title == "Inspect · step 3"
     batch = cells(pane.batch.value)
-    assert [row[:3] for row in batch] == [["batch[0]", "8 × 4", "fp32"], ["batch[1]", "8 × 1", "fp32"],
+    assert [row[:3] for row in batch] == [["batch[0]", "8 × 4", "fp32"],
+                                          ["batch[1]", "8 × 1", "fp32"],
                                           ["pred", "8 × 1", "fp32"], ["loss", "scalar", "fp32"]]
     assert batch[0][4] == number_short(trainer.batch[0].double().mean().item())
     assert [row[0] for row in cells(pane.layers.value)] == ["0", "2"]
@@ -328,7 +333,8 @@ def test_after_an_error_it_shows_the_batch_that_failed():
         trainer.fit()
     pane.refresh()
     assert "away" not in pane.tables._dom_classes and pane.title == "Inspect"
-    assert cells(pane.batch.value)[0][3:] == ["nan"] * 3 and "press <b>Step</b>" not in pane.layers.value
+    assert cells(pane.batch.value)[0][3:] == ["nan"] * 3
+    assert "press <b>Step</b>" not in pane.layers.value
 
 
 def test_the_tables_outlast_a_step_by_hand_and_give_way_in_a_run(monkeypatch):
@@ -369,14 +375,16 @@ def test_it_sends_nothing_where_nothing_has_changed():
     trainer.post = lambda command: posted.append(command.name) or post(command)
     for _ in range(3):
         pane.refresh()
-    assert changes == [[]] * len(parts) and posted == [] and pane.breakpoints.list.children[0] is row
+    assert changes == [[]] * len(parts)
+    assert posted == [] and pane.breakpoints.list.children[0] is row
 
 
 class Still:
     """A `RunView` with made-up answers."""
 
     def __init__(self, state=RunState.RUNNING):
-        self.state, self.in_cell, self.loaders, self.inspection, self.breakpoints = state, True, [], None, []
+        self.state, self.in_cell, self.loaders, self.inspection, self.breakpoints = (
+            state, True, [], None, [])
         self.posted, self.replies = [], []
         self.position = SimpleNamespace(step=3)
 
@@ -405,7 +413,8 @@ def test_opening_and_closing_is_posted_to_the_run():
     pane = InspectPane(view)
     pane.shown(True)
     pane.shown(False)
-    assert view.posted == [("inspect", {"on": True}, "widget"), ("inspect", {"on": False}, "widget")]
+    assert view.posted == [("inspect", {"on": True}, "widget"),
+                           ("inspect", {"on": False}, "widget")]
 
 
 @pytest.mark.parametrize("in_cell, loaders, names, lines", [
@@ -442,7 +451,8 @@ def test_a_condition_pauses_the_run_and_can_be_taken_back():
     pane = InspectPane(trainer.view, lambda: told.append(1))
     pane.breakpoints.box.value = "step == 6"
     pane.breakpoints.box.value = "loss is nan"
-    assert pane.breakpoints.box.value == "" and list(pane.breakpoints.rows) == ["step == 6", "loss is nan"]
+    assert pane.breakpoints.box.value == ""
+    assert list(pane.breakpoints.rows) == ["step == 6", "loss is nan"]
     first = pane.breakpoints.list.children[0]
     pane.breakpoints.box.value = "epoch == 19"
     assert pane.breakpoints.list.children[0] is first  # it may have the focus
@@ -481,7 +491,7 @@ def test_a_refused_condition_stays_to_be_corrected_in_every_state(state):
     pane.refresh()
     assert box.value == "lss <b> 3" and "refused" in pane.breakpoints.widget._dom_classes
     box.value = "loss > 1e9"
-    later(lambda: len(trainer.breakpoints) == 1)
+    assert later(lambda: len(trainer.breakpoints) == 1, 10)
     pane.refresh()
     assert box.value == "" and "refused" not in pane.breakpoints.widget._dom_classes
     assert "write" not in hint.value and list(pane.breakpoints.rows) == ["loss > 1e9"]
@@ -500,7 +510,8 @@ def test_what_is_refused_at_the_boundary_comes_back_into_the_box():
     view = Still()
     pane = InspectPane(view)
     pane.breakpoints.box.value = "valid/loss < 1"
-    assert pane.breakpoints.box.value == "" and "from the next step on" in pane.breakpoints.hint.value
+    assert pane.breakpoints.box.value == ""
+    assert "from the next step on" in pane.breakpoints.hint.value
     view.replies[0].settle("refused", error=ValueError("gone"))
     pane.refresh()
     assert pane.breakpoints.box.value == "valid/loss < 1" and "gone" in pane.breakpoints.hint.value
@@ -532,7 +543,7 @@ def test_two_threads_refresh_while_a_third_asks():
         time.sleep(0.003)
     [thread.join() for thread in threads]
     trainer.resume()
-    later(lambda: len(trainer.breakpoints) == 20)
+    assert later(lambda: len(trainer.breakpoints) == 20, 10)
     [pane.refresh() for pane in panes]
     assert failed == [] and len(panes[1].breakpoints.rows) == 20
     assert len({child.model_id for child in panes[1].breakpoints.list.children}) == 20
@@ -540,7 +551,8 @@ def test_two_threads_refresh_while_a_third_asks():
 
 
 def test_box_and_button_at_once_in_two_threads_hand_a_text_over_once():
-    """A front end may give each of the two a thread of its own; the button's click and the box's text come together."""
+    """A front end may give each of the two a thread of its own;
+    the button's click and the box's text come together."""
     taken, clicked = [], threading.Event()
     def take(text):
         if text:
@@ -550,7 +562,7 @@ def test_box_and_button_at_once_in_two_threads_hand_a_text_over_once():
     line = Entry("", take, "Add")
     box = threading.Thread(target=lambda: setattr(line.box, "value", "once"))
     box.start()
-    later(lambda: taken)
+    assert later(lambda: taken, 10)
     line.keep.click()
     clicked.set()
     box.join()

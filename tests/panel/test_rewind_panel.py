@@ -1,4 +1,5 @@
-"""Checkpoint, Rewind and branches in the panel, on real runs: what is offered, what is asked for, what is drawn."""
+"""Checkpoint, Rewind and branches in the panel, on real runs:
+what is offered, what is asked for, what is drawn."""
 
 import shutil
 import re
@@ -46,7 +47,8 @@ def weights(trainer):
 def test_the_view_has_what_the_protocol_says():
     """Each name of `RunView`, on a run with and on one without hooks."""
     for trainer in (make(), make(SnapshotHook())):
-        for name in [*RunView.__annotations__, *(n for n in vars(RunView) if not n.startswith("_"))]:
+        for name in [*RunView.__annotations__,
+                     *(n for n in vars(RunView) if not n.startswith("_"))]:
             assert hasattr(trainer.view, name), name
 
 
@@ -57,7 +59,8 @@ def test_buttons_are_there_when_they_mean_something(tmp_path):
     assert "SnapshotHook" in bare.rewind.tooltip and "CheckpointHook" in bare.checkpoint.tooltip
     trainer = make(CheckpointHook(tmp_path))
     controls = Controls(trainer.view)
-    assert controls.checkpoint.disabled and not controls.rewind.disabled  # nothing to save before the first step
+    # nothing to save before the first step
+    assert controls.checkpoint.disabled and not controls.rewind.disabled
     trainer.step(1)
     controls.refresh()
     assert not controls.checkpoint.disabled
@@ -75,7 +78,8 @@ def test_checkpoint_is_written_where_the_run_stands(tmp_path):
     board.controls.checkpoint.click()
     assert [path.name for path in tmp_path.glob("*.pt")] == ["step_00000007.pt"]
     assert trainer.last_saved[0] == 7 and board.controls.asked[1].status == "applied"
-    assert (trainer.journal.entries[-1].kind, trainer.journal.entries[-1].source) == ("save", "widget")
+    assert (trainer.journal.entries[-1].kind,
+            trainer.journal.entries[-1].source) == ("save", "widget")
 
 
 def test_a_checkpoint_that_cannot_be_written_is_refused_with_the_reason(tmp_path):
@@ -124,9 +128,10 @@ def test_chooser_offers_what_is_kept():
     assert trainer.step_state.optimizer_step == 15 and len(trainer.journal) == 0
 
 
-@pytest.mark.parametrize(("axis", "x", "step"), [("step", 13.7, 10), ("step", 4.6, 5), ("step", 2.0, 0), ("step", -3.0, 0),
-                                                 ("epoch", 0.55, 10), ("samples", 160.0, 10), ("samples", 159.0, 5),
-                                                 ("samples", 9e9, 15)])
+@pytest.mark.parametrize(("axis", "x", "step"),
+                         [("step", 13.7, 10), ("step", 4.6, 5), ("step", 2.0, 0), ("step", -3.0, 0),
+                          ("epoch", 0.55, 10), ("samples", 160.0, 10), ("samples", 159.0, 5),
+                          ("samples", 9e9, 15)])
 def test_a_click_on_a_curve_chooses_the_state_before_it(axis, x, step):
     """Whatever the x-axis shows."""
     trainer = make(SnapshotHook(every_steps=5))
@@ -178,7 +183,8 @@ def test_rewind_here_goes_back_and_draws_the_branch():
     assert trainer.step_state.optimizer_step == 10 and torch.equal(weights(trainer), then)
     assert not board.controls.chooser.open and "Paused at step 10" in board.message.text.value
     assert trainer.journal.entries[-1].source == "widget"
-    drawn = {trace["name"]: trace for trace in board.plots.chart.figure["data"] if trace["yaxis"] == "y"}
+    drawn = {trace["name"]: trace for trace in board.plots.chart.figure["data"]
+             if trace["yaxis"] == "y"}
     x = {name: np.frombuffer(drawn[name]["x"], np.float32) for name in ("train", "rewound")}
     assert x["train"].max() == 10 and np.nanmin(x["rewound"]) > 10 and np.nanmax(x["rewound"]) == 32
     assert drawn["rewound"]["opacity"] == 0.35 and drawn["rewound"]["hoverinfo"] == "skip"
@@ -186,12 +192,14 @@ def test_rewind_here_goes_back_and_draws_the_branch():
     assert board.plots.chart.figure["layout"]["xaxis"]["autorangeoptions"]["maxallowed"] > 32
     trainer.fit()
     board.refresh()
-    assert np.frombuffer(next(t for t in board.plots.chart.figure["data"] if t["name"] == "train")["x"], np.float32)[-1] == 60
+    assert np.frombuffer(next(t for t in board.plots.chart.figure["data"]
+                              if t["name"] == "train")["x"], np.float32)[-1] == 60
 
 
 @pytest.mark.parametrize("where", ["finished", "error", "stopped"])
 def test_rewind_from_an_end(where):
-    """A run that has ended goes back and stands there; Resume goes on, to the weights of an undisturbed run."""
+    """A run that has ended goes back and stands there;
+    Resume goes on, to the weights of an undisturbed run."""
     straight = make()
     straight.fit()
     class Failing:
@@ -292,7 +300,8 @@ def test_a_branch_that_diverged_does_not_press_the_curves_flat():
 
 
 def test_marks_and_journal_show_what_a_rewind_took_back():
-    """A change that a rewind took back has no mark and a faint row; the rewind has both, with its steps."""
+    """A change that a rewind took back has no mark and a faint row;
+    the rewind has both, with its steps."""
     trainer = make(SnapshotHook(every_steps=5))
     trainer.step(12)
     trainer.tune(lr=0.02)
@@ -301,11 +310,14 @@ def test_marks_and_journal_show_what_a_rewind_took_back():
     trainer.step(10)
     curves = Curves(trainer.view)
     curves.update()
-    assert [entry.number for _, entries in mark_spots(trainer.view, curves, "step") for entry in entries] == [2, 3]
-    rows = entry_table(trainer.journal.entries, 20, {entry.number for entry in trainer.journal.path()})
+    assert [entry.number for _, entries in mark_spots(trainer.view, curves, "step")
+            for entry in entries] == [2, 3]
+    rows = entry_table(trainer.journal.entries, 20,
+                       {entry.number for entry in trainer.journal.path()})
     first, second, third = re.findall(r"<tr.*?</tr>", rows.partition("<tbody>")[2])
     assert 'class="rewound"' in first and "rewound" not in second + third
-    assert "<b>rewind</b>" in second and ">12 → 10<" in second and '<span class="number">2</span>' in second
+    assert "<b>rewind</b>" in second
+    assert ">12 → 10<" in second and '<span class="number">2</span>' in second
     assert "took back" in promise(trainer.journal)
     text = still_text(trainer.view)
     assert "rewind 12 → 10" in text and "0.02" not in text
@@ -326,7 +338,8 @@ def test_path_of_rewinds_in_rewinds():
     assert [entry.number for entry in journal.path()] == [5] and journal.surviving() == []
     second = journal.record("rewind", "step", 9, 5, branch=3)
     second.survives = 5
-    assert [entry.number for entry in journal.path()] == [5, 6] == [entry.number for entry in journal.changes()]
+    assert [entry.number
+            for entry in journal.path()] == [5, 6] == [entry.number for entry in journal.changes()]
 
 
 def test_the_controls_alone_have_the_chooser():
@@ -342,7 +355,8 @@ def test_the_controls_alone_have_the_chooser():
 
 
 def test_the_better_part_of_a_branch_is_drawn():
-    """A run that improved goes back to its beginning: all of the branch is there, and the axes hold it."""
+    """A run that improved goes back to its beginning:
+    all of the branch is there, and the axes hold it."""
     trainer = make(SnapshotHook(every_steps=5))
     trainer.fit()
     best = trainer.history["train/loss"].min()
@@ -354,7 +368,11 @@ def test_the_better_part_of_a_branch_is_drawn():
     curves.update()
     trace = rewound_traces(curves, curves.groups(), "step", 1)[0]
     assert np.isfinite(trace["y"]).sum() == len(raw) and np.nanmin(trace["y"]) == np.float32(best)
-    lines = re.findall(r'<polyline class="ts-c0" stroke-width="1.5" points="([^"]*)" opacity=".35"/>', still(trainer.view))
-    points = np.array([list(map(float, point.split(","))) for line in lines for point in line.split()])
+    lines = re.findall(
+        r'<polyline class="ts-c0" stroke-width="1.5" points="([^"]*)" opacity=".35"/>',
+        still(trainer.view))
+    points = np.array([list(map(float, point.split(","))) for line in lines
+                       for point in line.split()])
     assert len(lines) == 1 and len(points) == len(raw)
-    assert (np.diff(points[:, 1]) > 0).mean() > 0.5 and points[-1, 1] - points[0, 1] > 30  # px: it falls, and is not cut off
+    # px: it falls, and is not cut off
+    assert (np.diff(points[:, 1]) > 0).mean() > 0.5 and points[-1, 1] - points[0, 1] > 30

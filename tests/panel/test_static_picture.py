@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import History, Journal, RunState, Trainer
 from trainer_nb.core.state import Position
-from trainer_nb.panel.still import still, still_text
+from trainer_nb.panel.still import _smooth, still, still_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '</svg><script>alert("x")</script>&amp; \x00\x1b[1m\n\u202e\ud800 ]]> \'"'
@@ -291,7 +291,8 @@ def test_names_of_any_length(name):
 
 
 def test_the_error_is_named():
-    error = "Traceback (most recent call last):\n  File x\nRuntimeError: out of luck\nwhile ending, also: y"
+    error = ("Traceback (most recent call last):\n  File x\nRuntimeError: out of luck\nwhile "
+             "ending, also: y")
     view = make_view({"train/loss": [1.0]}, state=RunState.ERROR, error=error)
     assert "RuntimeError: out of luck" in words(parsed(view)) and "out of luck" in still_text(view)
 
@@ -325,7 +326,8 @@ def test_a_million_steps():
     noise = np.random.default_rng(0).standard_normal(count)
     for name in ("train/loss", "lr", "grad_norm", "time/step", "time/data", "samples_per_second"):
         view.history.extend(name, at, at / 1000, at, at * 0.1, 2 + 0.1 * noise)
-    view.history.extend("valid/loss", at[::1000], at[::1000] / 1e3, at[::1000], at[::1000] / 10, noise[:1000])
+    view.history.extend("valid/loss", at[::1000], at[::1000] / 1e3, at[::1000], at[::1000] / 10,
+                        noise[:1000])
     best = math.inf
     for _ in range(3):
         begin = process_time()
@@ -337,6 +339,19 @@ def test_a_million_steps():
 
 
 def test_a_still_loads_nothing_that_draws():
-    code = "import sys, trainer_nb.panel.still\nprint('plotly' in sys.modules, 'ipywidgets' in sys.modules)"
+    code = ("import sys, trainer_nb.panel.still\nprint('plotly' in sys.modules, 'ipywidgets' in "
+            "sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 300, 301, 5_000])
+def test_a_mean_is_that_of_the_steps_around(count):
+    """At both ends of what there is; a single huge loss does not blur those far from it."""
+    values = np.random.default_rng(0).normal(size=count)
+    values[count // 3] = 1e30
+    half = min(max(16, count // 200), count // 16)
+    places, means = _smooth(values)
+    around = [values[max(0, at - half):at + half + 1].mean() for at in places]
+    assert places[0] == 0 and places[-1] == count - 1
+    np.testing.assert_allclose(means, around, rtol=1e-12)

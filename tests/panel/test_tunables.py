@@ -1,4 +1,5 @@
-"""What may be changed live: the table of tunables; and the panel's rows without a browser: what they post, what they show."""
+"""What may be changed live: the table of tunables; and the panel's rows without a browser:
+what they post, what they show."""
 
 import gc
 import math
@@ -33,10 +34,12 @@ def make(*hooks, **settings):
     """A small trainer and its rows."""
     torch.manual_seed(0)
     inputs = torch.randn(64, 4)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=8)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :1]),
+                                       batch_size=8)
     model = torch.nn.Linear(4, 1)
     settings = {"optim": torch.optim.AdamW(model.parameters(), lr=0.01), "epochs": 2} | settings
-    trainer = Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu", progress=False, hooks=hooks,
+    trainer = Trainer(model, train_dl=data, loss_fn=torch.nn.MSELoss(), device="cpu",
+                      progress=False, hooks=hooks,
                       **settings)
     return trainer, Tunables(trainer.view)
 
@@ -124,23 +127,27 @@ def test_of_two_entries_with_one_name_the_later_one_counts():
 
 def test_one_refused_value_refuses_all():
     run = Run(part=Part())
-    with pytest.raises(ValueError, match=r"part.depth = 10 is refused: a whole number between 1 and 9"):
+    with pytest.raises(ValueError,
+                       match=r"part.depth = 10 is refused: a whole number between 1 and 9"):
         run.tunables.validate({"lr": 0.5, "part.depth": 10, "speed": -1})
     assert list(run.tunables.refused) == ["part.depth"] and run.rates.lr is None
-    with pytest.raises(ValueError, match="there is no tunable 'part.dept': did you mean 'part.depth'?"):
+    with pytest.raises(ValueError,
+                       match="there is no tunable 'part.dept': did you mean 'part.depth'?"):
         run.tunables.validate({"part.dept": 3})
     assert run.tunables.validate({"part.depth": 4.0, "lr": 1}) == {"part.depth": 4, "lr": 1.0}
     assert list(run.tunables.refused) == ["part.dept"]
 
 
 def test_values_are_applied_one_by_one():
-    """The loop around `apply` sees each change before the next is made; what does not change anything is not told."""
+    """The loop around `apply` sees each change before the next is made;
+    what does not change anything is not told."""
     run = Run(part=Part())
     values = run.tunables.validate({"lr": 0.5, "lr_scale": 1, "part.depth": 5, "part.quick": True})
     run.tunables.pending.update(values, speed=2.0)
     seen = []
     for name, old, new in run.tunables.apply(values):
-        seen.append((name, old, new, run.rates.lr, run.parts["part"].depth, list(run.tunables.pending)))
+        seen.append((name, old, new, run.rates.lr, run.parts["part"].depth,
+                     list(run.tunables.pending)))
     assert seen == [
         ("lr", None, 0.5, 0.5, 3, ["lr_scale", "part.depth", "part.quick", "speed"]),
         ("part.depth", 3, 5, 0.5, 5, ["part.quick", "speed"]),
@@ -153,7 +160,8 @@ def test_another_type_is_a_change():
     stored = {"value": 1}
     entry = BoundTunable("value", Tunable(1, choices=(1, True)), lambda: stored["value"],
                          lambda value: stored.update(value=value))
-    assert list(tunable.Tunables(lambda: iter([entry])).apply({"value": True})) == [("value", 1, True)]
+    assert list(tunable.Tunables(
+        lambda: iter([entry])).apply({"value": True})) == [("value", 1, True)]
 
 
 def test_the_table_does_not_keep_its_run_alive():
@@ -219,7 +227,8 @@ def test_a_change_takes_few_calls():
 
 
 @pytest.mark.parametrize("value, text", [
-    (3e-4, "3e-4"), (8.5e-5, "8.5e-5"), (0.001, "0.001"), (0.1, "0.1"), (1.0, "1"), (0, "0"), (16, "16"), (-1.0, "-1"),
+    (3e-4, "3e-4"), (8.5e-5, "8.5e-5"), (0.001, "0.001"), (0.1, "0.1"), (1.0, "1"), (0, "0"),
+    (16, "16"), (-1.0, "-1"),
     (1234567, "1.23457e6"), (0.000123456, "1.23456e-4")])
 def test_numbers_are_written_as_people_do(value, text):
     assert plain(value) == text
@@ -233,7 +242,8 @@ def test_what_the_box_shows_it_can_read(value):
 
 
 @pytest.mark.parametrize("text, value", [
-    ("3e-4", 3e-4), ("*0.5", 0.005), ("/4", 0.0025), (" 1,000 ", 1000.0), ("schedule", None), ("none", None), ("", None)])
+    ("3e-4", 3e-4), ("*0.5", 0.005), ("/4", 0.0025), (" 1,000 ", 1000.0), ("schedule", None),
+    ("none", None), ("", None)])
 def test_the_box_takes_numbers_factors_and_words(text, value):
     rate = TunableView("lr", 0.01, "float", 0, None, None, "log", True, "", "")
     assert read_value(text, rate) == value
@@ -259,13 +269,17 @@ def test_a_slider_reaches_around_its_value(value, scale, kind):
 
 
 def test_there_is_a_row_for_everything_declared_and_a_group_for_each_hook():
-    trainer, tunables = make(Probe(), sched=lambda optim: torch.optim.lr_scheduler.ConstantLR(optim))
+    trainer, tunables = make(Probe(),
+                             sched=lambda optim: torch.optim.lr_scheduler.ConstantLR(optim))
     found = {title: [t.name for t in members] for title, members in groups(trainer.view).items()}
     assert found["Optimizer"] == ["lr", "lr_scale", "weight_decay", "grad_clip"]
     assert found["Loop"] == ["gradient_accumulation_steps", "mixed_precision", "eval_every"]
     own = next(title for title in found if title.startswith("probe"))
-    assert "your hook" in own and set(found) == {"Optimizer", "Loop", own}  # the others have only their switch
-    assert [name.split(".")[1] for name in found[own]] == ["enabled", "every", "amount", "loud", "kind", "label", "limit"]
+    # the others have only their switch
+    assert "your hook" in own and set(found) == {"Optimizer", "Loop", own}
+    assert [name.split(".")[1]
+            for name in found[own]] == ["enabled", "every", "amount", "loud", "kind", "label",
+                                        "limit"]
     assert list(tunables.rows) == sum(found.values(), [])
 
 
@@ -274,21 +288,26 @@ def test_a_hook_that_comes_later_gets_its_rows_and_the_others_stay():
     before = dict(tunables.rows)
     trainer.hooks.add(Probe())
     tunables.refresh()
-    assert "probe.every" in tunables.rows and all(tunables.rows[name] is row for name, row in before.items())
-    assert [group.title for group in tunables.groups][:2] == ["Optimizer", "Loop"] and len(tunables.body.children) == 3
+    assert "probe.every" in tunables.rows
+    assert all(tunables.rows[name] is row for name, row in before.items())
+    assert [group.title for group in tunables.groups][:2] == ["Optimizer", "Loop"]
+    assert len(tunables.body.children) == 3
 
 
 def change(row, kind, value):
     """Do what a person does."""
-    setattr({"slider": getattr(row.control, "slider", None), "box": getattr(row.control, "box", None), "list": getattr(row.control, "list", None)}[kind],
-            "value", value)
+    getattr(row.control, kind).value = value
 
 
 @pytest.mark.parametrize("name, control, chosen, taken", [
-    ("lr", "box", "3e-4", 3e-4), ("lr", "slider", 0.0012345, 0.00123), ("weight_decay", "box", "*2", 0.02),
-    ("grad_clip", "slider", 1.5, 1.5), ("grad_clip", "box", "0.5", 0.5), ("gradient_accumulation_steps", "slider", 4, 4),
-    ("mixed_precision", "list", "bf16", "bf16"), ("probe.loud", "box", True, True), ("probe.kind", "list", "off", None),
-    ("probe.kind", "list", "max", "max"), ("probe.label", "box", "new", "new"), ("probe.every", "box", "7", 7),
+    ("lr", "box", "3e-4", 3e-4), ("lr", "slider", 0.0012345, 0.00123),
+    ("weight_decay", "box", "*2", 0.02),
+    ("grad_clip", "slider", 1.5, 1.5), ("grad_clip", "box", "0.5", 0.5),
+    ("gradient_accumulation_steps", "slider", 4, 4),
+    ("mixed_precision", "list", "bf16", "bf16"), ("probe.loud", "box", True, True),
+    ("probe.kind", "list", "off", None),
+    ("probe.kind", "list", "max", "max"), ("probe.label", "box", "new", "new"),
+    ("probe.every", "box", "7", 7),
     ("probe.enabled", "box", False, False), ("eval_every", "box", "2", 2)])
 def test_a_change_by_hand_acts_and_is_journalled(name, control, chosen, taken):
     trainer, tunables = make(Probe())
@@ -307,10 +326,12 @@ def test_a_change_by_hand_acts_and_is_journalled(name, control, chosen, taken):
 
 def test_showing_values_that_others_changed_posts_nothing():
     trainer, tunables = make(Probe())
-    trainer.tune(lr=0.5, grad_clip=3.0, **{"probe.kind": "max", "probe.loud": True, "probe.label": "x"})
+    trainer.tune(lr=0.5, grad_clip=3.0,
+                 **{"probe.kind": "max", "probe.loud": True, "probe.label": "x"})
     tunables.refresh()
     assert len(trainer.journal) == 5
-    assert tunables.rows["lr"].control.box.value == "0.5" and tunables.rows["probe.kind"].control.list.value == "max"
+    assert tunables.rows["lr"].control.box.value == "0.5"
+    assert tunables.rows["probe.kind"].control.list.value == "max"
     assert tunables.rows["lr"].control.slider.value == pytest.approx(0.5)
 
 
@@ -328,23 +349,49 @@ def test_a_value_beyond_the_slider_moves_its_end_as_long_as_it_is_there():
     assert tunables.rows["lr"].control.slider.max == 0
 
 
-@pytest.mark.parametrize("name, typed, value", [("lr", "1000", 1000.0), ("lr", "1e-9", 1e-9), ("grad_clip", "250", 250.0), ("lr", "*1e6", 1e4)])
+@pytest.mark.parametrize("name, typed, value",
+                         [("lr", "1000", 1000.0), ("lr", "1e-9", 1e-9), ("grad_clip", "250", 250.0),
+                          ("lr", "*1e6", 1e4)])
 def test_a_value_far_beyond_the_usual_range_is_asked_for(name, typed, value):
-    """Nothing changes before the answer; Keep leaves it, Set sets it; the same value again is no question."""
+    """Nothing changes before the answer; Keep leaves it, Set sets it;
+    the same value again is no question."""
     trainer, tunables = make()
     row, before = tunables.rows[name], trainer.tunables()[name].read()
     change(row, "box", typed)
-    assert len(trainer.journal) == 0 and "far beyond the usual" in hint(row) and row.control.slider.layout.display == "none"
+    assert len(trainer.journal) == 0
+    assert "far beyond the usual" in hint(row) and row.control.slider.layout.display == "none"
     tunables.refresh()  # it waits for the answer
-    assert row.control.box.value == typed and row.control.sure.description == f"Set {plain(value)}"
-    row.control.keep.click()
-    assert trainer.tunables()[name].read() == before and "beyond" not in hint(row) and row.control.slider.layout.display is None
+    assert (
+        row.control.box.value == typed
+        and row.control.confirm.sure.description == f"Set {plain(value)}"
+    )
+    row.control.confirm.keep.click()
+    assert trainer.tunables()[name].read() == before
+    assert "beyond" not in hint(row) and row.control.slider.layout.display is None
     assert row.control.box.value != typed
     change(row, "box", typed)
-    row.control.sure.click()
-    assert trainer.tunables()[name].read() == value and row.control.box.value == plain(value) and len(trainer.journal) == 1
+    row.control.confirm.sure.click()
+    assert trainer.tunables()[name].read() == value
+    assert row.control.box.value == plain(value) and len(trainer.journal) == 1
     change(row, "box", "0.5")
     assert trainer.tunables()[name].read() == 0.5 and "beyond" not in hint(row)
+
+
+def test_the_buttons_of_a_question_are_made_for_the_first_one():
+    """They come behind the other widgets, so the box keeps its place and focus."""
+    trainer, tunables = make()
+    row = tunables.rows["lr"]
+    before = row.widget.children
+    change(row, "box", "0.02")
+    assert row.control.confirm is None and row.widget.children == before
+    for typed in ("1000", "2000"):
+        change(row, "box", typed)
+        assert (
+            row.widget.children == (*before, row.control.confirm.widget)
+            and row.control.confirm.widget.layout.display is None
+        )
+        row.control.confirm.keep.click()
+        assert row.control.confirm.widget.layout.display == "none"
 
 
 def test_a_question_is_forgotten_with_the_next_value():
@@ -358,7 +405,8 @@ def test_a_question_is_forgotten_with_the_next_value():
 
 
 def test_undo_takes_back_one_change_after_the_other():
-    """Each undo is a change in the journal with its reason; what others changed is taken back, too; a rewound one is not."""
+    """Each undo is a change in the journal with its reason;
+    what others changed is taken back, too; a rewound one is not."""
     trainer, tunables = make(Probe())
     assert tunables.undo.disabled
     change(tunables.rows["lr"], "box", "0.1")
@@ -370,7 +418,8 @@ def test_undo_takes_back_one_change_after_the_other():
     for _ in range(4):
         tunables.undo.click()
         seen.append((trainer.get_hook(Probe).kind, trainer.lr))
-    assert seen == [("mean", 0.2), ("mean", 0.1), ("mean", None), ("mean", None)] and tunables.undo.disabled
+    assert seen == [("mean", 0.2), ("mean", 0.1), ("mean", None), ("mean", None)]
+    assert tunables.undo.disabled
     assert [entry.reason for entry in trainer.journal][-3:] == ["undo"] * 3
     change(tunables.rows["lr"], "box", "0.3")
     tunables.undo.click()
@@ -380,11 +429,12 @@ def test_undo_takes_back_one_change_after_the_other():
 def test_groups_fold_and_a_search_finds_what_is_folded():
     trainer, tunables = make(Probe())
     seen = lambda: [name for group in tunables.groups for name, row in zip(group.names, group._rows)
-                    if row.layout.display is None and group.widget.layout.display is None]
+                    if row.widget.layout.display is None and group.widget.layout.display is None]
     whole = seen()
     assert len(whole) == len(tunables.rows) > 12 and tunables.search.layout.display is None
     next(group for group in tunables.groups if group.title == "Loop").fold.click()
-    assert set(whole) - set(seen()) == {"gradient_accumulation_steps", "mixed_precision", "eval_every"}
+    assert set(whole) - set(seen()) == {"gradient_accumulation_steps", "mixed_precision",
+                                        "eval_every"}
     tunables.search.value = "EVERY"
     assert seen() == ["eval_every", "probe.every"]
     again = Probe()
@@ -403,13 +453,34 @@ def test_a_refused_value_stays_to_be_corrected_and_changes_nothing():
     row = tunables.rows["grad_clip"]
     change(row, "box", "-1")
     assert row.control.box.value == "-1" and trainer.grad_clip is None and len(trainer.journal) == 0
-    assert "refused" in row.widget._dom_classes and hint(row) == "refused: a number, 0 or more. Still off"
+    assert "refused" in row.widget._dom_classes
+    assert hint(row) == "refused: a number, 0 or more. Still off"
     tunables.refresh()
     assert row.control.box.value == "-1"
     change(row, "box", "nonsense")
     assert "&#x27;nonsense&#x27; is not a number" in hint(row)
     change(row, "box", "2")
     assert "refused" not in row.widget._dom_classes and trainer.grad_clip == 2.0
+
+
+def test_a_factor_multiplies_the_value_that_waits():
+    """After a slider was let go and before the boundary, also where the box asked first."""
+    seen = []
+
+    class Hand(Hook):
+        def before_batch(self, trainer):
+            step = trainer.step_state.optimizer_step
+            if step in (3, 5) and step not in seen:
+                seen.append(step)
+                row = tunables.rows["grad_clip" if step == 3 else "lr"]
+                change(row, "slider", 2.0 if step == 3 else 0.004)
+                change(row, "box", "*2")
+                change(row, "box", "/8" if step == 3 else "*2")
+
+    trainer, tunables = make(Hand(), grad_clip=1.0)
+    trainer.fit()
+    assert trainer.grad_clip == 0.5
+    assert trainer.lr == pytest.approx(0.016)
 
 
 def test_a_pending_value_is_shown_until_its_boundary():
@@ -425,7 +496,8 @@ def test_a_pending_value_is_shown_until_its_boundary():
     trainer.fit()
     assert seen == ["0.01 → 0.5 at the next step", True, 0.01]
     tunables.refresh()
-    assert "pending" not in tunables.rows["lr"].widget._dom_classes and "…" in hint(tunables.rows["lr"])
+    assert "pending" not in tunables.rows["lr"].widget._dom_classes
+    assert "…" in hint(tunables.rows["lr"])
     assert [(e.name, e.step) for e in trainer.journal] == [("lr", 4)]
 
 
@@ -436,7 +508,8 @@ def test_a_schedule_moves_the_hint_and_not_the_slider():
     before = row.control.slider.value, row.control.box.value
     trainer.step(3)
     tunables.refresh()
-    assert (row.control.slider.value, row.control.box.value) == before == (0.01, "") and row.control.box.placeholder == "schedule"
+    assert (row.control.slider.value, row.control.box.value) == before == (0.01, "")
+    assert row.control.box.placeholder == "schedule"
     assert hint(row) == "in force 0.00125 (schedule)"
     change(row, "box", "0.02")
     assert row.control.box.value == "0.02" and trainer.rates() == [0.02]

@@ -14,12 +14,14 @@ import torch
 
 pytest.importorskip("accelerate")
 
-from distributed_runs import (EQUAL, TOGETHER, Adversaries, Unused, collected, data, looked_at, looked_into, network, outcome, partly, run,  # noqa: E402
-                              written)
+from distributed_runs import (  # noqa: E402
+    EQUAL, TOGETHER, Adversaries, Unused, collected, data, looked_at, looked_into, network, outcome,
+    partly, run, sampled, written)
 
 GOING_ON = ["resumed", "rewound", "steered", "signalled"]
-SHARED = [name for name in EQUAL if name not in ("an average and a schedule", "small pieces", "workers", "seeded samples",
-                                                 "overfit, seeded samples")]
+SHARED = [name for name in EQUAL
+          if name not in ("an average and a schedule", "small pieces", "workers", "seeded samples",
+                          "overfit, seeded samples")]
 SCRIPT = Path(__file__).parents[1] / "distributed_runs.py"
 
 
@@ -32,12 +34,17 @@ def free_port():
 
 def start(folder, *names, processes=2, seconds=120, engine="accelerate"):
     """Start the processes and wait for them; returns (code, output) of each."""
-    place = {**os.environ, "ENGINE": engine, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
-             "LOCAL_WORLD_SIZE": str(processes), "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])}
-    started = [subprocess.Popen([sys.executable, str(SCRIPT), str(folder), *names], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True) for rank in range(processes)]
+    place = {**os.environ, "ENGINE": engine, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
+             "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
+             "LOCAL_WORLD_SIZE": str(processes),
+             "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])}
+    started = [subprocess.Popen([sys.executable, str(SCRIPT), str(folder), *names],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                                text=True) for rank in range(processes)]
     try:
-        return [(each.wait(), text) for each in started for text in [each.communicate(timeout=seconds)[0]]]
+        return [(each.wait(), text) for each in started
+                for text in [each.communicate(timeout=seconds)[0]]]
     finally:
         for each in started:
             each.kill()
@@ -54,7 +61,8 @@ def assert_close(a, b, tolerance=1e-10):
     assert torch.equal(a["samples"], b["samples"])
     assert a["records"].keys() == b["records"].keys()
     for name, values in a["records"].items():
-        torch.testing.assert_close(values, b["records"][name], atol=tolerance, rtol=0, equal_nan=True, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(values, b["records"][name], atol=tolerance, rtol=0,
+                                   equal_nan=True, msg=lambda text: f"{name}: {text}")
     for one, other in zip(a["weights"], b["weights"], strict=True):
         torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
 
@@ -64,12 +72,23 @@ def assert_same(a, b):
     assert_close(a, b, tolerance=0)
 
 
+def assert_run_of_one(folder, name):
+    """What both processes made is what one makes with the joined batches."""
+    trainer = EQUAL[name](1)
+    trainer.fit()
+    first, second = read(folder, name)
+    assert_close(first, outcome(trainer))
+    assert_same(first, second)
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """The folder with what two processes made of all runs that need no death."""
     folder = tmp_path_factory.mktemp("together")
-    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "written", "collected", "stopped_by_time", "textbook", "unused", "half", "from_one", "left_over",
-             "held_at", "persistent", "grown", "spectral", "cancelled", "claimed", "looked_into", "at_odds"]
+    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "written", "collected", "sampled",
+             "stopped_by_time", "textbook", "unused", "half", "from_one", "left_over",
+             "held_at", "persistent", "grown", "spectral", "cancelled", "claimed", "looked_into",
+             "at_odds"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -79,7 +98,8 @@ def together(tmp_path_factory):
 def sharing(tmp_path_factory):
     """The same of processes that have a part of every parameter each."""
     folder = tmp_path_factory.mktemp("sharing")
-    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "written", "collected", "refused", "in_units", "half", "grown",
+    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "written",
+                  "collected", "sampled", "refused", "in_units", "half", "grown",
                   "looked_into", engine="fsdp")
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -87,12 +107,9 @@ def sharing(tmp_path_factory):
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_two_processes_make_the_run_of_one(together, name):
-    """Uneven tails, accumulation, clipping, weights by items, any kind of loader: with the joined batches of one process."""
-    trainer = EQUAL[name](1)
-    trainer.fit()
-    first, second = read(together, name)
-    assert_close(first, outcome(trainer))
-    assert_same(first, second)
+    """Uneven tails, accumulation, clipping, weights by items, any kind of loader:
+    with the joined batches of one process."""
+    assert_run_of_one(together, name)
 
 
 @pytest.mark.parametrize("name", [name for name in TOGETHER if name != "normalized, unjudged"])
@@ -100,24 +117,29 @@ def test_processes_stay_the_same(together, name):
     """Also where one has no loss."""
     first, second = read(together, name)
     assert_same(first, second)
-    assert first["counters"][0] >= 3 and all(weights.isfinite().all() for weights in first["weights"])
+    assert first["counters"][0] >= 3
+    assert all(weights.isfinite().all() for weights in first["weights"])
 
 
-@pytest.mark.parametrize("name, other", [("resumed", "resumed"), ("rewound", "rewound"), ("signalled", "again")])
+@pytest.mark.parametrize("name, other",
+                         [("resumed", "resumed"), ("rewound", "rewound"), ("signalled", "again")])
 @pytest.mark.parametrize("kind", ["together", "sharing"])
 def test_two_processes_go_on_bit_for_bit(request, kind, name, other):
-    """Each with random streams of its own: taken up from a file, after a rewind, after a signal to one of them."""
+    """Each with random streams of its own: resumed from a file, after a rewind, after a signal to
+    one of them."""
     for found in read(request.getfixturevalue(kind), name):
         assert_same(found["straight"], found[other])
 
 
 def test_the_processes_draw_from_streams_of_their_own(together):
-    """With dropout and random samples, else the same window would be gone through twice; the weights are the same."""
+    """With dropout and random samples, else the same window would be gone through twice;
+    the weights are the same."""
     first, second = read(together, "resumed")
     assert_same(first["straight"], second["straight"])
     state = torch.load(together / "state.pt", weights_only=True)
     assert len(state["others"]) == 1
-    seeds = [each["random"]["torch"][:8].tolist() for each in (state, *state["others"])]  # what a stream began with stands first in it
+    # what a stream began with stands first in it
+    seeds = [each["random"]["torch"][:8].tolist() for each in (state, *state["others"])]
     assert seeds[0] != seeds[1]
 
 
@@ -127,7 +149,8 @@ def test_a_file_of_two_processes_serves_one(together):
 
     from distributed_runs import AsDouble, Noisy
 
-    trainer = run(1, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, ema=0.9, hooks=[AsDouble()])
+    trainer = run(1, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, ema=0.9,
+                  hooks=[AsDouble()])
     with pytest.warns(UserWarning, match="processes 2"):
         trainer.load(together / "state.pt")
     first, _ = read(together, "resumed")
@@ -148,7 +171,8 @@ def test_commands_of_the_first_process_act_in_both(together):
     assert [kind for kind, *_ in first["entries"]].count("tune") == 2
     assert {"pause", "resume", "note"} <= {kind for kind, *_ in first["entries"]}
     assert_same(first["steered"], second["steered"])
-    replay = run(1, epochs=6, hooks=[AsDouble(), ReplayHook(Journal.load(together / "steered.jsonl"))])
+    replay = run(1, epochs=6,
+                 hooks=[AsDouble(), ReplayHook(Journal.load(together / "steered.jsonl"))])
     replay.fit()
     for one, other in zip(first["steered"]["weights"], replay.model.parameters()):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
@@ -175,26 +199,28 @@ def test_equal_to_distributed_data_parallel_by_hand(together):
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_parameters_that_some_processes_leave_out(together, k):
-    """A part of the model that a batch does not go through gets its gradient from the others; one that no batch does stays as it was."""
+    """A part of the model that a batch does not go through gets its gradient from the others;
+    one that no batch does stays as it was."""
     found, other = [each[k] for each in read(together, "unused")]
     alone = partly(1, k)
     alone.fit()
     assert_close(outcome(alone), found)
     assert_same(found, other)
-    never = dict(zip([name for name, _ in Unused().named_parameters()], found["weights"]))["never.weight"]
+    never = dict(zip([name for name, _ in Unused().named_parameters()],
+                     found["weights"]))["never.weight"]
     assert torch.equal(never, Unused().never.weight)
 
 
 def test_a_killed_process_ends_the_other_and_both_go_on_from_a_checkpoint(tmp_path):
-    """The survivor says what happened; started anew, they make the run that nobody disturbed."""
+    """The survivor says what happened; started again, they make the run that nobody disturbed."""
     (code, text), (killed, _) = start(tmp_path, "killed")
     assert killed == -9 and code == 1
     assert "ProcessLostError: process 0 cannot reach another one" in text
-    again = start(tmp_path, "taken_up")
+    again = start(tmp_path, "resumed_from_a_file")
     assert [code for code, _ in again] == [0, 0], "\n\n".join(text[-3000:] for _, text in again)
-    for found in read(tmp_path, "taken_up"):
+    for found in read(tmp_path, "resumed_from_a_file"):
         assert found["from"].endswith("step_00000006.pt")
-        assert_same(found["straight"], found["taken up"])
+        assert_same(found["straight"], found["resumed"])
 
 
 def test_a_process_that_is_missed_within_a_backward_pass(tmp_path):
@@ -202,7 +228,8 @@ def test_a_process_that_is_missed_within_a_backward_pass(tmp_path):
     (code, text), (killed, _) = start(tmp_path, "killed_early")
     assert killed == -9 and code == 1
     assert "ProcessLostError: process 0 cannot reach another one" in text and "in backward" in text
-    assert "The above exception was the direct cause" in text  # raised as such, not noted beside another
+    # raised as such, not noted beside another
+    assert "The above exception was the direct cause" in text
 
 
 def test_an_error_in_one_process_ends_the_other(tmp_path):
@@ -217,11 +244,7 @@ def test_an_error_in_one_process_ends_the_other(tmp_path):
 @pytest.mark.parametrize("name", SHARED)
 def test_processes_that_share_the_parameters_make_the_run_of_one(sharing, name):
     """Also where one of them has no batch: it makes the others' passes, and adds nothing."""
-    trainer = EQUAL[name](1)
-    trainer.fit()
-    first, second = read(sharing, name)
-    assert_close(first, outcome(trainer))
-    assert_same(first, second)
+    assert_run_of_one(sharing, name)
 
 
 def test_a_pass_for_others_leaves_no_trace(sharing):
@@ -238,7 +261,8 @@ def test_sharing_processes_are_steered(sharing):
 
     first, second = read(sharing, "steered")
     assert first["entries"] == second["entries"] and len(first["entries"]) >= 5
-    replay = run(1, epochs=6, hooks=[AsDouble(), ReplayHook(Journal.load(sharing / "steered.jsonl"))])
+    replay = run(1, epochs=6,
+                 hooks=[AsDouble(), ReplayHook(Journal.load(sharing / "steered.jsonl"))])
     replay.fit()
     for one, other in zip(first["steered"]["weights"], replay.model.parameters()):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
@@ -246,7 +270,8 @@ def test_sharing_processes_are_steered(sharing):
 
 @pytest.mark.parametrize("kind", ["together", "sharing"])
 def test_the_best_state_a_rate_and_the_weights(request, kind, tmp_path):
-    """What is asked of a run beside training is answered as one process answers it, and changes nothing."""
+    """What is asked of a run beside training is answered as one process answers it, and changes
+    nothing."""
     from safetensors.torch import load_file
 
     folder, alone = request.getfixturevalue(kind), looked_at(1, tmp_path)
@@ -259,14 +284,17 @@ def test_the_best_state_a_rate_and_the_weights(request, kind, tmp_path):
             torch.testing.assert_close(found[name], alone[name], atol=1e-7, rtol=0)
         for one, other in zip(found["end"], alone["end"], strict=True):
             torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
-    weights = load_file(folder / f"weights{'fsdp' if kind == 'sharing' else 'accelerate'}2.safetensors")
+    weights = load_file(
+        folder / f"weights{'fsdp' if kind == 'sharing' else 'accelerate'}2.safetensors")
     assert weights.keys() == network().state_dict().keys()
-    assert all(any(torch.equal(value, each) for each in found["weights"]) for value in weights.values())
+    assert all(any(torch.equal(value, each) for each in found["weights"])
+               for value in weights.values())
 
 
 @pytest.mark.parametrize("kind", ["together", "sharing"])
 def test_outputs_of_all_processes(request, kind, tmp_path):
-    """Each sample's own row in one folder, as one process writes it; a stream's rows in the order of its batches."""
+    """Each sample's own row in one folder, as one process writes it;
+    a stream's rows in the order of its batches."""
     alone = written(1, tmp_path)
     for found in read(request.getfixturevalue(kind), "written"):
         assert found["files"] == alone["files"] == ["train", "valid"]
@@ -274,8 +302,10 @@ def test_outputs_of_all_processes(request, kind, tmp_path):
             for name, array in alone[split].items():
                 assert (found[split][name] is None) == (array is None)
                 if array is not None:
-                    np.testing.assert_allclose(found[split][name], array, atol=1e-10, err_msg=f"{split} {name}")
-    assert len(alone["train"]["indices"]) == 26 and alone["stream"]["indices"] is None and len(alone["valid"]["outputs"]) == 3
+                    np.testing.assert_allclose(found[split][name], array, atol=1e-10,
+                                               err_msg=f"{split} {name}")
+    assert len(alone["train"]["indices"]) == 26
+    assert alone["stream"]["indices"] is None and len(alone["valid"]["outputs"]) == 3
 
 
 @pytest.mark.parametrize("kind", ["together", "sharing"])
@@ -287,13 +317,33 @@ def test_outputs_come_together_for_each_loader(request, kind, tmp_path):
         assert found == pytest.approx(alone, abs=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_samples_of_all_processes(request, kind):
+    """The worst ones with places and pictures, and the matrix, as one process finds them."""
+    alone = sampled(1)
+    assert [(each["split"], each["samples"]) for each in alone] == [
+        *[("few", 3), ("valid", 11), ("stream", 26)] * 2,
+        ("test", 7),
+    ]
+    for found in read(request.getfixturevalue(kind), "sampled"):
+        assert len(found) == len(alone)
+        for mine, theirs in zip(found, alone):
+            assert {**mine, "worst": None} == {**theirs, "worst": None}
+            for one, other in zip(mine["worst"], theirs["worst"], strict=True):
+                assert {**one, "loss": None} == {**other, "loss": None} and one[
+                    "loss"
+                ] == pytest.approx(other["loss"], abs=1e-6)
+
+
 def test_every_process_has_a_part(sharing):
-    """Of the parameters and of the optimizer's state; layer for layer, where the launcher says so."""
+    """Of the parameters and of the optimizer's state;
+    layer for layer, where the launcher says so."""
     first, second = read(sharing, "in_units")
     whole = [p.numel() for p in network().parameters()]
     assert [a + b for a, b in zip(first["parts"], second["parts"])] == whole
     assert max(first["parts"][0], second["parts"][0]) == whole[0] // 2
-    assert [found["held"] for found in (first, second)] == [2 * sum(found["parts"]) for found in (first, second)]
+    assert [found["held"]
+            for found in (first, second)] == [2 * sum(found["parts"]) for found in (first, second)]
     assert first["units"] == ["", "0", "4"]
     trainer = EQUAL["uneven"](1)
     trainer.fit()
@@ -319,10 +369,12 @@ def test_a_file_of_sharing_processes_serves_others(sharing, tmp_path, other):
 
     first, _ = read(sharing, "resumed")
     if other == "one process":
-        trainer = run(1, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5, hooks=[AsDouble()])
+        trainer = run(1, loader=DataLoader(Noisy(), batch_size=4, shuffle=True), dropout=0.5,
+                      hooks=[AsDouble()])
         with pytest.warns(UserWarning, match="processes 2"):
             trainer.load(sharing / "state.pt")
-        assert all(torch.equal(a, b) for a, b in zip(first["first"]["weights"], trainer.model.parameters()))
+        assert all(torch.equal(a, b)
+                   for a, b in zip(first["first"]["weights"], trainer.model.parameters()))
         trainer.fit()
         assert trainer.step_state.samples_seen == first["straight"]["counters"][2]
         return
@@ -344,14 +396,14 @@ def test_half_precision_with_a_loss_scaler(request, kind):
 
 @pytest.mark.long
 def test_a_killed_process_of_a_shared_run(tmp_path):
-    """The survivor is told; started anew, both go on from the checkpoint."""
+    """The survivor is told; started again, both go on from the checkpoint."""
     (code, text), (killed, _) = start(tmp_path, "killed", engine="fsdp")
     assert killed == -9 and code == 1
     assert "ProcessLostError: process 0 cannot reach another one" in text
-    again = start(tmp_path, "taken_up", engine="fsdp")
+    again = start(tmp_path, "resumed_from_a_file", engine="fsdp")
     assert [code for code, _ in again] == [0, 0], "\n\n".join(text[-3000:] for _, text in again)
-    for found in read(tmp_path, "taken_up"):
-        assert_same(found["straight"], found["taken up"])
+    for found in read(tmp_path, "resumed_from_a_file"):
+        assert_same(found["straight"], found["resumed"])
 
 
 @pytest.mark.parametrize("how", ["by hand", "by a hook"])
@@ -413,7 +465,8 @@ def test_layers_are_frozen_and_looked_into(request, kind, tmp_path):
     alone = looked_into(1, tmp_path)
     assert alone["changed"] == ["4.weight", "4.bias"]
     for found in read(request.getfixturevalue(kind), "looked_into"):
-        assert found["changed"] == alone["changed"] and found["measured"] == alone["measured"] == ["4"]
+        assert found["changed"] == alone["changed"]
+        assert found["measured"] == alone["measured"] == ["4"]
         assert found["gradients"] == pytest.approx(alone["gradients"])
 
 
@@ -423,7 +476,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import Trainer, launch
 
 made = torch.Generator().manual_seed(1)
-samples = TensorDataset(torch.randn(40, 5, generator=made), torch.randint(0, 3, (40,), generator=made))
+samples = TensorDataset(torch.randn(40, 5, generator=made),
+                        torch.randint(0, 3, (40,), generator=made))
 
 def train(engine, accumulate, failing=False):
     def loss_fn(pred, target):
@@ -431,8 +485,11 @@ def train(engine, accumulate, failing=False):
             raise ZeroDivisionError("mine")
         return torch.nn.functional.cross_entropy(pred, target)
     torch.manual_seed(0)
-    trainer = Trainer(torch.nn.Linear(5, 3).double(), train_dl=DataLoader([(x.double(), y) for x, y in samples], 4, shuffle=True), loss_fn=loss_fn,
-                      epochs=2, seed=0, engine=engine, gradient_accumulation_steps=accumulate, device="cpu", progress=False)
+    trainer = Trainer(torch.nn.Linear(5, 3).double(),
+                      train_dl=DataLoader([(x.double(), y) for x, y in samples], 4, shuffle=True),
+                      loss_fn=loss_fn,
+                      epochs=2, seed=0, engine=engine, gradient_accumulation_steps=accumulate,
+                      device="cpu", progress=False)
     trainer.fit()
     return trainer.step_state.num_processes, trainer.state_dict()["model"]
 
@@ -447,7 +504,9 @@ for engine in ("accelerate", "fsdp"):
 try:
     launch(train, "accelerate", 1, True, num_processes=2)
 except RuntimeError as error:
-    assert str(error).count("ZeroDivisionError: mine") == 1 and "launch(): process 1 of 2 failed" in str(error) and "ZeroDivisionError: mine" in str(error), error
+    assert str(error).count(
+        "ZeroDivisionError: mine") == 1 and "launch(): process 1 of 2 failed" in str(
+            error) and "ZeroDivisionError: mine" in str(error), error
 else:
     raise SystemExit("no error")
 for number in (0, 1.5, True):
@@ -462,27 +521,37 @@ print("done")
 
 
 def test_launched_from_a_process_that_has_computed(tmp_path):
-    """As a notebook does it: forked, with what was defined so far; what the first returns comes back, an error is that of who failed first."""
+    """As a notebook does it: forked, with what was defined so far;
+    what the first returns comes back, an error is that of who failed first."""
     (tmp_path / "script.py").write_text(LAUNCHED)
-    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "RANK")}
-    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=120, env=environment)
+    environment = {name: value for name, value in os.environ.items()
+                   if name not in ("OMP_NUM_THREADS", "RANK")}
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True,
+                          text=True, timeout=120, env=environment)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr[-3000:]
     assert "elastic" not in done.stderr  # the error has said it
 
 
-SAVES = r"process 0 is in (\w+ .* within )?fit\(\), called in distributed_runs.py, line \d+; process 1 is in save\(\)"
+SAVES = (r"process 0 is in (\w+ .* within )?fit\(\), called in distributed_runs.py, line \d+; "
+         r"process 1 is in save\(\)")
 FROZEN = r"process 1 has frozen 0.weight, 0.bias and process 0 has not"
 PARTED = {
-    "saves_in_a_hook": SAVES, "saves_alone_between": SAVES, "freezes_in_a_hook": FROZEN, "frozen_while_adding_up": FROZEN,
-    "validates_alone": r"process 0 is in .*fit\(\), called in .*; process 1 is in an evaluation within validate\(\), called in ",
-    "frozen_between": r"frozen parameters is \[\] in process 0 and \['0.weight', '0.bias'\] in process 1"}
+    "saves_in_a_hook": SAVES, "saves_alone_between": SAVES, "freezes_in_a_hook": FROZEN,
+    "frozen_while_adding_up": FROZEN,
+    "validates_alone": r"process 0 is in .*fit\(\), called in .*; process 1 is in an evaluation "
+                       r"within validate\(\), called in ",
+    "frozen_between": r"frozen parameters is \[\] in process 0 and \['0.weight', '0.bias'\] in "
+                      r"process 1"}
 
 
-ALIKE = [("frozen_while_adding_up", "accelerate"), ("freezes_in_a_hook", "accelerate"), ("validates_alone", "accelerate"), ("saves_alone_between", "accelerate"), ("saves_in_a_hook", "fsdp")]
+ALIKE = [("frozen_while_adding_up", "accelerate"), ("freezes_in_a_hook", "accelerate"),
+         ("validates_alone", "accelerate"), ("saves_alone_between", "accelerate"),
+         ("saves_in_a_hook", "fsdp")]
 
 
 @pytest.mark.parametrize("name, engine", [
-    ("saves_in_a_hook", "accelerate"), ("frozen_between", "accelerate"), ("freezes_in_a_hook", "fsdp"),
+    ("saves_in_a_hook", "accelerate"), ("frozen_between", "accelerate"),
+    ("freezes_in_a_hook", "fsdp"),
     *(pytest.param(*each, marks=pytest.mark.long) for each in ALIKE)])
 def test_what_only_one_process_does(tmp_path, name, engine):
     """Both waited for ever; now both end within seconds, and say which process did what."""
@@ -513,7 +582,8 @@ def both_by_hand(turns_of_g=1, k=1):
                 if name == "g" and number % turns_of_g:
                     continue
                 own = list(getattr(model, name).parameters())
-                waiting[name] += [(torch.autograd.grad(model.losses(x)[name](), own), len(x)) for x in pair]
+                waiting[name] += [(torch.autograd.grad(model.losses(x)[name](), own), len(x))
+                                  for x in pair]
                 turns[name] += 1
                 if turns[name] % k == 0:
                     step_by_hand(optim, name, own, waiting)
@@ -544,5 +614,6 @@ def test_several_optimizers_step_with_the_gradients_of_all_processes(tmp_path):
         for one, other in zip(found[0][name]["weights"], both_by_hand(**settings), strict=True):
             torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
         assert found[0][name]["steps"] == found[0][name]["planned"]
-        assert found[0][name]["counters"][2] == 3 * 26  # samples of all processes, those without a step of the last one too
+        # samples of all processes, those without a step of the last one too
+        assert found[0][name]["counters"][2] == 3 * 26
     assert_same(found[0]["plain"], found[0]["resumed"])

@@ -1,4 +1,5 @@
-"""Ctrl-C: the first ends a run on a whole step, the second at once; workers survive, and the run can go on."""
+"""Ctrl-C: the first ends a run on a whole step, the second at once;
+workers survive, and the run can go on."""
 
 import os
 import signal
@@ -27,14 +28,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb.core.hook import Hook
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell starts jobs in the background
+# ignored where a shell starts jobs in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def say(*words):
     print(*words, flush=True)
 
 def make_loader(workers, **settings):
     draw = torch.Generator().manual_seed(0)
-    data = TensorDataset(torch.randn(64, 8, generator=draw), torch.randint(0, 3, (64,), generator=draw))
+    data = TensorDataset(torch.randn(64, 8, generator=draw),
+                         torch.randint(0, 3, (64,), generator=draw))
     return DataLoader(data, 4, shuffle=True, num_workers=workers, **settings)
 
 def make_loop(*hooks, workers=0, loader=None, valid=None, train_step=None, accumulation=2):
@@ -44,7 +47,8 @@ def make_loop(*hooks, workers=0, loader=None, valid=None, train_step=None, accum
     return Loop(
         model, train_step, loader or make_loader(workers), valid, device="cpu", hooks=hooks, seed=0,
         gradient_accumulation_steps=accumulation,
-        loss_fn=None if train_step else nn.CrossEntropyLoss(), optim=lambda p: torch.optim.AdamW(p, lr=0.01),
+        loss_fn=None if train_step else nn.CrossEntropyLoss(),
+        optim=lambda p: torch.optim.AdamW(p, lr=0.01),
     )
 
 def weights(loop):
@@ -60,9 +64,11 @@ class Slow(Hook):
         say("step", trainer.step_state.optimizer_step)
     def after_cancel(self, trainer):
         state = trainer.step_state
-        whole = state.batch_idx == state.grad_accum_steps * state.optimizer_step and not trainer.window_open
+        whole = (state.batch_idx == state.grad_accum_steps * state.optimizer_step
+                 and not trainer.window_open)
         clean = all(p.grad is None for p in trainer.model.parameters())
-        say("cancelled", state.optimizer_step, whole and clean, *[entry.source for entry in trainer.journal])
+        say("cancelled", state.optimizer_step, whole and clean,
+            *[entry.source for entry in trainer.journal])
     def cleanup_fit(self, trainer):
         say("cleanup")
 """
@@ -90,7 +96,8 @@ class Script:
         guarded = textwrap.indent(text, "    ")  # workers may import the script
         path.write_text(f"{SCRIPT}\nif __name__ == '__main__':\n{guarded}", encoding="utf-8")
         self.process = subprocess.Popen(
-            [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+            [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=folder,
             start_new_session=True,
         )  # fmt: skip
         self.lines, self.errors = [], []
@@ -109,7 +116,8 @@ class Script:
         """Wait until the script has said this."""
         end = time.monotonic() + seconds
         while line not in self.lines:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.lines} {self.errors}"
+            assert self.process.poll() is None, (f"ended with {self.process.returncode}: "
+                                                 f"{self.lines} {self.errors}")
             assert time.monotonic() < end, f"{line!r} was never said: {self.lines}"
             time.sleep(0.01)
 
@@ -141,7 +149,8 @@ class Script:
 
 
 def test_a_script_ends_on_a_whole_step_and_fails(tmp_path):
-    """Everybody is told, the traceback is that of a KeyboardInterrupt, and the exit status is that of the signal."""
+    """Everybody is told, the traceback is that of a KeyboardInterrupt, and the exit status is that
+    of the signal."""
     with Script(tmp_path, "slow = Slow()\nmake_loop(slow).fit(epochs=100)\nsay('after')") as script:
         script.wait_for("step 3")
         script.interrupt()
@@ -153,11 +162,15 @@ def test_a_script_ends_on_a_whole_step_and_fails(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("workers", "group"), [(0, False), (2, False), (2, True)], ids=["alone", "with workers", "workers and all"]
+    ("workers", "group"),
+    [(0, False), pytest.param(2, False, marks=pytest.mark.long), (2, True)],
+    ids=["alone", "with workers", "workers and all"]
 )
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, workers, group):
-    """Loader workers do not die first, none is left behind, and going on equals never having been interrupted."""
-    text = f"slow = Slow()\nloop = make_loop(slow, workers={workers})\ndrive = lambda: loop.fit(epochs=1)" + GO_ON
+    """Loader workers do not die first, none is left behind, and going on equals never having been
+    interrupted."""
+    text = (f"slow = Slow()\nloop = make_loop(slow, workers={workers})\ndrive = lambda: "
+            f"loop.fit(epochs=1)") + GO_ON
     with Script(tmp_path, text) as script:
         script.wait_for("step 2")
         script.interrupt(group)
@@ -192,8 +205,9 @@ loop.close()
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_the_step_in_hand_gets_all_its_batches(tmp_path, method):
-    """Workers from before the drive, or that are not copies of the script, live on until the window is full."""
+def test_the_current_step_gets_all_its_batches(tmp_path, method):
+    """Workers from before the drive, or that are not copies of the script, live on until the window
+    is full."""
     text = f'''
 class Batches(Slow):
     def after_batch(self, trainer):
@@ -218,7 +232,8 @@ loop.close()
 
 
 def test_interrupted_in_an_evaluation(tmp_path):
-    """The evaluation is discarded, also with workers of its own, and run again when the run goes on."""
+    """The evaluation is discarded, also with workers of its own, and run again when the run goes
+    on."""
     text = (
         """
 class Watch(Slow):
@@ -229,7 +244,8 @@ class Watch(Slow):
             say("evaluating")
             time.sleep(0.5)
     def after_cancel(self, trainer):
-        say("cancelled", trainer.step_state.optimizer_step, trainer.eval_batch, trainer.model.training)
+        say("cancelled", trainer.step_state.optimizer_step, trainer.eval_batch,
+            trainer.model.training)
     def after_valid(self, trainer):
         say("evaluated", len(trainer.records))
 slow = Watch()
@@ -249,7 +265,8 @@ drive = lambda: loop.fit(epochs=1)
 
 
 def test_the_second_interrupt_ends_a_long_step_at_once(tmp_path):
-    """The first waits for the step; the second does not, drops the window, and the run can still go on."""
+    """The first waits for the step; the second does not, drops the window, and the run can still go
+    on."""
     text = """
 stuck = [True]
 def train_step(batch, trainer):
@@ -284,7 +301,8 @@ say("steps", loop.fit(epochs=1).steps)
 def test_wait_is_interrupted(tmp_path):
     """Ctrl-C in wait() ends the background run on a whole step, then raises."""
     text = (
-        "slow = Slow()\nloop = make_loop(slow, workers=2)\ndrive = lambda: (loop.start(epochs=1), loop.wait())" + GO_ON
+        "slow = Slow()\nloop = make_loop(slow, workers=2)\ndrive = lambda: (loop.start(epochs=1), "
+        "loop.wait())" + GO_ON
     )
     with Script(tmp_path, text) as script:
         script.wait_for("step 2")
@@ -303,8 +321,10 @@ def make_loop(*hooks, valid=False):
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
     return Loop(
-        nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 1)), None, DataLoader(data, 4, shuffle=True),
-        DataLoader(data, 4) if valid else None, loss_fn=nn.MSELoss(), device="cpu", hooks=hooks, seed=0,
+        nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 1)), None,
+        DataLoader(data, 4, shuffle=True),
+        DataLoader(data, 4) if valid else None, loss_fn=nn.MSELoss(), device="cpu", hooks=hooks,
+        seed=0,
         optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
     )  # fmt: skip
 
@@ -329,21 +349,25 @@ def weights(loop):
 
 @pytest.mark.parametrize(
     ("point", "steps"),
-    [("before_fit", 0), ("before_epoch", 0), ("before_batch", 1), ("after_backward", 1), ("after_step", 1),
+    [("before_fit", 0), ("before_epoch", 0), ("before_batch", 1), ("after_backward", 1),
+     ("after_step", 1),
      ("after_train", 4), ("before_valid", 4), ("after_valid", 4), ("after_epoch", 4)],
 )  # fmt: skip
 def test_wherever_it_comes_it_ends_on_a_whole_step(point, steps):
-    """One KeyboardInterrupt, an entry in the journal, and going on gives the weights of an undisturbed run."""
+    """One KeyboardInterrupt, an entry in the journal, and going on gives the weights of an
+    undisturbed run."""
     loop, seen = make_loop(press(point), valid=True), []
     loop.hooks.add(
-        LambdaHook(**{p: lambda t, p=p: seen.append(p) for p in ("after_cancel", "after_exception", "cleanup_fit")})
+        LambdaHook(**{p: lambda t, p=p: seen.append(p)
+                      for p in ("after_cancel", "after_exception", "cleanup_fit")})
     )
     with pytest.raises(KeyboardInterrupt):
         loop.fit(epochs=2)
     state = loop.step_state
     assert (loop.state, state.optimizer_step, state.window_batches) == ("interrupted", steps, 0)
     assert seen == ["after_cancel", "cleanup_fit"]
-    assert [(e.kind, e.name, e.source, e.step) for e in loop.journal] == [("stop", "interrupt", "signal", steps)]
+    assert [(e.kind, e.name, e.source, e.step)
+            for e in loop.journal] == [("stop", "interrupt", "signal", steps)]
     assert loop.fit(epochs=2).status == "finished"
     whole = make_loop(valid=True)
     whole.fit(epochs=2)
@@ -352,7 +376,7 @@ def test_wherever_it_comes_it_ends_on_a_whole_step(point, steps):
 
 @pytest.mark.parametrize("point", ["after_fit", "cleanup_fit"])
 def test_an_interrupt_after_the_last_step_is_not_lost(point):
-    """The run is finished, but whoever pressed Ctrl-C does not want the next cell to run."""
+    """The run is finished, but the user who pressed Ctrl-C does not want the next cell to run."""
     loop = make_loop(press(point))
     with pytest.raises(KeyboardInterrupt):
         loop.fit(epochs=1)
@@ -375,7 +399,8 @@ def test_two_at_once_raise_in_mid_step():
     with pytest.raises(KeyboardInterrupt) as excinfo:
         loop.fit(epochs=1)
     assert "on_interrupt" in [entry.name for entry in excinfo.traceback]
-    assert (loop.state, loop.step_state.optimizer_step, loop.step_state.batch_idx) == ("interrupted", 1, 1)
+    assert (loop.state, loop.step_state.optimizer_step,
+            loop.step_state.batch_idx) == ("interrupted", 1, 1)
     assert loop.fit(epochs=1).steps == 4
 
 
@@ -383,16 +408,20 @@ def make_trainer(*hooks):
     """The same with a schedule, an average and records, two epochs."""
     made = make_loop(valid=True)
     return Trainer(
-        made.model, train_dl=made.train_dl, valid_dl=made.valid_dl, loss_fn=made.loss_fn, sched="cosine", ema=0.9,
+        made.model, train_dl=made.train_dl, valid_dl=made.valid_dl, loss_fn=made.loss_fn,
+        sched="cosine", ema=0.9,
         epochs=2, seed=0, device="cpu", progress=False, hooks=hooks,
         optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("point", ["after_step", "after_valid", "on_log", "after_epoch", "after_train"])
+@pytest.mark.parametrize("point",
+                         ["after_step", "after_valid", "on_log", "after_epoch", "after_train"])
 def test_two_at_once_lose_nothing_of_what_was_just_done(point):
-    """The hooks that hear of a whole step, an evaluation or an epoch all hear of it; then it ends, and goes on exactly."""
-    loop, whole = make_trainer(press(point, number=3 if point == "after_step" else 1, times=2)), make_trainer()
+    """The hooks that hear of a whole step, an evaluation or an epoch all hear of it;
+    then it ends, and goes on exactly."""
+    loop, whole = (make_trainer(press(point, number=3 if point == "after_step" else 1, times=2)),
+                   make_trainer())
     with pytest.raises(KeyboardInterrupt):
         loop.fit()
     assert loop.exact and loop.inexact is None and loop.step_state.window_batches == 0
@@ -402,14 +431,16 @@ def test_two_at_once_lose_nothing_of_what_was_just_done(point):
     assert loop.sched.last_epoch == whole.sched.last_epoch
 
 
-@pytest.mark.parametrize("point", ["after_step", "after_valid", "on_log", "after_epoch", "after_train"])
+@pytest.mark.parametrize("point",
+                         ["after_step", "after_valid", "on_log", "after_epoch", "after_train"])
 def test_the_third_raises_there_too_and_says_what_it_cost(point):
     """A hook that hangs can be ended; which hooks did not hear of it is not known."""
     loop = make_trainer(press(point, times=3))
     with pytest.raises(KeyboardInterrupt):
         loop.fit()
     assert not loop.exact
-    part = {"after_step": "at the end of step 1", "after_valid": "in the evaluation after step 4"}.get(point, "")
+    part = {"after_step": "at the end of step 1",
+            "after_valid": "in the evaluation after step 4"}.get(point, "")
     assert loop.inexact.startswith("KeyboardInterrupt") and part in loop.inexact
     assert loop.state_dict()["position"]["inexact"] == loop.inexact
 
@@ -429,7 +460,8 @@ def test_an_error_after_which_all_hooks_were_called_costs_nothing():
             loop.fit()
         assert loop.exact, loop.exact
         loop.fit(), whole.fit()
-        assert torch.equal(weights(loop), weights(whole)) and loop.sched.last_epoch == whole.sched.last_epoch
+        assert torch.equal(weights(loop), weights(whole))
+        assert loop.sched.last_epoch == whole.sched.last_epoch
 
 
 def test_an_error_among_the_hooks_of_an_evaluation_says_so():
@@ -441,9 +473,11 @@ def test_an_error_among_the_hooks_of_an_evaluation_says_so():
 
 
 def test_an_interrupt_at_a_detach_stops_the_run():
-    """Ctrl-C at the moment of a detach: nothing goes on in the background, and the run is free to be driven."""
+    """Ctrl-C at the moment of a detach: nothing goes on in the background, and the run is free to
+    be driven."""
     loop = make_loop(LambdaHook(after_step=lambda trainer: trainer.detach()))
-    loop.at_safe_point = lambda kind: signal.raise_signal(signal.SIGINT) if kind == "ended" else None
+    loop.at_safe_point = lambda kind: signal.raise_signal(
+        signal.SIGINT) if kind == "ended" else None
     with pytest.raises(KeyboardInterrupt):
         loop.fit(epochs=1)
     loop.at_safe_point = None
@@ -479,10 +513,11 @@ def test_an_interrupt_ends_a_held_pause():
 
 
 def own_handler(signum, frame):
-    """A handler that somebody else has installed."""
+    """A handler of another library."""
 
 
-@pytest.mark.parametrize("handler", [own_handler, signal.default_int_handler, signal.SIG_IGN, signal.SIG_DFL])
+@pytest.mark.parametrize("handler",
+                         [own_handler, signal.default_int_handler, signal.SIG_IGN, signal.SIG_DFL])
 @pytest.mark.parametrize("end", ["finished", "stopped", "error", "interrupted", "paused"])
 def test_the_handler_comes_back(handler, end):
     """Whoever handled the signal before handles it after, however the drive ends."""
@@ -492,7 +527,9 @@ def test_the_handler_comes_back(handler, end):
         "paused": LambdaHook(after_step=lambda t: t.pause()),
     }[end]  # fmt: skip
     within = []
-    loop = make_loop(hook, LambdaHook(after_batch=lambda t: within.append(signal.getsignal(signal.SIGINT))))
+    loop = make_loop(hook,
+                     LambdaHook(after_batch=lambda t: within.append(
+                         signal.getsignal(signal.SIGINT))))
     before = signal.signal(signal.SIGINT, handler)
     try:
         try:
@@ -509,7 +546,8 @@ def test_the_handler_comes_back(handler, end):
 def test_a_background_run_leaves_the_handler_alone():
     """Only the main thread may have one, and it is the cell's."""
     within = []
-    loop = make_loop(LambdaHook(after_batch=lambda t: within.append(signal.getsignal(signal.SIGINT))))
+    loop = make_loop(
+        LambdaHook(after_batch=lambda t: within.append(signal.getsignal(signal.SIGINT))))
     loop.start(epochs=1)
     loop.wait()
     assert set(within) == {signal.getsignal(signal.SIGINT)}

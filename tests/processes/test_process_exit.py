@@ -1,4 +1,5 @@
-"""However a process ends, it ends: with the exit code that is due, in seconds, and without processes that are left.
+"""However a process ends, it ends: with the exit code that is due, in seconds, and without
+processes that are left.
 
 `make ends` goes through all places, workers and ways.
 """
@@ -22,14 +23,21 @@ from trainer_nb import Hook, Trainer
 from trainer_nb.core.data import OPEN_ITERATORS, as_torch, open_loader, opened
 
 SHORT = [
-    ("paused", "2", "exit"), ("paused", "persistent", "interrupt"), ("paused", "2", "SIGTERM to all"), ("paused", "2", "dead worker"),
-    ("background", "0", "exception"), ("background", "2", "exit"), ("paused background", "persistent", "two interrupts"),
-    ("background", "2", "dead worker"), ("training", "2", "two interrupts"), ("training", "persistent", "dead worker"),
-    ("evaluation", "2", "exception"), ("predict", "2", "exception"), ("predict", "persistent", "interrupt"),
-    ("validate", "2", "exception"), ("lr_find", "2", "exception"), ("finished", "persistent", "exit")]
+    ("paused", "2", "exit"), ("paused", "persistent", "interrupt"),
+    ("paused", "2", "SIGTERM to all"), ("paused", "2", "dead worker"),
+    ("background", "0", "exception"), ("background", "2", "exit"),
+    ("paused background", "persistent", "two interrupts"),
+    ("background", "2", "dead worker"), ("training", "2", "two interrupts"),
+    ("training", "persistent", "dead worker"),
+    ("evaluation", "2", "exception"), ("predict", "2", "exception"),
+    ("predict", "persistent", "interrupt"),
+    ("validate", "2", "exception"), ("lr_find", "2", "exception"),
+    ("finished", "persistent", "exit")]
 
 
-@pytest.mark.parametrize("scenario", [pytest.param(each, marks=[pytest.mark.long] if number % 2 else []) for number, each in enumerate(SHORT)],
+@pytest.mark.parametrize("scenario",
+                         [pytest.param(each, marks=[pytest.mark.long] if number % 4 else [])
+                          for number, each in enumerate(SHORT)],
                          ids=[" / ".join(each) for each in SHORT])
 def test_the_process_ends(scenario):
     """A worker that ignored one SIGTERM was waited for without end."""
@@ -43,7 +51,8 @@ DATA = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 def make(**settings):
     """A run whose loader has workers."""
     loader = settings.pop("loader", None) or DataLoader(DATA, 4, num_workers=2)
-    return Trainer(nn.Linear(4, 1), train_dl=loader, loss_fn=nn.MSELoss(), epochs=2, device="cpu", progress=False, **settings)
+    return Trainer(nn.Linear(4, 1), train_dl=loader, loss_fn=nn.MSELoss(), epochs=2, device="cpu",
+                   progress=False, **settings)
 
 
 def workers():
@@ -61,7 +70,8 @@ def no_workers():
     assert not workers() and not OPEN_ITERATORS.ends
 
 
-@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.long), True], ids=["", "persistent"])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.long), True],
+                         ids=["", "persistent"])
 @pytest.mark.parametrize("closed", [False, True], ids=["dropped", "closed"])
 def test_a_dropped_trainer_takes_its_workers_along(persistent, closed):
     """At once: garbage collection was blocked for 20 s, and the workers stayed."""
@@ -136,7 +146,8 @@ def test_a_worker_that_dies_within_a_lock():
     loader = DataLoader(DATA, 2, num_workers=2)
     iterator = open_loader(loader, loader)
     iterator._workers_done_event._cond.acquire()  # as if a dead worker had held it
-    with pytest.raises(RuntimeError, match="killed by signal"):  # of torch's, whatever is being done
+    # of torch's, whatever is being done
+    with pytest.raises(RuntimeError, match="killed by signal"):
         os.kill(iterator._workers[0].pid, signal.SIGKILL)
         time.sleep(5)
     begun = time.perf_counter()
@@ -173,7 +184,7 @@ def test_a_fork_has_no_workers_of_its_parents():
 
 
 class Slotted:
-    """A loader of somebody's own that no weak reference can point to."""
+    """A loader of the user's own that no weak reference can point to."""
     __slots__ = ("inner",)
 
     def __init__(self, workers):
@@ -225,7 +236,8 @@ def test_a_users_iterator_with_workers_of_its_own(workers):
 
 
 def test_no_thread_can_be_started_any_more(monkeypatch):
-    """At the end of a process of Python 3.12: a worker has died, and the others end all the same."""
+    """At the end of a process of Python 3.12:
+    a worker has died, and the others end all the same."""
     loader = DataLoader(DATA, 4, num_workers=2)
     iterator = open_loader(loader, loader)
     with pytest.raises(RuntimeError, match="killed by signal"):
@@ -250,4 +262,5 @@ def test_what_is_assigned_to_a_loader_of_torchdata_counts():
     first = as_torch(loader)
     assert as_torch(loader) is first
     loader.collate_fn = len
-    assert as_torch(loader) is not first and as_torch(loader).collate_fn is len and as_torch(loader) is as_torch(loader)
+    assert as_torch(loader) is not first
+    assert as_torch(loader).collate_fn is len and as_torch(loader) is as_torch(loader)

@@ -1,4 +1,5 @@
-"""Calls of Python and of its built-in functions in a step: a figure without noise, beside that of the loop by hand."""
+"""Calls of Python and of its built-in functions in a step:
+a figure without noise, beside that of the loop by hand."""
 
 import collections
 import json
@@ -18,7 +19,7 @@ SHORT, LONG = 80, 280  # steps; the difference leaves out what a run costs once
 
 
 class Batches:
-    """The first so many batches of a work."""
+    """The first n batches of a work."""
 
     def __init__(self, work, count):
         self.batches = work.batches[:count]
@@ -55,14 +56,19 @@ def by_hand(work):
 
 def of_trainer(work):
     """Calls a batch of a run."""
-    train("trainer_nb", work, Batches(work, 8))  # what is imported at first use is not a part of a step
-    few, many = (counted(lambda n=n: train("trainer_nb", work, Batches(work, n))) for n in (SHORT, LONG))
+    # what is imported at first use is not a part of a step
+    train("trainer_nb", work, Batches(work, 8))
+    few, many = (counted(lambda n=n: train("trainer_nb", work, Batches(work, n)))
+                 for n in (SHORT, LONG))
     return (many - few) / (LONG - SHORT)
 
 
-@pytest.mark.parametrize(("name", "fewer"), [("A tiny", 50), ("A tiny, recorder, progress, hooks", 32), ("D tiny", 42)])
+@pytest.mark.parametrize(("name", "fewer"),
+                         [("A tiny", 50), ("A tiny, recorder, progress, hooks", 32),
+                          ("D tiny", 42)])
 def test_a_step_makes_fewer_calls_than_the_loop_by_hand(name, fewer):
-    """Nothing is looked up, sorted or formatted in a step that could be done once, and torch's wrapper of the step is left out."""
+    """Nothing is looked up, sorted or formatted in a step that could be done once, and torch's
+    wrapper of the step is left out."""
     hand, own = by_hand(WORKS[name]), of_trainer(WORKS[name])
     assert own <= hand - fewer, (own, hand)
 
@@ -83,7 +89,8 @@ def test_the_benchmarks_compare_equal_work(name):
     block(iter(work.batches[:40]))
     for peer in ("raw", "trainer_nb", "trainer_nb_default"):
         model = train(peer, work, Batches(work, 40)) if peer != "raw" else block.model
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), block.model.parameters())), peer
+        assert all(torch.equal(a, b)
+                   for a, b in zip(model.parameters(), block.model.parameters())), peer
     assert set(PEERS) >= {"raw", "trainer_nb", "ignite", "accelerate", "lightning", "fastai"}
 
 
@@ -92,16 +99,19 @@ def small(steps, **settings):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
     data = [(torch.randn(16, 16), torch.randint(0, 4, (16,)))] * steps
-    return Trainer(model, train_dl=data, loss_fn=torch.nn.CrossEntropyLoss(), optim=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+    return Trainer(model, train_dl=data, loss_fn=torch.nn.CrossEntropyLoss(),
+                   optim=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
                    epochs=1, device="cpu", progress=False, **settings)
 
 
 def own_calls(function):
-    """Calls of this package's functions, and how often the class whose code runs changes (a function outside of a class: its module)."""
+    """Calls of this package's functions, and how often the class whose code runs changes (a
+    function outside of a class: its module)."""
     package, places, found = trainer_nb.__path__[0], [], collections.Counter()
 
     def place(code):
-        name = code.co_qualname.split(".<locals>")[0] if hasattr(code, "co_qualname") else code.co_name
+        name = (code.co_qualname.split(".<locals>")[0]
+                if hasattr(code, "co_qualname") else code.co_name)
         return code.co_filename, name.rpartition(".")[0]
 
     def note(frame, event, argument):
@@ -123,7 +133,8 @@ def own_calls(function):
     return found
 
 
-SETTINGS = {"nothing": {"record": False, "non_finite": None}, "defaults": {}, "clip": {"grad_clip": 1.0}, "accumulation": {"gradient_accumulation_steps": 8}}
+SETTINGS = {"nothing": {"record": False, "non_finite": None}, "defaults": {},
+            "clip": {"grad_clip": 1.0}, "accumulation": {"gradient_accumulation_steps": 8}}
 
 
 def main():
@@ -132,32 +143,39 @@ def main():
     for name, settings in SETTINGS.items():
         small(8, **settings).fit()
         # twice a second a run looks up: the fewest of three tries are those without it
-        few, many = (min(counted(lambda n=n: small(n, **settings).fit()) for _ in range(3)) for n in (SHORT, LONG))
+        few, many = (min(counted(lambda n=n: small(n, **settings).fit()) for _ in range(3))
+                     for n in (SHORT, LONG))
         found[name] = (many - few) / (LONG - SHORT)
     few, many = ([own_calls(lambda: small(n).fit()) for _ in range(3)] for n in (SHORT, LONG))
     for kind in ("calls", "changes"):
-        found[kind] = (min(each[kind] for each in many) - min(each[kind] for each in few)) / (LONG - SHORT)
+        found[kind] = (min(each[kind]
+                           for each in many) - min(each[kind] for each in few)) / (LONG - SHORT)
     print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
 def calls():
-    """In a process of its own: what other tests have imported and switched on makes further calls in torch."""
+    """In a process of its own: what other tests have imported and switched on makes further calls
+    in torch."""
     root = Path(trainer_nb.__path__[0]).parent
     place = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")])}
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=place, timeout=120, check=True)
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=place,
+                          timeout=120, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("name", "most"), [("nothing", 154), ("defaults", 163), ("clip", 182), ("accumulation", 78)])
+@pytest.mark.parametrize(("name", "most"),
+                         [("nothing", 154), ("defaults", 163), ("clip", 182), ("accumulation", 78)])
 def test_the_calls_of_a_step_do_not_grow(calls, name, most):
-    """What is built beside the step, several optimizers say, is not paid for by a run that does not use it."""
+    """What is built beside the step, several optimizers say, is not paid for by a run that does not
+    use it."""
     assert calls[name] <= most
 
 
 @pytest.mark.parametrize(("kind", "most"), [("calls", 24.5), ("changes", 38.5)])
 def test_a_step_goes_through_few_rooms(calls, kind, most):
-    """Functions of our own in a step with the defaults, and how often the class changes between them; half a one is what an epoch costs."""
+    """Functions of our own in a step with the defaults, and how often the class changes between
+    them; half a one is what an epoch costs."""
     assert calls[kind] <= most
 
 

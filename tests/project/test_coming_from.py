@@ -1,4 +1,5 @@
-"""The pages for people who come from another trainer: what they name exists here, and no feature of the other is left out."""
+"""The pages for people who come from another trainer:
+what they name exists here, and no feature of the other is left out."""
 
 import ast
 import functools
@@ -20,43 +21,64 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "nbs" / "coming_from"
 
 # What users of each system have, in its own words: each must stand in the left column of its page.
-BASE_TRAINER = """build_data_loader build_model build_optimizer build_lr_scheduler build_grad_scaler build_hooks forward
-    (loss,|records) max_steps grad_clip max_non_finite_grad_retries mixed_precision "fp16" "bf16" gradient_accumulation_steps
-    workspace device no_sync_accumulate state_dict_options logger LossNoneWarning step_info data_time step_time grad_norm memory
-    retries on_before_train on_after_train on_before_step on_after_step on_before_optimizer_step on_log on_log_images dry_run
-    on_state_dict on_load_state_dict ProgressHook interval with_records sync eta_warmup show_units trainer.log trainer.log_images
-    scheduler keep_previous keep_interval keep_steps path load exit_signals exit_code exit_wait image_format project config tags
-    max_images state_dict load_state_dict train() unwrap map_nested_tensor key_average DDP FSDP no_sync registry"""
+BASE_TRAINER = """build_data_loader build_model build_optimizer build_lr_scheduler
+    build_grad_scaler build_hooks forward (loss,|records) max_steps grad_clip
+    max_non_finite_grad_retries mixed_precision "fp16" "bf16" gradient_accumulation_steps
+    workspace device no_sync_accumulate state_dict_options logger LossNoneWarning step_info
+    data_time step_time grad_norm memory retries on_before_train on_after_train on_before_step
+    on_after_step on_before_optimizer_step on_log on_log_images dry_run on_state_dict
+    on_load_state_dict ProgressHook interval with_records sync eta_warmup show_units trainer.log
+    trainer.log_images scheduler keep_previous keep_interval keep_steps path load exit_signals
+    exit_code exit_wait image_format project config tags max_images state_dict load_state_dict
+    train() unwrap map_nested_tensor key_average DDP FSDP no_sync registry"""
 FEATURES = {
-    "10_trainer_tools": """Trainer( train_step train_dl valid_dl eval_step optim epochs hooks device config before_fit after_fit
-        after_cancel order get_hook describe_hooks hook.store hook.get MainProcessHook LambdaHook do_backward do_opt_step do_zero_grad
-        StepState batch_idx optimizer_step samples_seen epoch grad_accum_steps num_processes is_grad_accum_boundary x-axis AMPHook
-        LRSchedulerHook GradientAccumulationHook GradClipHook EMAHook AccelerateHook CheckpointHook Loss Accuracy LRStats
-        SamplesPerSecond JSONL wandb trackio ProgressBarHook MemoryProfilerHook EmptyCudaCacheHook save_every_steps keep_last
-        best|by|a|metric interrupted model_final config.yaml resume|mid-epoch""",
-    "11_trainloop": BASE_TRAINER + " CheckpointingHook StatsHook CUDAMaxMemoryHook EMAHook use_buffers WandbHook TensorBoardHook ImageFileLoggerHook",
+    "10_trainer_tools": """Trainer( train_step train_dl valid_dl eval_step optim epochs hooks
+        device config before_fit after_fit after_cancel order get_hook describe_hooks hook.store
+        hook.get MainProcessHook LambdaHook do_backward do_opt_step do_zero_grad StepState
+        batch_idx optimizer_step samples_seen epoch grad_accum_steps num_processes
+        is_grad_accum_boundary x-axis AMPHook LRSchedulerHook GradientAccumulationHook
+        GradClipHook EMAHook AccelerateHook CheckpointHook Loss Accuracy LRStats SamplesPerSecond
+        JSONL wandb trackio ProgressBarHook MemoryProfilerHook EmptyCudaCacheHook
+        save_every_steps keep_last best|by|a|metric interrupted model_final config.yaml
+        resume|mid-epoch""",
+    "11_trainloop": BASE_TRAINER
+    + " CheckpointingHook StatsHook CUDAMaxMemoryHook EMAHook use_buffers WandbHook "
+      "TensorBoardHook ImageFileLoggerHook",
     "12_mini_trainer": BASE_TRAINER
-    + " CheckpointingHook LoggingHook CudaMaxMemoryHook EmaHook decay update_interval WandbHook TensorBoard ImageFileLoggerHook",
-    "13_pymarlin": """ModuleInterface get_optimizers_schedulers get_train_dataloader get_val_dataloaders callbacks backend sp sp-amp
-        ddp ddp-amp custom train() validate() on_end_val_epoch collected|outputs train_step_batch_size accumulation
-        estimated_global_steps_per_epoch max_train_steps_per_epoch max_val_steps_per_epoch save_checkpoint force save_model_checkpoint
-        load_checkpoints get_state update_state reset_optimizers_schedulers scalars images histograms PR|curves stdout TensorBoard
+    + " CheckpointingHook LoggingHook CudaMaxMemoryHook EmaHook decay update_interval WandbHook "
+      "TensorBoard ImageFileLoggerHook",
+    "13_pymarlin": """ModuleInterface get_optimizers_schedulers get_train_dataloader
+        get_val_dataloaders callbacks backend sp sp-amp ddp ddp-amp custom train() validate()
+        on_end_val_epoch collected|outputs train_step_batch_size accumulation
+        estimated_global_steps_per_epoch max_train_steps_per_epoch max_val_steps_per_epoch
+        save_checkpoint force save_model_checkpoint load_checkpoints get_state update_state
+        reset_optimizers_schedulers scalars images histograms PR|curves stdout TensorBoard
         over|an|epoch ranks""",
-    "14_autrainer": """training_type epoch step iterations eval_frequency save_frequency inference_batch_size train() tracking|metric
-        best|state cb_on_train_begin cb_on_train_end cb_on_iteration_begin cb_on_iteration_end cb_on_step_begin cb_on_step_end
-        cb_on_loader_exhausted cb_on_val_begin cb_on_val_end cb_on_val_step_begin cb_on_test_begin cb_on_test_end
-        cb_on_test_step_begin fixed|order dataset model optimizer scheduler criterion logger callback indices targets losses outputs
-        predictions train dev test results.csv config metrics.csv best_results.yaml per-iteration|states plots timers
-        continue_training remove_continued_runs progress_bar per-sample|losses custom_step SAM per|batch per|evaluation cfg swept""",
+    "14_autrainer": """training_type epoch step iterations eval_frequency save_frequency
+        inference_batch_size train() tracking|metric best|state cb_on_train_begin cb_on_train_end
+        cb_on_iteration_begin cb_on_iteration_end cb_on_step_begin cb_on_step_end
+        cb_on_loader_exhausted cb_on_val_begin cb_on_val_end cb_on_val_step_begin
+        cb_on_test_begin cb_on_test_end cb_on_test_step_begin fixed|order dataset model optimizer
+        scheduler criterion logger callback indices targets losses outputs predictions train dev
+        test results.csv config metrics.csv best_results.yaml per-iteration|states plots timers
+        continue_training remove_continued_runs progress_bar per-sample|losses custom_step SAM
+        per|batch per|evaluation cfg swept""",
+    "15_raw_loop": """epoch batch model.to(device) model.train() model.eval() loss_fn
+        loss.backward() optimizer.step() optimizer.zero_grad() accumulation clip_grad_norm_
+        torch.autocast GradScaler scheduler.step() isfinite torch.no_grad() losses print tqdm
+        torch.manual_seed torch.save torch.load best patience average|of|the|weights
+        DistributedDataParallel rate first|step""",
 }
 
 
 def rows(page):
     """(left, right) of each row of the tables of a page, without their heads."""
     cells = nbformat.read(FOLDER / f"{page}.ipynb", as_version=4).cells
-    lines = [line for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines() if line.startswith("|")]
+    lines = [line for cell in cells if cell.cell_type == "markdown"
+             for line in cell.source.splitlines() if line.startswith("|")]
     split = [[part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    return [tuple(row) for row in split if row[0] != "what you had" and not set(row[0]) <= set("- ")]
+    return [tuple(row) for row in split
+            if row[0] != "what you had" and not set(row[0]) <= set("- ")]
 
 
 # What is written in code, looked up in the package
@@ -65,7 +87,8 @@ def rows(page):
 @functools.cache
 def sources():
     """All code of the package, joined."""
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path(trainer_nb.__file__).parent.rglob("*.py")))
+    return "\n".join(path.read_text(encoding="utf-8")
+                     for path in sorted(Path(trainer_nb.__file__).parent.rglob("*.py")))
 
 
 @functools.cache
@@ -75,7 +98,9 @@ def trained():
         def build_model(self):
             return nn.Linear(2, 2)
     batches = [(torch.ones(2, 2), torch.tensor([0, 1]))]
-    trainer = Trainer.from_task(Least, train_dl=batches, valid_dl=batches, loss_fn=nn.CrossEntropyLoss(), max_steps=1, sched="cosine", device="cpu",
+    trainer = Trainer.from_task(Least, train_dl=batches, valid_dl=batches,
+                                loss_fn=nn.CrossEntropyLoss(), max_steps=1, sched="cosine",
+                                device="cpu",
                                 progress=False)
     trainer.fit()
     return trainer
@@ -86,10 +111,14 @@ class Unknown(Exception):
 
 
 def known_names():
-    """Names that may stand for themselves: public ones, hook points, with the prefix of components, Python's own."""
-    names = {name: getattr(trainer_nb, name) for name in trainer_nb.__all__} | {"Engine": Engine, "trainer": trained()}
+    """Names that may stand for themselves: public ones, hook points, with the prefix of components,
+    Python's own."""
+    names = {name: getattr(trainer_nb, name)
+             for name in trainer_nb.__all__} | {"Engine": Engine, "trainer": trained()}
     points = {point: None for point in POINTS}
-    return names | points | {f"cb_{point}": None for point in POINTS} | {"TypeError": TypeError, "KeyboardInterrupt": KeyboardInterrupt}
+    return names | points | {f"cb_{point}": None
+                             for point in POINTS} | {"TypeError": TypeError,
+                                                     "KeyboardInterrupt": KeyboardInterrupt}
 
 
 def member(owner, name):
@@ -97,24 +126,30 @@ def member(owner, name):
     if hasattr(owner, name):
         return getattr(owner, name)
     if isinstance(owner, type):
-        code = "\n".join(inspect.getsource(each) for each in owner.__mro__ if each.__module__.startswith("trainer_nb"))
-        if name in getattr(owner, "__dataclass_fields__", {}) or re.search(rf"self\.{name}\b.*=", code):
+        code = "\n".join(inspect.getsource(each) for each in owner.__mro__
+                         if each.__module__.startswith("trainer_nb"))
+        if (name in getattr(owner, "__dataclass_fields__", {})
+            or re.search(rf"self\.{name}\b.*=", code)):
             return None
     raise Unknown(name)
 
 
 def check_call(node):
-    """What a call gives (its class, if that is known); Unknown for an argument that is not taken."""
+    """What a call gives (its class, if that is known);
+    Unknown for an argument that is not taken."""
     called = looked_up(node.func)
     if called is None or not callable(called):
         raise Unknown(ast.unparse(node.func))
-    parameters = inspect.signature(Trainer if called == Trainer.from_task else called).parameters  # it hands the others on
+    # it hands the others on
+    parameters = inspect.signature(Trainer if called == Trainer.from_task else called).parameters
     for keyword in node.keywords:
-        if keyword.arg not in parameters or parameters[keyword.arg].kind is inspect.Parameter.VAR_KEYWORD:
+        if (keyword.arg not in parameters
+            or parameters[keyword.arg].kind is inspect.Parameter.VAR_KEYWORD):
             functions = called is trainer_nb.LambdaHook and keyword.arg in POINTS
             if not functions:
                 raise Unknown(f"{ast.unparse(node.func)}({keyword.arg}=)")
-    if len(node.args) > sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values()):
+    if len(node.args) > sum(each.kind is each.POSITIONAL_OR_KEYWORD
+                            for each in parameters.values()):
         raise Unknown(f"{ast.unparse(node)}: too many arguments")
     for value in [*node.args, *(keyword.value for keyword in node.keywords)]:
         if not isinstance(value, ast.Name):  # a name stands for anything of the reader's
@@ -123,7 +158,8 @@ def check_call(node):
 
 
 def looked_up(node):
-    """What an expression stands for, None where that is not followed any further; Unknown for what is not there."""
+    """What an expression stands for, None where that is not followed any further;
+    Unknown for what is not there."""
     if isinstance(node, ast.Name):
         if node.id not in known_names():
             raise Unknown(node.id)
@@ -135,7 +171,8 @@ def looked_up(node):
         return check_call(node)
     if isinstance(node, ast.Constant):
         text = isinstance(node.value, str)
-        written = [node.value, re.sub(r"\d+", "N", node.value)] if text else []  # "skip:3" is told of as "skip:N"
+        # "skip:3" is told of as "skip:N"
+        written = [node.value, re.sub(r"\d+", "N", node.value)] if text else []
         if text and not any(mark + each + mark in sources() for each in written for mark in "'\""):
             raise Unknown(repr(node.value))
         return None
@@ -172,7 +209,8 @@ def test_what_a_page_names_exists_here(page):
 def test_a_page_leaves_no_feature_out(page):
     """Each row has an answer, and what the system has stands on the left."""
     left = "\n".join(had for had, _ in rows(page))
-    missing = [word.replace("|", " ") for word in FEATURES[page].split() if not re.search(rf"(?<!\w){re.escape(word.replace('|', ' '))}", left)]
+    missing = [word.replace("|", " ") for word in FEATURES[page].split()
+               if not re.search(rf"(?<!\w){re.escape(word.replace('|', ' '))}", left)]
     assert missing == []
     assert all(len(row) == 2 and all(row) for row in rows(page))
 
@@ -182,7 +220,8 @@ def test_pages_that_are_linked_to_are_there(page):
     """Links from one notebook to another."""
     text = (FOLDER / f"{page}.ipynb").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#]+\.ipynb)", text)
-    assert len(links) >= 4 and [link for link in links if not (FOLDER / link).resolve().is_file()] == []
+    assert len(links) >= 4
+    assert [link for link in links if not (FOLDER / link).resolve().is_file()] == []
 
 
 def test_every_page_is_looked_at():
@@ -191,9 +230,12 @@ def test_every_page_is_looked_at():
 
 
 @pytest.mark.parametrize("code", [
-    "Trainr", "Trainer(max_step=)", "CheckpointHook(keep_evry=3)", "trainer.tests(dl)", "trainer.fit().bests", "StepState.samples", "befor_batch",
-    "cb_on_train_begin", '"valid/accuracies"', "Trainer(best=(\"valid/accuracies\", \"max\"))", "LambdaHook(befor_fit=)", "EMAHook.ema_modell",
-    "trainer.history.to_panda()", "Trainer(a, b, c, d, e)", "Trainer(hooks=[CheckpointHook(evry=1)])", "trainer.step_state.steps", "Trainer(epochs="])
+    "Trainr", "Trainer(max_step=)", "CheckpointHook(keep_evry=3)", "trainer.tests(dl)",
+    "trainer.fit().bests", "StepState.samples", "befor_batch",
+    "cb_on_train_begin", '"valid/accuracies"', "Trainer(best=(\"valid/accuracies\", \"max\"))",
+    "LambdaHook(befor_fit=)", "EMAHook.ema_modell",
+    "trainer.history.to_panda()", "Trainer(a, b, c, d, e)",
+    "Trainer(hooks=[CheckpointHook(evry=1)])", "trainer.step_state.steps", "Trainer(epochs="])
 def test_what_does_not_exist_is_noticed(code):
     """The look-up itself can fail."""
     assert problem(code)

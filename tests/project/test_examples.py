@@ -14,12 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "examples" / "digits.py")]
-NOTEBOOK_PARTS = "plotly ipywidgets anywidget IPython nbdev tsdownsample matplotlib trainer_nb.panel".split()
+NOTEBOOK_PARTS = ("plotly ipywidgets anywidget IPython nbdev tsdownsample matplotlib "
+                  "trainer_nb.panel").split()
 
 
 def test_into_a_pipe_it_prints_plain_lines():
     """A line an epoch, no carriage return, and the validation accuracy is right."""
-    done = subprocess.run(SCRIPT, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(SCRIPT, capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "\r" not in done.stdout and "█" not in done.stdout
     epochs = re.findall(r"^epoch (\d+)/15  step", done.stdout, re.MULTILINE)
@@ -49,9 +51,11 @@ def test_in_a_terminal_it_draws_a_bar():
 
 def test_nothing_of_the_notebook_is_imported(tmp_path):
     """The modules loaded at the end of a script's run."""
-    code = (f"import sys; sys.path.append({str(ROOT / 'examples')!r}); sys.argv = ['digits.py', '--epochs', '1']\n"
+    code = (f"import sys; sys.path.append({str(ROOT / 'examples')!r}); sys.argv = ['digits.py', "
+            f"'--epochs', '1']\n"
             "import digits; digits.main()\nprint('LOADED', *sys.modules)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.split("LOADED", 1)[1].split()
     assert "torch" in loaded and "trainer_nb.trainer" in loaded
@@ -60,8 +64,10 @@ def test_nothing_of_the_notebook_is_imported(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ctrl_c_ends_on_a_whole_step(workers):
-    """Ctrl-C goes to the whole process group, as in a terminal: the run says how to go on, the exit code is 130."""
-    process = subprocess.Popen([*SCRIPT, "--epochs", "500", "--workers", str(workers)], stdout=subprocess.PIPE,
+    """Ctrl-C goes to the whole process group, as in a terminal:
+    the run says how to go on, the exit code is 130."""
+    process = subprocess.Popen([*SCRIPT, "--epochs", "500", "--workers", str(workers)],
+                               stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, start_new_session=True)
     for line in process.stdout:
         if line.startswith("epoch 2/"):
@@ -70,14 +76,20 @@ def test_ctrl_c_ends_on_a_whole_step(workers):
     os.killpg(process.pid, signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert re.search(r"interrupted after epoch \d+/500  step \d+/\d+, on a whole step: fit\(\) again continues", out)
+    assert re.search(
+        r"interrupted after epoch \d+/500  step \d+/\d+, on a whole step: fit\(\) again continues",
+        out)
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(("example", "least"), [(["sam.py", "--epochs", "3", "--accumulate", "2"], 0.9), (["lbfgs.py"], 0.95)], ids=["sam", "lbfgs"])
+@pytest.mark.parametrize(("example", "least"),
+                         [(["sam.py", "--epochs", "3", "--accumulate", "2"], 0.9),
+                          (["lbfgs.py"], 0.95)], ids=["sam", "lbfgs"])
 def test_steps_of_your_own(example, least):
     """SAM and LBFGS train."""
-    done = subprocess.run([SCRIPT[0], str(ROOT / "examples" / example[0]), *example[1:]], capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run([SCRIPT[0], str(ROOT / "examples" / example[0]), *example[1:]],
+                          capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "finished" in done.stdout and float(done.stdout.rsplit(" ", 1)[1]) >= least
 
@@ -85,13 +97,18 @@ def test_steps_of_your_own(example, least):
 @pytest.mark.parametrize("arguments", [[], ["--wide"]])
 def test_the_task_says_what_it_has_learnt(arguments):
     """Both loaders with their records, and the test set once, at the end."""
-    script = [sys.executable, str(ROOT / "examples" / "task_digits.py"), "--epochs", "5", *arguments]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    script = [sys.executable, str(ROOT / "examples" / "task_digits.py"), "--epochs", "5",
+              *arguments]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^epoch \d/5 .*valid/worst_digit [\d.]+ .*noisy/worst_digit", done.stdout, re.MULTILINE)) == 5
+    assert len(re.findall(r"^epoch \d/5 .*valid/worst_digit [\d.]+ .*noisy/worst_digit",
+                          done.stdout, re.MULTILINE)) == 5
     assert float(re.search(r"^test accuracy ([\d.]+)$", done.stdout, re.MULTILINE)[1]) > 0.9
-    clean, worst, noisy = map(float, re.search(r"^finished: accuracy ([\d.]+), worst digit ([\d.]+), noisy images ([\d.]+)$",
-                                               done.stdout, re.MULTILINE).groups())
+    clean, worst, noisy = map(float,
+                              re.search(r"^finished: accuracy ([\d.]+), worst digit ([\d.]+), "
+                                        r"noisy images ([\d.]+)$",
+                                        done.stdout, re.MULTILINE).groups())
     assert worst < clean > noisy and clean > 0.9
 
 
@@ -99,24 +116,31 @@ def test_the_script_of_a_folder_goes_on_there(tmp_path):
     """Run again in its folder, it resumes."""
     script, told = [sys.executable, str(ROOT / "examples" / "train_digits.py")], []
     for arguments in (["--epochs", "1"], ["--epochs", "3", "--workspace", "runs/digits"]):
-        done = subprocess.run([*script, *arguments], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        done = subprocess.run([*script, *arguments], capture_output=True, text=True, timeout=120,
+                              cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
         told.append(done.stdout)
-    assert "finished: 45 steps" in told[0] and "step 45, epoch 1 of 3" in told[1] and "finished: 135 steps" in told[1]
-    assert os.listdir(tmp_path / "runs") == ["digits"] and float(re.search(r"accuracy ([\d.]+) at step", told[1])[1]) > 0.85
+    assert "finished: 45 steps" in told[0]
+    assert "step 45, epoch 1 of 3" in told[1] and "finished: 135 steps" in told[1]
+    assert os.listdir(tmp_path / "runs") == ["digits"]
+    assert float(re.search(r"accuracy ([\d.]+) at step", told[1])[1]) > 0.85
 
 
 @pytest.mark.long
 def test_several_processes_make_the_run_of_one():
-    """Started by Accelerate, and with a part of every parameter in each; the check sums of the weights are equal."""
+    """Started by Accelerate, and with a part of every parameter in each;
+    the check sums of the weights are equal."""
     script = str(ROOT / "examples" / "several_processes.py")
     quiet = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+              "--num_machines", "1", "--mixed_precision", "no",
               "--dynamo_backend", "no", script]
     parts = ["-m", "torch.distributed.run", "--nproc_per_node", "2", script]
     told = []
-    for command, more in (([script, "--accumulate", "2"], {}), (launch, {}), (parts, {"ACCELERATE_USE_FSDP": "true"})):
-        done = subprocess.run([SCRIPT[0], *command], capture_output=True, text=True, timeout=120, env=quiet | more)
+    for command, more in (([script, "--accumulate", "2"], {}), (launch, {}),
+                          (parts, {"ACCELERATE_USE_FSDP": "true"})):
+        done = subprocess.run([SCRIPT[0], *command], capture_output=True, text=True, timeout=120,
+                              env=quiet | more)
         assert done.returncode == 0, done.stderr
         told.append(done.stdout.strip().splitlines()[-1])
     assert [each.partition(",")[0] for each in told] == ["1 process", "2 processes", "2 processes"]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -54,9 +55,23 @@ AT_FIRST_USE = {
     "trainer": {"IPython", "plotly", "pandas"},
     "remote": {"rich", "mcp", "starlette", "uvicorn", "plotly", "google"},
 }
+# Verbs that a lower module offers and a higher one makes: a user looks for `serve` at the trainer,
+# and for all commands in one program. Module -> function -> what it imports when it is called.
+MADE_ABOVE = {
+    "trainer_nb.trainer": {
+        "runs_in": "trainer_nb.remote.runs",
+        "serve": "trainer_nb.remote.serve",
+    },
+    "trainer_nb.remote.remote_run": {"find_runs": "trainer_nb.remote.runs"},
+    "trainer_nb.remote.cli": {
+        "agents": "trainer_nb.remote.mcp",
+        "pages": "trainer_nb.remote.serve",
+    },
+}
 NOT_LOADED = set(
     "plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget "
-    "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra omegaconf mcp".split()
+    "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra "
+    "omegaconf mcp".split()
 )
 
 
@@ -88,14 +103,15 @@ def is_type_checking(node):
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def import_nodes(tree, at_top=True):
-    """(node, whether it runs at import) of every import statement."""
+def import_nodes(tree, function=None):
+    """(node, the outermost function around it) of every import statement; None: run at import."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node, at_top
+            yield node, function
         elif not is_type_checking(node):
             inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            yield from import_nodes(node, at_top and not inside)
+            name = getattr(node, "name", "lambda") if inside else None
+            yield from import_nodes(node, function or name)
 
 
 def imported(node, module, known):
@@ -111,9 +127,11 @@ def imported(node, module, known):
     ]
 
 
-def import_problem(module, target, at_top, numbers):
+def import_problem(module, target, function, numbers):
     """What is wrong with an import, or None."""
-    own = layer(module)
+    own, at_top = layer(module), function is None
+    if target in numbers and MADE_ABOVE.get(module, {}).get(function) == target:
+        return None
     if target.split(".")[0] == "trainer_nb":
         if target not in numbers:
             return f"no notebook makes {target} (import from the module that defines the name)"
@@ -133,15 +151,63 @@ def import_problem(module, target, at_top, numbers):
     )
 
 
+def wrong_imports(module, text):
+    """A line for each import of a module's text that the rules do not allow."""
+    numbers, found = notebook_numbers(), []
+    for node, function in import_nodes(ast.parse(text)):
+        for target in imported(node, module, numbers):
+            problem = import_problem(module, target, function, numbers)
+            found += [f"line {node.lineno}: {ast.unparse(node)}: {problem}"] if problem else []
+    return found
+
+
+def imports_by_name(text):
+    """Lines that import a module of the package by its name as a string."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    by_name = re.compile(r"(\w+\.)*import_module|__import__")
+    return [
+        node.lineno
+        for node in calls
+        if by_name.fullmatch(ast.unparse(node.func)) and "trainer_nb" in ast.unparse(node)
+    ]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_imports_flow_one_way(path):
-    module, numbers = module_name(path), notebook_numbers()
-    found = []
-    for node, at_top in import_nodes(ast.parse(path.read_text(encoding="utf-8"))):
-        for target in imported(node, module, numbers):
-            problem = import_problem(module, target, at_top, numbers)
-            found += [f"line {node.lineno}: {ast.unparse(node)}: {problem}"] if problem else []
+    text = path.read_text(encoding="utf-8")
+    found = wrong_imports(module_name(path), text)
     assert not found, "\n".join(found)
+    assert imports_by_name(text) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), [(m, name) for m, names in MADE_ABOVE.items() for name in names]
+)
+def test_a_verb_that_is_made_above_imports_at_its_call(module, function):
+    text = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
+    target, numbers = MADE_ABOVE[module][function], notebook_numbers()
+    assert numbers[target] > numbers[module], "an ordinary import will do"
+    nodes = [node for node, name in import_nodes(ast.parse(text)) if name == function]
+    assert target in [each for node in nodes for each in imported(node, module, numbers)]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("trainer_nb.trainer", "from trainer_nb.remote.serve import serve_trainer"),
+        ("trainer_nb.trainer", "def fit(self):\n    from trainer_nb.remote.serve import serve"),
+        ("trainer_nb.trainer", "def serve(self):\n    from trainer_nb.remote.runs import attach"),
+        ("trainer_nb.hooks.ema", "def serve(self):\n    from trainer_nb.remote import serve"),
+        ("trainer_nb.core.hook", "from ..trainer import Trainer"),
+    ],
+)
+def test_a_planted_import_upwards_is_found(module, text):
+    assert len(wrong_imports(module, text)) == 1
+
+
+@pytest.mark.parametrize("call", ["importlib.import_module", "import_module", "__import__"])
+def test_a_planted_import_by_name_is_found(call):
+    assert imports_by_name(f"def serve():\n    return {call}('trainer_nb.remote.serve')") == [2]
 
 
 # What an import loads
@@ -271,6 +337,77 @@ def test_readme_is_the_index_notebook():
     assert (ROOT / "README.md").read_text(encoding="utf-8") == notebooks.readme_text()
 
 
-def test_pictures_of_the_readme_are_there():
-    names = re.findall(r"docs/images/[\w./-]+", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert [name for name in names if not (ROOT / name).exists()] == []
+def relative_links(text):
+    """The targets of links and pictures without a scheme, without their anchors."""
+    return re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md",
+                                  "examples/README.md"])
+def test_relative_links_and_pictures_name_files(name):
+    page = ROOT / name
+    found = relative_links(page.read_text(encoding="utf-8"))
+    assert found or name == "SECURITY.md"
+    assert [link for link in found if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_links_to_notebooks_and_pictures():
+    kinds = {Path(link).suffix for link in relative_links((ROOT / "README.md").read_text())}
+    assert {".ipynb", ".png"} <= kinds
+
+
+def test_links_are_rewritten_from_the_root():
+    page = ("![a](../docs/images/a.png) [b](tutorials/b.ipynb#c) [d](https://e.f/g) [h](#i)\n"
+            "[![j](../docs/j.svg)](k.ipynb)")
+    assert notebooks.from_root(page) == (
+        "![a](docs/images/a.png) [b](nbs/tutorials/b.ipynb#c) [d](https://e.f/g) [h](#i)\n"
+        "[![j](docs/j.svg)](nbs/k.ipynb)")
+
+
+def test_nbdev_docs_leaves_the_readme_alone(monkeypatch):
+    """Its own README has no pictures; `readme_nb` in settings.ini names no notebook."""
+    from nbdev.config import get_config
+    from nbdev.quarto import _doc_mtime_not_older
+
+    monkeypatch.chdir(ROOT)
+    config = get_config()
+    assert not (NBS / config.readme_nb).exists()
+    # what nbdev_docs asks before it makes a README
+    assert _doc_mtime_not_older(ROOT / "missing.md", NBS / config.readme_nb)
+
+
+def test_the_citation_has_the_version_and_the_licence():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cited["version"] == trainer_nb.__version__ and cited["license"] == project["license"]
+
+
+# What a person who only has the package can import
+
+
+def imported_packages(text):
+    """The packages that a program imports, but for those inside `try`."""
+    nodes = [node for node in ast.walk(ast.parse(text))
+             if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) if not node.level]
+    return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+
+def installed_with(extra):
+    """The packages that a user has with the package and this extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = project["dependencies"] + project["optional-dependencies"][extra]
+    names = {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in listed}
+    return names | {{"scikit_learn": "sklearn", "hydra_core": "hydra"}.get(n, n) for n in names}
+
+
+def test_the_extra_has_what_readme_examples_and_tutorials_import():
+    texts = [path.read_text() for path in (ROOT / "examples").rglob("*.py")]
+    for path in [NBS / "index.ipynb", *(NBS / "tutorials").glob("*.ipynb")]:
+        texts += [re.sub(r"^[%!].*|^await .*", "", cell.source, flags=re.MULTILINE)
+                  for cell in nbformat.read(path, as_version=4).cells
+                  if cell.cell_type == "code" and "import " in cell.source
+                  and "hide" not in notebooks.directives(cell)]
+    own = {path.stem for path in (ROOT / "examples").rglob("*.py")} | {"trainer_nb", "IPython"}
+    assert set().union(*map(imported_packages, texts)) - own - installed_with("examples") == set()

@@ -1,4 +1,5 @@
-"""The names of a trainer: those that completion offers, and those of the contract that work beside them."""
+"""The names of a trainer: those that completion offers, and those of the contract that work beside
+them."""
 
 import inspect
 import re
@@ -18,17 +19,20 @@ PAGE = Path(__file__).resolve().parents[2] / "nbs" / "41_api.ipynb"
 OF_AN_INSTANCE = ("tunables", "history", "step_state")
 
 # Names that work without being offered.
-CONTRACT = """train_dl valid_dl device is_main workspace config get_hook describe_hooks plots controls hook_table layers_pane data_pane note post
-from_task from_config do_backward do_opt_step do_zero_grad after_pred failed_batch failed_indices best best_weights
-epochs max_steps eval_every lr lr_scale grad_clip gradient_accumulation_steps mixed_precision metrics loss_fn train_step
-eval_step seed ask record elapsed rates rate plain_model window_gradients gradients_allowed commands last_saved
-rewind_points trial screen view still breakpoints lr_search rate_plan log_pr_curve position result watch_hooks serve""".split()
+CONTRACT = """train_dl valid_dl device is_main workspace config get_hook describe_hooks plots
+    controls hook_table layers_pane data_pane note post from_task from_config do_backward
+    do_opt_step do_zero_grad after_pred failed_batch failed_indices best best_weights epochs
+    max_steps eval_every lr lr_scale grad_clip gradient_accumulation_steps mixed_precision
+    metrics loss_fn train_step eval_step seed ask record elapsed rates rate plain_model
+    window_gradients gradients_allowed commands last_saved rewind_points trial screen view still
+    breakpoints lr_search rate_plan log_pr_curve position result watch_hooks serve""".split()
 
 
 def make(cls=Trainer):
     model = nn.Linear(3, 1)
     batches = [(torch.ones(4, 3), torch.ones(4, 1))] * 4
-    return cls(model, train_dl=batches, loss_fn=nn.MSELoss(), epochs=1, device="cpu", progress=False)
+    return cls(model, train_dl=batches, loss_fn=nn.MSELoss(), epochs=1, device="cpu",
+               progress=False)
 
 
 def test_completion_offers_45_names():
@@ -37,14 +41,17 @@ def test_completion_offers_45_names():
 
 def test_each_name_is_there():
     trainer = make()
-    missing = [name for name in (*PUBLIC, *CONTRACT) if name != "dashboard" and not hasattr(trainer, name)]
+    missing = [name for name in (*PUBLIC, *CONTRACT)
+               if name != "dashboard" and not hasattr(trainer, name)]
     assert missing == []
 
 
 def first_line(name):
     """What help() says first of a name."""
-    owner = getattr(make(), name) if name in OF_AN_INSTANCE else inspect.getattr_static(Trainer, name)
-    return (getattr(type(owner) if name in OF_AN_INSTANCE else owner, "__doc__", None) or "").split("\n")[0]
+    owner = (getattr(make(), name)
+             if name in OF_AN_INSTANCE else inspect.getattr_static(Trainer, name))
+    return (getattr(type(owner) if name in OF_AN_INSTANCE else owner, "__doc__", None)
+            or "").split("\n")[0]
 
 
 def test_the_trainer_says_what_it_does_in_one_line():
@@ -67,18 +74,21 @@ def test_a_name_says_what_it_does_in_its_first_line(name):
 def page_texts():
     """The code cells and the prose of the page."""
     cells = nbformat.read(PAGE, as_version=4).cells
-    sources = {kind: [cell.source for cell in cells if cell.cell_type == kind] for kind in ("code", "markdown")}
+    sources = {kind: [cell.source for cell in cells if cell.cell_type == kind]
+               for kind in ("code", "markdown")}
     return sources["code"], sources["markdown"]
 
 
 def gaps(code, prose):
-    """What the page lacks: of each name of PUBLIC its heading, and a cell that uses it just below."""
+    """What the page lacks: of each name of PUBLIC its heading, and a cell that uses it just
+    below."""
     shown = {name for cell in code for name in re.findall(r"^show_doc\(Trainer\.(\w+)", cell)}
     headed = {name for cell in prose for name in re.findall(r"^### (.+)", cell)}
     headed = {name for head in headed for name in re.findall(r"Trainer\.(\w+)", head)}
     examples = "\n".join(cell for cell in code if not cell.startswith("show_doc"))
     used = set(re.findall(r"\.(\w+)", examples))
-    methods = {name for name in PUBLIC if inspect.isroutine(inspect.getattr_static(Trainer, name, None))}
+    methods = {name for name in PUBLIC
+               if inspect.isroutine(inspect.getattr_static(Trainer, name, None))}
     return sorted((methods - shown) | (set(PUBLIC) - methods - headed) | (set(PUBLIC) - used))
 
 

@@ -3,10 +3,13 @@
 No network: what the wheel declares is linked from the development environment, nothing else is.
 """
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
@@ -39,14 +42,18 @@ def run(*command, **options):
     return done.stdout
 
 
-def build_wheel(folder):
-    """Build the wheel from a copy of the project, which leaves no build folder here."""
-    source = folder / "source"
-    shutil.copytree(LIB, source / "trainer_nb", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
-    return next(folder.glob("*.whl"))
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv*", "__pycache__", "*.egg-info", "_proc", "_docs", "build", "dist", ".hypothesis",
+    ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", "runs", "outputs")
+
+
+def build(folder):
+    """The folder with both distributions of a copy of the project, the wheel made from the other.
+
+    The copy leaves no build folder here."""
+    shutil.copytree(ROOT, folder / "source", ignore=NOT_COPIED)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, folder / "source")
+    return folder
 
 
 def applies(requirement, extras):
@@ -80,8 +87,18 @@ def link(name, site_packages):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def built(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    return next(built.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def sdist(built):
+    return next(built.glob("*.tar.gz"))
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +136,60 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     files = {
         path.relative_to(ROOT).as_posix()
         for path in LIB.rglob("*")
-        if path.suffix in {".py", ".css", ".js", ".html"}
+        if path.suffix in {".py", ".pyi", ".css", ".js", ".html", ".typed"}
     }
     assert held == files
+
+
+def test_the_source_distribution_holds_notebooks_and_tests(sdist):
+    """Every file that is needed to change the package, and none that a run left behind."""
+    with tarfile.open(sdist) as archive:
+        held = {Path(each.name).relative_to(Path(each.name).parts[0]).as_posix()
+                for each in archive.getmembers() if each.isfile()}
+    folders = ("nbs", "tests", "scripts", "examples", "requirements", "docs/images", "trainer_nb")
+    files = {path.relative_to(ROOT).as_posix() for name in folders
+             for path in (ROOT / name).rglob("*") if path.is_file()
+             and path.suffix in {".ipynb", ".py", ".toml", ".txt", ".png", ".yaml"}
+             and not any(part.startswith((".", "_")) and part != "_modidx.py"
+                         for part in path.relative_to(ROOT).parts if part != "__init__.py"
+                         and part != "__main__.py")}
+    assert files - held == set()
+    assert {"settings.ini", "setup.py", "Makefile", "CHANGELOG.md", "LICENSE"} <= held
+    assert [name for name in held if "__pycache__" in name or name.startswith("_")] == [
+        "_quarto.yml"]
+
+
+def test_the_index_takes_both_distributions(built, wheel, sdist):
+    """With every warning an error: the description is shown as Markdown."""
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
+
+
+def test_the_description_has_no_link_that_is_dead_on_the_index(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(next(name for name in archive.namelist()
+                                 if name.endswith("METADATA"))).decode()
+    code = setup_file().CODE
+    assert "pip install trainer_nb" in text
+    assert re.findall(r"\]\((?!\w+:|#)[^)]*\)", text) == []
+    assert ("Project-URL" in text) == bool(code)
+
+
+def setup_file():
+    """setup.py as a module."""
+    spec = importlib.util.spec_from_file_location("setup_file", ROOT / "setup.py")
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def test_links_are_whole_with_an_address_and_words_without():
+    page = "![a](docs/a.png)\n\n[b](nbs/b.ipynb) [c](https://d.e) [f](#g)\n"
+    made, code = setup_file(), "https://example.org/some/body"
+    assert made.readable_elsewhere(page, code, "main") == (
+        f"![a]({code}/raw/main/docs/a.png)\n\n[b]({code}/blob/main/nbs/b.ipynb) "
+        "[c](https://d.e) [f](#g)\n")
+    assert made.readable_elsewhere(page, "", "main") == "\n\nb [c](https://d.e) [f](#g)\n"
+    assert made.addresses("", "", "main") == {}
+    assert made.addresses(code, "https://f.g/h/", "main")["Documentation"] == "https://f.g/h/"
 
 
 @pytest.mark.parametrize("name", ["nbdev", "execnb", "jupyterlab", "pytest"])

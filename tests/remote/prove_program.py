@@ -1,4 +1,5 @@
-"""A program for tests: `python steered.py [--option ...]` trains in runs/exp1, steered in the way that the options say."""
+"""A program for tests: `python steered.py [--option ...]` trains in runs/exp1, steered in the way
+that the options say."""
 
 import argparse
 import os
@@ -22,7 +23,8 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--engine", default="local")
 parser.add_argument("--slow", type=float, default=0.0, help="seconds a step")
 parser.add_argument("--checkpoints", action="store_true")
-parser.add_argument("--planted", type=int, default=0, help="the step after which a weight moves by one bit or so")
+parser.add_argument("--planted", type=int, default=0,
+                    help="the step after which a weight moves by one bit or so")
 parser.add_argument("--workspace", default="runs/exp1")
 wanted = parser.parse_args()
 
@@ -34,7 +36,9 @@ class Noisy(Dataset):
         return 26
 
     def __getitem__(self, index):
-        x = torch.full((5,), index / 26) + 0.1 * torch.randn(5) + 0.1 * random.random() + 0.1 * float(np.random.rand())
+        x = torch.full((5,),
+                       index / 26) + 0.1 * torch.randn(
+                           5) + 0.1 * random.random() + 0.1 * float(np.random.rand())
         return x, torch.tensor([float(index % 3)])
 
 
@@ -45,7 +49,8 @@ class Acts(Hook):
 
     def before_batch(self, trainer):
         """A batch that cannot be read, the first time."""
-        if wanted.how == "spoils" and trainer.step_state.optimizer_step == 9 and not Path("failed").exists():
+        if (wanted.how == "spoils" and trainer.step_state.optimizer_step == 9
+            and not Path("failed").exists()):
             Path("failed").touch()
             raise ArithmeticError("planted")
 
@@ -69,17 +74,22 @@ def fails_once():
 
 
 def sources(trainer, source, **values):
-    """Tune as somebody else."""
+    """Tune as another user."""
     trainer.post(Command("tune", values, source))
 
 
 FAILED = []
 ACTS = {
-    "tunes": {7: [lambda t: t.tune(lr=0.05)], 15: [lambda t: t.tune(grad_clip=0.2, weight_decay=0.5)]},
-    "sources": {5: [lambda t: sources(t, "agent:one", lr=0.05)], 15: [lambda t: sources(t, "shell", lr=0.002)]},
-    "windows": {5: [lambda t: sources(t, "agent:one", gradient_accumulation_steps=2)], 12: [lambda t: sources(t, "shell", lr=0.05)]},
-    "evaluations": {5: [lambda t: t.tune(eval_every=2)], 15: [lambda t: sources(t, "shell", lr=0.05)]},
-    "stops": {5: [lambda t: t.tune(lr=0.05)], 17: [lambda t: wanted.how == "stops" and Path("stop").exists() and t.stop()]},
+    "tunes": {7: [lambda t: t.tune(lr=0.05)],
+              15: [lambda t: t.tune(grad_clip=0.2, weight_decay=0.5)]},
+    "sources": {5: [lambda t: sources(t, "agent:one", lr=0.05)],
+                15: [lambda t: sources(t, "shell", lr=0.002)]},
+    "windows": {5: [lambda t: sources(t, "agent:one", gradient_accumulation_steps=2)],
+                12: [lambda t: sources(t, "shell", lr=0.05)]},
+    "evaluations": {5: [lambda t: t.tune(eval_every=2)],
+                    15: [lambda t: sources(t, "shell", lr=0.05)]},
+    "stops": {5: [lambda t: t.tune(lr=0.05)],
+              17: [lambda t: wanted.how == "stops" and Path("stop").exists() and t.stop()]},
     "fails": {9: [lambda t: 1 / 0]},
     "repeats": {9: [lambda t: fails_once()]},
 }
@@ -107,9 +117,12 @@ def make(workspace):
     hooks = [Acts(), SnapshotHook(every_steps=2)] if wanted.engine == "local" else [Acts()]
     if wanted.checkpoints:
         hooks.append(CheckpointHook("checkpoints", every_steps=3, every_epochs=None))
-    return Trainer(model, train_dl=DataLoader(Noisy(), batch_size=4, shuffle=True), valid_dl=DataLoader(Noisy(), batch_size=13), loss_fn=loss_fn,
-                   optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), epochs=wanted.epochs, seed=3, device="cpu", progress=False,
-                   hooks=hooks, workspace=workspace, engine=wanted.engine, metrics={"mistake": lambda pred, target: (pred - target).abs().mean()},
+    return Trainer(model, train_dl=DataLoader(Noisy(), batch_size=4, shuffle=True),
+                   valid_dl=DataLoader(Noisy(), batch_size=13), loss_fn=loss_fn,
+                   optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+                   epochs=wanted.epochs, seed=3, device="cpu", progress=False,
+                   hooks=hooks, workspace=workspace, engine=wanted.engine,
+                   metrics={"mistake": lambda pred, target: (pred - target).abs().mean()},
                    best=("valid/mistake", "min"), max_time=1.0 if wanted.how == "limited" else None)
 
 

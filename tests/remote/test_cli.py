@@ -1,4 +1,5 @@
-"""trainer-nb: commands reach a run in another process, exit codes, runs that are gone, and folders that are not to be trusted."""
+"""trainer-nb: commands reach a run in another process, exit codes, runs that are gone, and folders
+that are not to be trusted."""
 
 import json
 import os
@@ -7,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pexpect
 import pytest
@@ -25,7 +25,8 @@ TUNABLES = [{"name": "lr", "kind": "float", "value": 0.1, "min": 0, "optional": 
 
 def shell(*words, cwd=None, program=PROGRAM, **options):
     """What `trainer-nb WORDS` prints, and its exit code, in a process of its own."""
-    return subprocess.run([sys.executable, "-c", program, *map(str, words)], cwd=cwd, capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-c", program, *map(str, words)], cwd=cwd,
+                          capture_output=True, text=True,
                           timeout=60, check=False, **options)
 
 
@@ -34,10 +35,16 @@ def made(path, process=None, lines=(), commands=COMMANDS, **changes):
     path.mkdir(parents=True, exist_ok=True)
     control = ControlFolder(path)
     control.make()
-    control.write("status.json", {"protocol": 1, "state": "running", "alive": True, "process": process or this_process(), "beat": 1,
-                                  "name": path.name, "position": {"step": 412, "epoch": 3, "epochs": 10}, "rewind_points": [100, 400],
-                                  "command": ["python", "my train.py", "--lr", "0.1"], "folder": "/data/a b"} | changes)
-    control.write("offer.json", {"protocol": 1, "tunables": TUNABLES, "commands": {name: {} for name in commands}})
+    control.write("status.json",
+                  {"protocol": 1, "state": "running", "alive": True,
+                   "process": process or this_process(), "beat": 1,
+                   "name": path.name, "position": {"step": 412, "epoch": 3, "epochs": 10},
+                   "rewind_points": [100, 400],
+                   "command": ["python", "my train.py", "--lr", "0.1"],
+                   "folder": "/data/a b"} | changes)
+    control.write("offer.json",
+                  {"protocol": 1, "tunables": TUNABLES,
+                   "commands": {name: {} for name in commands}})
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return control
 
@@ -51,11 +58,14 @@ def gone():
 # Fast, and without torch
 
 
-@pytest.mark.parametrize("words", [["status"], ["tune", "lr=1e-4", "--wait", "0"], ["log"], ["ls", "."]])
+@pytest.mark.parametrize("words",
+                         [["status"], ["tune", "lr=1e-4", "--wait", "0"], ["log"], ["ls", "."]])
 def test_no_command_imports_torch(tmp_path, words):
     """The program is there at once: it loads neither torch, nor numpy, nor rich."""
     made(tmp_path / "runs" / "a")
-    code = PROGRAM.replace("sys.exit(main())", "code = main(); print('loaded', *{'torch', 'numpy', 'rich'} & sys.modules.keys()); sys.exit(code)")
+    code = PROGRAM.replace("sys.exit(main())",
+                           "code = main(); print('loaded', *{'torch', 'numpy', 'rich'} & "
+                           "sys.modules.keys()); sys.exit(code)")
     done = shell(*words, cwd=tmp_path, program=code)
     assert done.returncode in (0, 3) and done.stdout.splitlines()[-1].strip() == "loaded", done
 
@@ -64,9 +74,11 @@ def test_no_command_imports_torch(tmp_path, words):
 
 
 def test_the_run_is_found(tmp_path):
-    """In its folder, as the only one below ./runs, by its name, its folder and --run; several are an error that names them."""
+    """In its folder, as the only one below ./runs, by its name, its folder and --run;
+    several are an error that names them."""
     made(tmp_path / "runs" / "a")
-    for words, cwd in [([], tmp_path / "runs" / "a"), ([], tmp_path), (["a"], tmp_path), (["runs/a"], tmp_path), (["--run", "runs/a"], tmp_path)]:
+    for words, cwd in [([], tmp_path / "runs" / "a"), ([], tmp_path), (["a"], tmp_path),
+                       (["runs/a"], tmp_path), (["--run", "runs/a"], tmp_path)]:
         found = json.loads(shell("status", *words, "--json", cwd=cwd).stdout)
         assert (found["standing"], found["status"]["position"]["step"]) == ("running", 412)
     made(tmp_path / "runs" / "b")
@@ -125,18 +137,23 @@ def test_a_command_that_the_run_does_not_take(tmp_path):
 def test_the_command_has_its_sender_reason_and_basis(tmp_path):
     """Values by their kinds, the step that was seen, and how old it may be."""
     control = made(tmp_path / "a")
-    words = ["lr=1e-4", "grad_clip=none", "ema.enabled=off", "--reason", "loss rises", "--max-age-steps", "50", "--source", "agent:x"]
+    words = ["lr=1e-4", "grad_clip=none", "ema.enabled=off", "--reason", "loss rises",
+             "--max-age-steps", "50", "--source", "agent:x"]
     assert shell("tune", "a", *words, "--wait", "0", cwd=tmp_path).returncode == 3
     (path,) = incoming(control.commands)
     sent = json.loads(path.read_text())
     assert sent["values"] == {"lr": 1e-4, "grad_clip": None, "ema.enabled": False}
-    assert [sent[name] for name in ("name", "reason", "basis", "max_age_steps", "source")] == ["tune", "loss rises", 412, 50, "agent:x"]
+    assert [sent[name]
+            for name in ("name", "reason", "basis", "max_age_steps",
+                         "source")] == ["tune", "loss rises", 412, 50, "agent:x"]
     assert sent["user"] and sent["host"]
 
 
 @pytest.mark.parametrize(("words", "name", "values"), [
-    (["step", "a"], "step", {"n": 1}), (["step", "a", "10"], "step", {"n": 10}), (["step", "--epochs", "2", "a"], "step", {"epochs": 2}),
-    (["rewind", "a", "400"], "rewind", {"step": 400}), (["note", "a", "new data"], "note", {"text": "new data"}),
+    (["step", "a"], "step", {"n": 1}), (["step", "a", "10"], "step", {"n": 10}),
+    (["step", "--epochs", "2", "a"], "step", {"epochs": 2}),
+    (["rewind", "a", "400"], "rewind", {"step": 400}),
+    (["note", "a", "new data"], "note", {"text": "new data"}),
     (["checkpoint", "a"], "checkpoint", {}), (["validate", "--reason", "why", "a"], "validate", {}),
 ])
 def test_the_values_of_each_command(tmp_path, words, name, values):
@@ -161,18 +178,21 @@ def test_without_an_answer_the_command_is_withdrawn(tmp_path):
 def test_a_command_that_was_read_is_not_called_withdrawn(tmp_path):
     """The run may still apply it."""
     control = made(tmp_path / "a")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, "pause", "a", "--wait", "1", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, "pause", "a", "--wait", "1", "--json"],
+                          cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
         while not (found := incoming(control.commands)):
             time.sleep(0.01)
         found[0].unlink()
         control.reply(id=found[0].stem, status="received", step=412)
         said = json.loads(program.communicate()[0])
-    assert said["status"] == "no answer" and "may still apply" in said["reason"] and said["exit"] == 3
+    assert said["status"] == "no answer"
+    assert "may still apply" in said["reason"] and said["exit"] == 3
 
 
 @pytest.mark.parametrize("words", [["pause"], ["tune", "lr=0.2"], ["status"]])
 def test_a_lost_run_says_how_it_was_started(tmp_path, words):
-    """Its process is gone and it did not say goodbye: exit code 3, at once, and nothing is left for a later one."""
+    """Its process is gone and it did not say goodbye:
+    exit code 3, at once, and nothing is left for a later one."""
     control = made(tmp_path / "a", gone())
     began = time.monotonic()
     done = shell(words[0], "a", *words[1:], cwd=tmp_path)
@@ -193,7 +213,8 @@ def test_a_process_that_ends_while_waiting(tmp_path):
 
 def test_a_void_command_is_no_success(tmp_path):
     """void counts as refused."""
-    assert cli.show_outcome({"command": "tune", "values": {}, "status": "void", "reason": "rewound"}, False) == 2
+    assert cli.show_outcome({"command": "tune", "values": {}, "status": "void",
+                             "reason": "rewound"}, False) == 2
 
 
 # Folders that are not to be trusted
@@ -205,19 +226,28 @@ RAW = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]")
 def evil_run(folder):
     """Every text has escape sequences in it."""
     evil = {"step": 3, "train/loss": 0.5, f"loss{EVIL}": 0.25}
-    control = made(folder, lines=[evil, {"step": 4, f"a{EVIL}": EVIL}], name=EVIL, state=EVIL, description=EVIL, error=EVIL,
-                   command=["python", EVIL], folder=EVIL, best={"name": EVIL, "value": 1.0}, breakpoints=[EVIL],
+    control = made(folder, lines=[evil, {"step": 4, f"a{EVIL}": EVIL}], name=EVIL, state=EVIL,
+                   description=EVIL, error=EVIL,
+                   command=["python", EVIL], folder=EVIL, best={"name": EVIL, "value": 1.0},
+                   breakpoints=[EVIL],
                    process=this_process() | {"host": EVIL})
-    control.write("offer.json", {"commands": {EVIL: {}, "pause": {}}, "tunables": [{"name": f"lr{EVIL}", "kind": EVIL, "value": EVIL, "choices": [EVIL]}]})
-    entry = {"number": 1, "kind": "tune", "name": EVIL, "old": EVIL, "new": EVIL, "step": 3, "source": EVIL, "by": EVIL, "reason": EVIL}
+    control.write("offer.json",
+                  {"commands": {EVIL: {}, "pause": {}},
+                   "tunables": [{"name": f"lr{EVIL}", "kind": EVIL, "value": EVIL,
+                                 "choices": [EVIL]}]})
+    entry = {"number": 1, "kind": "tune", "name": EVIL, "old": EVIL, "new": EVIL, "step": 3,
+             "source": EVIL, "by": EVIL, "reason": EVIL}
     (folder / "journal.jsonl").write_text('{"journal": 1}\n' + json.dumps(entry) + "\n")
     (folder / "config.json").write_text(json.dumps({EVIL: EVIL, "tunables": {EVIL: EVIL}}))
     control.reply(id=EVIL, name=EVIL, status="refused", reason=EVIL, source=EVIL, step=3)
     return control
 
 
-@pytest.mark.parametrize("words", [["status", "a"], ["ls", "."], ["log", "a"], ["diff", "a", "b"], ["tune", "a", "x=1"],
-                                   ["stop", "a"], ["pause", "a", "--wait", "0.1"], ["__complete", "trainer-nb tune a "]])
+@pytest.mark.parametrize("words",
+                         [["status", "a"], ["ls", "."], ["log", "a"], ["diff", "a", "b"],
+                          ["tune", "a", "x=1"],
+                          ["stop", "a"], ["pause", "a", "--wait", "0.1"],
+                          ["__complete", "trainer-nb tune a "]])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_no_control_character_reaches_the_terminal(tmp_path, words, form):
     """Names, values and reasons of files are shown with their escapes."""
@@ -225,16 +255,21 @@ def test_no_control_character_reaches_the_terminal(tmp_path, words, form):
     made(tmp_path / "b")
     done = shell(*words, *form, cwd=tmp_path)
     assert not RAW.search(done.stdout + done.stderr) and "Traceback" not in done.stderr
-    assert "fake: ok" not in [line.strip() for line in (done.stdout + done.stderr).splitlines() if words[0] != "status"]
+    assert "fake: ok" not in [line.strip() for line in (done.stdout + done.stderr).splitlines()
+                              if words[0] != "status"]
     if form and words[0] != "__complete":
         for line in done.stdout.splitlines():
             json.loads(line)
 
 
-GARBAGE = ["", "[1, 2]", "{", '"text"', "\x00\xff", "[" * 100_000, '{"position": 5, "process": [], "best": 3, "state": {}, "alive": 1}',
-           '{"alive": true, "process": {"host": 3, "pid": "x"}, "position": {"step": "9", "fraction": [], "seconds": 1e999}}',
-           '{"alive": true, "last_saved": [null], "rewind_points": {}, "position": {"step": %s, "fraction": %s}, "command": "rm -rf", "error": 4}' % (("9" * 4000,) * 2),
-           '{"alive": true, "position": {"step": NaN, "epoch": Infinity, "fraction": NaN, "epochs": -0.5}}', "{}"]
+GARBAGE = ["", "[1, 2]", "{", '"text"', "\x00\xff", "[" * 100_000,
+           '{"position": 5, "process": [], "best": 3, "state": {}, "alive": 1}',
+           '{"alive": true, "process": {"host": 3, "pid": "x"}, "position": {"step": "9", '
+           '"fraction": [], "seconds": 1e999}}',
+           '{"alive": true, "last_saved": [null], "rewind_points": {}, "position": {"step": %s, '
+           '"fraction": %s}, "command": "rm -rf", "error": 4}' % (("9" * 4000,) * 2),
+           '{"alive": true, "position": {"step": NaN, "epoch": Infinity, "fraction": NaN, '
+           '"epochs": -0.5}}', "{}"]
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
@@ -243,29 +278,37 @@ def test_garbage_is_an_error_or_shown_in_part(tmp_path, text):
     control = made(tmp_path / "a")
     for name in ("status.json", "offer.json"):
         (control.path / name).write_bytes(text.encode("latin-1"))
-    for name in ("metrics.jsonl", "journal.jsonl", "result.json", "config.json", "control/replies.jsonl"):
-        (tmp_path / "a" / name).write_bytes(text.encode("latin-1") + b"\n" + b'{"step": {}, "loss": 1e999, "rewind": 3}\n')
-    for words in (["status", "a"], ["status", "a", "--json"], ["ls", "."], ["log", "a"], ["diff", "a", "a"], ["tune", "a", "lr=1", "--wait", "0.1"]):
+    for name in ("metrics.jsonl", "journal.jsonl", "result.json", "config.json",
+                 "control/replies.jsonl"):
+        (tmp_path / "a" / name).write_bytes(text.encode("latin-1") + b"\n"
+                                            + b'{"step": {}, "loss": 1e999, "rewind": 3}\n')
+    for words in (["status", "a"], ["status", "a", "--json"], ["ls", "."], ["log", "a"],
+                  ["diff", "a", "a"], ["tune", "a", "lr=1", "--wait", "0.1"]):
         done = shell(*words, cwd=tmp_path)
         assert done.returncode in (0, 2, 3) and "Traceback" not in done.stderr, done
 
 
 def test_huge_and_special_files(tmp_path):
-    """A status of many megabytes, a FIFO and a link are not read; the table shows the other runs."""
+    """A status of many megabytes, a FIFO and a link are not read;
+    the table shows the other runs."""
     big, fifo, link = (made(tmp_path / name) for name in ("big", "fifo", "link"))
     made(tmp_path / "good")
     with open(big.path / "status.json", "wb") as file:
         file.truncate(1 << 30)
-    for control, place in ((fifo, "control/status.json"), (link, "control/status.json"), (fifo, "metrics.jsonl")):
+    for control, place in ((fifo, "control/status.json"), (link, "control/status.json"),
+                           (fifo, "metrics.jsonl")):
         (control.run / place).unlink()
         if control is fifo:
             os.mkfifo(control.run / place)
         else:
             os.symlink(tmp_path / "good" / place, control.run / place)
-    for name, said in (("big", "bytes"), ("link", "not a plain file"), ("fifo", "not a plain file")):
+    for name, said in (("big", "bytes"), ("link", "not a plain file"),
+                       ("fifo", "not a plain file")):
         done = shell("status", name, cwd=tmp_path)
-        assert done.returncode == 3 and (said in done.stderr or "not a folder of a run" in done.stderr), done
-    rows = [json.loads(line) for line in shell("ls", ".", "--json", cwd=tmp_path).stdout.splitlines()]
+        assert done.returncode == 3 and (said in done.stderr
+                                         or "not a folder of a run" in done.stderr), done
+    rows = [json.loads(line)
+            for line in shell("ls", ".", "--json", cwd=tmp_path).stdout.splitlines()]
     assert {row["name"]: row["standing"] for row in rows}["good"] == "running"
 
 
@@ -288,15 +331,23 @@ def test_only_the_end_of_long_records_is_read(tmp_path):
 def test_the_log_goes_on_until_the_run_ends(tmp_path):
     """New records and entries appear once, also when the journal is replaced."""
     control = made(tmp_path / "a", lines=[{"step": 1, "train/loss": 0.5}])
-    entries = ['{"journal": 1}', json.dumps({"number": 1, "kind": "tune", "name": "lr", "old": 0.1, "new": 0.2, "step": 1, "source": "shell"})]
+    entries = ['{"journal": 1}',
+               json.dumps({"number": 1, "kind": "tune", "name": "lr", "old": 0.1, "new": 0.2,
+                           "step": 1, "source": "shell"})]
     journal = tmp_path / "a" / "journal.jsonl"
     journal.write_text("\n".join(entries) + "\n")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, "log", "a", "--follow"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
-        assert [program.stdout.readline(), program.stdout.readline()] == ["step 1: train/loss 0.5\n", "step 1: lr 0.1 → 0.2 (shell)\n"]
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, "log", "a", "--follow"], cwd=tmp_path,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert [program.stdout.readline(),
+                program.stdout.readline()] == ["step 1: train/loss 0.5\n",
+                                               "step 1: lr 0.1 → 0.2 (shell)\n"]
         with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
             file.write('{"step": 2, "train/loss": 0.25}\n')
         assert program.stdout.readline() == "step 2: train/loss 0.25\n"
-        (tmp_path / "new").write_text("\n".join(entries) + "\n" + entries[1].replace('"number": 1', '"number": 2').replace('"step": 1', '"step": 2') + "\n")
+        (tmp_path / "new").write_text("\n".join(entries) + "\n"
+                                      + entries[1].replace(
+                                          '"number": 1',
+                                          '"number": 2').replace('"step": 1', '"step": 2') + "\n")
         os.replace(tmp_path / "new", journal)
         assert program.stdout.readline() == "step 2: lr 0.1 → 0.2 (shell)\n"
         control.write("status.json", control.status() | {"alive": False, "state": "finished"})
@@ -308,24 +359,28 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     """trainer-nb log | head."""
     made(tmp_path / "a", lines=[{"step": step, "train/loss": 0.5} for step in range(50_000)])
     command = f"{sys.executable} -c '{PROGRAM}' log a -n 50000 | head -1"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True,
+                          check=False)
     assert done.stdout == "step 0: train/loss 0.5\n" and done.stderr == ""
 
 
 def test_bash_completes_runs_tunables_and_values(tmp_path):
     """In a real bash; a folder whose name would be a command is not offered."""
-    made(tmp_path / "runs" / "exp1", waiting=[{"id": "3f2a90", "name": "tune"}, {"id": "$(touch evil)"}, 5])
+    made(tmp_path / "runs" / "exp1",
+         waiting=[{"id": "3f2a90", "name": "tune"}, {"id": "$(touch evil)"}, 5])
     made(tmp_path / "runs" / "$(touch evil)")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "trainer-nb").write_text(f"#!/bin/bash\nexec {sys.executable} -c '{PROGRAM}' \"$@\"\n")
+    (bin_folder / "trainer-nb").write_text(
+        f"#!/bin/bash\nexec {sys.executable} -c '{PROGRAM}' \"$@\"\n")
     (bin_folder / "trainer-nb").chmod(0o755)
 
     def completed(line):
         """What bash makes of a line and the Tab key."""
         script = f"""eval "$(trainer-nb completion bash)"
             COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _trainer_nb; printf '%s\\n' "${{COMPREPLY[@]}}" """
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True,
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True,
+                              check=True,
                               env=os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}"})
         assert done.stderr == ""
         return done.stdout.split("\n")[:-1]
@@ -335,7 +390,8 @@ def test_bash_completes_runs_tunables_and_values(tmp_path):
     assert completed("trainer-nb tune runs/exp1 g") == ["grad_clip="]
     assert completed("trainer-nb tune runs/exp1 mixed_precision=") == ["none", "bf16"]
     assert completed("trainer-nb rewind runs/exp1 4") == ["400"]
-    assert completed("trainer-nb approve runs/exp1 ") == completed("trainer-nb decline runs/exp1 ") == ["3f2a90"]
+    assert completed(
+        "trainer-nb approve runs/exp1 ") == completed("trainer-nb decline runs/exp1 ") == ["3f2a90"]
     assert completed("trainer-nb pause --max") == ["--max-age-steps"]
     assert not (tmp_path / "evil").exists()
 
@@ -347,15 +403,22 @@ def test_zsh_completes_runs_tunables_and_values(tmp_path):
     made(tmp_path / "runs" / "$(touch evil)")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "trainer-nb").write_text(f"#!/bin/bash\nexec {sys.executable} -c '{PROGRAM}' \"$@\"\n")
+    (bin_folder / "trainer-nb").write_text(
+        f"#!/bin/bash\nexec {sys.executable} -c '{PROGRAM}' \"$@\"\n")
     (bin_folder / "trainer-nb").chmod(0o755)
-    place = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb"}
-    terminal = pexpect.spawn("zsh", ["-f", "-i"], cwd=str(tmp_path), env=place, dimensions=(40, 200), encoding="utf8", timeout=20)
+    place = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "HOME": str(tmp_path),
+                          "TERM": "dumb"}
+    terminal = pexpect.spawn("zsh", ["-f", "-i"], cwd=str(tmp_path), env=place,
+                             dimensions=(40, 200), encoding="utf8", timeout=20)
     try:
-        terminal.sendline("PS1='> '; autoload -U compinit; compinit -u; eval \"$(trainer-nb completion zsh)\"; echo go-$((40 + 2))")
+        terminal.sendline(
+            "PS1='> '; autoload -U compinit; compinit -u; eval \"$(trainer-nb completion zsh)\"; "
+            "echo go-$((40 + 2))")
         terminal.expect("go-42")
-        for line, expected in (("status runs/", "runs/exp1 "), ("tune runs/exp1 g", "rad_clip="), ("tune runs/exp1 mixed_precision=", "=bf16  mixed_precision=none"),
-                               ("rewind runs/exp1 4", "400 "), ("pause --max", "--max-age-steps "), ("st", "status  step    stop")):
+        for line, expected in (("status runs/", "runs/exp1 "), ("tune runs/exp1 g", "rad_clip="),
+                               ("tune runs/exp1 mixed_precision=", "=bf16  mixed_precision=none"),
+                               ("rewind runs/exp1 4", "400 "), ("pause --max", "--max-age-steps "),
+                               ("st", "status  step    stop")):
             terminal.send(f"trainer-nb {line}\t")
             terminal.expect_exact(expected)
             terminal.send("\x15")  # the line is emptied
@@ -367,6 +430,8 @@ def test_zsh_completes_runs_tunables_and_values(tmp_path):
 def test_the_program_is_a_module_too(tmp_path):
     """`python -m trainer_nb`, where the command is not on the path."""
     made(tmp_path / "a")
-    done = subprocess.run([sys.executable, "-m", "trainer_nb", "status", "a", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "trainer_nb", "status", "a", "--json"],
+                          cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and json.loads(done.stdout)["standing"] == "running"
-    assert subprocess.run([sys.executable, "-m", "trainer_nb", "tnue"], capture_output=True, check=False).returncode == 2
+    assert subprocess.run([sys.executable, "-m", "trainer_nb", "tnue"], capture_output=True,
+                          check=False).returncode == 2

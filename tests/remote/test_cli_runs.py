@@ -1,4 +1,5 @@
-"""trainer-nb against training scripts in other processes; its full-screen view in a pseudo terminal."""
+"""trainer-nb against training scripts in other processes;
+its full-screen view in a pseudo terminal."""
 
 import json
 import os
@@ -26,9 +27,12 @@ inputs = torch.randn(256, 3)
 data = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
 model = torch.nn.Linear(3, 1)
 slow = LambdaHook(name="slow", after_step=lambda trainer: time.sleep(0.01))
-trainer = Trainer(model, train_dl=torch.utils.data.DataLoader(data, batch_size=8), valid_dl=torch.utils.data.DataLoader(data, batch_size=64),
-                  loss_fn=torch.nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), 0.001), epochs=int(sys.argv[1]), device="cpu",
-                  progress=False, workspace="runs/exp1", hooks=[CheckpointHook(), SnapshotHook(), EMAHook(decay=0.9), slow])
+trainer = Trainer(model, train_dl=torch.utils.data.DataLoader(data, batch_size=8),
+                  valid_dl=torch.utils.data.DataLoader(data, batch_size=64),
+                  loss_fn=torch.nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), 0.001),
+                  epochs=int(sys.argv[1]), device="cpu",
+                  progress=False, workspace="runs/exp1",
+                  hooks=[CheckpointHook(), SnapshotHook(), EMAHook(decay=0.9), slow])
 trainer.fit()
 '''
 
@@ -37,10 +41,12 @@ trainer.fit()
 def training(folder, epochs=1000):
     """A script that trains in a process of its own, below `folder`."""
     (folder / "train.py").write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, "train.py", str(epochs)], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen([sys.executable, "train.py", str(epochs)], cwd=folder,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         control = ControlFolder(folder / "runs" / "exp1")
         try:
-            wait_for(lambda: (control.path / "offer.json").exists() and status(folder)["status"]["state"] == "running", process)
+            wait_for(lambda: (control.path / "offer.json").exists()
+                     and status(folder)["status"]["state"] == "running", process)
             yield process
         finally:
             process.kill()
@@ -73,13 +79,17 @@ def journal(folder):
 
 
 def test_a_script_is_steered(tmp_path):
-    """Values are applied, in the journal with their reason, or refused with the run's own; the exit code says which."""
+    """Values are applied, in the journal with their reason, or refused with the run's own;
+    the exit code says which."""
     with training(tmp_path) as process:
-        code, found = said(tmp_path, "tune", "lr=0.002", "grad_clip=1", "ema.enabled=off", "--reason", "loss rises")
+        code, found = said(tmp_path, "tune", "lr=0.002", "grad_clip=1", "ema.enabled=off",
+                           "--reason", "loss rises")
         assert (code, found["status"]) == (0, "applied") and found["step"] > 0
-        wait_for(lambda: {"lr": 0.002, "grad_clip": 1, "ema.enabled": False}.items() <= status(tmp_path)["tunables"].items())
+        wait_for(lambda: {"lr": 0.002, "grad_clip": 1,
+                          "ema.enabled": False}.items() <= status(tmp_path)["tunables"].items())
         entry = next(each for each in journal(tmp_path) if each["name"] == "lr")
-        assert (entry["new"], entry["source"], entry["reason"], entry["command"]) == (0.002, "shell", "loss rises", found["id"])
+        assert (entry["new"], entry["source"], entry["reason"],
+                entry["command"]) == (0.002, "shell", "loss rises", found["id"])
         assert said(tmp_path, "tune", "grad_clip=none")[0] == 0
         wait_for(lambda: status(tmp_path)["tunables"]["grad_clip"] is None)
 
@@ -91,13 +101,15 @@ def test_a_script_is_steered(tmp_path):
         assert said(tmp_path, "pause")[0] == 0 and status(tmp_path)["standing"] == "paused"
         step = status(tmp_path)["status"]["position"]["step"]
         assert said(tmp_path, "step", "7")[0] == 0
-        wait_for(lambda: status(tmp_path)["standing"] == "paused" and status(tmp_path)["status"]["position"]["step"] == step + 7)
+        wait_for(lambda: status(tmp_path)["standing"] == "paused"
+                 and status(tmp_path)["status"]["position"]["step"] == step + 7)
         assert said(tmp_path, "note", "half time")[0] == 0 and said(tmp_path, "checkpoint")[0] == 0
         wait_for(lambda: status(tmp_path)["status"]["last_saved"][0] == step + 7)
 
         points = status(tmp_path)["status"]["rewind_points"]
         code, found = said(tmp_path, "rewind", points[0])
-        assert code == 0 and found["step"] == points[0] == status(tmp_path)["status"]["position"]["step"]
+        assert code == 0
+        assert found["step"] == points[0] == status(tmp_path)["status"]["position"]["step"]
         assert said(tmp_path, "validate")[0] == said(tmp_path, "resume")[0] == 0
         wait_for(lambda: status(tmp_path)["status"]["position"]["step"] > points[0])
         assert said(tmp_path, "stop")[0] == 0
@@ -106,7 +118,8 @@ def test_a_script_is_steered(tmp_path):
     code, found = said(tmp_path, "pause")
     assert code == 3 and f"cd {tmp_path} && {sys.executable} train.py 1000" in found["reason"]
     shown = shell("log", "-n", "2000", cwd=tmp_path).stdout
-    for text in ("lr none → 0.002 (shell, ", ": loss rises)", "note: half time", "command tune refused", "train/loss ", "undone"):
+    for text in ("lr none → 0.002 (shell, ", ": loss rises)", "note: half time",
+                 "command tune refused", "train/loss ", "undone"):
         assert text in shown, shown
 
 
@@ -122,7 +135,8 @@ def test_a_killed_script_is_lost(tmp_path):
 
 
 def test_a_stopped_process_gives_no_answer(tmp_path):
-    """It is there, and does not answer in time: the command is withdrawn, and has no effect afterwards."""
+    """It is there, and does not answer in time:
+    the command is withdrawn, and has no effect afterwards."""
     with training(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         try:
@@ -144,7 +158,8 @@ def test_two_runs_are_compared(tmp_path):
             assert shell("tune", f"lr={rate}", cwd=folder).returncode == 0
             assert process.wait(120) == 0
     found = json.loads(shell("diff", "a/runs/exp1", "b/runs/exp1", "--json", cwd=tmp_path).stdout)
-    assert found["configuration"] == {} and list(found["tunables"]) == ["lr"] and len(found["journal"]) == 2
+    assert found["configuration"] == {}
+    assert list(found["tunables"]) == ["lr"] and len(found["journal"]) == 2
     left, right = found["results"]["best valid/loss"]
     assert right < left and found["results"]["step"] == [128, 128]
     shown = shell("diff", "a/runs/exp1", "b/runs/exp1", cwd=tmp_path).stdout
@@ -160,8 +175,11 @@ BACK = "\x1b[?1049l"
 @contextmanager
 def screen(folder, rows=24, columns=80, words=("watch",)):
     """`trainer-nb watch` in a pseudo terminal; the terminal must be as before at the end."""
-    terminal = pexpect.spawn(sys.executable, ["-c", PROGRAM, *words], cwd=str(folder), dimensions=(rows, columns), timeout=30,
-                             encoding="utf-8", env=os.environ | {"TERM": "xterm-256color", "PYTHONUTF8": "1", "COLUMNS": "100", "LINES": "50"})
+    terminal = pexpect.spawn(sys.executable, ["-c", PROGRAM, *words], cwd=str(folder),
+                             dimensions=(rows, columns), timeout=30,
+                             encoding="utf-8",
+                             env=os.environ | {"TERM": "xterm-256color", "PYTHONUTF8": "1",
+                                               "COLUMNS": "100", "LINES": "50"})
     before = termios.tcgetattr(terminal.child_fd)
     try:
         yield terminal
@@ -175,12 +193,15 @@ def screen(folder, rows=24, columns=80, words=("watch",)):
 def restored(terminal):
     """Whether everything after the last page is on the first one, with a cursor."""
     text = terminal.before
-    return BACK in text and PAGE not in text.split(BACK)[-1] and text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
+    return (BACK in text and PAGE not in text.split(BACK)[-1]
+            and text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(24, 80), pytest.param(12, 40, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("rows", "columns"),
+                         [(24, 80), pytest.param(12, 40, marks=pytest.mark.long)])
 def test_keys_steer_a_run(tmp_path, rows, columns):
-    """Pause, step, checkpoint, resume and stop, with their answers; q leaves the terminal as it was."""
+    """Pause, step, checkpoint, resume and stop, with their answers;
+    q leaves the terminal as it was."""
     with training(tmp_path) as process, screen(tmp_path, rows, columns) as terminal:
         terminal.expect_exact(PAGE)
         terminal.expect("running")
@@ -214,17 +235,19 @@ def test_keys_steer_a_run(tmp_path, rows, columns):
 
 
 def test_what_waits_for_a_person_is_shown_and_decided(tmp_path):
-    """The oldest command with its reason, without letters that steer the terminal; a and d decide about the one on the screen."""
+    """The oldest command with its reason, without letters that steer the terminal;
+    a and d decide about the one on the screen."""
     from test_cli import COMMANDS, made
 
     takes = *COMMANDS, "approve", "decline"
-    asked = [{"id": f"3f2a9{number}", "name": "tune", "values": {"lr": 0.01}, "source": "agent:night", "reason": why}
+    asked = [{"id": f"3f2a9{number}", "name": "tune", "values": {"lr": 0.01},
+              "source": "agent:night", "reason": why}
              for number, why in enumerate(("too \x1b[2Jfast", "later"))]
     control = made(tmp_path / "runs" / "exp1", waiting=asked, commands=takes)
     commands = control.path / "commands"
 
     def sent(count):
-        """What was sent, once there are so many."""
+        """What was sent, once there are n."""
         wait_for(lambda: len(list(commands.glob("*.json"))) == count)
         found = [json.loads(path.read_text()) for path in sorted(commands.glob("*.json"))]
         return sorted((each["name"], each["values"]["id"]) for each in found)
@@ -271,7 +294,8 @@ def test_the_journal_is_read_again_where_it_has_changed_and_only_there(tmp_path,
 @pytest.mark.parametrize("end", ["q", "ctrl-c", "terminate", "folder", "closed"])
 @pytest.mark.long
 def test_the_terminal_is_restored(tmp_path, end):
-    """On q, Ctrl-C, SIGTERM, and when the folder of the run is moved away; no key reaches the shell."""
+    """On q, Ctrl-C, SIGTERM, and when the folder of the run is moved away;
+    no key reaches the shell."""
     with training(tmp_path):
         with screen(tmp_path) as terminal:
             terminal.expect("running")
@@ -304,7 +328,8 @@ def test_rows_fit_the_screen(tmp_path):
         terminal.send("q")
         terminal.expect(pexpect.EOF)
         last = terminal.before.split("\x1b[H")[-1].split(BACK)[0]
-        rows = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", row) for row in last.replace("\r", "").split("\n")]
+        rows = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", row)
+                for row in last.replace("\r", "").split("\n")]
         assert len(rows) <= 6 and max(map(len, rows)) <= 20, rows
 
 
@@ -314,5 +339,7 @@ def test_without_rich_or_a_terminal(tmp_path):
     made(tmp_path / "a")
     done = shell("watch", "a", cwd=tmp_path)
     assert done.returncode == 2 and "log --follow" in done.stderr
-    done = shell("watch", "a", cwd=tmp_path, program="import sys; sys.modules['rich.console'] = None; " + PROGRAM)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "pip install 'trainer_nb[cli]'" in done.stderr
+    done = shell("watch", "a", cwd=tmp_path,
+                 program="import sys; sys.modules['rich.console'] = None; " + PROGRAM)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "pip install 'trainer_nb[cli]'" in done.stderr

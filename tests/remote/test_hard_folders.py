@@ -1,4 +1,5 @@
-"""A folder on a disk that is full, read-only or gone, with thousands of old commands, or of another clock: the run goes on, and each gets an answer."""
+"""A folder on a disk that is full, read-only or gone, with thousands of old commands, or of another
+clock: the run goes on, and each gets an answer."""
 
 import json
 import os
@@ -23,12 +24,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*the run goes on")
 
 def shell(*words, environment=()):
     """What `trainer-nb WORDS` says, and its exit code."""
-    return subprocess.run([sys.executable, "-m", "trainer_nb", *map(str, words)], capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **dict(environment)})
+    return subprocess.run([sys.executable, "-m", "trainer_nb", *map(str, words)],
+                          capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, **dict(environment)})
 
 
 def mount(*words):
     """Whether the system lets us."""
-    return subprocess.run(["mount", *map(str, words)], capture_output=True, check=False).returncode == 0
+    return subprocess.run(["mount", *map(str, words)], capture_output=True,
+                          check=False).returncode == 0
 
 
 class Disk:
@@ -39,7 +43,8 @@ class Disk:
 
     def refuse(self):
         """From now on nothing can be written."""
-        if self.kind == "read-only":  # a mount over the folder: one with open files cannot be made so
+        # a mount over the folder: one with open files cannot be made so
+        if self.kind == "read-only":
             assert mount("--bind", self.run, self.run) and mount("-o", "remount,bind,ro", self.run)
             return
         with open(self.path / "filler", "ab", buffering=0) as file:
@@ -78,30 +83,36 @@ def lines(path):
 
 def running(folder):
     """A run that makes a step in two milliseconds."""
-    run = Steered(folder, epochs=10**6, hooks=[LambdaHook(after_step=lambda trainer: time.sleep(0.002))])
+    run = Steered(folder, epochs=10**6,
+                  hooks=[LambdaHook(after_step=lambda trainer: time.sleep(0.002))])
     run.trainer.start()
     return run
 
 
 def steps(run, count=20):
-    """The run makes so many more."""
+    """The run makes n more."""
     begun = run.trainer.step_state.optimizer_step
     until(lambda: run.trainer.step_state.optimizer_step > begun + count, 20)
 
 
 def test_a_disk_that_takes_nothing_in_mid_run(disk):
-    """What was asked before is answered when there is room, the sender of more is told; nothing is applied twice, nothing is missing."""
+    """What was asked before is answered when there is room, the sender of more is told;
+    nothing is applied twice, nothing is missing."""
     run = running(disk.run)
     attached = attach(disk.run)
-    first = run.ask("note", {"text": "the file of the replies has a line, and room for a part of the next ones"})["id"]
+    first = run.ask("note",
+                    {"text": "the file of the replies has a line, and room for a part of the next "
+                             "ones"})["id"]
     with run.attendant._lock:  # between two looks
-        sent = [run.control.send(Request("note", {"text": f"{number} " + 200 * "x"}, "shell")) for number in range(40)]
+        sent = [run.control.send(Request("note", {"text": f"{number} " + 200 * "x"}, "shell"))
+                for number in range(40)]
         disk.refuse()
     beat = run.control.status()["beat"]
     steps(run, 150)
     for words in (["tune", disk.run, "lr=0.1"], ["tune", disk.run, "lr=0.1", "--json"]):
         told = shell(*words, "--wait", "2")
-        assert told.returncode == 3 and ("No space left" in told.stderr + told.stdout or "Read-only" in told.stderr + told.stdout), told
+        assert told.returncode == 3 and ("No space left" in told.stderr + told.stdout
+                                         or "Read-only" in told.stderr + told.stdout), told
     with pytest.raises(OSError, match="No space left|Read-only"):
         attached.tune(lr=0.1)
     assert run.control.status()["beat"] <= beat + 1 and run.trainer.rate != 0.1
@@ -109,14 +120,16 @@ def test_a_disk_that_takes_nothing_in_mid_run(disk):
     for each in sent:
         assert run.replies.wait(each, 10)["status"] == "applied"
     until(lambda: run.control.status()["beat"] > beat + 2)
-    assert shell("tune", disk.run, "lr=0.1").returncode == 0 and attached.tune(lr=0.2).wait(10).status == "applied"
+    assert shell("tune", disk.run, "lr=0.1").returncode == 0
+    assert attached.tune(lr=0.2).wait(10).status == "applied"
     step = run.trainer.step_state.optimizer_step
     until(lambda: run.control.status()["position"]["step"] > step)
     run.trainer.stop().wait()
     run.trainer.wait()
     attached.close()
     run.trainer.close()
-    entries = [entry["command"] for entry in lines(disk.run / "journal.jsonl")[1:] if entry["command"]]
+    entries = [entry["command"] for entry in lines(disk.run / "journal.jsonl")[1:]
+               if entry["command"]]
     assert entries[:41] == [first, *sent] and len(entries) == len(set(entries)) == 43
     assert {line["id"] for line in lines(run.control.path / "replies.jsonl")} == set(entries)
     recorded = [line["step"] for line in lines(disk.run / "metrics.jsonl") if "train/loss" in line]
@@ -125,7 +138,8 @@ def test_a_disk_that_takes_nothing_in_mid_run(disk):
 
 
 def test_a_disk_that_takes_nothing_from_the_start(disk):
-    """The run does not begin, the error names the place, and a later start is as if nothing had been."""
+    """The run does not begin, the error names the place, and a later start is as if nothing had
+    been."""
     disk.refuse()
     with pytest.raises(OSError, match=f"No space left.*{disk.run}|Read-only.*{disk.run}"):
         make(disk.run).fit()
@@ -138,7 +152,8 @@ def test_a_disk_that_takes_nothing_from_the_start(disk):
 
 
 def test_snapshots_go_on_on_a_disk_that_takes_nothing(disk):
-    """They lie in memory; a rewind works meanwhile, and the file of records has its line afterwards."""
+    """They lie in memory; a rewind works meanwhile, and the file of records has its line
+    afterwards."""
     from trainer_nb import SnapshotHook
 
     run = Steered(disk.run, epochs=10, hooks=[SnapshotHook(every_steps=2, every_epochs=None)])
@@ -156,7 +171,8 @@ def test_snapshots_go_on_on_a_disk_that_takes_nothing(disk):
 
 @pytest.mark.parametrize("what", ["control", "taken", "run"])
 def test_a_folder_that_is_removed_in_mid_run(tmp_path, what):
-    """`control` is made again and heard; without the folder of the run it goes on, and whoever asks is told."""
+    """`control` is made again and heard; without the folder of the run it goes on, and who asks
+    is told."""
     run = running(tmp_path / "run")
     gone = {"control": run.control.path, "taken": run.control.taken, "run": run.control.run}[what]
     shutil.rmtree(gone)
@@ -189,7 +205,8 @@ def old_commands(folder, count, name="stop", values=None):
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_thousands_of_old_commands_before_a_fresh_run(tmp_path, count):
-    """None is applied, each is void; the run begins at once, and a pause does not wait behind them."""
+    """None is applied, each is void; the run begins at once, and a pause does not wait behind
+    them."""
     control = old_commands(tmp_path / "run", count)
     os.utime(control.commands, (1, 1))
     trainer = make(tmp_path / "run", epochs=10**6)
@@ -206,7 +223,8 @@ def test_thousands_of_old_commands_before_a_fresh_run(tmp_path, count):
 
 
 def test_old_commands_of_a_run_that_was_killed_are_still_void(tmp_path):
-    """They were put away by a process that did not live to answer them: the next one does, and does not apply them."""
+    """They were put away by a process that did not live to answer them:
+    the next one does, and does not apply them."""
     control = old_commands(tmp_path / "run", 300)
     Inbox(control).put_away()
     trainer = make(None)
@@ -216,14 +234,18 @@ def test_old_commands_of_a_run_that_was_killed_are_still_void(tmp_path):
     intake.take(trainer, seconds=60)
     intake.inbox.flush()
     assert sum(line["status"] == "void" for line in Replies(control).read().values()) == 300
-    assert not len(trainer.journal) and not os.listdir(control.stale) and not os.listdir(control.commands)
+    assert not len(trainer.journal)
+    assert not os.listdir(control.stale) and not os.listdir(control.commands)
     trainer.close()
 
 
-@pytest.mark.parametrize("name, values, count", [("note", {"text": "x"}, 500), pytest.param("note", {"text": "x"}, 10_000, marks=pytest.mark.long),
-                                                  pytest.param("tune", {"lr": -1}, 10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name, values, count",
+                         [("note", {"text": "x"}, 500),
+                          pytest.param("note", {"text": "x"}, 10_000, marks=pytest.mark.long),
+                           pytest.param("tune", {"lr": -1}, 10_000, marks=pytest.mark.long)])
 def test_thousands_of_commands_in_mid_run(tmp_path, name, values, count):
-    """They appear at once; no step waits for all of them, and a pause that comes then is answered in seconds."""
+    """They appear at once; no step waits for all of them, and a pause that comes then is answered
+    in seconds."""
     away, run = old_commands(tmp_path / "away", count, name, values), running(tmp_path / "run")
     for path in sorted(away.commands.iterdir()):
         os.rename(path, run.control.commands / path.name)
@@ -241,7 +263,8 @@ def test_a_hundred_commands_wait_for_a_boundary_at_most(tmp_path):
     """A step does not have to apply thousands; all are answered in their turn."""
     go = threading.Event()
     go.set()
-    run = Steered(tmp_path / "run", epochs=10**6, hooks=[LambdaHook(after_step=lambda trainer: go.wait(30))])
+    run = Steered(tmp_path / "run", epochs=10**6,
+                  hooks=[LambdaHook(after_step=lambda trainer: go.wait(30))])
     run.trainer.start()
     go.clear()
     sent = [run.control.send(Request("note", {"text": "x"}, "shell")) for _ in range(2 * OPEN)]
@@ -258,7 +281,8 @@ HOUR = 3600
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_folder_whose_clock_is_an_hour_off_has_news(tmp_path, hours):
-    """Of a file that comes within the same tick of that clock, too; and nothing is read where nothing has come."""
+    """Of a file that comes within the same tick of that clock, too;
+    and nothing is read where nothing has come."""
     control = ControlFolder(tmp_path)
     control.make()
     inbox, there = Inbox(control), time.time() + hours * HOUR
@@ -279,9 +303,12 @@ def test_a_sender_whose_clock_is_an_hour_off(tmp_path, hours):
     """Its command is taken and answered; what it reads of the run is right."""
     run = Steered(tmp_path / "run", epochs=10**6)
     (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(f"import time\nreal = time.time\ntime.time = lambda: real() + {hours * HOUR}\n")
-    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])}
-    first, second = (shell("tune", run.control.run, f"lr={value}", "--wait", "5", environment=environment) for value in (0.5, 0.25))
+    (tmp_path / "site/sitecustomize.py").write_text(
+        f"import time\nreal = time.time\ntime.time = lambda: real() + {hours * HOUR}\n")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"),
+                                                  os.environ.get("PYTHONPATH", "")])}
+    first, second = (shell("tune", run.control.run, f"lr={value}", "--wait", "5",
+                           environment=environment) for value in (0.5, 0.25))
     assert (first.returncode, second.returncode) == (0, 0), (first, second)
     assert run.trainer.rate == 0.25 and [entry.new for entry in run.trainer.journal] == [0.5, 0.25]
     told = json.loads(shell("status", run.control.run, "--json", environment=environment).stdout)
@@ -291,7 +318,8 @@ def test_a_sender_whose_clock_is_an_hour_off(tmp_path, hours):
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_run_on_a_machine_whose_clock_is_an_hour_off(tmp_path, monkeypatch, hours):
-    """It is there while its heart beats, and lost when it has stopped; no two clocks are compared."""
+    """It is there while its heart beats, and lost when it has stopped;
+    no two clocks are compared."""
     monkeypatch.setattr("trainer_nb.remote.remote_view.SILENT", 0.5)
     (tmp_path / "run").mkdir()
     control, there = ControlFolder(tmp_path / "run"), time.time() + hours * HOUR
@@ -299,8 +327,10 @@ def test_a_run_on_a_machine_whose_clock_is_an_hour_off(tmp_path, monkeypatch, ho
     process = this_process() | {"host": "another"}
 
     def beat(number):
-        control.write("status.json", {"protocol": 1, "state": "running", "alive": True, "process": process, "attempt": "a", "beat": number, "time": there + number,
-                                      "position": {"step": number}})
+        control.write("status.json",
+                      {"protocol": 1, "state": "running", "alive": True, "process": process,
+                       "attempt": "a", "beat": number, "time": there + number,
+                       "position": {"step": number}})
         os.utime(control.path / "status.json", (there, there))  # as coarse as a clock can be
 
     control.write("offer.json", {"protocol": 1, "commands": {}, "tunables": []})
@@ -319,7 +349,10 @@ def test_a_run_on_a_machine_whose_clock_is_an_hour_off(tmp_path, monkeypatch, ho
 
 def test_a_hook_that_tunes_at_each_step_is_no_reason_to_look_at_each_step(tmp_path):
     """At most five looks a second, and those of the clock."""
-    trainer = make(tmp_path / "run", epochs=10**6, hooks=[LambdaHook(after_step=lambda trainer: trainer.tune(lr=0.1 + 0.1 * (trainer.step_state.optimizer_step % 2)))])
+    trainer = make(tmp_path / "run", epochs=10**6,
+                   hooks=[LambdaHook(
+                       after_step=lambda trainer: trainer.tune(
+                           lr=0.1 + 0.1 * (trainer.step_state.optimizer_step % 2)))])
     trainer.start()
     until(lambda: len(trainer.journal) > 20)
     attendant = trainer.get_hook(RemoteControlHook).attendant
@@ -367,4 +400,5 @@ def test_half_a_line_of_replies_does_not_take_the_next_one_with_it(tmp_path):
         file.write(b'{"id": "a", "sta')
     control.make()
     control.reply(id="b", status="applied")
-    assert {id: line["status"] for id, line in Replies(control).read().items()} == {"a": "received", "b": "applied"}
+    assert {id: line["status"]
+            for id, line in Replies(control).read().items()} == {"a": "received", "b": "applied"}

@@ -1,4 +1,5 @@
-"""A script that a notebook starts: on its own, its output in its folder, and found again by its run."""
+"""A script that a notebook starts: on its own, its output in its folder, and found again by its
+run."""
 
 import json
 import os
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from live_page import later
 
 import trainer_nb
 from trainer_nb.core.control_folder import started
@@ -32,22 +34,14 @@ class Ticks(Hook):
 x = torch.randn(64, 4)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
 hooks = [Ticks(), CheckpointHook()] if "resume" in sys.argv else [Ticks()]
-trainer = Trainer(torch.nn.Linear(4, 1), train_dl=torch.utils.data.DataLoader(data, 8), loss_fn=torch.nn.MSELoss(), hooks=hooks,
-                  epochs=5000 if "slow" in sys.argv else 1, device="cpu", progress=False, seed=0, workspace=sys.argv[sys.argv.index("--workspace") + 1],
+trainer = Trainer(torch.nn.Linear(4, 1), train_dl=torch.utils.data.DataLoader(data, 8),
+                  loss_fn=torch.nn.MSELoss(), hooks=hooks, epochs=5000 if "slow" in sys.argv else 1,
+                  device="cpu", progress=False, seed=0,
+                  workspace=sys.argv[sys.argv.index("--workspace") + 1],
                   engine="accelerate" if "RANK" in os.environ else "local")
 trainer.fit()
 print("ranks", trainer.step_state.num_processes)
 """
-
-
-def later(condition, seconds=30):
-    """Wait until the condition holds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 BEFORE = set()  # processes that other tests have started
@@ -55,7 +49,8 @@ BEFORE = set()  # processes that other tests have started
 
 def children():
     """The processes that this one has started in a test, and not waited for."""
-    found = {int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit() and parent_of(each) == os.getpid()}
+    found = {int(each.name) for each in Path("/proc").iterdir()
+             if each.name.isdigit() and parent_of(each) == os.getpid()}
     return sorted(found - BEFORE)
 
 
@@ -80,12 +75,13 @@ def here(tmp_path, monkeypatch):
     yield tmp_path
     for each in Path("/proc").iterdir():
         try:
-            ours = each.name.isdigit() and int(each.name) != os.getpid() and (each / "cwd").readlink() == tmp_path
+            ours = (each.name.isdigit() and int(each.name) != os.getpid()
+                    and (each / "cwd").readlink() == tmp_path)
         except OSError:
             continue
         if ours:
             os.kill(int(each.name), signal.SIGKILL)
-    assert later(lambda: children() == [])
+    assert later(lambda: children() == [], 30)
 
 
 def steps(folder="runs/exp1"):
@@ -101,7 +97,8 @@ def status(folder="runs/exp1"):
 
 KERNEL = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell starts jobs in the background
+# ignored where a shell starts jobs in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from trainer_nb import launch
 run = launch("train.py", "slow", workspace="runs/exp1")
@@ -110,29 +107,36 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long), pytest.param(signal.SIGHUP, marks=pytest.mark.long)], ids=["kill", "interrupt", "hang up"])
+@pytest.mark.parametrize("end",
+                         [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long),
+                          pytest.param(signal.SIGHUP, marks=pytest.mark.long)],
+                          ids=["kill", "interrupt", "hang up"])
 def test_a_script_outlives_the_process_that_has_started_it(here, end):
-    """Whether that is killed, or its whole group gets a signal; the script has a session of its own, and closed input."""
-    kernel = subprocess.Popen([sys.executable, "-c", KERNEL], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    """Whether that is killed, or its whole group gets a signal;
+    the script has a session of its own, and closed input."""
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL], stdout=subprocess.PIPE, text=True,
+                              start_new_session=True)
     assert kernel.stdout.readline() == "attached\n"
     process = status()["process"]
     os.killpg(kernel.pid, end) if end != signal.SIGKILL else kernel.kill()
     assert kernel.wait(20) != 0
     kernel.stdout.close()
     before = steps()
-    assert later(lambda: steps() > before + 20)
-    assert os.getsid(process["pid"]) == process["pid"] and started(process["pid"]) == process["started"]
+    assert later(lambda: steps() > before + 20, 30)
+    assert os.getsid(process["pid"]) == process["pid"]
+    assert started(process["pid"]) == process["started"]
     assert os.readlink(f"/proc/{process['pid']}/fd/0") == os.devnull
 
 
 def test_output_is_appended_and_private(here):
-    """Both streams, in the order in which they were written; what an earlier run wrote stays before it."""
+    """Both streams, in the order in which they were written;
+    what an earlier run wrote stays before it."""
     (here / "runs/exp1").mkdir(parents=True)
     run = launch("train.py", "slow", workspace="runs/exp1")
-    assert later(lambda: steps() > 3)
+    assert later(lambda: steps() > 3, 30)
     assert oct(Path("runs/exp1/output.txt").stat().st_mode)[-3:] == "600"
     os.kill(status()["process"]["pid"], signal.SIGKILL)
-    assert later(lambda: children() == [])  # nothing is left in the system's table
+    assert later(lambda: children() == [], 30)  # nothing is left in the system's table
     before = Path("runs/exp1/output.txt").read_text()
     assert before.startswith("step 1\nstep 2\n") and Path(run.path) == Path("runs/exp1")
     with pytest.raises(RuntimeError, match=r"exit code 1[\s\S]*ZeroDivisionError: mine") as failed:
@@ -144,9 +148,11 @@ def test_output_is_appended_and_private(here):
 def test_a_script_that_fails_at_once(here):
     """The end of its output is the error, also where it ends by a signal or without a word."""
     begun = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"exit code 1\) before it had a run[\s\S]*ZeroDivisionError: mine"):
+    with pytest.raises(RuntimeError,
+                       match=r"exit code 1\) before it had a run[\s\S]*ZeroDivisionError: mine"):
         launch("train.py", "fail", workspace="runs/exp1", timeout=50)
-    for source, words in [("import os; os.kill(os.getpid(), 9)", r"exit code -9.*--workspace[\s\S]*\(nothing\)"),
+    for source, words in [("import os; os.kill(os.getpid(), 9)",
+                           r"exit code -9.*--workspace[\s\S]*\(nothing\)"),
                           ("input()", "EOFError"), ("print('x' * 10**6)", r"exit code 0")]:
         (here / "train.py").write_text(source)
         with pytest.raises(RuntimeError, match=words) as failed:
@@ -155,7 +161,7 @@ def test_a_script_that_fails_at_once(here):
     assert time.monotonic() - begun < 40
     with pytest.raises(FileNotFoundError):
         launch("train.py", workspace="runs/exp2", python="no/such/python")
-    assert later(lambda: children() == [])
+    assert later(lambda: children() == [], 30)
 
 
 def test_a_folder_in_use_is_refused_before_anything_is_started(here):
@@ -175,33 +181,36 @@ def test_a_folder_in_use_is_refused_before_anything_is_started(here):
         launch("train.py", "slow", workspace=here / "runs" / "exp1")
     assert Path("runs/exp1/.lock").read_text() == before and status()["process"] == process
     os.kill(process["pid"], signal.SIGKILL)
-    assert later(lambda: not Path(f"/proc/{process['pid']}").exists())
+    assert later(lambda: not Path(f"/proc/{process['pid']}").exists(), 30)
     again = launch("train.py", "slow", "resume", workspace="runs/exp1")
-    assert again is followed and again.standing == "running"  # it does not take half a second to see it
+    # it does not take half a second to see it
+    assert again is followed and again.standing == "running"
     assert status()["process"] != process
 
 
 def test_a_script_whose_run_is_over_may_end_before_the_next_one(here):
     """The folder is its own until its last line: launch() waits for it, and not for ever."""
-    (here / "train.py").write_text(TRAIN.replace("import json", "import torch; torch.manual_seed(0)\nimport json") + "\ntime.sleep(2)\nprint('last line')\n")
+    (here / "train.py").write_text(TRAIN.replace("import json",
+                                                 "import torch; torch.manual_seed(0)\nimport json")
+                                                 + "\ntime.sleep(2)\nprint('last line')\n")
     run = launch("train.py", "resume", workspace="runs/exp1")
-    assert later(lambda: run.standing == "ended")
+    assert later(lambda: run.standing == "ended", 30)
     assert "last line" not in Path("runs/exp1/output.txt").read_text()
     launch("train.py", "resume", workspace="runs/exp1")
     assert "last line" in Path("runs/exp1/output.txt").read_text()
-    assert later(lambda: run.standing == "ended")
+    assert later(lambda: run.standing == "ended", 30)
     begun = time.monotonic()
     with pytest.raises(FolderTakenError):
         free_folder("runs/exp1", patience=0.2)
     assert time.monotonic() - begun < 1.5
-    assert later(lambda: children() == [])
+    assert later(lambda: children() == [], 30)
 
 
 def test_a_run_that_does_not_resume_is_found_beside(here, capsys):
     """The records in exp1 are of another run: the new one is in exp1-2, and that is said."""
     launch("train.py", workspace="runs/exp1")
-    assert later(lambda: "ranks 1" in Path("runs/exp1/output.txt").read_text())
-    assert later(lambda: children() == [])
+    assert later(lambda: "ranks 1" in Path("runs/exp1/output.txt").read_text(), 30)
+    assert later(lambda: children() == [], 30)
     run = launch("train.py", workspace="runs/exp1")
     assert Path(run.path).name == "exp1-2" and "this one is in" in capsys.readouterr().out
 
@@ -224,18 +233,22 @@ def test_two_processes(here):
     """By torchrun: the run is that of the first rank, and makes its steps with both."""
     run = launch("train.py", workspace="runs/exp1", num_processes=2)
     output = Path(run.path) / "output.txt"
-    assert later(lambda: output.read_text().count("ranks 2") == 2)
-    assert status()["command"] == command_line("train.py", ["--workspace", "runs/exp1"], 2)  # what starts it again is the launcher
+    assert later(lambda: output.read_text().count("ranks 2") == 2, 30)
+    # what starts it again is the launcher
+    assert status()["command"] == command_line("train.py", ["--workspace", "runs/exp1"], 2)
     assert status()["arguments"] == ["train.py", "--workspace", "runs/exp1"]
-    assert later(lambda: children() == [])
+    assert later(lambda: children() == [], 30)
 
 
 def test_a_script_that_takes_long_goes_on(here):
     """The error says how to attach later."""
-    (here / "train.py").write_text("import os, time\nprint('reading data')\ntime.sleep(2)\n" + TRAIN)
-    with pytest.raises(TimeoutError, match=r"goes on, and has had no run in 1 s; once it has: attach\([\s\S]*reading data"):
+    (here / "train.py").write_text("import os, time\nprint('reading data')\ntime.sleep(2)\n"
+                                   + TRAIN)
+    with pytest.raises(TimeoutError,
+                       match=r"goes on, and has had no run in 1 s; once it has: "
+                             r"attach\([\s\S]*reading data"):
         launch("train.py", "slow", workspace="runs/exp1", timeout=1)
-    assert later(lambda: steps() > 3)
+    assert later(lambda: steps() > 3, 30)
 
 
 def test_nothing_is_written_through_a_link(here):
@@ -249,13 +262,16 @@ def test_nothing_is_written_through_a_link(here):
 
 
 def test_the_environment_of_a_script(monkeypatch):
-    """What a kernel sets for its own output stays behind; what the person sets goes along and comes last."""
-    for name, value in (("MPLBACKEND", "module://matplotlib_inline.backend_inline"), ("FORCE_COLOR", "1"), ("JPY_PARENT_PID", "5"),
+    """What a kernel sets for its own output stays behind;
+    what the person sets goes along and comes last."""
+    for name, value in (("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
+                        ("FORCE_COLOR", "1"), ("JPY_PARENT_PID", "5"),
                         ("MINE", "1")):
         monkeypatch.setenv(name, value)
     found = script_environment({"MINE": 2, "PYTHONUNBUFFERED": ""})
     assert not found.keys() & {"MPLBACKEND", "FORCE_COLOR", "JPY_PARENT_PID"}
-    assert found["MINE"] == "2" and found["PYTHONUNBUFFERED"] == "" and script_environment()["PYTHONUNBUFFERED"] == "1"
+    assert found["MINE"] == "2"
+    assert found["PYTHONUNBUFFERED"] == "" and script_environment()["PYTHONUNBUFFERED"] == "1"
     monkeypatch.setenv("MPLBACKEND", "agg")
     assert script_environment()["MPLBACKEND"] == "agg"
 
@@ -265,13 +281,15 @@ def test_the_command_in_the_status_starts_the_run_again(here):
     launch("train.py", "slow", "resume", workspace="runs/exp1")
     first = status()
     os.kill(first["process"]["pid"], signal.SIGKILL)
-    assert later(lambda: children() == [])
+    assert later(lambda: children() == [], 30)
     again = subprocess.Popen(first["command"], cwd=first["folder"], stdout=subprocess.DEVNULL)
-    assert later(lambda: status()["process"]["pid"] == again.pid)
+    assert later(lambda: status()["process"]["pid"] == again.pid, 30)
     again.kill()
     again.wait()
-    (here / "train.py").write_text(TRAIN.replace('sys.argv[sys.argv.index("--workspace") + 1]', 'sys.argv[2].removeprefix("out=")'))
-    assert Path(launch("train.py", "resume", "out={workspace}", workspace="runs/exp1").path) == Path("runs/exp1")
+    (here / "train.py").write_text(TRAIN.replace('sys.argv[sys.argv.index("--workspace") + 1]',
+                                                 'sys.argv[2].removeprefix("out=")'))
+    assert Path(launch("train.py", "resume", "out={workspace}",
+                       workspace="runs/exp1").path) == Path("runs/exp1")
 
 
 def test_the_public_name_takes_functions_and_scripts(here):

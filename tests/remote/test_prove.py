@@ -15,7 +15,8 @@ import torch
 
 from trainer_nb.core.control_folder import ControlFolder, Replies, Request, this_process
 from trainer_nb.core.journal import Journal, digest
-from trainer_nb.remote.prove import EndedRun, add_arguments, child_environment, given_program, last_and_best, prove, run
+from trainer_nb.remote.prove import (EndedRun, add_arguments, child_environment, given_program,
+                                     last_and_best, prove, run)
 
 PROGRAM = Path(__file__).with_name("prove_program.py")
 
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.long
 def start(*options, script=PROGRAM, wait=True, launcher=(), **environment):
     """The program in a process of its own, in the present folder."""
     command = [sys.executable, *launcher, str(script), *options]
-    child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if wait:
         text = child.communicate(timeout=180)[0]
         assert child.returncode == 0, text
@@ -50,7 +52,8 @@ def in_a_folder(tmp_path, monkeypatch):
 
 
 def test_steered_by_the_clock_and_the_same_bits():
-    """A thread tunes, pauses and resumes where it happens to be: again the journal decides, and not the thread."""
+    """A thread tunes, pauses and resumes where it happens to be:
+    again the journal decides, and not the thread."""
     start("clock", "--slow", "0.005")
     assert [each.name for each in journal().changes()] == ["lr", "grad_clip", "weight_decay"]
     proof = prove("runs/exp1", [PROGRAM, "clock", "--slow", "0.005"])
@@ -64,7 +67,8 @@ def test_steered_by_the_clock_and_the_same_bits():
 
 @pytest.mark.short
 def test_steered_from_another_process(capsys):
-    """Commands through the folder: left out by their id or sender; the folder names the program that is repeated."""
+    """Commands through the folder: left out by their id or sender;
+    the folder names the program that is repeated."""
     child = start("plain", "--slow", "0.1", wait=False)
     control, until = ControlFolder("runs/exp1"), time.monotonic() + 60
     while not Path("runs/exp1/control/offer.json").exists() and time.monotonic() < until:
@@ -76,16 +80,19 @@ def test_steered_from_another_process(capsys):
     child.communicate(timeout=120)
     parser = ArgumentParser()
     add_arguments(parser)
-    assert run(parser.parse_args(["runs/exp1", "--yes", "--json", "--without", f"command={ids[0]}"])) == 0
+    assert run(parser.parse_args(["runs/exp1", "--yes", "--json", "--without",
+                                  f"command={ids[0]}"])) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["program"] == f"python {PROGRAM} plain --slow 0.1" and len(found["effects"]) == 1
-    assert "lr" in found["effects"][0]["interventions"][0] and not found["effects"][0]["same_weights"]
+    assert "lr" in found["effects"][0]["interventions"][0]
+    assert not found["effects"][0]["same_weights"]
     proof = prove("runs/exp1", [PROGRAM, "plain"], without=["source=agent:one", "by=somebody@here"])
     assert proof.code == 0 and len(proof.effects[0].interventions) == 2
 
 
 def test_nothing_but_the_repetition_is_written():
-    """Neither run nor checkpoints nor what the program writes at its end; the checkpoints of the first time are not resumed."""
+    """Neither run nor checkpoints nor what the program writes at its end;
+    the checkpoints of the first time are not resumed."""
     start("tunes", "--checkpoints")
     assert list(Path("checkpoints").glob("*.pt"))
     before = files()
@@ -99,7 +106,8 @@ def test_nothing_but_the_repetition_is_written():
 
 @pytest.mark.parametrize("step", [9, 28])
 def test_a_planted_difference_is_found_where_it_was_planted(step):
-    """A weight that moves by a millionth, after one step: the first record that differs is that of the step after it."""
+    """A weight that moves by a millionth, after one step:
+    the first record that differs is that of the step after it."""
     start("tunes")
     proof = prove("runs/exp1", [PROGRAM, "tunes", "--planted", str(step)])
     assert proof.code == 1 and proof.same is False and proof.effects == []
@@ -126,17 +134,21 @@ def test_killed_and_resumed_and_proven():
 
 @pytest.mark.parametrize("kind", ["accelerate", "fsdp"])
 def test_two_processes(kind, monkeypatch):
-    """Each with its part of the batches, and with fsdp of the weights: the digest is that of the whole ones."""
+    """Each with its part of the batches, and with fsdp of the weights:
+    the digest is that of the whole ones."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true" if kind == "fsdp" else "false")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     start("tunes", "--engine", "accelerate", launcher=launcher)
     assert json.loads(Path("runs/exp1/result.json").read_text())["processes"] == 2
     proof = prove("runs/exp1", [PROGRAM, "tunes", "--engine", "accelerate"], without=["name=lr"])
-    assert proof.code == 0 and proof.program.startswith("torchrun --standalone --nproc-per-node 2"), proof
-    assert not proof.effects[0].same_weights and Path("after").read_text() == f"{proof.weights[0]}\n"
+    assert proof.code == 0 and proof.program.startswith(
+        "torchrun --standalone --nproc-per-node 2"), proof
+    assert not proof.effects[0].same_weights
+    assert Path("after").read_text() == f"{proof.weights[0]}\n"
     start("tunes", "--engine", "accelerate", "--workspace", "runs/alone")
-    assert json.loads(Path("runs/alone/result.json").read_text())["weights"]["sha256"] != proof.weights[0]
+    assert json.loads(
+        Path("runs/alone/result.json").read_text())["weights"]["sha256"] != proof.weights[0]
 
 
 def test_each_and_chosen():
@@ -152,7 +164,8 @@ def test_each_and_chosen():
 
 @pytest.mark.parametrize("how", ["windows", "evaluations"])
 def test_what_is_left_in_comes_after_as_many_samples(how):
-    """Without larger windows, or without evaluations, the boundaries are others: the later change has its place all the same."""
+    """Without larger windows, or without evaluations, the boundaries are others:
+    the later change has its place all the same."""
     start(how)
     late = journal().changes()[-1]
     proof = prove("runs/exp1", [PROGRAM, how], without=["number=1"], keep="kept")
@@ -219,9 +232,11 @@ def test_a_result_of_before_proves_nothing():
 def test_the_digest_covers_names_shapes_types_and_bytes():
     """Whatever the order."""
     one = {"a": torch.ones(2, 3), "b": torch.zeros(2)}
-    others = [{"a": one["a"]}, one | {"a": torch.ones(3, 2)}, one | {"b": torch.zeros(2).int()}, one | {"b": -torch.zeros(2)},
+    others = [{"a": one["a"]}, one | {"a": torch.ones(3, 2)}, one | {"b": torch.zeros(2).int()},
+              one | {"b": -torch.zeros(2)},
               {"a": one["a"], "c": one["b"]}, {"a": one["a"].flatten(), "b": one["b"]}, {"m": one}]
-    assert digest(one) == digest(dict(reversed(one.items()))) and digest({"m": one}) == digest({"m": OrderedDict(one)})
+    assert digest(one) == digest(dict(reversed(one.items())))
+    assert digest({"m": one}) == digest({"m": OrderedDict(one)})
     assert len({digest(one), *map(digest, others)}) == 8
 
 
@@ -233,10 +248,14 @@ def test_as_many_threads_as_the_run(monkeypatch, tmp_path):
     assert child_environment(run, tmp_path)["OMP_NUM_THREADS"] == "3"
 
 
-@pytest.mark.parametrize(("how", "words"), [("fails", "ended as 'error'"), ("spoils", "ArithmeticError in the middle of step 10"),
-                                            ("replaces", "loss_fn was another one"), ("plain", "no run with workspace='runs/exp1'")])
+@pytest.mark.parametrize(("how", "words"),
+                         [("fails", "ended as 'error'"),
+                          ("spoils", "ArithmeticError in the middle of step 10"),
+                          ("replaces", "loss_fn was another one"),
+                          ("plain", "no run with workspace='runs/exp1'")])
 def test_what_cannot_be_proven(how, words):
-    """A run that failed, one with an object that no journal holds, a script that makes another run."""
+    """A run that failed, one with an object that no journal holds, a script that makes another
+    run."""
     child = start(how, wait=False)
     child.communicate(timeout=120)
     options = ["--workspace", "runs/other"] if how == "plain" else []
@@ -270,7 +289,8 @@ def test_a_run_that_goes_on_is_refused():
 def test_another_program_is_refused_with_the_first_difference():
     """Other weights at the beginning: that is not a repetition."""
     start("plain")
-    Path("other.py").write_text(PROGRAM.read_text().replace("nn.Linear(8, 1)", "nn.Linear(8, 1, bias=False)"))
+    Path("other.py").write_text(
+        PROGRAM.read_text().replace("nn.Linear(8, 1)", "nn.Linear(8, 1, bias=False)"))
     proof = prove("runs/exp1", "other.py")
     assert proof.code == 2 and "check sum of the first weights" in proof.reason
 
@@ -278,9 +298,12 @@ def test_another_program_is_refused_with_the_first_difference():
 def test_a_program_that_makes_other_evaluations_has_diverged():
     """Known at the next entry: not the same, and where."""
     start("tunes")
-    Path("other.py").write_text(PROGRAM.read_text().replace('best=("valid/mistake", "min")', 'best=("valid/mistake", "min"), eval_every=3'))
+    Path("other.py").write_text(
+        PROGRAM.read_text().replace('best=("valid/mistake", "min")',
+                                    'best=("valid/mistake", "min"), eval_every=3'))
     proof = prove("runs/exp1", ["other.py", "tunes"])
-    assert proof.code == 1 and "has diverged from its journal: entry 2" in proof.reason and "this run stands at" in proof.reason
+    assert proof.code == 1 and "has diverged from its journal: entry 2" in proof.reason
+    assert "this run stands at" in proof.reason
 
 
 def marks(folder):
@@ -302,15 +325,21 @@ def test_a_program_that_only_the_folder_names_is_not_started_unasked(capsys, mon
     monkeypatch.setattr(sys, "stdin", open(os.devnull))
     assert run(parser.parse_args(["runs/exp1"])) == 2 and not Path("started").exists()
     assert f"{script} 'a b'" in capsys.readouterr().out
-    assert run(parser.parse_args(["runs/exp1", "--yes", "--json"])) == 2 and Path("started").exists()
+    assert run(parser.parse_args(["runs/exp1", "--yes", "--json"])) == 2
+    assert Path("started").exists()
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
-    launcher = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROGRAM), "plain"]  # of several processes
-    control.write("status.json", {"command": launcher, "arguments": [str(PROGRAM), "plain"], "folder": os.getcwd()})
+    # of several processes
+    launcher = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROGRAM),
+                "plain"]
+    control.write("status.json",
+                  {"command": launcher, "arguments": [str(PROGRAM), "plain"],
+                   "folder": os.getcwd()})
     assert run(parser.parse_args(["runs/exp1", "--yes"])) == 0
 
 
 def test_no_question_is_asked_in_a_notebook():
-    """A cell with `!` has a terminal, into which nobody can type: the answer is 2, and what to say instead."""
+    """A cell with `!` has a terminal, into which nobody can type:
+    the answer is 2, and what to say instead."""
     from jupyter_client.manager import start_new_kernel
     start("plain")
     control = ControlFolder("runs/exp1")
@@ -319,16 +348,22 @@ def test_no_question_is_asked_in_a_notebook():
     manager, client = start_new_kernel()
     try:
         printed = []
-        client.execute_interactive(f"!{sys.executable} -m trainer_nb prove runs/exp1\nprint('code', _exit_code)", timeout=30,
-                                   output_hook=lambda message: printed.append(message["content"].get("text", "")))
-        assert "--yes starts that" in "".join(printed) and "code 2" in "".join(printed) and not Path("started").exists()
+        client.execute_interactive(
+            f"!{sys.executable} -m trainer_nb prove runs/exp1\nprint('code', _exit_code)",
+            timeout=30,
+                                   output_hook=lambda message: printed.append(
+                                       message["content"].get("text", "")))
+        assert "--yes starts that" in "".join(printed)
+        assert "code 2" in "".join(printed) and not Path("started").exists()
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-@pytest.mark.parametrize("command", [["-c", "open('started', 'w')"], ["-m", "marks"], ["python", "-c", "open('started', 'w')"], ["/bin/touch", "started"],
-                                     ["-I", "marks.py"], "marks.py", [], [["marks.py"]]])
+@pytest.mark.parametrize("command",
+                         [["-c", "open('started', 'w')"], ["-m", "marks"],
+                          ["python", "-c", "open('started', 'w')"], ["/bin/touch", "started"],
+                          ["-I", "marks.py"], "marks.py", [], [["marks.py"]]])
 def test_what_is_no_python_file_is_not_started(command):
     """Whatever the folder says, and whatever is confirmed."""
     start("plain")
@@ -336,10 +371,12 @@ def test_what_is_no_python_file_is_not_started(command):
     control = ControlFolder("runs/exp1")
     control.make()
     control.write("status.json", {"command": command, "folder": os.getcwd()})
-    assert prove("runs/exp1", confirm=lambda program: True).code == 2 and not Path("started").exists()
+    assert prove("runs/exp1", confirm=lambda program: True).code == 2
+    assert not Path("started").exists()
 
 
-@pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() != 0, reason="gives a file away, which root may")
+@pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() != 0,
+                    reason="gives a file away, which root may")
 @pytest.mark.parametrize("given", ["marks.py", "runs/exp1"])
 def test_another_users_program_is_not_started(given):
     """Neither script nor folder may be another user's, unless the user names the script."""
@@ -350,7 +387,8 @@ def test_another_users_program_is_not_started(given):
     control.write("status.json", {"command": [str(script)], "folder": os.getcwd()})
     os.chown(given, 12345, 12345)
     proof = prove("runs/exp1", confirm=lambda program: True)
-    assert proof.code == 2 and "belongs to another user (12345)" in proof.reason and not Path("started").exists()
+    assert proof.code == 2
+    assert "belongs to another user (12345)" in proof.reason and not Path("started").exists()
     assert prove("runs/exp1", PROGRAM).code == 0
 
 
@@ -373,25 +411,32 @@ def test_files_of_the_folder_are_data(name, what):
 
 def test_built_from_a_configuration():
     """No script is needed: the folder has what the run was built from."""
-    config = {"model": {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 1}, "max_steps": 6, "seed": 3, "device": "cpu", "progress": False,
+    config = {"model": {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 1},
+              "max_steps": 6, "seed": 3, "device": "cpu", "progress": False,
               "train_dl": {"_target_": "torch.utils.data.DataLoader", "batch_size": 4,
-                           "dataset": {"_target_": "torch.utils.data.TensorDataset", "_args_": [{"_target_": "torch.ones", "_args_": [16, 3]},
-                                                                                               {"_target_": "torch.zeros", "_args_": [16, 1]}]}},
+                           "dataset": {"_target_": "torch.utils.data.TensorDataset",
+                                       "_args_": [{"_target_": "torch.ones", "_args_": [16, 3]},
+                                                 {"_target_": "torch.zeros", "_args_": [16, 1]}]}},
               "loss_fn": {"_target_": "torch.nn.MSELoss"}, "workspace": "runs/exp1"}
     Path("config.json").write_text(json.dumps(config))
-    Path("train.py").write_text("from trainer_nb import Trainer\ntrainer = Trainer.from_config('config.json')\n"
+    Path("train.py").write_text(
+        "from trainer_nb import Trainer\ntrainer = Trainer.from_config('config.json')\n"
                                 "trainer.step(3)\ntrainer.tune(lr=0.5)\ntrainer.fit()\n")
     start(script="train.py")
     proof = prove("runs/exp1", config=True)
-    assert proof.code == 0 and proof.effects[0].metric == "train/loss" and not proof.effects[0].same_weights, proof
+    assert proof.code == 0 and proof.effects[
+        0].metric == "train/loss" and not proof.effects[0].same_weights, proof
 
 
 @pytest.mark.short
 def test_the_parser_needs_no_torch():
     """It is built at each start of the command, and so is help."""
-    code = ("import sys, argparse\nfrom trainer_nb.remote.prove import add_arguments\nparser = argparse.ArgumentParser()\nadd_arguments(parser)\n"
-            "found = parser.parse_args(['runs/exp1', '--each', '--script', 'train.py', '--lr', '1'])\n"
-            "assert found.script == ['train.py', '--lr', '1'] and found.each and 'torch' not in sys.modules")
+    code = ("import sys, argparse\nfrom trainer_nb.remote.prove import add_arguments\nparser = "
+            "argparse.ArgumentParser()\nadd_arguments(parser)\n"
+            "found = parser.parse_args(['runs/exp1', '--each', '--script', 'train.py', '--lr', "
+            "'1'])\n"
+            "assert found.script == ['train.py', '--lr', '1'] and found.each and 'torch' not in "
+            "sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -399,10 +444,12 @@ def test_the_parser_needs_no_torch():
 def test_last_and_best():
     """In the direction of the rule; NaN is never best."""
     history = {"a": __import__("numpy").array([2.0, float("nan"), 1.0, 3.0])}
-    assert last_and_best(history, "a", "min") == [3.0, 1.0] and last_and_best(history, "a", "max") == [3.0, 3.0]
+    assert last_and_best(history, "a", "min") == [3.0, 1.0]
+    assert last_and_best(history, "a", "max") == [3.0, 3.0]
     assert last_and_best(history, "b", "max") == [None, None]
 
 
 def test_a_module_as_the_program():
     """As Python itself takes it."""
-    assert given_program(["-m", "package.train", "--lr", "1"]).arguments()[1:] == ["-m", "package.train", "--lr", "1"]
+    assert given_program(["-m", "package.train", "--lr",
+                          "1"]).arguments()[1:] == ["-m", "package.train", "--lr", "1"]

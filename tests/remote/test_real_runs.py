@@ -1,4 +1,5 @@
-"""Training scripts in processes of their own, seen and steered through their folders: tuned, paused, killed, resumed, crashed."""
+"""Training scripts in processes of their own, seen and steered through their folders:
+tuned, paused, killed, resumed, crashed."""
 
 import json
 import os
@@ -30,7 +31,8 @@ def after_step(trainer):
 
 x = torch.arange(80.0).reshape(40, 2) / 80
 data = [(x[i:i + 4], x[i:i + 4].sum(1, keepdim=True)) for i in range(0, 40, 4)]
-trainer = Trainer(torch.nn.Linear(2, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), max_steps=100_000, device="cpu", progress=False,
+trainer = Trainer(torch.nn.Linear(2, 1), train_dl=data, loss_fn=torch.nn.MSELoss(),
+                  max_steps=100_000, device="cpu", progress=False,
                   workspace=sys.argv[1], hooks=[LambdaHook(name="slow", after_step=after_step)])
 trainer.fit()
 """
@@ -64,8 +66,10 @@ def applied(reply):
 def content(history):
     """All points and branches, to compare."""
     def plain(series):
-        return {name: [list(map(repr, column)) for column in vars(each).values()] for name, each in series.items()}
-    return plain(history.since({})), [(each.number, each.start, each.end, plain(each.series)) for each in history.branches]
+        return {name: [list(map(repr, column)) for column in vars(each).values()]
+                for name, each in series.items()}
+    return (plain(history.since({})),
+            [(each.number, each.start, each.end, plain(each.series)) for each in history.branches])
 
 
 def in_the_files(folder):
@@ -82,10 +86,12 @@ def test_a_run_is_tuned_paused_stepped_rewound_and_resumed(process, run):
     applied(run.pause())
     until(lambda: run.standing == "paused" and run.view.rewind_points())
     tuned = applied(run.post(run_command("tune", grad_clip=2.5), reason="it explodes"))
-    until(lambda: run.tunables()["grad_clip"].value == 2.5 and not run.tunables()["grad_clip"].has_pending)
+    until(lambda: run.tunables()["grad_clip"].value == 2.5
+          and not run.tunables()["grad_clip"].has_pending)
     until(lambda: len(run.journal) == 2)
     entry = next(each for each in run.journal if each.name == "grad_clip")
-    assert (entry.command, entry.reason, entry.source, entry.new) == (tuned.id, "it explodes", "code", 2.5) and entry.step == tuned.step
+    assert (entry.command, entry.reason, entry.source,
+            entry.new) == (tuned.id, "it explodes", "code", 2.5) and entry.step == tuned.step
     step = run.view.position.step
     applied(run.step(2))
     until(lambda: run.view.position.step == step + 2 and run.standing == "paused")
@@ -102,14 +108,16 @@ def test_a_run_is_tuned_paused_stepped_rewound_and_resumed(process, run):
     run.stop().wait(20)
     until(lambda: run.standing == "ended" and not run.view.watch.reachable)
     history, journal = in_the_files(process.folder)
-    until(lambda: content(run.history) == content(history) and run.journal.entries == journal.entries)
+    until(lambda: content(run.history) == content(history)
+          and run.journal.entries == journal.entries)
     assert run.result.status == "stopped" and run.result.steps == run.view.position.step
     assert json.loads((process.folder / "result.json").read_text())["steps"] == run.result.steps
 
 
 @pytest.mark.short
 def test_two_that_disagree(process, run):
-    """What one does the other sees; the later value is in force, and both press Stop: it stops once, and each is told."""
+    """What one does the other sees; the later value is in force, and both press Stop:
+    it stops once, and each is told."""
     other = attach(process.folder)
     try:
         until(lambda: other.view.position.step > 5)
@@ -157,7 +165,8 @@ def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(proc
     until(lambda: run.standing == "lost")
     assert unread.wait(5).status == "void" and "taken back" in unread.reason
     until(lambda: "Lost at step" in board.message.text.value)
-    assert "steered.py" in board.message.text.value and "Its last checkpoint" in board.message.text.value
+    assert "steered.py" in board.message.text.value
+    assert "Its last checkpoint" in board.message.text.value
     process.running.wait()
     assert run.standing == "lost"
     version = run.history.version
@@ -166,9 +175,11 @@ def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(proc
     assert run.history.version > version and run.tunables()["grad_clip"].value == 2.0
     steps = run.history.steps("train/loss")
     assert (steps[1:] - steps[:-1] == 1).all() and steps[0] == 1  # each step once
-    until(lambda: "</i>Running</span>" in board.head.widget.value and board.curves.of["train/loss"].count >= len(steps))
+    until(lambda: "</i>Running</span>" in board.head.widget.value
+          and board.curves.of["train/loss"].count >= len(steps))
     assert applied(run.pause()) and len(list(process.control.commands.iterdir())) == 0
-    until(lambda: run.standing == "paused" and run.history.steps("train/loss")[-1] == run.view.position.step)
+    until(lambda: run.standing == "paused"
+          and run.history.steps("train/loss")[-1] == run.view.position.step)
     history, journal = in_the_files(process.folder)
     assert content(run.history) == content(history) and run.journal.entries == journal.entries
 
@@ -178,18 +189,22 @@ def test_clicks_in_the_panel_steer_the_other_process(process, run):
     until(lambda: run.view.position.step > 12)
     board.tunables.rows["grad_clip"].control.box.value = "1.5"
     assert "at the next step" in board.tunables.rows["grad_clip"].hint.value
-    until(lambda: run.tunables()["grad_clip"].value == 1.5 and "at the next step" not in board.tunables.rows["grad_clip"].hint.value)
+    until(lambda: run.tunables()["grad_clip"].value == 1.5
+          and "at the next step" not in board.tunables.rows["grad_clip"].hint.value)
     assert board.tunables.rows["grad_clip"].control.box.value == "1.5"
     until(lambda: run.view.step_times is not None)  # the hook table is open, so they are counted
     until(lambda: "A step takes <b>–" not in board.tabs.built["hooks"].step.value)
     time.sleep(0.3)
     board.controls.main.click()
-    until(lambda: "Paused at step" in board.message.text.value and board.controls.main.description == "Resume")
-    assert [(each.name, each.source) for each in run.journal] == [("grad_clip", run.view.source), ("pause", run.view.source)]
+    until(lambda: "Paused at step" in board.message.text.value
+          and board.controls.main.description == "Resume")
+    assert [(each.name, each.source)
+            for each in run.journal] == [("grad_clip", run.view.source), ("pause", run.view.source)]
     before = run.view.position.step
     board.controls.step.click()
     until(lambda: run.view.position.step == before + 1)
-    until(lambda: run.standing == "paused" and run.view.rewind_points() and not board.controls.rewind.disabled)
+    until(lambda: run.standing == "paused" and run.view.rewind_points()
+          and not board.controls.rewind.disabled)
     board.controls.rewind.click()
     board.controls.chooser.go.click()
     until(lambda: board.curves.rewound and run.view.position.step <= before)
@@ -202,18 +217,23 @@ def test_clicks_in_the_panel_steer_the_other_process(process, run):
 def test_a_run_that_crashes_says_why(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place,
+                               stderr=subprocess.DEVNULL)
     try:
         control = ControlFolder(tmp_path / "run")
-        until(lambda: (control.path / "status.json").exists() and (control.path / "offer.json").exists())
+        until(lambda: (control.path / "status.json").exists()
+              and (control.path / "offer.json").exists())
         run = attach(tmp_path / "run")
         board = run.dashboard
         until(lambda: run.view.position.step > 3)
         (tmp_path / "run" / "crash").touch()
         assert process.wait(30) == 1
-        until(lambda: run.standing == "crashed" and "Crashed after step" in board.message.text.value)
-        assert "ValueError: &lt;b&gt;no such batch" in board.message.text.value and "It saved no checkpoint." in board.message.text.value
-        assert "ValueError: <b>no such batch</b>" in run.view.error and board.tabs.buttons["hooks"].description.endswith("1 error")
+        until(lambda: run.standing == "crashed"
+              and "Crashed after step" in board.message.text.value)
+        assert "ValueError: &lt;b&gt;no such batch" in board.message.text.value
+        assert "It saved no checkpoint." in board.message.text.value
+        assert "ValueError: <b>no such batch</b>" in run.view.error
+        assert board.tabs.buttons["hooks"].description.endswith("1 error")
         assert run.result.status == "error" and not board.message.action.description
         run.close()
     finally:
@@ -221,19 +241,23 @@ def test_a_run_that_crashes_says_why(tmp_path):
         process.wait()
 
 
-MAIN = SCRIPT.replace("x = torch", "def main():\n    x = torch").replace("\ndata =", "\n    data =").replace("\ntrainer", "\n    trainer") + "main()\n"
+MAIN = SCRIPT.replace("x = torch", "def main():\n    x = torch")
+MAIN = MAIN.replace("\ndata =", "\n    data =").replace("\ntrainer", "\n    trainer")
+MAIN += "main()\n"
 
 
 @pytest.mark.parametrize("script", [SCRIPT, MAIN], ids=["module", "main"])
 @pytest.mark.short
 def test_a_stopped_script_answers_before_it_ends(tmp_path, script):
-    """Also where its trainer is a variable of a function that returns: it is gone before the process is."""
+    """Also where its trainer is a variable of a function that returns:
+    it is gone before the process is."""
     (tmp_path / "train.py").write_text(script)
     place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place)
     try:
         control = ControlFolder(tmp_path / "run")
-        until(lambda: (control.path / "status.json").exists() and (control.path / "offer.json").exists())
+        until(lambda: (control.path / "status.json").exists()
+              and (control.path / "offer.json").exists())
         run = attach(tmp_path / "run")
         until(lambda: run.view.position.step > 3)
         reply = applied(run.stop())
@@ -248,7 +272,9 @@ def test_a_stopped_script_answers_before_it_ends(tmp_path, script):
 
 LAST = """
 import atexit, sys, threading, time
-atexit.register(lambda: print(*[each.name for each in threading.enumerate() if "control" in each.name]))  # runs last
+# runs last
+atexit.register(lambda: print(*[each.name for each in threading.enumerate()
+                                if "control" in each.name]))
 import torch
 from trainer_nb import Trainer
 from trainer_nb.hooks.remote_control import Attendant
@@ -264,7 +290,8 @@ def look_slowly(self, trainer, look=Attendant._look):
 
 def main():
     data = [(torch.ones(2, 2), torch.ones(2, 1))] * 3
-    trainer = Trainer(torch.nn.Linear(2, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=1, device="cpu", progress=False,
+    trainer = Trainer(torch.nn.Linear(2, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=1,
+                      device="cpu", progress=False,
                       workspace=sys.argv[1])
     trainer.model.slow = Slow()
     trainer.fit()
@@ -278,10 +305,12 @@ main()
 
 @pytest.mark.short
 def test_the_thread_is_gone_before_python_ends(tmp_path):
-    """It may hold the trainer last: tensors that it frees while Python ends would end the process with an abort."""
+    """It may hold the trainer last: tensors that it frees while Python ends would end the process
+    with an abort."""
     (tmp_path / "train.py").write_text(LAST)
     place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, "train.py", "run"], cwd=tmp_path, env=place, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "train.py", "run"], cwd=tmp_path, env=place,
+                           capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "", "")
 
 

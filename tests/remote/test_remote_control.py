@@ -1,11 +1,13 @@
-"""A run is steered by files in its folder: each command once, with a reply, and nothing that is not a command."""
+"""A run is steered by files in its folder:
+each command once, with a reply, and nothing that is not a command."""
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import steered
@@ -13,7 +15,7 @@ import torch
 from steered import Process, until
 
 from trainer_nb import LambdaHook, Trainer
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request
+from trainer_nb.core.control_folder import ControlFolder, Replies, Request, incoming
 from trainer_nb.hooks.remote_control import REMOTE, RemoteControlHook
 
 
@@ -22,11 +24,12 @@ def make(folder, **settings):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
     loader = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(10)]
-    return Trainer(model, train_dl=loader, loss_fn=torch.nn.MSELoss(), seed=0, device="cpu", progress=False, workspace=folder, **{"epochs": 2, **settings})
+    return Trainer(model, train_dl=loader, loss_fn=torch.nn.MSELoss(), seed=0, device="cpu",
+                   progress=False, workspace=folder, **{"epochs": 2, **settings})
 
 
 class Steered:
-    """A run in this process that rests at step 3, and its folder."""
+    """A run in this process that is paused at step 3, and its folder."""
 
     def __init__(self, folder, **settings):
         self.trainer = make(folder, **settings)
@@ -48,31 +51,40 @@ def steered_run(tmp_path):
 
 
 def test_a_tunable_is_changed_and_the_journal_says_by_whom(steered_run):
-    reply = steered_run.ask("tune", {"lr": 0.25, "grad_clip": 2.0}, user="ada", host="lab", reason="too slow")
+    reply = steered_run.ask("tune", {"lr": 0.25, "grad_clip": 2.0}, user="ada", host="lab",
+                            reason="too slow")
     assert reply["status"] == "applied" and reply["step"] == 3
     entries = steered_run.trainer.journal.entries
     assert steered_run.trainer.rate == 0.25 and steered_run.trainer.grad_clip == 2.0
-    assert [(each.source, each.by, each.reason, each.command) for each in entries] == [("shell", "ada@lab", "too slow", reply["id"])] * 2
-    lines = [json.loads(line) for line in (steered_run.trainer.workspace / "journal.jsonl").read_text().splitlines()]
+    assert [(each.source, each.by, each.reason, each.command)
+            for each in entries] == [("shell", "ada@lab", "too slow", reply["id"])] * 2
+    lines = [json.loads(line)
+             for line in (steered_run.trainer.workspace / "journal.jsonl").read_text().splitlines()]
     assert lines[-1]["command"] == reply["id"]
 
 
 @pytest.mark.parametrize("name, values, words", [
-    ("tune", {"lr": -1}, "a number, 0 or more"), ("tune", {"lrr": 1.0}, "lr"), ("tune", {"lr": True}, "lr"),
-    ("step", {"n": 0}, "1 or more"), ("note", {}, "text"), ("rewind", {"step": 2}, "SnapshotHook"), ("tunes", {}, "did you mean 'tune'"),
-    ("save", {"path": "elsewhere.pt"}, "no command 'save' for other processes"), ("lr_find", {}, "no command 'lr_find'"),
-    ("checkpoint", {}, "no command 'checkpoint'"), ("detach", {}, "no command 'detach'"), ("pause_when", {"text": "loss >"}, "a name, a comparison"),
+    ("tune", {"lr": -1}, "a number, 0 or more"), ("tune", {"lrr": 1.0}, "lr"),
+    ("tune", {"lr": True}, "lr"),
+    ("step", {"n": 0}, "1 or more"), ("note", {}, "text"), ("rewind", {"step": 2}, "SnapshotHook"),
+    ("tunes", {}, "did you mean 'tune'"),
+    ("save", {"path": "elsewhere.pt"}, "no command 'save' for other processes"),
+    ("lr_find", {}, "no command 'lr_find'"),
+    ("checkpoint", {}, "no command 'checkpoint'"), ("detach", {}, "no command 'detach'"),
+    ("pause_when", {"text": "loss >"}, "a name, a comparison"),
 ])
 def test_what_is_wrong_is_refused_with_the_reason(steered_run, name, values, words):
     before = [p.clone() for p in steered_run.trainer.model.parameters()]
     reply = steered_run.ask(name, values)
     assert reply["status"] == "refused" and words in reply["reason"]
-    assert not len(steered_run.trainer.journal) and all(torch.equal(a, b) for a, b in zip(before, steered_run.trainer.model.parameters()))
+    assert not len(steered_run.trainer.journal)
+    assert all(torch.equal(a, b) for a, b in zip(before, steered_run.trainer.model.parameters()))
 
 
 def test_a_command_that_comes_too_late_is_refused_with_both_steps(steered_run):
     reply = steered_run.ask("tune", {"lr": 0.5}, basis=1, max_age_steps=1)
-    assert reply["status"] == "refused" and "step 1" in reply["reason"] and "step 3" in reply["reason"]
+    assert reply["status"] == "refused"
+    assert "step 1" in reply["reason"] and "step 3" in reply["reason"]
     assert steered_run.ask("tune", {"lr": 0.5}, basis=2, max_age_steps=1)["status"] == "applied"
 
 
@@ -87,7 +99,8 @@ def test_a_late_command_does_not_let_a_paused_run_go_on(tmp_path, name, values):
     held = run.trainer.step_state.optimizer_step
     late = run.ask(name, values, basis=0, max_age_steps=0)
     time.sleep(0.2)
-    assert late["status"] == "refused" and run.trainer.step_state.optimizer_step == held and run.trainer.state == "paused"
+    assert late["status"] == "refused"
+    assert run.trainer.step_state.optimizer_step == held and run.trainer.state == "paused"
     run.trainer.close()
 
 
@@ -98,26 +111,36 @@ def test_a_command_that_is_sent_twice_is_applied_once(steered_run):
         assert steered_run.replies.wait(request.id)["status"] == "applied"
         steered_run.attendant.look()
     assert [entry.new for entry in steered_run.trainer.journal] == ["once"]
-    assert not list(steered_run.control.commands.iterdir()) and not list(steered_run.control.taken.iterdir())
+    assert not list(steered_run.control.commands.iterdir())
+    assert not list(steered_run.control.taken.iterdir())
 
 
 def test_commands_take_effect_in_the_order_in_which_they_came(steered_run):
-    sent = [steered_run.control.send(Request("note", {"text": str(number)}, "shell", id=f"{(7 * number) % 40:016d}")) for number in range(40)]
+    sent = [steered_run.control.send(Request("note", {"text": str(number)}, "shell",
+                                             id=f"{(7 * number) % 40:016d}"))
+                                             for number in range(40)]
     steered_run.replies.wait(sent[-1])
-    assert [entry.new for entry in steered_run.trainer.journal] == [str(number) for number in range(40)]
+    assert [entry.new
+            for entry in steered_run.trainer.journal] == [str(number) for number in range(40)]
 
 
 HOSTILE = {
-    "a link": lambda path: os.symlink("/etc/passwd", path), "a folder": lambda path: path.mkdir(), "a pipe": lambda path: os.mkfifo(path),
+    "a link": lambda path: os.symlink("/etc/passwd", path), "a folder": lambda path: path.mkdir(),
+    "a pipe": lambda path: os.mkfifo(path),
     "a hard link": lambda path: os.link(path.parent.parent / "status.json", path),
-    "no JSON": lambda path: path.write_bytes(b"\xff\xfe{"), "too large": lambda path: path.write_text("[" + "1," * 40_000 + "1]"),
-    "too deep": lambda path: path.write_text("[" * 30_000), "a list": lambda path: path.write_text("[]"),
+    "no JSON": lambda path: path.write_bytes(b"\xff\xfe{"),
+    "too large": lambda path: path.write_text("[" + "1," * 40_000 + "1]"),
+    "too deep": lambda path: path.write_text("[" * 30_000),
+    "a list": lambda path: path.write_text("[]"),
     "another protocol": lambda path: path.write_text('{"id": "x", "name": "pause", "protocol": 2}'),
-    "an unknown field": lambda path: path.write_text('{"id": "x", "name": "pause", "import": "os"}'),
+    "an unknown field": lambda path: path.write_text(
+        '{"id": "x", "name": "pause", "import": "os"}'),
     "another name": lambda path: path.write_text('{"id": "y", "name": "pause"}'),
     "a path as id": lambda path: path.write_text('{"id": "../../x", "name": "pause"}'),
-    "control characters": lambda path: path.write_text('{"id": "x", "name": "pause", "reason": "\\u001b[2J"}'),
-    "nested values": lambda path: path.write_text('{"id": "x", "name": "tune", "values": {"lr": [1]}}'),
+    "control characters": lambda path: path.write_text(
+        '{"id": "x", "name": "pause", "reason": "\\u001b[2J"}'),
+    "nested values": lambda path: path.write_text(
+        '{"id": "x", "name": "tune", "values": {"lr": [1]}}'),
 }
 
 
@@ -125,7 +148,8 @@ HOSTILE = {
 def test_what_is_no_command_is_moved_aside_with_the_reason(steered_run, kind):
     """The run goes on, and hears the next command."""
     HOSTILE[kind](steered_run.control.commands / "x.json")
-    until(lambda: not (steered_run.control.commands / "x.json").is_symlink() and not (steered_run.control.commands / "x.json").exists())
+    until(lambda: not (steered_run.control.commands / "x.json").is_symlink()
+          and not (steered_run.control.commands / "x.json").exists())
     until(lambda: any((steered_run.control.path / "refused").glob("*.why")))
     why = next((steered_run.control.path / "refused").glob("*.why")).read_text()
     assert len(why) > 5 and steered_run.ask("note", {"text": "still here"})["status"] == "applied"
@@ -166,13 +190,15 @@ def test_the_thread_ends_with_the_trainer(tmp_path):
     other = Steered(tmp_path / "other")
     del run, other
     gc.collect()
-    until(lambda: len([each for each in threading.enumerate() if each.name == "trainer_nb control"]) <= before)
+    until(lambda: len([each for each in threading.enumerate()
+                       if each.name == "trainer_nb control"]) <= before)
 
 
 def test_the_status_says_how_the_run_stands(steered_run):
     until(lambda: steered_run.control.status()["state"] == "paused")
     status = steered_run.control.status()
-    assert status["position"]["step"] == 3 and status["alive"] and status["process"]["pid"] == os.getpid()
+    assert status["position"]["step"] == 3
+    assert status["alive"] and status["process"]["pid"] == os.getpid()
     steered_run.trainer.fit()
     until(lambda: steered_run.control.status()["state"] == "finished")
     steered_run.trainer.close()
@@ -196,8 +222,10 @@ def test_the_offer_has_every_tunable_with_its_range(steered_run):
     assert {each["name"] for each in offer["tunables"]} == set(steered_run.trainer.tunables())
     rate = next(each for each in offer["tunables"] if each["name"] == "grad_clip")
     assert rate["min"] == 0 and rate["kind"] == "float" and rate["optional"]
-    assert set(offer["commands"]) == {name for name in REMOTE if name in steered_run.trainer.commands}
-    assert {each["name"] for each in offer["hooks"]} == {row.name for row in steered_run.trainer.hooks.running()}
+    assert set(offer["commands"]) == {name for name in REMOTE
+                                      if name in steered_run.trainer.commands}
+    assert {each["name"]
+            for each in offer["hooks"]} == {row.name for row in steered_run.trainer.hooks.running()}
 
 
 def test_the_bits_are_those_of_a_run_that_nobody_steers(tmp_path):
@@ -205,7 +233,8 @@ def test_the_bits_are_those_of_a_run_that_nobody_steers(tmp_path):
     plain, watched = make(None), make(tmp_path / "run")
     plain.fit()
     watched.fit()
-    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), watched.model.parameters()))
+    assert all(torch.equal(a, b)
+               for a, b in zip(plain.model.parameters(), watched.model.parameters()))
     watched.close()
 
 
@@ -219,6 +248,27 @@ def test_a_folder_that_is_removed_ends_nothing(tmp_path):
     run.trainer.close()
 
 
+SENDER = """
+import sys
+from pathlib import Path
+from trainer_nb.core.control_folder import put
+
+for number in range(8_000):
+    put(Path(sys.argv[1]), f"n{number:06d}.json", "x")
+"""
+
+
+def test_a_command_that_is_seen_has_none_before_it_that_is_not(tmp_path):
+    """While another process sends, each look shows the first ones, without a gap."""
+    with subprocess.Popen([sys.executable, "-c", SENDER, tmp_path]) as sender:
+        looks = 0
+        while sender.poll() is None:
+            names = [path.name for path in incoming(tmp_path, 10_000)]
+            assert names == [f"n{number:06d}.json" for number in range(len(names))]
+            looks += len(names) > 1_000  # a smaller folder is listed in one piece
+    assert looks > 10 and sender.returncode == 0
+
+
 def test_ten_thousand_commands_at_once(tmp_path):
     """All are answered, in order, and the run makes steps meanwhile."""
     run = Steered(tmp_path / "run", epochs=100_000)
@@ -227,7 +277,8 @@ def test_ten_thousand_commands_at_once(tmp_path):
     run.trainer.start()
     begun = run.trainer.step_state.optimizer_step
     until(lambda: run.replies.read().get("n001999", {}).get("status") == "applied", 120)
-    assert [entry.new for entry in run.trainer.journal if entry.kind == "note"] == [str(number) for number in range(2_000)]
+    assert [entry.new for entry in run.trainer.journal
+            if entry.kind == "note"] == [str(number) for number in range(2_000)]
     assert run.trainer.step_state.optimizer_step > begun + 20
     run.trainer.close()
 
@@ -243,13 +294,15 @@ def test_a_rewind_makes_what_it_undoes_void(tmp_path):
     assert back["status"] == "applied" and back["step"] < second["step"], back
     until(lambda: run.replies.read()[second["id"]]["status"] == "void")
     assert f"step {back['step']}" in run.replies.of[second["id"]]["reason"]
-    assert run.replies.of[first["id"]]["status"] == "applied" and run.replies.of[back["id"]]["status"] == "applied"
+    assert run.replies.of[first["id"]]["status"] == "applied"
+    assert run.replies.of[back["id"]]["status"] == "applied"
     run.ask("stop")
     run.end()
 
 
 def test_a_killed_run_goes_on_and_says_what_is_void(tmp_path):
-    """What came after the last checkpoint is void; what was sent while nobody was there is done once."""
+    """What came after the last checkpoint is void;
+    what was sent while nobody was there is done once."""
     run = Process(tmp_path / "run", epochs=60, every=40, pause=0.01).start()
     until(lambda: run.step() > 2)
     early = run.ask("tune", {"grad_clip": 1.0})
@@ -261,7 +314,8 @@ def test_a_killed_run_goes_on_and_says_what_is_void(tmp_path):
     waiting = run.send("note", {"text": "sent to nobody"})
     run.start()
     until(lambda: run.replies.read().get(waiting, {}).get("status") == "applied")
-    assert run.replies.read()[late["id"]]["status"] == "void" and "step 40" in run.replies.of[late["id"]]["reason"]
+    assert run.replies.read()[late["id"]]["status"] == "void"
+    assert "step 40" in run.replies.of[late["id"]]["reason"]
     assert run.replies.of[early["id"]]["status"] == "applied"
     again = run.ask("tune", {"grad_clip": 0.7})
     found = run.end()
@@ -277,7 +331,8 @@ def test_a_command_that_was_taken_and_not_answered_is_answered_by_the_next_proce
     run.kill()
     request = Request("note", {"text": "taken"}, "shell")
     run.control.send(request)
-    os.replace(run.control.commands / f"{request.id}.json", run.control.taken / f"{request.id}.json")
+    os.replace(run.control.commands / f"{request.id}.json",
+               run.control.taken / f"{request.id}.json")
     known = run.start().replies.wait(request.id, 20)
     found = run.end()
     assert known["status"] == "applied"
@@ -332,7 +387,8 @@ def test_a_disk_that_takes_nothing_ends_nothing(tmp_path, moment):
 
 
 def test_a_running_run_says_to_which_steps_it_can_go_back(tmp_path):
-    """Its status is written at each look; the steps were looked up only after two quiet seconds, which never came."""
+    """Its status is written at each look; the steps were looked up only after two quiet seconds,
+    which never came."""
     run = Process(tmp_path / "run", epochs=400, pause=0.01).start()
     until(lambda: len(run.control.status()["rewind_points"]) > 3, seconds=15)
     status = run.control.status()

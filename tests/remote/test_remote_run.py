@@ -1,13 +1,12 @@
-"""A run in another process as its folder shows it: what is read, what is sent, what the panel draws."""
+"""A run in another process as its folder shows it:
+what is read, what is sent, what the panel draws."""
 
 import copy
 import gc
-import html
 import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -30,7 +29,8 @@ from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.run_folder import read_records
 from trainer_nb.panel.screen import widgets_of
 from trainer_nb.remote import remote_view
-from trainer_nb.remote.remote_view import (JournalReader, Offer, RecordReader, RemoteRunView, Watch, add_records,
+from trainer_nb.remote.remote_view import (JournalReader, Offer, RecordReader, RemoteRunView, Watch,
+                                           add_records,
                                            resume_command)
 
 
@@ -75,10 +75,12 @@ def lines_of_a_run(count, draw):
         values = {name: draw.choice([draw.random(), 1, float("nan")]) for name in names}
         for name in names:
             points[name] = [*points.get(name, []), step]
-        yield {"step": step, "epoch": step / 4, "samples_seen": 8 * step, "seconds": step * 0.1, **values}
+        yield {"step": step, "epoch": step / 4, "samples_seen": 8 * step, "seconds": step * 0.1,
+               **values}
         if draw.random() < 0.1:
             number, end, step = number + 1, step, draw.randrange(step)
-            points = {name: [each for each in steps if each <= step] for name, steps in points.items()}
+            points = {name: [each for each in steps if each <= step]
+                      for name, steps in points.items()}
             counts = {name: len(steps) for name, steps in points.items()}
             yield {"rewind": {"counts": counts, "number": number, "start": step, "end": end}}
 
@@ -86,8 +88,10 @@ def lines_of_a_run(count, draw):
 def content(history):
     """All points and branches, to compare."""
     def plain(series):
-        return {name: [list(map(repr, column)) for column in vars(each).values()] for name, each in series.items()}
-    return plain(history.since({})), [(each.number, each.start, each.end, plain(each.series)) for each in history.branches]
+        return {name: [list(map(repr, column)) for column in vars(each).values()]
+                for name, each in series.items()}
+    return (plain(history.since({})),
+            [(each.number, each.start, each.end, plain(each.series)) for each in history.branches])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -109,16 +113,19 @@ def test_a_rewind_in_the_file_moves_the_version(tmp_path):
     place = {"step": 1, "epoch": 0.1, "samples_seen": 8, "seconds": 0.1}
     rewind = {"counts": {"lr": 1}, "number": 1, "start": 1, "end": 2}
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [
-        place | {"lr": 1.0}, place | {"lr": 2.0, "step": 2}, {"rewind": rewind}, place | {"lr": 3.0, "step": 2}])) + "\n")
+        place | {"lr": 1.0}, place | {"lr": 2.0, "step": 2}, {"rewind": rewind},
+        place | {"lr": 3.0, "step": 2}])) + "\n")
     reader.read()
     assert reader.history["lr"].tolist() == [1.0, 3.0] and reader.history.version == 1
     assert reader.history.branches[0].series["lr"].values.tolist() == [2.0]
 
 
 def test_a_file_that_was_cut_is_read_again_and_never_seen_half(tmp_path):
-    """A resumed run has cut its file to a checkpoint; who looks meanwhile sees all points or none of them."""
+    """A resumed run has cut its file to a checkpoint;
+    who looks meanwhile sees all points or none of them."""
     path, reader = tmp_path / "metrics.jsonl", RecordReader(tmp_path)
-    lines = [json.dumps({"step": step, "epoch": 0.0, "samples_seen": 0, "seconds": 0.0, "lr": float(step)}) for step in range(1, 50)]
+    lines = [json.dumps({"step": step, "epoch": 0.0, "samples_seen": 0, "seconds": 0.0,
+                         "lr": float(step)}) for step in range(1, 50)]
     path.write_text("\n".join(lines) + "\n")
     reader.read()
     version = reader.history.version
@@ -139,14 +146,17 @@ def test_a_file_that_was_cut_is_read_again_and_never_seen_half(tmp_path):
     assert set(seen) == {20}
 
 
-STRANGE = [None, True, "x", "<img src=x>", -1, 0, 10**30, 1e300, float("nan"), [], [[]], [1, 2, 3], {}, {"a": 1}, {"lr": "x"}]
+STRANGE = [None, True, "x", "<img src=x>", -1, 0, 10**30, 1e300, float("nan"), [], [[]], [1, 2, 3],
+           {}, {"a": 1}, {"lr": "x"}]
 
 
 @pytest.mark.parametrize("key", ["step", "epoch", "samples_seen", "seconds", "lr"])
 def test_a_line_that_is_no_record_is_left_out(key):
-    history, good = History(), {"step": 1, "epoch": 0.1, "samples_seen": 8, "seconds": 0.1, "lr": 1.0}
+    history, good = (History(),
+                     {"step": 1, "epoch": 0.1, "samples_seen": 8, "seconds": 0.1, "lr": 1.0})
     for strange in STRANGE:
-        add_records(history, [good | {key: strange}, {"rewind": strange}, {"rewind": {"counts": strange}}])
+        add_records(history,
+                    [good | {key: strange}, {"rewind": strange}, {"rewind": {"counts": strange}}])
     add_records(history, [dict(good)])
     lengths = {len(column) for column in vars(history.series("lr")).values()}
     assert len(lengths) == 1 and history["lr"][-1] == 1.0
@@ -164,27 +174,33 @@ def test_the_journal_stays_one_object_and_void_lines_are_out(tmp_path):
         written.record("tune", "lr", None, rate, step=4)
         written.save(tmp_path / "journal.jsonl")
         reader.read()
-    assert reader.journal is journal and journal.entries == written.entries and journal.header == written.header
+    assert reader.journal is journal
+    assert journal.entries == written.entries and journal.header == written.header
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    (tmp_path / "journal.jsonl").write_text("\n".join([*lines[:2], '{"void": true, ' + lines[2][1:]]) + "\n")
+    (tmp_path / "journal.jsonl").write_text("\n".join([*lines[:2],
+                                                       '{"void": true, ' + lines[2][1:]]) + "\n")
     reader.read()
     assert [entry.new for entry in journal] == [0.1]
 
 
 @pytest.mark.parametrize("line", [
-    {"kind": "skip", "name": "batch", "new": "x\nimport os"}, {"kind": "assign", "name": "loss_fn", "new": "f\nimport os"},
-    {"kind": "assign", "name": "x = 1\nimport os", "new": "f"}, {"kind": "assign", "name": "a; import os", "new": 1},
+    {"kind": "skip", "name": "batch", "new": "x\nimport os"},
+    {"kind": "assign", "name": "loss_fn", "new": "f\nimport os"},
+    {"kind": "assign", "name": "x = 1\nimport os", "new": "f"},
+    {"kind": "assign", "name": "a; import os", "new": 1},
     {"kind": "tune", "name": "lr\nimport os", "new": 1}])
 def test_no_line_of_a_stranger_gets_into_the_script(tmp_path, line):
     head = {"journal": 1, "seed": "0); import os; (", "given": {"every": "import os"}}
-    (tmp_path / "journal.jsonl").write_text(json.dumps(head) + "\n" + json.dumps({"number": 1} | line) + "\n")
+    (tmp_path / "journal.jsonl").write_text(json.dumps(head) + "\n"
+                                            + json.dumps({"number": 1} | line) + "\n")
     reader = JournalReader(tmp_path)
     reader.read()
     assert "import os" not in reader.journal.to_script(max_steps=4)
 
 
 def test_a_journal_without_an_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
-    """Neither its number of entries nor one endless line fills the memory; what comes back is the journal's."""
+    """Neither its number of entries nor one endless line fills the memory;
+    what comes back is the journal's."""
     monkeypatch.setattr(remote_view, "MOST_ENTRIES", 5)
     monkeypatch.setattr(remote_view, "CHUNK", 4096)
     written, reader = Journal({"seed": 3}), JournalReader(tmp_path)
@@ -203,7 +219,9 @@ def test_a_journal_without_an_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
     assert reader.journal.entries == written.entries
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/hostname"), Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("make",
+                         [os.mkfifo, lambda path: path.symlink_to("/etc/hostname"), Path.mkdir,
+                          lambda path: path.symlink_to("/dev/zero")])
 def test_a_journal_or_records_that_are_not_a_plain_file_are_not_read(tmp_path, make):
     """A FIFO would let the reader wait, /dev/zero would fill the memory."""
     for name in ("journal.jsonl", "metrics.jsonl"):
@@ -218,10 +236,13 @@ def test_a_journal_or_records_that_are_not_a_plain_file_are_not_read(tmp_path, m
 
 
 @pytest.mark.parametrize(("changes", "standing", "state"), [
-    ({}, "running", "running"), ({"state": "detached"}, "running", "detached"), ({"state": "paused"}, "paused", "paused"),
-    ({"state": "idle"}, "idle", "idle"), ({"state": "finished"}, "ended", "finished"), ({"state": "stopped"}, "ended", "stopped"),
+    ({}, "running", "running"), ({"state": "detached"}, "running", "detached"),
+    ({"state": "paused"}, "paused", "paused"),
+    ({"state": "idle"}, "idle", "idle"), ({"state": "finished"}, "ended", "finished"),
+    ({"state": "stopped"}, "ended", "stopped"),
     ({"state": "error"}, "crashed", "error"), ({"alive": False}, "ended", "interrupted"),
-    ({"alive": False, "state": "error"}, "crashed", "error"), ({"alive": False, "state": "finished"}, "ended", "finished"),
+    ({"alive": False, "state": "error"}, "crashed", "error"),
+    ({"alive": False, "state": "finished"}, "ended", "finished"),
     ({"alive": False, "state": "no state"}, "ended", "interrupted")])
 def test_how_a_run_stands(written, changes, standing, state):
     written.write(**changes)
@@ -229,7 +250,9 @@ def test_how_a_run_stands(written, changes, standing, state):
     assert (view.standing, view.state) == (standing, RunState(state))
 
 
-@pytest.mark.parametrize(("state", "standing"), [("running", "lost"), ("paused", "lost"), ("idle", "lost"), ("finished", "ended"), ("error", "crashed")])
+@pytest.mark.parametrize(("state", "standing"),
+                         [("running", "lost"), ("paused", "lost"), ("idle", "lost"),
+                          ("finished", "ended"), ("error", "crashed")])
 def test_a_process_that_was_killed_is_noticed(written, state, standing):
     process, words = sleeper()
     written.write(state=state, process=words)
@@ -249,7 +272,8 @@ def test_another_process_with_the_same_number_is_not_the_run(written):
 
 
 def test_a_last_word_that_comes_between_two_looks_counts(written):
-    """The process writes that it has ended, then is gone: a status from before must not say that it was lost."""
+    """The process writes that it has ended, then is gone:
+    a status from before must not say that it was lost."""
     process, words = sleeper()
     process.kill()
     process.wait()
@@ -296,17 +320,25 @@ def test_a_process_that_hangs_is_not_lost_but_is_said_to_be_silent(written, monk
 
 
 def test_a_command_carries_who_asks_and_what_was_seen(written, run):
-    run.view.post(Command("tune", {"lr": np.float32(0.5)}, source="widget"), reason="stalled", max_age_steps=10)
+    run.view.post(Command("tune", {"lr": np.float32(0.5)}, source="widget"), reason="stalled",
+                  max_age_steps=10)
     found, = written.commands()
-    assert found["values"] == {"lr": 0.5} and found["name"] == "tune" and found["source"] == run.view.source
-    assert (found["basis"], found["max_age_steps"], found["reason"]) == (24, 10, "stalled") and found["user"] and found["host"]
+    assert found["values"] == {"lr": 0.5}
+    assert found["name"] == "tune" and found["source"] == run.view.source
+    assert (found["basis"], found["max_age_steps"], found["reason"]) == (24, 10, "stalled")
+    assert found["user"] and found["host"]
 
 
-REFUSED = [("pose", {}, "did you mean 'pause'"), ("lr_find", {}, "no command 'lr_find'"), ("tune", {"lrr": 1}, "did you mean 'lr'"),
-           ("tune", {"lr": -1}, "0 or more"), ("tune", {"lr": float("nan")}, "a number"), ("tune", {"lr": "1"}, "a number"),
-           ("tune", {"lr": [1]}, "a text, a number"), ("tune", {"mixed_precision": "bf17"}, "one of None"),
-           ("tune", {"gradient_accumulation_steps": 0}, "1 or more"), ("tune", {"lr": 1.0, "lr_scale": -1}, "lr_scale"), ("tune", {}, "needs a name"),
-           ("step", {"m": 1}, "no such value"), ("step", {"n": 1.5}, "of type int"), ("step", {"n": True}, "of type int"), ("note", {}, "needs text"),
+REFUSED = [("pose", {}, "did you mean 'pause'"), ("lr_find", {}, "no command 'lr_find'"),
+           ("tune", {"lrr": 1}, "did you mean 'lr'"),
+           ("tune", {"lr": -1}, "0 or more"), ("tune", {"lr": float("nan")}, "a number"),
+           ("tune", {"lr": "1"}, "a number"),
+           ("tune", {"lr": [1]}, "a text, a number"),
+           ("tune", {"mixed_precision": "bf17"}, "one of None"),
+           ("tune", {"gradient_accumulation_steps": 0}, "1 or more"),
+           ("tune", {"lr": 1.0, "lr_scale": -1}, "lr_scale"), ("tune", {}, "needs a name"),
+           ("step", {"m": 1}, "no such value"), ("step", {"n": 1.5}, "of type int"),
+           ("step", {"n": True}, "of type int"), ("note", {}, "needs text"),
            ("note", {"text": None}, "of type str"), ("note", {"text": "x" * 70_000}, "65,536")]
 
 
@@ -317,7 +349,8 @@ def test_what_the_offer_rules_out_is_refused_and_not_sent(written, run, name, va
 
 
 def test_every_value_that_the_run_takes_is_let_through(written, run):
-    """The rule here may never be narrower than that of the run: each value in force, and None where it is allowed."""
+    """The rule here may never be narrower than that of the run:
+    each value in force, and None where it is allowed."""
     for view in run.tunables().values():
         assert run.tune(**{view.name: view.value}).status == "pending"
         if view.optional:
@@ -333,7 +366,9 @@ def test_a_bad_value_raises_in_a_verb(run):
         run.rewind("10")
 
 
-@pytest.mark.parametrize(("status", "words"), [("applied", "at step 30"), ("refused", "too large"), ("void", "gone back")])
+@pytest.mark.parametrize(("status", "words"),
+                         [("applied", "at step 30"), ("refused", "too large"),
+                          ("void", "gone back")])
 def test_a_reply_is_settled_from_its_line(written, run, status, words):
     reply = run.pause()
     assert reply.wait(0.2).status == "pending" and not reply.received
@@ -341,8 +376,10 @@ def test_a_reply_is_settled_from_its_line(written, run, status, words):
     until(lambda: reply.received)
     assert reply.status == "pending"
     written.control.reply(id="of another", status="refused", reason="not ours")
-    written.control.reply(id=reply.id, status=status, **{"where" if status == "applied" else "reason": words, "step": 30})
-    assert reply.wait(5) is reply and (reply.status, reply.step) == (status, 30) and words in repr(reply)
+    written.control.reply(id=reply.id, status=status,
+                          **{"where" if status == "applied" else "reason": words, "step": 30})
+    assert reply.wait(5) is reply
+    assert (reply.status, reply.step) == (status, 30) and words in repr(reply)
 
 
 def test_an_applied_command_can_become_void(written, run):
@@ -360,7 +397,8 @@ def test_waiting_ends_when_the_process_does_and_the_command_is_taken_back(writte
     written.write(process=words)
     run.refresh()
     read, unread = run.pause(), run.stop()
-    os.replace(written.control.commands / f"{read.id}.json", written.control.taken / f"{read.id}.json")
+    os.replace(written.control.commands / f"{read.id}.json",
+               written.control.taken / f"{read.id}.json")
     written.control.reply(id=read.id, status="received")
     threading.Timer(0.3, process.kill).start()
     began = time.monotonic()
@@ -383,13 +421,16 @@ def test_nothing_is_sent_to_a_run_that_is_gone(written, run):
     written.write(alive=True, state="running", process=this_process() | {"started": "1"})
     until(lambda: run.standing == "lost")
     reply = run.post(Command("resume"))
-    assert reply.status == "refused" and "cd /work && python train.py --lr 0.1" in reply.reason and "step 20" in reply.reason
+    assert reply.status == "refused"
+    assert "cd /work && python train.py --lr 0.1" in reply.reason and "step 20" in reply.reason
     assert written.commands() == []
 
 
 @pytest.mark.parametrize(("changes", "line"), [
-    ({"command": []}, ""), ({"command": ["a\nb"]}, ""), ({"command": [1]}, ""), ({"command": "python"}, ""), ({"folder": None}, "python train.py --lr 0.1"),
-    ({"command": ["python", "my train.py", "; rm -rf x"], "folder": "/a b"}, "cd '/a b' && python 'my train.py' '; rm -rf x'")])
+    ({"command": []}, ""), ({"command": ["a\nb"]}, ""), ({"command": [1]}, ""),
+    ({"command": "python"}, ""), ({"folder": None}, "python train.py --lr 0.1"),
+    ({"command": ["python", "my train.py", "; rm -rf x"], "folder": "/a b"},
+     "cd '/a b' && python 'my train.py' '; rm -rf x'")])
 def test_the_line_that_starts_it_again(written, changes, line):
     written.write(**changes)
     assert resume_command(RemoteRunView(written.path)) == line
@@ -403,7 +444,8 @@ def value_of(written, name, value):
 
 def test_a_value_waits_until_it_is_in_force(written, run):
     reply = run.tune(lr_scale=0.5)
-    assert (run.tunables()["lr_scale"].pending, run.tunables()["lr_scale"].has_pending) == (0.5, True)
+    assert (run.tunables()["lr_scale"].pending,
+            run.tunables()["lr_scale"].has_pending) == (0.5, True)
     written.control.reply(id=reply.id, status="applied", step=30)
     reply.wait(5)
     assert run.tunables()["lr_scale"].has_pending  # the offer still has the old value: no jump back
@@ -439,7 +481,8 @@ def test_a_run_follows_its_files(written, run):
     written.status["position"]["step"] = 1300
     written.write(state="paused")
     with open(written.path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 1300, "epoch": 4, "samples_seen": 99, "seconds": 9, "train/loss": 0.125}\n')
+        file.write('{"step": 1300, "epoch": 4, "samples_seen": 99, "seconds": 9, "train/loss": '
+                   '0.125}\n')
     until(lambda: run.standing == "paused" and run.history["train/loss"][-1] == 0.125)
     assert repr(run) == f"RemoteRun({written.path}: paused, step 1,300, train/loss 0.125)"
     written.write(state="finished", alive=False)
@@ -459,10 +502,12 @@ def test_the_folder_may_go_away_and_come_back(written, run, tmp_path):
         warnings.simplefilter("error")
         os.rename(written.path, tmp_path / "moved")
         time.sleep(1.2)
-        assert run.view.position.step == 24 and len(run.history["train/loss"]) == 24  # the last that is known
+        # the last that is known
+        assert run.view.position.step == 24 and len(run.history["train/loss"]) == 24
         os.rename(tmp_path / "moved", written.path)
         with open(written.path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"step": 25, "epoch": 3.1, "samples_seen": 200, "seconds": 9.0, "train/loss": 1.0}) + "\n")
+            file.write(json.dumps({"step": 25, "epoch": 3.1, "samples_seen": 200, "seconds": 9.0,
+                                   "train/loss": 1.0}) + "\n")
         until(lambda: len(run.history["train/loss"]) == 25)
 
 
@@ -470,7 +515,8 @@ def test_the_thread_ends_with_close_and_with_the_object(written):
     earlier = threading.enumerate()
 
     def followers():
-        return [each for each in threading.enumerate() if each.name == "trainer_nb attach" and each not in earlier]
+        return [each for each in threading.enumerate()
+                if each.name == "trainer_nb attach" and each not in earlier]
 
     run = attach(written.path)
     assert len(followers()) == 1
@@ -479,7 +525,7 @@ def test_the_thread_ends_with_close_and_with_the_object(written):
     again = attach(written.path)
     assert run.closed and again is not run
     written.write(state="paused")
-    until(lambda: again.standing == "paused")  # its thread has had it
+    until(lambda: again.standing == "paused")  # noqa: F821  its thread has had it
     time.sleep(0.1)
     gone = weakref.ref(again)
     del again
@@ -510,8 +556,10 @@ def test_the_same_folder_is_the_same_run(written, run, monkeypatch):
 def test_attaching_loads_nothing_that_draws(written):
     code = ("import sys; from trainer_nb import attach; print(attach(sys.argv[1])); "
             "print('loaded', *{'ipywidgets', 'plotly', 'IPython'} & set(sys.modules))")
-    done = subprocess.run([sys.executable, "-c", code, written.path], capture_output=True, text=True, check=True)
-    assert "exp1: running, step 24, train/loss" in done.stdout and done.stdout.splitlines()[-1] == "loaded"
+    done = subprocess.run([sys.executable, "-c", code, written.path], capture_output=True,
+                          text=True, check=True)
+    assert "exp1: running, step 24, train/loss" in done.stdout
+    assert done.stdout.splitlines()[-1] == "loaded"
 
 
 # What attach refuses
@@ -519,7 +567,8 @@ def test_attaching_loads_nothing_that_draws(written):
 
 def test_a_folder_that_is_no_run(written, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for path, words in [("exp2", "did you mean 'exp1'"), (".", "there is 'exp1'"), ("exp1/metrics.jsonl", "is not a folder"),
+    for path, words in [("exp2", "did you mean 'exp1'"), (".", "there is 'exp1'"),
+                        ("exp1/metrics.jsonl", "is not a folder"),
                         ("exp1/control", "not the folder of a run"), ("elsewhere/x", "workspace=")]:
         with pytest.raises(ControlError, match=words):
             attach(path)
@@ -571,14 +620,17 @@ def texts(board):
 
 def test_the_panel_draws_a_run_elsewhere(written, run):
     board = run.dashboard
-    assert "Running" in board.head.widget.value and "Linear" in board.head.widget.value and "24" in board.head.widget.value
+    assert "Running" in board.head.widget.value
+    assert "Linear" in board.head.widget.value and "24" in board.head.widget.value
     assert board.curves.of["train/loss"].count == 24 and board.plots.chart.figure["data"]
     assert set(board.tunables.rows) >= {"lr", "lr_scale", "grad_clip"}
     assert board.tabs.buttons["hooks"].description == f"Hooks {len(written.offer['hooks'])}"
-    assert list(board.tabs.buttons) == ["hooks", "journal", "table", "runs"]  # what the others show stays with the run
+    # what the others show stays with the run
+    assert list(board.tabs.buttons) == ["hooks", "journal", "table", "runs"]
     for name in ("journal", "hooks"):
         board.tabs.show(name)
-    assert f"in {written.path.name}</span>" in board.head.widget.value  # by which two panels of a model are told apart
+    # by which two panels of a model are told apart
+    assert f"in {written.path.name}</span>" in board.head.widget.value
     assert "controls live (folder)" in board.head.widget.value
     for part in (run.plots, run.controls, run.hook_table):
         assert "application/vnd.jupyter.widget-view+json" in part._repr_mimebundle_()
@@ -590,10 +642,13 @@ def test_the_panel_follows_without_a_cell(written, run):
     written.status["position"]["step"] = 77
     written.write(state="paused")
     until(lambda: "Paused at step 77" in board.message.text.value)
-    assert board.controls.main.description == "Resume" and "nspect" not in board.message.text.value + board.message.action.description
+    assert board.controls.main.description == "Resume"
+    assert "nspect" not in board.message.text.value + board.message.action.description
     with open(written.path / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"rewind": {"counts": {"train/loss": 10}, "number": 1, "start": 10, "end": 24}}) + "\n")
-    until(lambda: board.curves.of.get("train/loss") and board.curves.of["train/loss"].count == 10 and board.curves.rewound)
+        file.write(json.dumps({"rewind": {"counts": {"train/loss": 10}, "number": 1, "start": 10,
+                                          "end": 24}}) + "\n")
+    until(lambda: board.curves.of.get("train/loss") and board.curves.of["train/loss"].count == 10
+          and board.curves.rewound)
 
 
 def test_clicks_become_commands(written, run):
@@ -607,7 +662,8 @@ def test_clicks_become_commands(written, run):
     assert board.controls.chooser.steps.options[0][1] == 20
     board.controls.chooser.go.click()
     found = [(each["name"], each["values"]) for each in written.commands()[asked:]]
-    assert found == [("pause", {}), ("tune", {"lr_scale": 0.5}), ("tune", {f"{hook}.enabled": False}), ("rewind", {"step": 20})]
+    assert found == [("pause", {}), ("tune", {"lr_scale": 0.5}),
+                     ("tune", {f"{hook}.enabled": False}), ("rewind", {"step": 20})]
     assert "1 → 0.5 at the next step" in board.tunables.rows["lr_scale"].hint.value
     assert "was asked for" in board.message.text.value
 
@@ -615,18 +671,24 @@ def test_clicks_become_commands(written, run):
 def test_a_click_that_is_refused_says_so(written, run):
     board = run.dashboard
     board.tunables.rows["lr_scale"].control.box.value = "-1"
-    assert "refused" in board.tunables.rows["lr_scale"].hint.value and not [each for each in written.commands() if each["name"] == "tune"]
+    assert "refused" in board.tunables.rows["lr_scale"].hint.value
+    assert not [each for each in written.commands() if each["name"] == "tune"]
     assert "no command" in run.view.post(Command("lr_find")).reason
 
 
-ERROR = "Traceback (most recent call last):\n  File \"train.py\", line 3\nValueError: <b>bad</b> batch\nraised by hook 'x'"
+ERROR = ("Traceback (most recent call last):\n  File \"train.py\", line 3\nValueError: <b>bad</b> "
+         "batch\nraised by hook 'x'")
 NOTICES = [
     ({"process": {"host": "", "pid": 0}}, None, None),
-    ({"lost": True}, "Lost", ["Lost at step 24", "Its last checkpoint is of step 20", "<code>cd /work &amp;&amp; python train.py --lr 0.1</code>"]),
+    ({"lost": True}, "Lost",
+     ["Lost at step 24", "Its last checkpoint is of step 20",
+      "<code>cd /work &amp;&amp; python train.py --lr 0.1</code>"]),
     ({"lost": True, "last_saved": None, "command": []}, "Lost", ["It saved no checkpoint."]),
-    ({"alive": False, "state": "error", "error": ERROR}, "Crashed", ["Crashed after step 24", "ValueError: &lt;b&gt;bad", "To resume it"]),
+    ({"alive": False, "state": "error", "error": ERROR}, "Crashed",
+     ["Crashed after step 24", "ValueError: &lt;b&gt;bad", "To resume it"]),
     ({"alive": False, "state": "finished"}, "Finished", ["Finished", "train/loss "]),
-    ({"alive": False, "state": "stopped"}, "Stopped", ["Stopped at step 24", "its process has ended"]),
+    ({"alive": False, "state": "stopped"}, "Stopped",
+     ["Stopped at step 24", "its process has ended"]),
     ({"alive": False, "state": "running"}, "Interrupted", ["Interrupted at step 24"]),
     ({"state": "error", "error": ERROR}, "Error", ["Failed after step 24"]),
     ({"state": "idle"}, "Idle", ["Waiting for the first step"])]
@@ -639,10 +701,12 @@ def test_the_panel_says_how_the_run_stands(written, run, changes, word, parts):
         changes["process"] = this_process() | {"started": "1"}
     board = run.dashboard
     written.write(**changes)
-    until(lambda: f"</i>{word}</span>" in board.head.widget.value and parts[0] in board.message.text.value)
+    until(lambda: f"</i>{word}</span>" in board.head.widget.value
+          and parts[0] in board.message.text.value)
     for part in parts:
         assert part in board.message.text.value
-    assert "<b>bad" not in board.message.text.value and "trainer.fit" not in board.message.text.value
+    assert "<b>bad" not in board.message.text.value
+    assert "trainer.fit" not in board.message.text.value
 
 
 def test_a_crashed_run_offers_no_button_that_nobody_hears(written, run):
@@ -664,7 +728,8 @@ def test_a_run_that_comes_back_is_running_on_the_page(written, run):
     board.controls.main.click()
     assert "was refused" in board.message.text.value and written.commands()[-1]["name"] != "resume"
     written.write(process=this_process(), attempt="b")
-    until(lambda: "</i>Running</span>" in board.head.widget.value and "was refused" not in board.message.text.value)
+    until(lambda: "</i>Running</span>" in board.head.widget.value
+          and "was refused" not in board.message.text.value)
 
 
 def places(found, path=()):
@@ -691,7 +756,8 @@ def replaced(found, path, value):
 def test_a_strange_value_stops_neither_reader_nor_panel(written, file):
     """Every value of the files, replaced by others: the panel draws, and none of it is HTML."""
     good, draw = getattr(written, file), random.Random(1)
-    entry = {"number": 1, "kind": "tune", "name": "<img src=x>", "old": 1, "new": "<img src=x>", "source": "<img src=x>", "time": "<img src=x>"}
+    entry = {"number": 1, "kind": "tune", "name": "<img src=x>", "old": 1, "new": "<img src=x>",
+             "source": "<img src=x>", "time": "<img src=x>"}
     (written.path / "journal.jsonl").write_text('{"journal": 1}\n' + json.dumps(entry) + "\n")
     run = attach(written.path)
     run._follower.end()
@@ -711,29 +777,37 @@ def test_a_strange_value_stops_neither_reader_nor_panel(written, file):
 def test_a_tunable_of_a_hook_that_is_not_there_is_left_out(written):
     """No row of the panel would hold it."""
     known = {each.name for each in Offer(written.offer).tunables if each.owner}
-    assert known and not {each.name for each in Offer(written.offer | {"hooks": []}).tunables if each.owner}
+    assert known
+    assert not {each.name for each in Offer(written.offer | {"hooks": []}).tunables if each.owner}
     assert Offer(written.offer | {"hooks": []}).tunables
 
 
 def test_a_text_of_the_offer_is_no_html(written, run):
     """Where the panel writes a text as it is, the reader has escaped it."""
     written.offer["step_times"]["since"] = "<img src=x>"
-    written.offer["hooks"][0] |= {"label": "<img src=x>", "last_error": "<img src=x>", "points": ["<img src=x>"], "failure": {
-        "error": "<img src=x>", "point": "<img src=x>", "step": 1, "epoch": 0, "batch_idx": 0, "traceback": "<img src=x>"}}
+    written.offer["hooks"][0] |= {"label": "<img src=x>", "last_error": "<img src=x>",
+                                  "points": ["<img src=x>"], "failure": {
+"error": "<img src=x>", "point": "<img src=x>", "step": 1, "epoch": 0, "batch_idx": 0,
+"traceback": "<img src=x>"}}
     written.write(memory=["<img src=x>", 1, None], state="error")
     run.view.refresh()
     found = "".join(texts(run.dashboard))
     assert found.count("&lt;img src=x&gt;") > 5 and "<img" not in found
 
 
-@pytest.mark.parametrize("field", ["number", "kind", "name", "old", "new", "source", "step", "epoch", "batch_idx", "time", "branch", "boundary", "survives"])
+@pytest.mark.parametrize("field",
+                         ["number", "kind", "name", "old", "new", "source", "step", "epoch",
+                          "batch_idx", "time", "branch", "boundary", "survives"])
 def test_a_strange_entry_stops_no_journal(written, run, field):
     """Entries of a stranger, and a record whose name is HTML."""
-    entry = {"number": 1, "kind": "tune", "name": "lr", "old": 1, "new": 2, "source": "shell", "step": 3, "epoch": 0, "batch_idx": 3, "time": "12:00:00"}
-    lines = [{"journal": 1}, *(entry | {field: value} for value in STRANGE), entry | {"name": "the last"}]
+    entry = {"number": 1, "kind": "tune", "name": "lr", "old": 1, "new": 2, "source": "shell",
+             "step": 3, "epoch": 0, "batch_idx": 3, "time": "12:00:00"}
+    lines = [{"journal": 1}, *(entry | {field: value} for value in STRANGE),
+             entry | {"name": "the last"}]
     (written.path / "journal.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     with open(written.path / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 25, "epoch": 4, "samples_seen": 99, "seconds": 9, "<img src=x>/loss": 1, "lr.<img src=x>": 1}) + "\n")
+        file.write(json.dumps({"step": 25, "epoch": 4, "samples_seen": 99, "seconds": 9,
+                               "<img src=x>/loss": 1, "lr.<img src=x>": 1}) + "\n")
     run._follower.end()
     run.view.refresh()
     run.dashboard.tabs.show("journal")

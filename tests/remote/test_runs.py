@@ -1,4 +1,5 @@
-"""Several runs at once: what the table says, what the plot draws, what is not a run, and what a stranger may have written."""
+"""Several runs at once: what the table says, what the plot draws, what is not a run, and what a
+stranger may have written."""
 
 import json
 import os
@@ -29,10 +30,14 @@ def evaluated(folder, steps=24, rate=0.05, **settings):
     """A run with an evaluation each epoch."""
     torch.manual_seed(0)
     x = torch.randn(64, 3)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
-    trainer = Trainer(nn.Linear(3, 1), train_dl=data, valid_dl=data, loss_fn=nn.MSELoss(), max_steps=steps, device="cpu", progress=False,
-                      optim=lambda parameters: torch.optim.SGD(parameters, rate), workspace=folder, seed=0,
-                      metrics={"accuracy": lambda pred, target: ((pred - target).abs() < 0.5).float().mean()}, **settings)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
+                                       batch_size=8)
+    trainer = Trainer(nn.Linear(3, 1), train_dl=data, valid_dl=data, loss_fn=nn.MSELoss(),
+                      max_steps=steps, device="cpu", progress=False,
+                      optim=lambda parameters: torch.optim.SGD(parameters, rate), workspace=folder,
+                      seed=0,
+                      metrics={"accuracy": lambda pred, target: (
+                          (pred - target).abs() < 0.5).float().mean()}, **settings)
     trainer.step(8)
     return trainer
 
@@ -42,7 +47,8 @@ def three(tmp_path):
     """Three runs that have ended: another rate each, one of them tuned by hand, one rewound."""
     trainers = {}
     for name, rate in (("low", 0.01), ("middle", 0.05), ("tuned", 0.01)):
-        trainer = trainers[name] = evaluated(tmp_path / name, rate=rate, hooks=[SnapshotHook(every_steps=8)])
+        trainer = trainers[name] = evaluated(tmp_path / name, rate=rate,
+                                             hooks=[SnapshotHook(every_steps=8)])
         if name == "tuned":
             trainer.tune(lr=0.1)
         if name == "middle":
@@ -77,8 +83,10 @@ def axis_of(pane, record):
 
 
 def test_a_pattern_gives_runs_by_number_and_by_name(three, runs):
-    assert isinstance(runs, Runs) and len(runs) == 3 and [run.path.name for run in runs] == ["low", "middle", "tuned"]
-    assert runs["middle"] is runs[1] is attach(three[0] / "middle") and isinstance(runs[0], RemoteRun)
+    assert isinstance(runs, Runs)
+    assert len(runs) == 3 and [run.path.name for run in runs] == ["low", "middle", "tuned"]
+    assert runs["middle"] is runs[1] is attach(three[0] / "middle")
+    assert isinstance(runs[0], RemoteRun)
     assert [run.path.name for run in runs[1:]] == ["middle", "tuned"] and runs[-1] in runs
     with pytest.raises(KeyError, match="did you mean .*middle"):
         runs["midle"]
@@ -95,8 +103,10 @@ def test_a_list_of_folders_is_as_good_as_a_pattern(three):
 def test_a_name_is_a_persons_and_finds_the_run(runs):
     plots = runs.plots
     runs.names["low"] = " a low rate "
-    assert runs.names == {"low": "a low rate", "middle": "middle", "tuned": "tuned"} and runs["a low rate"] is runs["low"] is runs[0]
-    assert plots.bar.switches[0].description == "a low rate" and set(lines_of(plots)) >= {"a low rate"}
+    assert runs.names == {"low": "a low rate", "middle": "middle", "tuned": "tuned"}
+    assert runs["a low rate"] is runs["low"] is runs[0]
+    assert plots.bar.switches[0].description == "a low rate"
+    assert set(lines_of(plots)) >= {"a low rate"}
     assert runs.table.rows[0]["name"] == "a low rate"
     for wrong in ("", "  ", "x" * 61, "two\nlines", "\x1b[31m", 7, None, "middle", "tuned"):
         with pytest.raises(ValueError, match="name"):
@@ -149,11 +159,16 @@ def test_a_pattern_with_too_many_runs_is_refused_and_reads_none(tmp_path, monkey
 def test_the_table_has_last_and_best_values_of_the_live_branch(three, runs):
     for row, (name, trainer) in zip(runs.table.rows, three[1].items()):
         history = trainer.history
-        assert row["name"] == name and row["standing"] == "ended" and row["steps"] == trainer.step_state.optimizer_step == 24
-        assert row["final"] == {key: history[key][-1] for key in ("train/loss", "valid/loss", "valid/accuracy")}
+        assert row["name"] == name and row["standing"] == "ended"
+        assert row["steps"] == trainer.step_state.optimizer_step == 24
+        assert row["final"] == {key: history[key][-1]
+                                for key in ("train/loss", "valid/loss", "valid/accuracy")}
         losses, accuracy = history["valid/loss"], history["valid/accuracy"]
-        assert row["best"]["valid/loss"] == {"value": losses.min(), "step": history.steps("valid/loss")[losses.argmin()]}
-        assert row["best"]["valid/accuracy"] == {"value": accuracy.max(), "step": history.steps("valid/accuracy")[accuracy.argmax()]}
+        assert row["best"]["valid/loss"] == {"value": losses.min(),
+                                             "step": history.steps("valid/loss")[losses.argmin()]}
+        assert row["best"]["valid/accuracy"] == {"value": accuracy.max(),
+                                                 "step": history.steps(
+                                                     "valid/accuracy")[accuracy.argmax()]}
     json.dumps(runs.table.rows)  # plain data
 
 
@@ -185,11 +200,16 @@ def test_new_points_are_in_the_table_and_a_rewind_takes_a_best_value_back(tmp_pa
             file.writelines(json.dumps(each) + "\n" for each in lines)
         found[0].refresh()
         return found.table.rows[0]
-    row = add({"step": 25, "valid/loss": 0.5, **line}, {"step": 26, "valid/loss": float("nan"), **line}, {"step": 27, "valid/loss": 0.25, **line})
+    row = add({"step": 25, "valid/loss": 0.5, **line},
+              {"step": 26, "valid/loss": float("nan"), **line},
+              {"step": 27, "valid/loss": 0.25, **line})
     assert row["standing"] == "running" and row["best"]["valid/loss"] == {"value": 0.25, "step": 27}
-    counts = {name: len(found[0].history[name]) for name in found[0].history.names} | {"valid/loss": 1}
-    row = add({"rewind": {"counts": counts, "number": 1, "start": 25, "end": 27}}, {"step": 26, "valid/loss": 0.75, **line})
-    assert row["final"]["valid/loss"] == 0.75 and row["best"]["valid/loss"] == {"value": 0.5, "step": 25}
+    counts = {name: len(found[0].history[name])
+              for name in found[0].history.names} | {"valid/loss": 1}
+    row = add({"rewind": {"counts": counts, "number": 1, "start": 25, "end": 27}},
+              {"step": 26, "valid/loss": 0.75, **line})
+    assert row["final"]["valid/loss"] == 0.75
+    assert row["best"]["valid/loss"] == {"value": 0.5, "step": 25}
     found.close()
 
 
@@ -197,13 +217,16 @@ def hostile(folder):
     """A run whose files a stranger has written."""
     written = WrittenRun(folder)
     settings = json.loads((written.path / "config.json").read_text())
-    settings |= {"model": HOSTILE, HOSTILE: "<b>", "tunables": {HOSTILE: HOSTILE, "deep": {"x": ["<b>"] * 1000}}}
+    settings |= {"model": HOSTILE, HOSTILE: "<b>",
+                 "tunables": {HOSTILE: HOSTILE, "deep": {"x": ["<b>"] * 1000}}}
     (written.path / "config.json").write_text(json.dumps(settings))
-    entry = {"step": 3, "kind": "note", "name": HOSTILE, "new": HOSTILE, "source": "<b>", "number": 1, "time": "", "by": HOSTILE, "reason": "\x1b[31m"}
+    entry = {"step": 3, "kind": "note", "name": HOSTILE, "new": HOSTILE, "source": "<b>",
+             "number": 1, "time": "", "by": HOSTILE, "reason": "\x1b[31m"}
     with open(written.path / "journal.jsonl", "a") as file:
         file.write(json.dumps(entry) + "\n")
     with open(written.path / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 25, "epoch": 1.0, "samples_seen": 9, "seconds": 9.0, f"valid/{HOSTILE}": 1.0, f"x{HOSTILE}": 2.0}) + "\n")
+        file.write(json.dumps({"step": 25, "epoch": 1.0, "samples_seen": 9, "seconds": 9.0,
+                               f"valid/{HOSTILE}": 1.0, f"x{HOSTILE}": 2.0}) + "\n")
     os.rename(written.path, folder / "<b>a&b")
     return folder / "<b>a&b"
 
@@ -217,13 +240,18 @@ def test_no_text_of_a_stranger_is_html_or_markdown(tmp_path):
     page, markdown, text = table._repr_html_(), table._repr_markdown_(), repr(table)
     for tag in ("<img", "<b>", "<i>"):
         assert tag not in page and tag not in markdown
-    assert "&lt;img" in page and len({line.count(" | ") for line in markdown.splitlines() if line.startswith("|")}) == 1 and "[a](b)" not in markdown
-    assert "\x1b" not in page + markdown + text and len(text.splitlines()) == 3 + bool(table.left_out())
+    assert "&lt;img" in page
+    assert len({line.count(" | ") for line in markdown.splitlines() if line.startswith("|")}) == 1
+    assert "[a](b)" not in markdown
+    assert "\x1b" not in page + markdown + text
+    assert len(text.splitlines()) == 3 + bool(table.left_out())
     for record in plots.bar.record.options:
         plots.bar.record.value = record
-        figure = {"names": [t["name"] for t in plots.chart.figure["data"]], "words": plots.chart.figure["layout"]["annotations"]}
+        figure = {"names": [t["name"] for t in plots.chart.figure["data"]],
+                  "words": plots.chart.figure["layout"]["annotations"]}
         assert not any(tag in json.dumps(figure) for tag in ("<img", "<i>", "<b>a"))
-    assert not any(tag in found.dashboard.picture.picture()[0] for tag in ("<img src=x", "<i>", "<b>"))
+    assert not any(tag in found.dashboard.picture.picture()[0]
+                   for tag in ("<img src=x", "<i>", "<b>"))
     found.close()
 
 
@@ -234,17 +262,22 @@ def test_a_file_that_cannot_be_read_leaves_its_columns_empty(three, tmp_path, na
     path.symlink_to(three[0] / "tuned" / name)  # of a stranger
     found = attach(three[0] / "*")
     rows = found.table.rows
-    assert rows[0]["differs"] == {} and rows[0]["journal"] == [] and rows[0]["final"] and rows[2]["journal"]
+    assert rows[0]["differs"] == {}
+    assert rows[0]["journal"] == [] and rows[0]["final"] and rows[2]["journal"]
     found.close()
 
 
 def test_a_table_of_many_columns_is_cut_and_says_so():
-    row = {"name": "a", "folder": "a", "standing": "ended", "steps": 1, "seconds": 1.0, "best": {}, "journal": [f"step {n}" for n in range(9)],
-           "final": {f"valid/m{n}": 0.5 for n in range(40)}, "differs": {f"s{n}": "v" * 500 for n in range(40)}}
+    row = {"name": "a", "folder": "a", "standing": "ended", "steps": 1, "seconds": 1.0, "best": {},
+           "journal": [f"step {n}" for n in range(9)],
+           "final": {f"valid/m{n}": 0.5 for n in range(40)},
+           "differs": {f"s{n}": "v" * 500 for n in range(40)}}
     table = Table([row])
     heads, rows = table.cells()
-    assert len(heads) == len(rows[0]) == 4 + 12 + 12 + 1 and "28 metrics and 28 settings more" in repr(table)
-    assert max(map(len, rows[0])) < 120 and "and 4 more" in table._repr_html_() and "28 metrics" in table._repr_markdown_()
+    assert len(heads) == len(rows[0]) == 4 + 12 + 12 + 1
+    assert "28 metrics and 28 settings more" in repr(table)
+    assert max(map(len, rows[0])) < 120
+    assert "and 4 more" in table._repr_html_() and "28 metrics" in table._repr_markdown_()
 
 
 # The plot
@@ -259,20 +292,24 @@ def test_all_runs_are_in_one_chart_and_each_record_has_one(three, runs):
             assert np.allclose(y, three[1][name].history["train/loss"]) and x[-1] == 24
     x, y = lines_of(plots, axis_of(plots, "valid/accuracy"))["tuned"]
     assert np.allclose(y, three[1]["tuned"].history["valid/accuracy"])
-    inks = {t["name"]: t["line"]["color"] for t in plots.chart.figure["data"] if t["name"] != "rewound"}
+    inks = {t["name"]: t["line"]["color"] for t in plots.chart.figure["data"]
+            if t["name"] != "rewound"}
     assert len(set(inks.values())) == 3
     plots.bar.record.value = "valid/loss"
-    assert set(lines_of(plots)) == {"low", "middle", "tuned", "rewound"} and plots.chart.figure["layout"]["hovermode"] == "x unified"
+    assert set(lines_of(plots)) == {"low", "middle", "tuned", "rewound"}
+    assert plots.chart.figure["layout"]["hovermode"] == "x unified"
 
 
 def test_a_branch_that_was_rewound_is_drawn_whole_and_faint(three, runs):
     plots = runs.plots
     plots.bar.record.value = "valid/loss"
     branch = three[1]["middle"].history.branches[0].series["valid/loss"]
-    trace = next(t for t in plots.chart.figure["data"] if t["name"] == "rewound" and t["yaxis"] == "y")
+    trace = next(t for t in plots.chart.figure["data"]
+                 if t["name"] == "rewound" and t["yaxis"] == "y")
     y = np.frombuffer(trace["y"], np.float32)
     assert np.allclose(y[np.isfinite(y)], branch.values) and trace["opacity"] < 0.5
-    assert trace["line"]["color"] == next(t for t in plots.chart.figure["data"] if t["name"] == "middle")["line"]["color"]
+    assert trace["line"]["color"] == next(t for t in plots.chart.figure["data"]
+                                          if t["name"] == "middle")["line"]["color"]
 
 
 def test_a_switch_hides_a_run_everywhere_and_shows_it_again(runs):
@@ -280,7 +317,8 @@ def test_a_switch_hides_a_run_everywhere_and_shows_it_again(runs):
     def names():
         return {t["name"] for t in plots.chart.figure["data"]} - {"rewound"}
     plots.bar.switches[1].value = False
-    assert names() == {"low", "tuned"} and "rewound" not in {t["name"] for t in plots.chart.figure["data"]}
+    assert names() == {"low", "tuned"}
+    assert "rewound" not in {t["name"] for t in plots.chart.figure["data"]}
     plots.bar.switches[1].value = True
     assert names() == {"low", "middle", "tuned"}
     for switch in plots.bar.switches:
@@ -296,7 +334,8 @@ def until(condition, seconds=10):
         time.sleep(0.02)
 
 
-def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(three, tmp_path, monkeypatch):
+def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(
+        three, tmp_path, monkeypatch):
     written = WrittenRun(three[0])
     found = attach(three[0] / "*")
     plots = found.plots
@@ -304,9 +343,13 @@ def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(thre
     assert lines_of(plots)["exp1"][0][-1] == 24
     time.sleep(1.2)  # what ended is read once more
     read, lines = [], Lines.read
-    monkeypatch.setattr(Lines, "read", lambda self, most=-1: (read.append(self.path.relative_to(three[0]).parts[0]), lines(self, most))[1])
+    monkeypatch.setattr(Lines, "read",
+                        lambda self, most=-1: (
+                            read.append(self.path.relative_to(three[0]).parts[0]),
+                            lines(self, most))[1])
     with open(written.path / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 25, "epoch": 3.1, "samples_seen": 200, "seconds": 9.0, "train/loss": 1.0}) + "\n")
+        file.write(json.dumps({"step": 25, "epoch": 3.1, "samples_seen": 200, "seconds": 9.0,
+                               "train/loss": 1.0}) + "\n")
     until(lambda: lines_of(plots)["exp1"][0][-1] == 25)
     time.sleep(1.2)
     assert set(read) == {"exp1"}
@@ -318,7 +361,8 @@ def test_a_run_that_disappears_keeps_its_curve(three, runs):
     shutil.rmtree(three[0] / "low")
     time.sleep(1.2)
     row = runs.table.rows[0]
-    assert row["standing"] == "removed" and row["final"]["valid/loss"] and len(runs["low"].history) == before
+    assert row["standing"] == "removed"
+    assert row["final"]["valid/loss"] and len(runs["low"].history) == before
     assert len(lines_of(plots)["low"][0]) == 24
 
 
@@ -333,7 +377,8 @@ def test_what_is_shown_is_held_and_what_is_closed_is_freed(three):
 
 
 def test_every_run_of_fifty_looks_different(runs):
-    looks = {(run.ink, run.dash) for run in (DrawnRun(runs[0].view, "x", number) for number in range(MOST_RUNS))}
+    looks = {(run.ink, run.dash)
+             for run in (DrawnRun(runs[0].view, "x", number) for number in range(MOST_RUNS))}
     assert len(looks) == MOST_RUNS == len(RUN_INKS) * len(DASHES) == runs_module.MOST_RUNS == 50
 
 
@@ -348,17 +393,21 @@ def test_other_runs_stand_behind_a_live_one_and_can_be_taken_away(three, tmp_pat
     assert plots.add_run(attach(three[0] / "low")) == ["low"]
     assert plots.add_run(attach(three[0] / "tuned"), name="by <b>hand") == ["by <b>hand"]
     traces = {t["name"]: t for t in plots.chart.figure["data"]}
-    assert {"low · train", "low · valid", "by &lt;b&gt;hand · train"} <= set(traces) and "by &lt;b&gt;hand" in plots.legend.value
+    assert {"low · train", "low · valid", "by &lt;b&gt;hand · train"} <= set(traces)
+    assert "by &lt;b&gt;hand" in plots.legend.value
     behind = traces["low · train"]
-    assert behind["line"]["width"] < plain[0] and behind["opacity"] < 1 and plots.chart.figure["data"][-1]["name"] != "low · train"
+    assert behind["line"]["width"] < plain[0]
+    assert behind["opacity"] < 1 and plots.chart.figure["data"][-1]["name"] != "low · train"
     assert np.frombuffer(behind["x"], np.float32)[-1] == 24
-    assert "valid/accuracy" in str(plots.chart.figure["layout"]["annotations"])  # the live run has no such record
+    # the live run has no such record
+    assert "valid/accuracy" in str(plots.chart.figure["layout"]["annotations"])
     plots.remove_run("low")
     assert not any(t["name"].startswith("low") for t in plots.chart.figure["data"])
     with pytest.raises(KeyError, match="'by <b>hand'"):
         plots.remove_run("low")
     plots.remove_run("by <b>hand")
-    assert plots.legend.value == "" and len(plots.chart.figure["data"]) == len(Plots(trainer.view).chart.figure["data"])
+    assert plots.legend.value == ""
+    assert len(plots.chart.figure["data"]) == len(Plots(trainer.view).chart.figure["data"])
     trainer.close()
 
 
@@ -367,13 +416,16 @@ def test_a_pattern_or_a_trainer_is_added_and_the_run_itself_is_not(three, tmp_pa
     runs = attach(three[0] / "[lmt]*w*")
     runs.names["low"] = "slow"
     assert trainer.plots.add_run(runs) == ["slow"] and trainer.plots.add_run(runs) == []
-    assert trainer.plots.add_run(other, name="other") == ["other"] and trainer.plots.add_run(trainer) == []
-    assert len(trainer.plots.add_run(trained(tmp_path / "third", steps=8), name="x" * 500)[0]) == LONGEST_NAME
+    assert trainer.plots.add_run(other, name="other") == ["other"]
+    assert trainer.plots.add_run(trainer) == []
+    assert len(trainer.plots.add_run(trained(tmp_path / "third", steps=8),
+                                     name="x" * 500)[0]) == LONGEST_NAME
     with pytest.raises(TypeError, match=r"is not a run: .* add_run\(attach\("):
         trainer.plots.add_run(7)
     trainer.plots.remove_run("slow")
     assert trainer.plots.add_run(str(three[0] / "low"), name="by path") == ["by path"]
-    assert trainer.plots.add_run(runs) == [] and trainer.plots.add_run(runs["low"], name="again") == []
+    assert trainer.plots.add_run(runs) == []
+    assert trainer.plots.add_run(runs["low"], name="again") == []
     assert trainer.plots.others.named("again").view.journal is runs["low"].view.journal
     with pytest.raises(ValueError, match="no folder"):
         trainer.plots.add_run(str(three[0] / "nothing*"))
@@ -391,7 +443,8 @@ PLACE = {"epoch": 0.0, "samples_seen": 0, "seconds": 0.0}
 def write_steps(path, steps, **others):
     """Records of these steps, the value of `lr` is the step."""
     with open(path / "metrics.jsonl", "a") as file:
-        file.writelines(json.dumps({"step": step, **PLACE, "lr": float(step), **others}) + "\n" for step in steps)
+        file.writelines(json.dumps({"step": step, **PLACE, "lr": float(step), **others}) + "\n"
+                        for step in steps)
 
 
 @pytest.fixture
@@ -406,11 +459,13 @@ def test_a_long_file_is_thinned_evenly_while_it_is_read(tmp_path, small_bounds):
     write_steps(tmp_path, range(1, 10_001))
     reader.read()
     kept = reader.history["lr"]
-    assert 250 <= len(kept) <= 500 and kept[0] == 1 and set(np.diff(kept)) == {32.0} and kept[-1] > 10_000 - 32
+    assert 250 <= len(kept) <= 500
+    assert kept[0] == 1 and set(np.diff(kept)) == {32.0} and kept[-1] > 10_000 - 32
     write_steps(tmp_path, range(10_001, 12_001))
     version = reader.history.version
     reader.read()
-    assert set(np.diff(reader.history["lr"])) == {32.0} and len(reader.history["lr"]) == 375 and reader.history.version == version
+    assert set(np.diff(reader.history["lr"])) == {32.0}
+    assert len(reader.history["lr"]) == 375 and reader.history.version == version
     assert (reader.history.steps("lr") == reader.history["lr"]).all()
 
 
@@ -418,11 +473,13 @@ def test_a_rewind_in_a_thinned_file_cuts_at_the_right_place(tmp_path, small_boun
     reader, count = RecordReader(tmp_path), 3000
     write_steps(tmp_path, range(1, count + 1))
     with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"rewind": {"counts": {"lr": 1001}, "number": 1, "start": 1001, "end": count}}) + "\n")
+        file.write(json.dumps({"rewind": {"counts": {"lr": 1001}, "number": 1, "start": 1001,
+                                          "end": count}}) + "\n")
     write_steps(tmp_path, range(1002, 1100))
     reader.read()
     live, branch = reader.history["lr"], reader.history.branches[0].series["lr"].values
-    assert set(np.diff(live)) == {8.0} and live[-1] == 1097 and branch[0] == 1009 and branch[-1] == 2993 and set(np.diff(branch)) == {8.0}
+    assert set(np.diff(live)) == {8.0} and live[-1] == 1097
+    assert branch[0] == 1009 and branch[-1] == 2993 and set(np.diff(branch)) == {8.0}
 
 
 def test_many_branches_together_stay_small_and_have_their_last_points(tmp_path, small_bounds):
@@ -430,10 +487,12 @@ def test_many_branches_together_stay_small_and_have_their_last_points(tmp_path, 
     for number in range(1, 60):
         write_steps(tmp_path, range(1, 101))
         with open(tmp_path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"rewind": {"counts": {}, "number": number, "start": 0, "end": 100}}) + "\n")
+            file.write(json.dumps({"rewind": {"counts": {}, "number": number, "start": 0,
+                                              "end": 100}}) + "\n")
     reader.read()
     sizes = [len(branch.series["lr"]) for branch in reader.history.branches if branch.series]
-    assert sum(sizes) <= 500 and reader.history.branches[-1].number == 59 and len(reader.history) == 0
+    assert sum(sizes) <= 500
+    assert reader.history.branches[-1].number == 59 and len(reader.history) == 0
     assert reader.history.branches[-1].series["lr"].values[-1] >= 97
 
 
@@ -451,7 +510,8 @@ def test_memory_stays_flat_however_long_the_file_is(tmp_path, small_bounds):
     assert peaks[1] < 1.2 * peaks[0] < 2_000_000, peaks
 
 
-def test_names_are_bounded_and_a_line_that_is_too_long_is_passed_over(tmp_path, small_bounds, monkeypatch):
+def test_names_are_bounded_and_a_line_that_is_too_long_is_passed_over(
+        tmp_path, small_bounds, monkeypatch):
     monkeypatch.setattr(remote_view, "MOST_NAMES", 20)
     reader = RecordReader(tmp_path)
     write_steps(tmp_path, [1])

@@ -1,4 +1,5 @@
-"""The page of a run over real HTTP: what it shows and sends, who may do that, and what keeps everybody else out."""
+"""The page of a run over real HTTP: what it shows and sends, who may do that, and what keeps
+everybody else out."""
 
 import gzip
 import json
@@ -26,7 +27,8 @@ from trainer_nb import Trainer
 from trainer_nb.remote.serve import LARGEST, MOST_COMMANDS, Page, Server
 
 READS = ("", "state", "figure", "plotly.js", "page.js", "page.css", "panel.css", "chart.js")
-SEALS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+SEALS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+         "Referrer-Policy": "no-referrer",
          "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin"}
 JSON = {"Content_Type": "application/json"}
 
@@ -68,7 +70,8 @@ def written(tmp_path):
 
 
 def test_state_and_commands_of_a_run_in_another_process(run, served):
-    """The rate takes effect and stands in the journal with its sender; pause, step, resume, note; the run's refusals come back."""
+    """The rate takes effect and stands in the journal with its sender; pause, step, resume, note;
+    the run's refusals come back."""
     assert served.state()["standing"] == "running" and served.state()["position"]["step"] > 0
     status, answer = served.post("tune", {"lr": "*0.5", "slow.loud": True})
     assert (status, answer["status"]) == (200, "applied")
@@ -86,24 +89,34 @@ def test_state_and_commands_of_a_run_in_another_process(run, served):
     for values, why in [({"lr": "-1"}, "lr"), ({"slow.seconds": 7}, "1")]:
         status, answer = served.post("tune", values)
         assert (status, answer["status"]) == (200, "refused") and why in answer["reason"], answer
-    assert served.post("tune", {"lr": "fast"}) == (400, {"status": "refused", "reason": "lr=fast: a number of at least 0, or none."})
+    assert served.post("tune", {"lr": "fast"}) == (400,
+                                                   {"status": "refused",
+                                                    "reason": "lr=fast: a number of at least 0, or "
+                                                              "none."})
     assert served.post("note", {"text": "a <b>note</b>"})[1]["status"] == "applied"
-    assert any("a <b>note</b>" in each["text"] for each in served.state()["journal"])  # text: the page does not read it as HTML
+    # text: the page does not read it as HTML
+    assert any("a <b>note</b>" in each["text"] for each in served.state()["journal"])
     assert served.post("resume")[1]["status"] == "applied" and later(lambda: run.step() > held + 3)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 10_000, b'{"command": "watch", "values": {"on": true}}',
-                                  b'{"command": "tune", "values": [1]}', b'{"command": "tune"}', b'{"command": "step", "values": {"n": [1]}}',
-                                  b'{"command": "note", "values": {"text": "x"}, "reason": "\\u0000"}', b'{"command": "../pause"}'])
+@pytest.mark.parametrize("body",
+                         [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 10_000,
+                          b'{"command": "watch", "values": {"on": true}}',
+                          b'{"command": "tune", "values": [1]}', b'{"command": "tune"}',
+                          b'{"command": "step", "values": {"n": [1]}}',
+                          b'{"command": "note", "values": {"text": "x"}, "reason": "\\u0000"}',
+                          b'{"command": "../pause"}'])
 def test_garbage_is_refused_with_a_reason(served, run, body):
     """Nothing of it reaches the run."""
     status, _, answer = served.ask("command", method="POST", body=body, **JSON)
-    assert status == 400 and json.loads(answer)["status"] == "refused" and json.loads(answer)["reason"]
+    assert status == 400
+    assert json.loads(answer)["status"] == "refused" and json.loads(answer)["reason"]
     assert list((run.path / "control" / "commands").iterdir()) == []
 
 
 def test_the_curves_are_those_of_the_records(served, run):
-    """The floats are the recorded losses; an unchanged figure is not sent again, one with other settings is."""
+    """The floats are the recorded losses; an unchanged figure is not sent again, one with other
+    settings is."""
     served.post("pause")
     time.sleep(1.5)  # the records are written twice a second
     status, headers, body = served.ask("figure?window=1")
@@ -117,10 +130,12 @@ def test_the_curves_are_those_of_the_records(served, run):
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: np.float32(row["train/loss"]) for row in rows if "train/loss" in row}
     assert status == 200 and at == len(floats) and len(lines["raw"][0]) > 20
-    assert all(losses[step] == value for step, value in zip(*lines["train"])) and lines["train"][0][-1] == max(losses)
+    assert all(losses[step] == value for step, value in zip(*lines["train"]))
+    assert lines["train"][0][-1] == max(losses)
     assert served.ask("figure?window=1", If_None_Match=headers["ETag"])[0] == 304
     assert served.ask("figure?window=1&axis=epoch", If_None_Match=headers["ETag"])[0] == 200
-    assert {served.ask(f"figure?{query}")[0] for query in ("axis=y", "window=0", "window=1001", "window=x", "log=2")} == {400}
+    assert {served.ask(f"figure?{query}")[0]
+            for query in ("axis=y", "window=0", "window=1001", "window=x", "log=2")} == {400}
     assert "<b>" not in str(drawn["layout"])  # an inline style, which the page forbids
     served.post("resume")
 
@@ -132,7 +147,8 @@ def test_an_unchanged_file_is_not_sent_again(guarded):
         assert status == 200 and body
         assert guarded.ask(path, If_None_Match=headers["ETag"])[::2] == (304, b"")
         if path == "plotly.js":
-            assert headers["Content-Encoding"] == "gzip" and len(gzip.decompress(body)) > 3 * len(body)
+            assert headers["Content-Encoding"] == "gzip"
+            assert len(gzip.decompress(body)) > 3 * len(body)
 
 
 # Who may
@@ -141,12 +157,15 @@ def test_an_unchanged_file_is_not_sent_again(guarded):
 @pytest.mark.parametrize("token", [None, "guess", "", "é"])
 @pytest.mark.parametrize("path", [*READS, "command", "nothing"])
 def test_nothing_without_the_token(guarded, path, token):
-    """403, with words that say what to open; no cookie is given."""
+    """403, with words that say what to open, which the page itself says in HTML; no cookie."""
     token = token and token.encode().decode("latin-1")
-    answers = [guarded.ask(path, token), guarded.ask(path, None, Cookie=f"{cookie_name(guarded)}={token}"),
+    answers = [guarded.ask(path, token),
+               guarded.ask(path, None, Cookie=f"{cookie_name(guarded)}={token}"),
                guarded.ask(f"{path}?token={urllib.request.quote(token or '')}", None)]
     for status, headers, body in answers:
         assert status == 403 and b"link with its token" in body and "Set-Cookie" not in headers
+        assert headers["Content-Type"].partition(";")[0] == (
+            "application/json" if path else "text/html")
         assert guarded.steer.encode() not in body and b"exp1" not in body
 
 
@@ -156,10 +175,12 @@ def cookie_name(served):
 
 
 def test_the_token_of_the_link_becomes_a_cookie(guarded):
-    """Which no script can read and no other site's request carries; elsewhere than on the page the address has no token."""
+    """Which no script can read and no other site's request carries;
+    elsewhere than on the page the address has no token."""
     status, headers, body = guarded.ask(f"?token={guarded.steer}", None)
     cookie, *flags = headers["Set-Cookie"].split("; ")
-    assert status == 200 and b"page.js" in body and {"HttpOnly", "SameSite=Strict", "Path=/"} == set(flags)
+    assert status == 200
+    assert b"page.js" in body and {"HttpOnly", "SameSite=Strict", "Path=/"} == set(flags)
     assert guarded.ask("state", None, Cookie=f"other=1; {cookie}")[0] == 200
     assert guarded.ask("", None, Cookie=cookie)[0] == 200
     assert guarded.ask(f"state?token={guarded.steer}", None)[0] == 403
@@ -170,11 +191,14 @@ def test_each_start_has_new_tokens(guarded, unread):
     """A link of an earlier server opens nothing."""
     with Served(unread.path, "--port", 0) as other:
         assert other.ask("state", guarded.steer)[0] == 403 and other.ask("state")[0] == 200
-        assert len({other.steer, other.look, guarded.steer, guarded.look}) == 4 and len(other.steer) >= 43
+        assert len({other.steer, other.look, guarded.steer, guarded.look}) == 4
+        assert len(other.steer) >= 43
         assert cookie_name(other) != cookie_name(guarded)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "10.1.2.3", "[::2]:80", "x"])
+@pytest.mark.parametrize("host",
+                         ["evil.example", "evil.example:80", "127.0.0.1.evil.example",
+                          "localhost.evil.example", "10.1.2.3", "[::2]:80", "x"])
 @pytest.mark.parametrize("path", READS)
 def test_a_strange_host_is_refused(guarded, host, path):
     """A name that a web site points to this machine is none of ours, right token or not."""
@@ -189,8 +213,10 @@ def test_the_names_of_this_machine_are_taken(guarded):
 
 
 @pytest.mark.parametrize("headers", [
-    {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "http://localhost"}, {"Origin": ""},
-    {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Sec_Fetch_Site": "none"}], ids=str)
+    {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "http://localhost"}, {"Origin": ""},
+    {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Sec_Fetch_Site": "none"}],
+    ids=str)
 def test_another_page_changes_nothing(guarded, unread, headers):
     """Also one of another port of this machine."""
     status, answer = guarded.post("note", {"text": "evil"}, **headers)
@@ -200,31 +226,39 @@ def test_another_page_changes_nothing(guarded, unread, headers):
 def test_the_page_itself_may(served):
     """With what a browser sends, and a program without it."""
     own = {"Origin": f"http://127.0.0.1:{served.port}", "Sec_Fetch_Site": "same-origin"}
-    assert served.post("note", {"text": "own"}, **own)[0] == served.post("note", {"text": "program"})[0] == 200
+    assert served.post("note", {"text": "own"},
+                       **own)[0] == served.post("note", {"text": "program"})[0] == 200
 
 
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/json; application/json"])
+@pytest.mark.parametrize("kind",
+                         [None, "text/plain", "application/x-www-form-urlencoded",
+                          "text/json; application/json"])
 def test_only_json_is_taken(guarded, kind):
     """A form of another site cannot send it."""
-    assert guarded.post("pause", Content_Type=kind)[0] == 415 and guarded.state()["standing"] == "running"
+    assert guarded.post("pause", Content_Type=kind)[0] == 415
+    assert guarded.state()["standing"] == "running"
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "POST"])
 def test_other_methods_do_nothing(guarded, method):
     """No preflight is answered."""
-    status, headers, _ = guarded.ask("state", method=method, body=b"{}", Origin="https://evil.example", **JSON)
-    assert status in (403, 405) and not [name for name in headers if name.lower().startswith("access-control")]
+    status, headers, _ = guarded.ask("state", method=method, body=b"{}",
+                                     Origin="https://evil.example", **JSON)
+    assert status in (403, 405)
+    assert not [name for name in headers if name.lower().startswith("access-control")]
 
 
 def test_a_link_that_may_only_look(guarded, unread):
-    """It sees the run, without the line that starts it, and changes nothing; neither does its cookie."""
+    """It sees the run, without the line that starts it, and changes nothing;
+    neither does its cookie."""
     for command in ("pause", "tune", "note", "stop"):
         status, answer = guarded.post(command, {"text": "x"}, token="look")
         assert status == 403 and "may only look" in answer["reason"]
     cookie = f"{cookie_name(guarded)}={guarded.look}"
     assert guarded.post("pause", token=None, Cookie=cookie)[0] == 403
     state = guarded.state("look")
-    assert state["may_steer"] is False and state["standing"] == "running" and unread.commands() == []
+    assert state["may_steer"] is False
+    assert state["standing"] == "running" and unread.commands() == []
     assert "-c" not in str(state.get("go_on")) and guarded.ask("figure", "look")[0] == 200
 
 
@@ -239,19 +273,31 @@ def test_read_only_has_no_link_that_steers(written):
 
 def test_every_answer_is_sealed(guarded):
     """The same rules for the browser with each, refusals among them."""
-    answers = [guarded.ask(path) for path in (*READS, "nothing", "command")] + [guarded.ask(path, None) for path in ("", "state")]
-    answers += [guarded.ask("state", host="evil"), guarded.ask("command", method="POST", body=b"{}", **JSON), guarded.ask("state", method="PUT")]
+    answers = [guarded.ask(path)
+               for path in (*READS, "nothing",
+                            "command")] + [guarded.ask(path, None) for path in ("", "state")]
+    answers += [guarded.ask("state", host="evil"),
+                guarded.ask("command", method="POST", body=b"{}", **JSON),
+                guarded.ask("state", method="PUT")]
     assert {status for status, *_ in answers} >= {200, 400, 403, 404, 405}
     for _, headers, _ in answers:
-        policy = dict(each.strip().split(" ", 1) for each in headers["Content-Security-Policy"].split(";"))
-        assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
-        assert {policy[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
-        assert {name: headers[name] for name in SEALS} == SEALS and "no-store" in headers["Cache-Control"]
+        policy = dict(each.strip().split(" ", 1)
+                      for each in headers["Content-Security-Policy"].split(";"))
+        assert policy[
+            "default-src"] == policy[
+                "frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+        assert {policy[f"{kind}-src"]
+                for kind in ("script", "style", "img", "connect")} == {"'self'"}
+        assert {name: headers[name] for name in SEALS} == SEALS
+        assert "no-store" in headers["Cache-Control"]
         assert "unsafe" not in headers["Content-Security-Policy"]
 
 
-@pytest.mark.parametrize("path", ["../setup.py", "%2e%2e/pyproject.toml", "/etc/passwd", "page/../../../pyproject.toml", "page.js/../../run_files.py",
-                                  "page/page.js", "metrics.jsonl", "control/status.json", "page.js%00.html", "..%5Cx", "figure/../state/x"])
+@pytest.mark.parametrize("path",
+                         ["../setup.py", "%2e%2e/pyproject.toml", "/etc/passwd",
+                          "page/../../../pyproject.toml", "page.js/../../run_files.py",
+                          "page/page.js", "metrics.jsonl", "control/status.json", "page.js%00.html",
+                          "..%5Cx", "figure/../state/x"])
 def test_no_path_is_followed(guarded, path):
     """What stands in an address is a name of a list, or nothing."""
     status, _, body = guarded.ask(path)
@@ -267,16 +313,22 @@ def test_long_requests_end_early(guarded):
 def test_an_endless_body(guarded):
     """One that does not say its length is answered when it has become too long."""
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as endless:
-        endless.sendall(f"POST /command HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {guarded.steer}\r\nContent-Type: application/json\r\n"
-                        "Transfer-Encoding: chunked\r\n\r\n".encode() + (b"1000\r\n" + b" " * 0x1000 + b"\r\n") * 8)
+        endless.sendall(
+            f"POST /command HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+            f"{guarded.steer}\r\nContent-Type: application/json\r\n"
+                        "Transfer-Encoding: chunked\r\n\r\n".encode()
+                        + (b"1000\r\n" + b" " * 0x1000 + b"\r\n") * 8)
         assert b" 413 " in endless.recv(1000)
     assert guarded.state()["standing"] == "running"
 
 
 def test_few_commands_wait_at_once(written):
-    """A run that does not answer holds a few requests, not all threads; what it has not read is taken back."""
+    """A run that does not answer holds a few requests, not all threads;
+    what it has not read is taken back."""
     page, statuses = Page(written.path, wait=1.5), []
-    threads = [threading.Thread(target=lambda: statuses.append(page.command(b'{"command": "pause"}').status)) for _ in range(MOST_COMMANDS + 3)]
+    threads = [threading.Thread(
+        target=lambda: statuses.append(page.command(b'{"command": "pause"}').status))
+        for _ in range(MOST_COMMANDS + 3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -291,23 +343,30 @@ def test_few_commands_wait_at_once(written):
 
 def listens(served):
     """The addresses at which the process listens."""
-    return {each.laddr.ip for each in psutil.Process(served.process.pid).net_connections() if each.status == "LISTEN"}
+    return {each.laddr.ip for each in psutil.Process(served.process.pid).net_connections()
+            if each.status == "LISTEN"}
 
 
 def test_only_this_machine_unless_told(served, written):
     """`--host` opens it, and says what that means."""
     assert listens(served) == {"127.0.0.1"} and "for this machine only" in served.said
-    with Served(written.path, "--port", 0, "--host", "0.0.0.0", "--allow-host", "gpu7.example") as wide:
-        assert listens(wide) == {"0.0.0.0"} and "every machine that reaches this one" in wide.said and "not encrypted" in wide.said
-        assert [wide.ask("state", host=host)[0] for host in ("10.1.2.3", "gpu7.example:80", "evil.example")] == [200, 200, 403]
-        assert wide.post("note", {"text": "x"}, Origin="https://evil.example", host="10.1.2.3")[0] == 403
+    with Served(written.path, "--port", 0, "--host", "0.0.0.0", "--allow-host",
+                "gpu7.example") as wide:
+        assert listens(wide) == {"0.0.0.0"}
+        assert "every machine that reaches this one" in wide.said and "not encrypted" in wide.said
+        assert [wide.ask("state", host=host)[0]
+                for host in ("10.1.2.3", "gpu7.example:80", "evil.example")] == [200, 200, 403]
+        assert wide.post("note", {"text": "x"}, Origin="https://evil.example",
+                         host="10.1.2.3")[0] == 403
 
 
 def test_a_port_that_is_taken(served, run):
     """One that was asked for is an error that says what to do; the usual one gives way."""
-    done = subprocess.run([sys.executable, "-m", "trainer_nb", "serve", run.path, "--port", str(served.port)], env=ENVIRONMENT, text=True,
+    done = subprocess.run([sys.executable, "-m", "trainer_nb", "serve", run.path, "--port",
+                           str(served.port)], env=ENVIRONMENT, text=True,
                           capture_output=True, timeout=60, check=False)
-    assert done.returncode == 3 and "--port 0 takes a free port" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 3
+    assert "--port 0 takes a free port" in done.stderr and "Traceback" not in done.stderr
     with Served(run.path) as first, Served(run.path) as second:
         assert first.port != second.port and second.state()["standing"] == "running"
 
@@ -322,7 +381,8 @@ def test_ctrl_c_ends_the_page_alone(run, written):
         assert later(lambda: written.commands())
         began = time.monotonic()
         code, said = served.interrupt()
-        assert code == 0 and time.monotonic() - began < 8 and "the run goes on" in said and "Traceback" not in said
+        assert code == 0 and time.monotonic() - began < 8
+        assert "the run goes on" in said and "Traceback" not in said
         look.close()
         waiting.join(20)
         assert answers[0][0] == 503 and "the page was closed" in answers[0][1]["reason"]
@@ -344,9 +404,11 @@ def test_a_run_that_ends_and_a_folder_that_goes(tmp_path):
     trained(path).close()
     with Served(path, "--port", 0) as served:
         state = served.state()
-        assert (state["word"], state["standing"], state["colour"]) == ("Finished", "ended", "finished")
+        assert (state["word"], state["standing"],
+                state["colour"]) == ("Finished", "ended", "finished")
         assert all(each["why_not"] for each in state["buttons"]) and served.ask("figure")[0] == 200
-        assert served.post("pause")[1]["status"] == "no answer" and "not running" in served.post("pause")[1]["reason"]
+        assert served.post("pause")[1]["status"] == "no answer"
+        assert "not running" in served.post("pause")[1]["reason"]
         path.rename(tmp_path / "moved")
         assert served.state()["standing"] == "gone" and "is gone" in served.state()["message"]
         assert served.post("pause")[0] == 400
@@ -360,14 +422,19 @@ def test_a_lost_run_and_files_that_are_not_to_be_trusted(written):
         assert served.state()["standing"] == "running" and served.state()["go_on"] == ""
         written.write(process={"host": socket.gethostname(), "pid": 2**22 + 1, "started": "1"})
         state = served.state()
-        assert state["standing"] == "lost" and "gone" in state["message"] and "python train.py" in state["go_on"]
+        assert state["standing"] == "lost"
+        assert "gone" in state["message"] and "python train.py" in state["go_on"]
         assert "go_on" in served.state("look") and served.state("look")["go_on"] == ""
-        for strange in ("[]", "{", '{"state": 3, "position": [], "waiting": [{}, 4], "memory": [1, [], {}], "best": [], "rewind_points": "x"}',
-                        json.dumps({"name": "a\u0000\u202e" * 1000, "error": "\u001b[31m", "state": "x" * 9999, "alive": True}), "[" * 50_000):
+        for strange in ("[]", "{",
+                        '{"state": 3, "position": [], "waiting": [{}, 4], "memory": [1, [], {}], '
+                        '"best": [], "rewind_points": "x"}',
+                        json.dumps({"name": "a\u0000\u202e" * 1000, "error": "\u001b[31m",
+                                    "state": "x" * 9999, "alive": True}), "[" * 50_000):
             (written.path / "control" / "status.json").write_text(strange)
             (written.path / "control" / "offer.json").write_text(strange)
             status, _, body = served.ask("state")
-            assert status == 200 and len(body) < 20_000 and "\u202e" not in json.loads(body).get("name", "")
+            assert status == 200
+            assert len(body) < 20_000 and "\u202e" not in json.loads(body).get("name", "")
         (written.path / "control" / "status.json").unlink()
         os.mkfifo(written.path / "control" / "status.json")
         assert "not a plain file" in served.state()["message"]
@@ -383,53 +450,72 @@ import sys, json, urllib.request
 from trainer_nb.remote.serve import Server
 server = Server({str(written.path)!r}).start()
 def get(path):
-    return urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{{server.port}}/{{path}}", headers={{"Authorization": "Bearer " + server.access.look}}))
-assert json.load(get("state"))["standing"] == "running" and get("").status == get("page.js").status == 200
+    seal = {{"Authorization": "Bearer " + server.access.look}}
+    address = f"http://127.0.0.1:{{server.port}}/{{path}}"
+    return urllib.request.urlopen(urllib.request.Request(address, headers=seal))
+assert json.load(get("state"))["standing"] == "running"
+assert get("").status == get("page.js").status == 200
 print("loaded", *{{"torch", "numpy", "plotly", "ipywidgets"}} & sys.modules.keys())
 assert get("figure").status == 200 and "torch" in sys.modules
 server.close()
 """
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, text=True,
+                          capture_output=True, timeout=60, check=False)
     assert done.stdout.strip() == "loaded" and done.returncode == 0, done
 
 
 def test_what_is_missing_is_named(written):
     """The extra that has it, not a traceback."""
-    code = "import sys; sys.modules['{}'] = None; from trainer_nb.remote.cli import main; sys.exit(main(['serve', {!r}]))"
+    code = ("import sys; sys.modules['{}'] = None; from trainer_nb.remote.cli import main; "
+            "sys.exit(main(['serve', {!r}]))")
     for name in ("starlette", "uvicorn"):
-        done = subprocess.run([sys.executable, "-c", code.format(name, str(written.path))], env=ENVIRONMENT, text=True, capture_output=True,
+        done = subprocess.run([sys.executable, "-c", code.format(name, str(written.path))],
+                              env=ENVIRONMENT, text=True, capture_output=True,
                               timeout=60, check=False)
-        assert done.returncode == 3 and 'pip install "trainer_nb[serve]"' in done.stderr and "Traceback" not in done.stderr
+        assert done.returncode == 3
+        assert 'pip install "trainer_nb[serve]"' in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--port", "70000"], ["--port", "-1"], ["--name", "agent:x"], ["--name", ""], ["more", "words"], ["--host", "no.such.host.invalid"]])
+@pytest.mark.parametrize("words",
+                         [["--port", "70000"], ["--port", "-1"], ["--name", "agent:x"],
+                          ["--name", ""], ["more", "words"], ["--host", "no.such.host.invalid"]])
 def test_bad_options(written, words):
     """Words, and an exit code."""
-    done = subprocess.run([sys.executable, "-m", "trainer_nb", "serve", written.path, *words], env=ENVIRONMENT, text=True, capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "trainer_nb", "serve", written.path, *words],
+                          env=ENVIRONMENT, text=True, capture_output=True,
                           timeout=60, check=False)
-    assert done.returncode in (2, 3) and done.stderr.startswith("trainer-nb: ") and "Traceback" not in done.stderr
+    assert done.returncode in (2, 3)
+    assert done.stderr.startswith("trainer-nb: ") and "Traceback" not in done.stderr
 
 
 def get(link, path="state"):
     """What a server in this process answers to the holder of a link."""
     address, _, token = link.partition("?token=")
-    return json.load(urllib.request.urlopen(urllib.request.Request(address + path, headers={"Authorization": f"Bearer {token}"})))
+    return json.load(
+        urllib.request.urlopen(urllib.request.Request(
+            address + path, headers={"Authorization": f"Bearer {token}"})))
 
 
 def test_a_trainer_serves_its_own_run(tmp_path):
-    """Before the first step, while it trains in the background, and until it is closed; the port is free then."""
+    """Before the first step, while it trains in the background, and until it is closed;
+    the port is free then."""
     x = torch.ones(8, 3)
-    trainer = Trainer(nn.Linear(3, 1), train_dl=[(x, x[:, :1])] * 4, loss_fn=nn.MSELoss(), max_steps=10**7, device="cpu", progress=False,
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[(x, x[:, :1])] * 4, loss_fn=nn.MSELoss(),
+                      max_steps=10**7, device="cpu", progress=False,
                       workspace=tmp_path / "exp1", seed=0)
     server = trainer.serve()
     assert get(server.look_url)["standing"] == "gone"
     trainer.start()
-    assert later(lambda: get(server.url)["standing"] == "running") and get(server.url)["may_steer"] is True
-    request = urllib.request.Request(server.url.partition("?")[0] + "command", b'{"command": "stop"}',
-                                     {"Authorization": f"Bearer {server.access.steer}", "Content-Type": "application/json"})
+    assert later(lambda: get(server.url)["standing"] == "running")
+    assert get(server.url)["may_steer"] is True
+    request = urllib.request.Request(server.url.partition("?")[0] + "command",
+                                     b'{"command": "stop"}',
+                                     {"Authorization": f"Bearer {server.access.steer}",
+                                      "Content-Type": "application/json"})
     assert json.load(urllib.request.urlopen(request))["status"] == "applied"
     trainer.wait()
-    assert Run(tmp_path / "exp1").status["state"] == "stopped" and trainer.journal.entries[-1].source == "page"
+    assert Run(tmp_path / "exp1").status["state"] == "stopped"
+    assert trainer.journal.entries[-1].source == "page"
     assert server.url in repr(server) and server.look_url in server._repr_html_()
     server.close()
     trainer.close()
@@ -440,7 +526,8 @@ def test_a_trainer_serves_its_own_run(tmp_path):
 
 def test_a_trainer_without_a_folder_cannot():
     """The error names what is missing."""
-    trainer = Trainer(nn.Linear(3, 1), train_dl=[torch.ones(1, 3)], loss_fn=nn.MSELoss(), max_steps=1, progress=False)
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[torch.ones(1, 3)], loss_fn=nn.MSELoss(),
+                      max_steps=1, progress=False)
     with pytest.raises(ValueError, match="workspace="):
         trainer.serve()
 
@@ -449,7 +536,8 @@ def test_read_only_of_a_trainer(tmp_path):
     """`read_only=True` has no link to steer."""
     trainer = trained(tmp_path / "exp1")
     server = trainer.serve(read_only=True)
-    assert server.url == server.look_url and get(server.url)["may_steer"] is False and "steer" not in repr(server)
+    assert server.url == server.look_url
+    assert get(server.url)["may_steer"] is False and "steer" not in repr(server)
     server.close()
     trainer.close()
 

@@ -1,6 +1,7 @@
-"""Commands from several threads at once: none is lost, nothing is half done, and the journal replays to the same weights.
+"""Commands from several threads at once:
+none is lost, nothing is half done, and the journal replays to the same weights.
 
-    TRAINER_NB_STORMS=20 pytest tests/stress/test_concurrent_commands.py    # 20 storms instead of two
+    TRAINER_NB_STORMS=20 pytest tests/stress/test_concurrent_commands.py    # 20 storms, not two
 """
 
 import os
@@ -20,7 +21,8 @@ TOTALS = ({"epochs": 100_000}, {"max_steps": 10_000_000, "eval_every": 4})
 
 
 class Shrink(Hook):
-    """Pulls the weights a little, so that switching it, tuning it and moving it can be seen in them."""
+    """Pulls the weights a little, so that switching it, tuning it and moving it can be seen in
+    them."""
 
     share = Tunable(0.001, min=0, max=0.1)
 
@@ -45,12 +47,16 @@ def make(seed, *hooks):
     torch.manual_seed(0)
     inputs = torch.randn(44, 3)
     data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
-    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.ReLU(),
+                                torch.nn.Linear(8, 1))
     return Trainer(
         model, train_dl=torch.utils.data.DataLoader(data, batch_size=4, shuffle=True),
-        valid_dl=torch.utils.data.DataLoader(data, batch_size=4), loss_fn=torch.nn.MSELoss(), seed=5, device="cpu",
-        optim=torch.optim.AdamW(model.parameters(), lr=0.01), hooks=[Shrink(), Shift(), *hooks], **TOTALS[seed % 2],
-        sched=lambda optim: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optim, 500), progress=False)
+        valid_dl=torch.utils.data.DataLoader(data, batch_size=4), loss_fn=torch.nn.MSELoss(),
+        seed=5, device="cpu",
+        optim=torch.optim.AdamW(model.parameters(), lr=0.01), hooks=[Shrink(), Shift(), *hooks],
+        **TOTALS[seed % 2],
+        sched=lambda optim: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optim, 500),
+        progress=False)
 
 
 GOOD = (
@@ -60,7 +66,8 @@ GOOD = (
     lambda draw: ("tune", {"grad_clip": draw.choice([None, draw.uniform(0.1, 2)])}),
     lambda draw: ("tune", {"gradient_accumulation_steps": draw.randint(1, 4)}),
     lambda draw: ("tune", {"mixed_precision": draw.choice([None, None, "bf16"])}),
-    lambda draw: ("tune", {"shrink.enabled": draw.random() < 0.7, "shrink.share": draw.uniform(0, 0.01)}),
+    lambda draw: ("tune",
+                  {"shrink.enabled": draw.random() < 0.7, "shrink.share": draw.uniform(0, 0.01)}),
     lambda draw: ("tune", {"shift.order": draw.randint(-5, 5)}),
     lambda draw: ("tune", {"eval_every": draw.choice([1, 2, 3, 5, 8])}),
     lambda draw: ("note", {"text": f"note {draw.random()}"}),
@@ -70,12 +77,16 @@ GOOD = (
     lambda draw: ("resume", {}),
     lambda draw: ("resume", {}),
     lambda draw: ("step", {"n": draw.randint(1, 9)}) if draw.random() < 0.3 else ("resume", {}),
-    lambda draw: ("rewind", {"step": draw.randint(0, 1000)}) if draw.random() < 0.02 else ("resume", {}),
+    lambda draw: ("rewind", {"step": draw.randint(0, 1000)})
+    if draw.random() < 0.02 else ("resume", {}),
 )
 BAD = (
-    ("tune", {"lr": -1.0}), ("tune", {"learning_rate": 0.1}), ("tune", {"lr": 0.01, "grad_clip": "much"}),
-    ("tune", {"shrink.share": 2.0}), ("tune", {"mixed_precision": "fp8"}), ("note", {"text": 3}), ("fly", {}),
-    ("step", {"n": 0}), ("rewind", {"step": -1}), ("watch", {"on": "yes"}), ("save", {"path": "no/such/folder/x.pt"}),
+    ("tune", {"lr": -1.0}), ("tune", {"learning_rate": 0.1}),
+    ("tune", {"lr": 0.01, "grad_clip": "much"}),
+    ("tune", {"shrink.share": 2.0}), ("tune", {"mixed_precision": "fp8"}), ("note", {"text": 3}),
+    ("fly", {}),
+    ("step", {"n": 0}), ("rewind", {"step": -1}), ("watch", {"on": "yes"}),
+    ("save", {"path": "no/such/folder/x.pt"}),
 )
 
 
@@ -88,7 +99,8 @@ def weights(trainer):
 @pytest.mark.parametrize("seed", range(STORMS))
 def test_ten_thousand_commands_from_four_threads_and_the_replay(seed):
     made = []
-    trainer = make(seed, SnapshotHook(every_epochs=20, memory="20MB"), LambdaHook(after_step=lambda trainer: made.append(1)))
+    trainer = make(seed, SnapshotHook(every_epochs=20, memory="20MB"),
+                   LambdaHook(after_step=lambda trainer: made.append(1)))
     answers, within = [], []
     def note_place(kind):
         if kind == "paused" and trainer.eval_batch is not None:
@@ -102,7 +114,8 @@ def test_ten_thousand_commands_from_four_threads_and_the_replay(seed):
             source = draw.choice(("code", "widget"))
             reply = trainer.post(Command(name, dict(values), source=source))
             answers.append((good, name, values, reply))
-            if name == "tune" and draw.random() < 0.02:  # some wait for an answer, so that the run is somewhere else
+            # some wait for an answer, so that the run is somewhere else
+            if name == "tune" and draw.random() < 0.02:
                 reply.wait(1)
             if draw.random() < 0.2:  # bursts, and time for a few steps
                 time.sleep(draw.uniform(0, 0.01))
@@ -115,21 +128,25 @@ def test_ten_thousand_commands_from_four_threads_and_the_replay(seed):
     assert not any(thread.is_alive() for thread in threads) and len(answers) == COUNT
     last = trainer.note("the end")
     end = time.monotonic() + 120
-    while last.status == "pending" or len(made) <= 100:  # a pause may be in front of it, a busy machine makes few steps
+    # a pause may be in front of it, a busy machine makes few steps
+    while last.status == "pending" or len(made) <= 100:
         assert time.monotonic() < end, "a deadlock"
         trainer.resume()
         time.sleep(0.01)
     trainer.stop().wait(60)
     result = trainer.wait(60)
 
-    assert result.status == "stopped" and len(made) > 100 and trainer.step_state.optimizer_step == result.steps
+    assert result.status == "stopped"
+    assert len(made) > 100 and trainer.step_state.optimizer_step == result.steps
     open_ones = [(name, values) for _, name, values, reply in answers if reply.status == "pending"]
     assert not open_ones
-    refused = [(name, reply.reason) for good, name, _, reply in answers if not good and reply.status != "refused"]
+    refused = [(name, reply.reason) for good, name, _, reply in answers
+               if not good and reply.status != "refused"]
     assert not refused, "a wrong one was taken"
     statuses = {reply.status for good, name, _, reply in answers if good and name != "rewind"}
     assert statuses <= {"applied", "void"}, statuses  # void: a newer value of a slider
-    tuned = sum(len(values) for good, name, values, reply in answers if name == "tune" and reply.status == "applied")
+    tuned = sum(len(values) for good, name, values, reply in answers
+                if name == "tune" and reply.status == "applied")
     kept = [entry for entry in trainer.journal if entry.kind == "tune"]
     assert COUNT // 10 < len(kept) <= tuned  # a value that is in force already is no change
     assert all(entry.old != entry.new for entry in kept)

@@ -1,4 +1,5 @@
-"""The search for a rate: it leaves no trace, it is the run's own step, and it says clearly what it found."""
+"""The search for a rate: it leaves no trace, it is the run's own step, and it says clearly what it
+found."""
 
 import copy
 import math
@@ -17,19 +18,22 @@ from trainer_nb import Hook, SnapshotHook, Trainer, Tunable
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import RunState
 from trainer_nb.tools.sweep import Sweep
-from trainer_nb.tools.lr_find import SUGGESTIONS, LRFind, lr_figure, lr_still, rates, slide, steepest, valley
+from trainer_nb.tools.lr_find import (SUGGESTIONS, LRFind, lr_figure, lr_still, rates, slide,
+                                      steepest, valley)
 
 
 def end(trainer):
     """The rest of the run, and what it came to."""
     trainer.fit()
-    return {**plain(trainer.model.state_dict()), **{n: plain(trainer.history[n]) for n in ("train/loss", "lr", "valid/loss")}}
+    return {**plain(trainer.model.state_dict()),
+            **{n: plain(trainer.history[n]) for n in ("train/loss", "lr", "valid/loss")}}
 
 
 @pytest.mark.parametrize("at", [0, 1, 7, 12, 17, 36])
 @pytest.mark.parametrize("loader", list(LOADERS))
 def test_it_leaves_no_trace(loader, at):
-    """At the beginning, in mid-epoch, between epochs and after the end; and the run goes on as one that never searched."""
+    """At the beginning, in mid-epoch, between epochs and after the end;
+    and the run goes on as one that never searched."""
     straight, trainer = make(loader=loader), make(loader=loader)
     if at:
         straight.step(at)
@@ -44,10 +48,14 @@ def test_it_leaves_no_trace(loader, at):
 
 
 SETTINGS = {
-    "sgd": {"optim": "sgd"}, "groups": {"optim": "groups"}, "accumulation": {"gradient_accumulation_steps": 5},
-    "clip and norm": {"grad_clip": 0.1}, "bf16": {"mixed_precision": "bf16"}, "skip": {"non_finite": "skip"}, "ema": {"ema": 0.9},
-    "chunks": {"micro_batch_size": 3}, "schedule": {"sched": lambda optim: torch.optim.lr_scheduler.OneCycleLR(optim, 0.1, 36)},
-    "limited": {"limit_batches": 5}, "overfit": {"overfit_batches": 3}, "seeded": {"seed_samples": True}, "no seed": {"seed": None}}
+    "sgd": {"optim": "sgd"}, "groups": {"optim": "groups"},
+    "accumulation": {"gradient_accumulation_steps": 5},
+    "clip and norm": {"grad_clip": 0.1}, "bf16": {"mixed_precision": "bf16"},
+    "skip": {"non_finite": "skip"}, "ema": {"ema": 0.9},
+    "chunks": {"micro_batch_size": 3},
+    "schedule": {"sched": lambda optim: torch.optim.lr_scheduler.OneCycleLR(optim, 0.1, 36)},
+    "limited": {"limit_batches": 5}, "overfit": {"overfit_batches": 3},
+    "seeded": {"seed_samples": True}, "no seed": {"seed": None}}
 
 
 @pytest.mark.parametrize("settings", list(SETTINGS))
@@ -122,7 +130,9 @@ def test_overfit_batches_are_those_of_the_run():
     trainer = make(overfit_batches=2)
     trainer.step(4)
     seen = []
-    trainer.hooks.add(type("See", (), {"before_batch": lambda self, t: t.training and seen.append(t.batch[0][0, 0].item())})())
+    trainer.hooks.add(type("See", (),
+                           {"before_batch": lambda self, t: t.training
+                            and seen.append(t.batch[0][0, 0].item())})())
     trainer.hooks.resolve()
     trainer.lr_find(num_steps=10, stop_factor=None)
     trainer.step(2)
@@ -163,11 +173,14 @@ def test_it_is_the_curve_of_torch_lr_finder():
     data = [(X[i % 96:i % 96 + 8], Y[i % 96:i % 96 + 8]) for i in range(0, 8 * 100, 8)]
     model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
     other = copy.deepcopy(model)
-    trainer = Trainer(model, train_dl=data, loss_fn=nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), lr=1e-5), epochs=1,
+    trainer = Trainer(model, train_dl=data, loss_fn=nn.MSELoss(),
+                      optim=torch.optim.SGD(model.parameters(), lr=1e-5), epochs=1,
                       progress=False, device="cpu")
     found = trainer.lr_find(1e-5, 0.3, 100, smooth=0, stop_factor=None)
-    finder = LRFinder(other, torch.optim.SGD(other.parameters(), lr=1e-5), nn.MSELoss(), device="cpu")
-    loader = DataLoader(TensorDataset(torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])), 8)
+    finder = LRFinder(other, torch.optim.SGD(other.parameters(), lr=1e-5), nn.MSELoss(),
+                      device="cpu")
+    loader = DataLoader(TensorDataset(torch.cat([x for x, _ in data]),
+                                      torch.cat([y for _, y in data])), 8)
     finder.range_test(loader, end_lr=0.3, num_iter=100, smooth_f=0, diverge_th=1e30)
     theirs = finder.history
     assert len(found.lrs) == len(theirs["lr"]) == 100
@@ -180,14 +193,16 @@ def test_it_is_the_curve_of_torch_lr_finder():
 
 
 def test_the_steps_are_the_runs_own():
-    """By hand: accumulation, clip, a hook that changes the batch, two groups in proportion, one window a rate."""
+    """By hand: accumulation, clip, a hook that changes the batch, two groups in proportion, one
+    window a rate."""
     class Double(Hook):
         def before_batch(self, trainer):
             trainer.batch = 2 * trainer.batch[0], trainer.batch[1]
     model = nn.Linear(6, 1)
     mine = copy.deepcopy(model)
     trainer = make(Double(), model=model, loader="list", optim=torch.optim.SGD(
-        [{"params": [model.weight], "lr": 0.5}, {"params": [model.bias], "lr": 0.05}]), gradient_accumulation_steps=5, grad_clip=0.3)
+        [{"params": [model.weight], "lr": 0.5}, {"params": [model.bias], "lr": 0.05}]),
+        gradient_accumulation_steps=5, grad_clip=0.3)
     found = trainer.lr_find(1e-3, 1e-1, 12, smooth=0, stop_factor=None)
     batches, losses = LOADERS["list"](), []
     at = 0
@@ -231,7 +246,8 @@ def test_hooks_of_the_screen_and_of_the_record_take_no_part():
 
 
 def test_while_it_runs_from_another_thread_and_in_a_pause():
-    """It waits for the next boundary, and the run goes on to the weights of one that never searched."""
+    """It waits for the next boundary, and the run goes on to the weights of one that never
+    searched."""
     straight = make(epochs=40)
     straight.fit()
     trainer = make(epochs=40)
@@ -242,7 +258,7 @@ def test_while_it_runs_from_another_thread_and_in_a_pause():
     trainer.pause()
     while trainer.state is not RunState.PAUSED:
         time.sleep(0.001)
-    random.random()  # somebody draws
+    random.random()  # the user draws
     torch.randn(3)
     paused = trainer.lr_find(num_steps=15)
     assert trainer.state is RunState.PAUSED
@@ -259,11 +275,13 @@ def test_asked_for_by_the_panel_before_the_run():
     refused = trainer.post(Command("lr_find", {"start_lr": -1}, source="widget"))
     assert refused.status == "refused" and "start_lr=-1" in refused.reason
     asked = time.perf_counter()
-    reply = trainer.post(Command("lr_find", {"num_steps": 1000, "stop_factor": None}, source="widget"))
+    reply = trainer.post(Command("lr_find", {"num_steps": 1000, "stop_factor": None},
+                                 source="widget"))
     assert reply.status == "pending" and time.perf_counter() - asked < 0.2
     assert reply.wait(60).status == "applied" and len(trainer.lr_search.lrs) == 1000
     assert whole(trainer) == before
-    assert not [each for each in set(threading.enumerate()) - threads if each.name.startswith("trainer_nb")]
+    assert not [each for each in set(threading.enumerate()) - threads
+                if each.name.startswith("trainer_nb")]
 
 
 def test_two_at_once_are_not_possible():
@@ -272,7 +290,7 @@ def test_two_at_once_are_not_possible():
     reply = trainer.post(Command("lr_find", {"num_steps": 500, "stop_factor": None}))
     while trainer.sweeping is None or not len(trainer.sweeping):
         time.sleep(0.001)
-    with pytest.raises(RuntimeError, match=r"driven by sweep"):
+    with pytest.raises(RuntimeError, match=r"in progress \(in sweep"):
         trainer.fit()
     trainer.sweeping.cancel()
     assert reply.wait(30).status == "applied" and trainer.lr_search.sweep.ended == "cancelled"
@@ -288,12 +306,14 @@ def test_applied_as_an_intervention():
     assert [entry.name for entry in trainer.journal] == ["lr", "lr"]
     with pytest.raises(ValueError, match="apply\\('best'\\): there are valley"):
         found.apply("best")
-    scheduled = make(loader="list", sched=lambda optim: torch.optim.lr_scheduler.OneCycleLR(optim, 0.1, 36))
+    scheduled = make(loader="list",
+                     sched=lambda optim: torch.optim.lr_scheduler.OneCycleLR(optim, 0.1, 36))
     found = scheduled.lr_find(1e-5, 1, 60)
     rate = found.apply()
     scheduled.fit()
     used = scheduled.history["lr"]
-    assert used.max() == pytest.approx(rate, rel=0.02) and used[0] == pytest.approx(rate / 25, rel=0.02) and len(used) == 36
+    assert used.max() == pytest.approx(rate, rel=0.02)
+    assert used[0] == pytest.approx(rate / 25, rel=0.02) and len(used) == 36
     by_hand = make(loader="list", sched=lambda optim: torch.optim.lr_scheduler.StepLR(optim, 10))
     by_hand.tune(lr=0.02)
     assert by_hand.rate_change(0.5) == {"lr": 0.5}
@@ -307,10 +327,12 @@ def test_any_tunable_can_be_swept():
             trainer.batch = trainer.batch[0] * (1 - self.alpha), trainer.batch[1]
     trainer = make(Mix(), loader="list")
     before = whole(trainer)
-    for name, values in (("weight_decay", [0, 0.1, 1]), ("mix.alpha", [0.0, 0.5, 1.0]), ("gradient_accumulation_steps", [1, 4]),
+    for name, values in (("weight_decay", [0, 0.1, 1]), ("mix.alpha", [0.0, 0.5, 1.0]),
+                         ("gradient_accumulation_steps", [1, 4]),
                          ("grad_clip", [None, 0.1]), ("mixed_precision", [None, "bf16"])):
         found = trainer.sweep(name, values)
-        assert found.values == values and found.ended == "done" and len(set(found.losses)) == len(values)
+        assert found.values == values
+        assert found.ended == "done" and len(set(found.losses)) == len(values)
         assert whole(trainer) == before, name
     with pytest.raises(ValueError, match="did you mean 'mix.alpha'"):
         trainer.sweep("mix.alfa", [0.1])
@@ -322,9 +344,12 @@ def test_any_tunable_can_be_swept():
 
 
 @pytest.mark.parametrize(("settings", "error"), [
-    ({"start_lr": 0}, "start_lr=0"), ({"end_lr": math.inf}, "end_lr=inf"), ({"start_lr": 1, "end_lr": 0.1}, "the lower one"),
-    ({"num_steps": 1}, "num_steps=1"), ({"num_steps": 10.5}, "10.5"), ({"mode": "log"}, "'exp' or 'linear'"),
-    ({"smooth": 1}, "smooth=1"), ({"stop_factor": 1}, "stop_factor=1"), ({"start_lr": True}, "start_lr=True")])
+    ({"start_lr": 0}, "start_lr=0"), ({"end_lr": math.inf}, "end_lr=inf"),
+    ({"start_lr": 1, "end_lr": 0.1}, "the lower one"),
+    ({"num_steps": 1}, "num_steps=1"), ({"num_steps": 10.5}, "10.5"),
+    ({"mode": "log"}, "'exp' or 'linear'"),
+    ({"smooth": 1}, "smooth=1"), ({"stop_factor": 1}, "stop_factor=1"),
+    ({"start_lr": True}, "start_lr=True")])
 def test_bad_input(settings, error):
     """Refused with the value and what is allowed, before anything has changed."""
     trainer = make()
@@ -336,7 +361,8 @@ def test_bad_input(settings, error):
 def test_a_loader_that_can_be_used_once():
     """It is refused, as nothing could be given back; another loader for the search helps."""
     model = nn.Linear(6, 1)
-    trainer = Trainer(model, train_dl=iter(LOADERS["list"]()), loss_fn=nn.MSELoss(), epochs=1, progress=False, device="cpu")
+    trainer = Trainer(model, train_dl=iter(LOADERS["list"]()), loss_fn=nn.MSELoss(), epochs=1,
+                      progress=False, device="cpu")
     with pytest.raises(ValueError, match="only once"):
         trainer.lr_find()
     assert len(trainer.lr_find(num_steps=20, train_dl=LOADERS["list"]()).lrs) > 5
@@ -358,7 +384,9 @@ def test_readings_of_a_plain_curve():
     """Flat, a straight fall over two decades, a way up: each reading is where its words say."""
     lrs = np.array(rates(1e-6, 1, 121))
     place = np.log10(lrs)
-    losses = np.where(place < -4, 2.0, np.where(place < -2, 2.0 - 0.75 * (place + 4), 0.5 + 2 * np.maximum(0, place + 1.5)))
+    losses = np.where(place < -4, 2.0,
+                      np.where(place < -2, 2.0 - 0.75 * (place + 4),
+                               0.5 + 2 * np.maximum(0, place + 1.5)))
     assert 1e-4 <= steepest(lrs, losses) <= 1e-2
     assert valley(lrs, losses) == pytest.approx(1e-3, rel=0.1)
     assert 1e-4 < slide(lrs, losses) < 1
@@ -375,14 +403,16 @@ def test_valley_is_the_longest_fall_by_brute_force():
         lrs = np.arange(1.0, 10.0)
         length = np.ones(9, int)
         for at in range(9):
-            length[at] = 1 + max((length[i] for i in range(at) if losses[i] > losses[at]), default=0)
+            length[at] = 1 + max((length[i] for i in range(at) if losses[i] > losses[at]),
+                                 default=0)
         assert length.max() == max(lengths)
         end = int(length.argmax())
         assert valley(lrs, losses) == lrs[end - max(lengths) // 2]
 
 
 @pytest.mark.parametrize("losses", [
-    2.3 + 0.02 * np.random.default_rng(0).standard_normal(100), np.full(100, 1.0), np.linspace(1, 3, 100),
+    2.3 + 0.02 * np.random.default_rng(0).standard_normal(100), np.full(100, 1.0),
+    np.linspace(1, 3, 100),
     [1.0] * 3 + [9.0] * 97], ids=["noise", "constant", "rising", "diverges at once"])
 def test_a_curve_that_says_nothing(losses):
     """No suggestion out of noise, but a word why, also in the picture."""
@@ -395,7 +425,8 @@ def test_a_curve_that_says_nothing(losses):
 
 
 def test_pictures():
-    """A small SVG that stays in a saved notebook, without a number that is none; a plotly figure with the suggestions."""
+    """A small SVG that stays in a saved notebook, without a number that is none;
+    a plotly figure with the suggestions."""
     place = np.linspace(-6, 1, 100)
     losses = 0.4 + 2 / (1 + 10 ** (1.2 * (place + 2.5))) + 10 ** (2 * (place - 0.3))
     found = curve(losses)
@@ -406,4 +437,5 @@ def test_pictures():
     figure = lr_figure(found)
     assert len(figure.layout.shapes) == 4 and figure.layout.xaxis.type == "log"
     diverged = curve([*losses[:60], math.nan, *losses[61:]])
-    assert diverged.sweep.ended == "diverged" and len(diverged.lrs) == 61 and "nan" not in lr_still(diverged)
+    assert diverged.sweep.ended == "diverged"
+    assert len(diverged.lrs) == 61 and "nan" not in lr_still(diverged)

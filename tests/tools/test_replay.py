@@ -1,4 +1,5 @@
-"""A journal replayed: to the same weights wherever a setting was changed, and refused where the two runs part."""
+"""A journal replayed: to the same weights wherever a setting was changed, and refused where the two
+runs part."""
 
 import pytest
 import torch
@@ -28,22 +29,26 @@ def make(*hooks, **settings):
     torch.manual_seed(0)
     inputs = torch.randn(32, 3)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
-    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.ReLU(),
+                                torch.nn.Linear(8, 1))
     settings = {"optim": torch.optim.AdamW(model.parameters(), lr=0.01)} | settings
-    return Trainer(model, train_dl=DataLoader(data, 4, shuffle=True), valid_dl=DataLoader(data, 12), loss_fn=torch.nn.MSELoss(),
+    return Trainer(model, train_dl=DataLoader(data, 4, shuffle=True), valid_dl=DataLoader(data, 12),
+                   loss_fn=torch.nn.MSELoss(),
                    seed=3, device="cpu", hooks=hooks, progress=False, **settings)
 
 
 def same(one, other):
     """The two runs stand at the same place, after the same boundaries, with the same weights."""
     pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
-    return (one.step_state, one.boundaries) == (other.step_state, other.boundaries) and all(torch.equal(a, b) for a, b in pairs)
+    return ((one.step_state, one.boundaries) == (other.step_state, other.boundaries)
+            and all(torch.equal(a, b) for a, b in pairs))
 
 
 def acts(trainer):
     """What was done, and where."""
     kinds = ("tune", "validate", "totals")
-    return [(each.name, each.new, each.boundary, each.step, each.epoch, each.batch_idx) for each in trainer.journal if each.kind in kinds]
+    return [(each.name, each.new, each.boundary, each.step, each.epoch, each.batch_idx)
+            for each in trainer.journal if each.kind in kinds]
 
 
 def evaluated(trainer):
@@ -58,7 +63,8 @@ UNITS = [({"max_steps": 24, "eval_every": 4}, 4), ({"max_steps": 24}, 8), ({"epo
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize(("settings", "at"), UNITS)
 def test_eval_every_tuned_within_an_evaluation(settings, at, every, ask):
-    """The evaluation is decided by the setting in force, live and in the replay; what follows acts at its own place."""
+    """The evaluation is decided by the setting in force, live and in the replay;
+    what follows acts at its own place."""
     trainer = make(Once(ask, at), **settings)
     trainer.fit()
     assert trainer.step_state.optimizer_step == at and trainer.position().phase == "valid"
@@ -78,7 +84,8 @@ def test_eval_every_tuned_within_an_evaluation(settings, at, every, ask):
 @pytest.mark.parametrize(("settings", "at"), UNITS)
 @pytest.mark.parametrize("commands", [["tune", "validate"], ["validate", "tune"]])
 def test_an_evaluation_that_was_asked_for_comes(settings, at, commands):
-    """Whatever `eval_every` says, in a pause within another evaluation; once, live and in the replay."""
+    """Whatever `eval_every` says, in a pause within another evaluation;
+    once, live and in the replay."""
     trainer = make(Once("pause", at), **settings)
     values = {"tune": {"eval_every": 7}, "validate": {}}
     waiting = list(commands)
@@ -90,7 +97,9 @@ def test_an_evaluation_that_was_asked_for_comes(settings, at, commands):
             trainer.post(Command("resume"))
     trainer.front_end, trainer.at_safe_point = True, hand
     trainer.fit()
-    assert [each.name for each in trainer.journal][1:3] == [{"tune": "eval_every"}.get(name, name) for name in commands]
+    assert [each.name
+            for each in trainer.journal][1:3] == [{"tune": "eval_every"}.get(name, name)
+                                                  for name in commands]
     again = make(ReplayHook(trainer.journal), **settings)
     again.fit()
     assert same(trainer, again) and acts(trainer) == acts(again)
@@ -108,12 +117,15 @@ def test_stopped_within_an_evaluation_and_nothing_changed(settings, at):
 
 
 def test_saved_within_an_evaluation_and_tuned_in_another_trainer(tmp_path):
-    """What the file says of the place is enough: an evaluation by the settings, or one that was asked for."""
+    """What the file says of the place is enough:
+    an evaluation by the settings, or one that was asked for."""
     settings = {"max_steps": 24, "eval_every": 4}
     for asked in (False, True):
         trainer = make(Once("stop", 3 if asked else 4), **settings)
-        trainer.at_safe_point = lambda kind: (asked and trainer.boundaries == 4 and trainer.step_state.optimizer_step == 3
-                                              and kind == "boundary" and trainer.post(Command("validate", {})))
+        trainer.at_safe_point = lambda kind: (asked and trainer.boundaries == 4
+                                              and trainer.step_state.optimizer_step == 3
+                                              and kind == "boundary"
+                                              and trainer.post(Command("validate", {})))
         trainer.fit()
         assert trainer.position().phase == "valid"
         trainer.save(tmp_path / f"{asked}.pt")
@@ -129,7 +141,8 @@ def test_saved_within_an_evaluation_and_tuned_in_another_trainer(tmp_path):
 
 @pytest.mark.parametrize("name", ["step", "epoch", "batch_idx"])
 def test_an_entry_of_another_place_is_refused(name, tmp_path):
-    """The replay ends there with an error that names entry and places, and does not go on without what is left."""
+    """The replay ends there with an error that names entry and places, and does not go on without
+    what is left."""
     trainer = make(max_steps=24)
     trainer.tune(lr_scale=0.5)
     trainer.step(10)
@@ -142,13 +155,17 @@ def test_an_entry_of_another_place_is_refused(name, tmp_path):
     trainer.journal.save(tmp_path / "journal.jsonl")
     again = make(ReplayHook(tmp_path / "journal.jsonl"), max_steps=24)
     for _ in range(2):
-        with pytest.raises(ValueError, match="has diverged from its journal: entry 2 .*lr_scale 0.5 → 2 .*this run stands at step 10, epoch 2, 2 batches"):
+        with pytest.raises(ValueError,
+                           match="has diverged from its journal: entry 2 .*lr_scale 0.5 → 2 .*this "
+                                 "run stands at step 10, epoch 2, 2 batches"):
             again.fit()
-        assert again.step_state.optimizer_step == 10 and [each.new for each in again.journal] == [0.5]
+        assert again.step_state.optimizer_step == 10
+        assert [each.new for each in again.journal] == [0.5]
 
 
 def test_a_run_that_goes_another_way_is_refused():
-    """Evaluations at other steps: the boundaries are others, and the first entry after one says so."""
+    """Evaluations at other steps: the boundaries are others, and the first entry after one says
+    so."""
     trainer = make(max_steps=24, eval_every=4)
     trainer.step(6)
     trainer.tune(lr_scale=2.0)
@@ -182,7 +199,8 @@ def test_a_batch_that_was_left_out_is_left_out_again():
     trainer.fit(skip_failed=True)
     again = make(ReplayHook(trainer.journal), epochs=3)
     again.fit()
-    assert again.data.skipped_batches == trainer.data.skipped_batches == {1: {5}} and same(trainer, again)
+    assert again.data.skipped_batches == trainer.data.skipped_batches == {1: {5}}
+    assert same(trainer, again)
 
 
 @pytest.mark.parametrize("own", [{"epochs": 3}, {"epochs": 4}])
@@ -210,7 +228,8 @@ def test_a_rewind_to_after_the_totals_were_set_tells_nothing_twice():
 
 
 def test_totals_of_a_run_that_has_begun_and_made_no_boundary():
-    """It failed before its first one, and is told to be longer: what the journal says at its head is that."""
+    """It failed before its first one, and is told to be longer:
+    what the journal says at its head is that."""
     class Fails(Hook):
         kept = False
         on = True

@@ -1,4 +1,5 @@
-"""A run from a class: what is built and in which order, which mistakes are named, and what joins the records."""
+"""A run from a class: what is built and in which order, which mistakes are named, and what joins
+the records."""
 
 import random
 
@@ -9,7 +10,8 @@ from comparing import same, streams
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import CheckpointHook, EMAHook, Hook, LayerGroupsHook, SchedulerHook, SnapshotHook, Task, Trainer
+from trainer_nb import (CheckpointHook, EMAHook, Hook, LayerGroupsHook, SchedulerHook,
+                        SnapshotHook, Task, Trainer)
 from trainer_nb.tools.task import ELSEWHERE
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -54,8 +56,10 @@ def by_hand(seed, epochs, **settings):
     torch.manual_seed(seed)
     task = Small()
     model = task.build_model()
-    return Trainer(model, train_dl=task.build_train_dl(), valid_dl=task.build_valid_dl(), loss_fn=nn.MSELoss(),
-                   optim=torch.optim.AdamW(model.parameters(), lr=0.05), epochs=epochs, seed=seed, **OFF, **settings)
+    return Trainer(model, train_dl=task.build_train_dl(), valid_dl=task.build_valid_dl(),
+                   loss_fn=nn.MSELoss(),
+                   optim=torch.optim.AdamW(model.parameters(), lr=0.05), epochs=epochs, seed=seed,
+                   **OFF, **settings)
 
 
 @pytest.mark.parametrize("task", [Small, Small(), OwnStep], ids=["class", "instance", "own step"])
@@ -110,8 +114,10 @@ def test_what_is_not_overridden_is_the_trainers_own():
             return [(INPUTS, TARGETS)]
 
     trainer = Trainer.from_task(Least, loss_fn=nn.MSELoss(), max_steps=1, **OFF)
-    assert trainer.valid_dl is None and trainer.sched is None and type(trainer.optim).__name__ == "AdamW"
-    assert trainer.optim.param_groups[0]["lr"] == 1e-3 and not any("least" in row.name for row in trainer.hooks.rows)
+    assert trainer.valid_dl is None
+    assert trainer.sched is None and type(trainer.optim).__name__ == "AdamW"
+    assert trainer.optim.param_groups[0]["lr"] == 1e-3
+    assert not any("least" in row.name for row in trainer.hooks.rows)
     trainer.fit()
 
 
@@ -128,9 +134,12 @@ def test_arguments_take_the_place_of_parts_which_are_not_built():
         build_sched = build_optim
 
     other = nn.Linear(6, 1)
-    trainer = Trainer.from_task(Loud, model=other, train_dl=[(INPUTS, TARGETS)], valid_dl=None, loss_fn=nn.L1Loss(), metrics={}, hooks=[],
-                                optim=lambda p: torch.optim.SGD(p, lr=0.5), sched="cosine", epochs=1, **OFF)
-    assert trainer.model is other and trainer.optim.defaults["lr"] == 0.5 and trainer.sched is not None
+    trainer = Trainer.from_task(Loud, model=other, train_dl=[(INPUTS, TARGETS)], valid_dl=None,
+                                loss_fn=nn.L1Loss(), metrics={}, hooks=[],
+                                optim=lambda p: torch.optim.SGD(p, lr=0.5), sched="cosine",
+                                epochs=1, **OFF)
+    assert trainer.model is other
+    assert trainer.optim.defaults["lr"] == 0.5 and trainer.sched is not None
     trainer.fit()
 
 
@@ -150,7 +159,8 @@ def test_eval_step_is_the_tasks_own_or_its_train_step():
 
     assert Trainer.from_task(Both, epochs=1, **OFF).validate() == {"valid/loss": 7.0}
     trainer = Trainer.from_task(OwnStep, epochs=1, **OFF)
-    assert trainer.validate()["valid/loss"] != 7.0 and trainer.predict(trainer.valid_dl).shape == (20, 1)
+    assert trainer.validate()["valid/loss"] != 7.0
+    assert trainer.predict(trainer.valid_dl).shape == (20, 1)
 
 
 @pytest.mark.parametrize("way", ["scheduler", "name", "hook", "function", "length", "none"])
@@ -162,7 +172,8 @@ def test_a_schedule_is_whatever_sched_takes(way):
                 return StepLR(optim, total_steps // 3, 0.1)
         else:
             def build_sched(self, optim):
-                return {"scheduler": lambda: StepLR(optim, 5, 0.1), "name": lambda: "one_cycle", "none": lambda: None,
+                return {"scheduler": lambda: StepLR(optim, 5, 0.1), "name": lambda: "one_cycle",
+                        "none": lambda: None,
                         "hook": lambda: SchedulerHook(StepLR(optim, 1, 0.1), every="epoch"),
                         "function": lambda: lambda o: StepLR(o, 5, 0.1)}[way]()
 
@@ -193,17 +204,23 @@ def test_the_schedule_sees_layer_groups():
 # Mistakes
 
 
-@pytest.mark.parametrize(("wrong", "right"), [(name, right) for right, names in ELSEWHERE.items() for name in names]
-                         + [("build_modl", "build_model"), ("build_valid_loaders", "build_valid_dl"), ("cb_befor_fit", "cb_before_fit"),
-                            ("after_epoch", "cb_after_epoch"), ("cb_epoch_end", "cb_after_epoch"), ("cb_trained", "cb_after_train"),
-                            ("evalstep", "eval_step"), ("train_stp", "train_step"), ("end_of_evaluations", "end_of_evaluation")])
+@pytest.mark.parametrize(("wrong", "right"),
+                         [(name, right) for right, names in ELSEWHERE.items() for name in names]
+                         + [("build_modl", "build_model"),
+                            ("build_valid_loaders", "build_valid_dl"),
+                            ("cb_befor_fit", "cb_before_fit"),
+                            ("after_epoch", "cb_after_epoch"), ("cb_epoch_end", "cb_after_epoch"),
+                            ("cb_trained", "cb_after_train"),
+                            ("evalstep", "eval_step"), ("train_stp", "train_step"),
+                            ("end_of_evaluations", "end_of_evaluation")])
 def test_a_name_that_nobody_calls_is_refused_with_the_right_one(wrong, right):
     with pytest.raises(TypeError, match=rf"^Mine has {wrong}\b.*\b{right}\b"):
         type("Mine", (Task,), {wrong: lambda self, *args: None})
 
 
 def test_helpers_may_have_names_of_their_own():
-    type("Mine", (Task,), {"_build_part": lambda self: None, "split": lambda self: None, "cbrt": lambda self: 1})
+    type("Mine", (Task,),
+         {"_build_part": lambda self: None, "split": lambda self: None, "cbrt": lambda self: 1})
 
 
 @pytest.mark.parametrize("left_out", ["build_model", "build_train_dl"])
@@ -240,7 +257,9 @@ def test_a_step_and_a_loss_function_are_one_too_many():
         Trainer.from_task(Two, epochs=1)
 
 
-@pytest.mark.parametrize("name", ["build_model", "build_train_dl", "build_loss_fn", "build_optim", "build_hooks", "build_metrics"])
+@pytest.mark.parametrize("name",
+                         ["build_model", "build_train_dl", "build_loss_fn", "build_optim",
+                          "build_hooks", "build_metrics"])
 def test_a_missing_return_is_named(name):
     forgetful = type("Forgetful", (Small,), {name: lambda self, *args: None})
     with pytest.raises(TypeError, match=rf"Forgetful.{name}\(\) returned None"):
@@ -261,7 +280,7 @@ def test_an_error_while_building_gives_the_streams_back_and_is_the_users_own():
 # Hook points and state
 
 
-def test_a_task_takes_part():
+def test_a_task_is_a_hook():
     class Talks(Small):
         def __init__(self):
             self.told = []
@@ -280,9 +299,11 @@ def test_a_task_takes_part():
             self.told.append(list(records)[0])
 
     trainer = Trainer.from_task(Talks, epochs=2, record=False, **OFF)
-    assert "| 0 | talks (Talks) | on | before_fit, after_valid, after_epoch, on_log |" in trainer.describe_hooks()
+    assert ("| 0 | talks (Talks) | on | before_fit, "
+            "after_valid, after_epoch, on_log |") in trainer.describe_hooks()
     trainer.fit()
-    assert trainer.task.told == ["before_fit", ("after_valid", ["valid/loss"]), "valid/loss", 1, ("after_valid", ["valid/loss"]),
+    assert trainer.task.told == ["before_fit", ("after_valid", ["valid/loss"]), "valid/loss", 1,
+                                 ("after_valid", ["valid/loss"]),
                                  "valid/loss", 2]
 
 
@@ -315,10 +336,10 @@ def test_its_state_is_in_checkpoints_and_comes_back_with_a_rewind(tmp_path):
     saved = Trainer.from_task(Counts, epochs=3, seed=1, **OFF)
     saved.step(7)
     saved.save(tmp_path / "seven.pt")
-    taken_up = Trainer.from_task(Counts, epochs=3, **OFF)
-    taken_up.load(tmp_path / "seven.pt")
-    taken_up.fit()
-    assert taken_up.task.seen == 15 and same(taken_up.model, straight.model)
+    resumed = Trainer.from_task(Counts, epochs=3, **OFF)
+    resumed.load(tmp_path / "seven.pt")
+    resumed.fit()
+    assert resumed.task.seen == 15 and same(resumed.model, straight.model)
     back = Trainer.from_task(Counts, epochs=3, seed=1, hooks=[SnapshotHook(every_steps=4)], **OFF)
     back.step(10)
     assert back.rewind(4) == 4
@@ -336,7 +357,8 @@ class Spread(OwnStep):
         self.got = []
 
     def build_valid_dl(self):
-        first, second = TensorDataset(INPUTS[:20], TARGETS[:20]), TensorDataset(INPUTS[20:], TARGETS[20:])
+        first, second = (TensorDataset(INPUTS[:20], TARGETS[:20]),
+                         TensorDataset(INPUTS[20:], TARGETS[20:]))
         return {"valid": DataLoader(first, 8), "other": DataLoader(second, 6)}
 
     def end_of_evaluation(self, name, outputs, trainer):
@@ -359,7 +381,8 @@ def test_outputs_come_together_for_each_loader_and_their_records_join_it():
         assert found[f"{name}/tail/low"] == pytest.approx(pred.min().item())
         assert found[f"{name}/tail/high"] == pytest.approx(pred.max().item())
     assert all(type(value) is float for value in found.values()) and trainer.task.records == found
-    assert [(name, count, len(pred)) for name, count, pred in trainer.task.got] == [("valid", 3, 20), ("other", 4, 20)]
+    assert [(name, count, len(pred))
+            for name, count, pred in trainer.task.got] == [("valid", 3, 20), ("other", 4, 20)]
     model.train()
     result = trainer.fit()
     assert len(trainer.history["other/median"]) == 2 and "valid/tail/high" in result.last
@@ -367,7 +390,8 @@ def test_outputs_come_together_for_each_loader_and_their_records_join_it():
 
 
 def test_outputs_leave_the_training_as_it_was():
-    plain, with_outputs = (Trainer.from_task(task, epochs=2, seed=4, **OFF) for task in (OwnStep, Spread))
+    plain, with_outputs = (Trainer.from_task(task, epochs=2, seed=4, **OFF)
+                           for task in (OwnStep, Spread))
     plain.fit(), with_outputs.fit()
     assert same(plain.model, with_outputs.model)
 
@@ -416,7 +440,7 @@ def test_outputs_are_kept_only_for_who_wants_them():
                 most.append(Marks.alive)
 
     Trainer.from_task(Marked, hooks=[Count()], epochs=1, **OFF).fit()
-    assert len(most) == 3 and max(most) <= 2  # of the batch in hand
+    assert len(most) == 3 and max(most) <= 2  # of the current batch
 
     class Keeps(Marked):
         def end_of_evaluation(self, name, outputs, trainer):
@@ -432,7 +456,8 @@ def test_outputs_are_kept_only_for_who_wants_them():
     (3.0, TypeError, "returned float: a dict of records, or None"),
     ({"all": torch.ones(3)}, TypeError, "'all' is not one number")])
 def test_records_that_cannot_join_are_refused(returned, error, text):
-    wrong = type("Wrong", (OwnStep,), {"end_of_evaluation": lambda self, name, outputs, trainer: returned})
+    wrong = type("Wrong", (OwnStep,),
+                 {"end_of_evaluation": lambda self, name, outputs, trainer: returned})
     trainer = Trainer.from_task(wrong, epochs=1, **OFF)
     with pytest.raises(error, match=text):
         trainer.validate()
@@ -440,7 +465,8 @@ def test_records_that_cannot_join_are_refused(returned, error, text):
 
 
 def test_none_is_no_record():
-    silent = type("Silent", (OwnStep,), {"end_of_evaluation": lambda self, name, outputs, trainer: None})
+    silent = type("Silent", (OwnStep,),
+                  {"end_of_evaluation": lambda self, name, outputs, trainer: None})
     assert list(Trainer.from_task(silent, epochs=1, **OFF).validate()) == ["valid/loss"]
 
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['VERSION', 'LARGEST', 'PLAIN', 'STATUS', 'OFFER', 'REPLIES', 'COMMANDS', 'TAKEN', 'STALE', 'REFUSED', 'FINAL',
            'started', 'this_process', 'is_running', 'zombie', 'Request', 'sender', 'open_regular', 'Lines', 'parsed',
-           'ControlError', 'ControlFolder', 'append', 'check_own', 'put', 'incoming', 'read_request', 'set_aside',
-           'Replies']
+           'ControlError', 'append', 'check_own', 'put', 'ControlFolder', 'incoming', 'list_times', 'read_request',
+           'set_aside', 'Replies']
 
 # %% ../../nbs/core/04_control_folder.ipynb #c0ce5e35
 import errno
@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .files import (check_inner_folder, check_plain, not_plain, open_plain, parse_json,
+from .files import (check_inner_folder, check_plain, not_plain, open_plain,
+                                   parse_json,
                                    read_bounded)
 
 # %% ../../nbs/core/04_control_folder.ipynb #225e0488
@@ -184,11 +185,51 @@ def parsed(text: bytes):
             yield found
 
 # %% ../../nbs/core/04_control_folder.ipynb #2f251fc5
-STATUS, OFFER, REPLIES = "status.json", "offer.json", "replies.jsonl"
-COMMANDS, TAKEN, STALE, REFUSED = "commands", "taken", "stale", "refused"
-
 class ControlError(RuntimeError):
     "A run that cannot be reached through its folder, or not in this way."
+
+def append(file, text: bytes) -> None:
+    "Write at the end of a file; where the disk is full the file is as it was."
+    handle, left = file.fileno(), text
+    size = os.fstat(handle).st_size
+    try:
+        while left:
+            left = left[os.write(handle, left):]
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
+
+def check_own(folder: Path) -> None:
+    "ControlError for a folder that is not there, a link, or another user's."
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        raise ControlError(f"{folder} is missing: no run has offered itself there") from None
+    user = getattr(os, "geteuid", lambda: 0)()
+    if not stat.S_ISDIR(found.st_mode):
+        raise ControlError(f"{folder} is not a folder, or a link to one")
+    if user not in (0, found.st_uid):
+        raise ControlError(f"{folder} belongs to another user ({found.st_uid}): only they steer "
+                           "this run")
+
+def put(folder: Path, name: str, text: str) -> None:
+    "A file for this user alone: written under another name, then renamed."
+    beside = folder / f".{name[:40]}.{secrets.token_hex(6)}"
+    try:
+        with open_plain(beside, "xb", private=True) as file:
+            file.write(text.encode())
+        os.replace(beside, folder / name)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(folder / name)
+        raise
+
+# %% ../../nbs/core/04_control_folder.ipynb #cc2971f2
+STATUS, OFFER, REPLIES = "status.json", "offer.json", "replies.jsonl"
+COMMANDS, TAKEN, STALE, REFUSED = "commands", "taken", "stale", "refused"
 
 class ControlFolder:
     "The folder `control` of a run: `path` is that of the run."
@@ -261,55 +302,26 @@ class ControlFolder:
         with open_plain(self.path / REPLIES, "ab", private=True) as file:
             append(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
-def append(file, text: bytes) -> None:
-    "Write at the end of a file; where the disk is full the file is as it was."
-    handle, left = file.fileno(), text
-    size = os.fstat(handle).st_size
-    try:
-        while left:
-            left = left[os.write(handle, left):]
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(handle, size)
-        raise
-
-def check_own(folder: Path) -> None:
-    "ControlError for a folder that is not there, a link, or another user's."
-    try:
-        found = os.lstat(folder)
-    except FileNotFoundError:
-        raise ControlError(f"{folder} is missing: no run has offered itself there") from None
-    user = getattr(os, "geteuid", lambda: 0)()
-    if not stat.S_ISDIR(found.st_mode):
-        raise ControlError(f"{folder} is not a folder, or a link to one")
-    if user not in (0, found.st_uid):
-        raise ControlError(f"{folder} belongs to another user ({found.st_uid}): only they steer "
-                           "this run")
-
-def put(folder: Path, name: str, text: str) -> None:
-    "A file for this user alone: written under another name, then renamed."
-    beside = folder / f".{name[:40]}.{secrets.token_hex(6)}"
-    try:
-        with open_plain(beside, "xb", private=True) as file:
-            file.write(text.encode())
-        os.replace(beside, folder / name)
-    except BaseException as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(folder / name)
-        raise
-
 # %% ../../nbs/core/04_control_folder.ipynb #6c0d547b
 def incoming(folder: Path, most: int = 200) -> list[Path]:
     "The files of a folder of commands, the oldest first, `most` at a time."
+    newest = max(list_times(folder), default=None)
+    if newest is None:
+        return []
+    found = [each for each in list_times(folder) if each <= newest]
+    return [folder / name for _, name in sorted(found)[:most]]
+
+def list_times(folder: Path) -> list[tuple[int, str]]:
+    "Time and name of each file, as one listing of the folder shows them."
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith("."):
-                found.append((entry.stat(follow_symlinks=False).st_ctime_ns, entry.name))
-    return [folder / name for _, name in sorted(found)[:most]]
+            with suppress(FileNotFoundError):  # its sender has just withdrawn it
+                if not entry.name.startswith("."):
+                    found.append((entry.stat(follow_symlinks=False).st_ctime_ns, entry.name))
+    return found
 
+# %% ../../nbs/core/04_control_folder.ipynb #77b244f9
 def read_request(path: Path) -> Request:
     "The command in a file; ValueError says why it is none."
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)

@@ -26,6 +26,7 @@ from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fastcore.basics import patch
@@ -239,7 +240,7 @@ ATTRIBUTES = {  # what `help()` says of a value that is not a method
     "data": "The passes over the training loader, an EpochIterator: `data.length` is in batches.",
     "model": "The model, maybe in the wrapper of several processes; `plain_model` is without.",
     "optim": "The optimizer; of several, a dict of them by name.",
-    "hooks": "Who takes part, in running order: `hooks.add(hook)`, `hooks.remove(hook)`.",
+    "hooks": "The hooks, in running order: `hooks.add(hook)`, `hooks.remove(hook)`.",
     "engine": "What computes: backward, gradients, precision, processes; an Engine.",
 }
 
@@ -258,30 +259,45 @@ OVERRIDDEN = ("do_backward", "do_opt_step", "do_zero_grad")  # a subclass may ha
 class CoreTrainer:
     "Model, optimizer, data and hooks, put together."
     repeats_windows = False  # True in a subclass that calls `window_gradients`
-    lr = PartTunable(None, "settings", kind=float, min=0, scale="log",
-                     doc="rate taken over by hand; None: the schedule's")
-    lr_scale = PartTunable(1.0, "settings", min=0, scale="log", doc="multiplies the scheduled rate")
-    grad_clip = PartTunable(None, "settings", kind=float, min=0,
-                            doc="largest norm of all gradients; None: no clipping")
-    gradient_accumulation_steps = PartTunable(1, "settings", min=1, doc="batches in a window")
-    mixed_precision = PartTunable(None, "settings", choices=(None, "bf16", "fp16"),
-                                  doc="precision of forward and loss")
-    eval_every = PartTunable(None, "plan", kind=int, min=1,
-                             doc="epochs between evaluations, or steps under max_steps")
+    lr: PartTunable[float | None] = PartTunable(
+        None, "settings", kind=float, min=0, scale="log",
+        doc="learning rate set by hand; None: back to the schedule")
+    lr_scale: PartTunable[float] = PartTunable(
+        1.0, "settings", min=0, scale="log", doc="multiplies the scheduled rate")
+    grad_clip: PartTunable[float | None] = PartTunable(
+        None, "settings", kind=float, min=0, doc="largest norm of all gradients; None: no clipping")
+    gradient_accumulation_steps: PartTunable[int] = PartTunable(
+        1, "settings", min=1, doc="batches per optimizer step")
+    mixed_precision: PartTunable[str | None] = PartTunable(
+        None, "settings", choices=(None, "bf16", "fp16"), doc="precision of forward and loss")
+    eval_every: PartTunable[int | None] = PartTunable(
+        None, "plan", kind=int, min=1, doc="epochs between evaluations, or steps under max_steps")
+    if TYPE_CHECKING:  # what the attributes of the parts hold
+        state: RunState
+        journal: Journal
+        loss: torch.Tensor
+        training: bool
+        split: str
+        epochs: int | None
+        max_steps: int | None
+        seed: int | None
+        window_open: bool
+        driven: bool
+        best: dict[str, Any]
+        metrics: dict[str, Callable]
+        exception: BaseException | None
     batch, pred, loss, output, grad_norm, split, training, eval_batch = (
         forwarded(f"context.{name}") for name in
         ("batch", "pred", "loss", "output", "grad_norm", "split", "training", "eval_batch"))
-    phase, next_phase, evaluated_at, skipped_steps, branch, closing = (
+    phase, evaluated_at, skipped_steps, branch, inexact = (
         forwarded(f"step_state.{name}") for name in
-        ("phase", "next_phase", "evaluated_at", "skipped_steps", "branch", "closing"))
-    boundaries, seconds = forwarded("step_state.boundary"), forwarded("step_state.seconds")
-    group = forwarded("context.group")
-    window, window_open, window_start, window_began = (
-        forwarded(f"runner.{name}") for name in ("window", "window_open", "start", "began"))
+        ("phase", "evaluated_at", "skipped_steps", "branch", "inexact"))
+    boundaries, window_open = forwarded("step_state.boundary"), forwarded("runner.window_open")
+    window = forwarded("runner.window")
     train_step, micro_batch_size = forwarded("runner.train_step"), forwarded("runner.micro.size")
     finite, wants_grad_norm = (forwarded("runner.gradients.finite"),
                                forwarded("runner.gradients.wants_norm"))
-    base_rates, group_factors = forwarded("runner.rates.base"), forwarded("runner.rates.factors")
+    base_rates = forwarded("runner.rates.base")
     eval_step, metrics, valid_loaders, end_of_evaluation, records, wants_indices = (
         forwarded(f"evaluator.{name}") for name in
         ("eval_step", "metrics", "loaders", "end_of_evaluation", "records", "wants_indices"))
@@ -289,25 +305,21 @@ class CoreTrainer:
     epochs, max_steps, eval_first, fast_dev_run = (
         forwarded(f"plan.{name}") for name in
         ("epochs", "max_steps", "eval_first", "fast_dev_run"))
-    data, data_length, data_seconds, failed, last_records = (
-        forwarded(f"loop.{name}") for name in
-        ("data", "data_length", "data_seconds", "failed", "last_records"))
+    data, failed, last_records = (
+        forwarded(f"loop.{name}") for name in ("data", "failed", "last_records"))
     limit_batches, overfit_batches = forwarded("evaluator.limit"), forwarded("evaluator.overfit")
     batch_size = forwarded("runner.sizes.given")
     state, journal, exception, error_text, at_safe_point, front_end, exit_code, max_time = (
         forwarded(f"driver.{name}") for name in
         ("state", "journal", "exception", "error_text", "at_safe_point", "front_end", "exit_code",
          "max_time"))
-    driven, carried = forwarded("driver.driven"), forwarded("driver.carried")
-    running_since, seed = forwarded("driver.clock.since"), forwarded("driver.random.seed")
-    inexact, base_decays = forwarded("step_state.inexact"), forwarded("weight_decays.base")
+    driven, seed = forwarded("driver.driven"), forwarded("driver.random.seed")
     pending, refused = forwarded("tunables.pending"), forwarded("tunables.refused")
     at_trial, sweeping = None, None  # what belongs to the run itself during a trial; the last sweep
-    seen_unheld: frozenset = frozenset()  # the parameters that the last drive warned of
+    _seen_unheld: frozenset = frozenset()  # the parameters that the last drive warned of
     several: StepRunners | None = None  # the runners of all optimizers, where there are several
     plan_class, driver_class = Plan, Driver  # parts that a subclass may replace
-    best_given = forwarded("loop.best.given")
-    best, in_fit = forwarded("loop.best.found"), property(lambda self: self.loop.begun is not None)
+    best = forwarded("loop.best.found")
     def __init__(self, model, train_step=None, train_dl=None, valid_dl=None, *, loss_fn=None,
                  metrics=None, eval_step=None, optim=None, epochs=None, max_steps=None,
                  eval_every=None, eval_first=False, hooks=(), device=None, mixed_precision=None,
@@ -333,7 +345,7 @@ class CoreTrainer:
         self.plan = self.plan_class(epochs, max_steps, None, eval_first, bool(fast_dev_run))
         self.settings, self.context, self.loss_fn = StepSettings(), StepContext(), loss_fn
         self._set_tunables(eval_every, grad_clip, accumulation, mixed_precision)
-        micro = MicroBatcher(micro_batch_size, weakly(self.micro_batch_changed))
+        micro = MicroBatcher(micro_batch_size, weakly(self._micro_batch_changed))
         sizes, finite = BatchSizes(self.context, batch_size), FinitePolicy(non_finite)
         self.hooks, self.model = HookSet(hooks), model
         self._build_engine(optim, several, engine.pick_device(device), compile, engine)
@@ -475,7 +487,7 @@ def _join_components(self: CoreTrainer, train_dl) -> None:
 
 # %% ../../nbs/core/16_core_trainer.ipynb #7fafd316
 @patch
-def tunable_sources(self: CoreTrainer):
+def _tunable_sources(self: CoreTrainer):
     "What may be changed live: of the trainer, of the optimizer, and of each hook."
     of_one = ("lr", "lr_scale", "grad_clip", "gradient_accumulation_steps")
     if self.several is not None:
@@ -491,7 +503,7 @@ def tunable_sources(self: CoreTrainer):
         yield entry
     groups = self.engine.optim.param_groups if self.several is None else ()
     if any("weight_decay" in group for group in groups):
-        rule = Tunable(0.0, min=0, scale="log", doc="of the groups that have any")
+        rule = Tunable(0.0, min=0, scale="log", doc="weight decay of groups that use it")
         decay = self.weight_decays
         yield BoundTunable("weight_decay", rule, decay.read, decay.write)
     for row in self.hooks.rows:
@@ -526,7 +538,7 @@ def _keep_optimizers(self: CoreTrainer, several: StepRunners) -> None:
     self.checkpoint.keep_optimizers(OptimizersPart(several, self.decays))
 
 @patch
-def check_tune(self: CoreTrainer, values: dict) -> dict:
+def _check_tune(self: CoreTrainer, values: dict) -> dict:
     "The values of several optimizers in their types; ValueError where windows do not fit."
     checked = self.tunables.validate(values)
     words = {f"gradient_accumulation_steps.{name}": name for name in self.several.runners}
@@ -544,27 +556,27 @@ def _run_objects(self: CoreTrainer) -> RunObjects:
                       (self.batch, self.pred, self.loss))
 
 @patch
-def on_tune(self: CoreTrainer, command: Command) -> None:
+def _on_tune(self: CoreTrainer, command: Command) -> None:
     "Change tunables."
     self.apply_tune(command.values, command.source)
 
 @patch
-def on_note(self: CoreTrainer, command: Command) -> None:
+def _on_note(self: CoreTrainer, command: Command) -> None:
     "Write a note into the journal."
     self.record("note", "note", new=command.values["text"], source=command.source)
 
 @patch
-def on_validate(self: CoreTrainer, command: Command) -> None:
+def _on_validate(self: CoreTrainer, command: Command) -> None:
     "Evaluate before the next step."
     self.evaluate_next(command.source)
 
 @patch
-def on_watch(self: CoreTrainer, command: Command) -> None:
+def _on_watch(self: CoreTrainer, command: Command) -> None:
     "Count the calls and the time of hooks, or no longer."
     self.watch_hooks(command.values["on"])
 
 @patch
-def check_validate(self: CoreTrainer, values: dict) -> dict:
+def _check_validate(self: CoreTrainer, values: dict) -> dict:
     "ValueError where there is nothing to evaluate on."
     if not self.valid_loaders:
         raise ValueError("validate: there is no valid_dl")
@@ -581,7 +593,7 @@ def check_save(values: dict) -> dict:
     return {"path": check_place(path, "save")}
 
 @patch
-def on_save(self: CoreTrainer, command: Command) -> None:
+def _on_save(self: CoreTrainer, command: Command) -> None:
     "Write the whole state to a file."
     path, state = command.values["path"], self.state_dict()
     try:
@@ -593,15 +605,15 @@ def on_save(self: CoreTrainer, command: Command) -> None:
     self.record("save", path.name, source=command.source)
 
 @patch
-def on_rewind(self: CoreTrainer, command: Command) -> None:
+def _on_rewind(self: CoreTrainer, command: Command) -> None:
     "Go back, and journal it."
     state, counts = self.checkpoint.take_point(command.values["step"])
     with self.at_rest("rewind()"):
         left = self.checkpoint.go_back(state, counts, self)
         self.record("rewind", "step", left, self.step_state.optimizer_step, command.source,
                     survives=counts["journal"])
-        self.note_totals()
-        for name in self.note_assigned():
+        self._note_totals()
+        for name in self._note_assigned():
             warn(f"trainer.{name} stays what it was set to by hand ({self.assigned[name]}): a "
                  "rewind brings states back, no parts")
 
@@ -619,7 +631,7 @@ def elapsed(self: CoreTrainer) -> float:
     return self.driver.clock.elapsed()
 
 @patch
-def micro_batch_changed(self: CoreTrainer, old: int, new: int) -> None:
+def _micro_batch_changed(self: CoreTrainer, old: int, new: int) -> None:
     "Out of memory under `micro_batch_size='auto'`: the smaller size is journalled."
     self.record("memory", "micro_batch_size", old, new, source="loop")
 
@@ -654,10 +666,10 @@ def header(self: CoreTrainer) -> dict:
     return {"seed": self.seed, "totals": {"epochs": self.epochs, "max_steps": self.max_steps},
             "random": checksum([streams.torch]), "weights": checksum(weights),
             "batches": self.data.length, "fingerprint": fingerprint(self.train_dl),
-            **self.made_of()}
+            **self._made_of()}
 
 @patch
-def made_of(self: CoreTrainer) -> dict:
+def _made_of(self: CoreTrainer) -> dict:
     "Settings and data of the run as the code has them: what tells it from another one."
     entries = self.checkpoint.of_hooks.entries()
     tunables = {name: entry.read() for name, entry in entries.items()}
@@ -686,7 +698,7 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
             runner.attention = weakly(self.driver.has_pending_commands)
     self.background = Background()
     self.weight_decays = WeightDecays(self.engine)
-    self.tunables = Tunables(self.tunable_sources)
+    self.tunables = Tunables(self._tunable_sources)
     self.hooks.changed = self.tunables.invalidate
     self.checkpoint = RunCheckpoint(self.driver, self.tunables, self.weight_decays)
     if self.several is not None:
@@ -695,14 +707,14 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
     self.loop.found_best = weakly(self.best_state.note)
     self.assigned: dict[str, object] = {}  # parts that were replaced by hand, in words
     handlers = {
-        "tune": CommandHandler(self.on_tune, self.tunables.validate if self.several is None
-                               else self.check_tune),
-        "note": CommandHandler(self.on_note, check_note),
-        "validate": CommandHandler(self.on_validate, self.check_validate),
+        "tune": CommandHandler(self._on_tune, self.tunables.validate if self.several is None
+                               else self._check_tune),
+        "note": CommandHandler(self._on_note, check_note),
+        "validate": CommandHandler(self._on_validate, self._check_validate),
         "train_more": CommandHandler(None, check_more),
-        "watch": CommandHandler(self.on_watch, check_switch),
-        "save": CommandHandler(self.on_save, check_save, (OSError, CheckpointError)),
-        "rewind": CommandHandler(self.on_rewind, self.checkpoint.check_rewind,
+        "watch": CommandHandler(self._on_watch, check_switch),
+        "save": CommandHandler(self._on_save, check_save, (OSError, CheckpointError)),
+        "rewind": CommandHandler(self._on_rewind, self.checkpoint.check_rewind,
                                  (OSError, CheckpointError))}
     for name, handler in handlers.items():
         self.mailbox.register(name, handler)
@@ -762,11 +774,6 @@ def samples_in(self: CoreTrainer, batch) -> int | None:
     return self.runner.sizes.of(batch)
 
 @patch
-def void_window(self: CoreTrainer) -> None:
-    "Give the open window up: its gradients go, its batches will be taken again."
-    self.runner.discard(self)
-
-@patch
 def window_gradients(self: CoreTrainer) -> torch.Tensor:
     """Forward and backward of the open window again, from zero gradients; the mean loss.
 
@@ -795,18 +802,13 @@ def resolve_hooks(self: CoreTrainer) -> None:
     self.loop.resolve_hooks(self)
 
 @patch
-def at_end(self: CoreTrainer) -> bool:
-    "All epochs or steps asked for are done."
-    return self.loop.finished()
-
-@patch
 def evaluate(self: CoreTrainer, loaders: dict, stage: str = "valid", batches: int | None = None):
     "Evaluate on named loaders; a generator that returns the records."
     shared = loader_generators(self.train_dl)
     return self.evaluator.evaluate(loaders, stage, self, shared, batches)
 
 @patch
-def predict_batches(self: CoreTrainer, loader, limit: int | float | None = None):
+def _predict_batches(self: CoreTrainer, loader, limit: int | float | None = None):
     "The predictions of a loader, joined on the CPU."
     return self.evaluator.predict(loader, self, loader_generators(self.train_dl), limit)
 
@@ -860,11 +862,6 @@ def failed_indices(self: CoreTrainer) -> list | None:
     return None if self.failed is None else self.failed.indices
 
 @patch(as_prop=True)
-def best_wanted(self: CoreTrainer) -> tuple[str, str] | None:
-    "The record and its direction that the run or a hook asks for; None without one."
-    return self.loop.best.wanted(self.hooks)
-
-@patch(as_prop=True)
 def best_rule(self: CoreTrainer) -> tuple[str, str]:
     "The record by which states are compared, and the direction in which it is better."
     return self.loop.best.rule(self.hooks, self.evaluator.loaders)
@@ -896,11 +893,6 @@ def log_images(self: CoreTrainer, images: dict) -> None:
 def log_pr_curve(self: CoreTrainer, name: str, labels, predictions) -> None:
     "Give a precision-recall curve out: N labels 0 or 1, and N predicted probabilities of 1."
     self.hooks.fire("on_log_pr_curve", self, name, labels, predictions)
-
-@patch
-def close_loaders(self: CoreTrainer) -> None:
-    "End the worker processes of training and validation."
-    self.loop.close()
 
 @patch
 def get_hook(self: CoreTrainer, hook_class, default=None):
@@ -975,12 +967,12 @@ def held_elsewhere(loop) -> set[int]:
     return {id(p) for optim in found for group in optim.param_groups for p in group["params"]}
 
 @patch
-def warn_of_unheld(self: CoreTrainer) -> None:
+def _warn_of_unheld(self: CoreTrainer) -> None:
     "Name the trainable parameters that no optimizer holds, once."
     free = unheld(self)
-    if free.keys() == self.seen_unheld:
+    if free.keys() == self._seen_unheld:
         return
-    self.seen_unheld, elsewhere = frozenset(free), held_elsewhere(self) if free else set()
+    self._seen_unheld, elsewhere = frozenset(free), held_elsewhere(self) if free else set()
     names = [name for name, p in free.items() if id(p) not in elsewhere]
     if names and self.is_main:
         more = " ..." if len(names) > 5 else ""
@@ -1007,7 +999,7 @@ def check_counts(name: str, **counts) -> None:
             raise ValueError(f"{name}: {label}={value!r}, a whole number, 1 or more")
 
 @patch
-def totals_for(self: CoreTrainer, name: str, epochs, max_steps) -> tuple:
+def _totals_for(self: CoreTrainer, name: str, epochs, max_steps) -> tuple:
     "The totals of a drive: those given, else those of the run; ValueError for both or neither."
     if self.plan.fast_dev_run or (epochs is None and max_steps is None):
         epochs, max_steps = self.epochs, self.max_steps
@@ -1019,7 +1011,7 @@ def totals_for(self: CoreTrainer, name: str, epochs, max_steps) -> tuple:
     return epochs, max_steps
 
 @patch
-def check_ready(self: CoreTrainer, name: str) -> None:
+def _check_ready(self: CoreTrainer, name: str) -> None:
     "Raise before anything has changed."
     refuse_open_contexts(name)
     if self.train_dl is None:
@@ -1028,7 +1020,7 @@ def check_ready(self: CoreTrainer, name: str) -> None:
         raise ValueError(f"{name}: train_dl is empty, it gives no batch (len is 0)")
     for engine in self.engines():
         check_same_parameters(engine, self.loss_fn)
-    self.warn_of_unheld()
+    self._warn_of_unheld()
     for loader_name, loader in self.valid_loaders.items():
         if loader_length(loader) == 0:
             raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to "
@@ -1037,7 +1029,7 @@ def check_ready(self: CoreTrainer, name: str) -> None:
         limited(loader_length(loader), limit_of(self.limit_batches, "valid"))
 
 @patch
-def rank_invariants(self: CoreTrainer) -> dict:
+def _rank_invariants(self: CoreTrainer) -> dict:
     "What several processes must have in common: else they would wait for each other."
     own = {row.name for row in self.hooks.rows
            if row.trait("main_process_only") or not row.trait("kept")}
@@ -1065,12 +1057,12 @@ def set_totals(self: CoreTrainer, epochs: int | None, max_steps: int | None,
 @patch
 def enter(self: CoreTrainer, name: str, totals: tuple | None = None) -> bool:
     "Raise before anything has changed; False if there is nothing left to do."
-    self.check_ready(name)
+    self._check_ready(name)
     self.driver.check_free(name)
     self.background.forget_error()
     if totals is not None:
         self.set_totals(*totals)
-    self.engine.check_alike(self.rank_invariants)
+    self.engine.check_alike(self._rank_invariants)
     if self.loop.finished() and self.state is RunState.FINISHED:
         return False
     self.driver.to_totals = totals is not None
@@ -1087,7 +1079,7 @@ def post(self: CoreTrainer, command: Command) -> Reply:
     if command.name == "tune":
         self.tunables.pending.update(command.values)
     if command.name in ("resume", "step", "stop", "validate", "train_more") and not driver.driven:
-        return self.ask_idle(command, reply)
+        return self._ask_idle(command, reply)
     if command.name == "train_more":
         reply.settle("refused", error=RuntimeError("the run goes on: train_more is for a run that "
                                                    "has ended; stop() ends it"))
@@ -1103,7 +1095,7 @@ def post(self: CoreTrainer, command: Command) -> Reply:
     return reply
 
 @patch
-def ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
+def _ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
     "Resume, step, validate, train more and stop outside of a drive."
     driver = self.driver
     if command.name == "stop":
@@ -1116,18 +1108,18 @@ def ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
         return reply
     try:
         with driver.lock:
-            self.check_idle(command)
+            self._check_idle(command)
             with driver.effect_of(command):
-                self.begin_idle(command)
+                self._begin_idle(command)
             driver.reserve("start()")
-            self.start_thread()
+            self._start_thread()
         reply.settle("applied", driver.here())
     except (RuntimeError, ValueError) as error:
         reply.settle("refused", error=error)
     return reply
 
 @patch
-def begin_idle(self: CoreTrainer, command: Command) -> None:
+def _begin_idle(self: CoreTrainer, command: Command) -> None:
     "What a command asks before the run goes on."
     if command.name == "step":
         self.driver.pause_after(command.values)
@@ -1143,15 +1135,15 @@ def begin_idle(self: CoreTrainer, command: Command) -> None:
         self.skip_failed(command.source)
 
 @patch
-def check_idle(self: CoreTrainer, command: Command) -> None:
+def _check_idle(self: CoreTrainer, command: Command) -> None:
     "Raise for what cannot be gone on with."
     name = f"{command.name}()"
     if late := command.too_late(self.step_state.optimizer_step):
         raise ValueError(late)
     if self.state is RunState.FINISHED and command.name not in ("validate", "train_more"):
         raise RuntimeError("the run is finished: fit() with more epochs or steps goes on")
-    self.totals_for(name, None, None)
-    self.check_ready(name)
+    self._totals_for(name, None, None)
+    self._check_ready(name)
     self.driver.check_free(name)
     if command.values.get("skip_failed"):
         self.loop.check_failed("skip_failed")
@@ -1230,14 +1222,14 @@ def fit(self: CoreTrainer, epochs: int | None = None, max_steps: int | None = No
     once all is closed. ValueError for both totals or neither, and for an empty loader; RuntimeError
     while the run is driven elsewhere, and within no_grad, inference_mode or autocast; else what the
     step raised."""
-    totals = self.totals_for("fit()", epochs, max_steps)
+    totals = self._totals_for("fit()", epochs, max_steps)
     if skip_failed:
         self.loop.check_failed("fit(skip_failed=True)")
     if not self.enter("fit()", totals):
         return self.result()
     if skip_failed:
         self.skip_failed("code")
-    return self.drive_and_report("fit()")
+    return self._drive_and_report("fit()")
 
 @patch
 def step(self: CoreTrainer, n: int = 1, *, epochs: int | None = None) -> FitResult:
@@ -1253,7 +1245,7 @@ def step(self: CoreTrainer, n: int = 1, *, epochs: int | None = None) -> FitResu
         outcome = self.driver.drive("step()", self)
     finally:
         self.driver.until = Until()
-    self.raise_end(outcome)
+    self._raise_end(outcome)
     return self.result()
 
 @patch
@@ -1263,7 +1255,7 @@ def skip_failed(self: CoreTrainer, source: str) -> None:
     self.record("skip", "batch", failed.batch_idx, str(failed), source)
 
 @patch
-def drive_and_report(self: CoreTrainer, name: str) -> FitResult:
+def _drive_and_report(self: CoreTrainer, name: str) -> FitResult:
     "Drive to the end in this thread."
     self.driver.until = Until()
     return self.report(self.driver.drive(name, self))
@@ -1271,12 +1263,12 @@ def drive_and_report(self: CoreTrainer, name: str) -> FitResult:
 @patch
 def report(self: CoreTrainer, outcome: RunState) -> FitResult:
     "What the cell gets; a run that was detached goes on in a thread."
-    self.raise_end(outcome)
+    self._raise_end(outcome)
     if outcome is not RunState.DETACHED:
         return self.result()
     try:
         result = self.result()
-        self.start_thread()
+        self._start_thread()
     except BaseException:
         with self.driver.lock:
             self.driver.set_state(RunState.PAUSED)
@@ -1286,7 +1278,7 @@ def report(self: CoreTrainer, outcome: RunState) -> FitResult:
     return result
 
 @patch
-def raise_end(self: CoreTrainer, outcome: RunState) -> None:
+def _raise_end(self: CoreTrainer, outcome: RunState) -> None:
     "What ends the cell or the process, once everything is closed."
     code, self.driver.exit_code = self.driver.exit_code, None
     if code is not None:
@@ -1319,7 +1311,7 @@ def end_threads() -> None:
     "At the end of the process: a thread in the middle of a step would take it down with an abort."
     for trainer in list(IN_BACKGROUND):
         try:
-            trainer.end_thread()
+            trainer._end_thread()
         except KeyboardInterrupt:
             print("trainer_nb: interrupted once more, in the middle of a step", file=sys.stderr,
                   flush=True)
@@ -1333,26 +1325,26 @@ def start(self: CoreTrainer, epochs: int | None = None, max_steps: int | None = 
 
     Where the process ends before the run, the run is interrupted as by Ctrl-C."""
     with self.driver.lock:
-        if self.enter("start()", self.totals_for("start()", epochs, max_steps)):
+        if self.enter("start()", self._totals_for("start()", epochs, max_steps)):
             self.driver.reserve("start()")
-            self.start_thread()
+            self._start_thread()
 
 @patch
-def start_thread(self: CoreTrainer) -> None:
+def _start_thread(self: CoreTrainer) -> None:
     "Drive in a new thread; from now on it is the driver, and what is asked reaches it."
     self.driver.set_state(RunState.RUNNING)
     self.background.start(lambda: self.driver.drive("start()", self))
     IN_BACKGROUND.add(self)
 
 @patch
-def end_thread(self: CoreTrainer) -> None:
+def _end_thread(self: CoreTrainer) -> None:
     "The process ends: the run is interrupted at its next boundary, as by Ctrl-C."
     if self.background.alive():
         step = self.step_state.optimizer_step
         print(f"trainer_nb: the process ends before the run of start() does (step {step}): the "
               "run is interrupted. trainer.wait() waits for its end", file=sys.stderr, flush=True)
         self.post(Command("interrupt", source="signal"))
-        self.check_not_own_thread()
+        self._check_not_own_thread()
         self.background.end()
 
 @patch
@@ -1361,7 +1353,7 @@ def wait(self: CoreTrainer, timeout: float | None = None) -> FitResult:
 
     `timeout`: seconds; after them the result is that of a run that goes on, status "running".
     RuntimeError in the run's own thread, which would wait for itself."""
-    self.check_not_own_thread()
+    self._check_not_own_thread()
     try:
         self.background.wait(timeout)
     except KeyboardInterrupt:
@@ -1374,7 +1366,7 @@ def wait(self: CoreTrainer, timeout: float | None = None) -> FitResult:
     return self.result()
 
 @patch
-def check_not_own_thread(self: CoreTrainer) -> None:
+def _check_not_own_thread(self: CoreTrainer) -> None:
     "RuntimeError in the run's own thread, which would wait for itself."
     if self.driver.mine():
         raise RuntimeError("wait() or close() from within the run's own thread would wait for "
@@ -1412,12 +1404,12 @@ async def fit_async(self: CoreTrainer, epochs: int | None = None,
     """As `fit()`; twenty times a second, and in a pause, the event loop may do something else.
 
     For a cell that awaits: `await trainer.fit_async()`. Totals and errors are those of `fit()`."""
-    if not self.enter("fit_async()", self.totals_for("fit_async()", epochs, max_steps)):
+    if not self.enter("fit_async()", self._totals_for("fit_async()", epochs, max_steps)):
         return self.result()
-    return await self.await_and_report()
+    return await self._await_and_report()
 
 @patch
-async def await_and_report(self: CoreTrainer) -> FitResult:
+async def _await_and_report(self: CoreTrainer) -> FitResult:
     "Drive to the end, from a cell that awaits."
     return self.report(await self.driver.drive_async("fit_async()", self))
 
@@ -1426,7 +1418,7 @@ async def await_and_report(self: CoreTrainer) -> FitResult:
 def look(self: CoreTrainer, name: str, loaders: dict, stage: str) -> dict:
     "Evaluate without a trace in the run."
     closing, evaluator = self.step_state.closing, self.evaluator
-    with self.exclusive_access(name), OwnStreams().placed():
+    with self._exclusive_access(name), OwnStreams().placed():
         for loader_name, loader in loaders.items():
             check_loader(f"{name}: the loader {loader_name!r}", loader)
             if loader_length(loader) == 0:
@@ -1450,11 +1442,11 @@ def look(self: CoreTrainer, name: str, loaders: dict, stage: str) -> dict:
 
 @patch
 @contextmanager
-def exclusive_access(self: CoreTrainer, name: str):
+def _exclusive_access(self: CoreTrainer, name: str):
     "No drive in another thread, unless it is held; the random streams stay as they are."
     driver, context = self.driver, self.context
     if driver.driven and not driver.mine() and self.state is not RunState.PAUSED:
-        raise RuntimeError(f"{name}: this run is being driven by {driver.name}; use "
+        raise RuntimeError(f"{name}: this run is in progress (in {driver.name}); use "
                            "`with trainer.paused():`")
     if context.eval_batch is not None and not driver.driven:
         with driver.random.active():  # paused in an evaluation: it is run again later
@@ -1499,15 +1491,15 @@ def predict(self: CoreTrainer, dl, limit_batches: int | float | None = None):
     check_limits({"predict": limit_batches}, None, False)
     if limit_batches is None and isinstance(self.limit_batches, dict):
         limit_batches = self.limit_batches.get("predict")
-    with self.exclusive_access("predict()"), OwnStreams().placed():
-        return self.predict_batches(dl, limit_batches)
+    with self._exclusive_access("predict()"), OwnStreams().placed():
+        return self._predict_batches(dl, limit_batches)
 
 @patch
 def close(self: CoreTrainer) -> None:
     "End the run: background thread, worker processes, files of hooks."
     if self.background.alive():
         self.stop()
-        self.check_not_own_thread()
+        self._check_not_own_thread()
         self.background.end()
     if not self.driver.driven and self.loop.begun is not None:
         self.stop()
@@ -1530,7 +1522,7 @@ def at_rest(self: CoreTrainer, name: str):
     if self.driver.in_step() and self.driver.mine():
         raise RuntimeError(f"{name} in the middle of a step: trainer.ask(function) calls at the "
                            "next boundary")
-    with self.exclusive_access(name):
+    with self._exclusive_access(name):
         yield
 
 @patch
@@ -1562,15 +1554,15 @@ def load_state_dict(self: CoreTrainer, state: dict, optimizer: bool = True) -> N
         with checkpoint.all_or_nothing(self):
             checkpoint.restore(taken, self)
             checkpoint.journal.restore(state)
-            self.take_totals(state["position"]["totals"])
+            self._take_totals(state["position"]["totals"])
             if not optimizer:
                 self.start_anew()
-            self.note_assigned()
+            self._note_assigned()
             checkpoint.journal.restore_history(state)
             self.resolve_hooks()  # hooks that join now find the records
 
 @patch
-def take_totals(self: CoreTrainer, totals: dict) -> None:
+def _take_totals(self: CoreTrainer, totals: dict) -> None:
     "The totals of a state; those of this trainer, where it has any, take their place."
     mine = self.epochs, self.max_steps
     self.plan.set_totals(totals["epochs"], totals["max_steps"])
@@ -1585,7 +1577,7 @@ def start_anew(self: CoreTrainer) -> None:
     self.record("load", "optimizer and schedule", new="new, not those that were saved")
 
 @patch
-def note_totals(self: CoreTrainer) -> None:
+def _note_totals(self: CoreTrainer) -> None:
     "Journal totals again that stay what they are over a rewind to before they were set."
     first = self.journal.header.get("totals")
     logged = [total_text(**first)] if first else []
@@ -1595,7 +1587,7 @@ def note_totals(self: CoreTrainer) -> None:
         self.record("totals", "totals", logged[-1], here)
 
 @patch
-def note_assigned(self: CoreTrainer) -> list[str]:
+def _note_assigned(self: CoreTrainer) -> list[str]:
     "Journal again what was set by hand, and stays so over a state of before; returns the names."
     logged = {entry.name: entry.new for entry in self.journal.surviving() if entry.kind == "assign"}
     names = [name for name, text in self.assigned.items() if logged.get(name) != text]
@@ -1649,7 +1641,7 @@ def load(self: CoreTrainer, path, optimizer: bool = True) -> None:
 @patch
 def difference(self: CoreTrainer, state: dict) -> Difference:
     "What is different between the run of a state and this one, as far as both say."
-    here = {"batches": self.data.length, **self.made_of(), **self.journal.header}
+    here = {"batches": self.data.length, **self._made_of(), **self.journal.header}
     totals = {"epochs": self.epochs, "max_steps": self.max_steps}
     return compare(state, here, self.fingerprint(), totals)
 
@@ -1691,7 +1683,7 @@ def best_weights(self: CoreTrainer):
 
     Bit for bit; evaluations and predictions made meanwhile are made with them. RuntimeError where
     they were not kept."""
-    with self.exclusive_access("best_weights()"), self.best_state.in_model(self):
+    with self._exclusive_access("best_weights()"), self.best_state.in_model(self):
         yield self
 
 # %% ../../nbs/core/16_core_trainer.ipynb #077f220e
@@ -1708,7 +1700,7 @@ def exact(self: CoreTrainer) -> Exactness:
             found.obstacles += compiled_exactness(self.train_dl, length, chunked)
     if self.inexact:
         found.obstacles.append(self.inexact)
-    found.obstacles += self.carried.obstacles()
+    found.obstacles += self.driver.carried.obstacles()
     found.obstacles += [f"from step {entry.step} on optimizer and schedule are {entry.new}"
                         for entry in self.journal.surviving() if entry.kind == "load"]
     found.assumed += [f"a trainer that goes on from a file has the {name} that was set by hand "

@@ -211,7 +211,7 @@ class Driver:
     def check_free(self, name: str) -> None:
         "RuntimeError if the run is driven already."
         if self.name is not None:
-            raise RuntimeError(f"{name}: this run is being driven by {self.name} already; "
+            raise RuntimeError(f"{name}: this run is already in progress (in {self.name}); "
                                "pause() or stop() it, or wait() for it")
 
     def reserve(self, name: str) -> None:

@@ -104,7 +104,7 @@ def data_exactness(data) -> Exactness:
     if not isinstance(loader, DataLoader):
         if iter(loader) is loader:
             found.obstacles.append("train_dl can be iterated only once; a DataLoader or a list "
-                                   "can be taken up again")
+                                   "can be resumed")
         elif not isinstance(loader, (list, tuple)):
             found.assumed.append("train_dl, iterated again, gives the same batches from the same "
                                  "random streams")

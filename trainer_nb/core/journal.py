@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import Enum
-from pathlib import Path
 
 import numpy as np
 import torch

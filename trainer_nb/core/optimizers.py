@@ -253,7 +253,7 @@ def tunables_of(several: StepRunners, rules: Mapping[str, Tunable]) -> list[Boun
 
 def decay_tunables(decays: Mapping[str, WeightDecays]) -> list[BoundTunable]:
     "An entry `weight_decay.d` for each optimizer that has one."
-    rule = Tunable(0.0, min=0, scale="log", doc="of the groups that have any")
+    rule = Tunable(0.0, min=0, scale="log", doc="weight decay of groups that use it")
     return [BoundTunable(f"weight_decay.{name}", rule, each.read, each.write)
             for name, each in decays.items()
             if any("weight_decay" in group for group in each.engine.optim.param_groups)]

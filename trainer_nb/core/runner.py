@@ -32,7 +32,7 @@ class StepSettings:
     lr: float | None = None  # set by hand; None: the schedule's
     lr_scale: float = 1.0  # multiplies the scheduled rate
     grad_clip: float | None = None  # largest norm of all gradients; None: no clipping
-    gradient_accumulation_steps: int = 1  # batches in a window
+    gradient_accumulation_steps: int = 1  # batches per optimizer step
     mixed_precision: str | None = None  # "bf16" or "fp16"
 
 # %% ../../nbs/core/08_runner.ipynb #b78f56ad

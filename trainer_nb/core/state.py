@@ -111,6 +111,18 @@ class FitResult:
     # name and value of the record that decides, epoch and step
     best: dict = field(default_factory=dict)
 
+    def _repr_markdown_(self) -> str:
+        count = lambda number, word: f"{number:,} {word}{'s' * (number != 1)}"
+        lines = [f"**{str(self.status).capitalize()}** after {count(self.epochs, 'epoch')}, "
+                 f"{count(self.steps, 'step')}."]
+        if self.last:
+            lines += ["", "| record | last value |", "| --- | ---: |"]
+            lines += [f"| {name.replace('|', '&#124;')} | {value:.4g} |"
+                      for name, value in self.last.items()]
+        if self.best:
+            lines += ["", "Best: {name} {value:.4g} at step {step:,}.".format(**self.best)]
+        return "\n".join(lines)
+
 # %% ../../nbs/core/00_state.ipynb #ba3e71d6
 @dataclass
 class RandomStreams:

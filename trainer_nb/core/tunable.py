@@ -13,13 +13,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from .state import weakly
 
 # %% ../../nbs/core/02_tunable.ipynb #be7e3963
-class Tunable:
+_Value = TypeVar("_Value")  # what an editor and a type checker know of the value
+
+class Tunable(Generic[_Value]):
     "A value of a hook or a run that may be changed live; it has the type of its default."
+    @overload
+    def __init__(self: "Tunable[Any]", default: None, *, min: float | None = None,
+                 max: float | None = None, choices: tuple | None = None, scale: str = "linear",
+                 doc: str = "", kind: type | None = None, optional: bool | None = None): ...
+    @overload
+    def __init__(self, default: _Value, *, min: float | None = None, max: float | None = None,
+                 choices: tuple | None = None, scale: str = "linear", doc: str = "",
+                 kind: type | None = None, optional: bool | None = None): ...
     def __init__(
         self,
         default,
@@ -43,10 +53,14 @@ class Tunable:
     def __set_name__(self, owner, name):
         self.name = name
 
+    @overload
+    def __get__(self, instance: None, owner: type) -> "Tunable[_Value]": ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> _Value: ...
     def __get__(self, instance, owner=None):
         return self if instance is None else instance.__dict__.get(self.name, self.default)
 
-    def __set__(self, instance, value):
+    def __set__(self, instance, value: _Value):
         by_hand = getattr(instance, "tune_by_hand", None)  # a trainer journals the change
         if by_hand is None or not by_hand(self.name, value):
             self.store(instance, value)
@@ -97,12 +111,16 @@ class Tunable:
         return (low is None or value >= low) and (high is None or value <= high)
 
 # %% ../../nbs/core/02_tunable.ipynb #9ef5ab2d
-class PartTunable(Tunable):
+class PartTunable(Tunable[_Value]):
     "A tunable whose value is a plain attribute of an object that its owner holds."
     def __init__(self, default, part: str, **rules):  # owner's attribute: the object
         super().__init__(default, **rules)
         self.part = part
 
+    @overload
+    def __get__(self, instance: None, owner: type) -> "PartTunable[_Value]": ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> _Value: ...
     def __get__(self, instance, owner=None):
         return self if instance is None else getattr(getattr(instance, self.part), self.name)
 

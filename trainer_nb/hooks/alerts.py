@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', 'WINDOW', 'MOST_ALERTS', 'FORM', 'PLAIN',
            'EVALUATED', 'Alert', 'median', 'spread', 'number', 'first_spike', 'Levels', 'fall_of_halves', 'Evaluations',
-           'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice', 'LossJudge', 'EvaluationJudge', 'TimeJudge',
-           'AlertLog', 'AlertsHook']
+           'mean_wait', 'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice', 'LossJudge', 'EvaluationJudge',
+           'TimeJudge', 'AlertLog', 'Looks', 'AlertsHook']
 
 # %% ../../nbs/hooks/27_alerts.ipynb #363f472f
 import math
@@ -18,7 +18,7 @@ from ..core.checks import state_check
 from ..core.hook import Hook
 from ..core.journal import plain_number
 from ..core.state import say
-from ..core.tunable import Tunable
+from ..core.tunable import PartTunable, Tunable
 from .progress import ProgressHook
 from .recorder import RecorderHook
 
@@ -50,7 +50,8 @@ class Alert:
 # %% ../../nbs/hooks/27_alerts.ipynb #f0d8ddb6
 def median(values: np.ndarray) -> float:
     "The median; faster than NumPy's on few values."
-    ordered, half = np.sort(values), len(values) // 2
+    ordered, half = np.array(values), len(values) // 2
+    ordered.sort()  # of the copy
     return float(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 def spread(values: np.ndarray, centre: float) -> float:
@@ -67,6 +68,8 @@ def first_spike(before: np.ndarray, values: np.ndarray, threshold: float) -> int
 
     `before`: the four losses before them, or fewer."""
     high = np.concatenate([before, values]) > threshold
+    if np.count_nonzero(high) < 3:
+        return None
     sums = np.convolve(high, np.ones(5, int))[:len(high)]  # of each loss and the four before it
     ends = np.flatnonzero(sums[len(before):] >= 3)
     if not len(ends):
@@ -102,8 +105,12 @@ class Levels:
             self.best, self.noise, self.best_step = self.now, spread(losses, self.now), step
 
     def above_start(self, losses: np.ndarray) -> bool:
-        "Three quarters of the losses are above twice the first two: the run never learned."
-        return self.first > 0 and float(np.sort(losses)[len(losses) // 4]) > 2 * self.first
+        """Three quarters of the losses are above twice the first two: the run never learned.
+
+        `losses`: those that were taken last."""
+        if not (self.first > 0 and self.now > 2 * self.first):  # a quarter is not above the median
+            return False
+        return float(np.sort(losses)[len(losses) // 4]) > 2 * self.first
 
     def limit(self, spreads: float, rise: float) -> float:
         "The level from which the run has diverged."
@@ -149,11 +156,15 @@ LEAST_WAIT, LEAST_HOOK = 5e-3, 0.5e-3  # seconds a step; less is not reported
 COUNTED = 64  # steps that a judgement of hooks needs
 REST = 1000  # steps in which hooks are not counted, since counting costs time itself
 
-def wait_share(waits: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
-    "The share of the time that was spent waiting, and seconds a step; without the longest wait."
+def mean_wait(waits: np.ndarray) -> float:
+    "Seconds a step, without the longest wait."
+    return float(np.add.reduce(waits) - np.maximum.reduce(waits)) / (len(waits) - 1)
+
+def wait_share(waits: np.ndarray, steps: np.ndarray) -> float:
+    "The share of the time that was spent waiting, without the longest wait."
     kept = np.arange(len(waits)) != int(np.argmax(waits))
     total = float(steps[kept].sum())
-    return (float(waits[kept].sum()) / total if total else 0.0), float(waits[kept].mean())
+    return float(waits[kept].sum()) / total if total else 0.0
 
 class HookCosts:
     "What each hook has cost since the last judgement."
@@ -238,10 +249,10 @@ class LossJudge:
         steps, values = series.steps, series.values
         new = int(np.searchsorted(steps, self.judged, side="right"))
         self.judged, finite = int(steps[-1]), np.isfinite(values)
-        if not finite[new:].all():
-            return {"not_finite": self.not_finite(steps[new:], values[new:])}
         found = {"not_finite": None}
-        if not finite.all():
+        if np.count_nonzero(finite) < len(values):
+            if not finite[new:].all():
+                return {"not_finite": self.not_finite(steps[new:], values[new:])}
             new -= int((~finite[:new]).sum())
             steps, values = steps[finite], values[finite]
         if math.isnan(self.levels.start) and len(values) >= 10:
@@ -345,15 +356,16 @@ class TimeJudge:
 
     def data(self, history, step: int, limits, is_open: bool) -> Alert | None:
         "Two looks in a row in which most of the time was a wait for the loader."
-        if limits.data_share is None or "time/data" not in (counts := history.counts()):
-            return None
-        waits, steps = (history.series(name, max(0, counts[name] - limits.every)).values
-                        for name in ("time/data", "time/step"))
+        most = limits.data_share
+        waits = () if most is None else history.last_points("time/data", limits.every).values
         if len(waits) < 10:
             return None
-        share, seconds = wait_share(waits, steps)
-        long = share > limits.data_share * (0.8 if is_open else 1) and seconds > LEAST_WAIT
-        self._waits = self._waits + 1 if long else 0
+        seconds = mean_wait(waits)
+        if seconds <= LEAST_WAIT:
+            self._waits = 0
+            return None
+        share = wait_share(waits, history.last_points("time/step", limits.every).values)
+        self._waits = self._waits + 1 if share > most * (0.8 if is_open else 1) else 0
         if self._waits < (1 if is_open else 2):
             return None
         return Alert("data", step, f"{share:.0%} of a step is a wait for the next batch: "
@@ -433,13 +445,18 @@ PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_st
          "now": float}
 EVALUATED = {"first": float, "best": float, "best_step": int, "train": float, "above": list[float]}
 
+@dataclass
+class Looks:
+    "When an `AlertsHook` looks; a plain attribute, since each step reads it."
+    every: int = 50  # steps
+
 class AlertsHook(Hook):
     """Raises alerts: the loss is not finite, spikes, diverges or stands still, validation gets
     worse, the loader or a hook takes the time. `alerts` has them.
 
     Spreads are robust standard deviations. ValueError at the start of a run without a recorder."""
     order, main_process_only = 40, True  # after the recorder
-    every = Tunable(50, min=10, doc="steps from one look at the records to the next")
+    every = PartTunable(50, "looks", min=10, doc="steps from one look at the records to the next")
     spike = Tunable(6.0, min=1, optional=True, doc="spreads of a loss spike; None: not judged")
     divergence = Tunable(6.0, min=1, optional=True, doc="spreads above the lowest level")
     rise = Tunable(0.25, min=0, doc="least rise of both, as a share of the fall so far")
@@ -451,6 +468,7 @@ class AlertsHook(Hook):
     _fits = state_check({"log": list[FORM], "judged": int, "back": float, "plateau_due": int,
                          "skipped": int, "levels": PLAIN, "evaluations": dict[str, EVALUATED]})
     def __init__(self, **thresholds):  # the tunables above, by name
+        self.looks = Looks()
         for name, value in thresholds.items():
             if not isinstance(vars(type(self)).get(name), Tunable):
                 known = ", ".join(n for n, v in vars(type(self)).items() if isinstance(v, Tunable))
@@ -470,17 +488,15 @@ class AlertsHook(Hook):
         self.times.hooks(trainer, self, lambda name: False)  # begins to count
 
     def after_step(self, trainer):
-        "Look at the records every so many steps."
-        if trainer.step_state.optimizer_step % self.every == 0:
+        "Look at the records every n-th step."
+        if trainer.step_state.optimizer_step % self.looks.every == 0:
             self._look(trainer)
 
     def _look(self, trainer) -> None:
         step, history = trainer.step_state.optimizer_step, trainer.history
-        count = history.counts().get("train/loss", 0)
-        if not count:
+        series = history.last_points("train/loss", max(self.patience, WINDOW) + self.looks.every)
+        if not len(series):
             return
-        most = max(self.patience, WINDOW) + self.every
-        series = history.series("train/loss", max(0, count - most))
         if int(series.steps[-1]) > self.losses.judged:  # else the recorder is off
             found = self.losses.judge(series, self, lambda kind: self._is_open(kind, "train/loss"))
             skipped = self._skipped(trainer)
@@ -527,8 +543,9 @@ class AlertsHook(Hook):
         return f"{kind}:{subject}" in self.log.open
 
     def _take(self, trainer, kind: str, subject: str, found: Alert | None) -> None:
-        step = trainer.step_state.optimizer_step
-        raised = self.log.take(f"{kind}:{subject}", found, step)
+        if found is None and not self.log.open:
+            return
+        raised = self.log.take(f"{kind}:{subject}", found, trainer.step_state.optimizer_step)
         if raised is None:
             return
         raised.advice, raised.entries = advice(raised, trainer), len(trainer.journal)

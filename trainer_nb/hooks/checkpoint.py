@@ -670,7 +670,7 @@ class CheckpointHook(Hook):
 
     def best_kept(self, trainer) -> tuple[str, str] | None:
         "The record that decides which checkpoint is best, and its direction; None: none is."
-        return self.best_rule or trainer.best_given
+        return self.best_rule or trainer.loop.best.given
 
     def best_state(self) -> dict | None:
         "The state in the best checkpoint; None where there is none."

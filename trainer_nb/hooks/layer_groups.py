@@ -188,7 +188,7 @@ class LayerGroupsHook(Hook):
             group.apply(self._enabled, parameters)
         factors = [self.groups[name].lr_scale if name else 1.0 for name in self._owners]
         scaled = self._enabled and any(factor != 1.0 for factor in factors)
-        self._trainer.group_factors = factors if scaled else None
+        self._trainer.runner.rates.factors = factors if scaled else None
 
     def state_dict(self):
         "The parameters that each group freezes."

@@ -575,7 +575,7 @@ class LayerStatsHook(Hook):
     def _records(found: dict) -> dict:
         records = {}
         for prefix, layers in zip(("", "grad_"), found.values()):
-            for name, (mean, std, near_zero, *_) in layers.items():
+            for name, (_, std, near_zero, *_) in layers.items():
                 start = f"layers/{name}/{prefix}"
                 records |= {f"{start}std": std, f"{start}near_zero": near_zero}
         return records

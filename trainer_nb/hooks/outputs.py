@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from ..core.data import pass_indices
-from ..core.files import check_inner_folder, file_stem, parse_json, read_bounded, sync_folder
+from ..core.files import (check_inner_folder, file_stem, parse_json, read_bounded,
+                                   sync_folder)
 from ..core.hook import Hook
 
 # %% ../../nbs/hooks/23_outputs.ipynb #a083b1c9
@@ -610,7 +611,7 @@ class OutputsHook(Hook):
 
     def _before_train_batch(self, trainer) -> None:
         if "train" in self.parts:
-            self._taken += trainer.group
+            self._taken += trainer.context.group
             collector = self.parts["train"][1]
             collector.offset = 0
             if trainer.step_state.batch_idx == 0 and trainer.data.kept is None:

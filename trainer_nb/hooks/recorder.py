@@ -22,6 +22,7 @@ from ..core.step import fetch_numbers
 class Columns:
     "The points of one name, in five arrays that grow: 40 bytes a point."
     CODES = "qdqdd"  # as in Series: whole numbers (q) and floats (d) of 64 bits
+    TYPES = tuple({"q": np.int64, "d": np.float64}[code] for code in "qdqdd")
 
     def __init__(self):
         self.arrays = tuple(array(code) for code in self.CODES)
@@ -44,9 +45,8 @@ class Columns:
 
     def series(self, start: int = 0) -> Series:
         "A copy of the points from number `start` on."
-        types = {"q": np.int64, "d": np.float64}
         copies = [own[start:] for own in self.arrays]
-        return Series(*(np.frombuffer(own, dtype=types[own.typecode]) for own in copies))
+        return Series(*map(np.frombuffer, copies, self.TYPES))
 
     def truncate(self, count: int) -> None:
         "Forget all points after the first `count`."
@@ -88,8 +88,9 @@ class History:
     def extend(self, name: str, steps, epochs, samples, seconds, values) -> None:
         "Append points of one name; all five are sequences of equal length."
         with self._lock:
-            columns = self._columns.setdefault(name, Columns())
-            columns.extend(steps, epochs, samples, seconds, values)
+            if name not in self._columns:
+                self._columns[name] = Columns()
+            self._columns[name].extend(steps, epochs, samples, seconds, values)
 
     def series(self, name: str, start: int = 0) -> Series:
         "The points of a name from number `start` on; KeyError names the known ones."
@@ -99,6 +100,13 @@ class History:
             raise KeyError(f"no record {name!r}; there are {known}")
         with self._lock:
             return self._columns[name].series(start)
+
+    def last_points(self, name: str, most: int) -> Series:
+        "The last points of a name, `most` at most; none for a name that is not known."
+        self.flush()
+        with self._lock:
+            columns = self._columns.get(name)
+            return Columns().series() if columns is None else columns.series(-most)
 
     @property
     def names(self) -> list[str]:
@@ -277,12 +285,12 @@ class RecorderHook(Hook):
             rate = trainer.engine.optim.param_groups[0]["lr"]
             if settings.lr_scale != 1.0 or type(rate) is not float:
                 rate = rate * settings.lr_scale  # a copy: schedulers change a tensor in place
-        length = trainer.data_length
+        length = trainer.loop.data_length
         epoch = state.epoch + (state.batch_idx / length if length else 0.0)
         self._rows.append((
             runner.window.parts, state.optimizer_step, epoch, state.samples_seen,
-            state.seconds + now - trainer.running_since, rate, runner.context.grad_norm,
-            now - runner.began, trainer.data_seconds, runner.start[1],
+            state.seconds + now - trainer.driver.clock.since, rate, runner.context.grad_norm,
+            now - runner.began, trainer.loop.data_seconds, runner.start[1],
             state.skipped_steps + runner.gradients.finite.skipped))
         self._noted += 1
         if self._noted >= self.flush_every:
@@ -293,12 +301,12 @@ class RecorderHook(Hook):
         if self._history is not trainer.history:
             self.before_fit(trainer)
         now, own, state = perf_counter(), trainer.optimizers[name], trainer.step_state
-        runner, length, place = own.runner, trainer.data_length, own.runner.state
+        runner, length, place = own.runner, trainer.loop.data_length, own.runner.state
         epoch = state.epoch + (place.batch_idx / length if length else 0.0)
         rows = self._rows_of.setdefault(name, [])
         rows.append((
             runner.window.parts, state.optimizer_step + 1, epoch, place.samples_seen,
-            state.seconds + now - trainer.running_since, own.rate, runner.context.grad_norm,
+            state.seconds + now - trainer.driver.clock.since, own.rate, runner.context.grad_norm,
             place.skipped_steps + runner.gradients.finite.skipped))
         if len(rows) >= self.flush_every:
             self.flush()

@@ -34,6 +34,7 @@ from ..core.control_folder import (FINAL, OFFER, PLAIN, STATUS, ControlError,
 from ..core.hook import HookRow, MainProcessHook
 from ..core.journal import Journal
 from ..core.state import StepState, warn
+from .stat_files import StatWriter
 
 # %% ../../nbs/hooks/26_remote_control.ipynb #952e58c1
 LONGEST_ERROR = 4000  # characters of a traceback: its end
@@ -491,6 +492,7 @@ class StatusFiles:
     "Keeps the status and the offer of a run up to date."
     def __init__(self, control: ControlFolder):
         self.control, self.attempt, self.beat = control, uuid4().hex, 0
+        self.stats = StatWriter(control)
         self.command = starting_command()
         self._due, self._offer_due, self._points_due = 0.0, 0.0, 0.0
         self._stated, self._offered = None, ""  # what was written last
@@ -511,6 +513,7 @@ class StatusFiles:
         if changed or now >= self._offer_due:
             self._offer_due = now + 1.0
             self.write_offer(view)
+        self.stats.write(view, at_once=turned)
 
     def write_status(self, trainer, view, alive: bool = True) -> None:
         "Write how the run stands; `alive`: this process has it."
@@ -673,6 +676,7 @@ class Attendant:
                 self.intake.settle(trainer)
                 self.intake.end()
                 self.files.write_offer(trainer.view)  # with what a hook has raised at the end
+                self.files.stats.write(trainer.view, at_once=True)
                 self.files.write_status(trainer, trainer.view, alive=False)
             except (OSError, ControlError) as error:
                 self._warn(error)

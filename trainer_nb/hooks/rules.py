@@ -102,7 +102,7 @@ class RuleHook(Hook):
     def __init__(
         self,
         on: str,  # kind of alert: "spike", "divergence", "plateau", ...
-        rewind: int | None = None,  # so many steps before the alert's
+        rewind: int | None = None,  # steps before the alert's
         tune: dict | None = None,  # {"lr": "*0.5", "grad_clip": 1.0}
         then: str | None = None,  # "pause" or "stop"; None: go on
         note: str | None = None,  # a text for the journal

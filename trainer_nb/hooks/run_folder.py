@@ -19,7 +19,6 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-import torch
 
 from ..core.control import Series
 from ..core.files import check_plain, open_plain, parse_json, read_bounded, reason

@@ -16,7 +16,8 @@ import numpy as np
 
 from ..core.files import check_inner_folder, read_bounded
 from ..core.saved import write_whole
-from .trackers import (TrackerHook, check_installed, flat_values, holds_to, is_count,
+from .trackers import (TrackerHook, check_installed, flat_values, holds_to,
+                                       is_count,
                                        run_description)
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #f41636d4

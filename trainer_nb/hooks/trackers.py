@@ -12,7 +12,6 @@ __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_l
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
 import json
-import re
 import secrets
 import time
 import zlib

@@ -27,7 +27,7 @@ def sentence(text: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text[:LONGEST]))
 
 def newest(view: RunView) -> Alert | None:
-    "The newest alert that goes on, until somebody has changed something after it."
+    "The newest alert that goes on, until something was changed after it."
     going = [each for each in view.alerts if each.ended is None]
     later = [entry for entry in view.journal.entries if entry.kind in CHANGES]
     answered = going and later and later[-1].number > going[-1].entries

@@ -80,9 +80,9 @@ LINES = 3
 class ApprovalsPane(Pane):
     "The commands of other processes that wait for a person."
     def __init__(self, view: RunView, notify: Callable[[], None] = lambda: None):  # after a click
-        self.view, self.more = view, widgets.HTML()
-        self.lines = [AskedLine(view, notify) for _ in range(LINES)]
-        self.widget = widgets.Box([*(each.widget for each in self.lines), self.more])
+        self.view, self.notify, self.more = view, notify, widgets.HTML()
+        self.lines: list[AskedLine] = []  # made when they are needed
+        self.widget = widgets.Box([self.more])
         self.widget.add_class("tnb-block")
         self.refresh()
 
@@ -95,6 +95,10 @@ class ApprovalsPane(Pane):
         for line in self.lines:
             kept = waiting.get(line.id)
             line.show(kept or (new.pop(0) if new and not line.id else None), before)
+        while new and len(self.lines) < LINES:
+            self.lines.append(AskedLine(self.view, self.notify))
+            self.lines[-1].show(new.pop(0), before)
+            self.widget.children = [*(each.widget for each in self.lines), self.more]
         self.more.value = f'<div class="asks">and {len(new)} more</div>' if new else ""
         self.more.layout.display = None if new else "none"
         self.widget.layout.display = None if waiting else "none"

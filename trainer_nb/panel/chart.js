@@ -86,19 +86,48 @@ function beyond(traces, [low, high], { span, log }) {
   };
 }
 
+// What has no value, NaN and inf, stands at the x-axis.
+function stand(marks, [low], log) {
+  for (const trace of marks) trace.y = trace.y.map(() => (log ? 10 ** low : low));
+}
+
+// Titles of small plots end where the next one begins: their middle is left out, since names often differ at their ends.
+let canvas = null;
+function fitTitles(layout, box) {
+  const plot = box.offsetWidth - (layout.margin?.l ?? 0) - (layout.margin?.r ?? 0), room = Math.min(0.36 * plot - 8, 0.28 * plot + 30);
+  const ink = (canvas ??= document.createElement("canvas")).getContext("2d");
+  ink.font = `600 12px ${getComputedStyle(box).fontFamily}`;
+  for (const title of layout.annotations ?? []) {
+    if (title.name !== "title" || plot <= 0) continue;
+    const [, open, text, end] = title.text.match(/^(<b>)?(.*?)(<\/b>)?$/s), letters = [...plain(text)];
+    if (ink.measureText(letters.join("")).width <= room) continue;
+    let kept = letters.length;
+    const cut = () => [...letters.slice(0, Math.ceil(kept / 2)), "…", ...letters.slice(letters.length - Math.floor(kept / 2))].join("");
+    while (kept > 2 && ink.measureText(cut()).width > room) kept--;
+    title.hovertext = text;
+    title.text = (open ?? "") + escaped(cut()) + (end ?? "");
+  }
+}
+
+const plain = (text) => text.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&quot;/g, '"').replace(/&#x27;/g, "'").replace(/&amp;/g, "&");
+const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
 // Gives each y-axis its scale, but those that a person has zoomed keep theirs; `spans`: x-axis to the part of it that is seen.
 function fit(data, layout, spans, zoomed) {
   const added = [];
   for (const key of Object.keys(layout).filter((name) => /^yaxis\d*$/.test(name))) {
     const axis = layout[key], short = key.replace("yaxis", "y");
-    const traces = data.filter((trace) => (trace.yaxis ?? "y") === short && trace.type !== "heatmap");
-    if (zoomed.has(key)) Object.assign(axis, { range: zoomed.get(key), autorange: false });
-    if (axis.fixedrange || zoomed.has(key) || !traces.length) continue;
+    const own = data.filter((trace) => (trace.yaxis ?? "y") === short && trace.type !== "heatmap");
+    const traces = own.filter((trace) => trace.meta !== "axis"), marks = own.filter((trace) => trace.meta === "axis");
     const log = axis.type === "log", outliers = layout.meta?.outliers !== false;
+    if (zoomed.has(key)) Object.assign(axis, { range: zoomed.get(key), autorange: false });
+    if (zoomed.has(key)) stand(marks, zoomed.get(key), log);
+    if (axis.fixedrange || zoomed.has(key) || !traces.length) continue;
     const span = spans[(traces[0].xaxis ?? "x").replace("x", "xaxis")];
     const range = scale(traces, { span, log, outliers, zero: axis.rangemode === "tozero" });
     if (!range) continue;
     Object.assign(axis, { range, autorange: false });
+    stand(marks, range, log);
     if (!outliers) added.push(beyond(traces, range, { span, log }));
   }
   return [...data, ...added];
@@ -109,7 +138,7 @@ export default {
   render({ model, el, loaded = plotly(model) }) {
     const box = el.appendChild(document.createElement("div"));
     box.setAttribute("role", "img");
-    let Plotly = null, gone = false, asked = 0, timer = 0, click = 0, resets = 0;
+    let Plotly = null, gone = false, asked = 0, timer = 0, click = 0, resets = 0, told = 0;
     const zoomed = new Map();  // y-axis to the range that a person gave it
     const draw = () => {
       asked = 0;
@@ -121,7 +150,8 @@ export default {
       for (const [key, axis] of Object.entries(box.layout ?? {}))
         if (kept && /^xaxis\d*$/.test(key) && axis.autorange === false) spans[key] = axis.range;
       shape.uirevision = `${layout.uirevision} ${resets}`;
-      box.setAttribute("aria-label", layout.meta?.summary ?? "");
+      box.setAttribute("aria-label", layout.meta?.summary || "Curves");
+      fitTitles(shape, box);
       Plotly.react(box, fit(data.map(unpacked), shape, spans, zoomed), shape, CONFIG);
       if (!listening) listening = listen();
     };
@@ -136,14 +166,24 @@ export default {
         const keys = Object.keys(changed ?? {});
         for (const key of keys) if (/^yaxis\d*\.range/.test(key)) zoomed.set(key.split(".")[0], [...box.layout[key.split(".")[0]].range]);
         if (keys.some((key) => /^[xy]axis/.test(key))) ask();
+        if (keys.some((key) => /^xaxis\d*\.(range|autorange)/.test(key))) tell();
       });
-      box.on("plotly_doubleclick", () => { clearTimeout(click); resets++; ask(); });
+      box.on("plotly_doubleclick", () => { clearTimeout(click); resets++; ask(); tell(null); });
       return true;
+    };
+    // The kernel sends finer points for what is zoomed into, once the hand rests.
+    const tell = (span) => {
+      clearTimeout(told);
+      told = setTimeout(() => {
+        const axis = box.layout?.xaxis, [name] = String(box.layout?.uirevision ?? "").split(" ");
+        const seen = axis?.autorange === false ? [...axis.range].map(Number) : null;
+        model.send({ axis: name, span: span === undefined ? seen : span });
+      }, 200);
     };
     const ask = () => { asked ||= requestAnimationFrame(draw); };  // a page in the background draws when it is looked at
     const observer = new ResizeObserver(() => {
       clearTimeout(timer);
-      timer = setTimeout(() => { if (Plotly && box.data && box.offsetWidth) Plotly.Plots.resize(box); }, 60);
+      timer = setTimeout(() => { if (Plotly && box.data && box.offsetWidth) Promise.resolve(Plotly.Plots.resize(box)).then(ask); }, 60);
     });
     model.on("change:figure", ask);
     observer.observe(el);
@@ -156,6 +196,7 @@ export default {
       observer.disconnect();
       clearTimeout(timer);
       clearTimeout(click);
+      clearTimeout(told);
       cancelAnimationFrame(asked);
       Plotly?.purge(box);
     };

@@ -88,7 +88,7 @@ class RewindChooser:
         self.steps.value = before[-1] if before else points[0] if points else None
         self.steps.layout.display = None if points else "none"
         self.go.disabled = not points
-        words, rest = "Go back to", "What came after stays in the curves, faint."
+        words, rest = "Go back to", "Later steps stay visible as a faint branch."
         if not points:
             words, rest = "<b>No state is saved yet.</b>", "A snapshot is taken at the first step."
         self.words.value = f'<div class="asks">{words}</div>'
@@ -170,7 +170,7 @@ TIPS = {
     "stop": "Stop at the next step; fit() continues later"}
 MISSING = {  # why a button is disabled, where a run lacks something
     "validate": "There is no valid_dl to evaluate on",
-    "checkpoint": "A CheckpointHook writes them, from the first step on",
+    "checkpoint": "Add a CheckpointHook to enable it; it works from the first step on",
     "rewind": "A SnapshotHook or CheckpointHook keeps states to go back to"}
 
 class Controls(Pane):
@@ -182,6 +182,7 @@ class Controls(Pane):
         self.advice = RewindAdvice(view, invalid or (lambda: invalid_weights(view)))
         self.asked: tuple[str, Reply, RunState] | None = None  # last click, answer, state then
         self._settled = 0.0  # when the main button was last clicked or changed its label
+        self._before = "", 0.0  # its label until then, and since when
         self.more = MoreEpochs(view, lambda epochs: self.ask("train_more", epochs=epochs))
         self.chooser = RewindChooser(view, lambda step: self.ask("rewind", step=step),
                                      lambda: self.notify())
@@ -217,6 +218,13 @@ class Controls(Pane):
             name = self.main.description.lower()
             self.ask("resume" if name == "start" else name)
 
+    def _settle(self, label: str) -> None:
+        now, (before, since) = perf_counter(), self._before
+        if label == before and now - self._settled < 0.25:  # back at once, as after a step
+            self._settled = since
+        else:
+            self._before, self._settled = (self.main.description, self._settled), now
+
     def ask(self, name: str, **values) -> None:
         "Post a command and remember it until it is answered."
         state = self.view.state
@@ -229,7 +237,7 @@ class Controls(Pane):
         running, paused = state is RunState.RUNNING, state is RunState.PAUSED
         label, icon, tip = LABELS.get(state, RESUME)
         if self.main.description != label:
-            self._settled = perf_counter()
+            self._settle(label)
         self.main.description, self.main.icon, self.main.tooltip = label, icon, tip
         gone = self.view.notice[0] != ""  # the process of a run elsewhere has ended
         self.main.disabled = gone or state in (RunState.FINISHED, RunState.DETACHED)

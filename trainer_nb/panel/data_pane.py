@@ -135,7 +135,7 @@ class DataPane(Pane):
         self.refresh()
 
     def _turn(self, by: int | None) -> None:
-        "Go by so many evaluations; None: to the last one."
+        "Go `by` evaluations on or back; None: to the last one."
         with self._lock:
             last = self._count - 1
             at = last if self.place is None else self.place
@@ -176,7 +176,7 @@ class DataPane(Pane):
             self.words.value = evaluation_words(one, at, len(found))
             self.matrix.value, self.worst.value = matrix_part(one, names), worst_part(one, names)
         else:
-            text = NONE if hook is None else EMPTY
+            text = NONE if hook is None else html.escape(getattr(hook, "trouble", "")) or EMPTY
             self.words.value = self.worst.value = ""
             self.matrix.value = f'<div class="hollow"><span>{text}</span></div>'
         log = [] if hook is None else list(hook.log)[::-1]
@@ -195,7 +195,7 @@ def evaluation_words(one: SampledEvaluation, at: int, count: int) -> str:
 def matrix_part(one: SampledEvaluation, names: list[str] | None) -> str:
     "The confusion matrix with its heading, or why there is none; HTML."
     if one.matrix is None:
-        why = one.absent.get("matrix", "the targets and predictions are not classes")
+        why = html.escape(one.absent.get("matrix", "the targets and predictions are not classes"))
         return f'<div class="heading">Confusion matrix</div><div class="quiet">None: {why}.</div>'
     total = int(one.matrix.sum())
     return ('<div class="heading">Confusion matrix <span class="quiet small">&nbsp; '

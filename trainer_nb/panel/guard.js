@@ -1,4 +1,5 @@
-// What CSS cannot do: say hello to the kernel, keep JupyterLab's one-key shortcuts off the panel, give names to bare controls.
+// What CSS cannot do: say hello to the kernel, keep JupyterLab's one-key shortcuts off the panel, keep the focus. aria.js stands before
+// it in the same script.
 function withRoot(el, then) {
   const root = el.closest(".tnb");
   if (root) return then(root);
@@ -10,17 +11,6 @@ function withRoot(el, then) {
 function passesOn(event) {
   return event.ctrlKey || event.metaKey || event.altKey || event.key === "Escape" ||
     (event.shiftKey && event.key === "Enter");
-}
-
-// What a screen reader calls a button without a word, and the controls of a tunable.
-function nameParts(root) {
-  for (const button of root.querySelectorAll("button[title]:not([aria-label])"))
-    if (!/\w/.test(button.textContent)) button.setAttribute("aria-label", button.title);
-  for (const row of root.querySelectorAll(".tnb-row")) {
-    const name = row.querySelector(".nm")?.title;
-    for (const part of row.querySelectorAll(":is(input, select, .noUi-handle):not([aria-label])"))
-      if (name) part.setAttribute("aria-label", name);
-  }
 }
 
 // What is being typed stays: a value that comes from the kernel meanwhile is shown when the box is left, unless another was given.
@@ -43,7 +33,7 @@ function keepDraft(box) {
 // A control that is disabled or hidden while it has the focus gives it to the page, whose one-key shortcuts take the next key. The box around
 // it takes the focus instead, where no key does anything, and gives it back when the control comes back.
 function keepFocus(root) {
-  let last = null, stand = null, frame = 0;
+  let last = null, stand = null, frame = 0, left = null;  // left: what has lost the focus in this frame
   const active = () => root.getRootNode().activeElement;
   const gone = (part) => part.disabled || !part.isConnected || !part.getClientRects().length;
   const leave = () => {
@@ -55,7 +45,8 @@ function keepFocus(root) {
     frame = 0;
     if (!last) return;
     const now = active();
-    if (stand && now === stand && !gone(last)) return last.focus({ preventScroll: true });
+    const nobody = !now || now === document.body;  // it was gone for a moment only: no event says so
+    if (!gone(last) && (now === stand || (nobody && !left))) return last.focus({ preventScroll: true });
     if (!gone(last) || (root.contains(now) && now !== last)) return;
     const box = boxes.find((each) => root.contains(each) && !gone(each));
     if (!box || box === now) return;
@@ -75,9 +66,15 @@ function keepFocus(root) {
   };
   const went = ({ target }) => {
     if (target === stand) { leave(); last = null; }
-    else requestAnimationFrame(() => {  // a person left it, unless it has gone by then
-      if (target === last && active() !== target && !gone(target)) last = null;
-    });
+    else {
+      left = target;
+      requestAnimationFrame(() => {  // a person left it, unless it has gone by then, or was gone
+        left = null;
+        if (target !== last || active() === target || gone(target)) return;
+        if (stand && active() === stand) target.focus({ preventScroll: true });
+        else last = null;
+      });
+    }
   };
   const later = () => { if (last) frame ||= requestAnimationFrame(look); };
   const observer = new MutationObserver(later);
@@ -90,6 +87,25 @@ function keepFocus(root) {
     root.removeEventListener("focusin", came);
     root.removeEventListener("focusout", went);
   };
+}
+
+// The chooser of a state to go back to takes the focus when a key in the panel opens it, and gives it back when it closes.
+function followChooser(root) {
+  let open = false, from = null;
+  const active = () => root.getRootNode().activeElement;
+  const look = () => {
+    const chooser = root.querySelector(".tnb-chooser .cancel")?.parentElement, now = active();
+    if (!chooser || open === (chooser.style.display !== "none")) return;
+    open = !open;
+    const [list, go] = [chooser.querySelector("select"), chooser.querySelector("button:enabled")];
+    if (open && root.contains(now)) {
+      from = now;
+      (list?.checkVisibility() ? list : go)?.focus({ preventScroll: true });
+    } else if (!open && from && (chooser.contains(now) || now?.matches("body, [data-tnb-stand]"))) from.focus({ preventScroll: true });
+  };
+  const observer = new MutationObserver(look);
+  observer.observe(root, { subtree: true, attributes: true, attributeFilter: ["style"] });
+  return () => observer.disconnect();
 }
 
 // A page that was loaded again takes no updates of its outputs: the picture above the panel is put into the notebook from here, where the
@@ -145,27 +161,21 @@ export default {
       };
       const put = () => keep(model);
       const typed = (event) => keepDraft(event.target);
-      const free = keepFocus(root), showPicture = hidePicture(root);
-      let later = 0;
-      const observer = new MutationObserver(() => { later ||= setTimeout(() => { later = 0; nameParts(root); }, 100); });
+      const free = keepFocus(root), showPicture = hidePicture(root), back = followChooser(root), aria = new Aria(root);
       root.addEventListener("keydown", key);
       root.addEventListener("input", typed);
       window.addEventListener("keydown", early, true);
-      observer.observe(root, { childList: true, subtree: true });
-      nameParts(root);
       document.addEventListener("visibilitychange", seen);
       model.on("change:kept", put);
       put();
       model.set("drawn", model.get("drawn") + 1);
       seen();
       return () => {
-        free();
-        showPicture();
+        for (const end of [free, showPicture, back]) end();
+        aria.stop();
         root.removeEventListener("keydown", key);
         root.removeEventListener("input", typed);
         window.removeEventListener("keydown", early, true);
-        observer.disconnect();
-        clearTimeout(later);
         document.removeEventListener("visibilitychange", seen);
         model.off("change:kept", put);
       };

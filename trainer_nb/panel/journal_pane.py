@@ -55,7 +55,7 @@ def entry_table(entries: list[Intervention], batches: int | None,
 
     `path`: the numbers that no rewind took back."""
     if not entries:
-        return ('<div class="hollow">Nothing was changed by hand yet.<br>'
+        return ('<div class="hollow">No manual changes yet.<br>'
                 "Each change is noted here with its step, and a script can repeat it.</div>")
     body = "".join(entry_row(entry, batches, path is not None and entry.number not in path)
                    for entry in entries)

@@ -21,7 +21,7 @@ import traitlets
 from ..core.control import RunView
 from ..core.state import RunState
 from ..hooks.layer_stats import LayerHistory, lower_edges, some_of
-from ..hooks.weight_stats import (GRADIENT, RATIO, WEIGHT, WeightHistory, WeightRow,
+from ..hooks.weight_stats import (GRADIENT, RATIO, WEIGHT, WeightRow,
                                            log_edges)
 from .inspect_pane import number_short
 from .style import Pane, package_text
@@ -242,8 +242,9 @@ class LayersPane(Pane):
             found = layer_map(hook, self.quantity.value, self.filter.value.strip())
         there = found is not None and bool(found.layers)
         (self.sides.remove_class if there else self.sides.add_class)("hidden")
-        text = NONE if hook is None else EMPTY if not self.filter.value.strip() else (
-            f"No layer's name contains {html.escape(self.filter.value.strip())!r}.")
+        text = NONE if hook is None else html.escape(getattr(hook, "trouble", "")) or EMPTY
+        if hook is not None and self.filter.value.strip():
+            text = f"No layer's name contains {html.escape(self.filter.value.strip())!r}."
         self.empty.value = "" if there else f'<div class="hollow"><span>{text}</span></div>'
         self.words.value = scale_text(found) if there else ""
         if there:

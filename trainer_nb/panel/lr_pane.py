@@ -84,8 +84,8 @@ class LRSettings:
 # %% ../../nbs/panel/37_lr_pane.ipynb #667d1386
 PROMISE = ("The search runs between two steps of the run; afterwards weights, data order and "
            "random streams are put back.")
-READINGS = {"valley": "half-way down the longest fall", "steepest": "falls fastest",
-            "slide": "before it turns", "minimum": "a tenth of the lowest"}
+READINGS = {"valley": "midpoint of the longest descent", "steepest": "falls fastest",
+            "slide": "just before divergence", "minimum": "a tenth of the lowest"}
 
 class LRPane(Pane):
     "The search for a rate."

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['AXES', 'COLUMNS', 'TRAIN', 'VALID', 'MARK', 'BAD', 'OTHERS', 'ROW', 'PLAIN', 'ACROSS', 'MOST_MARKERS', 'RUN_INKS',
            'DASHES', 'MOST_RUNS', 'LONGEST_NAME', 'MOST_DRAWN', 'MOST_KEPT', 'ENDED', 'KEPT_RUNS', 'PAST', 'MOST_ROWS',
-           'MOST_SUMMED', 'Curve', 'Curves', 'colour', 'layout', 'small_axes', 'noisy', 'short_name', 'is_rate',
-           'axis_numbers', 'rewound_traces', 'branch_traces', 'gap_text', 'gap_trace', 'gap_traces', 'traces',
-           'plan_traces', 'mark_spots', 'mark_traces', 'figure', 'Script', 'Chart', 'plain_name', 'free_name',
-           'DrawnRun', 'legend_key', 'run_traces', 'with_records_of', 'behind_traces', 'runs_of', 'thinned', 'thin_all',
-           'PastRun', 'remember_run', 'OtherRuns', 'records_csv', 'Save', 'summary', 'PlotBar', 'Plots']
+           'MOST_SUMMED', 'MOST_PLOTS', 'ROOM', 'Curve', 'Curves', 'colour', 'layout', 'small_axes', 'noisy',
+           'short_name', 'is_rate', 'axis_numbers', 'rewound_traces', 'branch_traces', 'gap_text', 'gap_trace',
+           'gap_traces', 'traces', 'plan_traces', 'mark_spots', 'mark_traces', 'figure', 'Script', 'Chart',
+           'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'run_traces', 'with_records_of', 'behind_traces',
+           'runs_of', 'thinned', 'thin_all', 'PastRun', 'remember_run', 'OtherRuns', 'records_csv', 'Save', 'summary',
+           'PlotBar', 'is_number', 'Plots']
 
 # %% ../../nbs/panel/32_plots.ipynb #9a74aacd
 import csv
@@ -31,7 +32,8 @@ from tsdownsample import MinMaxLTTBDownsampler
 
 from ..core.control import RatePlan, RunView, Series
 from ..core.state import RunState
-from .still import (diverged, invalid_weights, is_training_loss, lower_is_better, not_finite,
+from .still import (diverged, invalid_weights, is_training_loss, lower_is_better,
+                                    not_finite,
                                     optimizers_of, training_losses)
 from .style import Pane, package_text
 
@@ -74,23 +76,44 @@ class Curve:
         stretch = np.searchsorted(self.turns, index, side="right")
         return np.union1d(index, self.turns[stretch[:-1][stretch[:-1] != stretch[1:]]])
 
-    def raw(self, axis: str, points: int = 700) -> tuple[np.ndarray, np.ndarray]:
-        "About `points` points that keep peaks and shape; NaN in the gaps, where the line breaks."
-        x, y = self.column(axis), self.column("values")
-        index = np.flatnonzero(np.isfinite(y)) if len(self.turns) else np.arange(self.count)
+    def _within(self, axis: str, span: tuple[float, float] | None) -> list[tuple[int, int]]:
+        "First point and the one after the last: of all, and of those that are zoomed into."
+        if span is None:
+            return [(0, self.count)]
+        first, last = np.searchsorted(self.column(axis), np.asarray(span, np.float32))
+        return [(0, self.count), (max(0, int(first) - 1), min(self.count, int(last) + 1))]
+
+    def _kept(self, first: int, last: int, points: int) -> np.ndarray:
+        y = self.column("values")[first:last]
+        index = np.flatnonzero(np.isfinite(y)) if len(self.turns) else np.arange(len(y))
         if len(index) > points:
             values = np.ascontiguousarray(y[index])
             index = index[MinMaxLTTBDownsampler().downsample(values, n_out=points)]
+        return first + index
+
+    def raw(self, axis: str, points: int = 700,
+            span: tuple[float, float] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """About `points` points that keep peaks and shape; NaN in the gaps, where the line breaks.
+
+        `span`: a part of the x-axis that has as many points again."""
+        x, y = self.column(axis), self.column("values")
+        parts = [self._kept(*part, points) for part in self._within(axis, span)]
+        index = np.unique(np.concatenate(parts))
         if len(self.turns):
             index = self._with_gaps(index, points)
         y = y[index]
         return x[index], np.where(np.isfinite(y), y, np.float32(math.nan))
 
-    def smoothed(self, axis: str, window: int, points: int = 700) -> tuple[np.ndarray, np.ndarray]:
-        "At most `points` means over about `window` finite values, fewer near an end or a gap."
+    def smoothed(self, axis: str, window: int, points: int = 700,
+                 span: tuple[float, float] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """At most `points` means over about `window` finite values, fewer near an end or a gap.
+
+        `span`: a part of the x-axis that has as many points again."""
         if not self.count:
             return np.empty(0), np.empty(0)
-        index = np.unique(np.linspace(0, self.count - 1, min(points, self.count)).astype(int))
+        parts = [np.linspace(first, last - 1, min(points, last - first)).astype(int)
+                 for first, last in self._within(axis, span)]
+        index = np.unique(np.concatenate(parts))
         if len(self.turns):
             finite = np.searchsorted(self.turns, index, side="right") % 2 == 0
             index = self._with_gaps(index[finite], points)
@@ -211,7 +234,8 @@ class Curves:
         shown = [name for name in usual if name in there or (planned and name == "lr")]
         metrics = self.metrics()
         # the first place is kept for a metric: they come late, and nothing should move then
-        none = any(name.endswith("/loss") and not is_training_loss(name) for name in self.of)
+        none = not self.view.loaders or any(
+            name.endswith("/loss") and not is_training_loss(name) for name in self.of)
         first = dict(list(metrics.items())[:1] or ([] if none else [("metric", [])]))
         named = {name: self.members(name) for name in shown[:3 - len(first)]}
         return first | named | metrics
@@ -297,9 +321,9 @@ def small_axes(result: dict, title: str, index: int, inner: float, across: dict,
     result[f"xaxis{index + 2}"] = across | x | reach
     result[f"yaxis{index + 2}"] = plain | y
     result["annotations"].append({
-        "xref": "paper", "yref": "paper", "x": left, "y": top + 20 / inner, "xanchor": "left",
+        "xref": "paper", "yref": "paper", "x": left, "y": top + 14 / inner, "xanchor": "left",
         "yanchor": "middle", "text": f"<b>{html.escape(title)}</b>", "showarrow": False,
-        "font": {"size": 12}, "xshift": -33})
+        "font": {"size": 12}, "xshift": -33, "name": "title"})
 
 # %% ../../nbs/panel/32_plots.ipynb #61603684
 MOST_MARKERS = 60  # points of an evaluation's line, else they would be a band
@@ -373,11 +397,12 @@ def gap_trace(name: str, curve: Curve, gaps: list, axis: str, number: int) -> di
     "The crosses of one record."
     x, y = curve.column(axis), curve.column("values")
     firsts = np.array([first for first, _ in gaps])
-    level = [y[first - 1] if first else y[end] if end < curve.count else 1.0 for first, end in gaps]
+    finite = y[np.isfinite(y)]
+    level = np.full(len(gaps), finite.min() if len(finite) else 1.0)  # the page has its own
     words = [gap_text(curve, first, end) for first, end in gaps]
     ends = "" if gaps[-1][1] < curve.count else words[-1].removesuffix(" on")
-    return _line(x[firsts], np.array(level, np.float32), BAD, number, "not finite") | {
-        "mode": "markers+text", "text": [""] * (len(gaps) - 1) + [ends],
+    return _line(x[firsts], level, BAD, number, "not finite") | {
+        "mode": "markers+text", "meta": "axis", "text": [""] * (len(gaps) - 1) + [ends],
         "textposition": "top left", "textfont": {"color": BAD, "size": 11}, "cliponaxis": False,
         "customdata": [f"{name} is {each}" for each in words],
         "marker": {"size": 8 if number == 1 else 6, "color": BAD, "symbol": "x"},
@@ -395,24 +420,28 @@ def gap_traces(curves: Curves, groups: dict, axis: str, most: int = 50) -> list[
     return found
 
 # %% ../../nbs/panel/32_plots.ipynb #97efa771
-def traces(curves: Curves, groups: dict, axis: str, window: int) -> list[dict]:
-    "The traces of the figure, thinned for the screen, in a fixed order."
+def traces(curves: Curves, groups: dict, axis: str, window: int,
+           span: tuple[float, float] | None = None) -> list[dict]:
+    "The traces of the figure, thinned for the screen, less so in `span`; in a fixed order."
     found = rewound_traces(curves, groups, axis, window)
     losses, names = curves.losses(), list(curves.of)
     for name in losses or ["train/loss"]:
         curve, ink = curves.of.get(name, Curve()), colour(name, names)
         if is_training_loss(name):
-            found.append(_line(*curve.raw(axis), ink, 1, "raw", width=1, opacity=0.22, hover=False))
-            found.append(_line(*curve.smoothed(axis, window), ink, 1, short_name(name)))
+            found.append(_line(*curve.raw(axis, span=span), ink, 1, "raw", width=1, opacity=0.22,
+                               hover=False))
+            line = curve.smoothed(axis, window, span=span)
+            found.append(_line(*line, ink, 1, short_name(name)))
         else:
-            found.append(_line(*curve.raw(axis), ink, 1, name.removesuffix("/loss"), points=True))
+            line = curve.raw(axis, span=span)
+            found.append(_line(*line, ink, 1, name.removesuffix("/loss"), points=True))
     for number, (title, members) in enumerate(groups.items(), 2):
         for name in members or [title]:
             curve, ink = curves.of.get(name, Curve()), colour(name, names)
-            raw = curve.raw(axis)
+            line = raw = curve.raw(axis, span=span)
             if noisy(name):
                 found.append(_line(*raw, ink, number, "raw", width=1, opacity=0.22, hover=False))
-            line = curve.smoothed(axis, window) if noisy(name) else raw
+                line = curve.smoothed(axis, window, span=span)
             points = not noisy(name) and not is_rate(name)
             found.append(_line(*line, ink, number, name, width=1.75, points=points))
     return found + gap_traces(curves, groups, axis)
@@ -552,12 +581,13 @@ class DrawnRun:
 def legend_key(name: str, ink: str, dash: str = "solid") -> str:
     "A line of this colour and a name, for the page."
     style = {"solid": "solid", "dot": "dotted"}.get(dash, "dashed")
-    return (f'<span><s style="border-color:{ink};border-top-style:{style}"></s>'
-            f'{html.escape(name)}</span>')
+    text = html.escape(name)
+    return (f'<span title="{text}"><s style="border-color:{ink};border-top-style:{style}"></s>'
+            f'{text}</span>')
 
 # %% ../../nbs/panel/32_plots.ipynb #c0ffee12
 def run_traces(run: DrawnRun, numbers: dict[str, int], axis: str, window: int, points: int = 700,
-               behind: bool = False) -> list[dict]:
+               behind: bool = False, span: tuple[float, float] | None = None) -> list[dict]:
     "The curves of one run, in its colour; branches that rewinds took back are faint."
     curves = run.curves
     found = [] if behind else branch_traces(curves, numbers, axis, window, run.ink)
@@ -566,8 +596,8 @@ def run_traces(run: DrawnRun, numbers: dict[str, int], axis: str, window: int, p
         curve = curves.of.get(name)
         if curve is None:
             continue
-        line = (curve.smoothed(axis, max(1, window // curve.every), points) if noisy(name) else
-                curve.raw(axis, points))
+        line = (curve.smoothed(axis, max(1, window // curve.every), points, span)
+                if noisy(name) else curve.raw(axis, points, span))
         title = html.escape(f"{run.name} · {short_name(name)}" if several else run.name)
         dots = not (noisy(name) or is_rate(name) or behind) and len(line[0]) <= 60
         width = 1.25 if behind else 2 if number == 1 else 1.75
@@ -588,13 +618,14 @@ def with_records_of(runs: list[DrawnRun], groups: dict, curves: Curves) -> dict:
     rest = {title: names for title, names in groups.items() if not (room and more and not names)}
     return {name: [name] for name in list(more)[:9]} | rest
 
-def behind_traces(runs: list[DrawnRun], groups: dict, axis: str, window: int) -> list[dict]:
+def behind_traces(runs: list[DrawnRun], groups: dict, axis: str, window: int,
+                  span: tuple[float, float] | None = None) -> list[dict]:
     "The curves of other runs, thinner than those of the one that is looked at."
     losses = dict.fromkeys(name for run in runs for name in run.curves.losses())
     numbers = axis_numbers(list(losses), groups)
     points = max(60, min(700, MOST_DRAWN // max(1, len(runs) * len(numbers))))
     return [trace for run in runs
-            for trace in run_traces(run, numbers, axis, window, points, behind=True)]
+            for trace in run_traces(run, numbers, axis, window, points, True, span)]
 
 # %% ../../nbs/panel/32_plots.ipynb #c0ffee15
 def runs_of(given) -> list[tuple[str, RunView]]:
@@ -800,6 +831,9 @@ def summary(curves: Curves) -> str:
     return f"Curves. {'; '.join(found)}{more}" if found else "Curves: no record yet"
 
 # %% ../../nbs/panel/32_plots.ipynb #fea8b28e
+MOST_PLOTS = 9  # small ones, unless a person wants all
+ROOM = 24  # letters of the names in the legend; more of them have a line of their own
+
 class PlotBar:
     "Legend and controls above the chart."
     def __init__(self, changed: Callable[[], None]):  # changed: called when a control was moved
@@ -814,16 +848,20 @@ class PlotBar:
             value=True, description="outliers", tooltip="Points far from the rest are in the "
             "scale; off: a triangle at the edge marks each of them")
         self.earlier = widgets.ToggleButton(description="earlier runs", disabled=True)
+        self.all = widgets.ToggleButton(tooltip="Show the small plots of all records")
+        self.all.layout.display = "none"
         self.legend, self.words, space = widgets.HTML(), widgets.HTML(), widgets.HTML()
         smooth = widgets.Box([self.smooth])
         self.widget = widgets.Box([widgets.HTML("<b>Loss</b>"), self.legend, space, self.words,
-                                   smooth, self.log, self.outliers, self.earlier, self.axis])
+                                   smooth, self.log, self.outliers, self.all, self.earlier,
+                                   self.axis])
         for each, style in ((self.axis, "segments"), (self.log, "chip"), (self.earlier, "chip"),
-                            (self.outliers, "chip"), (self.earlier, "widest"),
+                            (self.outliers, "chip"), (self.all, "chip"),
+                            (self.earlier, "widest"),
                             (smooth, "smooth"), (self.words, "widest"), (smooth, "wide"),
                             (space, "fill"), (self.widget, "tnb-plotbar")):
             each.add_class(style)
-        for control in (self.axis, self.smooth, self.log, self.outliers, self.earlier):
+        for control in (self.axis, self.smooth, self.log, self.outliers, self.all, self.earlier):
             control.observe(lambda change: changed(), "value")
 
     @property
@@ -837,21 +875,34 @@ class PlotBar:
         self.earlier.tooltip = ("Earlier runs of this kernel behind this one; one by one in the "
                                 "tab Runs" if some else "No run has ended before this one")
 
-    def write(self, curves: Curves) -> None:
-        "Legend and smoothing in words."
+    def few(self, groups: dict) -> dict:
+        "The small plots that are shown: the first ones, unless a person wants all."
+        self.all.layout.display = None if len(groups) > MOST_PLOTS else "none"
+        self.all.description = f"all {len(groups)} plots"
+        return groups if self.all.value else dict(list(groups.items())[:MOST_PLOTS])
+
+    def write(self, curves: Curves) -> str:
+        "Legend and smoothing in words; returns the keys that have no room here, as HTML."
         names = list(curves.of)
         keys = [(short_name(name), colour(name, names)) for name in curves.losses()]
         legend = "".join(legend_key(name, ink) for name, ink in keys)
         if curves.rewound:
             legend += f'<span><s style="border-color:{TRAIN};opacity:.35"></s>rewound</span>'
-        self.legend.value = f'<div class="legend">{legend}</div>'
+        long = sum(len(name) for name, _ in keys) > ROOM
+        self.legend.value = f'<div class="legend">{"" if long else legend}</div>'
         # three names in the legend need the room of these words
         words = f'<span class="quiet">smooth {self.window}</span>'
         self.words.value = words if len(keys) < 3 else ""
+        return legend if long else ""
 
 # %% ../../nbs/panel/32_plots.ipynb #035e0ebd
+def is_number(value) -> bool:
+    "A finite number, as a page sends it."
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
 class Plots(Pane):
     "The curves of a run as a live widget."
+    height = 400  # px of the figure
     def __init__(self, view: RunView, curves: Curves | None = None,
                  picked: Callable[[int], None] = lambda step: None, find: Callable | None = None):
         self.view, self.picked = view, picked  # picked: called with the step of a click
@@ -861,8 +912,11 @@ class Plots(Pane):
         self.save = Save(view)
         self.bar.widget.children = [*self.bar.widget.children, self.save]
         self.bar.earlier.observe(lambda change: self._show_earlier(change["new"]), "value")
-        self.chart.on_msg(self._on_click)
+        for heard in (self._on_click, self._on_zoom):
+            self.chart.on_msg(heard)
         self._drawn = None  # what the chart shows
+        self._span: tuple[float, float] | None = None  # of the x-axis: what a page zooms into
+        self.bar.axis.observe(lambda change: self._zoom(None), "value")
         self._lock = threading.RLock()  # a callback may come in any thread
         self.empty = widgets.HTML("The curves start with the first record")
         self.empty.add_class("empty")
@@ -896,34 +950,52 @@ class Plots(Pane):
         with self._lock:
             bar, ahead, points = self.bar, self.view.rate_plan, self.curves.update()
             state = (points, len(self.view.journal.entries), bar.axis.value, bar.window,
-                     bar.log.value, bar.outliers.value, ahead and ahead.version,
-                     self.others.update())
+                     bar.log.value, bar.outliers.value, bar.all.value, self._span,
+                     ahead and ahead.version, self.others.update())
             bar.offer_earlier(bool(self.others.earlier))
             if self.view.state in ENDED and self.curves.of:
                 remember_run(self.view, points)
             if state != self._drawn:
                 self._draw(ahead)
-                bar.write(self.curves)
+                self._write(bar.write(self.curves))
                 self.empty.layout.display = "none" if self.curves.of else None
                 self._drawn = state
 
     def _draw(self, ahead: RatePlan | None) -> None:
         axis, log, others = self.bar.axis.value, self.bar.log.value, self.others.shown
         groups = with_records_of(others, self.curves.groups(ahead is not None), self.curves)
+        groups = self.bar.few(groups)
         planned = plan_traces(ahead, self.curves, groups, axis)
         last = max([self.curves.last(axis), *(run.curves.last(axis) for run in others)])
         shape = layout(groups, log, last, float(planned[0]["x"][-1]) if planned else None)
         self.chart.show(
-            behind_traces(others, groups, axis, self.bar.window)
-            + traces(self.curves, groups, axis, self.bar.window)
+            behind_traces(others, groups, axis, self.bar.window, self._span)
+            + traces(self.curves, groups, axis, self.bar.window, self._span)
             + planned + mark_traces(mark_spots(self.view, self.curves, axis)),
             shape | {"uirevision": f"{axis} {log}", "hoverlabel": {"namelength": 40},
                      "meta": {"outliers": self.bar.outliers.value,
                               "summary": summary(self.curves)}})
-        keys = "".join(legend_key(run.name, run.ink, run.dash) for run in others)
+        self.height = shape["height"]
+        self.box.layout.height = f"{self.height}px"
+        tall = len(groups) > 2 * MOST_PLOTS  # beside nothing else
+        (self.widget.add_class if tall else self.widget.remove_class)("tall")
+
+    def _write(self, own: str) -> None:
+        others = self.others.shown
+        keys = own + "".join(legend_key(run.name, run.ink, run.dash) for run in others)
         self.legend.value = f'<div class="legend wrap">{keys}</div>' if keys else ""
-        self.box.layout.height = f"{shape['height']}px"
+
+    def _zoom(self, span: tuple[float, float] | None) -> None:
+        if span != self._span:
+            self._span = span
+            self.refresh()
 
     def _on_click(self, _, content: dict, __) -> None:
-        if isinstance(content.get("x"), (int, float)):
+        if is_number(content.get("x")):
             self.picked(self.curves.step_at(self.bar.axis.value, content["x"]))
+
+    def _on_zoom(self, _, content: dict, __) -> None:
+        if "span" in content and content.get("axis") == self.bar.axis.value:
+            ends = content["span"] if isinstance(content["span"], list) else []
+            good = len(ends) == 2 and all(map(is_number, ends)) and ends[0] < ends[1]
+            self._zoom((float(ends[0]), float(ends[1])) if good else None)

@@ -103,7 +103,7 @@ class MessagePump:
         self.interval = interval
         self.live, self.reason = False, "not started"
         self._kernel, self._loan, self._thread = None, None, None
-        self._next, self._answering = 0.0, False
+        self.due, self._answering = 0.0, False  # due: when to look again
 
     def __enter__(self):
         try:
@@ -112,7 +112,7 @@ class MessagePump:
                 raise PumpUnavailable("no kernel is running this code")
             self._loan = StreamLoan(main_shell_stream(self._kernel), self._kernel.session)
             self._thread = threading.get_ident()
-            self.live, self.reason, self._next = True, "", 0.0
+            self.live, self.reason, self.due = True, "", 0.0
         except PumpUnavailable as why:
             self.reason = str(why)
         except Exception as error:  # private attributes: anything may have changed
@@ -126,8 +126,8 @@ class MessagePump:
     def __call__(self) -> None:
         "Handle the messages that have come, 50 ms after the last time at the earliest."
         now = perf_counter()
-        if now >= self._next:
-            self._next = now + self.interval
+        if now >= self.due:
+            self.due = now + self.interval
             self._pump()
 
     def _pump(self) -> None:

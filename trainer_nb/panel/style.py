@@ -32,7 +32,7 @@ def style_sheet() -> str:
 # %% ../../nbs/panel/29_style.ipynb #9a258f90
 class Guard(anywidget.AnyWidget):
     "What CSS cannot do; `drawn` counts the pages in which the panel appeared."
-    _esm = package_text("guard.js")
+    _esm = package_text("aria.js") + package_text("guard.js")
     drawn = traitlets.Int(0).tag(sync=True)
     hidden = traitlets.Bool(False).tag(sync=True)  # the page is in the background
     kept = traitlets.Dict().tag(sync=True)  # the picture that a page puts above the panel, by type

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LABELS', 'NONE', 'OPTIMIZER', 'FEW', 'UNDO', 'none_word', 'value_word', 'read_value', 'slider_range', 'far_beyond',
-           'make_slider', 'NumberControl', 'whole_hook', 'SwitchControl', 'ChoiceControl', 'TextControl',
+           'make_slider', 'Confirm', 'NumberControl', 'whole_hook', 'SwitchControl', 'ChoiceControl', 'TextControl',
            'make_control', 'Row', 'optimizers', 'optimizer_title', 'groups', 'group_title', 'to_undo', 'Group',
            'Tunables', 'ControlPanel']
 
@@ -47,12 +47,13 @@ def read_value(text: str, tunable: TunableView):
     if tunable.kind == "str":
         return text
     factor = words[:1] if words[:1] in ("*", "/") else ""
+    last = tunable.pending if tunable.has_pending else tunable.value
     try:
         digits = words[len(factor):].strip()
         grouped = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
         number = float(digits.replace(",", "") if grouped else digits)
         if factor:
-            number = tunable.value * (number if factor == "*" else 1 / number)
+            number = last * (number if factor == "*" else 1 / number)
     except (ValueError, TypeError, ZeroDivisionError):
         also = f", or {none_word(tunable)!r}" if tunable.optional else ""
         raise ValueError(f"{text!r} is not a number; the box takes 3e-4, *0.5, /3{also}") from None
@@ -86,27 +87,35 @@ def make_slider(tunable: TunableView) -> widgets.Widget:
     value = low if tunable.value is None else tunable.value
     common = {"readout": False, "continuous_update": False}
     if tunable.scale == "log":
-        return widgets.FloatLogSlider(value=max(value, low), min=math.log10(low),
-                                      max=math.log10(high), step=0.02, **common)
+        slider = widgets.FloatLogSlider(value=max(value, low), min=math.log10(low),
+                                        max=math.log10(high), step=0.02, **common)
+        slider.add_class("log")  # what a screen reader hears is the value, not its exponent
+        return slider
     kind = widgets.IntSlider if tunable.kind == "int" else widgets.FloatSlider
     steps = {} if tunable.kind == "int" else {"step": (high - low) / 200}
     return kind(value=min(max(value, low), high), min=low, max=high, **steps, **common)
 
 # %% ../../nbs/panel/34_tunables.ipynb #fa5baabc
+class Confirm:
+    "Two buttons: set a value that is far beyond the usual range, or keep the one in force."
+    def __init__(self, answer: Callable[[bool], None]):
+        self.sure = button("", "", "Set this value all the same", "act")
+        self.keep = button("Keep", "", "Leave the value as it is", "act")
+        self.sure.on_click(lambda _: answer(True))
+        self.keep.on_click(lambda _: answer(False))
+        self.widget = widgets.Box([self.sure, self.keep])
+        self.widget.add_class("tnb-sure")
+
 class NumberControl:
-    "A slider and an exact box."
+    "A slider and an exact box; below them, once it is needed, a question."
     def __init__(self, tunable: TunableView, user: UserInput, choose: Callable[[object], str],
                  refuse: Callable[[str], None]):
         self.tunable, self.user, self.choose, self.refuse = tunable, user, choose, refuse
         self.slider, self.usual_range = make_slider(tunable), slider_range(tunable)
         self._ends = self.slider.min, self.slider.max
         self.box, self.asking = widgets.Text(continuous_update=False), None  # a value to confirm
-        self.sure = button("", "", "Set this value all the same", "act")
-        self.keep = button("Keep", "", "Leave the value as it is", "act")
-        self.sure.on_click(lambda _: self._answer(True))
-        self.keep.on_click(lambda _: self._answer(False))
-        self.widgets = [self.slider, widgets.Box([self.sure, self.keep]), self.box]
-        self.widgets[1].add_class("tnb-sure")
+        self.confirm: Confirm | None = None  # made for the first question
+        self.widgets = [self.slider, self.box]
         self._shown = object()  # the value that slider and box stand at
         user.listen(self.slider, self._slid)
         user.listen(self.box, self._typed)
@@ -131,9 +140,13 @@ class NumberControl:
         "Choose a value, or ask first."
         self.asking = None if sure else value
         if not sure:
-            self.sure.description = f"Set {plain(value)}"
+            if self.confirm is None:
+                self.confirm = Confirm(self._answer)
+            self.confirm.sure.description = f"Set {plain(value)}"
             self.refuse("")
         elif self.choose(value) == "pending" and value is not None:
+            with self.user.showing():
+                self.box.value = plain(value)  # not *2: the same again would be no change
             self._slide(value)
 
     def _answer(self, yes: bool) -> None:
@@ -166,7 +179,8 @@ class NumberControl:
         "Take the tunable as it is now; `show`: show its value."
         self.tunable, asks = tunable, self.asking is not None
         self.slider.layout.display = "none" if asks else None
-        self.widgets[1].layout.display = None if asks else "none"
+        if self.confirm is not None:
+            self.confirm.widget.layout.display = None if asks else "none"
         value = None if tunable.moves else tunable.value
         if asks or not show or value == self._shown:
             return
@@ -288,7 +302,8 @@ class Row:
         name = widgets.HTML(f'<div class="nm" title="{title}">{html.escape(label)}</div>')
         self.widget = widgets.Box([name, *self.control.widgets, self.hint])
         self.widget.add_class("tnb-row")
-        if not isinstance(self.control, NumberControl):
+        self.height = 43 if isinstance(self.control, NumberControl) else 30  # about, in px
+        if self.height == 30:
             self.widget.add_class("short")
         self.refresh(tunable)
 
@@ -313,6 +328,7 @@ class Row:
         self.control.refresh(tunable, show=not refused and not tunable.has_pending)
         if question := self.control.question:
             self._hint("refused", question)
+            self._add(self.control.confirm.widget)
         elif refused:
             reason = (refused.partition(" is refused: ")[2] or refused).removesuffix(", or None")
             self._hint("refused", f"refused: {reason}. Still {value_word(tunable.value, tunable)}")
@@ -321,6 +337,10 @@ class Row:
             self._hint("pending", f"{now} → {then} at the next step")
         else:
             self._hint("", self.control.usual())
+
+    def _add(self, widget: widgets.Widget) -> None:
+        if widget not in self.widget.children:  # at the end: the box keeps the focus
+            self.widget.children = (*self.widget.children, widget)
 
     def _hint(self, style: str, text: str) -> None:
         text = html.escape(text)
@@ -386,20 +406,26 @@ def to_undo(journal, names) -> Intervention | None:
 
 class Group:
     "The rows of one part of the run below a title that folds them."
-    def __init__(self, title: str, names: list[str], rows: list[widgets.Widget],
+    def __init__(self, title: str, names: list[str], rows: list["Row"],
                  changed: Callable[[], None], open: bool = True):
         self.title, self.names, self.open, self._rows = title, names, open, rows
         plain_title = html.unescape(re.sub("<[^>]*>", "", title)).strip()
         self.fold = button("", "caret-down", f"Show or hide {plain_title}", "fold")
         self.fold.on_click(lambda _: self._turn(changed))
-        head = widgets.Box([self.fold, widgets.HTML(f'<div class="title">{title}</div>')])
+        text = f'<div class="title" title="{html.escape(plain_title)}">{title}</div>'
+        head = widgets.Box([self.fold, widgets.HTML(text)])
         head.add_class("tnb-grouphead")
-        self.widget = widgets.Box([head, *rows])
+        self.widget = widgets.Box([head, *[row.widget for row in rows]])
         self.widget.add_class("group")
 
     def _turn(self, changed: Callable[[], None]) -> None:
         self.open = not self.open
         changed()
+
+    @property
+    def height(self) -> int:
+        "About how many px it takes when it is open."
+        return 24 + sum(row.height for row in self._rows)
 
     def arrange(self, words: str) -> None:
         "Show what is open, or what is looked for: a part of the title or of a name."
@@ -407,14 +433,15 @@ class Group:
         self.fold.icon = "caret-down" if self.open or words else "caret-right"
         found = [whole or words in name.lower() for name in self.names]
         for row, fits in zip(self._rows, found):
-            row.layout.display = None if fits and (self.open or words) else "none"
+            row.widget.layout.display = None if fits and (self.open or words) else "none"
         self.widget.layout.display = None if any(found) else "none"
 
 # %% ../../nbs/panel/34_tunables.ipynb #3da8be12
 class Tunables(Pane):
     "Sliders, boxes, switches and lists for everything that may be changed live."
-    def __init__(self, view: RunView, notify: Callable[[], None] = lambda: None):  # after a change
-        self.view, self.notify = view, notify
+    def __init__(self, view: RunView, notify: Callable[[], None] = lambda: None,  # after a change
+                 room: Callable[[], float] = lambda: math.inf):  # px beside the curves
+        self.view, self.notify, self._room = view, notify, room
         self.rows: dict[str, Row] = {}
         self._lock = threading.RLock()  # a callback may come in any thread
         self.groups: list[Group] = []
@@ -423,9 +450,11 @@ class Tunables(Pane):
         self.search.observe(lambda change: self._arrange(), "value")
         self.undo.on_click(lambda _: self._undo())
         self.head, self.body = widgets.Box([self.search, self.undo]), widgets.Box([])
+        self.below = widgets.Box([])  # the groups that have no room beside the curves
         self.widget = widgets.Box([self.head, self.body])
         for each, style in ((self.head, "tnb-tunehead"), (self.body, "tnb-groups"),
-                            (self.widget, "tnb-tunables")):
+                            (self.below, "tnb-groups"), (self.below, "tnb-below"),
+                            (self.below, "tnb-tunables"), (self.widget, "tnb-tunables")):
             each.add_class(style)
         self.refresh()
 
@@ -459,12 +488,23 @@ class Tunables(Pane):
             if [(title, names) for title, names in shape if names] != [
                     (group.title, group.names) for group in self.groups]:
                 shut = {group.title for group in self.groups if not group.open}
-                self.groups = [Group(title, names, [self.rows[name].widget for name in names],
+                self.groups = [Group(title, names, [self.rows[name] for name in names],
                                      self._arrange, title not in shut)
                                for title, names in shape if names]
-                self.body.children = [group.widget for group in self.groups]
                 self._arrange()
+            self._divide()
             self._offer_undo()
+
+    def _divide(self) -> None:
+        "As many groups beside the curves as have room there, in their order; the others below."
+        room, places = self._room(), ([], [])
+        for group in self.groups:
+            room -= group.height
+            places[bool(places[1]) or (room < 0 and bool(places[0]))].append(group.widget)
+        for box, found in zip((self.body, self.below), places):
+            if list(box.children) != found:
+                box.children = found
+        self.below.layout.display = None if places[1] else "none"
 
     def _arrange(self) -> None:
         "Show the rows that are looked for, and those of the groups that are open."

@@ -4,18 +4,17 @@
 
 # %% auto #0
 __all__ = ['BOOLS', 'CODES', 'VERBS', 'RUN_NOTE', 'CODES_NOTE', 'parsed_value', 'number', 'guessed', 'allowed', 'is_assignment',
-           'assignments', 'split_run', 'is_count', 'one_count', 'no_words', 'outcome', 'final_reply', 'without_answer',
-           'gone_text', 'json_line', 'finite', 'show', 'show_outcome', 'request_for', 'send', 'tune_command',
-           'plain_command', 'step_command', 'rewind_command', 'decision_command', 'note_command', 'duration',
-           'position_text', 'best_text', 'name_of', 'host_text', 'tunables_of', 'status_text', 'status_command',
-           'run_row', 'row_cells', 'ls_command', 'log_command', 'diff_command', 'watch_command', 'completion_command',
-           'Verb', 'step_options', 'log_options', 'prove_options', 'prove_command', 'agents', 'mcp_options',
-           'mcp_command', 'pages', 'serve_options', 'serve_command', 'sending_options', 'seconds', 'parser_of', 'usage',
-           'options_of', 'complete', 'failed', 'main']
+           'offered_tunables', 'tunable_values', 'assignments', 'split_run', 'is_count', 'one_count', 'no_words',
+           'outcome', 'final_reply', 'without_answer', 'gone_text', 'json_line', 'finite', 'show', 'show_outcome',
+           'request_for', 'send', 'tune_command', 'plain_command', 'step_command', 'rewind_command', 'decision_command',
+           'note_command', 'duration', 'position_text', 'best_text', 'name_of', 'host_text', 'tunables_of',
+           'status_text', 'status_command', 'run_row', 'row_cells', 'ls_command', 'log_command', 'diff_command',
+           'watch_command', 'completion_command', 'Verb', 'step_options', 'log_options', 'prove_options',
+           'prove_command', 'agents', 'mcp_options', 'mcp_command', 'pages', 'serve_options', 'serve_command',
+           'sending_options', 'seconds', 'parser_of', 'usage', 'options_of', 'complete', 'failed', 'main']
 
 # %% ../../nbs/remote/47_cli.ipynb #bca79de5
 import argparse
-import importlib
 import json
 import math
 import os
@@ -94,24 +93,34 @@ def is_assignment(word: str) -> bool:
     name, equals, _ = word.partition("=")
     return bool(name and equals) and "/" not in name
 
+def offered_tunables(offer: dict) -> dict:
+    "What a run offers of each tunable, by its name."
+    return {view["name"]: view for view in at(offer, "tunables", kind=list, default=[])
+            if at(view, "name", kind=str) is not None}
+
+def tunable_values(given: dict, offer: dict, read: Callable = parsed_value) -> dict:
+    "The values to send, texts as `read` reads them; ValueError for a name that the run has not."
+    views = offered_tunables(offer)
+    unknown = next((printable(name, 100) for name in given if name not in views), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown}: this run has no such tunable{nearest(unknown, views)} "
+                         f"It has {', '.join(views) or 'none'}")
+    if not given:
+        raise ValueError(f"tune: no value was given; this run has {', '.join(views) or 'none'}")
+    return {name: read(value, views[name]) if isinstance(value, str) else value
+            for name, value in given.items()}
+
 def assignments(words: list[str], offer: dict) -> dict:
     "The values of NAME=VALUE words; ValueError for a name or value that the run does not take."
-    views = {view["name"]: view for view in at(offer, "tunables", kind=list, default=[])
-             if at(view, "name", kind=str) is not None}
-    values = {}
+    texts = {}
     for word in words:
         if not is_assignment(word):
             raise ValueError(f"{word}: expected NAME=VALUE, as in lr=1e-4")
         name, _, text = word.partition("=")
-        if name not in views:
-            raise ValueError(f"{name}: this run has no such tunable{nearest(name, views)} "
-                             f"It has {', '.join(views) or 'none'}")
-        if name in values:
+        if name in texts:
             raise ValueError(f"{name} is given twice")
-        values[name] = parsed_value(text, views[name])
-    if not values:
-        raise ValueError(f"tune what? NAME=VALUE; this run has {', '.join(views) or 'none'}")
-    return values
+        texts[name] = text
+    return tunable_values(texts, offer)
 
 # %% ../../nbs/remote/47_cli.ipynb #e2ff6836
 def split_run(given: str | None, words: list[str], own: Callable[[str], bool]):
@@ -503,7 +512,8 @@ def prove_command(options) -> int:
 
 def agents():
     "The module that serves agents; it is built upon this one."
-    return importlib.import_module("trainer_nb.remote.mcp")
+    from trainer_nb.remote import mcp
+    return mcp
 
 def mcp_options(parser) -> None:
     "Options of mcp."
@@ -515,7 +525,8 @@ def mcp_command(options) -> int:
 
 def pages():
     "The module that serves a page; it is built upon this one."
-    return importlib.import_module("trainer_nb.remote.serve")
+    from trainer_nb.remote import serve
+    return serve
 
 def serve_options(parser) -> None:
     "Options of serve."
@@ -544,6 +555,7 @@ def seconds(text: str) -> float:
         raise ValueError("no number of seconds")
     return value
 
+# %% ../../nbs/remote/47_cli.ipynb #3835666f
 VERBS = {
     "status": Verb("how a run stands", status_command, examples="status\nstatus runs/exp1 --json"),
     "watch": Verb("a run in full screen, with keys", watch_command, examples="watch runs/exp1",

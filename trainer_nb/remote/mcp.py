@@ -11,7 +11,6 @@ __all__ = ['MOST_RUNS', 'MOST_LETTERS', 'MOST_ITEMS', 'MOST_POINTS', 'MOST_NAMES
 
 # %% ../../nbs/remote/48_mcp.ipynb #48a00005
 import functools
-import json
 import math
 import os
 import re
@@ -23,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..core.control_folder import FINAL, ControlError, Replies, Request, sender
-from .cli import gone_text, json_line, parsed_value, run_row, tunables_of
+from .cli import gone_text, json_line, run_row, tunable_values, tunables_of
 from .run_files import (Records, RunFiles, at, is_loss, is_number, is_run,
                                          journal_entries, nearest, printable, reachable, runs_below,
                                          standing, surviving)
@@ -264,17 +263,9 @@ class Actions:
 
     def tuned(self, run: RunFiles, values: dict) -> dict:
         "The values to send; ValueError for a name or value that may not be."
-        views = {view["name"]: view for view in at(run.offer(), "tunables", kind=list, default=[])
-                 if at(view, "name", kind=str) is not None}
-        found = {}
-        for name, value in values.items():
-            if name not in views:
-                raise ValueError(f"{printable(name, 100)}: this run has no such tunable"
-                                 f"{nearest(name, views)} It has {', '.join(views)}")
-            found[name] = parsed_value(value, views[name]) if isinstance(value, str) else value
-            self.rules.check(name, found[name])
-        if not found:
-            raise ValueError(f"values: which? This run has {', '.join(views)}")
+        found = tunable_values(values, run.offer())
+        for name, value in found.items():
+            self.rules.check(name, value)
         return found
 
     def send(self, run: RunFiles, request: Request) -> dict:

@@ -153,7 +153,7 @@ def why_not(name: str, how: str, status: dict, offered: dict) -> str:
     "Why a button does nothing now; '' where it acts."
     command = SENT.get(name, (name,))[0]
     missing = {"validate": "There is no valid_dl to evaluate on",
-               "checkpoint": "A CheckpointHook writes them, from the first step on",
+               "checkpoint": "Add a CheckpointHook to enable it; it works from the first step on",
                "rewind": "A SnapshotHook or CheckpointHook keeps states to go back to"}
     if not reachable(status):
         return "The run takes no commands any more"

@@ -7,9 +7,9 @@ __all__ = ['MOST_POINTS', 'MOST_NAMES', 'MOST_BRANCHES', 'CHUNK', 'MOST_ENTRIES'
            'NOWHERE', 'POLL', 'WRITTEN', 'is_number', 'fits', 'typed', 'Rewind', 'add_records', 'cut', 'ThinHistory',
            'RecordReader', 'read_entry', 'read_header', 'JournalReader', 'LatestFile', 'Watch', 'RemoteHookRow',
            'read_hook', 'read_tunable', 'read_times', 'rule_of', 'nearest', 'each_read', 'Offer', 'RemoteReply',
-           'Outbox', 'Asked', 'Waiting', 'check_protocol', 'files_seen', 'read_waiting', 'read_alerts', 'alerts_pane',
-           'RemoteRunView', 'resume_command', 'where_from', 'process_words', 'unreachable_text', 'as_html', 'notice',
-           'result_words']
+           'Outbox', 'Asked', 'Waiting', 'check_protocol', 'files_seen', 'read_waiting', 'read_alerts', 'stat_files',
+           'remote_panes', 'RemoteRunView', 'resume_command', 'where_from', 'process_words', 'unreachable_text',
+           'as_html', 'notice', 'result_words']
 
 # %% ../../nbs/remote/41_remote_view.ipynb #ca20c68a
 import difflib
@@ -42,6 +42,7 @@ from ..hooks.progress import as_clock
 from ..hooks.recorder import History
 from ..hooks.remote_control import MOST_ALERTS
 from ..hooks.run_folder import JOURNAL, METRICS, PLACE
+from ..hooks.stat_files import LAYERS, SAMPLES, SeenLayers, SeenSamples, StatFile
 
 # %% ../../nbs/remote/41_remote_view.ipynb #dedf8af8
 def is_number(value) -> bool:
@@ -490,6 +491,13 @@ class RemoteReply:
             time.sleep(0.05)
         return self
 
+    @classmethod
+    def refused(cls, error: Exception) -> "RemoteReply":
+        "A reply to a command that was not even sent."
+        reply = cls("")
+        reply.settle({"status": "refused", "reason": str(error)}, error)
+        return reply
+
     def __repr__(self):
         detail = self.reason or self.where or ("received" if self.received else "")
         detail = "" if self.status == "pending" and not self.received else detail
@@ -605,16 +613,25 @@ def read_alerts(watch) -> list[Alert]:
     found = watch.of("alerts", list, [])[-MOST_ALERTS:]
     return each_read(lambda each: typed(Alert, each), found)
 
-def alerts_pane(hooks: list) -> list[str]:
-    "The tab of alerts, where a hook raises them."
-    return ["alerts"] * any(row.label == "AlertsHook" for row in hooks)
+def stat_files(control: ControlFolder) -> list[StatFile]:
+    "What the tabs Layers and Data draw."
+    return [StatFile(control.path / name, kind)
+            for name, kind in ((LAYERS, SeenLayers), (SAMPLES, SeenSamples))]
+
+def remote_panes(view) -> tuple[str, ...]:
+    "The tabs that have something to show."
+    there = {"alerts": any(row.label == "AlertsHook" for row in view.hooks),
+             "layers": view.layers_file.there, "data": view.samples_file.there}
+    return ("hooks", "journal", *(name for name, shown in there.items() if shown))
 
 # %% ../../nbs/remote/41_remote_view.ipynb #c0ffee02
 class RemoteRunView:
     "A `RunView` of a run in another process, from its folder; ControlError where none is there."
     inspection = lr_search = rate_plan = None  # stay with the run
     in_cell = False  # no cell of this process waits for the run
-    panes = property(lambda self: ("hooks", "journal", *alerts_pane(self.hooks)))
+    panes = property(remote_panes)
+    layer_stats = property(lambda self: self.layers_file.read())
+    samples = property(lambda self: self.samples_file.read())
     journal = property(lambda self: self._journal.journal)
     history = property(lambda self: self._records.history)
     branches = property(lambda self: self.history.branches)
@@ -638,6 +655,7 @@ class RemoteRunView:
         control = ControlFolder(self.path)
         check_protocol(control.status())
         self.watch, self._offer_file = Watch(control), LatestFile(control, OFFER)
+        self.layers_file, self.samples_file = stat_files(control)
         self._records, self._journal = RecordReader(self.path), JournalReader(self.path)
         self._outbox, self._waiting = Outbox(control, self.look), Waiting()
         self._offer, self._offered = Offer({}), None
@@ -751,9 +769,7 @@ class RemoteRunView:
                     self._waiting.add(values, reply, self._offer.tunables)
                 return reply
         except (ValueError, TypeError, OSError, ControlError) as error:
-            reply = RemoteReply("")
-            reply.settle({"status": "refused", "reason": str(error)}, error)
-            return reply
+            return RemoteReply.refused(error)
 
     def hello(self) -> None:
         "A front end shows the panel; the run does not wait for one."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOCAL', 'SEALS', 'CLOSED', 'LARGEST', 'COMMANDS', 'FILES', 'MOST_COMMANDS', 'MISSING', 'PORT', 'Access', 'host_of',
-           'is_address', 'Names', 'Answer', 'refused', 'cookie_value', 'Gate', 'written', 'typed_value', 'tuned', 'act',
+           'is_address', 'Names', 'Answer', 'refused', 'cookie_value', 'Gate', 'written', 'typed_value', 'act',
            'packed', 'plain_titles', 'Figures', 'versioned', 'Page', 'body_of', 'in_thread', 'application', 'listening',
            'Server', 'greeting', 'add_arguments', 'check_name', 'run', 'colab_link', 'serve_trainer']
 
@@ -18,7 +18,6 @@ import hashlib
 import html
 import ipaddress
 import json
-import os
 import secrets
 import socket
 import struct
@@ -32,9 +31,10 @@ from urllib.parse import parse_qs
 
 from ..core.control_folder import ControlError
 from ..core.files import parse_json
-from .cli import finite, json_line, no_words, outcome, parsed_value, request_for
+from .cli import (finite, json_line, no_words, outcome, parsed_value, request_for,
+                                   tunable_values)
 from .page_state import PageState, none_word
-from .run_files import RunFiles, at, find_run, nearest, printable
+from .run_files import RunFiles, at, find_run, printable
 
 # %% ../../nbs/remote/49_serve.ipynb #12539fd9
 @dataclass(frozen=True)
@@ -218,20 +218,6 @@ def typed_value(text: str, view: dict):
         raise ValueError(f"{word}: a number is expected behind {factor}, and a value in force that "
                          "is a number") from None
 
-def tuned(offer: dict, given: dict) -> dict:
-    "The values to send; ValueError for a name that the run does not have, or a text it means not."
-    views = {view["name"]: view for view in at(offer, "tunables", kind=list, default=[])
-             if at(view, "name", kind=str) is not None}
-    found = {}
-    for name, value in given.items():
-        if name not in views:
-            raise ValueError(f"{printable(name, 100)}: this run has no such tunable"
-                             f"{nearest(printable(name, 100), views)}")
-        found[name] = typed_value(value, views[name]) if isinstance(value, str) else value
-    if not found:
-        raise ValueError("tune: no value was given")
-    return found
-
 def act(run: RunFiles, source: str, body: bytes, wait: float = 10.0) -> dict:
     "Send what a page asks for; what the run answers. ValueError where nothing was sent."
     asked = parse_json(body, "the request")
@@ -240,7 +226,7 @@ def act(run: RunFiles, source: str, body: bytes, wait: float = 10.0) -> dict:
     if name not in COMMANDS:
         raise ValueError(f"command: one of {', '.join(COMMANDS)}")
     if name == "tune":
-        values = tuned(run.offer(), values)
+        values = tunable_values(values, run.offer(), typed_value)
     about = SimpleNamespace(source=source, reason=reason, max_age_steps=None)
     return outcome(run, request_for(run, name, values, about), wait)
 
@@ -273,7 +259,8 @@ class Figures:
 
     def read(self, axis: str, window: int, log: bool, known: str) -> tuple[str, bytes | None]:
         "Version and bytes of the figure; None where the version is the `known` one."
-        from trainer_nb.panel.plots import Curves, layout, mark_spots, mark_traces, traces
+        from trainer_nb.panel.plots import (Curves, layout, mark_spots, mark_traces,
+                                            summary, traces)
         from trainer_nb.remote.remote_view import RemoteRunView
         with self._lock:
             if self._view is None:
@@ -288,7 +275,8 @@ class Figures:
             groups = curves.groups()
             data = traces(curves, groups, axis, window)
             data += mark_traces(mark_spots(view, curves, axis))
-            keep = {"uirevision": f"{axis} {log}", "hoverlabel": {"namelength": 40}}
+            keep = {"uirevision": f"{axis} {log}", "hoverlabel": {"namelength": 40},
+                    "meta": {"summary": summary(curves)}}
             shape = plain_titles(layout(groups, log, curves.last(axis)))
             return version, packed(data, shape | keep)
 

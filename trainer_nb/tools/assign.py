@@ -15,7 +15,8 @@ import inspect
 
 import torch
 
-from ..core.core_trainer import (ATTRIBUTES, check_counts, check_eval_first, check_function,
+from ..core.core_trainer import (ATTRIBUTES, check_counts, check_eval_first,
+                                          check_function,
                                           check_max_time, check_metrics, check_seed,
                                           make_optimizer, usual_step)
 from ..core.data import end_persistent_workers

@@ -67,7 +67,7 @@ def slide(lrs: np.ndarray, losses: np.ndarray, interval: int = 15,
     return float(lrs[0])
 
 SUGGESTIONS: dict[str, tuple[Callable, str]] = {
-    "valley": (valley, "half-way down the longest fall (arcgis.learn, fastai)"),
+    "valley": (valley, "midpoint of the longest descent (arcgis.learn, fastai)"),
     "steepest": (steepest, "where the loss falls fastest (Smith 2015)"),
     "slide": (slide, "before the loss turns, from the right (AdaptNLP)"),
     "minimum": (tenth_of_minimum, "a tenth of the rate with the lowest loss (Howard, Gugger 2020)")}

@@ -19,7 +19,8 @@ def windows_text(loop: CoreTrainer) -> str:
     if length is None:
         return "train_dl has no length: steps an epoch are known after the first"
     full, tail = divmod(length, size)
-    text = f"{_plural(length, 'batch', 'es')} an epoch = {_plural(loop.steps_per_epoch, 'step')}"
+    steps = _plural(loop.steps_per_epoch, "optimizer step")
+    text = f"{_plural(length, 'batch', 'es')} = {steps} per epoch"
     if size > 1:
         text += f" ({full} windows of {size}" + (f" and a tail of {tail})" if tail else ")")
     return text + (f", shared by {processes} processes" if processes > 1 else "")
@@ -81,7 +82,7 @@ def summary(loop: CoreTrainer) -> str:
     clip = "no clipping"
     if loop.grad_clip is not None:
         clip = f"gradients clipped to norm {loop.grad_clip}"
-    precision = f"{loop.mixed_precision or 'as the model is'}, {clip}"
+    precision = f"{loop.mixed_precision or 'model default'}, {clip}"
     hooks = ", ".join(row.name + ("" if row.enabled else " (off)") for row in loop.hooks.running())
     rows = {
         "model": f"{type(loop.model).__name__}, {size}, on {loop.device}",

@@ -275,7 +275,7 @@ class Trial:
         `optimizer`: of several, the one whose loss it is; default: the last one."""
         run = self.trainer
         judged = run.runner if optimizer is None else run.several.runners[optimizer]
-        for attempt in range(2):
+        for _ in range(2):
             run.loop.runner.open()
             while (taken := run.loop.take(run)) is OPEN:
                 pass

@@ -113,12 +113,12 @@ function drawButtons() {
 }
 
 const SENT = { step: ["step", { n: 1 }], epoch: ["step", { epochs: 1 }] };
-let pressed = 0;
+const pressed = { button: null, at: 0 };
 
 function press(button) {
   const name = button.name, now = performance.now();
-  if (now - pressed < 250) return;  // the second half of a double click
-  pressed = now;
+  if (button === pressed.button && now - pressed.at < 250) return;  // the second half of a double click
+  Object.assign(pressed, { button, at: now });
   if (name === "rewind") return choose(at("chooser").hidden);
   if (name === "stop" && !button.dataset.sure) {  // a thumb slips easily
     button.dataset.sure = "asked";
@@ -262,7 +262,7 @@ const model = {
   get: () => ({ ...figure.value, layout: fitted(figure.value.layout, at("chart").clientWidth) }),
   on: (_, listener) => figure.listeners.add(listener),
   off: (_, listener) => figure.listeners.delete(listener),
-  send: ({ x }) => { if (at("axis").value === "step" && state?.may_steer && state.rewind_points?.length) choose(true, x); },
+  send: ({ x }) => { if (x !== undefined && at("axis").value === "step" && state?.may_steer && state.rewind_points?.length) choose(true, x); },
 };
 
 function script(address) {

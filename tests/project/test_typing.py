@@ -1,0 +1,181 @@
+"""What an editor and a type checker are told: names, arguments, methods and tunables."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainer_nb
+from trainer_nb import Trainer
+from trainer_nb.trainer import PUBLIC
+
+ROOT = Path(__file__).resolve().parents[2]
+LIB = Path(trainer_nb.__file__).parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import stubs
+
+# torch and numpy are left out: with them a check takes half a minute
+SETTINGS = """\
+[mypy]
+follow_imports = silent
+disable_error_code = import-untyped
+[mypy-torch.*]
+follow_imports = skip
+[mypy-numpy.*]
+follow_imports = skip
+"""
+
+RIGHT = """\
+import torch
+from torch import nn
+
+from trainer_nb import FitResult, Hook, Trainer, Tunable
+
+
+class Noise(Hook):
+    strength = Tunable(0.1, min=0)
+    steps = Tunable(None, kind=int, min=1)
+
+    def before_batch(self, trainer):
+        trainer.batch = [each + self.strength for each in trainer.batch]
+
+
+noise = Noise()
+noise.strength, noise.steps = 0.2, 3
+smallest: float | None = Noise.strength.min
+model = nn.Linear(3, 1)
+batches = [(torch.ones(4, 3), torch.ones(4, 1))] * 4
+trainer = Trainer(model, train_dl=batches, valid_dl={"valid": batches}, loss_fn=nn.MSELoss(),
+                  optim=torch.optim.SGD(model.parameters(), lr=0.1), epochs=1, hooks=[noise],
+                  progress="lines", ema=0.9, sched="one_cycle", max_time=60, device="cpu")
+trainer.grad_clip = 1.0
+trainer.sched = None
+trainer.tune(lr=0.1)
+result: FitResult = trainer.fit(epochs=2)
+loss: float = result.last["train/loss"]
+names: list[str] = trainer.history.names
+trainer.journal.to_script()
+"""
+
+START = "from torch import nn\nfrom trainer_nb import Hook, Trainer, Tunable\n"
+START += "class Noise(Hook):\n    strength = Tunable(0.1, min=0)\n"
+MISTAKES = {
+    "Trainer(nn.Linear(3, 1), epoch=3)": "Unexpected keyword argument",
+    "Trainer(nn.Linear(3, 1), epochs='three')": "incompatible type",
+    "Trainer(nn.Linear(3, 1)).fitt()": "has no attribute",
+    "Trainer(nn.Linear(3, 1)).fit(epoch=2)": "Unexpected keyword argument",
+    "Trainer(nn.Linear(3, 1)).grad_clip = 'high'": "Incompatible types in assignment",
+    "Noise().strength.upper()": "has no attribute",
+    "Noise.strength.minimum": "has no attribute",
+    "Tunable(0.1, minimum=0)": "No overload variant",
+}
+
+
+def checked(folder, **programs):
+    """The lines in which mypy finds something wrong in each of the programs: number -> message."""
+    (folder / "mypy.ini").write_text(SETTINGS)
+    for name, text in programs.items():
+        (folder / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *(f"{name}.py" for name in programs)],
+        capture_output=True, text=True, cwd=folder, env={"MYPYPATH": str(LIB.parent), "PATH": ""},
+        check=False)
+    assert done.stderr == ""
+    found = re.findall(r"^(\w+)\.py:(\d+): error: (.*)$", done.stdout, re.MULTILINE)
+    return {name: {int(line): text for own, line, text in found if own == name}
+            for name in programs}
+
+
+def test_mistakes_are_found_and_a_right_program_has_none(tmp_path):
+    found = checked(tmp_path, right=RIGHT, wrong=START + "\n".join(MISTAKES) + "\n")
+    assert found["right"] == {}
+    first = START.count("\n") + 1
+    assert list(found["wrong"]) == list(range(first, first + len(MISTAKES)))
+    for message, expected in zip(found["wrong"].values(), MISTAKES.values(), strict=True):
+        assert expected in message
+
+
+# The lazily imported names
+
+
+def test_the_names_for_editors_are_those_that_are_imported():
+    tree = ast.parse((LIB / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    told = {each.asname: node.module for node in block.body for each in node.names
+            if each.asname == each.name}
+    assert told == trainer_nb._EXPORTS
+
+
+# The trainer's arguments
+
+ARGUMENTS = {name: each for name, each in inspect.signature(Trainer).parameters.items()}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_is_annotated_and_explained(name):
+    assert ARGUMENTS[name].annotation is not inspect.Parameter.empty
+    assert re.search(rf"^(    |.*, ){name}(,| {{2,}})", inspect.getdoc(Trainer), re.MULTILINE)
+
+
+# Stubs
+
+
+def test_a_stub_has_every_public_name_of_a_trainer():
+    text = (LIB / "trainer.pyi").read_text() + (LIB / "core" / "core_trainer.pyi").read_text()
+    missing = [name for name in PUBLIC if not re.search(rf"^    (async )?(def )?{name}[:(]", text,
+                                                        re.MULTILINE)]
+    assert missing == []
+
+
+def test_a_stub_puts_a_patched_method_into_its_class():
+    text = '''
+from fastcore.basics import patch
+class Run:
+    "A run."
+    several = None
+    def __init__(self, size: int, sched=None):
+        self.size, self.parts = size, Parts()
+class Parts: pass
+@patch
+def go(self: Run, steps: int = 1) -> bool:
+    "Go on."
+    self.steps: int = steps
+    return True
+@patch(as_prop=True)
+def length(self: Run) -> int: return 3
+@patch(as_prop=True)
+def sched(self: Run) -> str: return ""
+@patch(cls_method=True)
+def made(cls: Run): return cls(1)
+'''
+    assert stubs.stub(text) == stubs.HEAD + '''from typing import Any
+class Run:
+    """A run."""
+    several: Any
+
+    def __init__(self, size: int, sched=None):
+        ...
+
+    def go(self, steps: int=1) -> bool:
+        """Go on."""
+
+    @property
+    def length(self) -> int:
+        ...
+    sched: str
+
+    @classmethod
+    def made(cls):
+        ...
+    steps: int
+    size: int
+    parts: Parts
+class Parts:
+    ...
+'''
+    assert stubs.stub("class Run: pass") is None
