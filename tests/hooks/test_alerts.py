@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from trainer_nb import (Alert, AlertsHook, CheckpointHook, Hook, LambdaHook, ReplayHook, RuleHook,
                         SnapshotHook, Trainer)
-from trainer_nb.core.control import Series
+from trainer_nb.core.control import Command, Series
 from trainer_nb.hooks.alerts import LossJudge, mean_wait
+from trainer_nb.hooks.checkpoint import CheckpointFolder
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.rules import changed_values
 
@@ -509,6 +510,37 @@ def test_saved_and_loaded(at, tmp_path, whole):
     acts = [[(each.kind, each.name, each.new) for each in trainer.journal]
             for trainer in (whole, second)]
     assert acts[0] == acts[1]
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Each checkpoint takes half a second to be written."""
+    add = CheckpointFolder.add
+    def slow(*arguments):
+        time.sleep(0.5)
+        add(*arguments)
+    monkeypatch.setattr(CheckpointFolder, "add", slow)
+
+
+def test_a_slow_disk_changes_no_rule(tmp_path, slow_disk):
+    """The state of step 200 is still being written when the alert is raised:
+    the advice names it, and the rule goes back to it."""
+    rule = RuleHook("spike", rewind=20, tune={"lr": "*0.5"}, most=1)
+    trainer = make(AlertsHook(**NO_CLOCK), Poison(231), rule,
+                   CheckpointHook(tmp_path, **ALL_KEPT), optim=momentum, max_steps=260)
+    trainer.fit()
+    assert "rewind to step 200 " in trainer.alerts[0].advice
+    assert [each.new for each in trainer.journal if each.kind == "rewind"] == [200]
+
+
+def test_a_slow_disk_changes_no_rewind(tmp_path, slow_disk):
+    """A rewind in the loop goes back to the state that is still being written."""
+    def back(trainer):
+        if trainer.step_state.optimizer_step == 110 and not len(trainer.journal):
+            trainer.post(Command("rewind", {"step": 105}))
+    trainer = make(CheckpointHook(tmp_path, **ALL_KEPT), LambdaHook(after_step=back), max_steps=120)
+    trainer.fit()
+    assert [each.new for each in trainer.journal] == [100]
 
 
 def killed(at, folder):

@@ -692,8 +692,8 @@ def check_rewind(self: RunCheckpoint, values: dict) -> dict:
 @patch
 def settle_files(self: RunCheckpoint) -> None:
     "What the first process is still writing is there for all."
+    self.hooks.ask("finish_writing")
     if self.engine.is_distributed:
-        self.hooks.ask("finish_writing")
         self.engine.gather(None)
 
 @patch

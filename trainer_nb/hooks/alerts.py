@@ -194,6 +194,7 @@ class HookCosts:
 # %% ../../nbs/hooks/27_alerts.ipynb #f130d085
 def way_back(trainer, step: int) -> str:
     "How to go back to ten steps before a step or more, as far as this run can."
+    trainer.hooks.ask("finish_writing")  # a slow disk gives the same advice
     points = [each.step for each in trainer.rewind_points() if each.step <= step - 10]
     if points:
         return f"rewind to step {points[-1]:,} (`trainer.rewind({points[-1]})`)"
