@@ -68,6 +68,31 @@ FEATURES = {
         torch.autocast GradScaler scheduler.step() isfinite torch.no_grad() losses print tqdm
         torch.manual_seed torch.save torch.load best patience average|of|the|weights
         DistributedDataParallel rate first|step""",
+    "16_lightning": """LightningModule training_step validation_step test_step predict_step
+        configure_optimizers interval monitor estimated_stepping_batches self.log on_step on_epoch
+        prog_bar sync_dist save_hyperparameters manual_optimization toggle_optimizer backward
+        optimizer_step optimizer_zero_grad configure_gradient_clipping gradient_clip_algorithm
+        freeze current_epoch global_step all_gather to_onnx LightningDataModule train_dataloader
+        val_dataloader test_dataloader dataloader_idx prepare_data setup transfer_batch_to_device
+        reload_dataloaders_every_n_epochs use_distributed_sampler max_epochs max_steps max_time
+        min_epochs min_steps accelerator devices precision accumulate_grad_batches
+        gradient_clip_val check_val_every_n_epoch val_check_interval num_sanity_val_steps
+        limit_train_batches limit_val_batches limit_test_batches limit_predict_batches
+        overfit_batches fast_dev_run log_every_n_steps enable_progress_bar enable_checkpointing
+        enable_model_summary barebones default_root_dir seed_everything deterministic benchmark
+        detect_anomaly profiler inference_mode strategy num_nodes sync_batchnorm plugins Callback
+        on_fit_start on_fit_end on_train_epoch_start on_train_epoch_end on_train_batch_start
+        on_train_batch_end on_before_backward on_after_backward on_before_optimizer_step
+        on_before_zero_grad on_validation_start on_validation_epoch_end on_test_start on_exception
+        state_dict on_save_checkpoint on_load_checkpoint should_stop callback_metrics
+        rank_zero_only ModelCheckpoint save_top_k every_n_train_steps train_time_interval save_last
+        OnExceptionCheckpoint EarlyStopping stopping_threshold EMAWeightAveraging
+        StochasticWeightAveraging LearningRateMonitor LearningRateFinder BatchSizeFinder
+        GradientAccumulationScheduler BackboneFinetuning DeviceStatsMonitor ThroughputMonitor
+        SpikeDetection BasePredictionWriter ModelSummary ModelPruning LambdaCallback Timer
+        TQDMProgressBar TensorBoardLogger WandbLogger CSVLogger MLFlowLogger trainer.fit
+        ckpt_path save_checkpoint load_from_checkpoint trainer.validate trainer.test
+        trainer.predict LightningCLI Fabric changing|a|rate""",
 }
 
 
