@@ -93,6 +93,26 @@ FEATURES = {
         TQDMProgressBar TensorBoardLogger WandbLogger CSVLogger MLFlowLogger trainer.fit
         ckpt_path save_checkpoint load_from_checkpoint trainer.validate trainer.test
         trainer.predict LightningCLI Fabric changing|a|rate""",
+    "18_hf_trainer": """Trainer(model compute_loss training_step
+        compute_loss_func num_items_in_batch train_dataset eval_dataset data_collator
+        processing_class remove_unused_columns get_train_dataloader model_init compute_metrics
+        preprocess_logits_for_metrics callbacks optimizers create_scheduler Seq2SeqTrainer
+        predict_with_generate num_train_epochs max_steps per_device_train_batch_size
+        gradient_accumulation_steps auto_find_batch_size dataloader_num_workers
+        train_sampling_strategy eval_strategy eval_steps eval_on_start eval_delay
+        eval_accumulation_steps label_smoothing_factor learning_rate weight_decay optim
+        lr_scheduler_type warmup_steps max_grad_norm bf16 fp16 tf32 gradient_checkpointing
+        torch_compile torch_empty_cache_steps neftune_noise_alpha seed data_seed full_determinism
+        logging_steps logging_nan_inf_filter include_num_input_tokens_seen report_to log_history
+        disable_tqdm output_dir save_strategy save_steps save_total_limit load_best_model_at_end
+        metric_for_best_model save_model resume_from_checkpoint ignore_data_skip
+        enable_jit_checkpoint push_to_hub HfArgumentParser trainer.train() trainer.evaluate()
+        trainer.predict hyperparameter_search is_world_process_zero changing|a|rate
+        TrainerCallback on_train_begin on_train_end on_epoch_begin on_epoch_end on_step_begin
+        on_substep_end on_step_end on_pre_optimizer_step on_optimizer_step on_evaluate on_predict
+        on_prediction_step on_log on_save should_training_stop should_evaluate global_step
+        best_metric EarlyStoppingCallback ProgressCallback DDP fsdp deepspeed
+        average_tokens_across_devices""",
 }
 
 
