@@ -113,6 +113,21 @@ FEATURES = {
         on_prediction_step on_log on_save should_training_stop should_evaluate global_step
         best_metric EarlyStoppingCallback ProgressCallback DDP fsdp deepspeed
         average_tokens_across_devices""",
+    "19_accelerate": """Accelerator() notebook_launcher mixed_precision
+        gradient_accumulation_steps accelerator.device split_batches dispatch_batches even_batches
+        use_seedable_sampler use_stateful_dataloader rng_types log_with project_dir dynamo_backend
+        fsdp_plugin deepspeed_plugin megatron_lm_plugin kwargs_handlers TPUs accelerator.prepare
+        epoch batch accelerator.accumulate accelerator.backward accelerator.sync_gradients
+        accelerator.clip_grad_norm_ accelerator.clip_grad_value_ accelerator.unscale_gradients
+        optimizer.step() optimizer.zero_grad() scheduler.step()
+        accelerator.optimizer_step_was_skipped accelerator.no_sync join_uneven_inputs
+        accelerator.autocast check_trigger model.eval() gather_for_metrics accelerator.gather
+        reduce pad_across_processes find_executable_batch_size LocalSGD is_main_process
+        on_main_process num_processes process_index accelerator.print main_process_first
+        wait_for_everyone split_between_processes unwrap_model save_state load_state
+        skip_first_batches register_for_checkpointing register_save_state_pre_hook save_model
+        get_state_dict init_trackers accelerator.log end_training GeneralTracker profile
+        free_memory device_map changing|a|rate""",
 }
 
 
