@@ -92,7 +92,7 @@ FEATURES = {
         SpikeDetection BasePredictionWriter ModelSummary ModelPruning LambdaCallback Timer
         TQDMProgressBar TensorBoardLogger WandbLogger CSVLogger MLFlowLogger trainer.fit
         ckpt_path save_checkpoint load_from_checkpoint trainer.validate trainer.test
-        trainer.predict LightningCLI Fabric changing|a|rate""",
+        trainer.predict LightningCLI Fabric changes|a|rate""",
     "18_hf_trainer": """Trainer(model compute_loss training_step
         compute_loss_func num_items_in_batch train_dataset eval_dataset data_collator
         processing_class remove_unused_columns get_train_dataloader model_init compute_metrics
@@ -107,7 +107,7 @@ FEATURES = {
         disable_tqdm output_dir save_strategy save_steps save_total_limit load_best_model_at_end
         metric_for_best_model save_model resume_from_checkpoint ignore_data_skip
         enable_jit_checkpoint push_to_hub HfArgumentParser trainer.train() trainer.evaluate()
-        trainer.predict hyperparameter_search is_world_process_zero changing|a|rate
+        trainer.predict hyperparameter_search is_world_process_zero changes|a|rate
         TrainerCallback on_train_begin on_train_end on_epoch_begin on_epoch_end on_step_begin
         on_substep_end on_step_end on_pre_optimizer_step on_optimizer_step on_evaluate on_predict
         on_prediction_step on_log on_save should_training_stop should_evaluate global_step
@@ -128,6 +128,22 @@ FEATURES = {
         skip_first_batches register_for_checkpointing register_save_state_pre_hook save_model
         get_state_dict init_trackers accelerator.log end_training GeneralTracker profile
         free_memory device_map changing|a|rate""",
+    "17_fastai": """Learner(dls DataLoaders DataBlock vision_learner loss_func opt_func wd moms
+        splitter lr=slice cbs add_cb metrics path set_seed learn.to_fp16() to_bf16 to_channelslast
+        learn.summary() distrib_ctx learn.fit fit_one_cycle fit_flat_cos fit_sgdr ParamScheduler
+        fine_tune learn.freeze() unfreeze() lr_find() start_epoch SkipToEpoch learn.validate()
+        get_preds with_loss learn.predict tta show_results Interpretation plot_top_losses
+        changes|a|rate learn.save learn.load with_opt learn.export() load_learner CSVLogger
+        TensorBoardCallback WandbCallback CometCallback Callback order run_train run_valid
+        after_create before_fit after_fit before_epoch before_train after_train after_epoch
+        before_validate after_validate before_batch after_pred after_loss after_batch
+        before_backward after_backward before_step after_step after_cancel_fit CancelFitException
+        CancelEpochException CancelBatchException CancelStepException self.xb self.yb self.pred
+        self.loss self.epoch self.iter pct_train learn.recorder plot_loss plot_sched
+        show_training_loop ProgressCallback ShowGraphCallback SaveModelCallback
+        EarlyStoppingCallback ReduceLROnPlateau TerminateOnNaNCallback GradientAccumulation
+        GradientClip ShortEpochCallback MixedPrecision MixUp CutMix BnFreeze ActivationStats
+        HookCallback GatherPredsCallback ModelResetter RNNRegularizer""",
 }
 
 
