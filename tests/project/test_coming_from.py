@@ -144,6 +144,20 @@ FEATURES = {
         EarlyStoppingCallback ReduceLROnPlateau TerminateOnNaNCallback GradientAccumulation
         GradientClip ShortEpochCallback MixedPrecision MixUp CutMix BnFreeze ActivationStats
         HookCallback GatherPredsCallback ModelResetter RNNRegularizer""",
+    "20_keras": """model.compile optimizer learning_rate LearningRateSchedule loss loss_weights
+        metrics weighted_metrics jit_compile run_eagerly steps_per_execution auto_scale_loss
+        clipnorm clipvalue global_clipnorm use_ema SwapEMAWeights gradient_accumulation_steps
+        weight_decay model.fit arrays batch_size tf.data.Dataset PyDataset epochs initial_epoch
+        steps_per_epoch validation_steps validation_data validation_split validation_freq
+        validation_batch_size class_weight sample_weight verbose callbacks History changes|a|rate
+        Sequential model.evaluate model.predict train_on_batch train_step compute_loss test_step
+        compute_metrics model.summary() trainable model.save load_model save_weights load_weights
+        set_random_seed DataParallel ModelParallel backends Callback on_train_begin on_train_end
+        on_epoch_begin on_epoch_end on_train_batch_begin on_train_batch_end on_test_begin
+        on_test_batch_begin on_predict_begin stop_training LambdaCallback ModelCheckpoint
+        save_freq BackupAndRestore EarlyStopping restore_best_weights LearningRateScheduler
+        ReduceLROnPlateau TerminateOnNaN CSVLogger TensorBoard profile_batch RemoteMonitor
+        ProgbarLogger OrbaxCheckpoint""",
 }
 
 
