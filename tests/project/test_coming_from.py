@@ -68,6 +68,96 @@ FEATURES = {
         torch.autocast GradScaler scheduler.step() isfinite torch.no_grad() losses print tqdm
         torch.manual_seed torch.save torch.load best patience average|of|the|weights
         DistributedDataParallel rate first|step""",
+    "16_lightning": """LightningModule training_step validation_step test_step predict_step
+        configure_optimizers interval monitor estimated_stepping_batches self.log on_step on_epoch
+        prog_bar sync_dist save_hyperparameters manual_optimization toggle_optimizer backward
+        optimizer_step optimizer_zero_grad configure_gradient_clipping gradient_clip_algorithm
+        freeze current_epoch global_step all_gather to_onnx LightningDataModule train_dataloader
+        val_dataloader test_dataloader dataloader_idx prepare_data setup transfer_batch_to_device
+        reload_dataloaders_every_n_epochs use_distributed_sampler max_epochs max_steps max_time
+        min_epochs min_steps accelerator devices precision accumulate_grad_batches
+        gradient_clip_val check_val_every_n_epoch val_check_interval num_sanity_val_steps
+        limit_train_batches limit_val_batches limit_test_batches limit_predict_batches
+        overfit_batches fast_dev_run log_every_n_steps enable_progress_bar enable_checkpointing
+        enable_model_summary barebones default_root_dir seed_everything deterministic benchmark
+        detect_anomaly profiler inference_mode strategy num_nodes sync_batchnorm plugins Callback
+        on_fit_start on_fit_end on_train_epoch_start on_train_epoch_end on_train_batch_start
+        on_train_batch_end on_before_backward on_after_backward on_before_optimizer_step
+        on_before_zero_grad on_validation_start on_validation_epoch_end on_test_start on_exception
+        state_dict on_save_checkpoint on_load_checkpoint should_stop callback_metrics
+        rank_zero_only ModelCheckpoint save_top_k every_n_train_steps train_time_interval save_last
+        OnExceptionCheckpoint EarlyStopping stopping_threshold EMAWeightAveraging
+        StochasticWeightAveraging LearningRateMonitor LearningRateFinder BatchSizeFinder
+        GradientAccumulationScheduler BackboneFinetuning DeviceStatsMonitor ThroughputMonitor
+        SpikeDetection BasePredictionWriter ModelSummary ModelPruning LambdaCallback Timer
+        TQDMProgressBar TensorBoardLogger WandbLogger CSVLogger MLFlowLogger trainer.fit
+        ckpt_path save_checkpoint load_from_checkpoint trainer.validate trainer.test
+        trainer.predict LightningCLI Fabric changes|a|rate""",
+    "18_hf_trainer": """Trainer(model compute_loss training_step
+        compute_loss_func num_items_in_batch train_dataset eval_dataset data_collator
+        processing_class remove_unused_columns get_train_dataloader model_init compute_metrics
+        preprocess_logits_for_metrics callbacks optimizers create_scheduler Seq2SeqTrainer
+        predict_with_generate num_train_epochs max_steps per_device_train_batch_size
+        gradient_accumulation_steps auto_find_batch_size dataloader_num_workers
+        train_sampling_strategy eval_strategy eval_steps eval_on_start eval_delay
+        eval_accumulation_steps label_smoothing_factor learning_rate weight_decay optim
+        lr_scheduler_type warmup_steps max_grad_norm bf16 fp16 tf32 gradient_checkpointing
+        torch_compile torch_empty_cache_steps neftune_noise_alpha seed data_seed full_determinism
+        logging_steps logging_nan_inf_filter include_num_input_tokens_seen report_to log_history
+        disable_tqdm output_dir save_strategy save_steps save_total_limit load_best_model_at_end
+        metric_for_best_model save_model resume_from_checkpoint ignore_data_skip
+        enable_jit_checkpoint push_to_hub HfArgumentParser trainer.train() trainer.evaluate()
+        trainer.predict hyperparameter_search is_world_process_zero changes|a|rate
+        TrainerCallback on_train_begin on_train_end on_epoch_begin on_epoch_end on_step_begin
+        on_substep_end on_step_end on_pre_optimizer_step on_optimizer_step on_evaluate on_predict
+        on_prediction_step on_log on_save should_training_stop should_evaluate global_step
+        best_metric EarlyStoppingCallback ProgressCallback DDP fsdp deepspeed
+        average_tokens_across_devices""",
+    "19_accelerate": """Accelerator() notebook_launcher mixed_precision
+        gradient_accumulation_steps accelerator.device split_batches dispatch_batches even_batches
+        use_seedable_sampler use_stateful_dataloader rng_types log_with project_dir dynamo_backend
+        fsdp_plugin deepspeed_plugin megatron_lm_plugin kwargs_handlers TPUs accelerator.prepare
+        epoch batch accelerator.accumulate accelerator.backward accelerator.sync_gradients
+        accelerator.clip_grad_norm_ accelerator.clip_grad_value_ accelerator.unscale_gradients
+        optimizer.step() optimizer.zero_grad() scheduler.step()
+        accelerator.optimizer_step_was_skipped accelerator.no_sync join_uneven_inputs
+        accelerator.autocast check_trigger model.eval() gather_for_metrics accelerator.gather
+        reduce pad_across_processes find_executable_batch_size LocalSGD is_main_process
+        on_main_process num_processes process_index accelerator.print main_process_first
+        wait_for_everyone split_between_processes unwrap_model save_state load_state
+        skip_first_batches register_for_checkpointing register_save_state_pre_hook save_model
+        get_state_dict init_trackers accelerator.log end_training GeneralTracker profile
+        free_memory device_map changing|a|rate""",
+    "17_fastai": """Learner(dls DataLoaders DataBlock vision_learner loss_func opt_func wd moms
+        splitter lr=slice cbs add_cb metrics path set_seed learn.to_fp16() to_bf16 to_channelslast
+        learn.summary() distrib_ctx learn.fit fit_one_cycle fit_flat_cos fit_sgdr ParamScheduler
+        fine_tune learn.freeze() unfreeze() lr_find() start_epoch SkipToEpoch learn.validate()
+        get_preds with_loss learn.predict tta show_results Interpretation plot_top_losses
+        changes|a|rate learn.save learn.load with_opt learn.export() load_learner CSVLogger
+        TensorBoardCallback WandbCallback CometCallback Callback order run_train run_valid
+        after_create before_fit after_fit before_epoch before_train after_train after_epoch
+        before_validate after_validate before_batch after_pred after_loss after_batch
+        before_backward after_backward before_step after_step after_cancel_fit CancelFitException
+        CancelEpochException CancelBatchException CancelStepException self.xb self.yb self.pred
+        self.loss self.epoch self.iter pct_train learn.recorder plot_loss plot_sched
+        show_training_loop ProgressCallback ShowGraphCallback SaveModelCallback
+        EarlyStoppingCallback ReduceLROnPlateau TerminateOnNaNCallback GradientAccumulation
+        GradientClip ShortEpochCallback MixedPrecision MixUp CutMix BnFreeze ActivationStats
+        HookCallback GatherPredsCallback ModelResetter RNNRegularizer""",
+    "20_keras": """model.compile optimizer learning_rate LearningRateSchedule loss loss_weights
+        metrics weighted_metrics jit_compile run_eagerly steps_per_execution auto_scale_loss
+        clipnorm clipvalue global_clipnorm use_ema SwapEMAWeights gradient_accumulation_steps
+        weight_decay model.fit arrays batch_size tf.data.Dataset PyDataset epochs initial_epoch
+        steps_per_epoch validation_steps validation_data validation_split validation_freq
+        validation_batch_size class_weight sample_weight verbose callbacks History changes|a|rate
+        Sequential model.evaluate model.predict train_on_batch train_step compute_loss test_step
+        compute_metrics model.summary() trainable model.save load_model save_weights load_weights
+        set_random_seed DataParallel ModelParallel backends Callback on_train_begin on_train_end
+        on_epoch_begin on_epoch_end on_train_batch_begin on_train_batch_end on_test_begin
+        on_test_batch_begin on_predict_begin stop_training LambdaCallback ModelCheckpoint
+        save_freq BackupAndRestore EarlyStopping restore_best_weights LearningRateScheduler
+        ReduceLROnPlateau TerminateOnNaN CSVLogger TensorBoard profile_batch RemoteMonitor
+        ProgbarLogger OrbaxCheckpoint""",
 }
 
 
