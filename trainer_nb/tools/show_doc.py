@@ -58,7 +58,7 @@ def table(rows: list, heads: tuple) -> str:
     "Rows as a table; columns without a text are left out, '' without rows."
     kept = [index for index in range(len(heads)) if any(row[index] for row in rows)]
     lines = [[heads[index] for index in kept], ["---"] * len(kept)]
-    lines += [[row[index].replace("|", "or") for index in kept] for row in rows]
+    lines += [[re.sub(r" ?\| ?", " or ", row[index]) for index in kept] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
 
 # %% ../../nbs/tools/31_show_doc.ipynb #16496a15
