@@ -40,7 +40,7 @@ LAYERS = {
 AT_TOP = {
     "core": {"torch", "numpy", "fastcore"},
     "hooks": {"torch", "numpy"},
-    "tools": {"torch", "numpy"},
+    "tools": {"torch", "numpy", "fastcore"},
     "panel": {"torch", "numpy", "ipywidgets", "anywidget", "traitlets", "plotly", "IPython"}
     | {"tsdownsample"},
     "trainer": {"torch", "numpy", "fastcore"},
@@ -50,7 +50,7 @@ AT_FIRST_USE = {
     "core": set(),
     "hooks": {"fastprogress", "tensorboard", "wandb", "trackio", "pandas", "PIL", "IPython"}
     | {"pyarrow", "plotly"},
-    "tools": {"accelerate", "safetensors", "hydra", "omegaconf", "plotly", "IPython"},
+    "tools": {"accelerate", "safetensors", "hydra", "omegaconf", "plotly", "IPython", "nbdev"},
     "panel": {"ipykernel", "comm", "zmq", "tornado", "google"},
     "trainer": {"IPython", "plotly", "pandas"},
     "remote": {"rich", "mcp", "starlette", "uvicorn", "plotly", "google"},

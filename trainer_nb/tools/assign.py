@@ -392,7 +392,7 @@ def assigned_property(cls, name: str, replace) -> property:
         return _READ[name](trainer)
     def write(trainer, value):
         assign(trainer, name, value, replace)
-    return property(read, write, doc=getattr(found, "__doc__", None))
+    return property(read, write, doc=ATTRIBUTES.get(name) or getattr(found, "__doc__", None))
 
 # %% ../../nbs/tools/29_assign.ipynb #c7e9dc75
 def assignable(cls):
