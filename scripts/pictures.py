@@ -3,9 +3,10 @@ clicks.
 
     .venv/bin/python scripts/pictures.py            all of them
     .venv/bin/python scripts/pictures.py steer      those of the panel's parts only (or quick_start,
-                                                    rates, views)
+                                                    rates, views, steering)
 """
 
+import io
 import json
 import re
 import shutil
@@ -13,6 +14,8 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
+
+from PIL import Image, ImageDraw
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -287,10 +290,102 @@ def views():
         lab.wait_cell(2)
 
 
+STEERING = """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True),
+                  valid_dl=DataLoader(valid, 256), seed=7, loss_fn=nn.CrossEntropyLoss(),
+                  metrics={"accuracy": lambda pred, y: (pred.argmax(1) == y).float().mean()},
+                  optim=torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9), epochs=90,
+                  hooks=[blur])
+"""
+FRAME_WIDTH = 960  # pixels of the animated picture
+
+
+class Film:
+    """Frames of the upper part of a panel, each with the milliseconds for which it is shown."""
+
+    def __init__(self, lab, panel):
+        self.lab, self.frames, self.shown = lab, [], []
+        box, curves = panel.bounding_box(), panel.locator(".js-plotly-plot").last.bounding_box()
+        self.clip = {**box, "height": curves["y"] + curves["height"] - box["y"]}
+
+    def take(self, milliseconds, clicked=None):
+        """One more frame; a ring around the middle of what is about to be clicked."""
+        picture = Image.open(io.BytesIO(self.lab.page.screenshot(clip=self.clip))).convert("RGB")
+        if clicked is not None:
+            box = clicked.bounding_box()
+            x = box["x"] + box["width"] / 2 - self.clip["x"]
+            y = box["y"] + box["height"] / 2 - self.clip["y"]
+            ring = (x - 26, y - 26, x + 26, y + 26)
+            ImageDraw.Draw(picture).ellipse(ring, outline=(214, 51, 108), width=4)
+        height = round(picture.height * FRAME_WIDTH / picture.width)
+        self.frames.append(picture.resize((FRAME_WIDTH, height), Image.Resampling.LANCZOS))
+        self.shown.append(milliseconds)
+
+    def take_running(self, number):
+        """Frames of a run that goes on."""
+        for _ in range(number):
+            self.lab.page.wait_for_timeout(500)
+            self.take(350)
+
+    def save(self, name):
+        """The frames as a picture that starts again at its end."""
+        path = IMAGES / f"{name}.webp"
+        self.frames[0].save(path, save_all=True, append_images=self.frames[1:], loop=0,
+                            duration=self.shown, quality=60, method=6)
+        print(f"docs/images/{name}.webp, {len(self.frames)} frames, {path.stat().st_size} bytes")
+
+
+def steering():
+    """A run that is paused, gets another rate, and goes on: an animated picture."""
+    with tempfile.TemporaryDirectory() as folder, page(folder) as (server, lab):
+        server.write_notebook("run.ipynb", [SETUP + STEERING, "trainer.fit()"])
+        lab.open("run.ipynb")
+        lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+        lab.run_cell(0)
+        lab.wait_cell(0)
+        lab.run_cell(1)
+        panel = lab.cell(1).locator(".tnb").first
+        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+        lab.page.wait_for_timeout(1500)
+        panel.scroll_into_view_if_needed()
+        film = Film(lab, panel)
+        film.take_running(8)
+        change_rate(lab, panel, film)
+        film.take_running(14)
+        film.take(2500)
+        panel.get_by_role("button", name="Stop").click()
+        lab.wait_cell(1)
+        film.save("steering")
+
+
+def change_rate(lab, panel, film):
+    """Pause, a tenth of the rate, Resume."""
+    button = panel.get_by_role("button", name="Pause")
+    film.take(800, button)
+    button.click()
+    lab.page.wait_for_selector(".tnb.is-paused")
+    lab.page.wait_for_timeout(800)
+    film.take(1200)
+    lr = panel.locator(".tnb-row").filter(has=lab.page.locator('.nm[title^="lr:"]'))
+    box = lr.locator("input").last
+    film.take(600, box)
+    for typed in ("0", "0.0", "0.04"):
+        box.fill(typed)
+        film.take(300)
+    box.press("Enter")
+    lab.page.wait_for_timeout(800)
+    film.take(1500)
+    button = panel.get_by_role("button", name="Resume")
+    film.take(800, button)
+    button.click()
+
+
 def main():
     """Take the pictures that are asked for."""
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for make in (quick_start, steer, rates, views):
+    for make in (quick_start, steer, rates, views, steering):
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()
 
