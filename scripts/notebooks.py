@@ -27,6 +27,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from pages import Site, address, changelog_page, site_fields
 from stubs import write_stubs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -402,17 +403,33 @@ def check():
 
 def docs():
     """Process the notebooks into _proc, as nbdev's docs do before Quarto renders them."""
-    from nbdev.quarto import proc_nbs, refresh_quarto_yml
+    from nbdev.config import get_config
+    from nbdev.quarto import proc_nbs
 
     os.chdir(ROOT)
-    refresh_quarto_yml()
+    config = get_config()
+    (NBS / "nbdev.yml").write_text(site_fields(config), encoding="utf-8")
     cache = proc_nbs(NBS, n_workers=2, force=True)
     if (ROOT / "docs" / "images").exists():
         shutil.copytree(ROOT / "docs" / "images", cache / "docs" / "images", dirs_exist_ok=True)
     for path in notebooks_in(cache):
         write_if_changed(path, at_root(path.read_text(encoding="utf-8")))
+    finish_pages(cache, config)
     print(f"{len(notebooks_in(cache))} notebooks are processed")
     print(f"'quarto render {show(cache)}' makes the pages")
+
+
+def finish_pages(cache, config):
+    """Links to what pages show, the changelog as a page, and llms.txt."""
+    import yaml
+
+    site = Site(cache, address(config))
+    site.mend_anchors()
+    write_if_changed(cache / "changelog.md", changelog_page((ROOT / "CHANGELOG.md").read_text()))
+    sidebar = yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]["sidebar"]
+    text = site.llms_text(config.title, config.description, sidebar["contents"],
+                          address(config) if config.doc_host else "")
+    write_if_changed(cache / "llms.txt", text)
 
 
 # Percent scripts

@@ -1,20 +1,32 @@
 """The documentation site: what `show_doc` shows, and the notebooks as they are processed for it."""
 
+import fcntl
 import inspect
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
+import yaml
 
 import trainer_nb
 from trainer_nb import Trainer
 from trainer_nb.core.hook import POINTS, Hook
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import pages
+
+PROC = ROOT / "_proc"
+VIEW = "application/vnd.jupyter.widget-view+json"
+STATE = "application/vnd.jupyter.widget-state+json"
+LARGEST = 300_000  # bytes of a processed notebook
 LINKS = """
 import inspect
 import trainer_nb
@@ -73,7 +85,8 @@ def attributes(cls):
     """The public methods and properties of a trainer."""
     return {name for each in cls.__mro__ if each.__module__.startswith("trainer_nb")
             for name, value in vars(each).items()
-            if not name.startswith("_") and (inspect.isroutine(value) or isinstance(value, property))}
+            if not name.startswith("_")
+            if inspect.isroutine(value) or isinstance(value, property)}
 
 
 def missing(names, text):
@@ -112,3 +125,157 @@ def test_each_hook_and_each_point_stands_in_the_reference():
              if isinstance(cls := getattr(trainer_nb, name), type) and issubclass(cls, Hook)]
     assert re.findall(r"^### (\w+)", text, re.MULTILINE) == sorted(hooks)
     assert missing(POINTS, text) == []
+
+
+# The processed notebooks
+
+
+def is_fresh():
+    """Whether the notebooks were processed since anything changed from which they are made."""
+    made = PROC / "llms.txt"
+    sources = [ROOT / name for name in ("_quarto.yml", "settings.ini", "CHANGELOG.md")]
+    for folder, kind in (("nbs", "*.ipynb"), ("scripts", "*.py"), ("trainer_nb", "*.py")):
+        sources += (ROOT / folder).rglob(kind)
+    return made.exists() and made.stat().st_mtime > max(path.stat().st_mtime for path in sources)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site as `make docs` leaves it; made here where that was not done."""
+    base = tmp_path_factory.getbasetemp()
+    with open((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "docs", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # two processes of the tests take turns
+        if not is_fresh():
+            done = subprocess.run([sys.executable, ROOT / "scripts" / "notebooks.py", "docs"],
+                                  capture_output=True, text=True, cwd=ROOT,
+                                  env=os.environ | {"PYTHONPATH": str(ROOT)})
+            assert done.returncode == 0, done.stderr
+        return pages.Site(PROC)
+
+
+def faults(nb):
+    """What is wrong with the outputs of a processed notebook."""
+    if nb["metadata"].get("widgets", {}).get(STATE, {}).get("state"):
+        yield "state of widgets"
+    for cell in nb["cells"]:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if output["output_type"] == "error":
+                yield "an error"
+            if VIEW in data and not {"text/html", "image/svg+xml", "image/png"} & set(data):
+                yield "a widget without a still picture"
+
+
+def test_no_page_shows_an_error_or_an_empty_place(site):
+    assert len(site.notebooks) == len(list((ROOT / "nbs").rglob("[!.]*.ipynb")))
+    assert {path: list(faults(nb)) for path, nb in site.notebooks.items() if list(faults(nb))} == {}
+
+
+def test_no_page_is_heavy(site):
+    sizes = {path: (PROC / path).stat().st_size for path in site.notebooks}
+    assert {path: size for path, size in sizes.items() if size > LARGEST} == {}
+
+
+def test_each_link_leads_to_a_page_and_to_an_anchor_on_it(site):
+    dead = {path: list(site.dead_links(path)) for path in site.notebooks}
+    assert {path: links for path, links in dead.items() if links} == {}
+    assert sum(1 for path in site.notebooks for _ in site.links(path)) > 1000
+
+
+def write_page(folder, name, *markdown, outputs=()):
+    """A processed notebook of these cells."""
+    front = f"---\ntitle: {name}\ndescription: About {name}.\noutput-file: {name}.html\n---\n"
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": text}
+             for text in (front, *markdown)]
+    cells.append({"cell_type": "code", "metadata": {}, "source": "", "outputs": list(outputs)})
+    (folder / f"{name}.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
+
+
+def test_planted_faults_are_found(tmp_path):
+    outputs = [{"output_type": "error", "ename": "E"},
+               {"output_type": "display_data", "data": {VIEW: {}, "text/plain": "x"}},
+               {"output_type": "display_data", "data": {VIEW: {}, "text/html": "<svg>"}}]
+    write_page(tmp_path, "one", outputs=outputs)
+    nb = pages.Site(tmp_path).notebooks["one.ipynb"]
+    assert list(faults(nb)) == ["an error", "a widget without a still picture"]
+    nb["metadata"]["widgets"] = {STATE: {"state": {"a": {}}}}
+    assert next(faults(nb)) == "state of widgets"
+
+
+def test_planted_dead_links_are_found_and_anchors_of_methods_mended(tmp_path):
+    write_page(tmp_path, "one", "# One\n## Task\n```\n## No heading\n```")
+    write_page(tmp_path, "two", "[a](one.ipynb#task) [b](/one.html#task.build) [c](gone.ipynb)"
+               " [d](one.ipynb#no-heading) [e](https://example.org/x#y) [f](#one)")
+    site = pages.Site(tmp_path)
+    assert list(site.dead_links("two.ipynb")) == [
+        "/one.html#task.build", "gone.ipynb", "one.ipynb#no-heading", "#one"]
+    site.mend_anchors()
+    text = "".join(pages.Site(tmp_path).notebooks["two.ipynb"]["cells"][1]["source"])
+    assert text == ("[a](one.ipynb#task) [b](/one.html#task) [c](gone.ipynb)"
+                    " [d](one.ipynb#no-heading) [e](https://example.org/x#y) [f](#one)")
+
+
+def test_links_with_the_address_of_the_pages_are_those_of_the_site(tmp_path):
+    write_page(tmp_path, "one", "# One", "[a](https://a.example/one.html#one.two) [b](https://b.c)")
+    site = pages.Site(tmp_path, "https://a.example/")
+    assert list(site.dead_links("one.ipynb")) == ["https://a.example/one.html#one.two"]
+    site.mend_anchors()
+    assert list(pages.Site(tmp_path, site.address).links("one.ipynb")) == [
+        ("https://a.example/one.html", "one")]
+
+
+# The site's settings
+
+
+def settings(**fields):
+    """What settings.ini says of the site, with these fields."""
+    usual = {"title": "a", "description": "b", "branch": "main", "doc_path": Path("_docs"),
+             "git_url": "", "doc_host": "", "doc_baseurl": "/"}
+    return SimpleNamespace(**usual | fields)
+
+
+def test_edit_links_need_an_address():
+    bare = yaml.safe_load(pages.site_fields(settings()))["website"]
+    assert bare == {"title": "a", "description": "b"}
+    full = yaml.safe_load(pages.site_fields(settings(
+        git_url="https://example.org/a/b", doc_host="https://a.example", doc_baseurl="/b/")))
+    assert full["website"]["repo-actions"] == ["edit", "issue"]
+    assert full["website"]["repo-url"] == "https://example.org/a/b"
+    assert full["website"]["site-url"] == "https://a.example/b/"
+
+
+def test_the_site_has_two_themes_a_card_and_what_it_names(site):
+    made = yaml.safe_load((PROC / "_quarto.yml").read_text(encoding="utf-8"))
+    html, website = made["format"]["html"], made["website"]
+    assert set(html["theme"]) == {"light", "dark"} and html["lightbox"]
+    assert html["code-overflow"] == "wrap" and website["open-graph"] and website["twitter-card"]
+    named = [website["favicon"], website["image"], *made["project"]["resources"]]
+    named += [each["href"] for each in website["navbar"]["right"]]
+    assert [name for name in named if not (PROC / name).is_file()] == []
+    assert (PROC / "favicon.svg").stat().st_size < 1000
+
+
+def test_the_changelog_is_a_page_whose_links_lead_to_pages(site):
+    text = (PROC / "changelog.md").read_text(encoding="utf-8")
+    links = [link for link, _ in pages.LINK.findall(text) if not re.match(r"\w+:", link)]
+    assert links and [link for link in links if link not in site.notebooks] == []
+
+
+# llms.txt
+
+
+def test_llms_txt_has_a_line_for_each_page(site):
+    text = (PROC / "llms.txt").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[.+\]\((\S+)\): \S.*[.!?:]$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(site.pages)
+    assert text.startswith("# trainer_nb\n\n> ") and text.count("\n- ") == len(listed)
+
+
+def test_llms_txt_keeps_the_order_of_the_sidebar(tmp_path):
+    for name in ("one", "two", "three"):
+        write_page(tmp_path, name)
+    contents = [{"section": "S", "contents": ["two.ipynb", "one.ipynb"]}, "three.ipynb"]
+    text = pages.Site(tmp_path).llms_text("T", "D.", contents, "https://a.example/")
+    assert text == ("# T\n\n> D.\n\n- [three](https://a.example/three.html): About three.\n\n"
+                    "## S\n\n- [two](https://a.example/two.html): About two.\n"
+                    "- [one](https://a.example/one.html): About one.\n")
