@@ -46,8 +46,9 @@ def source_links(folder, address):
     settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
     settings = re.sub(r"^git_url =.*", f"git_url = {address}", settings, flags=re.MULTILINE)
     (folder / "settings.ini").write_text(settings, encoding="utf-8")
+    package = Path(trainer_nb.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", LINKS], cwd=folder, capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+                          text=True, env=os.environ | {"PYTHONPATH": str(package)})
     assert done.returncode == 0, done.stderr
     return [line.partition(" ")[::2] for line in done.stdout.splitlines()]
 
@@ -125,6 +126,25 @@ def test_each_hook_and_each_point_stands_in_the_reference():
              if isinstance(cls := getattr(trainer_nb, name), type) and issubclass(cls, Hook)]
     assert re.findall(r"^### (\w+)", text, re.MULTILINE) == sorted(hooks)
     assert missing(POINTS, text) == []
+
+
+# The drawings of the architecture
+
+
+def stored_outputs(nb):
+    """The HTML that a page keeps."""
+    return ["".join(output["data"]["text/html"]) for cell in nb.cells
+            for output in cell.get("outputs", []) if "text/html" in output.get("data", {})]
+
+
+def test_the_drawings_are_those_of_the_trainer_as_it_is():
+    """The code of the page, run again: it checks the parts and calls, and draws the same."""
+    path = ROOT / "nbs" / "explanation" / "13_architecture.ipynb"
+    nb, names = nbformat.read(path, as_version=4), {}
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+    assert stored_outputs(nb) == [names["holds_svg"], names["way_svg"]]
 
 
 # The processed notebooks
