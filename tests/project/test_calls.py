@@ -160,7 +160,7 @@ def calls():
     root = Path(trainer_nb.__path__[0]).parent
     place = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")])}
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=place,
-                          timeout=120, check=True)
+                          timeout=600, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
