@@ -101,7 +101,12 @@ class Live:
         return later(lambda: self.step > step + count)
 
     def click(self, label, cell=1):
-        """A real click on a button or tab of the panel."""
+        """A real click on a button or tab of the panel.
+
+        The main button takes none for a quarter of a second after its label has changed: a person
+        is slower than this test."""
+        if label in ("Pause", "Resume", "Start"):
+            time.sleep(0.4)
         panel = self.lab.cell(cell).locator(".tnb")
         tab = panel.get_by_role("tab", name=label)
         panel.get_by_role("button", name=label).or_(tab).first.click()
