@@ -3,14 +3,17 @@ step is not counted."""
 
 import time
 
+import numpy as np
 import pytest
 import torch
 from digits_runs import assert_same, at_step, make_loop, straight, wait_for
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from trainer_nb.core import hook as hook_module
 from trainer_nb.core.control import Command
-from trainer_nb.core.hook import HOOK_POINTS, PARTS, Hook, LambdaHook
+from trainer_nb.core.hook import (HOOK_POINTS, PARTS, Hook, HookRow, LambdaHook, StepClock,
+                                  stands_for, weight_of)
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.panel.view import LocalRunView
 
@@ -403,6 +406,38 @@ def test_a_long_run_is_looked_at_now_and_then():
     steps, shares = times(loop)
     assert hook.real == 512 and row.calls == 2 * 512 and 440 <= steps <= 512
     assert 0.5 < row.seconds < 2.5 and shares["hooks"] > 0.5
+
+
+def test_windows_are_passed_over_as_the_estimate_takes_them():
+    """Whole cycles stand for themselves; of one that has begun the estimate takes what there is,
+    also for a hook that joined late."""
+    weights = np.array([weight_of(number) for number in range(1, 20_001)])
+    assert set(weights[8256:].tolist()) == {0, 256} and weights[64:8256].max() == 32
+    assert weights[: 64 + 128].sum() == 64 + 128
+    assert weights[: 8256 + 10 * 1024].sum() == 8256 + 10 * 1024
+    for count in (64, 65, 192, 200, 8256, 8257, 8260, 8256 + 1024, 20_000):
+        over, sampled = max(0, count - 64), weights[64:count].sum()
+        assert stands_for(count, 0) == (over / sampled if sampled else 1.0)
+        rest = weights[max(64, count):].sum()
+        assert stands_for(20_000, count) == ((19_936 - over) / rest if rest else 1.0)
+
+
+def test_a_hook_that_becomes_slow_late_is_estimated_as_such(monkeypatch):
+    """Of 40,000 windows the second half costs ten times as much: each sample has its weight."""
+    now, spent = [0.0], 0.0
+    monkeypatch.setattr(hook_module, "perf_counter", lambda: now[0])
+    clock, row = StepClock(), HookRow("late", Hook())
+
+    def work(seconds):
+        now[0] += seconds
+
+    call = clock.timed(row, work, True)
+    for number in range(1, 40_001):
+        clock.next_window()
+        seconds = 1.0 if number <= 20_000 else 10.0
+        spent += seconds
+        (call if clock.weight else work)(seconds)
+    assert row.calls == 40_000 and row.seconds == pytest.approx(spent, rel=0.05)
 
 
 def test_an_evaluation_is_looked_at_as_a_whole():

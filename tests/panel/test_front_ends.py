@@ -78,7 +78,7 @@ def test_where_no_page_draws_the_panel_lines_come(front_end):
     one line says so, others follow, and an interrupt stops after a whole step."""
     front_end.run(SHORT)
     cell = front_end.begin("print(trainer.fit().status)")
-    # a busy machine draws seldom: drawing takes at most a hundredth of the time
+    # a busy machine draws seldom: drawing takes at most 1/200 of the time
     assert front_end.until(lambda: front_end.text(cell).count("\nepoch") >= 2,
                            120), front_end.text(cell)
     front_end.show()  # a page that comes late ends them

@@ -183,7 +183,7 @@ def test_a_mean_over_a_gap_is_none():
     trainer = make(non_finite=None, first=10**9)
     board = trainer.dashboard
     trainer.step(40)
-    trainer.history._columns["train/loss"].arrays[-1][29] = math.nan
+    trainer.history._columns["train/loss"].values[29] = math.nan
     board.curves.of, board.curves._counts, board.plots._drawn = {}, {}, None
     board.refresh()
     assert number(board, "train/loss") == ("NaN in last 33", "wrong")

@@ -439,9 +439,9 @@ def test_the_picture_follows_the_run(monkeypatch):
     assert "data:image/svg+xml" in screen_module.as_image("<svg/>")
 
 
-@pytest.mark.parametrize("seconds, least, most", [(0.0, 0.5, 0.5), (0.01, 1, 1), (0.1, 2, 2)])
+@pytest.mark.parametrize("seconds, least, most", [(0.0, 0.5, 0.5), (0.005, 1, 1), (0.1, 2, 2)])
 def test_drawing_takes_little_time_and_the_panel_is_never_old(monkeypatch, seconds, least, most):
-    """Twice a second, a hundredth of the time where drawing takes long, each two seconds at
+    """Twice a second, 1/200 of the time where drawing takes long, each two seconds at
     least."""
     now = [100.0]
     monkeypatch.setattr(screen_module, "perf_counter", lambda: now[0])

@@ -82,8 +82,8 @@ class Screen:
             self._next = now + 0.5
             self.draw(kind)
             spent = perf_counter() - now
-            # drawing takes a hundredth of the time, unless the panel would be old for seconds then
-            self._next = now + min(2.0, max(0.5, 100 * spent))
+            # drawing takes 1/200 of the time, unless the panel would be old for seconds then
+            self._next = now + min(2.0, max(0.5, 200 * spent))
 
     def draw(self, kind: str = "") -> None:
         "Refresh every part that is shown."
@@ -180,7 +180,7 @@ class StaticPreview:
             self._by_guard()
             now = perf_counter()
             self.interval = min(60.0, 2 * self.interval)
-            self.due = now + max(self.interval, 300 * (now - began))
+            self.due = now + max(self.interval, 600 * (now - began))
 
     def _drawn(self, style: str) -> dict:
         picture, words = self.picture()

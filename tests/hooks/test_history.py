@@ -1,0 +1,168 @@
+"""The records of a run in memory: points share their places, and each record is what was written."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer_nb.core.control import Series
+from trainer_nb.hooks.recorder import History
+from trainer_nb.panel.plots import Curve
+
+NAMES = ("train/loss", "lr", "time/step", "grad_norm", "valid/loss")
+
+
+def places(first, count):
+    """Steps, epochs, samples and seconds of so many steps."""
+    steps = np.arange(first, first + count)
+    return steps, steps / 10, steps * 32, steps * 0.25
+
+
+def shared(history):
+    """How many sets of places the records have."""
+    return len({id(each.places) for each in history._columns.values()})
+
+
+def as_lists(history):
+    """What a history has, as plain lists."""
+    return {name: [column.tolist() for column in vars(history.series(name)).values()]
+            for name in history.names}
+
+
+append = st.tuples(st.just("append"), st.sets(st.sampled_from(NAMES), min_size=1),
+                   st.integers(1, 5), st.integers(0, 2))
+cut = st.tuples(st.just("cut"), st.integers(0, 12))
+halve = st.tuples(st.just("halve"), st.sampled_from(NAMES))
+saved = st.tuples(st.just("saved"))
+
+
+class Plain:
+    """The same as a history, one list of points a record."""
+
+    def __init__(self):
+        self.of, self.step = {}, 1
+
+    def append(self, history, names, count, late):
+        """The same steps for some records; the last ones miss the first steps."""
+        for order, name in enumerate(sorted(names)):
+            skip = min(late, count - 1) if order else 0
+            columns = [*places(self.step + skip, count - skip),
+                       np.arange(count - skip) + len(name)]
+            history.extend(name, *columns)
+            own = self.of.setdefault(name, [[], [], [], [], []])
+            for known, new in zip(own, columns, strict=True):
+                known += new.tolist()
+        self.step += count
+
+    def cut(self, history, step):
+        """A rewind to a step."""
+        counts = {name: sum(each <= step for each in own[0]) for name, own in self.of.items()}
+        history.cut(counts, 1, step, self.step)
+        self.of = {name: [column[: counts[name]] for column in own]
+                   for name, own in self.of.items()}
+        self.step = step + 1
+
+    def halve(self, history, name):
+        """Every second point of a record."""
+        if self.of.get(name, [[]])[0]:
+            history.halve(name)
+            self.of[name] = [column[::2] for column in self.of[name]]
+
+    def saved(self, history):
+        """Saved and loaded."""
+        history.load_state_dict(history.state_dict())
+
+
+@given(st.lists(st.one_of(append, append, cut, halve, saved), max_size=12))
+@settings(deadline=None, max_examples=150)
+def test_each_record_is_what_was_written(acts):
+    """Whatever the order in which records come together, part, and are cut."""
+    history, plain = History(), Plain()
+    for name, *rest in acts:
+        getattr(plain, name)(history, *rest)
+        wanted = {name: own for name, own in plain.of.items() if own[0]}
+        assert as_lists(history) == wanted
+        assert {name: series.values.tolist() for name, series in history.since({}).items()} == {
+            name: own[-1] for name, own in wanted.items()}
+
+
+def test_records_of_the_same_steps_share_their_places():
+    """72 bytes a step with five records, not 200; also when loaded, and after a rewind."""
+    history = History()
+    names = ("train/loss", "lr", "time/step", "time/data", "samples_per_second")
+    for first in range(1, 10_001, 250):
+        for name in names:
+            history.extend(name, *places(first, 250), np.full(250, 0.5))
+    state = history.state_dict()
+    stretches = {id(column) for each in state["points"].values() for column in each[:4]}
+    assert shared(history) == 1 and len(stretches) == 4
+    loaded = History()
+    loaded.load_state_dict(state)
+    assert shared(loaded) == 1 and as_lists(loaded) == as_lists(history)
+    history.cut(dict.fromkeys(names, 5_000), 1, 5_000, 10_000)
+    for name in names:
+        history.extend(name, *places(5_001, 250), np.full(250, 0.25))
+    own = history._columns["lr"]
+    assert shared(history) == 1 and len(own.places) == len(own) == 5_250
+
+
+def test_a_record_that_goes_its_own_way_keeps_its_points():
+    """Of the gradient's norm one step is missing: from there on it has places of its own."""
+    history = History()
+    for name in ("train/loss", "grad_norm"):
+        history.extend(name, *places(1, 4), [1.0, 2.0, 3.0, 4.0])
+    history.extend("train/loss", *places(5, 4), [5.0] * 4)
+    history.extend("grad_norm", *places(6, 3), [6.0] * 3)
+    assert history.steps("grad_norm").tolist() == [1, 2, 3, 4, 6, 7, 8]
+    assert history.steps("train/loss").tolist() == list(range(1, 9)) and shared(history) == 2
+
+
+def test_what_a_reader_changes_stays_with_the_reader():
+    """Arrays of `series` are copies."""
+    history = History()
+    for name in ("train/loss", "lr"):
+        history.extend(name, *places(1, 3), [1.0, 2.0, 3.0])
+    series = history.series("train/loss")
+    series.steps[:] = 0
+    assert history.steps("train/loss").tolist() == history.steps("lr").tolist() == [1, 2, 3]
+
+
+def test_a_reader_in_another_thread_sees_whole_points():
+    """All columns of a record have one length while another thread writes."""
+    history, found, ended = History(), [], threading.Event()
+
+    def read():
+        while not ended.is_set():
+            for series in history.since({}).values():
+                found.append({len(column) for column in vars(series).values()})
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for first in range(1, 20_001, 100):
+        for name in NAMES[:3]:
+            history.extend(name, *places(first, 100), np.zeros(100))
+    ended.set()
+    reader.join()
+    assert len(found) > 10 and all(len(each) == 1 for each in found)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_curves_share_the_places_of_their_points(missing):
+    """Curves of the panel do, too, until one of them misses a point."""
+    curves, wanted = [Curve(), Curve()], [[], []]
+    for first in range(1, 3_001, 100):
+        for number, curve in enumerate(curves):
+            skip = missing if number and first == 1_501 else 0
+            columns = places(first + skip, 100 - skip)
+            curve.extend(Series(*columns, columns[0] % 7.0), curves)
+            wanted[number] += columns[0].tolist()
+    for curve, steps in zip(curves, wanted):
+        assert curve.column("step").tolist() == steps
+        assert curve.column("time").tolist() == [0.25 * step for step in steps]
+        assert curve.column("values").tolist() == [step % 7 for step in steps]
+    assert (curves[0].axes is curves[1].axes) is (missing == 0)
+    late = Curve()
+    late.extend(Series(*places(2_951, 50), np.ones(50)), curves)
+    assert late.axes is curves[0].axes and late.column("step").tolist() == list(range(2951, 3001))
