@@ -411,7 +411,7 @@ def test_a_long_run_is_looked_at_now_and_then():
 def test_windows_are_passed_over_as_the_estimate_takes_them():
     """Whole cycles stand for themselves; of one that has begun the estimate takes what there is,
     also for a hook that joined late."""
-    weights = np.array([weight_of(number) for number in range(1, 20_001)])
+    weights = np.array([weight_of(number)[0] for number in range(1, 20_001)])
     assert set(weights[8256:].tolist()) == {0, 256} and weights[64:8256].max() == 32
     assert weights[: 64 + 128].sum() == 64 + 128
     assert weights[: 8256 + 10 * 1024].sum() == 8256 + 10 * 1024
@@ -498,3 +498,12 @@ def test_the_shares_of_hooks_add_up_to_the_bar():
     assert sum(row.in_steps
                for row in loop.hooks.rows) == pytest.approx(found.seconds["hooks"], rel=1e-6)
     assert loop.hooks.rows[0].in_steps < 0.5 * loop.hooks.rows[1].in_steps
+
+
+def test_the_number_of_the_next_turn_is_right():
+    """Up to there a window stands for as many as the one before."""
+    number = 1
+    while number < 20_000:
+        weight, turn = weight_of(number)
+        assert turn > number and {weight_of(each)[0] for each in range(number, turn)} == {weight}
+        number = turn

@@ -536,19 +536,22 @@ def hook_table(rows: list[HookRow], clock=None) -> str:
 ALL_COUNTED, IN_A_ROW = 64, 4
 CYCLES = ((0, 128), (8192, 1024))  # from a number of windows after the first ones; windows of one
 
-def weight_of(windows: int) -> int:
-    """How many windows the last one of so many stands for; 0: it is not counted.
+def weight_of(number: int) -> tuple[int, int]:
+    """How many windows that of a number stands for (0: it is not counted), and the next number for
+    which that may be another one.
 
     The first 64 are all counted. Later 4 in a row of every 128 stand for all of these, and
     in a long run, where a share changes little, 4 in a row of every 1024."""
-    place = windows - ALL_COUNTED - 1
+    place = number - ALL_COUNTED - 1
     if place < 0:
-        return 1
+        return 1, ALL_COUNTED + 1
     cycle = max((start, cycle) for start, cycle in CYCLES if place >= start)[1]
-    return cycle // IN_A_ROW if place % cycle < IN_A_ROW else 0
+    own = place % cycle
+    counted = own < IN_A_ROW
+    return cycle // IN_A_ROW if counted else 0, number + (IN_A_ROW if counted else cycle) - own
 
 def stands_for(windows: int, since: int) -> float:
-    """Windows begun by windows that the sampled ones stand for: a cycle that has begun has all of its.
+    """Windows that have begun, by the windows that the sampled ones stand for.
 
     Only windows after number `since`, and after the first ones, are sampled."""
     def passed(count):
@@ -586,6 +589,7 @@ class StepClock:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.hooks, self.depth = 0.0, 0  # in hooks so far, nested calls once
         self.weight = 1  # how many steps the current one stands for; 0: not counted
+        self._turn = 0  # up to this window that stays
         self._mark = None  # when the last phase ended, and the hooks' seconds then
         self._waited, self._began = 0.0, 0.0  # seconds for data in the window, and its start
         self._warm = False  # the first step is never typical
@@ -658,15 +662,18 @@ class StepClock:
 
     def stand_for(self, steps: int) -> None:
         "From here on each step stands for `steps` of them; the open phase is dropped."
-        self.weight, self._mark, self._warm = steps, None, False
+        self.weight, self._mark, self._warm, self._turn = steps, None, False, 0
 
     def next_window(self) -> bool:
         "A window begins; True if it stands for another number of windows than the last one."
         self.windows += 1
-        weight = weight_of(self.windows)
+        if self.windows < self._turn:
+            return False
+        weight, turn = weight_of(self.windows)
         changed = weight != self.weight
         if changed:
             self.stand_for(weight)
+        self._turn = turn
         return changed
 
     def timed(self, row: HookRow, method, sampled: bool):

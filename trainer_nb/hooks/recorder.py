@@ -43,7 +43,10 @@ class Places:
 
     def has(self, start: int, columns) -> bool:
         "Whether exactly these places begin at number `start`."
-        return all(own[start:start + len(new)] == new for own, new in zip(self.arrays, columns))
+        steps, epochs, samples, seconds = self.arrays  # most often the last one is another one
+        part = slice(start, start + len(columns[0]))
+        return (steps[part] == columns[0] and seconds[part] == columns[3]
+                and epochs[part] == columns[1] and samples[part] == columns[2])
 
     def part(self, start: int, end: int) -> "Places":
         "A copy of the places from number `start` to the one before `end`."
@@ -58,7 +61,6 @@ class Places:
 
 class Columns:
     "The points of one name: 8 bytes a value, and 32 for its place unless another record has it."
-    CODES = Places.CODES + "d"  # as in Series
     TYPES = tuple({"q": np.int64, "d": np.float64}[code] for code in Places.CODES)
 
     def __init__(self):
@@ -70,19 +72,22 @@ class Columns:
 
     end = property(lambda self: self.first + len(self.values))
 
-    def extend(self, *columns, others=()) -> None:
+    def extend(self, *columns, others: dict | None = None) -> None:
         """Append points: steps, epochs, samples, seconds and values, sequences of equal length.
 
-        `others`: the columns whose places may be those of this one's first points."""
-        *where, values = map(as_array, self.CODES, columns)
+        `others`: by name, the columns whose places may be those of this one's first points."""
+        *where, values = columns
+        if type(where[0]) is not array:  # the recorder has made them
+            where = list(map(as_array, Places.CODES, where))
         if not self.values:
-            self._join(where, others)
-        if self.end == len(self.places):
+            self._join(where, (others or {}).values())
+        end = self.end
+        if end == len(self.places.arrays[0]):
             self.places.extend(where)
-        elif not self.places.has(self.end, where):  # from here on it goes its own way
-            self.places, self.first = self.places.part(self.first, self.end), 0
+        elif not self.places.has(end, where):  # from here on it goes its own way
+            self.places, self.first = self.places.part(self.first, end), 0
             self.places.extend(where)
-        self.values.extend(values)
+        self.values.extend(as_array("d", values))
 
     def _join(self, where, others) -> None:
         "Share the places of another record that has just had the same ones."
@@ -148,8 +153,9 @@ class History:
             self._extend(name, (steps, epochs, samples, seconds, values))
 
     def _extend(self, name: str, columns) -> None:
-        own = self._columns.setdefault(name, Columns())
-        own.extend(*columns, others=self._columns.values())
+        if name not in self._columns:
+            self._columns[name] = Columns()
+        self._columns[name].extend(*columns, others=self._columns)
 
     def series(self, name: str, start: int = 0) -> Series:
         "The points of a name from number `start` on; KeyError names the known ones."
@@ -436,7 +442,7 @@ class RecorderHook(Hook):
 
     def _extend(self, values: dict[str, tuple], place: list) -> None:
         "Write records (name to indices and values) of steps at these places."
-        place = [array(code, column) for code, column in zip(Columns.CODES, place)]
+        place = [array(code, column) for code, column in zip(Places.CODES, place)]
         for name, (indices, numbers) in values.items():
             if numbers:
                 every = len(numbers) == len(place[0])

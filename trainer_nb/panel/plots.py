@@ -73,6 +73,7 @@ class Axes:
         made.extend({key: column[start:end] for key, column in self.columns.items()})
         return made
 
+# %% ../../nbs/panel/32_plots.ipynb #20298da6
 class Curve:
     """All points of one record, in arrays that grow, with running sums.
 
