@@ -2702,6 +2702,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                         'trainer_nb/hooks/layer_stats.py'),
                                               'trainer_nb.hooks.layer_stats.LayerStatsHook._drop': ( 'hooks/layer_stats.html#layerstatshook._drop',
                                                                                                      'trainer_nb/hooks/layer_stats.py'),
+                                              'trainer_nb.hooks.layer_stats.LayerStatsHook._histories': ( 'hooks/layer_stats.html#layerstatshook._histories',
+                                                                                                          'trainer_nb/hooks/layer_stats.py'),
                                               'trainer_nb.hooks.layer_stats.LayerStatsHook._records': ( 'hooks/layer_stats.html#layerstatshook._records',
                                                                                                         'trainer_nb/hooks/layer_stats.py'),
                                               'trainer_nb.hooks.layer_stats.LayerStatsHook.after_loss': ( 'hooks/layer_stats.html#layerstatshook.after_loss',

@@ -38,10 +38,10 @@ class Window:
         self.samples = 0  # in all batches of this process
         self.items = 0  # sum of n
         self.reference = 0  # size times the first n
-        self.parts = []  # (loss, n, records) of each chunk
-        self.kept = []  # the batches themselves, if the window may be repeated
+        self.parts: list[tuple] = []  # (loss, n, records) of each chunk
+        self.kept: list = []  # the batches themselves, if the window may be repeated
         # random streams and counters before each batch, if the window may be repeated
-        self.streams = []
+        self.streams: list[tuple] = []
 
     def ends_next(self, left: int | None, group: int = 1) -> bool:
         """Whether the next pass is certainly the last one of this window.
@@ -214,7 +214,8 @@ class BackwardSeeds:
     "The tensors that backward passes start from."
     def __init__(self):
         self._seeds: dict = {}
-        self._last = (None, None, None)  # weight, dtype, seed: often the same for the next batch
+        # weight, dtype, seed: often the same for the next batch
+        self._last: tuple = (None, None, None)
 
     def of(self, loss: torch.Tensor, weight) -> torch.Tensor:
         "The gradient to start the backward pass from, in the loss's shape and type."
@@ -263,8 +264,9 @@ class HeldParameters:
     "The parameters of a model and of its optimizer, with their names."
     def __init__(self, model: torch.nn.Module, optim: torch.optim.Optimizer):
         self.model = model
-        self.every, self.names = [], []  # of the model, and others that the optimizer has
-        self.held, self.held_names = [], []  # of the optimizer
+        # of the model, and others that the optimizer has
+        self.every, self.names = list[torch.Tensor](), list[str]()
+        self.held, self.held_names = list[torch.Tensor](), list[str]()  # of the optimizer
         self.refresh(optim)
 
     def refresh(self, optim: torch.optim.Optimizer) -> None:
@@ -331,6 +333,10 @@ class Engine:
     "The operations of a step on one device; a subclass does them in another way."
     make_data, pick_device = EpochIterator, staticmethod(pick_device)
     sharded = False  # each process has a shard of every parameter
+    before_pass: Callable  # of several processes, as the next three
+    after_pass: Callable
+    zero_weight_pass: Callable
+    all_reduce_step: Callable
     precision = property(attrgetter("casting.name"))
     training_autocast = property(attrgetter("casting.training"))
     autocast = property(attrgetter("casting.context"))

@@ -43,9 +43,9 @@ class Window:
     samples: int
     items: Any
     reference: Any
-    parts: Any
-    kept: Any
-    streams: Any
+    parts: list[tuple]
+    kept: list
+    streams: list[tuple]
 PRECISIONS: Any
 def check_precision(name) -> str | None:
     """None, 'bf16' or 'fp16'; ValueError suggests the nearest."""
@@ -187,6 +187,10 @@ class Engine:
     make_data: Any
     pick_device: Any
     sharded: bool
+    before_pass: Callable
+    after_pass: Callable
+    zero_weight_pass: Callable
+    all_reduce_step: Callable
     precision: Any
     training_autocast: Any
     autocast: Any

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MethodType
+from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -128,7 +129,7 @@ class FitResult:
 class RandomStreams:
     "The states of the global random streams at one moment."
     python: tuple
-    numpy: tuple
+    numpy: Any  # a tuple
     torch: torch.Tensor
     cuda: list
 
@@ -240,7 +241,7 @@ class StreamTurns:
 
 TURNS = StreamTurns()
 if hasattr(os, "register_at_fork"):  # a forked process has only one thread
-    os.register_at_fork(after_in_child=TURNS.__init__)
+    os.register_at_fork(after_in_child=TURNS.__init__)  # type: ignore[misc]  # of this very class
 
 # %% ../../nbs/core/00_state.ipynb #23615a34
 class OwnStreams:

@@ -11,6 +11,7 @@ import os
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,12 +107,12 @@ class TensorBoardHook(TrackerHook):
         wanted = own or (Path("runs", made) if made else None)
         folder = self._folder_of(place, wanted)
         is_folder = folder is not None and folder.is_dir() and not folder.is_symlink()
-        there = is_folder and place["given"] == given
+        there = is_folder and place is not None and place["given"] == given
         if not there:
             self.sender.restart()
             now, kind = f"{datetime.now():%Y-%m-%d_%H-%M-%S}", type(trainer.model).__name__
             made = None if own else f"{now}_{kind}"
-            wanted = own or Path("runs", made)
+            wanted = own or Path("runs", f"{now}_{kind}")
             place = {"number": free_folder(wanted), "made": made, "given": given}
         elif resumed_at is not None:
             purge = holds_to(resumed_at, self.every_steps) + 1
@@ -175,7 +176,7 @@ class ServiceRuns:
     "The runs of a service that a tracker writes to, one after the other."
     def __init__(self, service, config: dict | None):
         self.service, self.config = service, config
-        self.run = None  # of the service, while it is open
+        self.run: Any = None  # of the service, while it is open
 
     def open(self, tracker, trainer, resumed_at: int | None) -> dict:
         "Begin a run, or go on with the one at the tracker's place; returns the place."
