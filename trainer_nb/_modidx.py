@@ -4927,6 +4927,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'trainer_nb/panel/style.py'),
                                         'trainer_nb.panel.style.Pane.shown': ('panel/style.html#pane.shown', 'trainer_nb/panel/style.py'),
                                         'trainer_nb.panel.style.Pane.tick': ('panel/style.html#pane.tick', 'trainer_nb/panel/style.py'),
+                                        'trainer_nb.panel.style.Pane.title': ('panel/style.html#pane.title', 'trainer_nb/panel/style.py'),
                                         'trainer_nb.panel.style.Root': ('panel/style.html#root', 'trainer_nb/panel/style.py'),
                                         'trainer_nb.panel.style.Root.__init__': ( 'panel/style.html#root.__init__',
                                                                                   'trainer_nb/panel/style.py'),

@@ -481,7 +481,8 @@ class LayerStatsHook(Hook):
         self.history = LayerHistory(most)
         self.weight_history = WeightHistory(most) if weights else None
         self._weight_probe: WeightProbe | None = None
-        self._enabled, self._probe, self._compiled = True, None, False
+        self._enabled, self._compiled = True, False
+        self._probe: Probe | None = None
         self._edges: dict = {}  # device to kind to lower edges
 
     def series(self, name: str, kind: str = "activations") -> LayerSeries:

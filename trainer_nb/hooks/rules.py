@@ -112,7 +112,8 @@ class RuleHook(Hook):
     ):
         changes = {} if tune is None else tune
         check_rule(on, rewind, changes, then, note)
-        self.name, self.on, self.most = name or f"{on}_rule", on, most
+        self.name: str = name or f"{on}_rule"
+        self.on, self.most = on, most
         if rewind is not None:
             self.rewind = rewind
         self.changes, self.then, self.text = dict(changes), then, note

@@ -195,10 +195,10 @@ class SplitSamples:
                       else each.cpu().numpy() for name, each in values.items()}
             evaluation = self.evaluation
             evaluation.samples += len(next(iter(arrays.values()), ()))
-            targets, predictions = arrays.get("targets"), arrays.get("predictions")
-            if all(each is not None and each.ndim == 1 and each.dtype.kind in "iub"
-                   for each in (targets, predictions)):
-                evaluation.count(targets, predictions)
+            pair = [arrays[name] for name in ("targets", "predictions") if name in arrays]
+            if len(pair) == 2 and all(each.ndim == 1 and each.dtype.kind in "iub"
+                                      for each in pair):
+                evaluation.count(*pair)
             if "rows" in arrays:
                 evaluation.add(self._samples(arrays, kept, place, start), self.most)
         self._pending, self._bytes = [], 0

@@ -14,6 +14,7 @@ import copy
 import difflib
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -316,7 +317,7 @@ class Schedule:
         "Let a function of the optimizer alone make the scheduler."
         self._use(self.recipe.build(optimizer, [], None, 0))
 
-    def build(self, optimizer, rates: list[float], total: int, ticks: int) -> None:
+    def build(self, optimizer, rates: list[float], total: int | None, ticks: int) -> None:
         """Build the scheduler for `total` ticks, `ticks` of them made; the groups began with
         `rates`."""
         self.rates = list(rates)
