@@ -36,7 +36,7 @@ class Window:
         self.size, self.usual = size, usual
         self.batches = 0  # batches with a loss
         self.samples = 0  # in all batches of this process
-        self.items = 0  # sum of n
+        self.items: float = 0  # sum of n
         self.reference = 0  # size times the first n
         self.parts: list[tuple] = []  # (loss, n, records) of each chunk
         self.kept: list = []  # the batches themselves, if the window may be repeated
@@ -331,7 +331,8 @@ _GRADIENT, _GIVEN = attrgetter("grad"), partial(is_not, None)
 
 class Engine:
     "The operations of a step on one device; a subclass does them in another way."
-    make_data, pick_device = EpochIterator, staticmethod(pick_device)
+    make_data: Callable[..., EpochIterator] = EpochIterator
+    pick_device = staticmethod(pick_device)
     sharded = False  # each process has a shard of every parameter
     before_pass: Callable  # of several processes, as the next three
     after_pass: Callable

@@ -184,7 +184,7 @@ _GRADIENT: Any
 _GIVEN: Any
 class Engine:
     """The operations of a step on one device; a subclass does them in another way."""
-    make_data: Any
+    make_data: Callable[..., EpochIterator] = EpochIterator
     pick_device: Any
     sharded: bool
     before_pass: Callable

@@ -14,7 +14,6 @@ import copy
 import difflib
 import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +75,8 @@ def warmup_stable_decay(
         return warm(step, rising) * (final + (1 - final) * (1 - math.sqrt(done)))
     return LambdaLR(optimizer, part)
 
-SCHEDULES = {"one_cycle": one_cycle, "cosine": cosine, "warmup_stable_decay": warmup_stable_decay}
+SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
+    "one_cycle": one_cycle, "cosine": cosine, "warmup_stable_decay": warmup_stable_decay}
 
 # %% ../../nbs/hooks/12_schedule.ipynb #0c77b993
 def set_rate(group: dict, rate: float) -> None:
@@ -93,7 +93,7 @@ class Recipe:
             raise ValueError(f"sched={given!r}: {hint} {', '.join(map(repr, SCHEDULES))}, "
                              "or give a scheduler of torch's")
         named = isinstance(given, str)
-        self.make: Callable = SCHEDULES[given] if named else given
+        self.make: Any = SCHEDULES[given] if named else given
         self.settings = settings
         self.name = given if named else getattr(given, "__name__", type(given).__name__)
         parameters = inspect.signature(self.make).parameters.values()

@@ -12,7 +12,7 @@ from time import monotonic
 
 import ipywidgets as widgets
 
-from ..core.control import Command, RunView, WaitingCommand
+from ..core.control import Command, Reply, RunView, WaitingCommand
 from .controls import button
 from .style import Pane
 

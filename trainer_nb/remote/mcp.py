@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..core.control_folder import FINAL, ControlError, Replies, Request, sender
 from .cli import gone_text, json_line, run_row, tunable_values, tunables_of
@@ -114,7 +115,7 @@ def chosen_records(run: RunFiles, names: list[str] | None, start: int, end: int 
 
 def curve(points: list[tuple[int, float]], most: int) -> dict:
     "Steps and values of a curve, thinned, with its lowest and highest point."
-    known = [each for each in points if math.isfinite(each[1])]
+    known: list[Any] = [each for each in points if math.isfinite(each[1])]
     ends = {word: list(choose(known, key=lambda each: each[1])) if known else None
             for word, choose in (("lowest", min), ("highest", max))}
     shown = thinned(points, most)

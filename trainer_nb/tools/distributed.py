@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -43,7 +44,7 @@ class ProcessLostError(RuntimeError):
 class ProcessesPartedError(RuntimeError):
     "The processes of this run do different things: they would wait for each other forever."
 
-PACKAGE = str(Path(sys.modules["trainer_nb"].__file__).parent)
+PACKAGE = str(Path(str(sys.modules["trainer_nb"].__file__)).parent)
 INNER = (PACKAGE, str(Path(torch.__file__).parent))
 DOING = {  # what functions of the package are to the user
     "_on_save": "save()", "save": "save()", "load": "load()", "evaluate_loader": "an evaluation",
@@ -114,7 +115,8 @@ class Watch:
         self.store = dist.PrefixStore("trainer_nb", store)
         self.number, self.kind, self.waiting = 0, "", False  # of collective operations
         self.passes = 0  # training passes begun
-        self.parameters = dict  # callable: whether each parameter is trained, by name
+        # whether each parameter is trained, by name
+        self.parameters: Callable[[], dict[str, bool]] = dict
         self.driving = threading.get_ident()  # the thread that makes the steps
         self.has_parted = False  # an error has said so
         self.ended = threading.Event()
@@ -473,6 +475,7 @@ class SharedPassOpener:
     def _open_whole(self, data: EpochIterator, taken: int, length: int | None) -> tuple:
         "All batches of a loader without indices, or all stored batches, under process 0's streams."
         mine = RandomStreams.capture()
+        assert self.common is not None
         self.common.restore(self.loader)
         raw = data.first_batches.open(self.source, self.common, data.epoch, data)
         shared = RandomStreams.capture()
@@ -549,21 +552,23 @@ class WindowSums:
         records = [dict(part[2], loss=part[0]) for part in window.parts]
         weights, names = [float(part[1]) for part in window.parts], self.names
         unknown = any(name not in names for each in records for name in each)
-        sums = [sum(weights), window.samples, unknown, attention, *self._counts(records, weights)]
-        items, samples, unknown, attention, *sums = self.world.sum([*sums, *there])
+        own = [sum(weights), window.samples, unknown, attention, *self._counts(records, weights)]
+        items, samples, any_unknown, any_attention, *sums = self.world.sum([*own, *there])
         counts, there = sums[:len(names)], [count > 0 for count in sums[len(names):]]
-        if unknown:
-            own = {name for each in records for name in each}
+        if any_unknown:
+            here = {name for each in records for name in each}
             self.names = sorted({*names,
-                                 *(name for each in self.world.gather(own) for name in each)})
+                                 *(name for each in self.world.gather(here) for name in each)})
             counts = self.world.sum(self._counts(records, weights))
-        return WindowTotals(items, int(samples), bool(attention), counts, there, records, weights)
+        return WindowTotals(items, int(samples), bool(any_attention), counts, there, records,
+                            weights)
 
     def complete(self, window: Window, totals: WindowTotals) -> None:
         "Make a window that of all processes: its items, and the means of its records."
         if not totals.items:
             window.parts = []
             return
+        assert window.usual is not None  # all of them know it
         window.items = int(totals.items) if totals.items.is_integer() else totals.items
         window.reference = window.size * window.usual * self.world.size
         window.parts = [self._means(totals, window.items)]
@@ -645,8 +650,10 @@ class ProcessEngine(Engine):
 
         One that has come since gets process 0's values: each process has drawn others."""
         super().refresh_parameters()
-        known = None if self._alike is None else set(map(id, self._alike))
-        for parameter in () if known is None else self.params.every:
+        if self._alike is None:
+            return
+        known = set(map(id, self._alike))
+        for parameter in self.params.every:
             if id(parameter) not in known:
                 self.world.spread(parameter.data)
                 self._alike.append(parameter)
