@@ -156,7 +156,7 @@ class Trainer(CoreTrainer):
         fast_dev_run      True or a number: that many batches of each loader, no files
     """
     progress: bool | Literal["bar", "lines"] = False
-    progress_hook: ProgressHook | None = None
+    progress_hook: Any = None  # a ProgressHook, where progress is shown
     inspection: Any = None
     config = _workspace = task = _test_dl = None
     lr_search: LRFind | None = None  # the last search for a rate, or the present one

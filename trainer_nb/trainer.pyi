@@ -124,7 +124,7 @@ class Trainer(CoreTrainer):
         fast_dev_run      True or a number: that many batches of each loader, no files
     """
     progress: bool | Literal['bar', 'lines'] = False
-    progress_hook: ProgressHook | None = None
+    progress_hook: Any = None
     inspection: Any = None
     config: Any
     _workspace: Any

@@ -704,8 +704,9 @@ def settle_files(self: RunCheckpoint) -> None:
 def take_point(self: RunCheckpoint, step: int) -> tuple[dict, dict]:
     "The state to go back to, and the lengths of the log then."
     self.settle_files()
+    found: Any = self.point(step)
     try:
-        return self.point(step).take()
+        return found.take()
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"rewind({step}): the state there is damaged ({reason(error)})") from error

@@ -1708,7 +1708,9 @@ def rewind(self: CoreTrainer, step: int) -> int:
     checkpoint = self.checkpoint
     if not self.driven:
         checkpoint.settle_files()
-    landed = checkpoint.point(checkpoint.check_rewind({"step": step})["step"]).step
+    point = checkpoint.point(checkpoint.check_rewind({"step": step})["step"])
+    assert point is not None  # it was checked
+    landed = point.step
     self.do("rewind", step=step)
     return landed
 

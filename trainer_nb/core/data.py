@@ -901,7 +901,7 @@ class FirstBatches:
 
     def _take(self, source: LoaderSource, start: EpochStart, epoch: int) -> None:
         again = self.start is not None
-        if again:
+        if self.start is not None:
             now = EpochStart.capture(source.loader)
             source.set_epoch(self.epoch)
             self.start.restore(source.loader)
@@ -954,6 +954,7 @@ class PassOpener:
         """The loader's iterator for the pass that begins now, and the iterator of its batches.
 
         `alive`: persistent workers wait for it; if they have ended, no seed may be drawn."""
+        assert data.epoch_start is not None
         if (data.epoch_start.reused and not alive) or data.skipped_in_epoch:
             return self.reopen(data, 0)
         return self._open(data, 0)

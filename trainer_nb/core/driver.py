@@ -111,14 +111,14 @@ class Interrupts:
             elif not self.state.closing or len(seen) > 2:
                 raise KeyboardInterrupt
         handler: Any = on_interrupt
-        handler.ended, handler.previous = False, signal.signal(signal.SIGINT, handler)
+        previous: Any = signal.signal(signal.SIGINT, handler)
+        handler.ended, handler.previous = False, previous
         try:
             yield
         finally:
             handler.ended = True
             # another one: a run that is awaited beside this one began later
             if signal.getsignal(signal.SIGINT) is handler:
-                previous = handler.previous
                 while getattr(previous, "ended", False):
                     previous = previous.previous
                 signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
@@ -257,12 +257,14 @@ def record(self: Driver, kind: str, name: str, old, new, source: str, owner, sur
            was=None, unset: str = "initial") -> Intervention:
     "Add an intervention with its position to the journal, and call the hooks."
     state, command = self.step_state, self.command
-    told = command is not None and (command.id or command.reason) and command.source == source
+    told = {}
+    if command is not None and (command.id or command.reason) and command.source == source:
+        told = command.origin()
     entry = self.journal.record(
         kind, name, old, new, source=source, branch=state.branch, boundary=state.boundary,
         step=state.optimizer_step, epoch=state.epoch, batch_idx=state.batch_idx,
         samples_seen=state.samples_seen, seconds=round(self.clock.elapsed(), 3), survives=survives,
-        **(command.origin() if told else {}))
+        **told)
     if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
         entry.was, entry.unset = was, unset
     self.hooks.fire("on_intervention", owner, entry)
@@ -705,7 +707,9 @@ def drive(self: Driver, name: str, owner) -> RunState:
 class Background:
     "The thread in which a run is driven while the kernel is free."
     def __init__(self):
-        self.thread = self.done = self.error = None
+        self.thread: Any = None
+        self.done: threading.Event | None = None
+        self.error: BaseException | None = None
 
     def alive(self) -> bool:
         "A thread is driving."

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter, is_not
+from typing import Any
 
 import torch
 from fastcore.basics import patch
@@ -289,7 +290,7 @@ class HeldParameters:
 class LossScaling:
     "torch's loss scaler around the steps of an optimizer; `scaler` is None except in fp16."
     def __init__(self, scaler: torch.amp.GradScaler | None = None):
-        self.scaler = scaler
+        self.scaler: Any = scaler
         self.overflowed = False  # the last step was skipped
         self._stepped = False
         self._unscaled = False  # the scaler waits for the end of this step
@@ -357,7 +358,8 @@ class Engine:
         self.model = self.plain_model = model  # `wrap` replaces the first one
         self.optim, self.device = optim, device
         self.moves = device.type != "cpu"  # batches have to be moved to the device
-        self.processes = processes = OneProcess() if processes is None else processes
+        processes = OneProcess() if processes is None else processes
+        self.processes: Any = processes
         self.rank, self.num_processes = processes.rank, processes.size
         self.is_main, self.is_distributed = processes.rank == 0, processes.is_distributed
         self.nominal_batch_size: int | None = None  # items, until the real numbers are known

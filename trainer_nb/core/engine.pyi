@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter, is_not
+from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 from .data import EpochIterator, move_to_device, open_loader
@@ -176,7 +177,7 @@ class LossScaling:
 
     def end(self) -> None:
         """End what `unscale` has begun, if no step followed."""
-    scaler: torch.amp.GradScaler | None
+    scaler: Any
     overflowed: Any
     _stepped: bool
     _unscaled: bool

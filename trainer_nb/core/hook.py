@@ -383,7 +383,7 @@ class HookSet:
         self.rows: list[HookRow] = []
         self.watched = False  # calls and time are counted
         self.watchers: set[str] = set()  # who asks for it
-        self.clock: StepClock | None = None  # since they were first
+        self.clock: Any = None  # a StepClock, since they were first
         self.stale = False  # changed since resolve()
         self._untimed: dict | None = None  # calls without a clock
         self.error_after_all: int | None = None  # id of what was raised after all were called

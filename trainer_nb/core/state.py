@@ -278,11 +278,13 @@ class OwnStreams:
 
     def _take_out(self) -> None:
         if self.in_place:
+            assert self.outside is not None
             self.held = self.held or RandomStreams.capture()
             self.outside.restore()
             self.in_place = False
 
     def _put_in(self) -> None:
+        assert self.held is not None
         self.in_place = True
         self.held.restore()
         self.held = None
@@ -293,6 +295,7 @@ class OwnStreams:
         if not self.in_place or self.held is not None:
             yield
             return
+        assert self.outside is not None
         self.held = RandomStreams.capture()
         self.outside.restore()
         self.in_place = False
@@ -380,6 +383,7 @@ class RunRandom:
         if streams is None and driven:
             streams = self.first()
         if self.own.in_place:
+            assert streams is not None  # the run was driven
             streams.restore()
         else:
             self.own.held = streams

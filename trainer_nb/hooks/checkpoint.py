@@ -245,7 +245,8 @@ class ExitHandler:
 
     It holds the run by a weak reference, so it does not keep it alive."""
     def __init__(self, trainer, code: int | str):
-        self.run, self.code = weakref.ref(trainer), code
+        self.run: Callable[[], Any] = weakref.ref(trainer)
+        self.code = code
         self.previous: dict = {}  # of each signal: the handler that was there before
         self.ended = False
 
@@ -301,10 +302,10 @@ class ExitSignals:
             return
         self._unlink.detach()
         handler, self._handler = self._handler, None
-        handler.ended = True
+        handler.ended, behind = True, handler.behind
         for number in handler.previous:
             if signal.getsignal(number) is handler:
-                signal.signal(number, handler.behind(number))
+                signal.signal(number, behind(number))
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #afbed87f
 class BestValues:
@@ -378,6 +379,7 @@ class HeldFolder:
 
     def hold_again(self, trainer) -> None:
         "Lock the folder again, of a run that is not running."
+        assert self.folder is not None and self.lock is not None
         self.lock = hold(self.folder.path, trainer, self.lock.mark)
 
     def give_back(self) -> None:
@@ -653,7 +655,8 @@ class CheckpointHook(Hook):
         # one of several processes cannot ask the others any more
         alone = not trainer.engine.is_distributed
         own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
-        if self._ready and alone and self.held.lock.held and not own:
+        lock = self.held.lock
+        if self._ready and alone and lock is not None and lock.held and not own:
             self._save(trainer, "" if trainer.inexact is None else "_error")
 
     def on_intervention(self, trainer, intervention):

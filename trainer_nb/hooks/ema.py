@@ -183,7 +183,7 @@ class EMAHook(Hook):
     def weight_sets(self, trainer) -> dict | None:
         """Suffix of the split's name to a context with the weights to evaluate; None: the
         training's."""
-        if self.eval == "raw" or not self.ready(trainer):
+        if self.eval == "raw" or not self.ready(trainer) or self._average is None:
             return None
         average = self._average.swapped_in
         return {"": average} if self.eval == "ema" else {"": nullcontext, "_ema": average}

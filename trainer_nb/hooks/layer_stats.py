@@ -567,6 +567,7 @@ class LayerStatsHook(Hook):
             return
         self._drop()
         if weights is not None and weights.step == step - 1 and weights.found:
+            assert self.weight_history is not None
             self.weight_history.add(step, *weights.after())
         if probe is not None and probe.step == step - 1:
             self.history.add(step, probe.found)

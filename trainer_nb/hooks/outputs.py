@@ -173,8 +173,9 @@ class Part:
 
     def discard(self) -> None:
         "Remove what was written."
-        for file in self.files.values():
-            file.file.close()
+        for each in self.files.values():
+            if each.file is not None:
+                each.file.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # others have parts there
             self.folder.parent.rmdir()

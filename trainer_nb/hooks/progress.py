@@ -95,8 +95,10 @@ class RunText:
         counts = {} if history is None else history.counts()
         for name in ("time/step", "time/data"):
             count = counts.get(name, 0)
-            series = history.series(name, max(0, count - (step - after))) if count else None
-            if count and (series.steps > after).any():
+            if history is None or not count:
+                continue
+            series = history.series(name, max(0, count - (step - after)))
+            if (series.steps > after).any():
                 parts.append(f"{name} {as_seconds(series.values[series.steps > after].mean())}")
         return "  ".join(parts)
 

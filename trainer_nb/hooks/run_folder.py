@@ -317,11 +317,11 @@ class RunFolderHook(MainProcessHook):
     def __init__(self, path, config=None, weights=None, writes=True):
         self.given, self.config, self.writes = Path(path), config, writes
         self.weights = weights  # a FinalWeightsHook
-        self.folder: RunFolder | None = None
-        self._closed: RunFolder | None = None  # after close(): goes on in it, if the run goes on
+        self.folder: Any = None  # a RunFolder, in the main process
+        self._closed: Any = None  # after close(): goes on in it, if the run goes on
         self._settings: dict | None = None  # what is to be written of the run
         self._warned = False
-        self.journal_file: JournalFile | None = None
+        self.journal_file: Any = None  # a JournalFile
         self._due = 0.0
 
     def before_fit(self, trainer):

@@ -14,6 +14,7 @@ import copy
 import difflib
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -281,7 +282,7 @@ class Schedule:
         if built and settings:
             raise TypeError(f"{', '.join(settings)}: settings are for schedules by name, "
                             f"this is a {type(scheduler).__name__}")
-        self.recipe = None if built else Recipe(scheduler, settings)
+        self.recipe: Any = None if built else Recipe(scheduler, settings)
         self.scheduler: Any = None
         self.rule = rule
         self.total: int | None = None  # ticks of the whole run

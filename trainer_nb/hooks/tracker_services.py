@@ -87,7 +87,8 @@ class TensorBoardHook(TrackerHook):
     @property
     def events(self):
         "The open writer; FileNotFoundError for a folder that is gone."
-        if not self.folder.is_dir():  # the writer's thread would raise it, where nothing catches it
+        # the writer's thread would raise it, where nothing catches it
+        if self.folder is None or not self.folder.is_dir():
             raise FileNotFoundError(f"the folder {self.folder} is gone")
         return self.writer
 

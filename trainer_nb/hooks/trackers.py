@@ -714,7 +714,7 @@ class JSONLHook(TrackerHook):
         super().__init__(every_steps)
         self.given = path
         self._wanted: Path | None = None  # as it was given; the file may have a number
-        self._file: LinesFile | None = None
+        self._file: Any = None  # a LinesFile, once it is open
 
     @property
     def path(self) -> Path | None:

@@ -230,6 +230,7 @@ def coming(view: RunView) -> list[Place]:
 def traceback_box(row: HookRow) -> str:
     "What a hook raised, with its place; HTML."
     failed = row.failure
+    assert failed is not None
     text = html.escape(failed.traceback.rstrip())
     place = f"step {failed.step:,}, epoch {failed.epoch + 1}, batch {failed.batch_idx + 1}"
     return (f'<div class="trouble"><b>{html.escape(row.label)}.{html.escape(failed.point)}</b> '

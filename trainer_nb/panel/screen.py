@@ -119,8 +119,10 @@ class Screen:
     @property
     def obstacle(self) -> str:
         "Why clicks wait for the end of the running cell; '' where they do not."
-        waiting = self.pump is not None and not self.pump.live and not self.awaited
-        return self.pump.reason if waiting else ""
+        pump = self.pump
+        if pump is None or pump.live or self.awaited:
+            return ""
+        return pump.reason
 
     @property
     def path(self) -> str:

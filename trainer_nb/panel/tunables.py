@@ -236,7 +236,7 @@ class ChoiceControl:
     def __init__(self, tunable: TunableView, user: UserInput, choose: Callable[[object], str]):
         self.tunable, self.user = tunable, user
         # by their words: None as a value of the list would mean that nothing is chosen
-        self.choices = {value_word(choice, tunable): choice for choice in tunable.choices}
+        self.choices = {value_word(choice, tunable): choice for choice in tunable.choices or ()}
         self.list = widgets.Dropdown(options=list(self.choices),
                                      value=value_word(tunable.value, tunable))
         user.listen(self.list, lambda word: choose(self.choices[word]))

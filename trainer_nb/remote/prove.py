@@ -95,8 +95,8 @@ def check_ended(path: Path, header: dict, result: dict) -> None:
                           "again, may go on from its last checkpoint")
     if end.get("state") not in ("finished", "stopped", "interrupted"):
         raise NotProvable(f"the run ended as {end.get('state')!r}, at step {end.get('step')!r}")
-    whole = isinstance(weights, dict) and isinstance(weights.get("sha256"), str)
-    if not whole or weights.get("step") != end.get("step"):
+    digest = weights if isinstance(weights, dict) else {}
+    if not isinstance(digest.get("sha256"), str) or digest.get("step") != end.get("step"):
         raise NotProvable(f"{path / 'result.json'} has no digest of the weights at step "
                           f"{end.get('step')!r}")
 

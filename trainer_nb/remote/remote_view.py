@@ -414,7 +414,7 @@ def each_read(read: Callable, found) -> list:
 class Offer:
     "The commands, tunables and hooks of a run, from its file."
     def __init__(self, found: dict):
-        commands = found.get("commands")
+        commands: Any = found.get("commands")
         self.commands: dict[str, dict] = {  # name to its values: name to {"kind", "needed"}
             name: each["values"] for name, each in (commands if fits(commands, dict[str, dict])
                                                     else {}).items()

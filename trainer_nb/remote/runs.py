@@ -216,7 +216,7 @@ class RunsParts:
         self._runs: Callable[[], Any] = weakref.ref(runs)
         self._made: dict[str, Any] = {}
         self._screen: Any = None
-        self._follower: Follower | None = None
+        self._follower: Any = None
         self._drawn: list = []
 
     def _open(self):

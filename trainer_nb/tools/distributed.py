@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -233,8 +234,9 @@ class World:
         together = self.size > 1
         self.group = dist.new_group(backend="gloo") if together else None
         self.lost = False  # nothing can be agreed on any more
-        self.watch = Watch(self.rank, self.size, job_store(self.group)) if together else None
+        self.watch: Any = None  # of several processes
         if together:
+            self.watch = Watch(self.rank, self.size, job_store(self.group))
             atexit.register(self._end)
 
     def _end(self) -> None:
@@ -335,7 +337,7 @@ class Processes:
 
     def __init__(self, world: World):
         self.world, self.rank, self.size = world, world.rank, world.size
-        self.params: HeldParameters | None = None
+        self.params: Any = None  # HeldParameters, from `look_at` on
         self._trained: list | None = None  # whether each parameter was trained in the last pass
         self._attention: bool | None = None  # of any process, as known from a window's end
 
@@ -443,6 +445,7 @@ class SharedPassOpener:
         now = RandomStreams.capture()
         data.close()
         self.source.set_epoch(data.epoch)
+        assert data.epoch_start is not None
         data.epoch_start.restore(self.loader)
         opened = self._open(data, taken, now)
         now.restore()
@@ -455,7 +458,8 @@ class SharedPassOpener:
             return self._open_whole(data, taken, length)
         sampler.skip = taken
         sampler.part = slice(self.world.rank, length - taken, self.world.size)
-        loader, common = self.loader, self.common  # no function here holds `data`
+        common: Any = self.common
+        loader = self.loader  # no function here holds `data`
         sampler.before = lambda: common.restore(loader)
         sampler.drawn = lambda: drawn(loader, common.reused)
         sampler.then = None if then is None else then.restore
@@ -766,7 +770,7 @@ class AccelerateEngine(ProcessEngine):
     "One of several processes that have the whole model each and make each step together."
     def __init__(self, model, optim, device, precision=None):
         super().__init__(model, optim, device, precision)
-        self.sync = self._wrap_model() if self.is_distributed else None
+        self.sync: Any = self._wrap_model() if self.is_distributed else None
 
     @classmethod
     def for_several(cls):

@@ -80,7 +80,7 @@ class ShardedEngine(ProcessEngine):
     def __init__(self, model, optim, device, precision=None):
         super().__init__(model, optim, device, precision)
         self.sharded = self.is_distributed
-        self._evaluation: InStep | None = None  # the last one that was shared out
+        self._evaluation: Any = None  # the last one that was shared out, an InStep
         self._spare = None  # a batch of process 0, for a process that has none
         if self.is_distributed:
             if any(optim.state.values()):

@@ -148,7 +148,7 @@ class ReferenceRenderer:
         if isinstance(self.sym, property):
             return self.name
         if inspect.isclass(self.sym):
-            base = self.sym.__base__
+            base: Any = self.sym.__base__
             above = "" if base is object else f"  # a subclass of {base.__name__}"
             return f"class {self.name}({line}){above}"
         word = "async def" if inspect.iscoroutinefunction(self.sym) else "def"
