@@ -9,7 +9,7 @@ __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -155,7 +155,9 @@ class Trainer(CoreTrainer):
         overfit_batches   that many batches, the same in each epoch; not with limit_batches
         fast_dev_run      True or a number: that many batches of each loader, no files
     """
-    progress, progress_hook, inspection = False, None, None
+    progress: bool | Literal["bar", "lines"] = False
+    progress_hook: Any = None  # a ProgressHook, where progress is shown
+    inspection: Any = None
     config = _workspace = task = _test_dl = None
     lr_search: LRFind | None = None  # the last search for a rate, or the present one
     _plan: RatePlan | None = None
@@ -223,10 +225,13 @@ class Trainer(CoreTrainer):
         self.history = History()
         self.records_of_run = RunRecords(self.history, not self.is_main and workspace is not None)
         self.checkpoint.keep_history(self.records_of_run)
-        self.history.draw, self.progress = weakly(self._draw), progress
+        self.history.draw = weakly(self._draw)
+        self.progress: bool | Literal["bar", "lines"] = progress
         self.config, self._workspace = config, workspace
         self._breakpoint_hook, self._inspect_hook = BreakpointHook(), InspectHook()
-        self._screen, self._parts, self._pins = None, {}, None
+        self._screen: Any = None
+        self._parts: dict[str, Any] = {}
+        self._pins: Any = None
         self._register_commands()
         self._add_hooks(record, progress, sched, ema)
         self.assembled = True
@@ -456,7 +461,7 @@ def _register_commands(self: Trainer) -> None:
     for name, handler in handlers.items():
         self.mailbox.register(name, handler)
     if self.engine.is_distributed:  # a breakpoint may pause the run after any step
-        self.mailbox.more = weakly(self._has_breakpoints)
+        self.driver.mailbox.more = weakly(self._has_breakpoints)
 
 @patch
 def _add_hooks(self: Trainer, record: bool, progress, sched, ema) -> None:
@@ -563,7 +568,8 @@ def screen(self: Trainer):
     if self._screen is None:
         from trainer_nb.panel.screen import Screen
         from trainer_nb.panel.view import LocalRunView
-        self._screen = Screen(LocalRunView(self, weakly=True), pins=self._pins)
+        view: Any = LocalRunView(self, weakly=True)
+        self._screen = Screen(view, pins=self._pins)
         self._pins = self._screen.pins  # a screen after this one has them, too
         # the page keeps what it shows when the kernel ends
         weakref.finalize(self, self._screen.close).atexit = False
@@ -630,6 +636,7 @@ def _in_panel(self: Trainer) -> bool:
 @contextmanager
 def _shown(self: Trainer, awaited: bool = False):
     "In a notebook the panel is on the screen and live while this is open."
+    lines: AbstractContextManager = nullcontext()
     if self._in_panel():
         self.progress_hook.enabled = False  # one thing to look at
         self.dashboard.show()
@@ -638,8 +645,6 @@ def _shown(self: Trainer, awaited: bool = False):
     elif self._screen is None or self.driven:  # nothing to click on
         yield
         return
-    else:
-        lines = nullcontext()
     with self.screen.live(awaited), lines:
         yield
 
@@ -670,7 +675,9 @@ def start(self: Trainer, epochs: int | None = None, max_steps: int | None = None
 @patch(as_prop=True)
 def workspace(self: Trainer) -> Path | None:
     "The folder of this run; before the first step the one that was asked for."
-    return self.run_folder.path if self.run_folder else self._workspace and Path(self._workspace)
+    if self.run_folder:
+        return self.run_folder.path
+    return Path(self._workspace) if self._workspace else None
 
 @patch
 def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1", read_only: bool = False):

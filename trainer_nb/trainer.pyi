@@ -5,7 +5,7 @@ __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -123,9 +123,9 @@ class Trainer(CoreTrainer):
         overfit_batches   that many batches, the same in each epoch; not with limit_batches
         fast_dev_run      True or a number: that many batches of each loader, no files
     """
-    progress: bool
-    progress_hook: Any
-    inspection: Any
+    progress: bool | Literal['bar', 'lines'] = False
+    progress_hook: Any = None
+    inspection: Any = None
     config: Any
     _workspace: Any
     task: Any
@@ -396,7 +396,7 @@ class Trainer(CoreTrainer):
     _screen: Any
     _pins: Any
     at_safe_point: Any
-    _parts: Any
+    _parts: dict[str, Any]
     end_of_evaluation: Any
     history: History
     records_of_run: RunRecords

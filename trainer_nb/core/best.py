@@ -88,7 +88,7 @@ class BestState:
         "The same, of a checkpoint."
         rows = self.loop.hooks.answering("weight_sets_in")
         offered = [row.ask("weight_sets_in", state, row.name) for row in rows]
-        sets = next(filter(None, offered), {"": {}})
+        sets: dict = next(filter(None, offered), {"": {}})
         return {"model": {**state["model"], **sets[self.judged(sets)]},
                 "loss_fn": dict(state["loss_fn"])}
 

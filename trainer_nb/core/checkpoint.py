@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from fastcore.basics import patch
@@ -278,7 +279,8 @@ class RandomPart:
         if keeps and not hasattr(loader, "load_state_dict"):
             return ("this state is of a loader that keeps its own place (torchdata's "
                     f"StatefulDataLoader), and train_dl is a {type(loader).__name__}")
-        text = misfit(others, list[{"data": dict}], "the states of the other processes")
+        of_data: Any = {"data": dict}
+        text = misfit(others, list[of_data], "the states of the other processes")
         return text or next(filter(None, (
             data_unlike(each["data"]) or streams_unlike(each.get("random"), "random")
             for each in others)), "")
@@ -376,12 +378,12 @@ class ModuleSnapshot:
         with torch.no_grad():
             for each, value in self.values:
                 each.copy_(value)
-        for each, mode in self.modes:
-            each.training = mode
+        for module, mode in self.modes:
+            module.training = mode
         for each, trained, gradient in self.parameters:
             each.requires_grad_(trained).grad = gradient
-        for each, value in self.extra:
-            each.set_extra_state(value)
+        for module, value in self.extra:
+            module.set_extra_state(value)
 
 class OptimizerSnapshot:
     """What a load changes in an optimizer, to be put back.
@@ -447,7 +449,7 @@ class RunCheckpoint:
         self.journal = JournalPart(driver)
         self.settings = [decays]  # whose attributes a load may change, beside the parts of a run
         self.last_saved: tuple[int, float] | None = None  # step of the last file; perf_counter
-        self.optimizers = None  # a part that captures those that are not the run's last one
+        self.optimizers: Any = None  # a part that captures those that are not the run's last one
 
     def keep_history(self, history) -> None:
         "The records of this history belong to the run's state."
@@ -464,7 +466,9 @@ class RunCheckpoint:
 
     def capture(self) -> dict:
         "What goes back in a rewind, live: everything but journal and history."
-        more = {} if self.optimizers is None else {"optimizers": self.optimizers.capture()}
+        more: dict = {}
+        if self.optimizers is not None:
+            more["optimizers"] = self.optimizers.capture()
         return {**self.model.capture(), **self.position.capture(), **self.of_hooks.capture(),
                 **self.random.capture(), **more}
 
@@ -503,7 +507,7 @@ def with_own_optimizer(self: RunCheckpoint, state: dict) -> dict:
     rates = {name: own["position"][name] for name in ("base_rates", "base_decays")}
     def is_own(name):
         return name.partition(".")[0] in ("lr", "lr_scale") or name.rpartition(".")[0] in new
-    more = {} if self.optimizers is None else {"optimizers": own["optimizers"]}
+    more: dict = {} if self.optimizers is None else {"optimizers": own["optimizers"]}
     return {**state, **more, "optim": own["optim"], "position": {**state["position"], **rates},
             "hooks": {name: each for name, each in state["hooks"].items() if name not in new},
             "tunables": {name: value for name, value in state["tunables"].items()
@@ -600,7 +604,7 @@ def way_back(self: RunCheckpoint, owner) -> ExitStack:
     back.callback(loop.data.load_state_dict, plain_copy(loop.data.state_dict()))
     back.callback(engine.refresh_parameters)
     modules = [each for each in (self.model.model, self.model.loss_fn) if each is not None]
-    snapshots = [*map(ModuleSnapshot, modules), OptimizerSnapshot(engine.optim),
+    snapshots: list = [*map(ModuleSnapshot, modules), OptimizerSnapshot(engine.optim),
                  AttributeSnapshot(engine)]
     for snapshot in snapshots:
         back.callback(snapshot.restore)
@@ -609,7 +613,7 @@ def way_back(self: RunCheckpoint, owner) -> ExitStack:
         back.callback(engine.scaler.load_state_dict, scaler)
     for row in self.of_hooks.rows():
         back.callback(HookSnapshot(row.hook).restore)
-    for restore in () if self.optimizers is None else self.optimizers.way_back():
+    for restore in [] if self.optimizers is None else self.optimizers.way_back():
         back.callback(restore)
     for each in (owner, *self.parts()):
         back.callback(AttributeSnapshot(each).restore)
@@ -700,8 +704,9 @@ def settle_files(self: RunCheckpoint) -> None:
 def take_point(self: RunCheckpoint, step: int) -> tuple[dict, dict]:
     "The state to go back to, and the lengths of the log then."
     self.settle_files()
+    found: Any = self.point(step)
     try:
-        return self.point(step).take()
+        return found.take()
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"rewind({step}): the state there is damaged ({reason(error)})") from error

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
+from typing import Any
 import torch
 from .checks import data_unlike, journal_unlike, misfit, optimizer_unlike, rates_unlike, run_unlike, streams_unlike, tensors_unlike
 from .data import loader_generators, restore_generators

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -143,7 +143,8 @@ def tensors_unlike(given, own: dict, what: str) -> str:
     return ""
 
 # %% ../../nbs/core/11_checks.ipynb #65591793
-OPTIM = {"state": dict, "param_groups": list[{"params": list[int]}]}
+_GROUPS: Any = {"params": list[int]}
+OPTIM: Any = {"state": dict, "param_groups": list[_GROUPS]}
 # torch adds them by itself
 GROUP_FREE = ("foreach", "maximize", "capturable", "differentiable", "fused",
               "decoupled_weight_decay", "param_names")
@@ -367,9 +368,9 @@ def history_unlike(state) -> str:
     "What is wrong with the state of a history, in words; '' where nothing is."
     if isinstance(state, Mapping) and "bytes" in state:  # the points are in the run's folder
         return misfit(state, {"bytes": int, "counts": dict[str, int]}, "the history")
-    branch = {"number": int, "start": int, "end": int, "series": dict}
-    if text := misfit(state, {"points": dict[str, object], "branches": list[branch]},
-                      "the history"):
+    branch: Any = {"number": int, "start": int, "end": int, "series": dict}
+    shape: Any = {"points": dict[str, object], "branches": list[branch]}
+    if text := misfit(state, shape, "the history"):
         return text
     of_branches = [(name, each) for branch in state["branches"]
                    for name, each in branch["series"].items()]

@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .files import (check_inner_folder, check_plain, not_plain, open_plain,
                                    parse_json,
@@ -38,11 +39,11 @@ def this_process() -> dict:
     "Host, number and start of this process."
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": started(os.getpid())}
 
-def is_running(process: dict) -> bool | None:
+def is_running(process: dict[str, Any]) -> bool | None:
     "Whether that process is there; None where it is of another host."
     if process.get("host") != socket.gethostname():
         return None
-    pid = process.get("pid")
+    pid: Any = process.get("pid")  # maybe not a number
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):
@@ -145,7 +146,8 @@ class Lines:
 
     def restart(self) -> None:
         "Begin again with the first line."
-        self.offset, self._tail, self._inode, self.more = 0, b"", None, False
+        self.offset, self._tail, self.more = 0, b"", False
+        self._inode: int | None = None
 
     def read(self, most: int = -1) -> tuple[list[dict], bool]:
         """The new lines, and whether all are of another file; what is not JSON is left out.

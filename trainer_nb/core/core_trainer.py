@@ -201,7 +201,7 @@ def check_evaluation(eval_first, valid_dl, metrics, eval_step) -> None:
         check_function("eval_step", eval_step, "batch, trainer")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #7cbc2a62
-def check_seed(value, of_samples: bool = False) -> int | None:
+def check_seed(value, of_samples: bool = False) -> Any:
     "ValueError for a seed that is not a whole number or None, or None with a stream per sample."
     if of_samples and value is None:
         raise ValueError("seed_samples=True needs seed=: each sample's stream is made from it")
@@ -275,7 +275,7 @@ ATTRIBUTES = {  # what `help()` says of a value that is not a method
     "seed_samples": "Whether each sample draws its random numbers from a stream of its own.",
 }
 
-def forwarded(path: str) -> property:
+def forwarded(path: str) -> Any:
     "A property that reads and writes an attribute of a part: `forwarded(\"state.phase\")`."
     owner, _, name = path.rpartition(".")
     find = attrgetter(owner)
@@ -425,12 +425,13 @@ def _build_engine(self: CoreTrainer, optim, several, device, compile, engine) ->
     self.model.to(device)
     if isinstance(self.loss_fn, torch.nn.Module):
         self.loss_fn.to(device)
+    made: Any  # of several optimizers a dict
     if several is None:
         made = optim = make_optimizer(optim, self.model, self.loss_fn, self.repeats_windows)
     else:
         several.check_hooks(self.hooks)
-        made = make_optimizers(optim, self.model)
-        *_, optim = made.values()
+        made = by_name = make_optimizers(optim, self.model)
+        *_, optim = by_name.values()
     self.compiled = bool(compile)
     if compile:
         self.model.compile()
@@ -489,7 +490,7 @@ def _build_evaluator(self: CoreTrainer, random, eval_step, metrics, valid_dl, li
 
 @patch
 def _build_loop(self: CoreTrainer, data, best) -> None:
-    runner = self.several or self.runner
+    runner: Any = self.several or self.runner
     self.loop = TrainingLoop(self.plan, data, runner, self.evaluator, BestRecord(best))
     for engine in self.engines():
         engine.nominal_batch_size = data.nominal_batch_size
@@ -572,6 +573,7 @@ def _keep_optimizers(self: CoreTrainer, several: StepRunners) -> None:
 def _check_tune(self: CoreTrainer, values: dict) -> dict:
     "The values of several optimizers in their types; ValueError where windows do not fit."
     checked = self.tunables.validate(values)
+    assert self.several is not None
     words = {f"gradient_accumulation_steps.{name}": name for name in self.several.runners}
     check_windows(self.several, {words[key]: checked[key] for key in words.keys() & checked.keys()})
     return checked
@@ -706,7 +708,7 @@ def _made_of(self: CoreTrainer) -> dict:
     tunables = {name: entry.read() for name, entry in entries.items()}
     name = next((answer for _, answer in self.hooks.ask("schedule_name")), None)
     loss = self.loss_fn and getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
-    others = {f"optimizer {name}": optimizer_settings(each.optim)
+    others: dict = {f"optimizer {name}": optimizer_settings(each.optim)
               for name, each in self.optimizers.items()}
     if self.several is not None:
         last = self.runner.hooks.name
@@ -782,12 +784,14 @@ def batches_per_step(self: CoreTrainer) -> int:
 @patch(as_prop=True)
 def optimizers(self: CoreTrainer) -> dict[str, NamedOptimizer]:
     "Of a run with several optimizers: each by its name, in the order of the steps; else none."
-    names = () if self.several is None else self.several.runners
-    return {name: NamedOptimizer(self, self.several, name) for name in names}
+    if self.several is None:
+        return {}
+    return {name: NamedOptimizer(self, self.several, name) for name in self.several.runners}
 
 @patch(as_prop=True)
 def last_optimizer(self: CoreTrainer) -> NamedOptimizer:
     "The optimizer whose steps are the run's; in a run with several."
+    assert self.several is not None
     return NamedOptimizer(self, self.several, self.runner.hooks.name)
 
 @patch
@@ -944,6 +948,7 @@ def describe_hooks(self: CoreTrainer) -> str:
 def position(self: CoreTrainer, seconds: float = 0.0) -> Position:
     "Where the run stands, as a copy."
     state, planned, plan = self.step_state, self.planned_steps, self.plan
+    fraction: float | None
     if plan.max_steps is None and plan.epochs:
         fraction = min(1.0, self.epoch_float() / plan.epochs)
     else:
@@ -1336,7 +1341,7 @@ def __setattr__(self: CoreTrainer, name: str, value) -> None:
     object.__setattr__(self, name, value)
 
 # %% ../../nbs/core/16_core_trainer.ipynb #235e2466
-IN_BACKGROUND = weakref.WeakSet()  # trainers that were driven in a thread
+IN_BACKGROUND: weakref.WeakSet = weakref.WeakSet()  # trainers that were driven in a thread
 
 def end_threads() -> None:
     "At the end of the process: a thread in the middle of a step would take it down with an abort."
@@ -1611,7 +1616,7 @@ def start_anew(self: CoreTrainer) -> None:
 def _note_totals(self: CoreTrainer) -> None:
     "Journal totals again that stay what they are over a rewind to before they were set."
     first = self.journal.header.get("totals")
-    logged = [total_text(**first)] if first else []
+    logged: list = [total_text(**first)] if first else []
     logged += [entry.new for entry in self.journal.surviving() if entry.kind == "totals"]
     here = total_text(self.epochs, self.max_steps)
     if logged and logged[-1] != here:
@@ -1631,15 +1636,16 @@ def _note_assigned(self: CoreTrainer) -> list[str]:
 def do(self: CoreTrainer, name: str, **values) -> None:
     "What a command asks for, now; at the next boundary while the run goes on."
     handler = self.mailbox.handlers[name]
+    apply: Any = handler.apply
     command = Command(name, handler.validate(values))
     if self.driven and not self.driver.mine():
         reply = self.post(command).wait()
         if reply.error is not None:
             raise reply.error
     elif self.driven and self.driver.in_step():  # called by a hook
-        self.ask(lambda: handler.apply(command))
+        self.ask(lambda: apply(command))
     else:
-        handler.apply(command)
+        apply(command)
 
 @patch
 def save(self: CoreTrainer, path) -> Path:
@@ -1702,7 +1708,9 @@ def rewind(self: CoreTrainer, step: int) -> int:
     checkpoint = self.checkpoint
     if not self.driven:
         checkpoint.settle_files()
-    landed = checkpoint.point(checkpoint.check_rewind({"step": step})["step"]).step
+    point = checkpoint.point(checkpoint.check_rewind({"step": step})["step"])
+    assert point is not None  # it was checked
+    landed = point.step
     self.do("rewind", step=step)
     return landed
 

@@ -67,7 +67,7 @@ def check_data(train_dl, eval_first, valid_dl, metrics, eval_step) -> None:
     """Raise ValueError or TypeError for a loader, or for what no evaluation can be made with."""
 def check_evaluation(eval_first, valid_dl, metrics, eval_step) -> None:
     """Raise ValueError or TypeError for what an evaluation cannot be made with."""
-def check_seed(value, of_samples: bool=False) -> int | None:
+def check_seed(value, of_samples: bool=False) -> Any:
     """ValueError for a seed that is not a whole number or None, or None with a stream per sample."""
 def check_max_time(value) -> float | None:
     """Seconds of a number or a timedelta; ValueError for anything else."""
@@ -76,7 +76,7 @@ def check_note(values: dict) -> dict:
 def check_switch(values: dict) -> dict:
     """ValueError for a switch that is neither True nor False."""
 ATTRIBUTES: Any
-def forwarded(path: str) -> property:
+def forwarded(path: str) -> Any:
     """A property that reads and writes an attribute of a part: `forwarded("state.phase")`."""
 OVERRIDDEN: Any
 class CoreTrainer:
@@ -663,6 +663,6 @@ def read_total(text: str) -> tuple[int | None, int | None]:
     """Epochs and steps of what `total_text` gave."""
 def check_counts(name: str, **counts) -> None:
     """ValueError for a count that is not a whole number, 1 or more; None is passed over."""
-IN_BACKGROUND: Any
+IN_BACKGROUND: weakref.WeakSet
 def end_threads() -> None:
     """At the end of the process: a thread in the middle of a step would take it down with an abort."""

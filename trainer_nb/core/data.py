@@ -24,12 +24,13 @@ import signal
 import threading
 import weakref
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
 from numbers import Integral
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,9 +60,10 @@ def map_nested(function, value, is_leaf):
         changed.update({key: walk(item) for key, item in value.items()})
         return changed
     if isinstance(value, Mapping):
-        return type(value)({key: walk(item) for key, item in value.items()})
+        kind: Any = type(value)
+        return kind({key: walk(item) for key, item in value.items()})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = copy.copy(value)
+        changed = copy.copy(value)  # type: ignore[arg-type]  # anything can be copied
         for field in dataclasses.fields(value):  # frozen ones and those outside the constructor too
             object.__setattr__(changed, field.name, walk(getattr(value, field.name)))
         return changed
@@ -135,8 +137,10 @@ class BatchParts:
     def _look(self, value, sizes: list, least: int = 1) -> None:
         if isinstance(value, (torch.Tensor, np.ndarray)):
             if value.ndim:
-                sizes.append(value.size(0) if getattr(value, "is_nested", False)
-                             else value.shape[0])
+                if isinstance(value, torch.Tensor) and value.is_nested:
+                    sizes.append(value.size(0))
+                else:
+                    sizes.append(value.shape[0])
         elif isinstance(value, PLAIN):
             return
         elif (size := stated_size(value)) is not None:
@@ -330,7 +334,7 @@ def loader_like(loader, dataset, **which) -> DataLoader:
         in_order=getattr(loader, "in_order", True))
 
 # loader of torchdata: torch's loader over the same objects, kept for its persistent workers
-TORCH_LOADERS = weakref.WeakKeyDictionary()
+TORCH_LOADERS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 def as_torch(loader):
     "The loader itself; for a torchdata loader that only counts batches, torch's loader."
@@ -389,7 +393,7 @@ def workers_ignore_interrupt(loader):
         yield
     finally:
         loader.worker_init_fn = inner
-        if forks:
+        if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         elif on_main:
             signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
@@ -558,7 +562,8 @@ class OpenIterators:
 OPEN_ITERATORS = OpenIterators()
 atexit.register(OPEN_ITERATORS.close_all)  # before torch's own, which was registered earlier
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=OPEN_ITERATORS.__init__)
+    # of this very class
+    os.register_at_fork(after_in_child=OPEN_ITERATORS.__init__)  # type: ignore[misc]
 
 # %% ../../nbs/core/05_data.ipynb #02704b4a
 def open_loader(loader, owner):
@@ -619,8 +624,10 @@ def too_short(taken: int, length: int) -> ValueError:
 class SkippingSampler:
     "A sampler that discards the first `skip` items of another one, and those in `omit`."
     def __init__(self, inner, mark=None):
-        self.inner, self.skip, self.omit = inner, 0, frozenset()
-        self.before = self.then = None  # called around the skipping
+        self.inner, self.skip, self.omit = inner, 0, frozenset[int]()
+        # called around the skipping
+        self.before: Callable[[], None] | None = None
+        self.then: Callable[[], None] | None = None
         self.drawn = None  # a function that returns the items, instead of iter(inner)
         # this process's share of the remaining items: a start and a step
         self.part: slice | None = None
@@ -632,6 +639,7 @@ class SkippingSampler:
 
     def _rest(self, indices):
         if indices is None:
+            assert self.before is not None
             self.before()
             indices = iter(self.inner) if self.drawn is None else self.drawn()
         # processes draw the whole order now, while their streams are the same
@@ -838,7 +846,8 @@ class LoaderSource:
             raise ValueError("seed_samples=True needs a DataLoader over a dataset with indices: "
                              "only they tell samples apart")
         self.loader, self.seed = loader, seed
-        self.opened, self.sampler = as_torch(loader), None  # what is iterated; a clone's sampler
+        self.opened = as_torch(loader)  # what is iterated
+        self.sampler: Any = None  # a clone's sampler
         if seed is not None:
             self.clone()
 
@@ -849,8 +858,8 @@ class LoaderSource:
     def set_epoch(self, epoch: int) -> None:
         "Pass the number of the epoch to all objects that shuffle or seed by it."
         batch_sampler = getattr(self.loader, "batch_sampler", None)
-        holders = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
-                   getattr(batch_sampler, "sampler", None))
+        holders: tuple = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
+                          getattr(batch_sampler, "sampler", None))
         for holder in {id(holder): holder for holder in holders}.values():  # each once
             if hasattr(holder, "set_epoch"):
                 holder.set_epoch(epoch)
@@ -892,7 +901,7 @@ class FirstBatches:
 
     def _take(self, source: LoaderSource, start: EpochStart, epoch: int) -> None:
         again = self.start is not None
-        if again:
+        if self.start is not None:
             now = EpochStart.capture(source.loader)
             source.set_epoch(self.epoch)
             self.start.restore(source.loader)
@@ -910,7 +919,8 @@ class FirstBatches:
     def taken_at(self, start: EpochStart | None, epoch: int) -> "FirstBatches":
         "The batches that were taken at `start` (from a checkpoint): these, or yet to be taken."
         own = self.start
-        known = None not in (start, own) and torch.equal(start.streams.torch, own.streams.torch)
+        known = (start is not None and own is not None
+                 and torch.equal(start.streams.torch, own.streams.torch))
         return FirstBatches(self.count, self.batches if known else None, start, epoch)
 
 # %% ../../nbs/core/05_data.ipynb #81fab369
@@ -944,11 +954,13 @@ class PassOpener:
         """The loader's iterator for the pass that begins now, and the iterator of its batches.
 
         `alive`: persistent workers wait for it; if they have ended, no seed may be drawn."""
+        assert data.epoch_start is not None
         if (data.epoch_start.reused and not alive) or data.skipped_in_epoch:
             return self.reopen(data, 0)
         return self._open(data, 0)
 
     def _open(self, data: "EpochIterator", taken: int, by_sampler: bool = False) -> tuple:
+        assert data.epoch_start is not None
         raw = data.first_batches.open(self.source, data.epoch_start, data.epoch, data)
         limit = limited(loader_length(self.loader), self.limit) if self.limit else None
         batches = raw if by_sampler else left(raw, data.skipped_in_epoch, taken)
@@ -1027,7 +1039,9 @@ class EpochIterator:
         self.limit, self.overfit, self.seed = limit, overfit, seed
         self.source, self.first_batches = LoaderSource(loader, seed), FirstBatches(overfit)
         self.opener = opener(self.source, resume, limit)
-        self.iterator = self._raw = None  # of the open pass: its batches, the loader's iterator
+        # of the open pass: its batches, the loader's iterator
+        self.iterator: Any = None
+        self._raw: Any = None
         self.epoch = 0  # of the last pass
         self.epoch_start: EpochStart | None = None  # the random states before that pass
         self.workers_persist = False  # an earlier epoch started persistent workers

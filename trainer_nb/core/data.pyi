@@ -11,12 +11,13 @@ import signal
 import threading
 import weakref
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
 from numbers import Integral
 from operator import attrgetter
+from typing import Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -103,7 +104,7 @@ def keeps_place(loader) -> bool:
     """Whether a pass over this loader can only be resumed with the loader's own state."""
 def loader_like(loader, dataset, **which) -> DataLoader:
     """torch's own loader with the settings of another one; `which` are its samplers."""
-TORCH_LOADERS: Any
+TORCH_LOADERS: weakref.WeakKeyDictionary
 def as_torch(loader):
     """The loader itself; for a torchdata loader that only counts batches, torch's loader."""
 def _torch_loader(loader) -> DataLoader:

@@ -75,8 +75,8 @@ def check_more(values: dict) -> dict:
 class Clock:
     "The seconds that a run was driven, without pauses."
     def __init__(self, state: StepState):
-        self.state, self.since = state, None
-
+        self.state = state
+        self.since: float | None = None
     def elapsed(self) -> float:
         "Seconds so far."
         return self.state.seconds + (0.0 if self.since is None else perf_counter() - self.since)
@@ -110,15 +110,15 @@ class Interrupts:
                 self.mailbox.post(Command("interrupt", source="signal"))
             elif not self.state.closing or len(seen) > 2:
                 raise KeyboardInterrupt
-        on_interrupt.ended = False
-        on_interrupt.previous = signal.signal(signal.SIGINT, on_interrupt)
+        handler: Any = on_interrupt
+        previous: Any = signal.signal(signal.SIGINT, handler)
+        handler.ended, handler.previous = False, previous
         try:
             yield
         finally:
-            on_interrupt.ended = True
+            handler.ended = True
             # another one: a run that is awaited beside this one began later
-            if signal.getsignal(signal.SIGINT) is on_interrupt:
-                previous = on_interrupt.previous
+            if signal.getsignal(signal.SIGINT) is handler:
                 while getattr(previous, "ended", False):
                     previous = previous.previous
                 signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
@@ -157,7 +157,7 @@ class SharedMailbox(Mailbox):
             taken.append(self.incoming.popleft())
         mine = [each for each, _ in taken if first or each.source == "signal"]
         every = self.engine.gather((mine, first and refresh_due, exit_code))
-        decided = [] if first else every[0][0]
+        decided: list = [] if first else every[0][0]
         decided += {(each.name, each.source): each
                     for found, _, _ in every[1:] for each in found}.values()
         if first:
@@ -181,21 +181,26 @@ class SharedMailbox(Mailbox):
 # %% ../../nbs/core/11_driver.ipynb #3fce7278
 class Driver:
     "Asks the loop for its next step, and does at a boundary what waits to be done."
-    def __init__(self, loop: TrainingLoop, mailbox: Mailbox, random: RunRandom, journal: Journal,
+    def __init__(self, loop: TrainingLoop, mailbox: Any, random: RunRandom, journal: Journal,
                  max_time: float | None = None):
         self.loop, self.mailbox, self.random, self.journal = loop, mailbox, random, journal
         self.step_state, self.hooks, self.engine = loop.state, loop.hooks, loop.engine
         self.max_time = max_time  # seconds
         self.clock, self.interrupts = Clock(loop.state), Interrupts(mailbox, loop.state)
-        self.state, self.exception, self.error_text = RunState.IDLE, None, None
+        self.state = RunState.IDLE
+        self.exception: BaseException | None = None
+        self.error_text: str | None = None
         self.at_safe_point: Callable | None = None  # called with "micro", "boundary", "paused", …
         self.front_end = False  # a panel is shown: the user can resume
         self.carried = CarriedState(loop.state)  # what steps change beside the state
         self.make_header: Callable[[], dict] = dict  # the header of the journal
-        self.generator = None
-        self.lock, self.name, self.thread_id = threading.RLock(), None, None  # who drives
+        self.generator: Any = None
+        self.lock = threading.RLock()
+        self.name: str | None = None  # who drives
+        self.thread_id: int | None = None
         self.until, self.pause_at = Until(), Until()
-        self.next_refresh, self.next_breath = 0.0, None
+        self.next_refresh = 0.0
+        self.next_breath: float | None = None
         self.acting = ""  # the command that is being carried out
         self.command: Command | None = None  # the one whose effect is recorded
         self.exit_code: int | None = None  # what the process ends with, once the drive has ended
@@ -214,7 +219,7 @@ class Driver:
             raise RuntimeError(f"{name}: this run is already in progress (in {self.name}); "
                                "pause() or stop() it, or wait() for it")
 
-    def reserve(self, name: str) -> None:
+    def reserve(self, name: str | None) -> None:
         "Reserve the run for a driver that will come; None: for none."
         self.name = name
         if name is None:
@@ -252,12 +257,14 @@ def record(self: Driver, kind: str, name: str, old, new, source: str, owner, sur
            was=None, unset: str = "initial") -> Intervention:
     "Add an intervention with its position to the journal, and call the hooks."
     state, command = self.step_state, self.command
-    told = command is not None and (command.id or command.reason) and command.source == source
+    told = {}
+    if command is not None and (command.id or command.reason) and command.source == source:
+        told = command.origin()
     entry = self.journal.record(
         kind, name, old, new, source=source, branch=state.branch, boundary=state.boundary,
         step=state.optimizer_step, epoch=state.epoch, batch_idx=state.batch_idx,
         samples_seen=state.samples_seen, seconds=round(self.clock.elapsed(), 3), survives=survives,
-        **(command.origin() if told else {}))
+        **told)
     if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
         entry.was, entry.unset = was, unset
     self.hooks.fire("on_intervention", owner, entry)
@@ -300,6 +307,7 @@ def apply(self: Driver, command: Command, reply: Reply, owner) -> None:
     self.acting = command.name
     try:
         self.command = command
+        assert handler.apply is not None
         handler.apply(command)
         self.acting = ""
         if self.hooks.stale:  # a hook that joined in a pause counts in the very next step
@@ -431,7 +439,7 @@ def ended_early(self: Driver, owner) -> bool:
     if not asked:
         return False
     found = [answer for _, answer in self.hooks.ask("ended_early", owner, enabled=True)]
-    text = next(filter(None, found), None)
+    text: str | None = next(filter(None, found), None)
     if text is not None and self.engine.is_main:
         warn(text)
     return text is not None
@@ -699,7 +707,9 @@ def drive(self: Driver, name: str, owner) -> RunState:
 class Background:
     "The thread in which a run is driven while the kernel is free."
     def __init__(self):
-        self.thread = self.done = self.error = None
+        self.thread: Any = None
+        self.done: threading.Event | None = None
+        self.error: BaseException | None = None
 
     def alive(self) -> bool:
         "A thread is driving."

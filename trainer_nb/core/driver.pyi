@@ -96,14 +96,14 @@ class SharedMailbox(Mailbox):
 class Driver:
     """Asks the loop for its next step, and does at a boundary what waits to be done."""
 
-    def __init__(self, loop: TrainingLoop, mailbox: Mailbox, random: RunRandom, journal: Journal, max_time: float | None=None):
+    def __init__(self, loop: TrainingLoop, mailbox: Any, random: RunRandom, journal: Journal, max_time: float | None=None):
         ...
     driven: Any
 
     def check_free(self, name: str) -> None:
         """RuntimeError if the run is driven already."""
 
-    def reserve(self, name: str) -> None:
+    def reserve(self, name: str | None) -> None:
         """Reserve the run for a driver that will come; None: for none."""
 
     def mine(self) -> bool:
@@ -250,22 +250,22 @@ class Driver:
         """Discard the current evaluation, which is repeated if still due; apply what waited."""
     command: Command | None
     acting: str
-    name: str
+    name: str | None
     thread_id: Any
     state: RunState
     _due_replies: list
-    exception: Any
-    error_text: Any
+    exception: BaseException | None
+    error_text: str | None
     next_refresh: float
     generator: Any
     modes: list | None
     to_totals: bool
     pause_at: Until
     exit_code: int | None
-    next_breath: Any
+    next_breath: float | None
     _deferred: list
     loop: TrainingLoop
-    mailbox: Mailbox
+    mailbox: Any
     random: RunRandom
     journal: Journal
     step_state: Any

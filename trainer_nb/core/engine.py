@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter, is_not
+from typing import Any
 
 import torch
 from fastcore.basics import patch
@@ -36,12 +37,12 @@ class Window:
         self.size, self.usual = size, usual
         self.batches = 0  # batches with a loss
         self.samples = 0  # in all batches of this process
-        self.items = 0  # sum of n
+        self.items: float = 0  # sum of n
         self.reference = 0  # size times the first n
-        self.parts = []  # (loss, n, records) of each chunk
-        self.kept = []  # the batches themselves, if the window may be repeated
+        self.parts: list[tuple] = []  # (loss, n, records) of each chunk
+        self.kept: list = []  # the batches themselves, if the window may be repeated
         # random streams and counters before each batch, if the window may be repeated
-        self.streams = []
+        self.streams: list[tuple] = []
 
     def ends_next(self, left: int | None, group: int = 1) -> bool:
         """Whether the next pass is certainly the last one of this window.
@@ -214,7 +215,8 @@ class BackwardSeeds:
     "The tensors that backward passes start from."
     def __init__(self):
         self._seeds: dict = {}
-        self._last = (None, None, None)  # weight, dtype, seed: often the same for the next batch
+        # weight, dtype, seed: often the same for the next batch
+        self._last: tuple = (None, None, None)
 
     def of(self, loss: torch.Tensor, weight) -> torch.Tensor:
         "The gradient to start the backward pass from, in the loss's shape and type."
@@ -263,8 +265,9 @@ class HeldParameters:
     "The parameters of a model and of its optimizer, with their names."
     def __init__(self, model: torch.nn.Module, optim: torch.optim.Optimizer):
         self.model = model
-        self.every, self.names = [], []  # of the model, and others that the optimizer has
-        self.held, self.held_names = [], []  # of the optimizer
+        # of the model, and others that the optimizer has
+        self.every, self.names = list[torch.Tensor](), list[str]()
+        self.held, self.held_names = list[torch.Tensor](), list[str]()  # of the optimizer
         self.refresh(optim)
 
     def refresh(self, optim: torch.optim.Optimizer) -> None:
@@ -287,7 +290,7 @@ class HeldParameters:
 class LossScaling:
     "torch's loss scaler around the steps of an optimizer; `scaler` is None except in fp16."
     def __init__(self, scaler: torch.amp.GradScaler | None = None):
-        self.scaler = scaler
+        self.scaler: Any = scaler
         self.overflowed = False  # the last step was skipped
         self._stepped = False
         self._unscaled = False  # the scaler waits for the end of this step
@@ -329,8 +332,13 @@ _GRADIENT, _GIVEN = attrgetter("grad"), partial(is_not, None)
 
 class Engine:
     "The operations of a step on one device; a subclass does them in another way."
-    make_data, pick_device = EpochIterator, staticmethod(pick_device)
+    make_data: Callable[..., EpochIterator] = EpochIterator
+    pick_device = staticmethod(pick_device)
     sharded = False  # each process has a shard of every parameter
+    before_pass: Callable  # of several processes, as the next three
+    after_pass: Callable
+    zero_weight_pass: Callable
+    all_reduce_step: Callable
     precision = property(attrgetter("casting.name"))
     training_autocast = property(attrgetter("casting.training"))
     autocast = property(attrgetter("casting.context"))
@@ -350,7 +358,8 @@ class Engine:
         self.model = self.plain_model = model  # `wrap` replaces the first one
         self.optim, self.device = optim, device
         self.moves = device.type != "cpu"  # batches have to be moved to the device
-        self.processes = processes = OneProcess() if processes is None else processes
+        processes = OneProcess() if processes is None else processes
+        self.processes: Any = processes
         self.rank, self.num_processes = processes.rank, processes.size
         self.is_main, self.is_distributed = processes.rank == 0, processes.is_distributed
         self.nominal_batch_size: int | None = None  # items, until the real numbers are known

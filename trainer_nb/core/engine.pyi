@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter, is_not
+from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 from .data import EpochIterator, move_to_device, open_loader
@@ -43,9 +44,9 @@ class Window:
     samples: int
     items: Any
     reference: Any
-    parts: Any
-    kept: Any
-    streams: Any
+    parts: list[tuple]
+    kept: list
+    streams: list[tuple]
 PRECISIONS: Any
 def check_precision(name) -> str | None:
     """None, 'bf16' or 'fp16'; ValueError suggests the nearest."""
@@ -176,7 +177,7 @@ class LossScaling:
 
     def end(self) -> None:
         """End what `unscale` has begun, if no step followed."""
-    scaler: torch.amp.GradScaler | None
+    scaler: Any
     overflowed: Any
     _stepped: bool
     _unscaled: bool
@@ -184,9 +185,13 @@ _GRADIENT: Any
 _GIVEN: Any
 class Engine:
     """The operations of a step on one device; a subclass does them in another way."""
-    make_data: Any
+    make_data: Callable[..., EpochIterator] = EpochIterator
     pick_device: Any
     sharded: bool
+    before_pass: Callable
+    after_pass: Callable
+    zero_weight_pass: Callable
+    all_reduce_step: Callable
     precision: Any
     training_autocast: Any
     autocast: Any

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from itertools import islice, zip_longest
 from math import inf
+from typing import Any
 
 import torch
 from fastcore.basics import patch
@@ -233,6 +234,7 @@ def finish_loader(self: Evaluator, name: str, totals, owner) -> dict[str, float]
     if self.engine.is_distributed:  # each process has every n-th batch
         each = gather(to_cpu(outputs))
         outputs = [found for turn in zip_longest(*each) for found in turn if found is not None]
+    assert self.end_of_evaluation is not None  # else there are no outputs
     with torch.no_grad():
         own = self.end_of_evaluation(name, outputs, owner)
         return totals.join(own, "end_of_evaluation", gather)
@@ -244,7 +246,8 @@ def evaluate(self: Evaluator, loaders: dict, stage: str, owner, shared=(), batch
 
     With `batches`, at most that many of each loader, and no trace: `before_` and `after_` of the
     stage are not fired, `records` stay as they are."""
-    records, self.done, context, hooks = {}, False, self.context, self.hooks
+    self.done, context, hooks = False, self.context, self.hooks
+    records: dict = {}
     with self.surroundings(list(shared)):
         context.split = next(iter(loaders))
         if hooks.watched:
@@ -273,7 +276,7 @@ def predict(self: Evaluator, loader, owner, shared=(), limit: int | float | None
     """The predictions of a loader, joined on the CPU; `limit`: of that many batches, or a share.
 
     Predictions of batches that do not join come as a list."""
-    predict, context, parts = getattr(self.eval_step, "predict", None), self.context, []
+    predict, context, parts = getattr(self.eval_step, "predict", None), self.context, list[Any]()
     *_, weights = self.weight_sets(owner).values()
     with self.surroundings(list(shared)), weights(), torch.no_grad():
         context.split = "predict"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from itertools import islice, zip_longest
 from math import inf
+from typing import Any
 import torch
 from .data import NO_BATCH, all_batches, check_loader, close_iterator, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, uncertain_size
 from .engine import Engine

@@ -8,6 +8,7 @@ __all__ = ['Exactness', 'draws_random', 'worker_exactness', 'worker_assumptions'
 
 # %% ../../nbs/core/13_exact.ipynb #4874a25d
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -51,8 +52,12 @@ def draws_random(dataset, collate_fn=None, own=(), batched: bool = True) -> list
             found.append(part)
         return made
     try:
-        samples = []
-        note("dataset", lambda: (samples.append(dataset[index]) for index in range(4)))
+        samples: list = []
+        def read():
+            for index in range(4):
+                samples.append(dataset[index])
+            return samples
+        note("dataset", read)
         if samples and collate_fn is not None:
             note("collate function", lambda: [collate_fn(samples if batched else samples[0])])
         return found + [path for (path, each), state in zip(own, before)
@@ -130,10 +135,11 @@ def batch_sizes(loader, length: int | None) -> set[int | None]:
     size, whole = getattr(loader, "batch_size", None), loader_length(loader)
     if not isinstance(loader, DataLoader) or size is None:
         return {None}
-    if loader.drop_last or (None not in (length, whole) and length < whole):
+    if loader.drop_last or (length is not None and whole is not None and length < whole):
         return {size}
+    sampler: Any = loader.sampler
     try:
-        samples = len(loader.sampler)
+        samples = len(sampler)
     except TypeError:
         return {size, None}
     return {each for each in (min(size, samples), samples % size) if each}

@@ -22,7 +22,7 @@ from .state import say
 try:
     import fcntl
 except ImportError:  # Windows: a run of another process is not noticed
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # the module, or nothing
 
 # %% ../../nbs/core/12_folder.ipynb #91ded6bb
 class FolderTakenError(RuntimeError):

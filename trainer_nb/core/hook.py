@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 # %% ../../nbs/core/01_hook.ipynb #26b6f6e9
 HOOK_POINTS = {
@@ -285,12 +286,12 @@ class HookFailure:
         "The plain values of an exception, which itself would keep all its frames alive."
         state = getattr(trainer, "step_state", None)
         counts = ("optimizer_step", "epoch", "batch_idx")
-        place = [0 if state is None else getattr(state, name) for name in counts]
+        step, epoch, batch_idx = (0 if state is None else getattr(state, name) for name in counts)
         own, here = error.__traceback__, cls.of.__code__.co_filename
         while own and own.tb_next and own.tb_frame.f_code.co_filename == here:
             own = own.tb_next  # without the frames of HookSet
         text = "".join(traceback.format_exception(type(error), error, own))
-        return cls(f"{type(error).__name__}: {error}", point, *place, text)
+        return cls(f"{type(error).__name__}: {error}", point, step, epoch, batch_idx, text)
 
 # %% ../../nbs/core/01_hook.ipynb #b9523bd7
 @dataclass
@@ -309,7 +310,8 @@ class HookRow:
     def __init__(self, name: str, hook, number: int = 0):
         self.name, self.hook = name, hook
         self.number = number  # in the order of adding; decides between equal orders
-        self.tally, self.clock = Tally(), None
+        self.tally = Tally()
+        self.clock: Any = None  # a StepClock, once it was watched
         self.last_error: str | None = None
         self.failure: HookFailure | None = None
         self.held_back = False  # off because it writes, in a dry run
@@ -365,12 +367,25 @@ class HookRow:
 # %% ../../nbs/core/01_hook.ipynb #c660f8bf
 class HookSet:
     "The hooks of a run in running order, resolved to one flat tuple a point."
+    before_batch: tuple  # of these points the tuples are read, too
+    after_batch: tuple
+    after_pred: tuple
+    after_loss: tuple
+    after_backward: tuple
+    before_step: tuple
+    after_step: tuple
+    before_optimizer_step: tuple
+    after_optimizer_step: tuple
+    on_load_state_dict: tuple
+
     def __init__(self, hooks=(), is_main: bool = True):
         self.is_main = is_main
         self.rows: list[HookRow] = []
-        self.watched, self.watchers = False, set()  # calls and time are counted; who asks for it
-        self.clock: StepClock | None = None  # since they were first
-        self.stale, self._untimed = False, None  # changed since resolve(); calls without a clock
+        self.watched = False  # calls and time are counted
+        self.watchers: set[str] = set()  # who asks for it
+        self.clock: Any = None  # a StepClock, since they were first
+        self.stale = False  # changed since resolve()
+        self._untimed: dict | None = None  # calls without a clock
         self.error_after_all: int | None = None  # id of what was raised after all were called
         self.dry = False  # hooks that write (`writes = True`) are not called
         self.changed: Callable[[], None] | None = None  # called when a hook was added or removed
@@ -420,7 +435,7 @@ class HookSet:
         rows = [row for row in self.running() if row.answers(question)]
         return [row for row in rows if row.enabled] if enabled else rows
 
-    def ask(self, question: str, *args, enabled: bool = False) -> list[tuple[HookRow, object]]:
+    def ask(self, question: str, *args, enabled: bool = False) -> list[tuple[HookRow, Any]]:
         "Pairs of row and answer, of the hooks that have one of their own; as in `answering`."
         return [(row, row.ask(question, *args)) for row in self.answering(question, enabled)]
 

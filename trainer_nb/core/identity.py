@@ -12,6 +12,7 @@ import random
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ def _plain(value):
 
 def optimizer_settings(optimizer) -> dict:
     "Its class, and the settings of its parameter groups: one value, or a list of one each."
-    found = {"optimizer": type(optimizer).__name__}
+    found: dict[str, Any] = {"optimizer": type(optimizer).__name__}
     for name in optimizer.defaults:
         each = [_plain(group.get("initial_lr", group[name]) if name == "lr" else group[name])
                 for group in optimizer.param_groups if name in group]
@@ -120,7 +121,7 @@ def data_identity(loader, samples: bool = False) -> dict:
     sizes = [getattr(each, "batch_size", None)
              for each in (loader, getattr(loader, "batch_sampler", None))]
     try:
-        length = len(dataset)
+        length = None if dataset is None else len(dataset)
     except TypeError:
         length = None
     found = {"batch_size": next((each for each in sizes if type(each) is int), None),
@@ -231,8 +232,9 @@ def compare(state: Mapping, here: Mapping, fingerprint: Mapping, totals: Mapping
     larger = total_left(mine, position) and (not early or dict(mine) != dict(position["totals"]))
     first = there.get("weights"), here.get("weights")
     other = None not in first and first[0] != first[1] and first[1] != _weights(state)
-    given = [each.get("given") for each in (there, here)]
-    settings = [] if None in given else differing(*given, EITHER)
+    mine_given, given = here.get("given"), there.get("given")
+    settings = ([] if given is None or mine_given is None
+                else differing(given, mine_given, EITHER))
     return Difference(ended or early, larger, not total_left(mine, position),
                       (ended or early) and other, settings,
                       _data_differing(there, here, (state["fingerprint"] or {}, fingerprint)))

@@ -97,7 +97,7 @@ def search(roots: dict, enter=lambda value: True, limit: int = 5000, long: int =
 
     `enter(value)` says whether to search inside an object; the search ends at `limit` objects;
     containers of more than `long` items are not searched."""
-    waiting, known = deque(roots.items()), set()
+    waiting, known = deque(roots.items()), set[int]()
     while waiting and len(known) < limit:
         path, value = waiting.popleft()
         if id(value) in known or isinstance(value, (str, bytes, int, float, type(None))):
@@ -112,9 +112,11 @@ def search(roots: dict, enter=lambda value: True, limit: int = 5000, long: int =
 # %% ../../nbs/core/04_own_state.ipynb #cce468f3
 def _global_generators() -> tuple:
     # the objects whose methods are the functions of these modules
-    return random.getstate.__self__, np.random.get_state.__self__, torch.default_generator
+    of_python: Any = random.getstate
+    of_numpy: Any = np.random.get_state
+    return of_python.__self__, of_numpy.__self__, torch.default_generator
 
-def generators_in(**roots) -> list[tuple[str, object]]:
+def generators_in(**roots) -> list[tuple[str, Any]]:
     """Path and object of the random generators reached from some objects, each once.
 
     Without the global ones."""
@@ -149,11 +151,11 @@ def _as_arrays(value):
         return np.array(value, dtype=np.uint64)
     return value.numpy() if isinstance(value, torch.Tensor) else value
 
-def set_generator_state(generator, state) -> None:
+def set_generator_state(generator, state: Any) -> None:
     "Give a generator the state that `generator_state` gave; TypeError for one of another kind."
-    expected = {torch.Generator: torch.Tensor, random.Random: tuple}
-    expected = next((kind for holder, kind in expected.items() if isinstance(generator, holder)),
-                    dict)
+    kinds = {torch.Generator: torch.Tensor, random.Random: tuple}
+    expected: type[Any] = next(
+        (kind for holder, kind in kinds.items() if isinstance(generator, holder)), dict)
     if not isinstance(state, expected):
         raise TypeError("the state of another kind of generator than "
                         f"{type(generator).__qualname__}: a {type(state).__name__}")
@@ -221,7 +223,9 @@ def _is_object(value) -> bool:
 class ObjectSnapshot:
     "The contents of some objects at this moment; `restore` brings them back in place."
     def __init__(self, roots: dict, known=()):
-        self.back, self.large, known = [], [], {id(each) for each in known}
+        self.back: list[tuple] = []  # (function, object, contents)
+        self.large: list = []
+        known = {id(each) for each in known}
         def enter(value):
             return isinstance(value, _ENTERED) or _is_object(value)
         for path, each in search(roots, enter, 200_000, 10_000):
@@ -432,7 +436,9 @@ class CarriedState:
         # returns the objects that steps work with; None: nothing is compared
         self.objects: Callable[[], RunObjects] | None = None
         self.found: dict[str, str] = {}  # name to what changes it
-        self.base, self.evaluated_at, self.settled = None, None, False
+        self.base: Mark | None = None
+        self.evaluated_at: int | None = None
+        self.settled = False
 
     def begin(self, schedule: Callable) -> None:
         "At the start of a drive; `schedule(action, boundary)` calls an action at that boundary."
@@ -447,12 +453,13 @@ class CarriedState:
             schedule(act, self.state.boundary + after)
 
     def _take(self) -> None:
+        assert self.objects is not None
         self.base, self.settled = Mark(self.objects()), True
         self.evaluated_at = self.state.evaluated_at
 
     def compare(self) -> None:
         "Name the values that have changed since the start of the drive, or since its first window."
-        if self.base is None:
+        if self.base is None or self.objects is None:
             return
         objects = self.objects()
         mark = Mark(objects)
@@ -499,10 +506,11 @@ class CarriedState:
 
     def evaluation(self, name: str):
         "A function to call after an evaluation in a pause: it notes which of these values changed."
-        before = Mark(self.objects()) if self.found and self.objects else None
+        objects = self.objects if self.found else None
+        before = None if objects is None else Mark(objects())
         def compare():
-            if before is not None:
-                now = Mark(self.objects())
+            if before is not None and objects is not None:
+                now = Mark(objects())
                 changed = [_name_of(path) for path in now.changed_since(before)]
                 self.found |= {each: f"steps change it, and so did a {name} in a pause"
                                for each in changed if each in self.found}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import torch
 from fastcore.basics import patch
@@ -21,7 +22,6 @@ from .data import (can_split, chunk_edges, collated_size, sample_counter,
                                   split_batch, uncertain_size)
 from .engine import (Engine, FinitePolicy, NonFiniteError, Window, clip_gradients,
                                     multiply)
-from .hook import HookSet
 from .state import RandomStreams, StepState
 from .step import RESERVED, check_output, items, step_records
 
@@ -39,11 +39,14 @@ class StepSettings:
 class StepContext:
     "The current batch and its results; written by a step runner or by an evaluation."
     def __init__(self):
-        self.batch = self.pred = self.loss = None
-        self.output = None  # what the step returned, while after_loss is called
-        self.grad_norm = None  # of the step's gradients, where it was computed
+        self.batch: Any = None
+        self.pred: Any = None
+        self.loss: Any = None
+        self.output: Any = None  # what the step returned, while after_loss is called
+        # of the step's gradients, where it was computed
+        self.grad_norm: torch.Tensor | None = None
         self.split, self.training = "train", True
-        self.loader = None  # the loader of the batch
+        self.loader: Any = None  # the loader of the batch
         self.eval_batch: int | None = None  # batches evaluated so far, in an evaluation
         self.group = 1  # batches of the loader that the current one stands for: one a process
         self.left: int | None = None  # batches of the epoch that were not taken yet, where known
@@ -191,7 +194,7 @@ class GradientPolicy:
                 return False
         if asked:
             context.grad_norm = norm
-        if clip is not None:
+        if clip is not None and norm is not None:
             clip_gradients(gradients, norm, clip)
         return True
 
@@ -273,11 +276,12 @@ class MicroBatcher:
 # %% ../../nbs/core/08_runner.ipynb #abc7bf5e
 class StepRunner:
     "Makes optimizer steps: a window is filled with batches, then closed."
-    def __init__(self, train_step, engine: Engine, hooks: HookSet, state: StepState,
+    def __init__(self, train_step, engine: Engine, hooks: Any, state: StepState,
                  settings: StepSettings, context: StepContext, finite: FinitePolicy, *,
                  micro: MicroBatcher | None = None, sizes: BatchSizes | None = None,
                  rates: EffectiveRates | None = None, repeats: bool = False,
                  overrides: dict[str, Callable] | None = None):
+        # the hooks: a HookSet, or the view of it that one of several optimizers has
         self.train_step, self.engine, self.hooks, self.state = train_step, engine, hooks, state
         self.settings, self.context, self.sizes = settings, context, sizes or BatchSizes(context)
         self.gradients = GradientPolicy(engine, settings, finite)
@@ -294,7 +298,7 @@ class StepRunner:
         self._backward = self.overrides.get("do_backward")
         self._zero_grad = self.overrides.get("do_zero_grad")
         self._step = self.overrides.get("do_opt_step")
-        self.attention = bool  # whether this process has commands for the next boundary
+        self.attention: Callable[[], bool] = bool  # whether this process has commands for the next boundary
 
     def use(self, train_step) -> None:
         "Another step function from the next batch on."
@@ -470,7 +474,7 @@ def run_chunks(self: StepRunner, batch, samples: int | None, limit: int | None, 
     "A batch in chunks of at most `limit` samples; whether one of them had a loss."
     if self.repeats:
         self.window.streams.append((RandomStreams.capture(), copy.copy(self.state)))
-    if samples is None or samples <= limit:
+    if samples is None or limit is None or samples <= limit:
         return self.run_chunk(batch, samples, 1, owner)
     pieces = self.micro.split(batch, samples, limit)
     return any([self.run_chunk(piece, n, len(pieces), owner) for piece, n in pieces])
@@ -543,7 +547,8 @@ def optimizer_step(self: StepRunner, owner) -> bool:
     looks = policy.finite.policy or policy.wants_norm or policy.settings.grad_clip is not None
     stepped = bool(gradients) and (not looks or policy.accept(
         state.optimizer_step + 1, gradients, self.place_in_words, self.context))
-    there, gradients = bool(gradients), None  # their memory is free before the hooks run
+    there = bool(gradients)
+    del gradients  # their memory is free before the hooks run
     state.closing = True
     stepped = stepped and self.apply_gradients(owner)
     engine.zero_grad() if self._zero_grad is None else self._zero_grad(owner)

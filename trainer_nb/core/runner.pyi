@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 import torch
 from .data import can_split, chunk_edges, collated_size, sample_counter, split_batch, uncertain_size
 from .engine import Engine, FinitePolicy, NonFiniteError, Window, clip_gradients, multiply
-from .hook import HookSet
 from .state import RandomStreams, StepState
 from .step import RESERVED, check_output, items, step_records
 @dataclass
@@ -34,7 +34,7 @@ class StepContext:
     pred: Any
     loss: Any
     output: Any
-    grad_norm: Any
+    grad_norm: torch.Tensor | None
     split: str
     training: bool
     loader: Any
@@ -160,7 +160,7 @@ class MicroBatcher:
 class StepRunner:
     """Makes optimizer steps: a window is filled with batches, then closed."""
 
-    def __init__(self, train_step, engine: Engine, hooks: HookSet, state: StepState, settings: StepSettings, context: StepContext, finite: FinitePolicy, *, micro: MicroBatcher | None=None, sizes: BatchSizes | None=None, rates: EffectiveRates | None=None, repeats: bool=False, overrides: dict[str, Callable] | None=None):
+    def __init__(self, train_step, engine: Engine, hooks: Any, state: StepState, settings: StepSettings, context: StepContext, finite: FinitePolicy, *, micro: MicroBatcher | None=None, sizes: BatchSizes | None=None, rates: EffectiveRates | None=None, repeats: bool=False, overrides: dict[str, Callable] | None=None):
         ...
 
     def use(self, train_step) -> None:
@@ -236,7 +236,7 @@ class StepRunner:
     window: Window
     train_step: Any
     engine: Engine
-    hooks: HookSet
+    hooks: Any
     state: StepState
     settings: StepSettings
     context: StepContext
@@ -253,4 +253,4 @@ class StepRunner:
     _backward: Any
     _zero_grad: Any
     _step: Any
-    attention: Any
+    attention: Callable[[], bool]

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from datetime import date, time
 from enum import Enum
 from pathlib import Path, PurePath
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -62,9 +63,10 @@ def _plain_leaf(value, where: str):
         return value.get_state()
     if isinstance(value, (PurePath, date, time)):
         return str(value)
-    for kind in (bool, int, float, complex, str, bytes):  # and classes made from these
-        if isinstance(value, kind) and value != b"":  # which weights_only does not know
-            return kind(value)
+    kinds: tuple[type[Any], ...] = (bool, int, float, complex, str, bytes)
+    for plain in kinds:  # and classes made from these
+        if isinstance(value, plain) and value != b"":  # which weights_only does not know
+            return plain(value)
     raise CheckpointError(f"{where} is a {type(value).__module__}.{type(value).__qualname__}, "
                           f"which a checkpoint cannot hold: {_KINDS}")
 
@@ -166,7 +168,7 @@ class DigestedFile:
 
         An error of the file is raised as it was, where torch raises another one."""
         try:
-            torch.save(value, self)
+            torch.save(value, cast(IO[bytes], self))  # it writes and flushes, nothing else
         except Exception:
             if self._error is None:
                 raise

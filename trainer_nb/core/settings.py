@@ -13,7 +13,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 def flat(found, prefix: str = "", depth: int = 8) -> dict:
     "Nested objects as one, with names as in opt.momentum; lists become texts."
-    table = {}
+    table: dict = {}
     for name, value in found.items():
         if isinstance(value, dict) and value and depth:
             table |= flat(value, f"{prefix}{name}.", depth - 1)

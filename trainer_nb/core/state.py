@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MethodType
+from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -128,7 +129,7 @@ class FitResult:
 class RandomStreams:
     "The states of the global random streams at one moment."
     python: tuple
-    numpy: tuple
+    numpy: Any  # a tuple
     torch: torch.Tensor
     cuda: list
 
@@ -240,7 +241,7 @@ class StreamTurns:
 
 TURNS = StreamTurns()
 if hasattr(os, "register_at_fork"):  # a forked process has only one thread
-    os.register_at_fork(after_in_child=TURNS.__init__)
+    os.register_at_fork(after_in_child=TURNS.__init__)  # type: ignore[misc]  # of this very class
 
 # %% ../../nbs/core/00_state.ipynb #23615a34
 class OwnStreams:
@@ -277,11 +278,13 @@ class OwnStreams:
 
     def _take_out(self) -> None:
         if self.in_place:
+            assert self.outside is not None
             self.held = self.held or RandomStreams.capture()
             self.outside.restore()
             self.in_place = False
 
     def _put_in(self) -> None:
+        assert self.held is not None
         self.in_place = True
         self.held.restore()
         self.held = None
@@ -292,6 +295,7 @@ class OwnStreams:
         if not self.in_place or self.held is not None:
             yield
             return
+        assert self.outside is not None
         self.held = RandomStreams.capture()
         self.outside.restore()
         self.in_place = False
@@ -379,6 +383,7 @@ class RunRandom:
         if streams is None and driven:
             streams = self.first()
         if self.own.in_place:
+            assert streams is not None  # the run was driven
             streams.restore()
         else:
             self.own.held = streams

@@ -10,6 +10,7 @@ __all__ = ['RESERVED', 'SupervisedStep', 'OwnLossStep', 'check_output', 'items',
 # %% ../../nbs/core/07_step.ipynb #be310bfc
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -122,7 +123,7 @@ def fetch_numbers(values: list) -> list[float]:
             return [float(number) for number in torch.stack(values).tolist()]
         except RuntimeError:  # on several devices, or of different shapes
             pass
-    result, groups = [0.0] * len(values), {}
+    result, groups = [0.0] * len(values), dict[Any, list]()
     for index, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             groups.setdefault((value.device, value.dtype), []).append(index)
@@ -178,7 +179,7 @@ def key_average(dicts, exclude_nan: bool = False) -> dict:
     None does not count, NaN does unless `exclude_nan`. Tensors stay tensors, where they are;
     `exclude_nan` fetches them (one element each). A key without any value that counts is NaN.
     TypeError for a key that is a number here and a dict there."""
-    dicts, result = list(dicts), {}
+    dicts, result = list(dicts), dict[str, Any]()
     for path in dict.fromkeys(path for each in dicts for path in _paths(each)):
         values = [value for each in dicts if (value := _value_at(each, path)) is not None]
         nested = sum(isinstance(value, Mapping) for value in values)

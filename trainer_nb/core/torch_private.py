@@ -12,6 +12,7 @@ __all__ = ['step_within', 'run_backward', 'gradient_norms', 'multiply', 'copy_in
 import os
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ def step_within(optim: torch.optim.Optimizer) -> Callable | None:
     """The optimizer's own step, inside torch's wrapper for step hooks and the profiler.
 
     None where the wrapper is needed, or torch has other names: then call `optim.step()`."""
-    step = type(optim).step
+    step: Any = type(optim).step
     try:
         if not _KNOWN or "step" in optim.__dict__ or step.__code__ is not _WRAPPER:
             return None
@@ -42,8 +43,8 @@ def step_within(optim: torch.optim.Optimizer) -> Callable | None:
 
 # %% ../../nbs/core/00_torch_private.ipynb #477935f0
 _BACKWARD = torch.Tensor.backward, torch.autograd.backward
-_RUN = getattr(torch.autograd.graph, "_engine_run_backward", None)
-_MODES = getattr(torch._C, "_is_torch_function_mode_enabled", None)
+_RUN: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+_MODES: Any = getattr(torch._C, "_is_torch_function_mode_enabled", None)
 
 def run_backward(loss: torch.Tensor, seed) -> None:
     "`loss.backward(seed)`, without torch's checks where they are not needed."
@@ -88,7 +89,9 @@ class Marks:
     "Marks on a device: 0 if all numbers of some tensors are finite, else 1."
     SIZE = 256  # made at once
     def __init__(self):
-        self._device, self._marks, self._used = None, (), 0
+        self._device: torch.device | None = None
+        self._marks: list[torch.Tensor] = []
+        self._used = 0
         self._noted: dict[int, torch.Tensor] = {}  # step to mark
 
     def look(self, numbers: list, step: int | None = None) -> torch.Tensor:
@@ -143,14 +146,15 @@ def compiled_module(model) -> torch.nn.Module | None:
 @contextmanager
 def scaling_left_to_us(optim: torch.optim.Optimizer):
     "While open, a fused optimizer does not skip steps by itself when a loss scaler has overflowed."
-    fused = getattr(optim, "_step_supports_amp_scaling", False)
+    name = "_step_supports_amp_scaling"
+    fused = getattr(optim, name, False)
     if fused:
-        optim._step_supports_amp_scaling = False
+        setattr(optim, name, False)
     try:
         yield
     finally:
         if fused:
-            optim._step_supports_amp_scaling = True
+            setattr(optim, name, True)
 
 def module_versions(state):
     "The versions of the modules in a model's state; None without them."
@@ -215,6 +219,6 @@ def job_store(group):
         return default()
     host, first = os.environ.get("MASTER_ADDR", "localhost"), dist.get_rank() == 0
     store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if first else None
-    place = [store.port if first else None]
+    place: list[Any] = [None if store is None else store.port]
     dist.broadcast_object_list(place, src=0, group=group)
-    return store if first else dist.TCPStore(host, place[0], is_master=False)
+    return store or dist.TCPStore(host, place[0], is_master=False)

@@ -452,6 +452,7 @@ def check_failed(self: TrainingLoop, name: str) -> None:
 def leave_failed_out(self: TrainingLoop) -> FailedBatch:
     "Skip the batch that failed from now on."
     failed, self.failed = self.failed, None
+    assert failed is not None  # see check_skip
     self.data.skipped_batches.setdefault(failed.epoch, set()).add(failed.batch_idx)
     return failed
 

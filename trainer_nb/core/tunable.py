@@ -46,7 +46,7 @@ class Tunable(Generic[_Value]):
             raise TypeError("a Tunable whose default is None needs kind=, say kind=float")
         self.default, self.min, self.max, self.choices = default, min, max, choices
         self.scale, self.doc, self.name = scale, doc, ""
-        self.kind = kind or (object if choices else type(default))
+        self.kind: type[Any] = kind or (object if choices else type(default))
         self.optional = default is None if optional is None else optional
         self.check(default)
 
@@ -113,7 +113,7 @@ class Tunable(Generic[_Value]):
 # %% ../../nbs/core/02_tunable.ipynb #9ef5ab2d
 class PartTunable(Tunable[_Value]):
     "A tunable whose value is a plain attribute of an object that its owner holds."
-    def __init__(self, default, part: str, **rules):  # owner's attribute: the object
+    def __init__(self, default: _Value, part: str, **rules):  # owner's attribute: the object
         super().__init__(default, **rules)
         self.part = part
 
@@ -191,18 +191,19 @@ class Tunables:
     ):
         self.pending: dict[str, Any] = {}  # checked values that wait for the next boundary
         self.refused: dict[str, str] = {}  # why the last value of a name was refused
-        self._sources, self._version, self._built = weakly(sources), object(), (None, {})
+        self._sources, self._version = weakly(sources), object()
+        self._built: tuple[object, Mapping[str, BoundTunable]] = (None, {})
 
     @property
     def table(self) -> Mapping[str, BoundTunable]:
         "All entries by their full names; of two with the same name the later one counts."
         version, table = self._built
         if version is not self._version:
-            version, table = self._version, {}
+            version, found = self._version, dict[str, BoundTunable]()
             for source in self._sources():
                 entries = [source] if isinstance(source, BoundTunable) else bind(*source)
-                table.update((entry.name, entry) for entry in entries)
-            table = MappingProxyType(table)
+                found.update((entry.name, entry) for entry in entries)
+            table = MappingProxyType(found)
             self._built = version, table
         return table
 

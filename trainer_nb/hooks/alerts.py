@@ -11,6 +11,7 @@ __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', '
 # %% ../../nbs/hooks/27_alerts.ipynb #363f472f
 import math
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -250,7 +251,7 @@ class LossJudge:
         steps, values = series.steps, series.values
         new = int(np.searchsorted(steps, self.judged, side="right"))
         self.judged, finite = int(steps[-1]), np.isfinite(values)
-        found = {"not_finite": None}
+        found: dict[str, Alert | None] = {"not_finite": None}
         if np.count_nonzero(finite) < len(values):
             if not finite[new:].all():
                 return {"not_finite": self.not_finite(steps[new:], values[new:])}
@@ -335,7 +336,7 @@ class EvaluationJudge:
 
     def judge(self, records: dict, step: int, train: float, limits) -> dict[str, Alert | None]:
         "An alert, or None, by the name of each loss in the records of an evaluation."
-        found = {}
+        found: dict[str, Alert | None] = {}
         names = [name for name in records if name.endswith("/loss") and name.count("/") == 1]
         for name in names:
             own = self.of.setdefault(name, Evaluations())
@@ -358,7 +359,9 @@ class TimeJudge:
     def data(self, history, step: int, limits, is_open: bool) -> Alert | None:
         "Two looks in a row in which most of the time was a wait for the loader."
         most = limits.data_share
-        waits = () if most is None else history.last_points("time/data", limits.every).values
+        if most is None:
+            return None
+        waits = history.last_points("time/data", limits.every).values
         if len(waits) < 10:
             return None
         seconds = mean_wait(waits)
@@ -383,7 +386,8 @@ class TimeJudge:
 
     def hooks(self, trainer, limits, is_open) -> dict[str, Alert | None]:
         "An alert, or None, by the name of each hook; empty where too few steps were counted."
-        found, step = {}, trainer.step_state.optimizer_step
+        step = trainer.step_state.optimizer_step
+        found: dict[str, Alert | None] = {}
         if limits.hook_share is None or not self.counting:
             self.count(trainer, limits.hook_share is not None and step >= self.due)
             return found
@@ -400,7 +404,7 @@ class TimeJudge:
 
 # %% ../../nbs/hooks/27_alerts.ipynb #6efff482
 MOST_ALERTS = 1000
-FORM = {"kind": str, "step": int, "seen": str, "advice": str, "subject": str, "number": int,
+FORM: Any = {"kind": str, "step": int, "seen": str, "advice": str, "subject": str, "number": int,
         "raised": int, "ended": int | None, "entries": int}
 
 class AlertLog:
@@ -444,7 +448,7 @@ class AlertLog:
 # %% ../../nbs/hooks/27_alerts.ipynb #07766d7d
 PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_step": int,
          "now": float}
-EVALUATED = {"first": float, "best": float, "best_step": int, "train": float, "above": list[float]}
+EVALUATED: Any = {"first": float, "best": float, "best_step": int, "train": float, "above": list[float]}
 
 @dataclass
 class Looks:
@@ -524,8 +528,9 @@ class AlertsHook(Hook):
         if records is trainer.records:
             step, history = trainer.step_state.optimizer_step, trainer.history
             count = history.counts().get("train/loss", 0)
-            last = history.series("train/loss", max(0, count - 50)).values if count else ()
-            train = median(last) if count else math.nan
+            train = math.nan
+            if count:
+                train = median(history.series("train/loss", max(0, count - 50)).values)
             for name, alert in self.evaluated.judge(records, step, train, self).items():
                 self._take(trainer, "overfitting", name, alert)
 

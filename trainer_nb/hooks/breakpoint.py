@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.control import Command
 from ..core.hook import Hook
@@ -99,7 +100,7 @@ def step_values(trainer) -> dict:
 class Breakpoint:
     "A condition that pauses the run when it becomes true."
     def __init__(self, condition):
-        self.condition = Condition.parse(condition) if isinstance(condition, str) else condition
+        self.condition: Any = Condition.parse(condition) if isinstance(condition, str) else condition
         test = getattr(self.condition, "holds", self.condition)
         if isinstance(condition, type) or not callable(test):
             raise TypeError(f"pause_when({condition!r}): a text such as 'loss > 10', "

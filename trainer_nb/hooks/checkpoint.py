@@ -20,7 +20,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint
@@ -111,9 +113,9 @@ class KeepRules:
         if self.best is None:
             return []
         present = [each for each in entries if each.live and not each.earlier]
-        valued = [each for each in present if each.value is not None]
         sign = -1 if self.best[1] == "max" else 1
-        return sorted(valued, key=lambda each: sign * each.value)[:self.best_count]
+        valued = [(sign * each.value, each) for each in present if each.value is not None]
+        return [each for _, each in sorted(valued, key=itemgetter(0))][:self.best_count]
 
     def staying(self, entries: list[Kept]) -> list[Kept]:
         "Those of `entries` that stay, oldest first."
@@ -243,7 +245,8 @@ class ExitHandler:
 
     It holds the run by a weak reference, so it does not keep it alive."""
     def __init__(self, trainer, code: int | str):
-        self.run, self.code = weakref.ref(trainer), code
+        self.run: Callable[[], Any] = weakref.ref(trainer)
+        self.code = code
         self.previous: dict = {}  # of each signal: the handler that was there before
         self.ended = False
 
@@ -279,8 +282,8 @@ class ExitSignals:
     "While installed, the given signals stop the run and set the code that the process ends with."
     def __init__(self, signals=(signal.SIGTERM,), code: int | str = "128+signal"):
         self.signals, self.code = tuple(signals), code
-        self._handler = self._unlink = None
-
+        self._handler: ExitHandler | None = None
+        self._unlink: Any = None  # called once the trainer is gone
     def install(self, trainer) -> None:
         "Set the handlers; outside of the main thread, where Python allows none, do nothing."
         if self._handler is not None or threading.current_thread() is not threading.main_thread():
@@ -299,10 +302,10 @@ class ExitSignals:
             return
         self._unlink.detach()
         handler, self._handler = self._handler, None
-        handler.ended = True
+        handler.ended, behind = True, handler.behind
         for number in handler.previous:
             if signal.getsignal(number) is handler:
-                signal.signal(number, handler.behind(number))
+                signal.signal(number, behind(number))
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #afbed87f
 class BestValues:
@@ -336,7 +339,7 @@ class BestValues:
     @staticmethod
     def unlike(state) -> str:
         "What is wrong with a state, in words; '' for one that `state_dict` could give."
-        rules = {"best_value": float, "value": float | None}
+        rules: dict[str, Any] = {"best_value": float, "value": float | None}
         if isinstance(state, dict) and "best_values" in state:
             rules["best_values"] = list[float]
         return misfit(state, rules, "it")
@@ -362,7 +365,7 @@ class HeldFolder:
             try:
                 if self.given is None:
                     check_inner_folder(place)
-                mark = self.lock and self.lock.mark
+                mark = None if self.lock is None else self.lock.mark
                 self.lock = hold(self.folder.path if self.folder else place, trainer, mark)
             except Exception as error:
                 problem = error
@@ -376,6 +379,7 @@ class HeldFolder:
 
     def hold_again(self, trainer) -> None:
         "Lock the folder again, of a run that is not running."
+        assert self.folder is not None and self.lock is not None
         self.lock = hold(self.folder.path, trainer, self.lock.mark)
 
     def give_back(self) -> None:
@@ -512,6 +516,7 @@ def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
                               "them as they are")
     if named is not None:
         raise FileNotFoundError(f"resume={str(resume)!r}: there is no checkpoint in that folder")
+    return None
 
 def become(trainer, path: Path, state: dict, refuse: bool = False) -> None:
     "Load the state of a file and say so in a line; `refuse`: CheckpointError for another run."
@@ -621,9 +626,10 @@ class CheckpointHook(Hook):
 
     def on_log(self, trainer, records):
         "Ask for a save if the metric is better than before."
-        name, direction = self.best_kept(trainer) or (None, None)
-        if name in records and self.best.add(float(records[name]), direction):
-            self.saver.want(trainer, self._save)
+        kept = self.best_kept(trainer)
+        if kept is not None and kept[0] in records:
+            if self.best.add(float(records[kept[0]]), kept[1]):
+                self.saver.want(trainer, self._save)
 
     def _save(self, trainer, suffix: str = "") -> None:
         self.saver.save(trainer, self.folder, self.best.value, suffix)
@@ -649,7 +655,8 @@ class CheckpointHook(Hook):
         # one of several processes cannot ask the others any more
         alone = not trainer.engine.is_distributed
         own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
-        if self._ready and alone and self.held.lock.held and not own:
+        lock = self.held.lock
+        if self._ready and alone and lock is not None and lock.held and not own:
             self._save(trainer, "" if trainer.inexact is None else "_error")
 
     def on_intervention(self, trainer, intervention):

@@ -48,7 +48,7 @@ def threshold_of(value: float, mode: str, reached: float | None, diverged: float
 
 def ended_text(step: int, reason: str, epochs: int | None, max_steps: int | None) -> str:
     "What `fit()` says of a run that has nothing left to do."
-    more = f"max_steps={max_steps + 1}" if max_steps is not None else f"epochs={epochs + 1}"
+    more = f"max_steps={max_steps + 1}" if max_steps is not None else f"epochs={(epochs or 0) + 1}"
     return (f"this run ended early at step {step} ({reason}): nothing was trained. "
             f"fit({more}) or more goes on, and so do step(), resume() and a larger patience")
 
@@ -90,12 +90,14 @@ def unknown_record(metric: str, names) -> str:
 
 def mean_since(trainer, metric: str, step: int) -> float:
     "The mean of a record of the training over the steps after `step`; ValueError if there is none."
-    value, names = math.nan, []
+    value: float | None = None
+    names: list[str] = []
     if trainer.is_main:
         names = trainer.history.names
-        points = trainer.history.series(metric) if metric in names else None
-        values = [] if points is None else points.values[points.steps > step]
-        value = float(values.mean()) if len(values) else None
+        if metric in names:
+            points = trainer.history.series(metric)
+            values = points.values[points.steps > step]
+            value = float(values.mean()) if len(values) else None
     value, names = trainer.engine.gather((value, names))[0]
     if value is None:
         raise ValueError(unknown_record(metric, names))
@@ -128,7 +130,8 @@ class EarlyStopHook(Hook):
         self.patience, self.min_delta = patience, float(min_delta)
         self.relative, self.reached, self.diverged = relative, reached, diverged
         self.min_epochs, self.min_steps = min_epochs, min_steps
-        self.best, self.best_step = None, 0
+        self.best: float | None = None
+        self.best_step = 0
         self.since: list[float] = []  # values of the evaluations after the best one
         self.reason: str | None = None  # why the run was asked to stop
         self.due = False  # the stop comes once the epoch is counted

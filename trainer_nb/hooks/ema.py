@@ -28,7 +28,7 @@ def check_decay(value) -> float:
 
 def averaged_tensors(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
     "What is averaged, by name: parameters, and with `buffers` those of floating point."
-    found = dict(model.named_parameters())
+    found: dict[str, torch.Tensor] = dict(model.named_parameters())
     if buffers:
         found |= {name: each for name, each in model.named_buffers() if each.is_floating_point()}
     return {name: each.detach() for name, each in found.items()}
@@ -45,13 +45,12 @@ class Average:
         def moves(tensor):
             return tensor.is_floating_point() or tensor.is_complex()
         pairs = [(self.mean[name], each) for name, each in self.live.items()]
-        self._moved = list(zip(*[pair for pair in pairs if moves(pair[0])])) or [(), ()]
+        moved = [pair for pair in pairs if moves(pair[0])]
+        self._moved = [mean for mean, _ in moved], [each for _, each in moved]
         self._copied = [pair for pair in pairs if not moves(pair[0])]
-        means, live = self._moved
-        pairs = zip(means, live)
-        far = device is not None and any(mean.device != each.device for mean, each in pairs)
+        far = device is not None and any(mean.device != each.device for mean, each in moved)
         # the weights, beside their average
-        self._near = [torch.empty_like(mean) for mean in means] if far else None
+        self._near = [torch.empty_like(mean) for mean, _ in moved] if far else None
 
     def fits(self, model: torch.nn.Module) -> bool:
         "It belongs to this model, as it is now."
@@ -184,7 +183,7 @@ class EMAHook(Hook):
     def weight_sets(self, trainer) -> dict | None:
         """Suffix of the split's name to a context with the weights to evaluate; None: the
         training's."""
-        if self.eval == "raw" or not self.ready(trainer):
+        if self.eval == "raw" or not self.ready(trainer) or self._average is None:
             return None
         average = self._average.swapped_in
         return {"": average} if self.eval == "ema" else {"": nullcontext, "_ema": average}

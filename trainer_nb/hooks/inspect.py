@@ -40,9 +40,11 @@ def tensor_row(name: str, tensor: torch.Tensor) -> TensorRow:
         return TensorRow(name, shape, kind, None, None, None)
     numbers = tensor.detach().to(torch.float32 if tensor.device.type == "mps" else torch.float64)
     if tensor.numel() == 1:
-        return TensorRow(name, shape, kind, None, *fetch_numbers([numbers]), None)
+        [number] = fetch_numbers([numbers])
+        return TensorRow(name, shape, kind, None, number, None)
     low, high = torch.aminmax(numbers)
-    return TensorRow(name, shape, kind, *fetch_numbers([low, numbers.mean(), high]))
+    least, mean, most = fetch_numbers([low, numbers.mean(), high])
+    return TensorRow(name, shape, kind, least, mean, most)
 
 # %% ../../nbs/hooks/14_inspect.ipynb #bf91429d
 def layer_names(parameters: list[str], most: int = 24) -> list[str]:

@@ -40,8 +40,8 @@ def layer_groups(model: torch.nn.Module, split) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {group: [] for group in split}
     for name in dict(model.named_parameters()):
         above = [path for path in owners if name == path or name.startswith(f"{path}.")]
-        path = max(above, key=len, default=None)
-        found.setdefault("rest" if path is None else owners[path], []).append(name)
+        nearest = max(above, key=len, default=None)
+        found.setdefault("rest" if nearest is None else owners[nearest], []).append(name)
     for group, members in found.items():
         if not members:
             raise ValueError(f"layer group {group!r} has no parameter of its own: "
@@ -58,7 +58,7 @@ def _paths(model, group: str, parts) -> list[str]:
     found = []
     for part in [parts] if isinstance(parts, PART) else flatten(parts):
         path = part if isinstance(part, str) else places.get(id(part))
-        if path not in known:
+        if path is None or path not in known:
             what = repr(part) if isinstance(part, str) else f"a {type(part).__name__}"
             near = difflib.get_close_matches(str(path), known, n=1, cutoff=0.5)
             there = f"there are {', '.join(known[:8])}{' ...' if len(known) > 8 else ''}"

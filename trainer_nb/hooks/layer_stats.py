@@ -190,7 +190,8 @@ class LayerHistory:
             known = ", ".join(self.layers(kind)) or "none yet"
             raise KeyError(f"no {kind} of a layer {name!r}; there are {known}")
         steps, numbers = np.array([step for step, _ in rows]), np.stack([each for _, each in rows])
-        return LayerSeries(steps, *numbers[:, :3].T, numbers[:, 3:])
+        mean, std, near_zero = numbers[:, :3].T
+        return LayerSeries(steps, mean, std, near_zero, numbers[:, 3:])
 
     def layers(self, kind: str) -> list[str]:
         "The layers that were measured, in the order of the model."
@@ -239,7 +240,7 @@ def layer_figure(all_series: dict[str, LayerSeries], kind: str):
     names, gradients = list(all_series), kind == "gradients"
     rows = 1 + math.ceil(len(names) / 3)
     titles = ["mean", "standard deviation", "share near zero", *names]
-    specs = [[{}, {}, {}] for _ in range(rows)]
+    specs: list[list[dict]] = [[{}, {}, {}] for _ in range(rows)]
     figure = make_subplots(rows, 3, specs=specs, subplot_titles=titles, horizontal_spacing=0.06,
                            vertical_spacing=0.24 / rows)
     for number, (name, series) in enumerate(all_series.items()):
@@ -480,7 +481,8 @@ class LayerStatsHook(Hook):
         self.history = LayerHistory(most)
         self.weight_history = WeightHistory(most) if weights else None
         self._weight_probe: WeightProbe | None = None
-        self._enabled, self._probe, self._compiled = True, None, False
+        self._enabled, self._compiled = True, False
+        self._probe: Probe | None = None
         self._edges: dict = {}  # device to kind to lower edges
 
     def series(self, name: str, kind: str = "activations") -> LayerSeries:
@@ -565,6 +567,7 @@ class LayerStatsHook(Hook):
             return
         self._drop()
         if weights is not None and weights.step == step - 1 and weights.found:
+            assert self.weight_history is not None
             self.weight_history.add(step, *weights.after())
         if probe is not None and probe.step == step - 1:
             self.history.add(step, probe.found)
@@ -573,7 +576,7 @@ class LayerStatsHook(Hook):
 
     @staticmethod
     def _records(found: dict) -> dict:
-        records = {}
+        records: dict = {}
         for prefix, layers in zip(("", "grad_"), found.values()):
             for name, (_, std, near_zero, *_) in layers.items():
                 start = f"layers/{name}/{prefix}"
@@ -583,11 +586,14 @@ class LayerStatsHook(Hook):
     def on_intervention(self, trainer, intervention):
         "A rewind takes later measurements back."
         if intervention.kind == "rewind":
-            for history in filter(None, (self.history, self.weight_history)):
+            for history in self._histories():
                 history.go_back(trainer.step_state.optimizer_step)
+
+    def _histories(self) -> list:
+        return list(filter(None, (self.history, self.weight_history)))
 
     def cleanup_fit(self, trainer):
         "No module keeps a hook."
         self._drop()
-        for history in filter(None, (self.history, self.weight_history)):
+        for history in self._histories():
             history.fetch()

@@ -170,7 +170,8 @@ class ProfilerHook(MainProcessHook):
         self.plan = {"wait": wait, "warmup": warmup, "active": active}
         self.traces: list[Path] = []
         self.table = ""  # of the last recording
-        self._profiler, self._recorded, self._recordings = None, 0, 0
+        self._profiler: profile | None = None
+        self._recorded, self._recordings = 0, 0
 
     @staticmethod
     def _check_settings(settings: dict) -> None:

@@ -21,6 +21,7 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -34,7 +35,8 @@ from ..core.hook import Hook
 class NpyFile:
     "An array on disk that grows by rows; its header says how many once it is closed."
     def __init__(self, path: Path):
-        self.path, self.file, self.rows = Path(path), None, 0
+        self.path, self.rows = Path(path), 0
+        self.file: BinaryIO | None = None
 
     def _header(self, rows: int) -> bytes:
         def text(count):
@@ -121,7 +123,8 @@ def is_own(unfinished: Path) -> bool:
 class Part:
     "What one process writes of one split."
     def __init__(self, folder: Path):
-        self.folder, self.rows, self.fields = folder, 0, None
+        self.folder, self.rows = folder, 0
+        self.fields: list[str] | None = None
         self.files: dict[str, NpyFile] = {}
         self.absent: dict[str, str] = {}  # field to why it is not there
         self._pending: list[dict] = []
@@ -170,8 +173,9 @@ class Part:
 
     def discard(self) -> None:
         "Remove what was written."
-        for file in self.files.values():
-            file.file.close()
+        for each in self.files.values():
+            if each.file is not None:
+                each.file.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # others have parts there
             self.folder.parent.rmdir()
@@ -197,6 +201,7 @@ def join_parts(folders: list[Path], target: Path) -> dict[str, int]:
         for name in found:
             os.replace(folders[0] / f"{name}.npy", target / f"{name}.npy")
         return {name: len(arrays[0]) for name, arrays in found.items()}
+    assert order is not None  # of one folder, or there are numbers of batches
     for name, arrays in found.items():
         write_rows(target / f"{name}.npy", arrays, order)
     return dict.fromkeys(found, len(order) if order is not None else 0)
@@ -287,7 +292,8 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
         return isinstance(name, str) and re.fullmatch(r"\w+", name)
     if not isinstance(fields, list) or not all(map(named, fields)):
         raise ValueError(f"{folder / ABOUT}: no list of fields is in it")
-    paths, mode = {name: folder / f"{name}.npy" for name in fields}, "r" if mmap else None
+    mode: Literal["r"] | None = "r" if mmap else None
+    paths = {name: folder / f"{name}.npy" for name in fields}
     return {name: np.load(path, mmap_mode=mode) if path.exists() else None
             for name, path in paths.items()}
 
@@ -308,6 +314,7 @@ class OutputPlaces:
     def unfinished(self, split: str) -> Path:
         "The folder in which a split is written; FileExistsError where it holds other things."
         check_inner_folder(self.of(split))
+        assert self.folder is not None
         found = check_inner_folder(self.folder / f"{file_stem(split)}.unfinished")
         if found.exists() and any(not each.name.startswith("part_") for each in found.iterdir()):
             raise FileExistsError(f"OutputsHook: {found} is there and holds other things than "
@@ -546,7 +553,8 @@ class OutputsHook(Hook):
         self.splits = (splits,) if isinstance(splits, str) else tuple(splits)
         self.places = OutputPlaces(folder, keep)
         self.parts = OpenParts(self.places, self.fields, predict, format)
-        self._pred = self._stage = None  # of the current batch and evaluation
+        self._pred: Any = None  # of the current batch
+        self._stage: str | None = None  # of the current evaluation
         self._number = 0  # of the batch in its loader
         self._taken = 0  # batches of the epoch
         self._in_batch = False  # between its beginning and its end

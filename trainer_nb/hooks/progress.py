@@ -11,6 +11,7 @@ import multiprocessing
 import sys
 import warnings
 from time import perf_counter, time
+from typing import Any
 
 from ..core.hook import MainProcessHook
 
@@ -94,8 +95,10 @@ class RunText:
         counts = {} if history is None else history.counts()
         for name in ("time/step", "time/data"):
             count = counts.get(name, 0)
-            series = history.series(name, max(0, count - (step - after))) if count else None
-            if count and (series.steps > after).any():
+            if history is None or not count:
+                continue
+            series = history.series(name, max(0, count - (step - after)))
+            if (series.steps > after).any():
                 parts.append(f"{name} {as_seconds(series.values[series.steps > after].mean())}")
         return "  ".join(parts)
 
@@ -149,7 +152,8 @@ class ProgressHook(MainProcessHook):
             raise ValueError(f"eta_warmup={eta_warmup!r}: a whole number of steps, 0 or more")
         self.every_steps, self.with_records, self.style = every_steps, with_records, style
         self.text = RunText(eta_warmup)
-        self.bar, self._next_line, self._lines, self._written = None, math.inf, False, -1
+        self.bar: Any = None
+        self._next_line, self._lines, self._written = math.inf, False, -1
 
     def before_fit(self, trainer):
         "Choose bar or lines, and begin."

@@ -11,6 +11,7 @@ import threading
 from array import array
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -345,8 +346,7 @@ class RecorderHook(Hook):
         self._rows_of: dict[str, list] = {}  # with several optimizers: of all but the last one
         self._last: str | None = None  # the name of the last one
         self._lock = threading.RLock()
-        self._history = None
-
+        self._history: Any = None
     def before_fit(self, trainer):
         "Take `trainer.history` as the place to write to."
         self._history = trainer.history

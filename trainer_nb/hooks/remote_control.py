@@ -495,7 +495,8 @@ class StatusFiles:
         self.stats = StatWriter(control)
         self.command = starting_command()
         self._due, self._offer_due, self._points_due = 0.0, 0.0, 0.0
-        self._stated, self._offered = None, ""  # what was written last
+        self._stated: tuple | None = None  # what was written last
+        self._offered = ""
         self._points: list[int] = []  # to which a rewind can go; they may be on the disk
         self._status: dict = {}  # the last one
 
@@ -542,7 +543,7 @@ class StatusFiles:
 # %% ../../nbs/hooks/26_remote_control.ipynb #37fea0e1
 INTERVAL = 0.5  # seconds between two looks
 SOONEST = 0.2  # the same where something has happened in the run
-ATTENDANTS = weakref.WeakSet()  # of this process
+ATTENDANTS: weakref.WeakSet = weakref.WeakSet()  # of this process
 
 def end_attendants() -> None:
     "At the end of the process: the runs of this process are let go."

@@ -8,6 +8,7 @@ __all__ = ['THEN', 'DUE', 'factor_of', 'changed_values', 'check_rule', 'check_ru
 # %% ../../nbs/hooks/28_rules.ipynb #b59aabf3
 import difflib
 import re
+from typing import Any
 
 from ..core.checks import state_check
 from ..core.control import Command, Reply
@@ -88,7 +89,7 @@ def check_run(rule, trainer) -> None:
     changed_values(tune, trainer.tunables.table)
 
 # %% ../../nbs/hooks/28_rules.ipynb #5dcac330
-DUE = {"step": int, "said": str, "values": dict}
+DUE: Any = {"step": int, "said": str, "values": dict}
 
 class RuleHook(Hook):
     """Acts when an alert of a kind is raised: `RuleHook("spike", rewind=200, tune={"lr": "*0.5"})`.
@@ -111,7 +112,8 @@ class RuleHook(Hook):
     ):
         changes = {} if tune is None else tune
         check_rule(on, rewind, changes, then, note)
-        self.name, self.on, self.most = name or f"{on}_rule", on, most
+        self.name: str = name or f"{on}_rule"
+        self.on, self.most = on, most
         if rewind is not None:
             self.rewind = rewind
         self.changes, self.then, self.text = dict(changes), then, note
@@ -153,7 +155,8 @@ class RuleHook(Hook):
 
     def _commands(self) -> list[Command]:
         "What is begun, as commands in their order."
-        step, said, values = (self.due[name] for name in ("step", "said", "values"))
+        due = self.due or {}
+        step, said, values = (due[name] for name in ("step", "said", "values"))
         found = []
         if self.rewind is not None:
             found += [("rewind", {"step": max(0, step - self.rewind)})]

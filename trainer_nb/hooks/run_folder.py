@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -87,9 +88,9 @@ def _read_record(history: History, values: dict) -> None:
     if "rewind" in values:
         history.cut(**values["rewind"])
         return
-    place = [[values.pop(key)] for key in PLACE]
+    steps, epochs, samples, seconds = ([values.pop(key)] for key in PLACE)
     for name, value in values.items():
-        history.extend(name, *place, [value])
+        history.extend(name, steps, epochs, samples, seconds, [value])
 
 # %% ../../nbs/hooks/17_run_folder.ipynb #523640fe
 class RunFolder:
@@ -254,7 +255,8 @@ class JournalFile:
         lines = text.splitlines()[1:]
         lines.sort(key=lambda line: not line.startswith('{"void": true'))  # the oldest first
         self._entries = list(map(entry_text, lines))  # of the file, each once
-        self._of, self._count = None, 0  # the journal in the file, and how many of its entries
+        self._of: Any = None  # the journal in the file
+        self._count = 0  # how many of its entries
         self._ends: tuple = ()  # its header, and the last of those entries
 
     def is_behind(self) -> bool:
@@ -315,11 +317,11 @@ class RunFolderHook(MainProcessHook):
     def __init__(self, path, config=None, weights=None, writes=True):
         self.given, self.config, self.writes = Path(path), config, writes
         self.weights = weights  # a FinalWeightsHook
-        self.folder: RunFolder | None = None
-        self._closed: RunFolder | None = None  # after close(): goes on in it, if the run goes on
+        self.folder: Any = None  # a RunFolder, in the main process
+        self._closed: Any = None  # after close(): goes on in it, if the run goes on
         self._settings: dict | None = None  # what is to be written of the run
         self._warned = False
-        self.journal_file: JournalFile | None = None
+        self.journal_file: Any = None  # a JournalFile
         self._due = 0.0
 
     def before_fit(self, trainer):

@@ -156,7 +156,8 @@ class SplitSamples:
                  as_text=None):
         self.evaluation, self.collector = evaluation, collector
         self.most, self.as_text = most, as_text
-        self._pending, self._bytes = [], 0
+        self._pending: list[tuple] = []
+        self._bytes = 0
         self.counts: dict[int, int] = {}  # samples of each batch of this process
 
     def take(self, trainer, pred, number: int, inputs) -> None:
@@ -194,9 +195,9 @@ class SplitSamples:
                       else each.cpu().numpy() for name, each in values.items()}
             evaluation = self.evaluation
             evaluation.samples += len(next(iter(arrays.values()), ()))
-            pair = [arrays.get(name) for name in ("targets", "predictions")]
-            if all(each is not None and each.ndim == 1 and each.dtype.kind in "iub"
-                   for each in pair):
+            pair = [arrays[name] for name in ("targets", "predictions") if name in arrays]
+            if len(pair) == 2 and all(each.ndim == 1 and each.dtype.kind in "iub"
+                                      for each in pair):
                 evaluation.count(*pair)
             if "rows" in arrays:
                 evaluation.add(self._samples(arrays, kept, place, start), self.most)

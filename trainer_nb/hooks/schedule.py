@@ -14,8 +14,10 @@ import copy
 import difflib
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
@@ -74,7 +76,8 @@ def warmup_stable_decay(
         return warm(step, rising) * (final + (1 - final) * (1 - math.sqrt(done)))
     return LambdaLR(optimizer, part)
 
-SCHEDULES = {"one_cycle": one_cycle, "cosine": cosine, "warmup_stable_decay": warmup_stable_decay}
+SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
+    "one_cycle": one_cycle, "cosine": cosine, "warmup_stable_decay": warmup_stable_decay}
 
 # %% ../../nbs/hooks/12_schedule.ipynb #0c77b993
 def set_rate(group: dict, rate: float) -> None:
@@ -91,7 +94,8 @@ class Recipe:
             raise ValueError(f"sched={given!r}: {hint} {', '.join(map(repr, SCHEDULES))}, "
                              "or give a scheduler of torch's")
         named = isinstance(given, str)
-        self.make, self.settings = SCHEDULES[given] if named else given, settings
+        self.make: Any = SCHEDULES[given] if named else given
+        self.settings = settings
         self.name = given if named else getattr(given, "__name__", type(given).__name__)
         parameters = inspect.signature(self.make).parameters.values()
         needed = [each.name for each in parameters if each.default is each.empty]
@@ -128,7 +132,7 @@ MOST_TICKS = 20_000  # computed ahead, for a scheduler that makes each of them
 
 def twin(optimizer) -> torch.optim.Optimizer:
     "An optimizer with the same groups and no parameters, for a scheduler to change."
-    made = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    made: Any = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     made.defaults = optimizer.defaults
     # it is never stepped, and torch is not to warn of that: private names, tried with torch 2.13
     made._opt_called = True
@@ -168,8 +172,10 @@ def rate_after(scheduler, ticks: int) -> float | None:
     None where the scheduler would have to make each of them."""
     closed = getattr(scheduler, "_get_closed_form_lr", None)  # private, of torch (tried with 2.13)
     if closed is None or ticks <= 1000:
-        found = foresee(scheduler, [ticks]) if ticks <= 1000 or jumps(scheduler) else None
-        return found and found[0]
+        if ticks > 1000 and not jumps(scheduler):
+            return None
+        found = foresee(scheduler, [ticks])
+        return None if found is None else found[0]
     ahead = copied(scheduler)
     ahead.last_epoch = scheduler.last_epoch + ticks
     return float(ahead._get_closed_form_lr()[0])
@@ -276,8 +282,9 @@ class Schedule:
         if built and settings:
             raise TypeError(f"{', '.join(settings)}: settings are for schedules by name, "
                             f"this is a {type(scheduler).__name__}")
-        self.recipe = None if built else Recipe(scheduler, settings)
-        self.scheduler, self.rule = None, rule
+        self.recipe: Any = None if built else Recipe(scheduler, settings)
+        self.scheduler: Any = None
+        self.rule = rule
         self.total: int | None = None  # ticks of the whole run
         self.ticks = 0  # made so far
         self.built_for: list | None = None  # the totals of the run that the length came from
@@ -311,7 +318,7 @@ class Schedule:
         "Let a function of the optimizer alone make the scheduler."
         self._use(self.recipe.build(optimizer, [], None, 0))
 
-    def build(self, optimizer, rates: list[float], total: int, ticks: int) -> None:
+    def build(self, optimizer, rates: list[float], total: int | None, ticks: int) -> None:
         """Build the scheduler for `total` ticks, `ticks` of them made; the groups began with
         `rates`."""
         self.rates = list(rates)
@@ -355,7 +362,7 @@ class Schedule:
 
     def with_waiting(self, optimizer) -> "Schedule":
         "Load the state that was waiting for the scheduler."
-        state, self.waiting = self.waiting, None
+        state, self.waiting = self.waiting or {}, None
         if self.takes_length:
             fits = self.total == state["total"] and len(self.rates) == len(state["rates"])
             if not fits:
@@ -425,7 +432,7 @@ def fit_length(schedule: Schedule, trainer) -> bool:
 
 def warn_of_length(schedule: Schedule, trainer, totals: list, total: int) -> None:
     "Warn where the ticks so far would have had other rates in a run of `total` ticks."
-    if not schedule.ticks or schedule.built_for[:2] == totals[:2]:
+    if not schedule.ticks or (schedule.built_for or [])[:2] == totals[:2]:
         return
     if schedule.differs(trainer.optim, total):
         warn(f"the schedule {schedule.name} now goes to {total} {schedule.rule.every or 'step'}s, "

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LAYERS', 'SAMPLES', 'MOST_BYTES', 'LARGEST_STEP', 'MOST_STEPS', 'MOST_EVALUATIONS', 'MOST_OF_ONE', 'MOST_LAYERS',
-           'NAME', 'LARGEST_COUNT', 'ROWS', 'SAMPLE', 'EVALUATION', 'SAMPLES_FORM', 'SOONEST', 'REST', 'packed',
-           'unpacked', 'check_ascending', 'steps_values', 'layer_values', 'newest', 'sample_values',
+           'NAME', 'LARGEST_COUNT', 'ROW', 'ROWS', 'SAMPLE', 'EVALUATION', 'LOGGED', 'SAMPLES_FORM', 'SOONEST', 'REST',
+           'packed', 'unpacked', 'check_ascending', 'steps_values', 'layer_values', 'newest', 'sample_values',
            'evaluation_values', 'samples_values', 'check', 'within', 'checked_rows', 'SeenLayers', 'checked_pixels',
            'checked_matrix', 'checked_sample', 'checked_evaluation', 'SeenSamples', 'StatWriter', 'StatFile']
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,13 +127,14 @@ def samples_values(hook) -> dict:
 
 # %% ../../nbs/hooks/25_stat_files.ipynb #a0a0330c
 LARGEST_COUNT = 1 << 40
-ROWS = {"names": list[str], "rows": list[{"step": int, "layers": list[int], "numbers": str}]}
-SAMPLE = {"loss": float, "index": int, "place": int, "target": float | None,
+ROW: Any = {"step": int, "layers": list[int], "numbers": str}
+ROWS = {"names": list[str], "rows": list[ROW]}
+SAMPLE: Any = {"loss": float, "index": int, "place": int, "target": float | None,
           "prediction": float | None, "scaled": bool, "text": str | None, "picture": object}
-EVALUATION = {"split": str, "step": int, "epoch": int, "samples": int, "worst": list[SAMPLE],
+EVALUATION: Any = {"split": str, "step": int, "epoch": int, "samples": int, "worst": list[SAMPLE],
               "matrix": list | None, "absent": dict[str, str]}
-SAMPLES_FORM = {"evaluations": list[EVALUATION], "classes": list[str] | None,
-                "log": list[{"step": int, "name": str, "sample": SAMPLE}]}
+LOGGED: Any = {"step": int, "name": str, "sample": SAMPLE}
+SAMPLES_FORM = {"evaluations": list[EVALUATION], "classes": list[str] | None, "log": list[LOGGED]}
 
 def check(value, rule, what: str) -> None:
     "ValueError for a value that does not fit a rule."
@@ -291,9 +293,10 @@ class StatWriter:
 
 class StatFile:
     "One of the two files, read again where it is another one."
-    def __init__(self, path: Path, kind: type):  # SeenLayers or SeenSamples
+    def __init__(self, path: Path, kind: Any):  # SeenLayers or SeenSamples
         self.path, self._kind = Path(path), kind
-        self._seen, self._found = None, None
+        self._seen: tuple | None = None
+        self._found: Any = None
 
     there = property(lambda self: os.path.lexists(self.path) or self._away and bool(self._found))
     _away = property(lambda self: not self.path.parent.is_dir())

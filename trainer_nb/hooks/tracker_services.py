@@ -11,6 +11,7 @@ import os
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,8 @@ class TensorBoardHook(TrackerHook):
     @property
     def events(self):
         "The open writer; FileNotFoundError for a folder that is gone."
-        if not self.folder.is_dir():  # the writer's thread would raise it, where nothing catches it
+        # the writer's thread would raise it, where nothing catches it
+        if self.folder is None or not self.folder.is_dir():
             raise FileNotFoundError(f"the folder {self.folder} is gone")
         return self.writer
 
@@ -106,12 +108,12 @@ class TensorBoardHook(TrackerHook):
         wanted = own or (Path("runs", made) if made else None)
         folder = self._folder_of(place, wanted)
         is_folder = folder is not None and folder.is_dir() and not folder.is_symlink()
-        there = is_folder and place["given"] == given
+        there = is_folder and place is not None and place["given"] == given
         if not there:
             self.sender.restart()
             now, kind = f"{datetime.now():%Y-%m-%d_%H-%M-%S}", type(trainer.model).__name__
             made = None if own else f"{now}_{kind}"
-            wanted = own or Path("runs", made)
+            wanted = own or Path("runs", f"{now}_{kind}")
             place = {"number": free_folder(wanted), "made": made, "given": given}
         elif resumed_at is not None:
             purge = holds_to(resumed_at, self.every_steps) + 1
@@ -175,7 +177,7 @@ class ServiceRuns:
     "The runs of a service that a tracker writes to, one after the other."
     def __init__(self, service, config: dict | None):
         self.service, self.config = service, config
-        self.run = None  # of the service, while it is open
+        self.run: Any = None  # of the service, while it is open
 
     def open(self, tracker, trainer, resumed_at: int | None) -> dict:
         "Begin a run, or go on with the one at the tracker's place; returns the place."

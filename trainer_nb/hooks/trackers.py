@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +88,8 @@ def joined_lines(
     """New points as lines in the order of steps, and how many of each name are in them.
 
     A line has step, epoch, samples_seen, seconds, and values by name."""
-    lines, taken, samples = {}, {}, samples_of_steps(news, before)
+    lines: dict[Any, list] = {}
+    taken, samples = dict[str, int](), samples_of_steps(news, before)
     for name, series in news.items():
         count = len(series)
         if whole is not None and joined_by(name) is not None:  # up to the last whole window
@@ -189,7 +191,7 @@ def run_description(trainer) -> dict:
 def flat_values(values: dict, prefix: str = "") -> dict:
     """Nested settings as one dict, keys joined by `/`; other values than numbers and texts become
     texts."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
             flat |= flat_values(value, f"{prefix}{key}/")
@@ -361,6 +363,7 @@ class TrackerHook(Hook):
 
     def mark(self) -> dict:
         "What a checkpoint keeps; no path, for the file may come from another machine."
+        assert self.place is not None
         return {**self.place, "counts": dict(self.sender.counts)}
 
     def read_place(self, trainer, given: dict) -> dict | None:
@@ -711,13 +714,14 @@ class JSONLHook(TrackerHook):
         super().__init__(every_steps)
         self.given = path
         self._wanted: Path | None = None  # as it was given; the file may have a number
-        self._file: LinesFile | None = None
+        self._file: Any = None  # a LinesFile, once it is open
 
     @property
     def path(self) -> Path | None:
         "The file, once the run has begun."
-        known = self.place is not None and self._wanted is not None
-        return numbered(self._wanted, self.place["number"]) if known else None
+        if self.place is None or self._wanted is None:
+            return None
+        return numbered(self._wanted, self.place["number"])
 
     def read_place(self, trainer, given):
         "Number, id and length of the file; its first line says later whether it is that one."

@@ -159,8 +159,8 @@ class WeightHistory:
     def go_back(self, step: int) -> None:
         "Forget what was measured after a step."
         with self._lock:
-            rows, pending = ([row for row in each if row[0] <= step]
-                             for each in (self._rows, self._pending))
+            rows = [row for row in self._rows if row[0] <= step]
+            pending = [row for row in self._pending if row[0] <= step]
             if len(rows) + len(pending) < len(self._rows) + len(self._pending):
                 self.version += 1
             self._rows, self._pending = rows, pending
@@ -180,4 +180,6 @@ class WeightHistory:
         for step, names, numbers in self.fetch():
             if name in names:
                 row = numbers[names.index(name)]
-                yield WeightRow(step, *row[:3].tolist(), row[3:3 + LOG_BINS], row[3 + LOG_BINS:])
+                gradient, weight, ratio = row[:3].tolist()
+                yield WeightRow(step, gradient, weight, ratio, row[3:3 + LOG_BINS],
+                                row[3 + LOG_BINS:])

@@ -72,7 +72,8 @@ def alert_table(alerts: list[Alert]) -> str:
 class AlertsPane(Pane):
     "All alerts of a run."
     def __init__(self, view: RunView, notify: Callable[[], None] = lambda: None):
-        self.view, self.table, self._drawn = view, widgets.HTML(), None
+        self.view, self.table = view, widgets.HTML()
+        self._drawn: object = None
         self.widget = widgets.Box([self.table])
         for style in ("tnb-block", "tnb-alerts"):
             self.widget.add_class(style)

@@ -12,7 +12,7 @@ from time import monotonic
 
 import ipywidgets as widgets
 
-from ..core.control import Command, RunView, WaitingCommand
+from ..core.control import Command, Reply, RunView, WaitingCommand
 from .controls import button
 from .style import Pane
 
@@ -45,7 +45,8 @@ class AskedLine:
     "One command that waits, with its two buttons."
     def __init__(self, view: RunView, notify: Callable[[], None]):
         self.view, self.notify = view, notify
-        self.id, self._since, self._reply = "", 0.0, None
+        self.id, self._since = "", 0.0
+        self._reply: Reply | None = None
         self.text = widgets.HTML()
         self.approve = button("Approve", "check", "Let this take effect at the next step", "act")
         self.decline = button("Decline", "times", "Refuse it; the sender is told", "act")

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -36,7 +37,7 @@ class UserInput:
         self.lock = lock or threading.RLock()  # a callback may come in any thread
         self._showing = False
 
-    def listen(self, widget: widgets.Widget, act: Callable[[object], None]) -> None:
+    def listen(self, widget: widgets.Widget, act: Callable[[Any], object]) -> None:
         "Call `act` with each value that a person chooses in this widget."
         def heard(change):
             with self.lock:
@@ -116,14 +117,14 @@ class RewindAdvice:
         self.view = view
         self.invalid = invalid  # why the weights are invalid, and from which step on
         self.possible = False  # a state from before is saved
-        self._looked_up = None  # for which place that was looked up
+        self._looked_up: object = None  # for which place that was looked up
 
     def refresh(self, main: widgets.Button, rewind: widgets.Button, chooser: RewindChooser) -> None:
         "Style the buttons; not while the run is running."
         found = None if self.view.state is RunState.RUNNING else self.invalid()
-        chooser.invalid_from = step = found and found[1]
+        chooser.invalid_from = step = None if found is None else found[1]
         place = step, self.view.state, self.view.position.step
-        if found is None:
+        if step is None:
             self.possible, self._looked_up = False, None
         elif place != self._looked_up:  # may look at the disk
             points = self.view.rewind_points()

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import anywidget
@@ -166,7 +167,7 @@ class Numbers:
         return Cell(kind, "<br>".join(lines), "", "; ".join(tips), f"each {wrong}")
 
     def _values(self, name: str | None) -> np.ndarray:
-        curve = self.curves.of.get(name)
+        curve = None if name is None else self.curves.of.get(name)
         return np.empty(0) if curve is None else curve.column("values")
 
     def _label(self, name: str) -> str:
@@ -546,14 +547,18 @@ class Dashboard:
     "Head, controls, message line, curves, tunables and tabs of a run, kept up to date."
     def __init__(self, view: RunView, screen: Screen | None = None, find: Callable | None = None):
         self.view, self.screen = view, screen or Screen(view)  # find: the runs in a folder
-        self.curves, notify = Curves(view), lambda: self.message.refresh()
+        self.curves = Curves(view)
+        def notify() -> None:
+            self.message.refresh()
         self.head = Head(view, self.curves, self.screen.pins)
         self.controls = Controls(view, self._clicked, self.curves.invalid_weights)
         self.plots = Plots(view, self.curves, self.controls.pick, find)
         self.tunables = Tunables(view, notify, lambda: self.plots.height + 40)
-        panes = {"hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane,
-                 "layers": LayersPane, "data": DataPane, "alerts": AlertsPane}
-        makers = {name: lambda kind=kind: kind(view, notify) for name, kind in panes.items()}
+        panes: dict[str, Callable] = {
+            "hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane,
+            "layers": LayersPane, "data": DataPane, "alerts": AlertsPane}
+        makers: dict[str, Callable] = {name: partial(kind, view, notify)
+                                       for name, kind in panes.items()}
         others = self.plots.others
         makers["table"] = lambda: TablePane(view, self.curves)
         makers["runs"] = lambda: RunsPane(view, others, self.curves, self.plots.refresh)

@@ -45,8 +45,9 @@ SHOWN = 20  # classes of a matrix
 
 def class_name(names: list[str] | None, number) -> str:
     "The name of a class, or its number; HTML."
-    known = names is not None and type(number) is int and 0 <= number < len(names)
-    return html.escape(str(names[number] if known else number)[:60])
+    if names is not None and type(number) is int and 0 <= number < len(names):
+        return html.escape(names[number][:60])
+    return html.escape(str(number)[:60])
 
 def confusion_table(matrix: np.ndarray, names: list[str] | None = None) -> str:
     "Counts by target and prediction; HTML."
@@ -114,9 +115,11 @@ class DataPane(Pane):
     "Evaluations one after the other: confusion matrix, worst samples; and what was logged."
     title = "Data"
     def __init__(self, view: RunView, notify=None):  # notify: as other panes; it changes nothing
-        self.view, self.place = view, None  # place: number of the evaluation; None: the last one
+        self.view = view
+        self.place: int | None = None  # number of the evaluation; None: the last one
         self._lock = threading.RLock()  # a callback may come in any thread
-        self._drawn, self._count = None, 0  # count: evaluations to choose from
+        self._drawn: object = None
+        self._count = 0  # evaluations to choose from
         self.split = widgets.Dropdown(options=["valid"], tooltip="Loader")
         self.split.observe(lambda change: self._turn(None), "value")
         self.earlier = button("Earlier", "chevron-left", "The evaluation before")

@@ -11,9 +11,10 @@ __all__ = ['NOTHING_YET', 'TOO_LATE', 'STRONG', 'TIPS', 'HEADS', 'ENDED', 'order
 import html
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -24,11 +25,11 @@ from .controls import UserInput, button
 from .style import Pane
 
 # %% ../../nbs/panel/35_hook_table.ipynb #7279f059
-def orders_after_move(rows: list[HookRow], index: int, to: int) -> dict[str, int]:
+def orders_after_move(rows: Sequence[Any], index: int, to: int) -> dict[str, int]:
     "The fewest new orders that bring the hook at `index` of the running order to place `to`."
-    wanted, numbers = list(rows), [row.number for row in rows]
-    for each in (wanted, numbers):
-        each.insert(to, each.pop(index))
+    wanted = list(rows)
+    wanted.insert(to, wanted.pop(index))
+    numbers = [row.number for row in wanted]
     climbs = accumulate((before > after for before, after in pairwise(numbers)), initial=0)
     slack = [row.order - climb for row, climb in zip(wanted, climbs)]
     chains: list[tuple[int, ...]] = []  # keep their orders; the longest to each place
@@ -229,6 +230,7 @@ def coming(view: RunView) -> list[Place]:
 def traceback_box(row: HookRow) -> str:
     "What a hook raised, with its place; HTML."
     failed = row.failure
+    assert failed is not None
     text = html.escape(failed.traceback.rstrip())
     place = f"step {failed.step:,}, epoch {failed.epoch + 1}, batch {failed.batch_idx + 1}"
     return (f'<div class="trouble"><b>{html.escape(row.label)}.{html.escape(failed.point)}</b> '

@@ -118,7 +118,7 @@ class Breakpoints:
         reply = None
         if text:
             reply = self.view.post(Command("pause_when", {"text": text}, source="widget"))
-        self._asked = (text, reply) if text else None
+        self._asked = None if reply is None else (text, reply)
         self._waited = reply is not None and reply.status == "pending"
         self.notify()
         self.refresh()
@@ -167,7 +167,9 @@ class InspectPane(Pane):
     def __init__(self, view: RunView, notify: Callable[[], None] = lambda: None):  # after a change
         self.view = view
         self._lock = threading.RLock()  # a callback may come in any thread
-        self._open, self._asked_at, self._drawn = False, None, None
+        self._open = False
+        self._asked_at: int | None = None
+        self._drawn: object = None
         self._going = -math.inf  # since when it was seen to go on
         self.breakpoints = Breakpoints(view, notify)
         self.batch, self.layers, self.code = widgets.HTML(), widgets.HTML(), widgets.HTML()

@@ -137,9 +137,10 @@ class Pages:
     def select(self, count: int) -> slice:
         "Which of `count` entries, newest first, are shown now; writes the buttons."
         whole, last = self.page is not None, max(0, (count - 1) // PAGE)
-        if whole:
+        first, most = 0, SHOWN
+        if self.page is not None:
             self.page = min(max(0, self.page), last)
-        first, most = (self.page * PAGE, PAGE) if whole else (0, SHOWN)
+            first, most = self.page * PAGE, PAGE
         self.more.description = f"Show the last {SHOWN}" if whole else f"Show all {count:,}"
         self.widget.layout.display = None if count > SHOWN else "none"
         for each in (self.newer, self.older, self.count):
@@ -155,7 +156,8 @@ class JournalPane(Pane):
     def __init__(self, view: RunView, notify: Callable[[], None] = lambda: None):  # after a note
         self.view, self.notify = view, notify
         self._lock = threading.RLock()  # a callback may come in any thread
-        self._drawn, self._due = None, 0.0
+        self._drawn: object = None
+        self._due = 0.0
         self.table, self.script, self.pages = widgets.HTML(), Script(), Pages(self._draw_now)
         self.note = Entry("Note for this step, Enter adds it", self._note, "Add note",
                           "A note in the journal, with its step")

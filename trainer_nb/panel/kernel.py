@@ -9,6 +9,7 @@ __all__ = ['KERNEL_PARTS', 'STREAM_PARTS', 'running_kernel', 'PumpUnavailable', 
 # %% ../../nbs/panel/28_kernel.ipynb #f9bb5fbf
 import asyncio
 import sys
+from typing import Any
 
 from ..hooks.progress import in_notebook
 
@@ -38,6 +39,7 @@ def main_shell_stream(kernel):
 
     Private: `shell_channel_thread.manager._shell_channel_to_main` (tried: ipykernel 7.3, 7.4)."""
     require(kernel, KERNEL_PARTS, "kernel")
+    stream: Any
     thread = getattr(kernel, "shell_channel_thread", None)  # ipykernel 7
     if thread is None:
         stream = getattr(kernel, "shell_stream", None)

@@ -90,8 +90,8 @@ def layer_map(hook, quantity: str, text: str = "") -> LayerMap:
 class HeatMap(anywidget.AnyWidget):
     "Rows, columns and a number of each; a click or an arrow key sends a cell."
     _esm = package_text("heat_map.js")
-    rows = traitlets.List([]).tag(sync=True)  # names
-    columns = traitlets.List([]).tag(sync=True)  # steps, ascending
+    rows: traitlets.List = traitlets.List([]).tag(sync=True)  # names
+    columns: traitlets.List = traitlets.List([]).tag(sync=True)  # steps, ascending
     cells = traitlets.Bytes(b"").tag(sync=True)  # float32 [rows, columns]
     range = traitlets.List([0.1, 1.0]).tag(sync=True)
     log = traitlets.Bool(True).tag(sync=True)
@@ -184,9 +184,11 @@ class LayersPane(Pane):
     "A map of all layers over the steps; the histogram of the cell that is chosen."
     title = "Layers"
     def __init__(self, view: RunView, notify=None):  # notify: as other panes; it changes nothing
-        self.view, self.chosen = view, None  # chosen: layer and step
+        self.view = view
+        self.chosen: tuple[str, int] | None = None  # layer and step
         self._lock = threading.RLock()  # a callback may come in any thread
-        self._drawn, self._due = None, 0.0
+        self._drawn: object = None
+        self._due = 0.0
         self.map, self.details, self.empty = HeatMap(), widgets.HTML(CHOOSE), widgets.HTML()
         self.map.on_msg(self._on_cell)
         self.widget = self._build()
@@ -246,8 +248,9 @@ class LayersPane(Pane):
         if hook is not None and self.filter.value.strip():
             text = f"No layer's name contains {html.escape(self.filter.value.strip())!r}."
         self.empty.value = "" if there else f'<div class="hollow"><span>{text}</span></div>'
-        self.words.value = scale_text(found) if there else ""
-        if there:
+        self.words.value = ""
+        if there and found is not None:
+            self.words.value = scale_text(found)
             self.map.show(found, summary(found, self.quantity.value))
             self.map.chosen = list(found.index(*self.chosen)) if self.chosen else [-1, -1]
             self.details.value = CHOOSE if self.chosen is None else cell_details(

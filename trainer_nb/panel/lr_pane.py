@@ -9,7 +9,8 @@ __all__ = ['FIELDS', 'PROMISE', 'READINGS', 'LRCurve', 'RateRow', 'LRSettings', 
 import html
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import anywidget
 import ipywidgets as widgets
@@ -55,7 +56,7 @@ FIELDS = {  # argument of lr_find: label, text at first, tooltip
 
 class LRSettings:
     "Range and number of steps; of several optimizers, the one whose rates are tried."
-    def __init__(self, optimizers: list[str] = ()):
+    def __init__(self, optimizers: Sequence[str] = ()):
         self.boxes, self.fields = {}, []
         self.optimizer = widgets.Dropdown(options=list(optimizers),
                                           tooltip="Optimizer whose rates are tried")
@@ -94,8 +95,9 @@ class LRPane(Pane):
         self.view, self.notify = view, notify
         self.asked: Reply | None = None
         self.clicked: float | None = None
-        self._before = lambda: None  # the last search, held weakly: it knows the run
-        self._drawn = None
+        # the last search, held weakly: it knows the run
+        self._before: Callable[[], Any] = lambda: None
+        self._drawn: object = None
         self._lock = threading.RLock()  # a callback may come in any thread
         self.curve, self.settings = LRCurve(), LRSettings(optimizers(view))
         self.curve.on_msg(self._on_click)

@@ -8,6 +8,7 @@ __all__ = ['MOST_CHARTS', 'all_records', 'first_choice', 'OverlayBar', 'AllRuns'
 # %% ../../nbs/panel/39_overlay.ipynb #c0ffee33
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -43,7 +44,7 @@ class OverlayBar:
         self.plot = PlotBar(changed)
         self.record = widgets.Dropdown(options=[], tooltip="The record that is shown large")
         self.record.add_class("tnb-record")
-        self.record.observe(lambda change: self._writing or changed(), "value")
+        self.record.observe(lambda change: None if self._writing else changed(), "value")
         kept = [each for each in self.plot.widget.children
                 if each not in (self.plot.legend, self.plot.earlier, self.plot.words)]
         self.plot.widget.children = [self.record, *kept[1:]]  # without the title
@@ -98,8 +99,9 @@ class AllRuns:
 class Overlay(Pane):
     "Several runs in one plot, live."
     def __init__(self, runs: list[DrawnRun]):
-        self.runs, self.view = runs, AllRuns(runs)
-        self._drawn, self._lock = None, threading.RLock()
+        view: Any = AllRuns(runs)  # of a view it has what a root asks for
+        self.runs, self.view, self._lock = runs, view, threading.RLock()
+        self._drawn: object = None
         self.bar, self.chart = OverlayBar(runs, self.refresh), Chart()
         self.box = widgets.Box([self.chart])
         self.box.add_class("tnb-figure")

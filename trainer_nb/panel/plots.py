@@ -22,6 +22,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import anywidget
 import ipywidgets as widgets
@@ -300,7 +301,8 @@ class Curves:
 
     def metrics(self) -> dict[str, list[str]]:
         "Title to record names of what is not a loss; that of several loaders shares one title."
-        found, several = {}, optimizers_of(self.of)
+        several = optimizers_of(self.of)
+        found: dict[str, list[str]] = {}
         for name in self.of:
             split, _, metric = name.partition("/")
             if split == "train" and metric.partition("/")[0] in several:
@@ -343,7 +345,7 @@ def layout(groups: dict, log: bool, last: float, planned: float | None = None) -
     plain = PLAIN | {"showticklabels": not empty}
     across = plain | ACROSS | {
         "autorangeoptions": {"minallowed": 0, "maxallowed": 1 if empty else last * 1.01}}
-    result = {
+    result: dict[str, Any] = {
         "autosize": True, "height": height, "margin": {"l": 36, "r": 6, "t": 10, "b": 22},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
         "hovermode": "x unified", "hoverdistance": 80, "uirevision": "keep",
@@ -364,7 +366,7 @@ def small_axes(result: dict, title: str, index: int, inner: float, across: dict,
     "Put the axes and the title of one small plot into a layout."
     row, column = divmod(index, 3)
     left, top = column * 0.36, 1 - (282 + ROW * row) / inner
-    reach = {"matches": "x"}
+    reach: dict[str, Any] = {"matches": "x"}
     if planned is not None:
         reach = {"autorangeoptions": {"minallowed": 0, "maxallowed": planned * 1.01},
                  "showticklabels": True}
@@ -588,7 +590,7 @@ class Script(widgets.Widget):
 class Chart(anywidget.AnyWidget):
     "A plotly figure in the page, drawn whole when `figure` changes; a click sends its x."
     _esm = package_text("chart.js")
-    figure = traitlets.Dict({"data": [], "layout": {}}).tag(sync=True)
+    figure: traitlets.Dict = traitlets.Dict({"data": [], "layout": {}}).tag(sync=True)
     script = traitlets.Instance(Script).tag(sync=True, **widgets.widget_serialization)
 
     @traitlets.default("script")
@@ -762,7 +764,7 @@ class OtherRuns:
                     self._put(past, past.name, False)
             return [(run.name, run.shown, run.shown and run.curves.update()) for run in self.runs]
 
-    def _put(self, view: RunView, name: str, shown: bool) -> DrawnRun:
+    def _put(self, view: Any, name: str, shown: bool) -> DrawnRun:
         number = min(set(range(2, MOST_RUNS + 1)) - {run.number for run in self.runs})
         if number == MOST_RUNS:
             raise ValueError(f"at most {MOST_RUNS - 2} runs are drawn behind another one")
@@ -967,7 +969,7 @@ class Plots(Pane):
         self.bar.earlier.observe(lambda change: self._show_earlier(change["new"]), "value")
         for heard in (self._on_click, self._on_zoom):
             self.chart.on_msg(heard)
-        self._drawn = None  # what the chart shows
+        self._drawn: object = None  # what the chart shows
         self._span: tuple[float, float] | None = None  # of the x-axis: what a page zooms into
         self.bar.axis.observe(lambda change: self._zoom(None), "value")
         self._lock = threading.RLock()  # a callback may come in any thread

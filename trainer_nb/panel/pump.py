@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from time import perf_counter
+from typing import Any
 
 from .kernel import (PumpUnavailable, cell_identity, main_shell_stream,
                                      publish_status, reply_stream, running_kernel, stream_receiver)
@@ -102,7 +103,9 @@ class MessagePump:
     def __init__(self, interval: float = 0.05):  # seconds between two looks
         self.interval = interval
         self.live, self.reason = False, "not started"
-        self._kernel, self._loan, self._thread = None, None, None
+        self._kernel: Any = None
+        self._loan: StreamLoan | None = None
+        self._thread: int | None = None
         self.due, self._answering = 0.0, False  # due: when to look again
 
     def __enter__(self):
@@ -131,7 +134,8 @@ class MessagePump:
             self._pump()
 
     def _pump(self) -> None:
-        if not self.live or self._answering:  # a callback may call the pump again
+        # a callback may call the pump again
+        if not self.live or self._answering or self._loan is None:
             return
         if threading.get_ident() != self._thread:  # a run that has just been detached
             return

@@ -153,7 +153,8 @@ class RunsPane(Pane):
     def __init__(self, view: RunView, others: OtherRuns, curves: Curves,
                  changed: Callable[[], None] = lambda: None):  # after a click: draw the plots
         self.view, self.others, self.curves, self._redraw = view, others, curves, changed
-        self._lock, self._drawn, self._refused = threading.RLock(), None, ""
+        self._lock, self._refused = threading.RLock(), ""
+        self._drawn: object = None
         self.heads, self.own, self.note = widgets.HTML(), widgets.HTML(), widgets.HTML(HINT)
         self.entry = Entry("runs/exp1, or runs/* for several", self._add, "Add",
                            "Compare with the runs in these folders")

@@ -12,6 +12,7 @@ import warnings
 from contextlib import contextmanager
 from datetime import datetime
 from time import perf_counter
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -60,13 +61,13 @@ class Screen:
     def __init__(self, view: RunView, way: str = "background",  # way: of clicks outside a cell
                  pins: Pins | None = None):  # of a screen before this one
         self.view, self.way, self.pins = view, way, pins or Pins()
-        self.panes: list[Pane] = []
+        self.panes: list[Any] = []  # what is refreshed and ticks
         self.added: list[Pane] = []  # those that stopped drawing, too
         self.pump: MessagePump | None = None  # while a cell drives the run
         self.awaited = False  # that cell awaits
         self._next, self._paused, self._process = 0.0, False, os.getpid()
 
-    def add(self, pane: Pane) -> Pane:
+    def add(self, pane: Any) -> Any:
         "Refresh this part from now on."
         self.panes.append(pane)
         self.added.append(pane)
@@ -118,8 +119,10 @@ class Screen:
     @property
     def obstacle(self) -> str:
         "Why clicks wait for the end of the running cell; '' where they do not."
-        waiting = self.pump is not None and not self.pump.live and not self.awaited
-        return self.pump.reason if waiting else ""
+        pump = self.pump
+        if pump is None or pump.live or self.awaited:
+            return ""
+        return pump.reason
 
     @property
     def path(self) -> str:
@@ -160,7 +163,8 @@ class StaticPreview:
     "The picture of a run in the output of a cell; it stays when the kernel has gone."
     def __init__(self, view: RunView, guard: Guard | None = None):  # guard: of the panel below it
         self.view, self.guard = view, guard
-        self.handle, self.last = None, {}
+        self.handle: Any = None
+        self.last: dict[str, str] = {}
         self.due = self.interval = 0.0
         if guard is not None:
             guard.observe(lambda change: self._by_guard(), "drawn")

@@ -13,6 +13,7 @@ import html
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -113,8 +114,8 @@ def is_training_loss(name: str) -> bool:
 
 def invalid_reason(view: RunView, records: dict) -> str:
     "Why the weights are invalid, or which training loss says so; '' where nothing does."
-    if invalid_weights(view):
-        return invalid_weights(view)[0]
+    if found := invalid_weights(view):
+        return found[0]
     for name in training_losses(records):
         series = records.get(name)
         if series is not None and len(series) and not np.isfinite(series.values[-1]):
@@ -249,8 +250,8 @@ class Axis:
         low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
         if log and low > 0:
             low, high = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            step = math.ceil(max(1, high - low) / count)
-            return cls(low, max(high, low + 1), start, end, step, True)
+            powers = math.ceil(max(1, high - low) / count)
+            return cls(low, max(high, low + 1), start, end, powers, True)
         low = 0.0 if 0 <= low < high / 2 else low
         if high - low <= 1e-9 * max(abs(low), abs(high)) or high == low:
             low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
@@ -354,7 +355,7 @@ def _branches(view: RunView, name: str, series: Series) -> list[tuple[np.ndarray
             found += [(each.steps, each.values) for each in lines]
     return found
 
-def _loss_axis(losses: dict[str, Series], box: Box, branches: list = ()) -> Axis:
+def _loss_axis(losses: dict[str, Series], box: Box, branches: Sequence = ()) -> Axis:
     "A scale for what will be seen; single high losses may leave it."
     shown = [_finite(s).values for name, s in losses.items() if not is_training_loss(name)]
     shown += [values for _, values in branches]
@@ -478,7 +479,7 @@ class Mark:
 
 def _group(entries: list, x: Axis) -> list[Mark]:
     "Marks nearer than 16 px become one."
-    marks = []
+    marks: list[Mark] = []
     for entry, pixel in zip(entries, x([entry.step for entry in entries]).tolist()):
         if marks and pixel - 7.5 < marks[-1].left + marks[-1].width + 1:
             marks[-1].entries.append(entry)

@@ -47,7 +47,8 @@ STATES = {
 class Root:
     "The outermost widget of some parts: style sheet, guard, and the colour of the run's state."
     def __init__(self, view: RunView, *parts, invalid: Callable[[], bool] = lambda: False):
-        self.view, self.guard, self._state = view, Guard(), None
+        self.view, self.guard = view, Guard()
+        self._state: str | None = None
         self.invalid = invalid  # the weights are invalid: a finished run has the colour of an error
         self.guard.observe(lambda change: view.hello(), "drawn")
         sheet = widgets.HTML(f"<style>{style_sheet()}</style>")
@@ -76,8 +77,11 @@ class Pane:
     view: RunView
     widget: widgets.Widget
     _alone: Root | None = None  # its root where it is shown alone
-    title = ""  # of its tab
 
+    @property
+    def title(self) -> str:
+        "Of its tab."
+        return ""
     def refresh(self) -> None:
         "Draw what is new; called a few times a second, from any thread."
 

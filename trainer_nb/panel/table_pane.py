@@ -78,8 +78,8 @@ def plain_number(value: float):
 class DataTable(anywidget.AnyWidget):
     "Columns of numbers as a table in the page, sorted by a click on a head, copied by a button."
     _esm = package_text("table.js")
-    columns = traitlets.List().tag(sync=True)  # title, kind and best row of each
-    rows = traitlets.List().tag(sync=True)  # numbers
+    columns: traitlets.List = traitlets.List().tag(sync=True)  # title, kind and best row of each
+    rows: traitlets.List = traitlets.List().tag(sync=True)  # numbers
     empty = traitlets.Unicode().tag(sync=True)  # what is said without rows
 
     def show(self, table: dict[str, np.ndarray]) -> None:
@@ -97,7 +97,8 @@ class TablePane(Pane):
         self.view, self.curves = view, curves or Curves(view)
         self.widget = DataTable(empty="The first row comes with the first evaluation.")
         self.widget.add_class("tnb-datatable")
-        self._drawn, self._lock = None, threading.RLock()  # a callback may come in any thread
+        self._lock = threading.RLock()  # a callback may come in any thread
+        self._drawn: object = None
         self.refresh()
 
     @property

@@ -236,7 +236,7 @@ class ChoiceControl:
     def __init__(self, tunable: TunableView, user: UserInput, choose: Callable[[object], str]):
         self.tunable, self.user = tunable, user
         # by their words: None as a value of the list would mean that nothing is chosen
-        self.choices = {value_word(choice, tunable): choice for choice in tunable.choices}
+        self.choices = {value_word(choice, tunable): choice for choice in tunable.choices or ()}
         self.list = widgets.Dropdown(options=list(self.choices),
                                      value=value_word(tunable.value, tunable))
         user.listen(self.list, lambda word: choose(self.choices[word]))
@@ -288,7 +288,8 @@ class Row:
     def __init__(self, tunable: TunableView, post: Callable[[str, object], Reply],
                  chosen: Callable[[], None], lock=None):
         self.name, self.tunable = tunable.name, tunable
-        self._post, self._reply = post, None  # the reply to the last choice
+        self._post = post
+        self._reply: Reply | None = None  # to the last choice
         self._chosen = chosen  # called after each choice: show that it waits, or why it was refused
         self._wrong = ""  # what could not be read
         self._styles: set[str] = set()
@@ -497,7 +498,7 @@ class Tunables(Pane):
 
     def _divide(self) -> None:
         "As many groups beside the curves as have room there, in their order; the others below."
-        room, places = self._room(), ([], [])
+        room, places = self._room(), (list[widgets.Widget](), list[widgets.Widget]())
         for group in self.groups:
             room -= group.height
             places[bool(places[1]) or (room < 0 and bool(places[0]))].append(group.widget)

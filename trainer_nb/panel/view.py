@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from ..core.control import (Command, Inspection, RatePlan, Reply, Series, StepTimes,
+from ..core.control import (Command, Reply, Series, StepTimes,
                                      TunableView)
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
@@ -27,7 +27,8 @@ from ..hooks.samples import SamplesHook
 class PlainReply:
     "What a panel keeps of a `Reply`: its words, without the exception."
     def __init__(self, reply: Reply):
-        self._reply, self._words = reply, ("pending", "", "")
+        self._reply: Reply | None = reply
+        self._words = ("pending", "", "")
 
     def _read(self) -> tuple[str, str, str]:
         if self._reply is not None:
@@ -78,14 +79,14 @@ class LocalRunView:
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
     waiting = property(lambda self: self.trainer.waiting)
     alerts = property(lambda self: list(self.trainer.alerts))
-    inspection: Inspection | None = property(lambda self: self.trainer.inspection)
+    inspection = property(lambda self: self.trainer.inspection)
     branches = property(lambda self: self.trainer.history.branches)
     records_version = property(lambda self: self.trainer.history.version)
     can_rewind = property(lambda self: bool(self.trainer.hooks.answering("rewind_points")))
     lr_search = property(lambda self: self.trainer.lr_search)
-    rate_plan: RatePlan | None = property(lambda self: self.trainer.rate_plan)
-    layer_stats: LayerStatsHook | None = property(lambda self: self._hook(LayerStatsHook))
-    samples: SamplesHook | None = property(lambda self: self._hook(SamplesHook))
+    rate_plan = property(lambda self: self.trainer.rate_plan)
+    layer_stats = property(lambda self: self._hook(LayerStatsHook))
+    samples = property(lambda self: self._hook(SamplesHook))
 
     def __init__(self, trainer, name: str | None = None, weakly: bool = False):
         self._get: Callable = weakref.ref(trainer) if weakly else lambda: trainer

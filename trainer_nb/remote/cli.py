@@ -610,7 +610,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         f"trainer-nb {name}", f"trainer-nb {name} {verb.words} [options]", verb.help + RUN_NOTE,
         f"examples:\n{examples}\n{notes}", formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False)
-    if verb.alone:
+    if verb.alone and verb.more is not None:
         verb.more(parser)
         return parser
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from ..core.control_folder import (OFFER, ControlError, ControlFolder, is_running,
                                             started)
@@ -135,7 +136,7 @@ class ScriptProcess:
         "Whether a process, as a status describes it, is this one or was started by it."
         if not isinstance(process, dict):
             return False
-        number = process.get("pid")
+        number: Any = process.get("pid")
         if number == self.pid and process.get("started") == self.started:
             return True
         if not is_running(process) or not process.get("started"):

@@ -115,8 +115,10 @@ def chosen_records(run: RunFiles, names: list[str] | None, start: int, end: int 
 def curve(points: list[tuple[int, float]], most: int) -> dict:
     "Steps and values of a curve, thinned, with its lowest and highest point."
     known = [each for each in points if math.isfinite(each[1])]
-    ends = {word: list(choose(known, key=lambda each: each[1])) if known else None
-            for word, choose in (("lowest", min), ("highest", max))}
+    def value(point):
+        return point[1]
+    ends = {"lowest": list(min(known, key=value)) if known else None,
+            "highest": list(max(known, key=value)) if known else None}
     shown = thinned(points, most)
     return {"count": len(points), **ends, "steps": [each[0] for each in shown],
             "values": [each[1] for each in shown]}

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..core.control_folder import ControlError, ControlFolder, is_running
 from ..core.files import parse_json, read_bounded
@@ -57,9 +58,9 @@ def json_object(path: Path) -> dict:
 class EndedRun:
     "A run that has ended, as its folder tells."
     path: Path
-    journal: object  # core.journal.Journal
+    journal: Any  # core.journal.Journal
     result: dict  # what result.json says
-    history: object  # hooks.recorder.History of the live branch
+    history: Any  # hooks.recorder.History of the live branch
 
     @property
     def digest(self) -> str:
@@ -94,8 +95,8 @@ def check_ended(path: Path, header: dict, result: dict) -> None:
                           "again, may go on from its last checkpoint")
     if end.get("state") not in ("finished", "stopped", "interrupted"):
         raise NotProvable(f"the run ended as {end.get('state')!r}, at step {end.get('step')!r}")
-    whole = isinstance(weights, dict) and isinstance(weights.get("sha256"), str)
-    if not whole or weights.get("step") != end.get("step"):
+    digest = weights if isinstance(weights, dict) else {}
+    if not isinstance(digest.get("sha256"), str) or digest.get("step") != end.get("step"):
         raise NotProvable(f"{path / 'result.json'} has no digest of the weights at step "
                           f"{end.get('step')!r}")
 
@@ -135,7 +136,7 @@ def left_out(journal, choices: Sequence[str] = ()) -> list:
     entries = [each for each in journal.surviving() if each.kind in MAY_BE_LEFT_OUT]
     if not choices:
         return [each for each in entries if each.kind in CHANGES]
-    found = {}
+    found: dict[int, Any] = {}
     for key, value in map(read_choice, choices):
         met = [each for each in entries if str(getattr(each, key)) == value]
         if not met:
@@ -199,8 +200,8 @@ def recorded_program(path: Path) -> Program:
 
 def given_program(script: str | os.PathLike | Sequence[str]) -> Program:
     "A script with its arguments, or `-m module`; NotProvable where there is no such file."
-    one = isinstance(script, (str, os.PathLike))
-    command = [os.fspath(script)] if one else [os.fspath(each) for each in script]
+    words = [script] if isinstance(script, (str, os.PathLike)) else script
+    command = [os.fspath(each) for each in words]
     if not command or (command[0] != "-m" and not Path(command[0]).is_file()):
         raise NotProvable(f"--script {shlex.join(command)}: there is no such file")
     return Program(command, os.getcwd())
@@ -314,7 +315,8 @@ def parted_at(there, here) -> list[dict]:
     """The first step at which records of two histories differ, and what they are there.
 
     A record that only one of them has at that step is None in the other."""
-    first, found = None, []
+    first: int | None = None
+    found: list[dict] = []
     for name in sorted({*there.names, *here.names}):
         if name.startswith(CLOCKED):
             continue
@@ -421,11 +423,11 @@ class Proof:
 
 def machine_apart(run: EndedRun, here: dict) -> list[str]:
     "What of the machine and its versions is not as it was, in words."
-    there, here = run.journal.header.get("fingerprint"), here.get("fingerprint")
-    if not isinstance(there, dict) or not isinstance(here, dict):
+    there, now = run.journal.header.get("fingerprint"), here.get("fingerprint")
+    if not isinstance(there, dict) or not isinstance(now, dict):
         return []
-    return [f"{name} {there[name]!r}, here {here[name]!r}" for name in there
-            if name in here and there[name] != here[name]]
+    return [f"{name} {there[name]!r}, here {now[name]!r}" for name in there
+            if name in now and there[name] != now[name]]
 
 def compare(proof: Proof, run: EndedRun, again: Repetition) -> None:
     "Write into a proof what the repetition says."

@@ -11,7 +11,9 @@ import difflib
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..core.control_folder import ControlError, check_own
@@ -86,8 +88,10 @@ def find_runs(path):
 class Parts:
     "The parts of the panel of a run, each made at its first use."
     def __init__(self, run):
-        self._run, self._screen, self._made = weakref.ref(run), None, {}
-        self._pins = None
+        self._run: Callable[[], Any] = weakref.ref(run)
+        self._screen: Any = None
+        self._made: dict[Any, Any] = {}
+        self._pins: Any = None
 
     @property
     def screen(self):
@@ -131,10 +135,17 @@ class RemoteRun:
     `source` of its commands: "notebook" in a notebook, else "code"."""
     state = property(lambda self: self.view.state)
     standing = property(lambda self: self.view.standing)
-    history: History = property(lambda self: self.view.history)
-    journal: Journal = property(lambda self: self.view.journal)
     closed = property(lambda self: self._follower.ended)
 
+    @property
+    def history(self) -> History:
+        "The records of the run, as far as they were read."
+        return self.view.history
+
+    @property
+    def journal(self) -> Journal:
+        "What was changed by hand."
+        return self.view.journal
     def __init__(self, path, source: str | None = None):
         self.path = Path(path)
         self.view = RemoteRunView(self.path, source or ("notebook" if in_notebook() else "code"))

@@ -97,7 +97,7 @@ class Rewind:
     start: int
     end: int
 
-def add_records(history: History, lines: Iterable[dict]) -> None:
+def add_records(history: "History | ThinHistory", lines: Iterable[dict]) -> None:
     "Add the lines of a file of records to a history; one that is not a record is left out."
     waiting: dict[str, list[list]] = {}  # name to the five columns of `History.extend`
 
@@ -119,7 +119,7 @@ def add_records(history: History, lines: Iterable[dict]) -> None:
                         column.append(each)
     add()
 
-def cut(history: History, found) -> None:
+def cut(history: "History | ThinHistory", found) -> None:
     "Make a branch of what a rewind has removed; nothing where the line cannot be read."
     try:
         history.cut(**vars(typed(Rewind, found)))
@@ -223,7 +223,7 @@ def read_entry(found: dict) -> Intervention:
 def read_header(found: dict) -> dict:
     "The header of a journal, without what is not of the type that the script needs."
     given = found.get("given")
-    every = given.get("every", 1) if isinstance(given, dict) else None
+    every: Any = given.get("every", 1) if isinstance(given, dict) else None
     header = {name: value for name, value in found.items() if name not in ("journal", "given")}
     if fits(every, int) and every > 0:
         header["given"] = given
@@ -261,7 +261,7 @@ class LatestFile:
     def __init__(self, control: ControlFolder, name: str):
         self.control, self.name = control, name
         self.found: dict = {}  # of the last reading that went well
-        self._seen = None
+        self._seen: object = None
 
     def read(self) -> dict:
         "The present object; the last one while there is none that can be read."
@@ -283,8 +283,10 @@ class Watch:
     "How the run in a folder stands, and whether its process is there."
     def __init__(self, control: ControlFolder):
         self._file = LatestFile(control, STATUS)
-        self._beat, self._since = None, time.monotonic()
-        self.status, self.gone = {}, False
+        self._beat: object = None
+        self._since = time.monotonic()
+        self.status: dict = {}
+        self.gone = False
         self.read()
 
     def read(self) -> None:
@@ -380,7 +382,7 @@ def read_times(found: dict) -> StepTimes:
     return StepTimes(times.steps, parts, html.escape(times.since))
 
 # %% ../../nbs/remote/41_remote_view.ipynb #d0ffe104
-def rule_of(view: TunableView) -> Tunable | None:
+def rule_of(view: TunableView) -> Any:
     "The rule by which a value is checked; None where only the run knows it."
     kind = TYPES.get(view.kind)
     if kind is None and view.choices is None:
@@ -412,7 +414,7 @@ def each_read(read: Callable, found) -> list:
 class Offer:
     "The commands, tunables and hooks of a run, from its file."
     def __init__(self, found: dict):
-        commands = found.get("commands")
+        commands: Any = found.get("commands")
         self.commands: dict[str, dict] = {  # name to its values: name to {"kind", "needed"}
             name: each["values"] for name, each in (commands if fits(commands, dict[str, dict])
                                                     else {}).items()
@@ -509,7 +511,8 @@ class Outbox:
     def __init__(self, control: ControlFolder, look: Callable[[], bool]):
         self.control, self._look = control, look
         self._replies = Replies(control)
-        self._open = weakref.WeakValueDictionary()  # id to reply, of those that are still held
+        # id to reply, of those that are still held
+        self._open: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
     def send(self, request: Request) -> RemoteReply:
         "Leave a command; ValueError for one that no run would read."
@@ -572,7 +575,7 @@ class Waiting:
         return replace(view, pending=asked.value, has_pending=True)
 
     def _over(self, asked: Asked, view: TunableView) -> bool:
-        if asked.reply.status == "applied":
+        if asked.reply.status == "applied" and asked.reply.settled is not None:
             late = time.monotonic() - asked.reply.settled > self.HOLD
             return late or view.value == asked.value or view.value != asked.before
         return asked.reply.status != "pending"
@@ -593,7 +596,7 @@ WRITTEN = (f"control/{STATUS}", f"control/{REPLIES}", f"control/{OFFER}", METRIC
 
 def files_seen(path: Path, names: Iterable[str] = WRITTEN) -> tuple | None:
     "Number, time and size of a run's files, which change when it writes; None without a folder."
-    found = []
+    found: list[tuple] = []
     for name in names:
         try:
             status = (path / name).stat()
@@ -658,9 +661,11 @@ class RemoteRunView:
         self.layers_file, self.samples_file = stat_files(control)
         self._records, self._journal = RecordReader(self.path), JournalReader(self.path)
         self._outbox, self._waiting = Outbox(control, self.look), Waiting()
-        self._offer, self._offered = Offer({}), None
+        self._offer = Offer({})
+        self._offered: dict | None = None
         self._attempt, self._due = self.watch.attempt, 0.0
-        self._settled = ()  # its files as they were when they were read without a process
+        # its files as they were when they were read without a process
+        self._settled: tuple | None = ()
         self._lock = threading.RLock()  # any thread may read
         self.refresh()
 

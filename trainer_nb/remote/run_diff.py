@@ -78,7 +78,7 @@ def journal_header(path) -> dict:
     if check_file(place) is None:
         return {}
     with open(place, "rb") as file:
-        first = next(parsed(file.readline(1 << 20)), {})
+        first: dict = next(parsed(file.readline(1 << 20)), {})
     return first if "journal" in first else {}
 
 # %% ../../nbs/remote/46_run_diff.ipynb #dfef3be6

@@ -169,7 +169,7 @@ class RunFiles:
 
     def loss(self) -> tuple[str, float] | None:
         "Name and value of the last recorded loss, from the end of the records."
-        points = []
+        points: list[tuple] = []
         for line in last_lines(self.path / METRICS):
             if (back := at(line, "rewind", "start")) is not None:
                 points = [each for each in points if each[0] <= back]

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -204,7 +205,7 @@ class Table:
         note = self.left_out()
         return "\n".join([*text_table([heads, *flat], ""), *[note] * bool(note)])
 
-def best_text(best: tuple | None) -> str:
+def best_text(best: dict | None) -> str:
     "The best value and its step, in brackets."
     return f" (best {number_text(best['value'])} at {best['step']:,})" if best else ""
 
@@ -212,7 +213,10 @@ def best_text(best: tuple | None) -> str:
 class RunsParts:
     "The plot, and plot with table, of several runs, each made at its first use."
     def __init__(self, runs):
-        self._runs, self._made, self._screen, self._follower = weakref.ref(runs), {}, None, None
+        self._runs: Callable[[], Any] = weakref.ref(runs)
+        self._made: dict[str, Any] = {}
+        self._screen: Any = None
+        self._follower: Any = None
         self._drawn: list = []
 
     def _open(self):
@@ -222,7 +226,8 @@ class RunsParts:
             from trainer_nb.panel.screen import Screen
             self._drawn = [DrawnRun(run.view, name, number)
                            for number, (name, run) in enumerate(runs.named())]
-            self._screen, SHOWN[id(runs)] = Screen(None, "folder"), runs
+            view: Any = None  # each run has its own
+            self._screen, SHOWN[id(runs)] = Screen(view, "folder"), runs
             self._follower = Follower(runs)
         return self._screen
 

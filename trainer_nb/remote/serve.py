@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs
 
 from ..core.control_folder import ControlError
@@ -255,8 +256,8 @@ class Figures:
     "The curves of a run, packed for the page; any thread may ask."
     def __init__(self, path):
         self.path, self._lock = path, threading.Lock()
-        self._view = self._curves = None
-
+        self._view: Any = None
+        self._curves: Any = None
     def read(self, axis: str, window: int, log: bool, known: str) -> tuple[str, bytes | None]:
         "Version and bytes of the figure; None where the version is the `known` one."
         from trainer_nb.panel.plots import (Curves, layout, mark_spots, mark_traces,
@@ -264,8 +265,8 @@ class Figures:
         from trainer_nb.remote.remote_view import RemoteRunView
         with self._lock:
             if self._view is None:
-                view = RemoteRunView(self.path, "page")
-                self._view, self._curves = view, Curves(view)
+                opened: Any = RemoteRunView(self.path, "page")
+                self._view, self._curves = opened, Curves(opened)
             view, curves = self._view, self._curves
             view.look()
             state = id(self), curves.update(), len(view.journal.entries), axis, window, log
@@ -366,7 +367,7 @@ async def body_of(request, most: int = LARGEST) -> bytes:
 
 async def in_thread(work, body: bytes) -> Answer:
     "What `work` returns, from a thread that the end of the process does not wait for."
-    found = concurrent.futures.Future()
+    found: concurrent.futures.Future = concurrent.futures.Future()
     def run():
         found.set_running_or_notify_cancel()
         try:

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from typing import Any
 
 from ..core.control_folder import FINAL, ControlError, Replies
 from .run_files import (JOURNAL, Records, RunFiles, at, entry_text,
@@ -34,7 +35,7 @@ def column_means(points, first: float, last: float, columns: int) -> list[float 
             place = int((step - first) / max(last - first, 1) * (columns - 1))
             at_column = sums[min(max(place, 0), columns - 1)]
             at_column[0], at_column[1] = at_column[0] + value, at_column[1] + 1
-    means = [total / count if count else None for total, count in sums]
+    means: list[Any] = [total / count if count else None for total, count in sums]
     known = [number for number, mean in enumerate(means) if mean is not None]
     for start, end in zip(known, known[1:]):
         for between in range(start + 1, end):
@@ -71,10 +72,11 @@ class WatchData:
     SILENT = 10.0  # seconds without a beat after which a run on another machine counts as lost
 
     def __init__(self, run: RunFiles):
-        self.run, self.status, self.problem = run, {}, ""
+        self.run, self.problem = run, ""
+        self.status: dict = {}
         self.records = Records(run.path, is_loss)
         self.journal: list[str] = []
-        self._journal_read: tuple = ()  # time and size of the file when it was read
+        self._journal_read: tuple | None = ()  # time and size of the file when it was read
         self.offer: dict = {}
         self._beat, self._heard = None, time.monotonic()
 
@@ -100,7 +102,7 @@ class WatchData:
     def _read_journal(self) -> None:
         try:
             found = os.stat(self.run.path / JOURNAL)
-            now = found.st_ino, found.st_mtime_ns, found.st_size
+            now: tuple | None = (found.st_ino, found.st_mtime_ns, found.st_size)
         except OSError:  # none yet
             now = None
         if now != self._journal_read:  # a long one is not read four times a second

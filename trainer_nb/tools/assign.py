@@ -383,9 +383,7 @@ def assigned_property(cls, name: str, replace) -> property:
     "A property that is assigned through `replace`, and read as before."
     found = getattr(cls, name, None)
     def read(trainer):
-        if isinstance(found, property):
-            return found.fget(trainer)
-        if found is not None:  # a method
+        if found is not None:  # a property or a method
             return found.__get__(trainer)
         if name not in _READ:
             raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {name!r}")

@@ -18,11 +18,13 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +45,7 @@ class ProcessLostError(RuntimeError):
 class ProcessesPartedError(RuntimeError):
     "The processes of this run do different things: they would wait for each other forever."
 
-PACKAGE = str(Path(sys.modules["trainer_nb"].__file__).parent)
+PACKAGE = str(Path(str(sys.modules["trainer_nb"].__file__)).parent)
 INNER = (PACKAGE, str(Path(torch.__file__).parent))
 DOING = {  # what functions of the package are to the user
     "_on_save": "save()", "save": "save()", "load": "load()", "evaluate_loader": "an evaluation",
@@ -114,7 +116,8 @@ class Watch:
         self.store = dist.PrefixStore("trainer_nb", store)
         self.number, self.kind, self.waiting = 0, "", False  # of collective operations
         self.passes = 0  # training passes begun
-        self.parameters = dict  # callable: whether each parameter is trained, by name
+        # whether each parameter is trained, by name
+        self.parameters: Callable[[], dict[str, bool]] = dict
         self.driving = threading.get_ident()  # the thread that makes the steps
         self.has_parted = False  # an error has said so
         self.ended = threading.Event()
@@ -231,8 +234,9 @@ class World:
         together = self.size > 1
         self.group = dist.new_group(backend="gloo") if together else None
         self.lost = False  # nothing can be agreed on any more
-        self.watch = Watch(self.rank, self.size, job_store(self.group)) if together else None
+        self.watch: Any = None  # of several processes
         if together:
+            self.watch = Watch(self.rank, self.size, job_store(self.group))
             atexit.register(self._end)
 
     def _end(self) -> None:
@@ -333,7 +337,7 @@ class Processes:
 
     def __init__(self, world: World):
         self.world, self.rank, self.size = world, world.rank, world.size
-        self.params: HeldParameters | None = None
+        self.params: Any = None  # HeldParameters, from `look_at` on
         self._trained: list | None = None  # whether each parameter was trained in the last pass
         self._attention: bool | None = None  # of any process, as known from a window's end
 
@@ -441,6 +445,7 @@ class SharedPassOpener:
         now = RandomStreams.capture()
         data.close()
         self.source.set_epoch(data.epoch)
+        assert data.epoch_start is not None
         data.epoch_start.restore(self.loader)
         opened = self._open(data, taken, now)
         now.restore()
@@ -453,7 +458,8 @@ class SharedPassOpener:
             return self._open_whole(data, taken, length)
         sampler.skip = taken
         sampler.part = slice(self.world.rank, length - taken, self.world.size)
-        loader, common = self.loader, self.common  # no function here holds `data`
+        common: Any = self.common
+        loader = self.loader  # no function here holds `data`
         sampler.before = lambda: common.restore(loader)
         sampler.drawn = lambda: drawn(loader, common.reused)
         sampler.then = None if then is None else then.restore
@@ -473,6 +479,7 @@ class SharedPassOpener:
     def _open_whole(self, data: EpochIterator, taken: int, length: int | None) -> tuple:
         "All batches of a loader without indices, or all stored batches, under process 0's streams."
         mine = RandomStreams.capture()
+        assert self.common is not None
         self.common.restore(self.loader)
         raw = data.first_batches.open(self.source, self.common, data.epoch, data)
         shared = RandomStreams.capture()
@@ -549,21 +556,23 @@ class WindowSums:
         records = [dict(part[2], loss=part[0]) for part in window.parts]
         weights, names = [float(part[1]) for part in window.parts], self.names
         unknown = any(name not in names for each in records for name in each)
-        sums = [sum(weights), window.samples, unknown, attention, *self._counts(records, weights)]
-        items, samples, unknown, attention, *sums = self.world.sum([*sums, *there])
+        own = [sum(weights), window.samples, unknown, attention, *self._counts(records, weights)]
+        items, samples, any_unknown, any_attention, *sums = self.world.sum([*own, *there])
         counts, there = sums[:len(names)], [count > 0 for count in sums[len(names):]]
-        if unknown:
-            own = {name for each in records for name in each}
+        if any_unknown:
+            here = {name for each in records for name in each}
             self.names = sorted({*names,
-                                 *(name for each in self.world.gather(own) for name in each)})
+                                 *(name for each in self.world.gather(here) for name in each)})
             counts = self.world.sum(self._counts(records, weights))
-        return WindowTotals(items, int(samples), bool(attention), counts, there, records, weights)
+        return WindowTotals(items, int(samples), bool(any_attention), counts, there, records,
+                            weights)
 
     def complete(self, window: Window, totals: WindowTotals) -> None:
         "Make a window that of all processes: its items, and the means of its records."
         if not totals.items:
             window.parts = []
             return
+        assert window.usual is not None  # all of them know it
         window.items = int(totals.items) if totals.items.is_integer() else totals.items
         window.reference = window.size * window.usual * self.world.size
         window.parts = [self._means(totals, window.items)]
@@ -645,8 +654,10 @@ class ProcessEngine(Engine):
 
         One that has come since gets process 0's values: each process has drawn others."""
         super().refresh_parameters()
-        known = None if self._alike is None else set(map(id, self._alike))
-        for parameter in () if known is None else self.params.every:
+        if self._alike is None:
+            return
+        known = set(map(id, self._alike))
+        for parameter in self.params.every:
             if id(parameter) not in known:
                 self.world.spread(parameter.data)
                 self._alike.append(parameter)
@@ -759,7 +770,7 @@ class AccelerateEngine(ProcessEngine):
     "One of several processes that have the whole model each and make each step together."
     def __init__(self, model, optim, device, precision=None):
         super().__init__(model, optim, device, precision)
-        self.sync = self._wrap_model() if self.is_distributed else None
+        self.sync: Any = self._wrap_model() if self.is_distributed else None
 
     @classmethod
     def for_several(cls):

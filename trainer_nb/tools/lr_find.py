@@ -130,9 +130,10 @@ class LRFind:
 
     def finite(self) -> tuple[tuple, tuple, tuple]:
         "Rates, losses and smoothed losses, where all three are finite."
-        rows = zip(self.lrs, self.losses, self.smoothed)
-        rows = [row for row in rows if all(map(math.isfinite, row))]
-        return tuple(zip(*rows)) if rows else ((), (), ())
+        rows = [row for row in zip(self.lrs, self.losses, self.smoothed)
+                if all(map(math.isfinite, row))]
+        lrs, losses, smoothed = zip(*rows) if rows else ((), (), ())
+        return lrs, losses, smoothed
 
     def _curve(self) -> tuple[np.ndarray, np.ndarray]:
         "What is read: without the first tenth and the last five."

@@ -9,6 +9,7 @@ __all__ = ['REPLAYED', 'first_difference', 'warn_of_machine', 'check_totals', 'p
 # %% ../../nbs/tools/21_replay.ipynb #cb6df7d6
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..core.control import Command
 from ..core.core_trainer import read_total, total_text
@@ -174,6 +175,7 @@ class ReplayHook(Hook):
 
     @staticmethod
     def _repeat(trainer, entry: Intervention) -> None:
+        new: Any = entry.new
         if entry.kind in ("tune", "hook"):
             value = find_tunable(trainer.tunables(), entry.name).check(entry.new)
             trainer.apply_tune({entry.name: value}, source="replay")
@@ -182,9 +184,9 @@ class ReplayHook(Hook):
         elif entry.kind == "assign":
             setattr(trainer, entry.name, entry.new)
         elif entry.kind == "totals":
-            trainer.set_totals(*read_total(entry.new), source="replay")
+            trainer.set_totals(*read_total(new), source="replay")
         elif entry.kind == "skip":
-            number = int(entry.new.split()[1]) if entry.old is None else entry.old
+            number = int(new.split()[1]) if entry.old is None else entry.old
             trainer.data.skipped_batches.setdefault(entry.epoch, set()).add(number)
             trainer.driver.drop_generator(trainer)  # the open iterator still has that batch
             trainer.driver.new_generator(trainer)

@@ -6,6 +6,8 @@
 __all__ = ['is_part', 'shard_units', 'shard_model', 'InStep', 'ShardedEngine']
 
 # %% ../../nbs/tools/27_sharded.ipynb #6c1ec130
+from typing import Any
+
 import torch
 
 from ..core.data import NO_BATCH, map_nested_tensor, move_to_device
@@ -78,7 +80,7 @@ class ShardedEngine(ProcessEngine):
     def __init__(self, model, optim, device, precision=None):
         super().__init__(model, optim, device, precision)
         self.sharded = self.is_distributed
-        self._evaluation: InStep | None = None  # the last one that was shared out
+        self._evaluation: Any = None  # the last one that was shared out, an InStep
         self._spare = None  # a batch of process 0, for a process that has none
         if self.is_distributed:
             if any(optim.state.values()):
@@ -184,8 +186,8 @@ class ShardedEngine(ProcessEngine):
     @torch.no_grad()
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         "The parameters' names and this process's parts of their gradients."
-        return [(name, each.to_local() if is_part(each) else each)
-                for name, each in super().named_gradients()]
+        named: list[tuple[str, Any]] = super().named_gradients()
+        return [(name, each.to_local() if is_part(each) else each) for name, each in named]
 
     def norm(self, gradients: list) -> torch.Tensor:
         "The norm of the whole gradients; what all processes have alike counts once."

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 from fastcore.docments import docments
 
@@ -109,14 +110,15 @@ def source_place(sym) -> tuple[str, int] | None:
     sym = in_package(getattr(sym, "fget", None) or getattr(sym, "__func__", sym))
     try:
         lines, line = inspect.getsourcelines(inspect.unwrap(sym))
-        path = Path(inspect.getsourcefile(inspect.unwrap(sym)))
+        file: Any = inspect.getsourcefile(inspect.unwrap(sym))
+        path = Path(file)
     except (TypeError, OSError):
         return None
     if path.is_relative_to(PACKAGE):
         return path.relative_to(PACKAGE.parent).as_posix(), max(line, 1)
-    for path, text in texts().items():
+    for name, text in texts().items():
         if (start := text.find("".join(lines).strip())) >= 0:
-            return path, text.count("\n", 0, start) + 1
+            return name, text.count("\n", 0, start) + 1
     return None
 
 def source_link(sym) -> str:
@@ -146,7 +148,7 @@ class ReferenceRenderer:
         if isinstance(self.sym, property):
             return self.name
         if inspect.isclass(self.sym):
-            base = self.sym.__base__
+            base: Any = self.sym.__base__
             above = "" if base is object else f"  # a subclass of {base.__name__}"
             return f"class {self.name}({line}){above}"
         word = "async def" if inspect.iscoroutinefunction(self.sym) else "def"

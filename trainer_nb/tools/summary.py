@@ -16,10 +16,11 @@ def _plural(count: int, word: str, ending: str = "s") -> str:
 def windows_text(loop: CoreTrainer) -> str:
     "Batches and steps of an epoch, and how its batches fall into windows."
     length, size, processes = loop.data.length, loop.batches_per_step, loop.engine.num_processes
-    if length is None:
+    count = loop.steps_per_epoch
+    if length is None or count is None:
         return "train_dl has no length: steps an epoch are known after the first"
     full, tail = divmod(length, size)
-    steps = _plural(loop.steps_per_epoch, "optimizer step")
+    steps = _plural(count, "optimizer step")
     text = f"{_plural(length, 'batch', 'es')} = {steps} per epoch"
     if size > 1:
         text += f" ({full} windows of {size}" + (f" and a tail of {tail})" if tail else ")")

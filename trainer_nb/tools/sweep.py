@@ -13,6 +13,7 @@ import math
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -86,7 +87,8 @@ class TensorSnapshot:
                 values[name].copy_(value)
             self.optim.state[key] = values
         if self.called is not None:
-            self.optim._opt_called = self.called
+            optim: Any = self.optim
+            optim._opt_called = self.called
 
 # %% ../../nbs/tools/22_sweep.ipynb #3b3f4fe7
 IN_STEP = ("before_batch", "after_pred", "after_loss", "after_backward", "before_step",
@@ -184,13 +186,14 @@ def build_parts(run, data, hooks: HookSet) -> None:
     micro.use(of_run.micro.found)
     several = trial_runners(run.several, hooks, state, micro)
     runner = trial_runner(of_run, hooks, state, micro) if several is None else several.last
+    steps: Any = several or runner
     evaluator = Evaluator(
         judge.eval_step, engine, hooks, state, context, of_run.sizes, judge.random,
         modules=judge.modules, metrics=judge.metrics, loaders=judge.loaders,
         limit=judge.limit, overfit=judge.overfit)
     evaluator.use(end_of_evaluation=judge.end_of_evaluation)
     evaluator.wants_indices = judge.wants_indices
-    loop = TrainingLoop(run.plan, data, several or runner, evaluator, BestRecord())
+    loop = TrainingLoop(run.plan, data, steps, evaluator, BestRecord())
     vars(run).update(runner=runner, evaluator=evaluator, hooks=hooks, loop=loop,
                      several=several, hook_store=dict(run.hook_store))
 

@@ -141,7 +141,7 @@ class Task:
 @contextmanager
 def seeded(seed: int | None):
     "The global random streams under a seed while this is open, then as they were; None: untouched."
-    if check_seed(seed) is None:
+    if check_seed(seed) is None or seed is None:
         yield
         return
     with OwnStreams().placed():
@@ -280,7 +280,7 @@ _OURS = {name: own for own, names in ARGUMENTS.items() for name in names}
 # %% ../../nbs/tools/24_task.ipynb #57f0e51b
 def hints_arguments(init):
     "A constructor that answers an argument it does not know with the one that is meant."
-    taken = names_taken(init)
+    taken = names_taken(init) or []
     @wraps(init)
     def checked(self, *args, **arguments):
         for name in arguments:
