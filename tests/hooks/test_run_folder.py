@@ -14,6 +14,8 @@ import torch
 
 from trainer_nb import CheckpointHook, Journal, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core.folder import release
+from trainer_nb.hooks.recorder import History
+from trainer_nb.hooks.run_folder import read_records
 
 
 def make(workspace, *hooks, epochs=3, **settings):
@@ -172,6 +174,55 @@ def test_a_rewind_is_in_the_file(tmp_path):
     second.step(1)
     assert second.history.steps("train/loss").tolist() == list(range(1, 9))
     assert len(second.history.branches) == 2
+
+
+def replayed(path):
+    """The history that the lines of a file make."""
+    found = History()
+    read_records(found, path.read_bytes())
+    return found
+
+
+def fails_at(step):
+    """A hook that raises before a step is made, as long as it is switched on."""
+    def check(trainer):
+        if trainer.training and trainer.step_state.optimizer_step == step:
+            raise ArithmeticError("bad")
+    return LambdaHook(name="bad", before_batch=check)
+
+
+def test_errors_about_a_rewind_leave_each_record_once(tmp_path):
+    """The second drive begins within an epoch, and fails before a second has passed."""
+    bad = fails_at(7)
+    trainer = make(tmp_path, CheckpointHook(every_steps=2), SnapshotHook(every_steps=2), bad)
+    for attempt in (1, 2):
+        with pytest.raises(ArithmeticError):
+            trainer.fit()
+        assert points(replayed(tmp_path / "metrics.jsonl")) == points(trainer.history)
+        trainer.rewind(6)
+    bad.enabled = False
+    trainer.fit()
+    assert trainer.history.steps("train/loss").tolist() == list(range(1, 13))
+    assert points(replayed(tmp_path / "metrics.jsonl")) == points(trainer.history)
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "finished"
+
+
+def test_a_resumed_run_that_fails_at_once_goes_on_in_its_files(tmp_path):
+    """Within an epoch, before its first step; then the same trainer goes on."""
+    trainer = make(tmp_path, CheckpointHook(every_steps=2))
+    trainer.step(6)
+    release(trainer)
+    bad = fails_at(6)
+    again = make(tmp_path, CheckpointHook(every_steps=2), bad)
+    with pytest.raises(ArithmeticError):
+        again.fit()
+    bad.enabled = False
+    again.fit()
+    assert again.history.steps("train/loss").tolist() == list(range(1, 13))
+    assert points(replayed(tmp_path / "metrics.jsonl")) == points(again.history)
+    again.close()
+    last = make(tmp_path, CheckpointHook(every_steps=2))
+    assert last.fit().status == "finished" and points(last.history) == points(again.history)
 
 
 def test_two_runs_keep_apart(tmp_path, capsys):

@@ -206,7 +206,8 @@ def test_names_are_no_markup():
     run = Run(steps=3, names=("train/loss", "<i>x/loss", "valid/<b>y"))
     run.name = "<script>"
     panel = Dashboard(run)
-    texts = panel.plots.bar.legend.value + panel.head.widget.value + str(
+    assert panel.plots.bar.legend.titles == ["train", "<i>x"]  # the page writes them as text
+    texts = panel.head.widget.value + str(
         panel.plots.chart.figure["layout"]["annotations"])
     assert not any(tag in texts for tag in ("<i>x", "<b>y", "<script>"))
 
@@ -489,9 +490,9 @@ def test_earlier_runs_stand_behind():
     assert not plots.bar.earlier.disabled
     assert all(t["name"] != behind for t in plots.chart.figure["data"])
     plots.bar.earlier.value = True
-    assert drawn(plots.chart, behind)[0][-1] == 20 and first.name in plots.legend.value
+    assert drawn(plots.chart, behind)[0][-1] == 20 and first.name in plots.legend.titles
     plots.bar.earlier.value = False
-    assert all(t["name"] != behind for t in plots.chart.figure["data"]) and plots.legend.value == ""
+    assert all(t["name"] != behind for t in plots.chart.figure["data"]) and plots.legend.entries == []
     for _ in range(8):
         Plots(Run(steps=3, state=RunState.STOPPED))
     plots.bar.axis.value = "epoch"
@@ -502,6 +503,57 @@ def test_earlier_runs_stand_behind():
     PAST.clear()
 
 
+def click(legend, name):
+    """A click on a key of the legend, as the page sends it."""
+    legend._handle_custom_msg({"toggle": name}, [])
+
+
+def test_a_click_in_the_legend_hides_and_shows_a_curve():
+    """Its line, what is behind it and its crosses; the key stays, and the small plots too."""
+    run = Run(steps=50, names=("train/loss", "valid/loss", "lr"))
+    plots = Plots(run)
+    whole = [trace["name"] for trace in plots.chart.figure["data"]]
+    assert [(key["title"], key["off"]) for key in plots.bar.legend.entries] == [
+        ("train", False), ("valid", False)]
+    click(plots.bar.legend, "train/loss")
+    main = [t["name"] for t in plots.chart.figure["data"] if t["yaxis"] == "y"]
+    assert main == ["valid"] and plots.bar.legend.entries[0]["off"]
+    small = [t["name"] for t in plots.chart.figure["data"] if t["yaxis"] != "y"]
+    assert small == [name for name in whole[whole.index("valid") + 1:]]
+    run.steps = 60  # it stays hidden when points come
+    plots.refresh()
+    assert "train" not in [t["name"] for t in plots.chart.figure["data"]]
+    click(plots.bar.legend, "valid/loss")
+    assert not [t for t in plots.chart.figure["data"] if t["yaxis"] == "y"]
+    click(plots.bar.legend, "train/loss")
+    click(plots.bar.legend, "valid/loss")
+    assert [trace["name"] for trace in plots.chart.figure["data"]] == whole
+    drawn_before = plots.chart.figure
+    for wrong in ("lr", "run nobody", 3, None, ["train/loss"], {}):
+        click(plots.bar.legend, wrong)
+    assert plots.chart.figure is drawn_before
+
+
+def test_a_click_in_the_legend_hides_and_shows_another_run():
+    """It stays in the legend, and is the switch of the tab Runs; there off, it leaves the legend."""
+    PAST.clear()
+    first = Run(steps=20, state=RunState.FINISHED)
+    Plots(first)
+    plots = Plots(Run(steps=10))
+    plots.bar.earlier.value = True
+    key = f"run {first.name}"
+    assert [each["name"] for each in plots.legend.entries] == [key]
+    click(plots.legend, key)
+    assert plots.others.shown == [] and plots.legend.entries[0]["off"]
+    assert all(t["name"] != first.name for t in plots.chart.figure["data"])
+    click(plots.legend, key)
+    assert drawn(plots.chart, first.name)[0][-1] == 20 and not plots.legend.entries[0]["off"]
+    click(plots.legend, key)
+    plots.bar.earlier.value = False
+    assert plots.legend.entries == []
+    PAST.clear()
+
+
 def test_a_run_that_goes_on_is_remembered_as_it_is_then():
     """Under the name that a person gave it, and still shown."""
     PAST.clear()
@@ -509,7 +561,7 @@ def test_a_run_that_goes_on_is_remembered_as_it_is_then():
     Plots(run)
     plots = Plots(Run(steps=5))
     plots.others.rename(run.name, "first try")
-    plots.others.named("first try").shown = True
+    plots.others.named("first try").show(True)
     run.steps = 30
     Plots(run)
     plots.refresh()

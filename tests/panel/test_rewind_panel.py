@@ -177,7 +177,7 @@ def test_rewind_here_goes_back_and_draws_the_branch():
     trainer.tune(lr=0.05)
     trainer.step(22)
     board.refresh()
-    assert "rewound" not in board.plots.bar.legend.value
+    assert "rewound" not in board.plots.bar.legend.titles
     board.controls.chooser.show(10)
     board.controls.chooser.go.click()
     assert trainer.step_state.optimizer_step == 10 and torch.equal(weights(trainer), then)
@@ -188,7 +188,12 @@ def test_rewind_here_goes_back_and_draws_the_branch():
     x = {name: np.frombuffer(drawn[name]["x"], np.float32) for name in ("train", "rewound")}
     assert x["train"].max() == 10 and np.nanmin(x["rewound"]) > 10 and np.nanmax(x["rewound"]) == 32
     assert drawn["rewound"]["opacity"] == 0.35 and drawn["rewound"]["hoverinfo"] == "skip"
-    assert "rewound" in board.plots.bar.legend.value
+    legend = board.plots.bar.legend
+    assert "rewound" in legend.titles and legend.entries[-1]["faint"]
+    for hidden in (True, False):
+        legend._handle_custom_msg({"toggle": "rewound"}, [])
+        names = [trace["name"] for trace in board.plots.chart.figure["data"]]
+        assert ("rewound" not in names) is hidden and legend.entries[-1]["off"] is hidden
     assert board.plots.chart.figure["layout"]["xaxis"]["autorangeoptions"]["maxallowed"] > 32
     trainer.fit()
     board.refresh()

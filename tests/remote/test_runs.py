@@ -394,7 +394,7 @@ def test_other_runs_stand_behind_a_live_one_and_can_be_taken_away(three, tmp_pat
     assert plots.add_run(attach(three[0] / "tuned"), name="by <b>hand") == ["by <b>hand"]
     traces = {t["name"]: t for t in plots.chart.figure["data"]}
     assert {"low · train", "low · valid", "by &lt;b&gt;hand · train"} <= set(traces)
-    assert "by &lt;b&gt;hand" in plots.legend.value
+    assert "by <b>hand" in plots.legend.titles  # the page writes them as text
     behind = traces["low · train"]
     assert behind["line"]["width"] < plain[0]
     assert behind["opacity"] < 1 and plots.chart.figure["data"][-1]["name"] != "low · train"
@@ -406,7 +406,7 @@ def test_other_runs_stand_behind_a_live_one_and_can_be_taken_away(three, tmp_pat
     with pytest.raises(KeyError, match="'by <b>hand'"):
         plots.remove_run("low")
     plots.remove_run("by <b>hand")
-    assert plots.legend.value == ""
+    assert plots.legend.entries == []
     assert len(plots.chart.figure["data"]) == len(Plots(trainer.view).chart.figure["data"])
     trainer.close()
 

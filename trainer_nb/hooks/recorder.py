@@ -107,7 +107,8 @@ class Columns:
         if stretch not in copies:
             own = [each[slice(*stretch[1:])] for each in self.places.arrays]
             copies[stretch] = list(map(np.frombuffer, own, self.TYPES))
-        return Series(*copies[stretch], np.frombuffer(self.values[start:]))
+        steps, epochs, samples, seconds = copies[stretch]
+        return Series(steps, epochs, samples, seconds, np.frombuffer(self.values[start:]))
 
     def truncate(self, count: int) -> None:
         "Forget all values after the first `count`; their places stay, for the other records."
@@ -186,7 +187,8 @@ class History:
 
     def since(self, counts: dict[str, int]) -> dict[str, Series]:
         "The points of each name after its first `counts[name]`, if there are any."
-        names, copies = self.names, {}
+        copies: dict = {}
+        names = self.names
         with self._lock:
             found = {name: self._columns[name].series(counts.get(name, 0), copies)
                      for name in names}

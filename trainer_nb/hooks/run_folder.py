@@ -319,6 +319,7 @@ class RunFolderHook(MainProcessHook):
         self.weights = weights  # a FinalWeightsHook
         self.folder: Any = None  # a RunFolder, in the main process
         self._closed: Any = None  # after close(): goes on in it, if the run goes on
+        self._is_new = False  # the folder was claimed for this drive
         self._settings: dict | None = None  # what is to be written of the run
         self._warned = False
         self.journal_file: Any = None  # a JournalFile
@@ -328,6 +329,7 @@ class RunFolderHook(MainProcessHook):
         "Claim the folder; say what the run is made of, and the total to which it goes on."
         if self.folder is None and self._closed is not None:
             self.reopen(trainer)
+        self._is_new = self.folder is None
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
         if self.folder is None:
             resumes = any(row.trait("resume") not in (None, False) for row in trainer.hooks.rows)
@@ -427,10 +429,12 @@ class RunFolderHook(MainProcessHook):
 
     def cleanup_fit(self, trainer):
         "Write all files; none is touched where the run could not begin."
-        if self._settings is not None and self.folder is not None:
+        began = self._settings is None or not self._is_new or len(trainer.history)
+        if self.folder is not None and not began:
             self.give_back(trainer)
         if self.folder is None:
             return
+        self._write_settings()
         self.folder.write(trainer.history)
         self.journal_file.write(trainer.journal)
         write_table(self.folder.path / TABLE, trainer.history)

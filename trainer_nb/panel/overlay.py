@@ -58,7 +58,7 @@ class OverlayBar:
         for style in ("chip", "run", f"ink-{run.number % 10}", f"line-{run.dash}"):
             switch.add_class(style)
         def turned(change):
-            run.shown = change["new"]
+            run.show(change["new"])
             self._changed()
         switch.observe(turned, "value")
         return switch

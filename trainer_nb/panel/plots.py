@@ -8,9 +8,9 @@ __all__ = ['AXES', 'TRAIN', 'VALID', 'MARK', 'BAD', 'OTHERS', 'ROW', 'PLAIN', 'A
            'MOST_SUMMED', 'MOST_PLOTS', 'ROOM', 'grown', 'Axes', 'Curve', 'Curves', 'colour', 'layout', 'small_axes',
            'noisy', 'short_name', 'is_rate', 'axis_numbers', 'rewound_traces', 'branch_traces', 'gap_text', 'gap_trace',
            'gap_traces', 'traces', 'plan_traces', 'mark_spots', 'mark_traces', 'figure', 'Script', 'Chart',
-           'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'run_traces', 'with_records_of', 'behind_traces',
-           'runs_of', 'thinned', 'thin_all', 'PastRun', 'remember_run', 'OtherRuns', 'records_csv', 'Save', 'summary',
-           'PlotBar', 'is_number', 'Plots']
+           'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'Legend', 'run_traces', 'with_records_of',
+           'behind_traces', 'runs_of', 'thinned', 'thin_all', 'PastRun', 'remember_run', 'OtherRuns', 'records_csv',
+           'Save', 'summary', 'PlotBar', 'is_number', 'Plots']
 
 # %% ../../nbs/panel/32_plots.ipynb #9a74aacd
 import csv
@@ -20,7 +20,7 @@ import io
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,8 @@ class Axes:
     "Where points are on each axis, in arrays that grow (16 bytes a point)."
     def __init__(self):
         self.count = 0
-        self.columns = {key: np.empty(1024, np.float32) for key in AXES.values()}
+        self.columns: dict[str, np.ndarray] = {key: np.empty(1024, np.float32)
+                                               for key in AXES.values()}
 
     def extend(self, new: dict) -> None:
         "Append places: an array for each axis."
@@ -83,7 +84,8 @@ class Curve:
         self.count, self.every = 0, every
         self.turns = np.empty(0, np.int64)  # points where finite values end or begin again, in turn
         self.axes, self.first = Axes(), 0  # first: the number of the first point's place
-        self.columns = {"values": np.empty(1024, np.float32), "sums": np.empty(1024)}
+        self.columns: dict[str, np.ndarray] = {"values": np.empty(1024, np.float32),
+                                               "sums": np.empty(1024)}
 
     def extend(self, series: Series, others: Iterable["Curve"] = ()) -> None:
         """Append new points.
@@ -463,10 +465,12 @@ def gap_trace(name: str, curve: Curve, gaps: list, axis: str, number: int) -> di
         "marker": {"size": 8 if number == 1 else 6, "color": BAD, "symbol": "x"},
         "hovertemplate": "%{customdata}<extra></extra>"}
 
-def gap_traces(curves: Curves, groups: dict, axis: str, most: int = 50) -> list[dict]:
+def gap_traces(curves: Curves, groups: dict, axis: str, hidden: Collection[str] = (),
+               most: int = 50) -> list[dict]:
     "The crosses of all records; of one record the first and the last ones, `most` at most."
     found = []
-    for name, number in axis_numbers(curves.losses(), groups).items():
+    losses = [name for name in curves.losses() if name not in hidden]
+    for name, number in axis_numbers(losses, groups).items():
         curve = curves.of.get(name, Curve())
         gaps = curve.gaps()
         if gaps:
@@ -476,11 +480,13 @@ def gap_traces(curves: Curves, groups: dict, axis: str, most: int = 50) -> list[
 
 # %% ../../nbs/panel/32_plots.ipynb #97efa771
 def traces(curves: Curves, groups: dict, axis: str, window: int,
-           span: tuple[float, float] | None = None) -> list[dict]:
-    "The traces of the figure, thinned for the screen, less so in `span`; in a fixed order."
-    found = rewound_traces(curves, groups, axis, window)
-    losses, names = curves.losses(), list(curves.of)
-    for name in losses or ["train/loss"]:
+           span: tuple[float, float] | None = None, hidden: Collection[str] = ()) -> list[dict]:
+    """The traces of the figure, thinned for the screen, less so in `span`; in a fixed order.
+
+    `hidden`: losses that are left out, and "rewound" for what rewinds took back."""
+    found = [] if "rewound" in hidden else rewound_traces(curves, groups, axis, window)
+    losses, names = curves.losses() or ["train/loss"], list(curves.of)
+    for name in [name for name in losses if name not in hidden]:
         curve, ink = curves.of.get(name, Curve()), colour(name, names)
         if is_training_loss(name):
             found.append(_line(*curve.raw(axis, span=span), ink, 1, "raw", width=1, opacity=0.22,
@@ -499,7 +505,7 @@ def traces(curves: Curves, groups: dict, axis: str, window: int,
                 line = curve.smoothed(axis, window, span=span)
             points = not noisy(name) and not is_rate(name)
             found.append(_line(*line, ink, number, name, width=1.75, points=points))
-    return found + gap_traces(curves, groups, axis)
+    return found + gap_traces(curves, groups, axis, hidden)
 
 # %% ../../nbs/panel/32_plots.ipynb #d68a069b
 def plan_traces(plan: RatePlan | None, curves: Curves, groups: dict, axis: str) -> list[dict]:
@@ -628,17 +634,42 @@ class DrawnRun:
     "A run that is drawn with others: its name, its curves, its colour and kind of line."
     def __init__(self, view: RunView, name: str, number: int, shown: bool = True):
         self.view, self.name, self.number, self.shown = view, name, number, shown
+        self.in_legend = shown  # where a click hides it or shows it
         self.curves = Curves(view, getattr(view, "every", None))
 
     ink = property(lambda self: RUN_INKS[self.number % len(RUN_INKS)])
     dash = property(lambda self: DASHES[self.number // len(RUN_INKS) % len(DASHES)])
 
-def legend_key(name: str, ink: str, dash: str = "solid") -> str:
-    "A line of this colour and a name, for the page."
-    style = {"solid": "solid", "dot": "dotted"}.get(dash, "dashed")
-    text = html.escape(name)
-    return (f'<span title="{text}"><s style="border-color:{ink};border-top-style:{style}"></s>'
-            f'{text}</span>')
+    def show(self, on: bool) -> None:
+        "Draw it or not; where it is not drawn, the legend does not have it."
+        self.shown = self.in_legend = on
+
+# %% ../../nbs/panel/32_plots.ipynb #c2dbfb67
+def legend_key(name: str, title: str, ink: str, on: bool = True, dash: str = "solid",
+               faint: bool = False) -> dict:
+    "A switch of the legend: a line of this colour and a title; a click sends the name."
+    line = {"solid": "solid", "dot": "dotted"}.get(dash, "dashed")
+    return {"name": name, "title": title, "ink": ink, "line": line, "faint": faint, "off": not on}
+
+class Legend(anywidget.AnyWidget):
+    "The names of curves; a click hides a curve or shows it."
+    _esm = package_text("legend.js")
+    entries: traitlets.List = traitlets.List().tag(sync=True)
+    wrap = traitlets.Bool(False).tag(sync=True)  # over several lines
+
+    def __init__(self, turned: Callable[[str], None], wrap: bool = False):  # turned: with a name
+        super().__init__(wrap=wrap)
+        self._turned = turned
+        self.on_msg(self._clicked)
+
+    @property
+    def titles(self) -> list[str]:
+        "What the page shows."
+        return [entry["title"] for entry in self.entries]
+
+    def _clicked(self, _, content: dict, __) -> None:
+        if content.get("toggle") in [entry["name"] for entry in self.entries]:
+            self._turned(content["toggle"])
 
 # %% ../../nbs/panel/32_plots.ipynb #c0ffee12
 def run_traces(run: DrawnRun, numbers: dict[str, int], axis: str, window: int, points: int = 700,
@@ -762,7 +793,8 @@ class OtherRuns:
             for past in PAST:
                 if id(past.journal) not in known:
                     self._put(past, past.name, False)
-            return [(run.name, run.shown, run.shown and run.curves.update()) for run in self.runs]
+            return [(run.name, run.shown, run.in_legend, run.shown and run.curves.update())
+                    for run in self.runs]
 
     def _put(self, view: Any, name: str, shown: bool) -> DrawnRun:
         number = min(set(range(2, MOST_RUNS + 1)) - {run.number for run in self.runs})
@@ -784,7 +816,7 @@ class OtherRuns:
                 for title, view in runs_of(given):
                     known = by_journal.get(id(view.journal))
                     if known is not None:
-                        known.shown = True
+                        known.show(True)
                         self.rename(known.name, name or known.name)
                     elif view.journal is not self.view.journal:
                         new.append(self._put(view, name or title, True).name)
@@ -805,7 +837,7 @@ class OtherRuns:
         "Take a run away; one of this kernel is hidden. KeyError names those that there are."
         with self._lock:
             run = self.named(name)
-            run.shown = False
+            run.show(False)
             if not isinstance(run.view, PastRun):
                 self.runs = [each for each in self.runs if each is not run]
 
@@ -823,6 +855,18 @@ class OtherRuns:
     def shown(self) -> list[DrawnRun]:
         "Those that are drawn."
         return [run for run in self.runs if run.shown]
+
+    @property
+    def keys(self) -> list[dict]:
+        "The switches of the legend."
+        return [legend_key(f"run {run.name}", run.name, run.ink, run.shown, run.dash)
+                for run in self.runs if run.in_legend]
+
+    def turn(self, key: str) -> None:
+        "Hide or show the run of a key of the legend; it stays there."
+        for run in self.runs:
+            if key == f"run {run.name}":
+                run.shown = not run.shown
 
     @property
     def earlier(self) -> list[DrawnRun]:
@@ -891,7 +935,8 @@ ROOM = 24  # letters of the names in the legend; more of them have a line of the
 
 class PlotBar:
     "Legend and controls above the chart."
-    def __init__(self, changed: Callable[[], None]):  # changed: called when a control was moved
+    def __init__(self, changed: Callable[[], None],  # called when a control was moved
+                 turned: Callable[[str], None] = lambda key: None):  # with a key of the legend
         tips = [f"x-axis: {word}" for word in (
             "optimizer step", "epoch", "samples seen", "seconds of training")]
         self.axis = widgets.ToggleButtons(options=list(AXES), tooltips=tips)
@@ -905,7 +950,7 @@ class PlotBar:
         self.earlier = widgets.ToggleButton(description="earlier runs", disabled=True)
         self.all = widgets.ToggleButton(tooltip="Show the small plots of all records")
         self.all.layout.display = "none"
-        self.legend, self.words, space = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.legend, self.words, space = Legend(turned), widgets.HTML(), widgets.HTML()
         smooth = widgets.Box([self.smooth])
         self.widget = widgets.Box([widgets.HTML("<b>Loss</b>"), self.legend, space, self.words,
                                    smooth, self.log, self.outliers, self.all, self.earlier,
@@ -936,19 +981,20 @@ class PlotBar:
         self.all.description = f"all {len(groups)} plots"
         return groups if self.all.value else dict(list(groups.items())[:MOST_PLOTS])
 
-    def write(self, curves: Curves) -> str:
-        "Legend and smoothing in words; returns the keys that have no room here, as HTML."
+    def write(self, curves: Curves, hidden: Collection[str]) -> list[dict]:
+        "Legend and smoothing in words; returns the keys that have no room here."
         names = list(curves.of)
-        keys = [(short_name(name), colour(name, names)) for name in curves.losses()]
-        legend = "".join(legend_key(name, ink) for name, ink in keys)
-        if curves.rewound:
-            legend += f'<span><s style="border-color:{TRAIN};opacity:.35"></s>rewound</span>'
-        long = sum(len(name) for name, _ in keys) > ROOM
-        self.legend.value = f'<div class="legend">{"" if long else legend}</div>'
+        keys = [legend_key(name, short_name(name), colour(name, names), name not in hidden)
+                for name in curves.losses()]
         # three names in the legend need the room of these words
         words = f'<span class="quiet">smooth {self.window}</span>'
         self.words.value = words if len(keys) < 3 else ""
-        return legend if long else ""
+        long = sum(len(key["title"]) for key in keys) > ROOM
+        if curves.rewound:
+            keys.append(legend_key("rewound", "rewound", TRAIN, "rewound" not in hidden,
+                                   faint=True))
+        self.legend.entries = [] if long else keys
+        return keys if long else []
 
 # %% ../../nbs/panel/32_plots.ipynb #035e0ebd
 def is_number(value) -> bool:
@@ -963,7 +1009,9 @@ class Plots(Pane):
         self.view, self.picked = view, picked  # picked: called with the step of a click
         self.others = OtherRuns(view, find)  # find: the runs in a folder
         self.curves = curves or Curves(view)
-        self.bar, self.chart, self.legend = PlotBar(self.refresh), Chart(), widgets.HTML()
+        self.bar, self.chart = PlotBar(self.refresh, self._turn), Chart()
+        self.legend = Legend(self._turn, wrap=True)  # of what has no room in the bar
+        self.hidden: frozenset[str] = frozenset()  # keys of the legend that are off, but runs'
         self.save = Save(view)
         self.bar.widget.children = [*self.bar.widget.children, self.save]
         self.bar.earlier.observe(lambda change: self._show_earlier(change["new"]), "value")
@@ -997,7 +1045,14 @@ class Plots(Pane):
 
     def _show_earlier(self, on: bool) -> None:
         for run in self.others.earlier:
-            run.shown = on
+            run.show(on)
+        self.refresh()
+
+    def _turn(self, key: str) -> None:
+        if key.startswith("run "):
+            self.others.turn(key)
+        else:
+            self.hidden ^= {key}
         self.refresh()
 
     def refresh(self) -> None:
@@ -1005,14 +1060,14 @@ class Plots(Pane):
         with self._lock:
             bar, ahead, points = self.bar, self.view.rate_plan, self.curves.update()
             state = (points, len(self.view.journal.entries), bar.axis.value, bar.window,
-                     bar.log.value, bar.outliers.value, bar.all.value, self._span,
+                     bar.log.value, bar.outliers.value, bar.all.value, self._span, self.hidden,
                      ahead and ahead.version, self.others.update())
             bar.offer_earlier(bool(self.others.earlier))
             if self.view.state in ENDED and self.curves.of:
                 remember_run(self.view, points)
             if state != self._drawn:
                 self._draw(ahead)
-                self._write(bar.write(self.curves))
+                self.legend.entries = bar.write(self.curves, self.hidden) + self.others.keys
                 self.empty.layout.display = "none" if self.curves.of else None
                 self._drawn = state
 
@@ -1025,7 +1080,7 @@ class Plots(Pane):
         shape = layout(groups, log, last, float(planned[0]["x"][-1]) if planned else None)
         self.chart.show(
             behind_traces(others, groups, axis, self.bar.window, self._span)
-            + traces(self.curves, groups, axis, self.bar.window, self._span)
+            + traces(self.curves, groups, axis, self.bar.window, self._span, self.hidden)
             + planned + mark_traces(mark_spots(self.view, self.curves, axis)),
             shape | {"uirevision": f"{axis} {log}", "hoverlabel": {"namelength": 40},
                      "meta": {"outliers": self.bar.outliers.value,
@@ -1034,11 +1089,6 @@ class Plots(Pane):
         self.box.layout.height = f"{self.height}px"
         tall = len(groups) > 2 * MOST_PLOTS  # beside nothing else
         (self.widget.add_class if tall else self.widget.remove_class)("tall")
-
-    def _write(self, own: str) -> None:
-        others = self.others.shown
-        keys = own + "".join(legend_key(run.name, run.ink, run.dash) for run in others)
-        self.legend.value = f'<div class="legend wrap">{keys}</div>' if keys else ""
 
     def _zoom(self, span: tuple[float, float] | None) -> None:
         if span != self._span:

@@ -120,7 +120,7 @@ class RunRow:
         self.widget.add_class("tnb-runrow")
 
     def _turned(self, on: bool) -> None:
-        self.run.shown = on
+        self.run.show(on)
         self.changed()
 
     def _renamed(self, name: str) -> None:
