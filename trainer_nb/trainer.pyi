@@ -103,7 +103,7 @@ class Trainer(CoreTrainer):
         ema               decay of an average of the weights, 0 to 1, or an EMAHook
         compile           True: torch.compile the model in place
         device            as "cuda:1"; None: the accelerator, or the CPU
-        engine            "local", or "accelerate": several processes
+        engine            "local"; several processes: "accelerate", or "fsdp" (sharded weights)
         seed              of all random streams of the run, a whole number; None: none is set
         seed_samples      True: each sample draws from its own stream; needs seed
 

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.browser
 
 WATCH = ("window.violations = []; addEventListener('securitypolicyviolation', e => "
          "violations.push(e.violatedDirective + ' ' + e.blockedURI), true)")
+MAIN = """() => document.querySelector('#chart .js-plotly-plot').data
+               .filter(each => each.yaxis === 'y').map(each => each.name)"""
 LAST = ("() => { const box = document.querySelector('.js-plotly-plot'); return box ? "
         "Math.max(...box.data.find(t => t.name === 'train').x) : -1; }")
 
@@ -92,6 +94,10 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         first = page.evaluate(LAST)
         assert first > 0 and later(lambda: page.evaluate(LAST) > first + 10), page.evaluate(LAST)
         assert opened.text("legend").split() == ["train", "valid"]
+        for hidden in (True, False):  # a click hides a curve, with the faint line behind it
+            page.locator("#legend button", has_text="train").click()
+            assert later(lambda: set(page.evaluate(MAIN)) == (
+                {"valid"} if hidden else {"raw", "train", "valid"})), page.evaluate(MAIN)
         # what plotly writes above the curves
         page.locator("#chart .nsewdrag").first.hover(force=True)
 

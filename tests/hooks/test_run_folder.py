@@ -195,7 +195,7 @@ def test_errors_about_a_rewind_leave_each_record_once(tmp_path):
     """The second drive begins within an epoch, and fails before a second has passed."""
     bad = fails_at(7)
     trainer = make(tmp_path, CheckpointHook(every_steps=2), SnapshotHook(every_steps=2), bad)
-    for attempt in (1, 2):
+    for _ in range(2):
         with pytest.raises(ArithmeticError):
             trainer.fit()
         assert points(replayed(tmp_path / "metrics.jsonl")) == points(trainer.history)

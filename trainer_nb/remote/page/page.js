@@ -259,7 +259,7 @@ async function look(now = false) {
 const figure = { value: null, version: null, listeners: new Set() };
 const first = new Promise((done) => figure.listeners.add(done));
 const model = {
-  get: () => ({ ...figure.value, layout: fitted(figure.value.layout, at("chart").clientWidth) }),
+  get: () => ({ data: figure.value.data.filter((trace) => !isHidden(trace)), layout: fitted(figure.value.layout, at("chart").clientWidth) }),
   on: (_, listener) => figure.listeners.add(listener),
   off: (_, listener) => figure.listeners.delete(listener),
   send: ({ x }) => { if (x !== undefined && at("axis").value === "step" && state?.may_steer && state.rewind_points?.length) choose(true, x); },
@@ -297,15 +297,32 @@ function unpacked(buffer) {
   return { ...found, data: found.data.map((trace) => ({ ...trace, x: floats(trace.x), y: floats(trace.y) })) };
 }
 
-// The names of the losses; what is drawn beside them has no name of its own in a legend.
+// The names of the losses as switches of this page; what is drawn beside them has no name of its own.
+const hidden = new Set();
+
+function isHidden(trace) {  // with the faint line of each step, which has the same colour
+  const own = (name) => trace.name === name || (trace.name === "raw" && figure.value.inks[name] === trace.line.color);
+  return trace.yaxis === "y" && [...hidden].some(own);
+}
+
 function drawLegend() {
   const named = figure.value.data.filter((trace) => trace.yaxis === "y" && !["raw", "rewound", "not finite"].includes(trace.name));
+  figure.value.inks = Object.fromEntries(named.map((trace) => [trace.name, trace.line.color]));
   keep(at("legend"), named.slice(0, 6), (trace) => trace.name, (trace) => {
-    const entry = made("span"), line = entry.appendChild(made("s"));
+    const entry = made("button"), line = entry.appendChild(made("s"));
+    entry.type = "button";
     line.style.borderColor = trace.line.color;
     entry.append(trace.name);
+    entry.addEventListener("click", () => {
+      if (!hidden.delete(trace.name)) hidden.add(trace.name);
+      drawLegend();
+      for (const listener of figure.listeners) listener();
+    });
     return entry;
-  }, () => {});
+  }, (entry, trace) => {
+    entry.setAttribute("aria-pressed", String(!hidden.has(trace.name)));
+    entry.title = `${hidden.has(trace.name) ? "Show" : "Hide"} ${trace.name}`;
+  });
 }
 
 async function lookAtCurves() {
@@ -317,8 +334,8 @@ async function lookAtCurves() {
       figure.version = response.headers.get("ETag");
       figure.value = unpacked(await response.arrayBuffer());
       at("chart").style.height = `${figure.value.layout.height}px`;
-      for (const listener of figure.listeners) listener();
       drawLegend();
+      for (const listener of figure.listeners) listener();
       at("curves").hidden = figure.value.data.some((trace) => trace.x.byteLength);
     } else if (response.status !== 304 && response.status !== 403) {
       set(at("curves"), (await response.json()).reason);
