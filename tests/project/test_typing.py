@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIB = Path(trainer_nb.__file__).parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import check_types
 import stubs
 
 # torch and numpy are left out: with them a check takes half a minute
@@ -98,6 +100,66 @@ def test_mistakes_are_found_and_a_right_program_has_none(tmp_path):
     assert list(found["wrong"]) == list(range(first, first + len(MISTAKES)))
     for message, expected in zip(found["wrong"].values(), MISTAKES.values(), strict=True):
         assert expected in message
+
+
+# The bodies of the package
+
+
+def planted(folder, module, line, mistake):
+    """A copy of the package with another line in place of one, and the number of that line."""
+    package = folder / LIB.name
+    shutil.copytree(LIB, package, ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
+    lines = (package / module).read_text(encoding="utf-8").split("\n")
+    [number] = [number for number, each in enumerate(lines) if each == line]
+    lines[number] = mistake
+    (package / module).write_text("\n".join(lines), encoding="utf-8")
+    return package, number + 1
+
+
+def test_a_mistake_in_a_patched_method_is_all_that_is_found(tmp_path):
+    line = "    self.generator = self.loop.run(owner)"
+    package, number = planted(tmp_path, "core/driver.py", line, line.replace(".run(", ".nowhere("))
+    code, report = check_types.check(package)
+    place = f"{LIB.name}/core/driver.py:{number}: error: "
+    assert re.findall(r"^.*: error: .*$", report, re.MULTILINE) == [
+        f'{place}"TrainingLoop" has no attribute "nowhere"  [attr-defined]']
+    assert code == 1
+
+
+def test_patched_functions_are_checked_in_their_class():
+    text = '''class Run:
+    "A run."
+    size = 1
+@patch
+@contextmanager
+def held(self: Run): yield
+@patch(as_prop=True)
+def length(self: Run) -> int:
+    return self.size
+def other(): pass
+@patch(cls_method=True)
+def made(cls: Run,
+         size: int): return cls()
+'''
+    new, numbers = check_types.whole_classes(text)
+    assert new == '''class Run:
+    "A run."
+    size = 1
+
+    @contextmanager
+    def held(self): yield
+    @property
+    def length(self) -> int:
+        return self.size
+    @classmethod
+    def made(cls,
+             size: int): return cls()
+def other(): pass
+'''
+    assert numbers == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 10, 14]
+    report = "m.py:10: error: no\nm.py:13: note: yes\nFound 1 error\n"
+    assert check_types.mapped(report, {"m.py": numbers}) == (
+        "m.py:11: error: no\nm.py:10: note: yes\nFound 1 error\n")
 
 
 # The lazily imported names

@@ -799,8 +799,9 @@ def after_pred(self: CoreTrainer, pred):
     "Fire `after_pred` for a prediction; a step function of your own may call it."
     context = self.context
     context.pred = pred
-    if self.hooks.after_pred:
-        self.hooks.fire("after_pred", self)
+    hooks: Any = self.hooks  # a point is an attribute
+    if hooks.after_pred:
+        hooks.fire("after_pred", self)
     return context.pred
 
 @patch
@@ -1584,8 +1585,9 @@ def load_state_dict(self: CoreTrainer, state: dict, optimizer: bool = True) -> N
         checkpoint.check_state(state, self, optimizer)
         taken = state if optimizer else checkpoint.with_own_optimizer(state)
         checkpoint.compare(state)
-        self.hooks.fire("on_load_state_dict", self, taken)
-        if self.hooks.on_load_state_dict:  # they may have edited it
+        hooks: Any = self.hooks
+        hooks.fire("on_load_state_dict", self, taken)
+        if hooks.on_load_state_dict:  # they may have edited it
             checkpoint.check_state(taken, self, optimizer)
         with checkpoint.all_or_nothing(self):
             checkpoint.restore(taken, self)

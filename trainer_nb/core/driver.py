@@ -77,6 +77,7 @@ class Clock:
     def __init__(self, state: StepState):
         self.state = state
         self.since: float | None = None
+
     def elapsed(self) -> float:
         "Seconds so far."
         return self.state.seconds + (0.0 if self.since is None else perf_counter() - self.since)

@@ -161,7 +161,8 @@ def batches_of(self: Evaluator, loader, stage: str, batches: int | None) -> int 
 @patch
 def evaluate_batch(self: Evaluator, batch, totals, owner) -> None:
     "Forward pass of one batch, without gradients; its results are added to the totals."
-    engine, context, hooks = self.engine, self.context, self.hooks
+    engine, context = self.engine, self.context
+    hooks: Any = self.hooks  # a point is an attribute
     context.batch, context.pred = engine.place(batch), None
     if hooks.before_batch:
         hooks.fire("before_batch", owner)

@@ -367,25 +367,12 @@ class HookRow:
 # %% ../../nbs/core/01_hook.ipynb #c660f8bf
 class HookSet:
     "The hooks of a run in running order, resolved to one flat tuple a point."
-    before_batch: tuple  # of these points the tuples are read, too
-    after_batch: tuple
-    after_pred: tuple
-    after_loss: tuple
-    after_backward: tuple
-    before_step: tuple
-    after_step: tuple
-    before_optimizer_step: tuple
-    after_optimizer_step: tuple
-    on_load_state_dict: tuple
-
     def __init__(self, hooks=(), is_main: bool = True):
         self.is_main = is_main
         self.rows: list[HookRow] = []
-        self.watched = False  # calls and time are counted
-        self.watchers: set[str] = set()  # who asks for it
+        self.watched, self.watchers = False, set[str]()  # calls and time are counted; who asks
         self.clock: Any = None  # a StepClock, since they were first
-        self.stale = False  # changed since resolve()
-        self._untimed: dict | None = None  # calls without a clock
+        self.stale, self._untimed = False, dict[str, tuple]()  # changed; calls without a clock
         self.error_after_all: int | None = None  # id of what was raised after all were called
         self.dry = False  # hooks that write (`writes = True`) are not called
         self.changed: Callable[[], None] | None = None  # called when a hook was added or removed

@@ -298,7 +298,8 @@ class StepRunner:
         self._backward = self.overrides.get("do_backward")
         self._zero_grad = self.overrides.get("do_zero_grad")
         self._step = self.overrides.get("do_opt_step")
-        self.attention: Callable[[], bool] = bool  # whether this process has commands for the next boundary
+        # whether this process has commands for the next boundary
+        self.attention: Callable[[], bool] = bool
 
     def use(self, train_step) -> None:
         "Another step function from the next batch on."
@@ -547,8 +548,7 @@ def optimizer_step(self: StepRunner, owner) -> bool:
     looks = policy.finite.policy or policy.wants_norm or policy.settings.grad_clip is not None
     stepped = bool(gradients) and (not looks or policy.accept(
         state.optimizer_step + 1, gradients, self.place_in_words, self.context))
-    there = bool(gradients)
-    del gradients  # their memory is free before the hooks run
+    there, gradients = bool(gradients), []  # their memory is free before the hooks run
     state.closing = True
     stepped = stepped and self.apply_gradients(owner)
     engine.zero_grad() if self._zero_grad is None else self._zero_grad(owner)

@@ -9,6 +9,7 @@ __all__ = ['OptimizerHooks', 'GradientKeeper', 'StepRunners']
 from collections.abc import Callable
 from itertools import chain
 from operator import attrgetter
+from typing import Any
 
 from .hook import HookSet
 from .runner import StepRunner
@@ -21,7 +22,8 @@ class OptimizerHooks:
     next_window = None
 
     def __init__(self, hooks: HookSet, name: str, last: bool):
-        self.hooks, self.name, self.last = hooks, name, last
+        self.hooks: Any = hooks  # a point is an attribute
+        self.name, self.last = name, last
 
     after_loss = property(lambda self: self.hooks.after_loss if self.last else ())
     after_backward = property(lambda self: self.hooks.after_backward if self.last else ())
@@ -179,7 +181,8 @@ from fastcore.basics import patch
 @patch
 def accumulate(self: StepRunners, batch, owner) -> bool:
     "The turns of one batch; whether the window of the last optimizer is full."
-    context, engine, hooks = self.context, self.engine, self.hooks
+    context, engine = self.context, self.engine
+    hooks: Any = self.hooks
     if hooks.watched and not self.window_open:
         hooks.next_window()
     context.batch = engine.place(batch)

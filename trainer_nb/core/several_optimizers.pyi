@@ -5,6 +5,7 @@ __all__ = ['OptimizerHooks', 'GradientKeeper', 'StepRunners']
 from collections.abc import Callable
 from itertools import chain
 from operator import attrgetter
+from typing import Any
 from .hook import HookSet
 from .runner import StepRunner
 class OptimizerHooks:
@@ -32,7 +33,7 @@ class OptimizerHooks:
 
     def fire_all(self, point: str, owner) -> None:
         """The same, and every hook is called before the first exception is raised."""
-    hooks: HookSet
+    hooks: Any
     name: str
     last: bool
 class GradientKeeper:

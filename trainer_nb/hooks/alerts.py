@@ -448,7 +448,8 @@ class AlertLog:
 # %% ../../nbs/hooks/27_alerts.ipynb #07766d7d
 PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_step": int,
          "now": float}
-EVALUATED: Any = {"first": float, "best": float, "best_step": int, "train": float, "above": list[float]}
+EVALUATED: Any = {"first": float, "best": float, "best_step": int, "train": float,
+                  "above": list[float]}
 
 @dataclass
 class Looks:

@@ -100,7 +100,8 @@ def step_values(trainer) -> dict:
 class Breakpoint:
     "A condition that pauses the run when it becomes true."
     def __init__(self, condition):
-        self.condition: Any = Condition.parse(condition) if isinstance(condition, str) else condition
+        text = isinstance(condition, str)
+        self.condition: Any = Condition.parse(condition) if text else condition
         test = getattr(self.condition, "holds", self.condition)
         if isinstance(condition, type) or not callable(test):
             raise TypeError(f"pause_when({condition!r}): a text such as 'loss > 10', "

@@ -20,14 +20,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint
 from ..core.control import Command, CommandHandler
-from ..core.folder import FolderLock, FolderTakenError, hold
+from ..core.folder import FolderTakenError, hold
 from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
 from ..core.hook import Hook
 from ..core.identity import data_identity
@@ -114,8 +113,8 @@ class KeepRules:
             return []
         present = [each for each in entries if each.live and not each.earlier]
         sign = -1 if self.best[1] == "max" else 1
-        valued = [(sign * each.value, each) for each in present if each.value is not None]
-        return [each for _, each in sorted(valued, key=itemgetter(0))][:self.best_count]
+        valued: list[Any] = [each for each in present if each.value is not None]
+        return sorted(valued, key=lambda each: sign * each.value)[:self.best_count]
 
     def staying(self, entries: list[Kept]) -> list[Kept]:
         "Those of `entries` that stay, oldest first."
@@ -284,6 +283,7 @@ class ExitSignals:
         self.signals, self.code = tuple(signals), code
         self._handler: ExitHandler | None = None
         self._unlink: Any = None  # called once the trainer is gone
+
     def install(self, trainer) -> None:
         "Set the handlers; outside of the main thread, where Python allows none, do nothing."
         if self._handler is not None or threading.current_thread() is not threading.main_thread():
@@ -350,7 +350,7 @@ class HeldFolder:
     def __init__(self, given):
         self.given = given  # None: `checkpoints` in the workspace, or here
         self.folder: CheckpointFolder | None = None
-        self.lock: FolderLock | None = None  # in the first process
+        self.lock: Any = None  # a FolderLock, in the first process
 
     @property
     def owned(self) -> bool:
@@ -365,7 +365,7 @@ class HeldFolder:
             try:
                 if self.given is None:
                     check_inner_folder(place)
-                mark = None if self.lock is None else self.lock.mark
+                mark = self.lock and self.lock.mark
                 self.lock = hold(self.folder.path if self.folder else place, trainer, mark)
             except Exception as error:
                 problem = error
@@ -379,7 +379,7 @@ class HeldFolder:
 
     def hold_again(self, trainer) -> None:
         "Lock the folder again, of a run that is not running."
-        assert self.folder is not None and self.lock is not None
+        assert self.folder is not None
         self.lock = hold(self.folder.path, trainer, self.lock.mark)
 
     def give_back(self) -> None:
@@ -626,10 +626,9 @@ class CheckpointHook(Hook):
 
     def on_log(self, trainer, records):
         "Ask for a save if the metric is better than before."
-        kept = self.best_kept(trainer)
-        if kept is not None and kept[0] in records:
-            if self.best.add(float(records[kept[0]]), kept[1]):
-                self.saver.want(trainer, self._save)
+        name, direction = self.best_kept(trainer) or (None, "")
+        if name in records and self.best.add(float(records[name]), direction):
+            self.saver.want(trainer, self._save)
 
     def _save(self, trainer, suffix: str = "") -> None:
         self.saver.save(trainer, self.folder, self.best.value, suffix)
@@ -655,8 +654,7 @@ class CheckpointHook(Hook):
         # one of several processes cannot ask the others any more
         alone = not trainer.engine.is_distributed
         own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
-        lock = self.held.lock
-        if self._ready and alone and lock is not None and lock.held and not own:
+        if self._ready and alone and self.held.lock.held and not own:
             self._save(trainer, "" if trainer.inexact is None else "_error")
 
     def on_intervention(self, trainer, intervention):

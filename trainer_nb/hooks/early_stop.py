@@ -130,11 +130,10 @@ class EarlyStopHook(Hook):
         self.patience, self.min_delta = patience, float(min_delta)
         self.relative, self.reached, self.diverged = relative, reached, diverged
         self.min_epochs, self.min_steps = min_epochs, min_steps
+        self.best_step, self.due = 0, False  # due: the stop comes once the epoch is counted
         self.best: float | None = None
-        self.best_step = 0
         self.since: list[float] = []  # values of the evaluations after the best one
         self.reason: str | None = None  # why the run was asked to stop
-        self.due = False  # the stop comes once the epoch is counted
         self.judged = -1  # the step of the last evaluation that counted
         self.totals: tuple = (None, None)  # epochs and steps of the run, when it was asked to stop
 

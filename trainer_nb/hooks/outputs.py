@@ -201,8 +201,8 @@ def join_parts(folders: list[Path], target: Path) -> dict[str, int]:
         for name in found:
             os.replace(folders[0] / f"{name}.npy", target / f"{name}.npy")
         return {name: len(arrays[0]) for name, arrays in found.items()}
-    assert order is not None  # of one folder, or there are numbers of batches
     for name, arrays in found.items():
+        assert order is not None  # else there is one folder
         write_rows(target / f"{name}.npy", arrays, order)
     return dict.fromkeys(found, len(order) if order is not None else 0)
 

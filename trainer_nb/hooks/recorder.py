@@ -349,6 +349,7 @@ class RecorderHook(Hook):
         self._last: str | None = None  # the name of the last one
         self._lock = threading.RLock()
         self._history: Any = None
+
     def before_fit(self, trainer):
         "Take `trainer.history` as the place to write to."
         self._history = trainer.history

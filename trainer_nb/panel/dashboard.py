@@ -547,9 +547,7 @@ class Dashboard:
     "Head, controls, message line, curves, tunables and tabs of a run, kept up to date."
     def __init__(self, view: RunView, screen: Screen | None = None, find: Callable | None = None):
         self.view, self.screen = view, screen or Screen(view)  # find: the runs in a folder
-        self.curves = Curves(view)
-        def notify() -> None:
-            self.message.refresh()
+        self.curves, notify = Curves(view), self._notify
         self.head = Head(view, self.curves, self.screen.pins)
         self.controls = Controls(view, self._clicked, self.curves.invalid_weights)
         self.plots = Plots(view, self.curves, self.controls.pick, find)
@@ -557,10 +555,9 @@ class Dashboard:
         panes: dict[str, Callable] = {
             "hooks": HookTable, "lr": LRPane, "journal": JournalPane, "inspect": InspectPane,
             "layers": LayersPane, "data": DataPane, "alerts": AlertsPane}
-        makers: dict[str, Callable] = {name: partial(kind, view, notify)
-                                       for name, kind in panes.items()}
         others = self.plots.others
-        makers["table"] = lambda: TablePane(view, self.curves)
+        makers: dict[str, Callable] = {"table": lambda: TablePane(view, self.curves)}
+        makers |= {name: partial(kind, view, notify) for name, kind in panes.items()}
         makers["runs"] = lambda: RunsPane(view, others, self.curves, self.plots.refresh)
         self.tabs = Tabs(makers, lambda: tab_titles(view) | {
             "table": (table_title(self.curves), ""), "runs": (runs_title(others), "")})
@@ -579,6 +576,9 @@ class Dashboard:
         self.screen.add(self)
         self.preview = StaticPreview(view, self.guard)
         self._drawn: RunState | None = None
+
+    def _notify(self) -> None:
+        self.message.refresh()
 
     def pin(self, *names: str) -> None:
         """Show these numbers in the head, in this order; without a name the usual ones.

@@ -82,6 +82,7 @@ class Pane:
     def title(self) -> str:
         "Of its tab."
         return ""
+
     def refresh(self) -> None:
         "Draw what is new; called a few times a second, from any thread."
 

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..core.control_folder import ControlError, check_own
@@ -135,17 +135,10 @@ class RemoteRun:
     `source` of its commands: "notebook" in a notebook, else "code"."""
     state = property(lambda self: self.view.state)
     standing = property(lambda self: self.view.standing)
+    history: History = cast(Any, property(lambda self: self.view.history))
+    journal: Journal = cast(Any, property(lambda self: self.view.journal))
     closed = property(lambda self: self._follower.ended)
 
-    @property
-    def history(self) -> History:
-        "The records of the run, as far as they were read."
-        return self.view.history
-
-    @property
-    def journal(self) -> Journal:
-        "What was changed by hand."
-        return self.view.journal
     def __init__(self, path, source: str | None = None):
         self.path = Path(path)
         self.view = RemoteRunView(self.path, source or ("notebook" if in_notebook() else "code"))

@@ -664,8 +664,7 @@ class RemoteRunView:
         self._offer = Offer({})
         self._offered: dict | None = None
         self._attempt, self._due = self.watch.attempt, 0.0
-        # its files as they were when they were read without a process
-        self._settled: tuple | None = ()
+        self._settled: object = ()  # its files as they were when they were read without a process
         self._lock = threading.RLock()  # any thread may read
         self.refresh()
 

@@ -258,6 +258,7 @@ class Figures:
         self.path, self._lock = path, threading.Lock()
         self._view: Any = None
         self._curves: Any = None
+
     def read(self, axis: str, window: int, log: bool, known: str) -> tuple[str, bytes | None]:
         "Version and bytes of the figure; None where the version is the `known` one."
         from trainer_nb.panel.plots import (Curves, layout, mark_spots, mark_traces,
