@@ -492,7 +492,8 @@ def test_earlier_runs_stand_behind():
     plots.bar.earlier.value = True
     assert drawn(plots.chart, behind)[0][-1] == 20 and first.name in plots.legend.titles
     plots.bar.earlier.value = False
-    assert all(t["name"] != behind for t in plots.chart.figure["data"]) and plots.legend.entries == []
+    assert all(t["name"] != behind for t in plots.chart.figure["data"])
+    assert plots.legend.entries == []
     for _ in range(8):
         Plots(Run(steps=3, state=RunState.STOPPED))
     plots.bar.axis.value = "epoch"
@@ -535,7 +536,7 @@ def test_a_click_in_the_legend_hides_and_shows_a_curve():
 
 
 def test_a_click_in_the_legend_hides_and_shows_another_run():
-    """It stays in the legend, and is the switch of the tab Runs; there off, it leaves the legend."""
+    """It stays in the legend, as the switch of the tab Runs; off there, it leaves the legend."""
     PAST.clear()
     first = Run(steps=20, state=RunState.FINISHED)
     Plots(first)

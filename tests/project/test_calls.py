@@ -142,11 +142,12 @@ def main():
     found = {}
     for name, settings in SETTINGS.items():
         small(8, **settings).fit()
-        # twice a second a run looks up: the fewest of three tries are those without it
+        # twice a second a run looks up: the fewest of some tries are those without it, on a busy
+        # machine too
         few, many = (min(counted(lambda n=n: small(n, **settings).fit()) for _ in range(3))
                      for n in (SHORT, LONG))
         found[name] = (many - few) / (LONG - SHORT)
-    few, many = ([own_calls(lambda: small(n).fit()) for _ in range(3)] for n in (SHORT, LONG))
+    few, many = ([own_calls(lambda: small(n).fit()) for _ in range(8)] for n in (SHORT, LONG))
     for kind in ("calls", "changes"):
         found[kind] = (min(each[kind]
                            for each in many) - min(each[kind] for each in few)) / (LONG - SHORT)
