@@ -21,7 +21,7 @@ NOISE = [
     # the lines of the progress hook, which a notebook shows as a bar or in a panel
     (r"(?m)^(?:epoch \d+/\d+ |\w+ (?:after|in) epoch ).*$", ""),
     (rf"(\btime/\w+\W{{1,4}}(?:[\d,]+ records, last )?){NUMBER}", r"\1<time>"),
-    (rf"((?:per_second|/s)\b\W{{1,4}}){NUMBER}", r"\1<rate>"),
+    (rf"((?:per_second|/s)\b\W{{1,4}}(?:[\d,]+ records, last )?){NUMBER}", r"\1<rate>"),
     # the milliseconds of a hook in the table of hooks
     (r"(?m)^(\| \d+ \| .+ \| )[^|]+\|$", r"\1<time> |"),
     (r"<ipython-input-[\w-]+>|\b\d{6,}\.py\b", "<cell>"),
