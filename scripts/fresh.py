@@ -43,7 +43,7 @@ NOISE = [
     (r"[─━═-]{3,}", "---"),
     (r"\s+", " "),
 ]
-# Folders of nbs/ whose stored outputs are compared, and pages in them that are not, with the reason.
+# Folders of nbs/ whose stored outputs are compared; pages in them that are not, and why.
 COMPARED = ("coming_from", "core", "explanation", "hooks", "how_to", "reference", "tools",
             "tutorials")
 LEFT_OUT = {
@@ -122,7 +122,7 @@ def is_compared(place):
 
 
 def is_exempt(cell):
-    """Whether a cell says so, or shows the documentation of a name, which is made with the pages."""
+    """Whether a cell says so, or shows documentation, which is made anew with the pages."""
     return "stale-ok" in (cell.directives_ or {}) or cell.source.lstrip().startswith("show_doc(")
 
 
