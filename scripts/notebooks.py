@@ -5,7 +5,7 @@
     export [paths]              modules and README.md from the notebooks
     clean [paths]               notebooks without noise
     execute [paths]             run notebooks and store their outputs
-    test [paths]                run notebooks as tests, storing nothing
+    test [paths]                run notebooks as tests; stored outputs must be those they make
     check                       do modules and README.md match the notebooks?
     docs                        process the notebooks for the documentation site
     to_py x.ipynb scratch.py    a notebook as a percent script ...
@@ -27,6 +27,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from fresh import compared_with_stored, is_compared
 from pages import Site, address, changelog_page, site_fields
 from stubs import write_stubs
 
@@ -248,17 +249,30 @@ def execute(paths=(), timeout=600):
         sys.exit("not executed: " + ", ".join(failed))
 
 
+def has_fresh_outputs(path):
+    """Whether the stored outputs of the notebook at `path` must be those which it makes here."""
+    path = Path(path).resolve()
+    return path.is_relative_to(NBS) and is_compared(path.relative_to(NBS)) and not has_gpu()
+
+
 def test_here(path, flags):
-    """Run one notebook's cells as tests in this process, with nbdev's own function."""
+    """Run one notebook's cells as tests in this process, with nbdev's own function.
+
+    Where stored outputs are compared, others fail too, but not on a GPU, which rounds otherwise.
+    """
     from nbdev.config import get_config
     from nbdev.test import test_nb
 
-    passed, _ = test_nb(
-        Path(path),
-        skip_flags=get_config().tst_flags.split(),
-        force_flags=flags.split(),
-        basepath=ROOT,
-    )
+    with compared_with_stored([]) as stale:
+        passed, _ = test_nb(
+            Path(path),
+            skip_flags=get_config().tst_flags.split(),
+            force_flags=flags.split(),
+            basepath=ROOT,
+        )
+    if passed and stale and has_fresh_outputs(path):
+        print(f"stale outputs (scripts/notebooks.py execute {show(path)}):", *stale, sep="\n")
+        passed = False
     sys.exit(0 if passed else 1)
 
 

@@ -1,0 +1,85 @@
+"""Stored outputs of notebooks: one that the code no longer makes is found, noise is not."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import fresh
+import notebooks
+
+
+def stale_after(tmp_path, source, stored, kind="stream"):
+    """What is found stale in a notebook of one cell with a stored output, when it is run."""
+    output = (nbformat.v4.new_output("stream", text=stored) if kind == "stream"
+              else nbformat.v4.new_output("execute_result", {kind: stored}))
+    cell = nbformat.v4.new_code_cell(source, outputs=[output] if stored else [])
+    path = tmp_path / "page.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=notebooks.KERNEL), path)
+    program = ("import sys, pathlib, fresh, nbdev.test\n"
+               "with fresh.compared_with_stored([]) as stale:\n"
+               "    passed, _ = nbdev.test.test_nb(pathlib.Path(sys.argv[1]))\n"
+               "assert passed\nprint('\\n'.join(stale))")
+    ended = notebooks.subprocess.run(
+        [sys.executable, "-c", program, path], cwd=ROOT / "scripts", text=True, check=True,
+        capture_output=True)
+    return ended.stdout.strip()
+
+
+@pytest.mark.parametrize("source, stored, kind", [
+    ("print('loss', 0.5)", "loss 0.4\n", "stream"),
+    ("print('two', 'words')", "two things\n", "stream"),
+    ("print('printed now')", "", "stream"),
+    ("1 + 1", "3", "text/plain"),
+    ("None", "3", "text/plain"),
+])
+def test_a_changed_output_is_found(tmp_path, source, stored, kind):
+    found = stale_after(tmp_path, source, stored, kind)
+    assert source in found and "stored" in found
+
+
+@pytest.mark.parametrize("source, stored, kind", [
+    ("print('loss', 0.5001, 'in 3.2 s')", "loss 0.5 in 140 ms\n", "stream"),
+    ("#| stale-ok\nimport random\nrandom.random()", "7", "text/plain"),
+    ("object()", "<object at 0x7f2b3c>", "text/plain"),
+    ("print('hidden');", "", "stream"),
+])
+def test_noise_is_not(tmp_path, source, stored, kind):
+    assert stale_after(tmp_path, source, stored, kind) == ""
+
+
+@pytest.mark.parametrize("one, other", [
+    ("at 2026-01-02 10:11:12", "at 2025-11-30 01:02:03"),
+    ("1,234 samples/s", "98.5 samples/s"),
+    ("{'time/step': 0.004, 'samples_per_second': 12.5}",
+     "{'time/step': 0.1, 'samples_per_second': 1.0}"),
+    ("12 MB in /tmp/tmpab12cd34/run", "3.5 GiB in /tmp/tmpzz99xx00/run"),
+    ("process 123 of torch 2.9.1", "process 99 of torch 2.10.0+cpu"),
+    ("epoch 1/3  step 45/135  train/loss 0.2\nend", "end"),
+    ("| a    | b  |\n|------|----|", "| a | b |\n|---|---|"),
+    ("1.000 and -0.0000001", "1.004 and 0.0000002"),
+])
+def test_texts_that_say_the_same(one, other):
+    assert fresh.same_text(one, other)
+
+
+@pytest.mark.parametrize("one, other", [
+    ("step 10", "step 11"), ("loss 0.10", "loss 0.12"), ("on", "off"), ("1 2", "1 2 3"),
+    ("takes 2 s", "takes 2 steps"), ("1.0", "nan"),
+])
+def test_texts_that_do_not(one, other):
+    assert not fresh.same_text(one, other)
+
+
+def test_what_is_compared_exists():
+    for folder in fresh.COMPARED:
+        assert (ROOT / "nbs" / folder).is_dir()
+    for page, reason in fresh.LEFT_OUT.items():
+        assert (ROOT / "nbs" / page).exists() and reason
+    assert notebooks.has_fresh_outputs("nbs/core/00_state.ipynb") != notebooks.has_gpu()
+    assert not notebooks.has_fresh_outputs("/elsewhere/core/00_state.ipynb")
+    assert not fresh.is_compared(Path(next(iter(fresh.LEFT_OUT))))
