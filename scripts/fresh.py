@@ -6,8 +6,10 @@ What differs between two runs of the same code is left out: times, rates, sizes,
 folders, numbers of processes, dates and versions; floats may differ by a hundredth. Widgets,
 pictures and HTML are not compared, and no cell with the directive `#| stale-ok`, which nbdev
 removes from pages and modules (without a colon and a value: those it would leave to Quarto).
+Notebooks that wait, or run threads or processes, are left out: the clock decides what they print.
 """
 
+import json
 import re
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -50,6 +52,8 @@ LEFT_OUT = {
     "tutorials/10_quick_start.ipynb": "a notebook shows the panel where a test prints lines",
     "tutorials/11_steer.ipynb": "a notebook shows the panel where a test prints lines",
 }
+# In these notebooks it depends on the clock what is printed.
+BY_CLOCK = re.compile(r"time\.sleep|threading|\.start\(|launch\(|subprocess|fit_async|^!", re.M)
 RICH = ("application/vnd.jupyter.widget-view+json", "text/html", "image/svg+xml", "image/png",
         "image/jpeg")
 
@@ -119,6 +123,13 @@ def stale_text(cell, stored, made):
 def is_compared(place):
     """Whether the notebook at `place`, a path in nbs/, has stored outputs that are compared."""
     return place.parts[0] in COMPARED and place.as_posix() not in LEFT_OUT
+
+
+def is_by_clock(text):
+    """Whether a notebook waits, or runs threads, other processes or commands of a shell."""
+    cells = json.loads(text)["cells"]
+    code = ("".join(each["source"]) for each in cells if each["cell_type"] == "code")
+    return any(BY_CLOCK.search(each) for each in code if not each.startswith("#| export"))
 
 
 def is_exempt(cell):

@@ -76,7 +76,7 @@ class Plain:
 
 
 @given(st.lists(st.one_of(append, append, cut, halve, saved), max_size=12))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_each_record_is_what_was_written(acts):
     """Whatever the order in which records come together, part, and are cut."""
     history, plain = History(), Plain()

@@ -563,6 +563,8 @@ def test_a_run_that_goes_on_is_remembered_as_it_is_then():
     plots = Plots(Run(steps=5))
     plots.others.rename(run.name, "first try")
     plots.others.named("first try").show(True)
+    plots.refresh()
+    assert drawn(plots.chart, "first try")[0][-1] == 20
     run.steps = 30
     Plots(run)
     plots.refresh()

@@ -80,6 +80,7 @@ def test_what_is_compared_exists():
         assert (ROOT / "nbs" / folder).is_dir()
     for page, reason in fresh.LEFT_OUT.items():
         assert (ROOT / "nbs" / page).exists() and reason
-    assert notebooks.has_fresh_outputs("nbs/core/00_state.ipynb") != notebooks.has_gpu()
+    assert notebooks.has_fresh_outputs(ROOT / "nbs/core/01_hook.ipynb") != notebooks.has_gpu()
+    assert not notebooks.has_fresh_outputs(ROOT / "nbs/core/00_state.ipynb")  # it has threads
     assert not notebooks.has_fresh_outputs("/elsewhere/core/00_state.ipynb")
     assert not fresh.is_compared(Path(next(iter(fresh.LEFT_OUT))))

@@ -263,7 +263,8 @@ class Journal:
 
     def __repr__(self):
         lines = "\n".join(f"  {entry.number} {entry}" for entry in self.entries)
-        return f"Journal with {len(self)} entries" + (f"\n{lines}" if lines else "")
+        number = "1 entry" if len(self) == 1 else f"{len(self)} entries"
+        return f"Journal with {number}" + (f"\n{lines}" if lines else "")
 
     def to_script(self, epochs: int | None = None, max_steps: int | None = None) -> str:
         "Python text that makes the same changes at the same places in a new run of this length."
