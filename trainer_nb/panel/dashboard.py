@@ -337,7 +337,8 @@ def waiting_text(obstacle: str) -> str:
 
 def invalid_text(view: RunView, invalid: str, can_rewind: bool) -> str:
     "What can be done with a run whose weights are invalid."
-    way = "<b>Rewind</b> goes back to a state from before."
+    way = ("<b>Rewind</b> goes back to a state from before. Where a batch is the cause, it comes "
+           "again: <code>non_finite='skip'</code> leaves it out.")
     if not can_rewind:
         way = "No state from before is saved: start a new run. A SnapshotHook saves such states."
     state, step = view.state.capitalize(), f"{view.position.step:,}"
@@ -495,15 +496,14 @@ class Tabs:
 
 def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
     "Text and style of each tab."
-    rows, kinds = view.hooks, ("tune", "hook", "rewind", "note", "skip")
-    changes = [entry for entry in view.journal.entries if entry.kind in kinds]
+    rows = view.hooks
     failed = sum(row.failure is not None for row in rows) if view.state is RunState.ERROR else 0
     errors = f" · {failed} error{'s' if failed > 1 else ''}" if failed else ""
     paused = view.state is RunState.PAUSED and not searching(view)
     inspect = f"Inspect · step {view.position.step:,}" if paused else "Inspect"
     titles = {"hooks": (f"Hooks {len(rows)}{errors}", "alert" if failed else ""),
               "lr": (LRPane.title, ""),
-              "journal": (f"Journal {len(changes)}", ""),
+              "journal": (f"Journal {len(view.journal.entries)}", ""),  # with each pause
               "inspect": (inspect, "invite" if paused else ""), "layers": (LayersPane.title, ""),
               "data": (DataPane.title, "")}
     if "alerts" in view.panes:
