@@ -105,11 +105,13 @@ class Live:
 
         The main button takes none for a quarter of a second after its label has changed: a person
         is slower than this test."""
-        if label in ("Pause", "Resume", "Start"):
-            time.sleep(0.4)
         panel = self.lab.cell(cell).locator(".tnb")
         tab = panel.get_by_role("tab", name=label)
-        panel.get_by_role("button", name=label).or_(tab).first.click()
+        target = panel.get_by_role("button", name=label).or_(tab).first
+        if label in ("Pause", "Resume", "Start"):
+            target.wait_for()  # on a busy machine the label comes late
+            time.sleep(0.4)
+        target.click()
 
     def row(self, name, cell=1):
         """The controls of a tunable."""
