@@ -6,7 +6,7 @@
 #              processes steer a run that is killed; all take many minutes
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
-# make docs    notebooks processed for the documentation site
+# make docs    notebooks processed for the documentation site, and its pages where Quarto is
 
 PYTHON ?= python3
 LABFLAGS ?=
@@ -46,7 +46,7 @@ $(VENV)-%/.made: requirements/%.txt $(VENV)/pyvenv.cfg | $(STAMP)
 		> $$(echo $(@D)/lib/python*/site-packages)/main_environment.pth
 	touch $@
 
-lab: env
+lab: $(STAMP)
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(QUICK_START) $(AS_ROOT) $(LABFLAGS)
 
 test: env chromium
@@ -71,7 +71,7 @@ storms: env
 	TRAINER_NB_STORMS=20 $(BIN)/python -m pytest -q tests/stress/test_concurrent_commands.py
 
 # The tests that take minutes, and have a shorter sibling in `make test`.
-long: env
+long: env $(VENV)-marimo/.made
 	TRAINER_NB_LONG=1 $(BIN)/python -m pytest -n 2 -m long $(PYTESTFLAGS)
 
 # A thousand commands from three processes at once, to two processes that are killed ten times.
@@ -93,8 +93,9 @@ export: env
 clean: env
 	$(NOTEBOOKS) clean
 
-docs: env
+docs: $(STAMP)
 	$(NOTEBOOKS) docs
+	$(NOTEBOOKS) render
 
 # After a change of requirements/dev.txt: pin again what it brings along.
 lock:

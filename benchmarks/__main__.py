@@ -116,13 +116,21 @@ def table(rows: dict) -> str:
     return "\n".join(lines)
 
 
+def failures(rows: dict) -> list[str]:
+    """A line for each peer and reason: what was not measured."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for (peer, work), row in rows.items():
+        if "failed" in row:
+            found.setdefault((peer, row["failed"]), []).append(work)
+    return [f"- {peer} ({'; '.join(works)}): {reason}" for (peer, reason), works in found.items()]
+
+
 def report(rows: dict, pairs: int, imported: tuple[float, float]) -> str:
     """The page."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "trainer_nb", *(
         DISTRIBUTIONS.get(peer, peer) for peer in PEERS
         if installed(peer) and not peer.startswith(("raw", "trainer_nb"))))]
-    failed = [f"- {peer}, {work}: {row['failed']}" for (peer, work), row in rows.items()
-              if "failed" in row]
+    failed = failures(rows)
     return "\n".join([
         "# What the loop costs", "",
         f"`python -m benchmarks`, {time.strftime('%Y-%m-%d')}, "

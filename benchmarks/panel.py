@@ -2,7 +2,7 @@
 
     python -m benchmarks.panel latency     click to effect, for 2000 and for 5 steps a second
     python -m benchmarks.panel cpu         CPU time of the loop's thread with the panel open,
-                                           against without, interleaved
+                                           against without, with a control
     python -m benchmarks.panel memory      kernel and page over ten minutes, two earlier runs
                                            beside the run's curves (--minutes 10)
 
@@ -59,24 +59,28 @@ trainer = make({width}, {pause}, hooks=[witness])
 """
 TELL = "print(json.dumps([witness.steps, witness.pauses]))"
 CPU = """
-from trainer_nb.panel.dashboard import Dashboard
-shown, plain = make({width}), make({width}, progress=False)
-shown.progress_hook.enabled = False
-shown.dashboard
+from contextlib import nullcontext
+trainer = make({width})
+trainer.progress_hook.enabled = False
+trainer.dashboard
 """
 COMPARE = """
-def spent(trainer, steps):
+panes = list(trainer.screen.panes)
+def spent(shown, steps):
+    trainer.watch_hooks(shown)
+    trainer.screen.panes[:] = panes if shown else []
     cpu, wall = time.thread_time(), time.perf_counter()
-    trainer.step(steps)
-    return (time.thread_time() - cpu) / steps, (time.perf_counter() - wall) / steps
-for trainer in (shown, plain):
-    trainer.step(10_000)  # recorded points
-pairs = []
-for _ in range({pairs}):
-    with shown.screen.live():
-        with_panel = spent(shown, {steps})
-    pairs.append((with_panel, spent(plain, {steps})))
-print(json.dumps(pairs))
+    with trainer.screen.live() if shown else nullcontext():
+        trainer.step(steps)
+    return [(time.thread_time() - cpu) / steps, (time.perf_counter() - wall) / steps]
+spent(True, 20_000)  # recorded points
+order, blocks = (True, False, False), []
+for _ in range({blocks}):  # forwards and backwards: what drifts meets each of the three alike
+    there = [spent(shown, {steps}) for shown in order]
+    back = [spent(shown, {steps}) for shown in reversed(order)][::-1]
+    blocks.append([[sum(pair) / 2 for pair in zip(*both)] for both in zip(there, back)])
+spent(True, 100)
+print(json.dumps(blocks))
 """
 EARLIER = """
 for earlier in (make(256, max_steps=20_000), make(128, max_steps=20_000)):
@@ -150,19 +154,24 @@ def latency(clicks=20):
               f"{statistics.median(beyond):.1f} ms, max {max(beyond):.1f} ms")  # fmt: skip
 
 
-def cpu(pairs=6, steps=20_000):
-    """Ratio of the loop thread's CPU time, and of the wall clock."""
-    with notebook([CPU.format(width=256), COMPARE.format(pairs=pairs, steps=steps)]) as lab:
+def cpu(blocks=7, steps=20_000):
+    """Ratio of the loop thread's CPU time, and of the wall clock, with a control for the noise.
+
+    One trainer does all: two trainers alike differed by as much as two percent. Without the
+    panel nothing is drawn or timed, and no messages are handled."""
+    with notebook([CPU.format(width=256), COMPARE.format(blocks=blocks, steps=steps)]) as lab:
         lab.run_cell(1)
         lab.wait_cell(1)
         lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
         found = answer(lab, 2)
     for kind, index in (("CPU of the loop's thread", 0), ("wall clock", 1)):
-        ratios = [shown[index] / plain[index] for shown, plain in found]
-        per_step = statistics.median(plain[index] for _, plain in found)
-        print(f"{kind}: with the panel {statistics.median(ratios):.3f} x without "
-              f"({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} pairs of {steps:,} steps, "
-              f"{1e6 * per_step:.0f} us a step without)")  # fmt: skip
+        per_step = statistics.median(plain[index] for _, plain, _ in found)
+        print(f"{kind}: {1e6 * per_step:.0f} us a step without the panel; medians of {len(found)} "
+              f"blocks, {steps:,} steps each, forwards and backwards")  # fmt: skip
+        for name, place in (("the panel", 0), ("a second time without it", 2)):
+            ratios = [block[place][index] / block[1][index] for block in found]
+            print(f"  {name}: {statistics.median(ratios):.3f} x "
+                  f"({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
 
 
 def compare_runs(lab):

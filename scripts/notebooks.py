@@ -8,6 +8,7 @@
     test [paths]                run notebooks as tests; stored outputs must be those they make
     check                       do modules and README.md match the notebooks?
     docs                        process the notebooks for the documentation site
+    render                      make its pages with Quarto, where that is installed
     to_py x.ipynb scratch.py    a notebook as a percent script ...
     from_py scratch.py x.ipynb  ... and back, keeping ids and outputs
 
@@ -27,7 +28,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from fresh import compared_with_stored, is_by_clock, is_compared
+import versions
+from fresh import compared_with_stored, counts_here, is_by_clock, is_compared, store_arithmetic
 from pages import Site, address, changelog_page, site_fields
 from stubs import write_stubs
 
@@ -232,6 +234,8 @@ def execute_one(path, timeout):
         raise RuntimeError("it was edited while it ran; nothing is stored")
     nbformat.write(nb, path)
     path.write_text(cleaned(path), encoding="utf-8")
+    if has_fresh_outputs(path):
+        store_arithmetic(path.relative_to(NBS))
     print(f"executed {show(path)} in {time.perf_counter() - started:.1f} s", flush=True)
 
 
@@ -259,7 +263,8 @@ def has_fresh_outputs(path):
 def test_here(path, flags):
     """Run one notebook's cells as tests in this process, with nbdev's own function.
 
-    Where stored outputs are compared, others fail too, but not on a GPU, which rounds otherwise.
+    Where stored outputs are compared, others fail too; numbers only where this machine rounds as
+    the one that made them, and nothing on a GPU.
     """
     from nbdev.config import get_config
     from nbdev.test import test_nb
@@ -272,8 +277,10 @@ def test_here(path, flags):
             basepath=ROOT,
         )
     if passed and stale and has_fresh_outputs(path):
-        print(f"stale outputs (scripts/notebooks.py execute {show(path)}):", *stale, sep="\n")
-        passed = False
+        stale = counts_here(stale, Path(path).resolve().relative_to(NBS))
+        print(f"stale outputs (scripts/notebooks.py execute {show(path)}):",
+              *[each.told for each in stale], sep="\n")
+        passed = not stale
     sys.exit(0 if passed else 1)
 
 
@@ -430,17 +437,30 @@ def docs():
     for path in notebooks_in(cache):
         write_if_changed(path, at_root(path.read_text(encoding="utf-8")))
     finish_pages(cache, config)
-    print(f"{len(notebooks_in(cache))} notebooks are processed")
-    print(f"'quarto render {show(cache)}' makes the pages")
+    print(f"{len(notebooks_in(cache))} notebooks are processed in {show(cache)}")
+
+
+def render():
+    """Make the pages of what `docs` has processed; without Quarto one line says what is missing."""
+    from nbdev.config import get_config
+
+    os.chdir(ROOT)
+    cache = get_config().config_path / "_proc"
+    quarto = shutil.which("quarto")
+    if quarto is None:
+        print("no pages are rendered: Quarto is not installed (https://quarto.org)")
+        return
+    sys.exit(subprocess.run([quarto, "render", cache, "--no-cache"]).returncode)
 
 
 def finish_pages(cache, config):
-    """Links to what pages show, the changelog as a page, and llms.txt."""
+    """Links to what pages show, the changelog and the versions as pages, and llms.txt."""
     import yaml
 
     site = Site(cache, address(config))
     site.mend_anchors()
     write_if_changed(cache / "changelog.md", changelog_page((ROOT / "CHANGELOG.md").read_text()))
+    write_if_changed(cache / "versions.md", versions.page(config.version))
     sidebar = yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]["sidebar"]
     text = site.llms_text(config.title, config.description, sidebar["contents"],
                           address(config) if config.doc_host else "")
@@ -480,7 +500,7 @@ def parser():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = top.add_subparsers(required=True, metavar="verb")
-    for verb in (export, clean, execute, test, test_here, check, docs, to_py, from_py):
+    for verb in (export, clean, execute, test, test_here, check, docs, render, to_py, from_py):
         one = verbs.add_parser(verb.__name__, description=verb.__doc__)
         one.set_defaults(verb=verb)
         if verb in (export, clean, execute, test):

@@ -300,6 +300,14 @@ class LabPage:
         """Whether a cell started by us has not ended."""
         return self.page.evaluate("index => window.runs[index] === 'running'", index)
 
+    def show(self, name, cells):
+        """Write a notebook, open it and run its cells, one after the other."""
+        self.server.write_notebook(name, cells)
+        self.open(name)
+        for index in range(len(cells)):
+            self.run_cell(index)
+            self.wait_cell(index)
+
     def interrupt(self):
         """Interrupt the kernel."""
         self.page.evaluate(f"() => {PANEL}.sessionContext.session.kernel.interrupt()")

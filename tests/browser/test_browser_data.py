@@ -43,13 +43,9 @@ def number(text):
     return float(text.replace("−", "-").replace(",", ""))
 
 
-def test_layers_and_data_by_hand(lab, jupyterlab):
+def test_layers_and_data_by_hand(lab):
     """What is shown after a click or a key is what the kernel has."""
-    jupyterlab.write_notebook("data.ipynb", [SETUP, TRUTH])
-    lab.open("data.ipynb")
-    for cell in range(2):
-        lab.run_cell(cell)
-        lab.wait_cell(cell)
+    lab.show("data.ipynb", [SETUP, TRUTH])
     truth, panel, page = json.loads(lab.output_text(1)), lab.cell(0).locator(".tnb").first, lab.page
     panel.locator(".tab", has_text="Layers").click()
     field = panel.locator(".heat-map .field")

@@ -2,6 +2,7 @@
 text boxes, buttons, and a script that is copied."""
 
 import pytest
+from live_page import later
 
 from trainer_nb.panel.journal_pane import SHOWN
 
@@ -82,3 +83,30 @@ def test_the_script_is_copied_or_selected(lab, jupyterlab):
     button.click()
     lab.cell(1).get_by_role("button", name="Press Ctrl+C").wait_for()
     assert lab.page.evaluate("() => getSelection().toString()").count("trainer.tune(lr=") == 30
+
+
+FOLDED = """
+from trainer_nb import AlertsHook
+trainer.hooks.add(AlertsHook())
+trainer.controls
+"""
+
+
+@pytest.mark.browser
+def test_rows_that_are_folded_or_not_looked_for_are_not_on_the_page(lab):
+    lab.show("folded.ipynb", [PANES, FOLDED])
+    panel = lab.cell(1).locator(".tnb").first
+    names = panel.locator(".tnb-row:visible .nm")
+    panel.locator(".tnb-row").first.wait_for()
+    shown = names.all_inner_texts()
+    assert "lr" in shown and "eval_every" in shown and "spike" not in shown
+    panel.get_by_role("button", name="Show or hide alerts").click()
+    names.get_by_text("spike", exact=True).wait_for()
+    panel.get_by_role("button", name="Show or hide Loop").click()
+    names.get_by_text("eval_every", exact=True).wait_for(state="detached")
+    assert "spike" in names.all_inner_texts()
+    search = panel.get_by_placeholder("Search")
+    search.fill("every")
+    assert later(lambda: set(names.all_inner_texts()) == {"eval_every", "every"})
+    search.fill("")
+    names.get_by_text("spike", exact=True).wait_for()

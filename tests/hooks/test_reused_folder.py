@@ -136,7 +136,8 @@ def test_a_process_keeps_its_folder(tmp_path, straight):
     code = ("import sys; sys.path.insert(0, sys.argv[2]); from test_reused_folder import *\n"
             "trainer = make(folder=sys.argv[1]); trainer.step(6); "
             "trainer.get_hook(CheckpointHook).finish_writing(); number = os.fork()\n"
-            "print(number, flush=True)\n"  # the forked one, too: what it inherits is given up then
+            "os.write(1, b'%d\\n' % number)\n"  # the forked one, too: what it inherits is given
+            # up then; one write, so that the lines of two processes do not mix
             "time.sleep(100)")
     child = subprocess.Popen([sys.executable, "-c", code, tmp_path / "kept", Path(__file__).parent],
                              stdout=subprocess.PIPE, text=True)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_nb import Hook, Trainer, Tunable
+from trainer_nb import AlertsHook, EMAHook, Hook, Trainer, Tunable
 from trainer_nb.core import tunable
 from trainer_nb.core.control import TunableView
 from trainer_nb.core.tunable import BoundTunable, PartTunable
@@ -446,6 +446,22 @@ def test_groups_fold_and_a_search_finds_what_is_folded():
     assert "eval_every" not in seen() and "again.kind" in seen()
     few = make()[1]
     assert few.search.layout.display == "none"
+
+
+def test_many_settings_of_a_hook_of_the_package_start_folded():
+    trainer, tunables = make(Probe(), AlertsHook())
+    shut = [group for group in tunables.groups if not group.open]
+    assert len(tunables.groups) > 3 and [group.title for group in shut] == ["alerts"]
+    assert len(shut[0].names) > 6
+    assert all(row.widget.layout.display == "none" for row in shut[0]._rows)
+    shut[0].fold.click()
+    trainer.hooks.add(EMAHook())
+    tunables.refresh()  # the groups are made anew, and what a person opened stays open
+    assert all(group.open for group in tunables.groups)
+    tunables.search.value = "spike"
+    shown = [name for group in tunables.groups for name, row in zip(group.names, group._rows)
+             if row.widget.layout.display is None]
+    assert shown and all("spike" in name for name in shown)
 
 
 def test_a_refused_value_stays_to_be_corrected_and_changes_nothing():

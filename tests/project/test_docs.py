@@ -299,3 +299,17 @@ def test_llms_txt_keeps_the_order_of_the_sidebar(tmp_path):
     assert text == ("# T\n\n> D.\n\n- [three](https://a.example/three.html): About three.\n\n"
                     "## S\n\n- [two](https://a.example/two.html): About two.\n"
                     "- [one](https://a.example/one.html): About one.\n")
+
+
+@pytest.mark.parametrize("quarto, told, code", [
+    (None, "no pages are rendered: Quarto is not installed (https://quarto.org)", 0),
+    ("echo \"$@\"; exit 3", f"render {PROC} --no-cache", 3),  # a stand-in: what it is called with
+])
+def test_pages_are_rendered_where_quarto_is(tmp_path, quarto, told, code):
+    """Otherwise one line says what is missing; a failure of Quarto's is one of `make docs`."""
+    if quarto:
+        (tmp_path / "quarto").write_text(f"#!/bin/sh\n{quarto}\n")
+        (tmp_path / "quarto").chmod(0o755)
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "notebooks.py", "render"], text=True,
+                          capture_output=True, env=os.environ | {"PATH": str(tmp_path)})
+    assert (done.stdout.strip(), done.returncode) == (told, code), done.stderr

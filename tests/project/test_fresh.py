@@ -1,10 +1,13 @@
 """Stored outputs of notebooks: one that the code no longer makes is found, noise is not."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -23,7 +26,8 @@ def stale_after(tmp_path, source, stored, kind="stream"):
     program = ("import sys, pathlib, fresh, nbdev.test\n"
                "with fresh.compared_with_stored([]) as stale:\n"
                "    passed, _ = nbdev.test.test_nb(pathlib.Path(sys.argv[1]))\n"
-               "assert passed\nprint('\\n'.join(stale))")
+               "assert passed\n"
+               "for each in stale: print(each.told, '\\nwords' if each.in_words else '')")
     ended = notebooks.subprocess.run(
         [sys.executable, "-c", program, path], cwd=ROOT / "scripts", text=True, check=True,
         capture_output=True)
@@ -57,7 +61,8 @@ def test_noise_is_not(tmp_path, source, stored, kind):
     ("1,234 samples/s", "98.5 samples/s"),
     ("{'time/step': 0.004, 'samples_per_second': 12.5}",
      "{'time/step': 0.1, 'samples_per_second': 1.0}"),
-    ("12 MB in /tmp/tmpab12cd34/run", "3.5 GiB in /tmp/tmpzz99xx00/run"),
+    (f"12 MB in {tempfile.gettempdir()}/tmpab12cd34/run",
+     f"3.5 GiB in {tempfile.gettempdir()}/tmpzz99xx00/run"),
     ("process 123 of torch 2.9.1", "process 99 of torch 2.10.0+cpu"),
     ("epoch 1/3  step 45/135  train/loss 0.2\nend", "end"),
     ("| a    | b  |\n|------|----|", "| a | b |\n|---|---|"),
@@ -75,9 +80,63 @@ def test_texts_that_do_not(one, other):
     assert not fresh.same_text(one, other)
 
 
+@pytest.mark.parametrize("stored, in_words", [
+    ("loss 0.7, 3 steps\n", False), ("loss 0.7\n", True), ("rate 0.5, 2 steps\n", True)])
+def test_it_is_told_whether_words_differ(tmp_path, stored, in_words):
+    found = stale_after(tmp_path, "print('loss 0.5, 2 steps')", stored)
+    assert found and found.endswith("\nwords") == in_words
+
+
+def test_words_of_a_cell_count_more_than_its_numbers():
+    cell = {"id": "one", "source": "f()"}
+    made = [nbformat.v4.new_output("stream", text="1"),
+            nbformat.v4.new_output("execute_result", {"text/plain": "b"})]
+    stored = [nbformat.v4.new_output("stream", text="2"),
+              nbformat.v4.new_output("execute_result", {"text/plain": "a"})]
+    assert fresh.stale_output(cell, stored, made).in_words
+    assert fresh.stale_output(cell, stored[:1], made[:1]) is not None
+    assert not fresh.stale_output(cell, stored[:1], made[:1]).in_words
+    assert fresh.stale_output(cell, made, made) is None
+
+
+def asked(expression, **environment):
+    """What an expression of fresh.py gives in another process."""
+    program = f"import fresh; from pathlib import Path; print({expression})"
+    return notebooks.subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT / "scripts", text=True, check=True,
+        capture_output=True, env=os.environ | environment).stdout.strip()
+
+
+def test_another_arithmetic_is_known_and_its_numbers_are_not_compared(monkeypatch, tmp_path):
+    """Equal in another process, another one with other instructions; the random stream and the
+    threads stay as they are."""
+    torch.manual_seed(3)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    here = fresh.arithmetic()
+    assert torch.equal(before, torch.get_rng_state()) and torch.get_num_threads() == threads
+    assert asked("fresh.arithmetic()", OMP_NUM_THREADS="2") == here
+    others = [asked("fresh.arithmetic()", **{name: value}) for name, value in (
+        ("ATEN_CPU_CAPABILITY", "default"), ("MKL_CBWR", "COMPATIBLE"))]
+    assert here not in others
+
+    monkeypatch.setattr(fresh, "ARITHMETIC", tmp_path / "arithmetic.json")
+    fresh.ARITHMETIC.write_text('{"b/two.ipynb": "elsewhere"}')
+    fresh.store_arithmetic(Path("a/one.ipynb"))
+    assert fresh.stored_arithmetic() == {"a/one.ipynb": here, "b/two.ipynb": "elsewhere"}
+    words, numbers = fresh.Stale("in words", True), fresh.Stale("in numbers", False)
+    assert fresh.counts_here([words, numbers], Path("a/one.ipynb")) == [words, numbers]
+    for other in ("b/two.ipynb", "c/three.ipynb"):
+        assert fresh.counts_here([words, numbers], Path(other)) == [words]
+
+
+@pytest.mark.skipif(notebooks.has_gpu(), reason="on a GPU nothing is compared")
+def test_each_compared_notebook_says_with_which_arithmetic():
+    compared = {path.relative_to(notebooks.NBS).as_posix()
+                for path in notebooks.find_notebooks([]) if notebooks.has_fresh_outputs(path)}
+    assert compared == set(fresh.stored_arithmetic()), "scripts/notebooks.py execute writes it"
+
+
 def test_what_is_compared_exists():
-    for folder in fresh.COMPARED:
-        assert (ROOT / "nbs" / folder).is_dir()
     for page, reason in fresh.LEFT_OUT.items():
         assert (ROOT / "nbs" / page).exists() and reason
     assert notebooks.has_fresh_outputs(ROOT / "nbs/core/01_hook.ipynb") != notebooks.has_gpu()

@@ -118,7 +118,7 @@ def test_a_script_is_steered(tmp_path):
     code, found = said(tmp_path, "pause")
     assert code == 3 and f"cd {tmp_path} && {sys.executable} train.py 1000" in found["reason"]
     shown = shell("log", "-n", "2000", cwd=tmp_path).stdout
-    for text in ("lr none → 0.002 (shell, ", ": loss rises)", "note: half time",
+    for text in ("(initial) → 0.002 (shell, ", ": loss rises)", "note: half time",
                  "command tune refused", "train/loss ", "undone"):
         assert text in shown, shown
 

@@ -79,7 +79,8 @@ def test_state_and_commands_of_a_run_in_another_process(run, served):
     assert ("lr", None, 0.005, "phone") in found and ("slow.loud", False, True, "phone") in found
     shown = {each["name"]: each["text"] for each in served.state()["tunables"]}
     assert (shown["lr"], shown["slow.loud"]) == ("0.005", "on")
-    assert any("lr none → 0.005 (phone" in each["text"] for each in served.state()["journal"])
+    told = [each["text"] for each in served.state()["journal"]]
+    assert any("lr 0.01 (initial) → 0.005 (phone" in text for text in told)
 
     assert served.post("pause")[1]["status"] == "applied"
     assert served.state()["standing"] == "paused" and run.status["state"] == "paused"

@@ -267,7 +267,7 @@ def record(self: Driver, kind: str, name: str, old, new, source: str, owner, sur
         samples_seen=state.samples_seen, seconds=round(self.clock.elapsed(), 3), survives=survives,
         **told)
     if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
-        entry.was, entry.unset = was, unset
+        entry.was, entry.unset = None if was is None else float(was), unset
     self.hooks.fire("on_intervention", owner, entry)
     return entry
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from ..core.checks import state_check
 from ..core.hook import Hook
-from ..core.journal import plain_number
 from ..core.state import say
 from ..core.tunable import PartTunable, Tunable
+from ..core.words import plain_number
 from .progress import ProgressHook
 from .recorder import RecorderHook
 

@@ -17,8 +17,9 @@ import ipywidgets as widgets
 import traitlets
 
 from ..core.control import Command, RunView
-from ..core.journal import SOURCES, Intervention, Journal
+from ..core.journal import Intervention, Journal
 from ..core.state import RunState
+from ..core.words import SOURCES
 from .controls import UserInput, button
 from .style import Pane, package_text
 

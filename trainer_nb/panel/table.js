@@ -9,7 +9,7 @@ const TEXT = {
   count: (value) => value.toLocaleString("en-US"),
   epoch: (value) => String(Number(value.toFixed(2))),
   clock,
-  value: (value) => (small(value) ? value.toExponential(2) : value.toFixed(Math.abs(value) < 100 ? 4 : 1)),
+  value: (value) => (small(value) ? value.toExponential(2) : Math.abs(value) < 0.01 && value !== 0 ? value.toPrecision(3) : value.toFixed(Math.abs(value) < 100 ? 4 : 1)),
 };
 const text = (value, kind) => (typeof value === "number" ? TEXT[kind](value) : value ?? "\u2013");
 

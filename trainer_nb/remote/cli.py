@@ -25,10 +25,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from ..core.control_folder import ControlError, Replies, Request, sender
+from ..core.words import plain_number
 from .completion import BASH, ZSH, after_breaks, candidates
 from .run_diff import compare, diff_text, table
 from .run_files import (RunFiles, at, find_run, is_number, is_run, nearest,
-                                         printable, reachable, runs_below, short_number, standing,
+                                         printable, reachable, runs_below, standing,
                                          texts, value_text, waiting_text)
 from .run_log import RunLog, follow, latest, log_text
 from .watch import watch
@@ -81,7 +82,7 @@ def allowed(view: dict) -> str:
         return f"one of {', '.join(map(value_text, choices))}"
     kinds = {"bool": "on or off", "int": "a whole number", "float": "a number"}
     words = kinds.get(at(view, "kind", kind=str), "a text")
-    low, high = (short_number(view[key]) if is_number(view.get(key)) else ""
+    low, high = (plain_number(view[key]) if is_number(view.get(key)) else ""
                  for key in ("min", "max"))
     ends = f" from {low} to {high}" if low and high else f" of at least {low}" if low else (
         f" of at most {high}" if high else "")

@@ -15,10 +15,11 @@ from collections import deque
 from pathlib import Path
 
 from ..core.control_folder import ControlError, Lines
+from ..core.words import plain_number
 from .cli import allowed, duration, gone_text, name_of
 from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
                                          identity, is_loss, is_number, journal_entries, printable,
-                                         process_there, reachable, short_number, standing,
+                                         process_there, reachable, standing,
                                          surviving, texts, value_text, waiting_text)
 
 # %% ../../nbs/remote/48_page_state.ipynb #27224363
@@ -67,7 +68,7 @@ def number_text(value: float | None) -> str:
     "A number in few characters, four digits of it; '' for None."
     if value is None:
         return ""
-    return short_number(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
+    return plain_number(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
 
 def numbers(status: dict, values: LastValues, most: int = 12) -> list[dict]:
     "Label, value and unit of the numbers of the head, at most `most`; '' for what is not known."

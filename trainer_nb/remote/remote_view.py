@@ -212,7 +212,7 @@ class RecordReader:
 def read_entry(found: dict) -> Intervention:
     "An entry of a journal; ValueError for one that no run has written."
     entry = typed(Intervention, found)
-    texts = [entry.kind, entry.name, entry.source, entry.time]
+    texts = [entry.kind, entry.name, entry.source, entry.time, entry.unset]
     if entry.kind in ("skip", "assign"):  # written into the script as they are
         texts.append(str(entry.new))
     named = entry.kind != "assign" or entry.name.replace(".", "_").isidentifier()

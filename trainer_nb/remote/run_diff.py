@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ..core.control_folder import parsed
 from ..core.settings import flat
+from ..core.words import plain_number
 from .run_files import (JOURNAL, Records, RunFiles, at, check_file, entry_text,
                                          is_number, journal_entries, printable, read_object,
-                                         short_number, surviving, value_text)
+                                         surviving, value_text)
 
 # %% ../../nbs/remote/46_run_diff.ipynb #ec242361
 def differing(one: dict, other: dict) -> dict:
@@ -116,7 +117,7 @@ def cell(value) -> str:
 def gain(one, other) -> str:
     "The difference of two floats, with its sign."
     if isinstance(one, float) and isinstance(other, float):
-        text = short_number(float(f"{other - one:.3g}"))
+        text = plain_number(float(f"{other - one:.3g}"))
         return text if text.startswith("-") else f"+{text}"
     return ""
 

@@ -10,9 +10,10 @@ import json
 import time
 
 from ..core.control_folder import FINAL, REPLIES, Lines
+from ..core.words import plain_number
 from .run_files import (JOURNAL, METRICS, MOST, PLACE, RunFiles, at,
                                          check_file, entry_text, identity, is_loss, printable,
-                                         reachable, short_number, value_text)
+                                         reachable, value_text)
 
 # %% ../../nbs/remote/46_run_log.ipynb #9a1d08d0
 def record_text(line: dict) -> str:
@@ -25,7 +26,7 @@ def record_text(line: dict) -> str:
     values = [f"{printable(name, 60)} {value_text(line[name])}" for name in names[:20]]
     epoch = at(line, "epoch")
     where = f"step {at(line, 'step', default=0):,}"
-    where += "" if epoch is None else f", epoch {short_number(round(epoch, 3))}"
+    where += "" if epoch is None else f", epoch {plain_number(round(epoch, 3))}"
     return f"{where}: {', '.join(values)}"
 
 def reply_text(line: dict) -> str:

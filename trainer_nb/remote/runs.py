@@ -21,12 +21,13 @@ import numpy as np
 
 from ..core.control_folder import ControlError
 from ..core.settings import differing_settings
+from ..core.words import plain_number
 from ..hooks.progress import as_clock, in_notebook
 from .remote_run import SHOWN, Follower, RemoteRun, attach_one
 from .remote_view import files_seen, nearest
 from .run_diff import RunParts, cell
 from .run_diff import table as text_table
-from .run_files import printable, short_number
+from .run_files import printable
 
 # %% ../../nbs/remote/47_runs.ipynb #c0ffef07
 def folder_names(paths: Sequence[Path]) -> list[str]:
@@ -139,7 +140,7 @@ MOST_LINES = 5  # of a journal
 
 def number_text(value: float) -> str:
     "A number in four digits."
-    return short_number(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
+    return plain_number(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
 
 def markdown_text(text: str) -> str:
     "A text that Markdown takes as it is."

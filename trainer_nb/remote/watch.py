@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core.control_folder import FINAL, ControlError, Replies
+from ..core.words import plain_number
 from .run_files import (JOURNAL, Records, RunFiles, at, entry_text,
                                          identity, is_loss, journal_entries, printable,
-                                         process_there, short_number, standing, value_text,
+                                         process_there, standing, value_text,
                                          waiting_text)
 
 # %% ../../nbs/remote/46_watch.ipynb #c0da575e
@@ -63,7 +64,7 @@ def text_plot(curves: dict, width: int, height: int) -> tuple[list[list[tuple[st
                 letter, _ = rows[y // 4][x // 2]
                 bits = (ord(letter) - 0x2800 if letter != " " else 0) | DOTS[x % 2][y % 4]
                 rows[y // 4][x // 2] = chr(0x2800 + bits), number
-    ends = " to ".join(short_number(float(f"{each:.3g}")) for each in (low, high))
+    ends = " to ".join(plain_number(float(f"{each:.3g}")) for each in (low, high))
     return rows, ends + (", logarithmic" if by_log else "")
 
 # %% ../../nbs/remote/46_watch.ipynb #f8d6c8aa
@@ -181,7 +182,7 @@ def plot_rows(data: WatchData, width: int, height: int) -> list:
     if height < 2:
         return [[]] * height
     rows, axis = text_plot(curves, width, height - 1)
-    legend = [(f"{printable(name, 24)} {short_number(float(f'{points[-1][1]:.4g}'))}  ",
+    legend = [(f"{printable(name, 24)} {plain_number(float(f'{points[-1][1]:.4g}'))}  ",
                COLOURS[number]) for number, (name, points) in enumerate(curves.items())]
     drawn = [[(letter, COLOURS[number] if number >= 0 else "") for letter, number in row]
              for row in rows]
