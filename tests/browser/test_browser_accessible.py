@@ -317,7 +317,7 @@ def test_each_control_shows_that_it_has_the_focus(shown):
             control = page.locator(".tnb").locator(place)
             control.wait_for()
             page.keyboard.press("Tab")
-            control.scroll_into_view_if_needed()
+            control.evaluate("node => node.scrollIntoView({ block: 'start' })")  # at the edge
             assert ring(page, control) > 1.6, (theme, kind, ring(page, control))
             picture(page, f"focus-{theme}-{kind.replace(' ', '-')}")
     paint(page, "light")
