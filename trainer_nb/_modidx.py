@@ -4851,6 +4851,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'trainer_nb.panel.screen.Screen': ('panel/screen.html#screen', 'trainer_nb/panel/screen.py'),
                                          'trainer_nb.panel.screen.Screen.__init__': ( 'panel/screen.html#screen.__init__',
                                                                                       'trainer_nb/panel/screen.py'),
+                                         'trainer_nb.panel.screen.Screen._miss': ( 'panel/screen.html#screen._miss',
+                                                                                   'trainer_nb/panel/screen.py'),
                                          'trainer_nb.panel.screen.Screen.add': ( 'panel/screen.html#screen.add',
                                                                                  'trainer_nb/panel/screen.py'),
                                          'trainer_nb.panel.screen.Screen.close': ( 'panel/screen.html#screen.close',

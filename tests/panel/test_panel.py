@@ -398,9 +398,48 @@ def test_a_panel_that_cannot_draw_stops_nothing():
     run = Run(steps=1)
     board = Dashboard(run)
     run.records = lambda since=None: 1 / 0
-    with pytest.warns(UserWarning, match="the run goes on .ZeroDivisionError"):
+    for word in ("tried again", "tried again", "stopped drawing"):
+        with pytest.warns(UserWarning, match=f"Dashboard .*{word}.* .ZeroDivisionError"):
+            board.screen.tick("ended")
+    board.screen.tick("ended")  # no further warning
+
+
+def test_a_panel_that_could_not_draw_once_draws_again():
+    """However often that happens, as long as it draws in between."""
+    run = Run(steps=1)
+    board = Dashboard(run)
+    records = run.records
+    for step in range(4):
+        run.records = lambda since=None: 1 / 0
+        with pytest.warns(UserWarning, match="tried again; the run goes on .ZeroDivisionError"):
+            board.screen.tick("ended")
+        run.records, run.name = records, f"after failure {step}"
         board.screen.tick("ended")
-    board.screen.tick("ended")  # no second warning
+        assert f"after failure {step}" in board.head.widget.value
+
+
+def test_a_tab_that_is_being_built_disturbs_no_drawing():
+    """A click comes in a thread of its own, and a pane takes a while until it is built."""
+    board = Dashboard(Run(steps=5))
+    begun, go_on, make = threading.Event(), threading.Event(), board.tabs.makers["journal"]
+
+    def slowly():
+        begun.set()
+        assert go_on.wait(20)
+        return make()
+
+    board.tabs.makers["journal"] = slowly
+    click = threading.Thread(target=board.tabs.buttons["journal"].click)
+    click.start()
+    assert begun.wait(20)
+    board.screen.draw()  # a warning is an error here
+    assert board.tabs.open == "hooks" and board.screen.panes == [board]
+    go_on.set()
+    click.join(20)
+    assert board.tabs.open == "journal"
+    assert board.tabs.ground.children == (board.tabs.built["journal"].widget,)
+    shown = [name for name, each in board.tabs.buttons.items() if "on" in each._dom_classes]
+    assert shown == ["journal"]
 
 
 def test_unseen_curves_wait_until_the_page_or_the_end():

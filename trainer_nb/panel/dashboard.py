@@ -445,6 +445,7 @@ class Tabs:
         self.makers, self.titles = makers, titles
         self.built: dict[str, Pane] = {}
         self.open = ""
+        self._lock = threading.RLock()  # a click may come in any thread
         self.buttons: dict[str, widgets.Button] = {}
         self._styles: dict[str, str] = {}
         self.strip, self.ground = widgets.Box([]), widgets.Box([])
@@ -466,18 +467,19 @@ class Tabs:
 
     def show(self, name: str) -> None:
         "Open a tab."
-        if name == self.open:
-            return
-        if self.open:
-            self.buttons[self.open].remove_class("on")
-            self.built[self.open].shown(False)
-        self.open = name
-        self.buttons[name].add_class("on")
-        if name not in self.built:
-            self.built[name] = self.makers[name]()
-        self.built[name].shown(True)
-        self.built[name].refresh()
-        self.ground.children = [self.built[name].widget]
+        with self._lock:
+            if name == self.open:
+                return
+            if name not in self.built:  # before it is the open one: another thread may be drawing
+                self.built[name] = self.makers[name]()
+            if self.open:
+                self.buttons[self.open].remove_class("on")
+                self.built[self.open].shown(False)
+            self.open = name
+            self.buttons[name].add_class("on")
+            self.built[name].shown(True)
+            self.built[name].refresh()
+            self.ground.children = [self.built[name].widget]
 
     def refresh(self) -> None:
         "Write the titles, and draw the pane that is open."

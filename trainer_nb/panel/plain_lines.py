@@ -34,7 +34,7 @@ class PlainLines:
         try:
             yield self
         finally:
-            if self in screen.panes:  # the screen drops what fails
+            if self in screen.panes:  # the screen drops what fails again and again
                 screen.panes.remove(self)
             if self._written is not None:
                 self._write()

@@ -58,11 +58,13 @@ class Pins:
 
 class Screen:
     "Refreshes everything that is shown of a run, at the driver's safe points."
+    patience = 3  # draws in a row that fail, until a part is drawn no more
     def __init__(self, view: RunView, way: str = "background",  # way: of clicks outside a cell
                  pins: Pins | None = None):  # of a screen before this one
         self.view, self.way, self.pins = view, way, pins or Pins()
         self.panes: list[Any] = []  # what is refreshed and ticks
         self.added: list[Pane] = []  # those that stopped drawing, too
+        self._failed: dict[Any, int] = {}  # part to how often in a row it could not draw
         self.pump: MessagePump | None = None  # while a cell drives the run
         self.awaited = False  # that cell awaits
         self._next, self._paused, self._process = 0.0, False, os.getpid()
@@ -91,10 +93,18 @@ class Screen:
         for pane in list(self.panes):
             try:
                 pane.tick(kind)
+                self._failed.pop(pane, None)
             except Exception as error:  # a panel that cannot draw must not stop the training
-                self.panes.remove(pane)
-                warnings.warn(f"{type(pane).__name__} stopped drawing, the run goes on "
-                              f"({type(error).__name__}: {error})")
+                self._miss(pane, error)
+
+    def _miss(self, pane: Any, error: Exception) -> None:
+        count = self._failed[pane] = self._failed.get(pane, 0) + 1
+        what = "could not be drawn, and is tried again; the run goes on"
+        if count >= self.patience:
+            what = "stopped drawing, the run goes on"
+            self.panes = [each for each in self.panes if each is not pane]
+            self._failed.pop(pane, None)
+        warnings.warn(f"{type(pane).__name__} {what} ({type(error).__name__}: {error})")
 
     @contextmanager
     def live(self, awaited: bool = False):
