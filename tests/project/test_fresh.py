@@ -67,6 +67,7 @@ def test_noise_is_not(tmp_path, source, stored, kind):
     ("epoch 1/3  step 45/135  train/loss 0.2\nend", "end"),
     ("| a    | b  |\n|------|----|", "| a | b |\n|---|---|"),
     ("1.000 and -0.0000001", "1.004 and 0.0000002"),
+    ("[1.403 1.38  1.4  ]", "[1.4  1.38 1.4 ]"),
 ])
 def test_texts_that_say_the_same(one, other):
     assert fresh.same_text(one, other)
@@ -85,6 +86,12 @@ def test_texts_that_do_not(one, other):
 def test_it_is_told_whether_words_differ(tmp_path, stored, in_words):
     found = stale_after(tmp_path, "print('loss 0.5, 2 steps')", stored)
     assert found and found.endswith("\nwords") == in_words
+
+
+def test_the_spaces_of_an_array_are_no_words():
+    assert fresh.same_words("loss  [1.41 1.38 1.4 ]", "loss  [1.4  1.42 1.36]")
+    assert not fresh.same_words("loss  [1.41 1.38 1.4 ]", "loss  [1.41 1.38]")
+    assert not fresh.same_text("loss  [1.41 1.38 1.4 ]", "loss  [1.4  1.42 1.36]")
 
 
 def test_words_of_a_cell_count_more_than_its_numbers():
