@@ -405,22 +405,28 @@ def _inspect(self: Trainer, on: bool) -> None:
     self._inspect_hook.look(self)
 
 # %% ../nbs/40_trainer.ipynb #40appr02
+@patch
+def own_hook(self: Trainer, hook_class: type):
+    "The first hook of a class, or None; during a search that of the run itself."
+    hooks = self.hooks if self.at_trial is None else self.at_trial["hooks"]
+    return next((hook for hook in hooks if isinstance(hook, hook_class)), None)
+
 @patch(as_prop=True)
 def commands(self: Trainer) -> frozenset[str]:
     "The names that `post` accepts."
-    decides = DECISIONS if self.get_hook(RemoteControlHook) is not None else ()
+    decides = DECISIONS if self.own_hook(RemoteControlHook) is not None else ()
     return self.mailbox.commands.union(decides)
 
 @patch(as_prop=True)
 def waiting(self: Trainer) -> list[WaitingCommand]:
     "The commands of other processes that wait for `approve` or `decline`."
-    control = self.get_hook(RemoteControlHook)
+    control = self.own_hook(RemoteControlHook)
     return [] if control is None else control.waiting
 
 @patch(as_prop=True)
 def alerts(self: Trainer) -> list[Alert]:
     "What an AlertsHook has said so far, the oldest first; `ended` is None where it goes on."
-    hook = self.get_hook(AlertsHook)
+    hook = self.own_hook(AlertsHook)
     return [] if hook is None else hook.alerts
 
 @patch
@@ -441,7 +447,7 @@ def _decide(self: Trainer, command: Command) -> None:
 @patch
 def decide(self: Trainer, command: Command) -> Reply:
     "What `post` is for other commands: \"approve\" or \"decline\", done when this returns."
-    control = self.get_hook(RemoteControlHook)
+    control = self.own_hook(RemoteControlHook)
     if control is not None:
         return control.decide(command)
     reply = Reply()

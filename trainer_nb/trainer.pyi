@@ -221,6 +221,9 @@ class Trainer(CoreTrainer):
     def _inspect(self, on: bool) -> None:
         ...
 
+    def own_hook(self, hook_class: type):
+        """The first hook of a class, or None; during a search that of the run itself."""
+
     @property
     def commands(self) -> frozenset[str]:
         """The names that `post` accepts."""

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -523,6 +525,35 @@ def test_a_trainer_serves_its_own_run(tmp_path):
     with socket.create_server(("127.0.0.1", server.port)):
         assert server.closed
     assert not [thread for thread in threading.enumerate() if thread.name == "trainer_nb serve"]
+
+
+def test_behind_the_proxy_of_colab_the_page_steers(tmp_path, monkeypatch, capsys):
+    """Whether the proxy keeps its name in the request or writes the server's; other pages may not.
+
+    A stand-in for Colab's module: the page was not tried behind its real proxy."""
+    name = "8765-abc.prod.colab.example"
+    output = SimpleNamespace(eval_js=lambda text: f"https://{name}/")
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
+    monkeypatch.setitem(sys.modules, "google.colab.output", output)
+    trainer = trained(tmp_path / "exp1")
+    server = trainer.serve()
+    try:
+        assert f"In Colab: https://{name}/?token={server.access.steer}" in capsys.readouterr().out
+        address = f"http://127.0.0.1:{server.port}/command"
+        for host in (name, f"127.0.0.1:{server.port}"):
+            for origin, expected in ((f"https://{name}", 200), ("https://evil.example", 403)):
+                request = urllib.request.Request(
+                    address, b'{"command": "note", "values": {"text": "x"}}',
+                    {"Authorization": f"Bearer {server.access.steer}", "Origin": origin,
+                     "Host": host, "Content-Type": "application/json"})
+                try:
+                    status = urllib.request.urlopen(request).status
+                except urllib.error.HTTPError as error:
+                    status = error.code
+                assert status == expected, (host, origin)
+    finally:
+        server.close()
+        trainer.close()
 
 
 def test_a_trainer_without_a_folder_cannot():

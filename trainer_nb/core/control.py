@@ -77,9 +77,10 @@ class CommandHandler:
     validate: Callable[[dict], dict] = dict  # returns the values to use; ValueError refuses them
     recoverable: tuple = ()  # errors of `apply` after which the run can go on unchanged
     blocking: bool = False  # takes seconds: runs in its own thread while the run is not driven
+    forget: Callable[[Command], None] | None = None  # it was accepted, and is refused after all
 
     def __post_init__(self):
-        self.apply = self.apply and weakly(self.apply)
+        self.apply, self.forget = (each and weakly(each) for each in (self.apply, self.forget))
         self.validate = weakly(self.validate)
 
 # %% ../../nbs/core/03_control.ipynb #834ccd79
@@ -132,6 +133,13 @@ class Mailbox:
     def put(self, command: Command, reply: Reply) -> None:
         "Add a command that has been checked."
         self.waiting.append((command, reply))
+
+    def refuse(self, command: Command, reply: Reply, error: Exception) -> None:
+        "Refuse a command that had been accepted."
+        forget = self.handlers[command.name].forget
+        if forget is not None:
+            forget(command)
+        reply.settle("refused", error=error)
 
     def interrupted(self) -> bool:
         "Whether an interrupt by a signal is waiting."

@@ -15,7 +15,6 @@ import inspect
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -741,7 +740,7 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
     self.assigned: dict[str, object] = {}  # parts that were replaced by hand, in words
     handlers = {
         "tune": CommandHandler(self._on_tune, self.tunables.validate if self.several is None
-                               else self._check_tune),
+                               else self._check_tune, forget=self._forget_tune),
         "note": CommandHandler(self._on_note, check_note),
         "validate": CommandHandler(self._on_validate, self._check_validate),
         "train_more": CommandHandler(None, check_more),
@@ -1122,14 +1121,17 @@ def post(self: CoreTrainer, command: Command) -> Reply:
                                                    "has ended; stop() ends it"))
         return reply
     if not driver.driven and mailbox.handlers[command.name].blocking:
-        threading.Thread(target=driver.apply, args=(command, reply, self),
-                         name=f"trainer_nb {command.name}").start()
+        driver.apply_aside(command, reply, self)
         return reply
     mailbox.put(command, reply)
     with driver.lock:
         if not driver.driven:
             driver.settle_idle(self)
     return reply
+
+@patch
+def _forget_tune(self: CoreTrainer, command: Command) -> None:
+    self.tunables.forget(command.values)
 
 @patch
 def _ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:

@@ -7,7 +7,6 @@ import inspect
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -381,6 +380,9 @@ class CoreTrainer:
 
     def post(self, command: Command) -> Reply:
         """Ask for something from any thread; never blocks. Bad values are refused here."""
+
+    def _forget_tune(self, command: Command) -> None:
+        ...
 
     def _ask_idle(self, command: Command, reply: Reply) -> Reply:
         """Resume, step, validate, train more and stop outside of a drive."""

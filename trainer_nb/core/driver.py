@@ -292,7 +292,7 @@ def take(self: Driver) -> tuple[Command, Reply] | None:
         late = command.too_late(self.step_state.optimizer_step)
         if not late:
             return command, reply
-        reply.settle("refused", error=ValueError(late))
+        mailbox.refuse(command, reply, ValueError(late))
     return None
 
 # %% ../../nbs/core/11_driver.ipynb #62cf7e79
@@ -303,7 +303,7 @@ def apply(self: Driver, command: Command, reply: Reply, owner) -> None:
     try:
         command.values = handler.validate(command.values)  # again: a hook may have gone meanwhile
     except ValueError as error:
-        reply.settle("refused", error=error)
+        self.mailbox.refuse(command, reply, error)
         return
     self.acting = command.name
     try:
@@ -315,9 +315,9 @@ def apply(self: Driver, command: Command, reply: Reply, owner) -> None:
             self.loop.resolve_hooks(owner)
         reply.settle("applied", self.here())
     except handler.recoverable as error:
-        reply.settle("refused", error=error)
+        self.mailbox.refuse(command, reply, error)
     except Exception as error:
-        reply.settle("refused", error=error)
+        self.mailbox.refuse(command, reply, error)
         raise
     finally:
         self.command = None
@@ -374,11 +374,20 @@ def settle_idle(self: Driver, owner) -> None:
         if self.loop.context.eval_batch is not None:
             with self.random.active():
                 self.discard_evaluation(owner)
+        if self.mailbox.handlers[command.name].blocking:  # this thread holds the lock
+            self.apply_aside(command, reply, owner)
+            continue
         try:
             self.apply(command, reply, owner)
         except Exception:
             if command.thread == threading.get_ident() and command.source == "code":
                 raise
+
+@patch
+def apply_aside(self: Driver, command: Command, reply: Reply, owner) -> None:
+    "A command that takes seconds, while the run is not driven: in a thread of its own."
+    threading.Thread(target=self.apply, args=(command, reply, owner),
+                     name=f"trainer_nb {command.name}").start()
 
 # %% ../../nbs/core/11_driver.ipynb #82a381b9
 @patch

@@ -147,6 +147,9 @@ class Driver:
     def settle_idle(self, owner) -> None:
         """Apply the commands that came too late for the driver; those to the driver itself are void."""
 
+    def apply_aside(self, command: Command, reply: Reply, owner) -> None:
+        """A command that takes seconds, while the run is not driven: in a thread of its own."""
+
     def begin(self, owner) -> None:
         """Bring the run into the state in which steps are made."""
 

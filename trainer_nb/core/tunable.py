@@ -237,3 +237,9 @@ class Tunables:
             self.pending.pop(name, None)
             if type(old) is not type(value) or old != value:
                 yield name, old, value
+
+    def forget(self, values: dict) -> None:
+        "These values were refused after all: they no longer wait, where no later ones do."
+        for name, value in values.items():
+            if name in self.pending and self.pending[name] == value:
+                del self.pending[name]

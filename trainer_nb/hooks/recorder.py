@@ -179,7 +179,8 @@ class History:
     def names(self) -> list[str]:
         "The names recorded so far."
         self.flush()
-        return [name for name, columns in self._columns.items() if len(columns)]
+        with self._lock:
+            return [name for name, columns in self._columns.items() if len(columns)]
 
     def counts(self) -> dict[str, int]:
         "How many points each name has."
@@ -421,7 +422,7 @@ class RecorderHook(Hook):
             rows = self._rows[:]
             del self._rows[:len(rows)]  # a step noted meanwhile, by the run's thread, stays
             self._noted = len(self._rows)
-            for name, own in self._rows_of.items():
+            for name, own in list(self._rows_of.items()):
                 taken = own[:]
                 del own[:len(taken)]
                 if taken:

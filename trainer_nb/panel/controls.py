@@ -170,6 +170,8 @@ TIPS = {
     "detach": "Free this cell: the run goes on in the background, or stays paused until Resume",
     "stop": "Stop at the next step; fit() continues later"}
 MISSING = {  # why a button is disabled, where a run lacks something
+    "step": "A step by hand is made in a pause",
+    "detach": "No cell waits for this run: there is nothing to detach from",
     "validate": "There is no valid_dl to evaluate on",
     "checkpoint": "Add a CheckpointHook to enable it; it works from the first step on",
     "rewind": "A SnapshotHook or CheckpointHook keeps states to go back to"}

@@ -508,9 +508,10 @@ def tab_titles(view: RunView) -> dict[str, tuple[str, str]]:
               "journal": (f"Journal {len(view.journal.entries)}", ""),  # with each pause
               "inspect": (inspect, "invite" if paused else ""), "layers": (LayersPane.title, ""),
               "data": (DataPane.title, "")}
-    if "alerts" in view.panes:
+    panes = view.panes  # once: a hook may join
+    if "alerts" in panes:
         titles["alerts"] = alerts_title(view)
-    return {name: titles[name] for name in view.panes}
+    return {name: titles[name] for name in panes}
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a3ede155
 class MessageLine:
@@ -575,9 +576,9 @@ class Dashboard:
         self._lock = threading.Lock()
         self.tabs.show("hooks")
         self.refresh()
-        self.screen.add(self)
         self.preview = StaticPreview(view, self.guard)
         self._drawn: RunState | None = None
+        self.screen.add(self)  # the last: a run in another thread draws it from here on
 
     def _notify(self) -> None:
         self.message.refresh()

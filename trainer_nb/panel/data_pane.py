@@ -150,10 +150,10 @@ class DataPane(Pane):
         "Draw what is new."
         with self._lock:
             hook = self.view.samples
-            state = id(hook), hook and hook.version, self.place, self.split.value
-            if state != self._drawn:
+            found = id(hook), hook and hook.version  # before it is drawn: another may come
+            if (*found, self.place, self.split.value) != self._drawn:
                 self._draw(hook)
-                self._drawn = id(hook), hook and hook.version, self.place, self.split.value
+                self._drawn = *found, self.place, self.split.value
 
     def _chosen(self, hook) -> list[SampledEvaluation]:
         "The evaluations of the chosen loader; writes the list of loaders."

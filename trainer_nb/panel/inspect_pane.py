@@ -99,7 +99,8 @@ class Breakpoints:
     usual = "loss is nan, step == 500, grad_norm > 5, valid/loss < 0.1"
     def __init__(self, view: RunView, notify: Callable[[], None]):
         self.view, self.notify = view, notify
-        self.entry = Entry("loss > 10", self._add,
+        self._lock = threading.RLock()  # a callback may come in any thread
+        self.entry = Entry("loss > 10", self._add, lock=self._lock,
                            tip="A condition: the run pauses when it becomes true")
         self.box = self.entry.box
         self.hint, self.list = widgets.HTML(), widgets.Box([])
@@ -111,7 +112,6 @@ class Breakpoints:
             self.widget.add_class(style)
         self._asked: tuple[str, Reply] | None = None  # the last text and its answer
         self._waited = False  # that answer did not come at once
-        self._lock = threading.RLock()  # a callback may come in any thread
         self.refresh()
 
     def _add(self, text: str) -> bool:

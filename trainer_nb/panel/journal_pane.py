@@ -70,8 +70,8 @@ class EnterOnly(anywidget.AnyWidget):
 class Entry:
     "A line of text that Enter or its button sends."
     def __init__(self, placeholder: str, take: Callable[[str], bool], label: str = "",
-                 tip: str = ""):
-        self.take, self.user = take, UserInput()  # take: returns whether the box may be emptied
+                 tip: str = "", lock=None):  # lock: of the pane that draws it
+        self.take, self.user = take, UserInput(lock)  # take: whether the box may be emptied
         self.box = widgets.Text(placeholder=placeholder, continuous_update=False, tooltip=tip)
         self.user.listen(self.box, lambda text: self._hand_over())
         self.keep = button(label, "", tip)

@@ -157,6 +157,7 @@ class Curve:
         index = np.unique(np.concatenate(parts))
         if len(self.turns):
             index = self._with_gaps(index, points)
+        index = index[index < min(len(x), len(y))]  # another thread may have added points
         y = y[index]
         return x[index], np.where(np.isfinite(y), y, np.float32(math.nan))
 
@@ -215,29 +216,34 @@ class Curves:
     def update(self) -> tuple[int, int]:
         "Read what is new, after a rewind everything; returns a value that changes with the points."
         with self._lock:
-            version = None
+            version, of = None, self.of
             while version != self.view.records_version:  # a rewind while reading: once more
                 version = self.view.records_version
                 if version != self._version:
                     self._read_branches()
-                    self.of, self._counts, self._version = {}, {}, version
-                self._extend(self.view.records(self._counts))
+                    of, self._counts, self._version = {}, {}, version
+                of = self._extended(of, self.view.records(self._counts))
+            self.of = of
             return version, sum(self._counts.values())
 
-    def _extend(self, records: dict[str, Series]) -> None:
+    def _extended(self, of: dict[str, Curve], records: dict[str, Series]) -> dict[str, Curve]:
+        "The curves with new points; another dict where names are new: threads read the one before."
+        names = [name for name in records if name not in of and not name.startswith("time/")]
+        of = of | {name: Curve(self._every.get(name, 1)) for name in names} if names else of
         for name, series in records.items():
             self._counts[name] = self._counts.get(name, 0) + len(series)
-            if not name.startswith("time/"):  # numbers of the head, never drawn
-                curve = self.of.setdefault(name, Curve(self._every.get(name, 1)))
-                curve.extend(series, self.of.values())
+            if name in of:  # those of `time/` are numbers of the head, never drawn
+                of[name].extend(series, of.values())
+        return of
 
     def _read_branches(self) -> None:
-        self.rewound = []
+        rewound = []
         for branch in self.view.branches:
-            self.rewound.append(curves := {})
+            rewound.append(curves := {})
             for name, series in branch.series.items():
                 curves[name] = Curve()
                 curves[name].extend(series, curves.values())
+        self.rewound = rewound
 
     def longest(self) -> Curve:
         "The curve with the most points; an empty one before the first record."
@@ -768,13 +774,18 @@ ENDED = (RunState.FINISHED, RunState.STOPPED, RunState.INTERRUPTED, RunState.ERR
 KEPT_RUNS = 5
 PAST: list[PastRun] = []  # of this kernel, the oldest first
 
+_REMEMBERING = threading.RLock()  # several runs of a kernel may end at once
+
 def remember_run(view: RunView, source) -> None:
     "Remember a run that has ended; the oldest one goes. `source` changes with its points."
-    past = next((each for each in PAST if each.journal is view.journal), None)
-    if past is None:
-        past = PastRun(view, free_name(view.name, [each.name for each in PAST]))
-        PAST[:] = [*PAST, past][-KEPT_RUNS - 1:]
-    past.take(view, source)
+    with _REMEMBERING:
+        past = next((each for each in PAST if each.journal is view.journal), None)
+        known = past is not None
+        if past is None:
+            past = PastRun(view, free_name(view.name, [each.name for each in PAST]))
+        past.take(view, source)  # before it is in the list, which other threads read
+        if not known:
+            PAST[:] = [*PAST, past][-KEPT_RUNS - 1:]
 
 # %% ../../nbs/panel/32_plots.ipynb #b4086163
 class OtherRuns:

@@ -100,9 +100,9 @@ def cells_html(cells: list[tuple[str, str]], title: str = "") -> str:
 
 class RunRow:
     "One run: its switch, its name and its values."
-    def __init__(self, run: DrawnRun, others: OtherRuns, changed: Callable[[], None]):
+    def __init__(self, run: DrawnRun, others: OtherRuns, changed: Callable[[], None], lock):
         self.run, self.others, self.changed = run, others, changed
-        self.user, self.refused = UserInput(), ""  # why a name was refused
+        self.user, self.refused = UserInput(lock), ""  # lock: the pane's; why a name was refused
         self.switch = widgets.ToggleButton(value=run.shown, tooltip="Hide or show this run")
         self.name = widgets.Text(value=run.name, continuous_update=False, tooltip="Its name")
         self.away = button("", "times", "Take this run away", "move")
@@ -216,7 +216,8 @@ class RunsPane(Pane):
         table = Comparison([own, *((run.name, run.view, run.curves) for run in runs)])
         self.heads.value = cells_html([(head, "") for head in table.heads()])
         self.own.value = cells_html(table.row(0), table.title(0))
-        self.rows = {id(run): self.rows.get(id(run)) or RunRow(run, self.others, self._changed)
+        self.rows = {id(run): self.rows.get(id(run)) or RunRow(
+                         run, self.others, self._changed, self._lock)
                      for run in runs}
         for number, row in enumerate(self.rows.values(), 1):
             row.write(table.row(number), table.title(number))

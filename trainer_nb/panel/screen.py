@@ -9,7 +9,7 @@ __all__ = ['KEPT', 'STYLE', 'LATE', 'widgets_of', 'Pins', 'Screen', 'as_of', 'as
 import base64
 import os
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from time import perf_counter
 from typing import Any
@@ -102,7 +102,8 @@ class Screen:
         what = "could not be drawn, and is tried again; the run goes on"
         if count >= self.patience:
             what = "stopped drawing, the run goes on"
-            self.panes = [each for each in self.panes if each is not pane]
+            with suppress(ValueError):  # another thread has done it
+                self.panes.remove(pane)
             self._failed.pop(pane, None)
         warnings.warn(f"{type(pane).__name__} {what} ({type(error).__name__}: {error})")
 

@@ -82,11 +82,11 @@ class LocalRunView:
     inspection = property(lambda self: self.trainer.inspection)
     branches = property(lambda self: self.trainer.history.branches)
     records_version = property(lambda self: self.trainer.history.version)
-    can_rewind = property(lambda self: bool(self.trainer.hooks.answering("rewind_points")))
+    can_rewind = property(lambda self: bool(self._hook_set().answering("rewind_points")))
     lr_search = property(lambda self: self.trainer.lr_search)
     rate_plan = property(lambda self: self.trainer.rate_plan)
-    layer_stats = property(lambda self: self._hook(LayerStatsHook))
-    samples = property(lambda self: self._hook(SamplesHook))
+    layer_stats = property(lambda self: self.trainer.own_hook(LayerStatsHook))
+    samples = property(lambda self: self.trainer.own_hook(SamplesHook))
 
     def __init__(self, trainer, name: str | None = None, weakly: bool = False):
         self._get: Callable = weakref.ref(trainer) if weakly else lambda: trainer
@@ -105,16 +105,15 @@ class LocalRunView:
         "New points of each record name; `since`: how many of a name are known already."
         return self.trainer.history.since(since or {})
 
-    def _hook(self, kind: type):
-        "The first hook of a class; during a trial that of the run itself."
+    def _hook_set(self):
+        "The hooks; during a trial those of the run itself."
         own = self.trainer.at_trial
-        hooks = self.trainer.hooks if own is None else own["hooks"]
-        return next((each for each in hooks if isinstance(each, kind)), None)
+        return self.trainer.hooks if own is None else own["hooks"]
 
     @property
     def panes(self) -> tuple[str, ...]:
         "The tabs that have something to show."
-        labels = [row.label for row in self.trainer.hooks.rows]
+        labels = [row.label for row in self._hook_set().rows]
         of_hooks = {"alerts": "AlertsHook" in labels, "layers": self.layer_stats is not None,
                     "data": self.samples is not None}
         there = [name for name, shown in of_hooks.items() if shown]
@@ -134,8 +133,7 @@ class LocalRunView:
     @property
     def hooks(self) -> list:
         "The hooks with what they cost, in running order; those of the run itself during a trial."
-        own = self.trainer.at_trial
-        hooks = self.trainer.hooks if own is None else own["hooks"]
+        own, hooks = self.trainer.at_trial, self._hook_set()
         if hooks.clock is not None:
             hooks.clock.window_open = (self.trainer if own is None else own["run"]).window_open
         return hooks.running()

@@ -11,6 +11,7 @@ import glob
 import html
 import math
 import re
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,9 +90,14 @@ class Results:
         self.best: dict[str, tuple[float, int]] = {}  # value, and its step
         self._counts: dict[str, int] = {}
         self._version = None
+        self._lock = threading.Lock()  # a cell may ask while a follower does
 
     def update(self) -> None:
         "Read what is new."
+        with self._lock:
+            self._update()
+
+    def _update(self) -> None:
         version = self.view.records_version
         if version != self._version:
             self.last, self.best, self._counts, self._version = {}, {}, {}, version

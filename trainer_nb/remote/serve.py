@@ -23,12 +23,12 @@ import socket
 import struct
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from ..core.control_folder import ControlError
 from ..core.files import parse_json
@@ -430,11 +430,11 @@ class Server:
         except ImportError as error:
             raise ImportError(f"{MISSING} ({error})") from None
         self.path, self.host, self.access = Path(path).absolute(), host, Access.new(read_only)
-        app = application(Page(self.path, source), self.access, Names.of(host, names))
+        self.gate = application(Page(self.path, source), self.access, Names.of(host, names))
         self.socket = listening(host, port)
         self.port = self.socket.getsockname()[1]
         self._server = uvicorn.Server(uvicorn.Config(
-            app, lifespan="off", ws="none", http="h11", loop="asyncio", access_log=False,
+            self.gate, lifespan="off", ws="none", http="h11", loop="asyncio", access_log=False,
             log_level="warning", proxy_headers=False, server_header=False, limit_concurrency=100,
             timeout_keep_alive=30, timeout_graceful_shutdown=2))
         self._thread: threading.Thread | None = None
@@ -444,6 +444,11 @@ class Server:
         wide = self.host in ("0.0.0.0", "::")
         host = socket.gethostname() if wide else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={token}"
+
+    def allow(self, name: str) -> None:
+        "Answer under this name, too, say of a proxy that stands before this server."
+        names = self.gate.names
+        self.gate.names = replace(names, names=names.names | {name.lower()})
 
     @property
     def url(self) -> str:
@@ -576,5 +581,6 @@ def serve_trainer(trainer, port: int = 0, host: str = "127.0.0.1",
     if host not in LOCAL:
         print(greeting(server, str(trainer.workspace))[0])
     if link := colab_link(server):
+        server.allow(urlsplit(link).hostname or "")
         print(f"In Colab: {link}")
     return server
