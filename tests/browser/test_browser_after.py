@@ -1,0 +1,57 @@
+"""What a person does when the run has ended or is held: train more, and free the cell."""
+
+import pytest
+from live_page import PANEL, SETUP, Live, later
+
+pytestmark = pytest.mark.browser
+
+SHORT = SETUP + "noise.enabled = False\n"
+
+
+def test_train_more_epochs_by_a_click(jupyterlab, browser):
+    """The line comes when the run is finished; a wrong number is refused in words."""
+    with jupyterlab.new_page(browser, width=1300, height=1300) as lab:
+        run = Live(lab, jupyterlab, ["trainer.fit(epochs=2).status"], setup=SHORT)
+        lab.run_cell(1)
+        lab.wait_cell(1)
+        run.state("finished")
+        assert later(lambda: run.step == 32)
+        line = lab.cell(1).locator(".tnb-more")
+        line.wait_for()
+        box = line.locator("input")
+        box.fill("none")
+        line.get_by_role("button", name="Train").click()
+        message = lab.cell(1).locator(".tnb-message")
+        assert later(lambda: "refused" in message.inner_text()), message.inner_text()
+        assert run.step == 32
+        box.fill("3")
+        line.get_by_role("button", name="Train").click()
+        assert later(lambda: run.step == 80), run.step
+        run.state("finished")
+        head = lab.cell(1).locator(".tnb-head").first
+        assert later(lambda: "5 epochs, 80 steps" in message.inner_text()), message.inner_text()
+        assert "80" in head.inner_text() and line.is_visible() and lab.problems == []
+
+
+def test_detach_in_a_pause_frees_the_cell(jupyterlab, browser):
+    """Held as it was, with the panel alive: Resume goes on in the background."""
+    with jupyterlab.new_page(browser, width=1300, height=1300) as lab:
+        run = Live(lab, jupyterlab, ["trainer.fit().status", "print(trainer.state)"])
+        run.start()
+        run.click("Pause")
+        run.state("paused")
+        run.click("Detach")
+        lab.wait_cell(1)
+        assert run.freezes()
+        lab.run_cell(2)
+        lab.wait_cell(2)
+        assert lab.output_text(2).strip() == "paused"
+        run.click("Resume")
+        assert later(lambda: run.goes_on(5))
+        run.click("Pause")
+        run.state("paused")
+        assert run.freezes() and lab.cell(1).locator(PANEL).first.is_visible()
+        detach = lab.cell(1).locator(".tnb-controls button").filter(has_text="Detach")
+        assert detach.is_disabled() and "No cell waits" in detach.get_attribute("title")
+        run.click("Stop")
+        assert lab.problems == []
