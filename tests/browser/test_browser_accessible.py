@@ -241,6 +241,43 @@ def test_every_tab_in_light_and_dark(shown):
     assert tabs(shown).count() == 9
 
 
+def test_what_opens_in_the_panel(shown):
+    """The states to go back to, the list of numbers, the question before a far value; running."""
+    page, panel = shown.page, shown.lab.cell(1).locator(".tnb")
+    hold(shown)
+    tabs(shown).filter(has_text="Hooks").click()
+    chooser, pins = panel.locator(".tnb-chooser:has(.cancel)"), panel.locator(".tnb-pins")
+    rate = shown.row("lr").locator("input[type=text]")
+    for theme in THEMES:
+        paint(page, theme)
+        shown.click("Rewind")
+        chooser.wait_for()
+        assert later(lambda: findings(page) == [], 5), ("chooser", theme, findings(page))
+        page.keyboard.press("Escape")
+        chooser.wait_for(state="hidden")
+        pins.locator("button").first.click()
+        pins.locator(".list").wait_for()
+        assert later(lambda: findings(page) == [], 5), ("pins", theme, findings(page))
+        page.keyboard.press("Escape")
+        pins.locator(".list").wait_for(state="hidden")
+        rate.fill("1000")
+        rate.press("Enter")
+        question = panel.locator(".tnb-sure")
+        question.wait_for()
+        assert later(lambda: findings(page) == [], 5), ("question", theme, findings(page))
+        picture(page, f"question-{theme}")
+        question.get_by_role("button", name="Keep").click()
+        question.wait_for(state="hidden")
+    shown.click("Resume")
+    shown.state("running")
+    for theme in THEMES:
+        paint(page, theme)
+        assert later(lambda: findings(page) == [], 5), ("running", theme, findings(page))
+    shown.click("Pause")
+    shown.state("paused")
+    paint(page, "light")
+
+
 # Controls that have the focus and no ring of 2 px around them, of a
 # colour that stands out from the ground (3:1).
 UNMARKED = """() => {
