@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ from .tools.sweep import Sweep, Trial, check_smooth, check_trial, planned_sweep,
 from .tools.task import (TaskHook, built, check_task, check_trainer_names,
                                    hints_arguments, names_taken, overridden, seeded,
                                    task_arguments, task_schedule)
+
+if TYPE_CHECKING:
+    from trainer_nb.panel.dashboard import Dashboard
 
 # %% ../nbs/40_trainer.ipynb #06af6739
 class RunRecords:
@@ -102,7 +105,7 @@ class Trainer(CoreTrainer):
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
     TypeError or ValueError for an argument that makes no sense, before anything is built. Then
-    `dir(trainer)` has the names; the page *api* shows each. An example:
+    `dir(trainer)` has the names; the page *Trainer, verb by verb* shows each. An example:
 
         trainer = Trainer(model, train_dl=train, valid_dl=valid, loss_fn=nn.MSELoss(), epochs=3)
         trainer.fit().last["valid/loss"]
@@ -180,9 +183,10 @@ class Trainer(CoreTrainer):
         metrics: Mapping[str, Callable] | None = None,  # name -> f(pred, target) or torchmetrics
         eval_step: Callable | None = None,  # as train_step; default: train_step
         optim: Optimizer | Callable | Mapping[str, Any] | None = None,  # or f(parameters)
+        # a name, a scheduler, f(optimizer); default: a constant rate
         sched: str | LRScheduler | Callable | SchedulerHook | Mapping[str, Any] | None = None,
         every: Mapping[str, int] | None = None,  # of several optimizers, batches a turn: {"g": 2}
-        epochs: int | None = None,
+        epochs: int | None = None,  # of the whole run; or give them to fit()
         max_steps: int | None = None,  # instead of epochs
         eval_every: int | None = None,  # epochs, or steps under max_steps
         hooks: list | tuple = (),  # what else happens in a run
@@ -197,7 +201,7 @@ class Trainer(CoreTrainer):
         compile: bool = False,  # torch.compile the model in place
         seed: int | None = None,  # of the run's random streams
         record: bool = True,  # keep a history
-        progress: bool | Literal["bar", "lines"] = True,
+        progress: bool | Literal["bar", "lines"] = True,  # in a notebook: the panel
         resume_data: Literal["skip", "replay"] = "skip",  # to the batch of a state
         seed_samples: bool = False,  # samples draw from streams of (seed, epoch, index)
         eval_first: bool | int = False,  # before the first step: all, or a few batches
@@ -243,19 +247,21 @@ def lr_find(
     start_lr: float = 1e-7,
     end_lr: float = 10,
     num_steps: int = 100,
-    mode: str = "exp",  # or "linear"
-    smooth: float = 0.98,  # of the losses
-    stop_factor: float | None = 4,  # end where the smoothed loss is this many times the lowest
-    valid_dl=None,  # judge by the loss on this loader, after each step
-    train_dl=None,  # take the batches from this loader
+    mode: str = "exp",  # the rates rise by a factor; "linear": by a sum
+    smooth: float = 0.98,  # share of the mean so far in each loss; 0: off
+    # end where the smoothed loss is this many times the lowest; None: never
+    stop_factor: float | None = 4,
+    valid_dl: Iterable | None = None,  # judge by its loss, after each step
+    train_dl: Iterable | None = None,  # batches of this; default: the run's
     optimizer: str | None = None,  # of several, the one whose rates are tried
 ) -> LRFind:
     """Try rates, an optimizer step each, and read the curve.
 
     The run is afterwards as before, bit for bit; `found.apply()` takes the suggestion over, and
     a schedule keeps its form. `start_lr`, `end_lr`: rates; `num_steps`: optimizer steps.
-    ValueError for rates, counts or an optimizer that make no sense, and for a train_dl that can be
-    read only once. The range test of Smith, "Cyclical Learning Rates for Training Neural
+    ValueError for rates, counts, `smooth` below 0 or from 1 on, a `stop_factor` of 1 or less, an
+    optimizer that the run does not have, and a train_dl that can be read only once; TypeError for
+    a dataset in place of a loader. The range test of Smith, "Cyclical Learning Rates for Training Neural
     Networks", 2017, https://arxiv.org/abs/1506.01186, section 3.3."""
     values = self._check_lr_find({
         "start_lr": start_lr, "end_lr": end_lr, "num_steps": num_steps, "mode": mode,
@@ -321,13 +327,16 @@ def trial(self: Trainer, train_dl=None):
     return Trial(self).open(train_dl)
 
 @patch
-def sweep(self: Trainer, name: str, values, smooth: float = 0.98, stop_factor: float | None = None,
-          valid_dl=None, train_dl=None) -> Sweep:
+def sweep(self: Trainer, name: str, values: Iterable, smooth: float = 0.98,
+          stop_factor: float | None = None, valid_dl: Iterable | None = None,
+          train_dl: Iterable | None = None) -> Sweep:
     """Try values of a tunable, a step each; the run is afterwards as before, bit for bit.
 
-    `name`: "lr", "weight_decay", "mixup.alpha"; `smooth`: share of the mean so far in each loss;
-    `stop_factor`: end where the smoothed loss is that many times the lowest; `valid_dl`: judge by
-    the loss on this loader; `train_dl`: take the batches from this loader."""
+    `name`: "lr", "weight_decay", "mixup.alpha"; `values`: to try, in this order; `smooth`: share of
+    the mean so far in each loss; `stop_factor`: end where the smoothed loss is that many times the
+    lowest; `valid_dl`: judge by the loss on this loader; `train_dl`: take the batches from this
+    loader. ValueError for a tunable or a value that the run refuses, settings that make no sense,
+    and a train_dl that can be read only once; TypeError for a dataset in place of a loader."""
     planned = planned_sweep(self, name, values, smooth, stop_factor)
     check_trial(self.train_dl if train_dl is None else train_dl, valid_dl)
     self.do("sweep", sweep=planned, valid_dl=valid_dl, train_dl=train_dl)
@@ -358,7 +367,7 @@ def breakpoints(self: Trainer) -> list[Breakpoint]:
     return self._breakpoint_hook.breakpoints
 
 @patch
-def pause_when(self: Trainer, condition) -> Breakpoint:
+def pause_when(self: Trainer, condition: str | Callable) -> Breakpoint:
     """Pause when a condition becomes true: 'loss > 10', 'loss is nan', or `f(trainer)`.
 
     Looked at after each step, conditions on evaluations when they are logged; it pauses once, and
@@ -532,7 +541,7 @@ def _add_schedules(self: Trainer, given) -> None:
             self.hooks.add(hook)
 
 @patch(as_prop=True)
-def sched(self: Trainer):
+def sched(self: Trainer) -> Any:
     """The scheduler; None without one, and as long as it needs a length that is not known.
 
     With several optimizers a dict by name. Assigned, it replaces the schedule, from the next
@@ -588,7 +597,7 @@ def runs_in(path):
     return attach(path)
 
 @patch(as_prop=True)
-def dashboard(self: Trainer):
+def dashboard(self: Trainer) -> "Dashboard":
     """The panel: state, controls, curves, tunables, hooks, journal; a widget, live with the kernel.
 
     Made at its first use; `fit()` and `start()` show it in a notebook. Needs ipywidgets, plotly."""
@@ -697,7 +706,7 @@ def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1", read_only: bool
 @patch
 def export(
     self: Trainer,
-    path,
+    path: str | os.PathLike,
     weights: str = "raw",  # or "ema"
 ) -> Path:
     """Write the weights as safetensors, and what they are as .json beside; returns the path.
@@ -810,7 +819,8 @@ def _take_task(self: Trainer, task, scheduled: bool) -> None:
     self.hooks.resolve()
 
 @patch
-def test(self: Trainer, dl=None, weights: str = "last") -> dict[str, float]:
+def test(self: Trainer, dl: Iterable | Mapping[str, Iterable] | None = None,
+         weights: str = "last") -> dict[str, float]:
     """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     Without one on what the task's `build_test_dl` gives; ValueError where there is none.

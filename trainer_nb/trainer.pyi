@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch.optim import Optimizer
@@ -40,6 +40,8 @@ from .tools.proving import PROVE, enter
 from .tools.summary import summary
 from .tools.sweep import Sweep, Trial, check_smooth, check_trial, planned_sweep, run_sweep
 from .tools.task import TaskHook, built, check_task, check_trainer_names, hints_arguments, names_taken, overridden, seeded, task_arguments, task_schedule
+if TYPE_CHECKING:
+    from trainer_nb.panel.dashboard import Dashboard
 class RunRecords:
     """The history of a run, in memory and in the run's folder, as a part of its state."""
 
@@ -70,7 +72,7 @@ class Trainer(CoreTrainer):
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
     TypeError or ValueError for an argument that makes no sense, before anything is built. Then
-    `dir(trainer)` has the names; the page *api* shows each. An example:
+    `dir(trainer)` has the names; the page *Trainer, verb by verb* shows each. An example:
 
         trainer = Trainer(model, train_dl=train, valid_dl=valid, loss_fn=nn.MSELoss(), epochs=3)
         trainer.fit().last["valid/loss"]
@@ -141,13 +143,14 @@ class Trainer(CoreTrainer):
     def __init__(self, model: torch.nn.Module, train_step: Callable | Mapping[str, Callable] | None=None, train_dl: Iterable | None=None, valid_dl: Iterable | Mapping[str, Iterable] | None=None, *, loss_fn: Callable | None=None, metrics: Mapping[str, Callable] | None=None, eval_step: Callable | None=None, optim: Optimizer | Callable | Mapping[str, Any] | None=None, sched: str | LRScheduler | Callable | SchedulerHook | Mapping[str, Any] | None=None, every: Mapping[str, int] | None=None, epochs: int | None=None, max_steps: int | None=None, eval_every: int | None=None, hooks: list | tuple=(), device: str | torch.device | None=None, mixed_precision: str | None=None, gradient_accumulation_steps: int=1, micro_batch_size: int | Literal['auto'] | None=None, batch_size: Callable[[Any], int] | None=None, grad_clip: float | None=None, non_finite: str | None='raise', ema: float | EMAHook | None=None, compile: bool=False, seed: int | None=None, record: bool=True, progress: bool | Literal['bar', 'lines']=True, resume_data: Literal['skip', 'replay']='skip', seed_samples: bool=False, eval_first: bool | int=False, best: tuple[str, str] | None=None, overfit_batches: int | None=None, limit_batches: float | Mapping[str, float] | None=None, fast_dev_run: bool | int=False, max_time: float | timedelta | None=None, workspace: str | os.PathLike | None=None, config: Mapping[str, Any] | None=None, engine: str | type[Engine]='local'):
         ...
 
-    def lr_find(self, start_lr: float=1e-07, end_lr: float=10, num_steps: int=100, mode: str='exp', smooth: float=0.98, stop_factor: float | None=4, valid_dl=None, train_dl=None, optimizer: str | None=None) -> LRFind:
+    def lr_find(self, start_lr: float=1e-07, end_lr: float=10, num_steps: int=100, mode: str='exp', smooth: float=0.98, stop_factor: float | None=4, valid_dl: Iterable | None=None, train_dl: Iterable | None=None, optimizer: str | None=None) -> LRFind:
         """Try rates, an optimizer step each, and read the curve.
 
     The run is afterwards as before, bit for bit; `found.apply()` takes the suggestion over, and
     a schedule keeps its form. `start_lr`, `end_lr`: rates; `num_steps`: optimizer steps.
-    ValueError for rates, counts or an optimizer that make no sense, and for a train_dl that can be
-    read only once. The range test of Smith, "Cyclical Learning Rates for Training Neural
+    ValueError for rates, counts, `smooth` below 0 or from 1 on, a `stop_factor` of 1 or less, an
+    optimizer that the run does not have, and a train_dl that can be read only once; TypeError for
+    a dataset in place of a loader. The range test of Smith, "Cyclical Learning Rates for Training Neural
     Networks", 2017, https://arxiv.org/abs/1506.01186, section 3.3."""
 
     def _check_lr_find(self, values: dict) -> dict:
@@ -170,12 +173,14 @@ class Trainer(CoreTrainer):
     def trial(self, train_dl=None):
         """A context: whatever `step()` of what it gives makes, the run is afterwards as before."""
 
-    def sweep(self, name: str, values, smooth: float=0.98, stop_factor: float | None=None, valid_dl=None, train_dl=None) -> Sweep:
+    def sweep(self, name: str, values: Iterable, smooth: float=0.98, stop_factor: float | None=None, valid_dl: Iterable | None=None, train_dl: Iterable | None=None) -> Sweep:
         """Try values of a tunable, a step each; the run is afterwards as before, bit for bit.
 
-    `name`: "lr", "weight_decay", "mixup.alpha"; `smooth`: share of the mean so far in each loss;
-    `stop_factor`: end where the smoothed loss is that many times the lowest; `valid_dl`: judge by
-    the loss on this loader; `train_dl`: take the batches from this loader."""
+    `name`: "lr", "weight_decay", "mixup.alpha"; `values`: to try, in this order; `smooth`: share of
+    the mean so far in each loss; `stop_factor`: end where the smoothed loss is that many times the
+    lowest; `valid_dl`: judge by the loss on this loader; `train_dl`: take the batches from this
+    loader. ValueError for a tunable or a value that the run refuses, settings that make no sense,
+    and a train_dl that can be read only once; TypeError for a dataset in place of a loader."""
 
     def _on_sweep(self, command: Command) -> None:
         """Try the values of a sweep."""
@@ -193,7 +198,7 @@ class Trainer(CoreTrainer):
     def breakpoints(self) -> list[Breakpoint]:
         """The conditions that pause the run; take one out of the list to end it."""
 
-    def pause_when(self, condition) -> Breakpoint:
+    def pause_when(self, condition: str | Callable) -> Breakpoint:
         """Pause when a condition becomes true: 'loss > 10', 'loss is nan', or `f(trainer)`.
 
     Looked at after each step, conditions on evaluations when they are logged; it pauses once, and
@@ -282,7 +287,7 @@ class Trainer(CoreTrainer):
         """What refreshes every widget of this run."""
 
     @property
-    def dashboard(self):
+    def dashboard(self) -> 'Dashboard':
         """The panel: state, controls, curves, tunables, hooks, journal; a widget, live with the kernel.
 
     Made at its first use; `fit()` and `start()` show it in a notebook. Needs ipywidgets, plotly."""
@@ -336,7 +341,7 @@ class Trainer(CoreTrainer):
     `port`: 0 takes a free one; `host`: 127.0.0.1 means this machine only. ValueError without a
     workspace, ImportError without starlette and uvicorn."""
 
-    def export(self, path, weights: str='raw') -> Path:
+    def export(self, path: str | os.PathLike, weights: str='raw') -> Path:
         """Write the weights as safetensors, and what they are as .json beside; returns the path.
 
     The suffix becomes .safetensors. ValueError for `weights="ema"` without an average, and for a
@@ -375,7 +380,7 @@ class Trainer(CoreTrainer):
     def _take_task(self, task, scheduled: bool) -> None:
         ...
 
-    def test(self, dl=None, weights: str='last') -> dict[str, float]:
+    def test(self, dl: Iterable | Mapping[str, Iterable] | None=None, weights: str='last') -> dict[str, float]:
         """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     Without one on what the task's `build_test_dl` gives; ValueError where there is none.

@@ -17,6 +17,7 @@ import yaml
 import trainer_nb
 from trainer_nb import Trainer
 from trainer_nb.core.hook import POINTS, Hook
+from trainer_nb.core.tunable import Tunable
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -90,10 +91,21 @@ def attributes(cls):
             if inspect.isroutine(value) or isinstance(value, property)}
 
 
+def says_nothing(sentence):
+    """No words, or only the part of the trainer where an attribute is."""
+    return len(sentence.strip()) < 3 or re.fullmatch(r"`[\w.]+` of the trainer\.", sentence)
+
+
 def missing(names, text):
     """The names without an entry, or with one that says nothing."""
     shown = rows(text)
-    return sorted(name for name in names if len(shown.get(name, "").strip()) < 3)
+    return sorted(name for name in names if says_nothing(shown.get(name, "")))
+
+
+def test_each_name_that_the_reference_shows_has_a_meaning():
+    for page in ("10_names", "11_hooks", "12_records_and_files"):
+        text = reference(page)
+        assert missing(rows(text), text) == []
 
 
 def test_each_public_name_stands_in_the_reference():
@@ -116,8 +128,10 @@ def test_a_planted_gap_in_the_reference_is_found(name):
     text = reference("10_names")
     without = re.sub(rf"^\| \[?`{name}.*\n", "", text, flags=re.MULTILINE)
     empty = re.sub(rf"^(\| \[?`{name}\b.*?\|).*\|$", r"\1  |", text, flags=re.MULTILINE)
+    place = re.sub(rf"^(\| \[?`{name}\b.*?\|).*\|$", r"\1 `state.x` of the trainer. |", text,
+                   flags=re.MULTILINE)
     assert missing([name], text) == [] and missing([name], without) == [name]
-    assert missing([name], empty) == [name]
+    assert missing([name], empty) == missing([name], place) == [name]
 
 
 def test_each_hook_and_each_point_stands_in_the_reference():
@@ -126,6 +140,38 @@ def test_each_hook_and_each_point_stands_in_the_reference():
              if isinstance(cls := getattr(trainer_nb, name), type) and issubclass(cls, Hook)]
     assert re.findall(r"^### (\w+)", text, re.MULTILINE) == sorted(hooks)
     assert missing(POINTS, text) == []
+
+
+def test_each_tunable_of_a_hook_stands_in_the_reference_with_its_rules():
+    """Those of a class, and those that layer groups have as objects."""
+    text, count = reference("11_hooks"), 0
+    for name in trainer_nb.__all__:
+        cls = getattr(trainer_nb, name)
+        section = text.partition(f"### {name}\n")[2].partition("### ")[0]
+        for owner in cls.__mro__ if isinstance(cls, type) and issubclass(cls, Hook) else ():
+            for key, rule in vars(owner).items():
+                if isinstance(rule, Tunable):
+                    count += 1
+                    row = rf"\| `\w+\.{key}` \| `[^`]+` \| {re.escape(rule.allowed())} \| " \
+                          rf"{re.escape(rule.doc)} \|"
+                    assert re.search(row, section), f"{name}.{key}: run the page again"
+    assert count > 20
+    section = text.partition("### LayerGroupsHook\n")[2].partition("### ")[0]
+    assert re.findall(r"`layer_groups\.(\w+\.\w+)`", section) == [
+        "body.frozen", "body.lr_scale", "head.frozen", "head.lr_scale"]
+
+
+def test_each_hook_has_an_example_in_the_reference():
+    sections = re.split(r"^### ", reference("11_hooks"), flags=re.MULTILINE)[1:]
+    assert [each.split("\n")[0] for each in sections if "```python\n" not in each] == []
+
+
+def test_the_errors_of_the_reference_have_a_cause_and_a_remedy():
+    """A program on the page raises each of them when the page is made."""
+    lines = re.findall(r"^\| `\w+` \| `(.+)` \| (.+) \| (.+) \|$",
+                       reference("12_records_and_files"), re.MULTILINE)
+    assert len(lines) > 25 and len({message for message, *_ in lines}) == len(lines)
+    assert [line for line in lines if not all(each.endswith(".") for each in line[1:])] == []
 
 
 # The drawings of the architecture

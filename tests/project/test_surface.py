@@ -14,6 +14,7 @@ from trainer_nb import Trainer
 from trainer_nb.trainer import PUBLIC
 
 PAGE = Path(__file__).resolve().parents[2] / "nbs" / "41_api.ipynb"
+NAMES = PAGE.parent / "reference" / "10_names.ipynb"
 
 # Attributes that only an instance has: help() shows the first line of their class.
 OF_AN_INSTANCE = ("tunables", "history", "step_state")
@@ -69,6 +70,15 @@ def test_a_name_says_what_it_does_in_its_first_line(name):
     # of the attribute itself, not of what implements it
     assert "attrgetter" not in line and not re.fullmatch(r"`[\w.]+` of the trainer\.", line)
     assert line != type(inspect.getattr_static(Trainer, name, None)).__doc__
+
+
+def test_no_name_of_the_reference_is_only_said_to_be_of_a_part():
+    """Its row says what it means, not only where it is."""
+    cells = nbformat.read(NAMES, as_version=4).cells
+    shown = "\n".join(output["data"].get("text/markdown", "") for cell in cells
+                      for output in cell.get("outputs", []) if "data" in output)
+    assert len(re.findall(r"^\| `", shown, re.MULTILINE)) > 150
+    assert re.findall(r"^\| .* \| `[\w.]+` of the trainer\. \|$", shown, re.MULTILINE) == []
 
 
 def page_texts():

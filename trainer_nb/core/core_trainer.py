@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -25,7 +25,7 @@ from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from fastcore.basics import patch
@@ -1232,7 +1232,7 @@ def note(self: CoreTrainer, text: str) -> Reply:
     return self.post(Command("note", {"text": text}))
 
 @patch
-def tune(self: CoreTrainer, **values) -> Reply:
+def tune(self: CoreTrainer, **values: Any) -> Reply:
     """Change tunables by hand at the next boundary; a refused value raises ValueError.
 
     `tune(lr=1e-4, grad_clip=None, **{"ema.decay": 0.99})`: the names are those of
@@ -1414,7 +1414,7 @@ def _check_not_own_thread(self: CoreTrainer) -> None:
 # %% ../../nbs/core/16_core_trainer.ipynb #58c6846c
 @patch
 @contextmanager
-def paused(self: CoreTrainer):
+def paused(self: CoreTrainer) -> Iterator[Self]:
     """Hold a run in the background at a boundary for as long as this is open.
 
     `with trainer.paused():` gives the trainer; the random streams are the run's own afterwards, and
@@ -1496,7 +1496,9 @@ def _exclusive_access(self: CoreTrainer, name: str):
         yield
 
 @patch
-def validate(self: CoreTrainer, dl=None) -> dict[str, float]:
+def validate(
+    self: CoreTrainer, dl: Iterable | Mapping[str, Iterable] | None = None
+) -> dict[str, float]:
     """Evaluate on the validation loaders, or on `dl`; returns the records, logs nothing.
 
     `dl`: a loader, or a dict of named ones. Without a trace: random streams, counters and history
@@ -1519,13 +1521,15 @@ def test(self: CoreTrainer, dl, weights: str = "last") -> dict[str, float]:
         return self.look("test()", loaders, "test")
 
 @patch
-def predict(self: CoreTrainer, dl, limit_batches: int | float | None = None):
+def predict(self: CoreTrainer, dl: Iterable, limit_batches: int | float | None = None) -> Any:
     """The predictions of a loader, joined along the first dimension, on the CPU.
 
-    Inputs come with or without targets. `limit_batches`: of that many batches, or of such a share
-    of them; default: `Trainer(limit_batches={"predict": ...})`, or all. Predictions that do not
-    join (of batches padded to several lengths, say) come as a list, one entry a batch, with a
-    warning."""
+    Inputs come with or without targets; what the model returns comes with [samples, ...] as shape.
+    `limit_batches`: of that many batches, or of such a share of them; default:
+    `Trainer(limit_batches={"predict": ...})`, or all. Predictions that do not join (of batches
+    padded to several lengths, say) come as a list, one entry a batch, with a warning. TypeError
+    for a dataset or tensor in place of a loader, ValueError for a `limit_batches` that makes no
+    sense, RuntimeError while the run is driven in another thread and not paused."""
     check_loader("predict(): the loader", dl)
     check_limits({"predict": limit_batches}, None, False)
     if limit_batches is None and isinstance(self.limit_batches, dict):
@@ -1652,7 +1656,7 @@ def do(self: CoreTrainer, name: str, **values) -> None:
         apply(command)
 
 @patch
-def save(self: CoreTrainer, path) -> Path:
+def save(self: CoreTrainer, path: str | os.PathLike) -> Path:
     """Write the whole state to a file: at once, or at the next boundary while the run goes on.
 
     All that going on bit for bit takes, as `state_dict()`; the path is returned, and an existing
@@ -1662,7 +1666,7 @@ def save(self: CoreTrainer, path) -> Path:
     return Path(path)
 
 @patch
-def load(self: CoreTrainer, path, optimizer: bool = True) -> None:
+def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> None:
     """Become the run that was saved in a file.
 
     Weights, optimizer, schedule, hooks, tunables, position, random streams, history and journal.

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 import torch
 from .best import BestState
 from .checkpoint import RewindPoint, RunCheckpoint
@@ -425,7 +425,7 @@ class CoreTrainer:
     def note(self, text: str) -> Reply:
         """Write a note into the journal, at the next boundary."""
 
-    def tune(self, **values) -> Reply:
+    def tune(self, **values: Any) -> Reply:
         """Change tunables by hand at the next boundary; a refused value raises ValueError.
 
     `tune(lr=1e-4, grad_clip=None, **{"ema.decay": 0.99})`: the names are those of
@@ -491,7 +491,7 @@ class CoreTrainer:
         """RuntimeError in the run's own thread, which would wait for itself."""
 
     @contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[Self]:
         """Hold a run in the background at a boundary for as long as this is open.
 
     `with trainer.paused():` gives the trainer; the random streams are the run's own afterwards, and
@@ -512,7 +512,7 @@ class CoreTrainer:
     def _exclusive_access(self, name: str):
         """No drive in another thread, unless it is held; the random streams stay as they are."""
 
-    def validate(self, dl=None) -> dict[str, float]:
+    def validate(self, dl: Iterable | Mapping[str, Iterable] | None=None) -> dict[str, float]:
         """Evaluate on the validation loaders, or on `dl`; returns the records, logs nothing.
 
     `dl`: a loader, or a dict of named ones. Without a trace: random streams, counters and history
@@ -524,13 +524,15 @@ class CoreTrainer:
 
     `weights`: "last", those of this moment, or "best", those of the best state."""
 
-    def predict(self, dl, limit_batches: int | float | None=None):
+    def predict(self, dl: Iterable, limit_batches: int | float | None=None) -> Any:
         """The predictions of a loader, joined along the first dimension, on the CPU.
 
-    Inputs come with or without targets. `limit_batches`: of that many batches, or of such a share
-    of them; default: `Trainer(limit_batches={"predict": ...})`, or all. Predictions that do not
-    join (of batches padded to several lengths, say) come as a list, one entry a batch, with a
-    warning."""
+    Inputs come with or without targets; what the model returns comes with [samples, ...] as shape.
+    `limit_batches`: of that many batches, or of such a share of them; default:
+    `Trainer(limit_batches={"predict": ...})`, or all. Predictions that do not join (of batches
+    padded to several lengths, say) come as a list, one entry a batch, with a warning. TypeError
+    for a dataset or tensor in place of a loader, ValueError for a `limit_batches` that makes no
+    sense, RuntimeError while the run is driven in another thread and not paused."""
 
     def close(self) -> None:
         """End the run: background thread, worker processes, files of hooks."""
@@ -573,14 +575,14 @@ class CoreTrainer:
     def do(self, name: str, **values) -> None:
         """What a command asks for, now; at the next boundary while the run goes on."""
 
-    def save(self, path) -> Path:
+    def save(self, path: str | os.PathLike) -> Path:
         """Write the whole state to a file: at once, or at the next boundary while the run goes on.
 
     All that going on bit for bit takes, as `state_dict()`; the path is returned, and an existing
     file replaced as a whole. ValueError for a folder that is not there, CheckpointError for a
     state that cannot be kept, OSError where it cannot be written."""
 
-    def load(self, path, optimizer: bool=True) -> None:
+    def load(self, path: str | os.PathLike, optimizer: bool=True) -> None:
         """Become the run that was saved in a file.
 
     Weights, optimizer, schedule, hooks, tunables, position, random streams, history and journal.

@@ -70,8 +70,17 @@ def map_nested(function, value, is_leaf):
     return value
 
 # %% ../../nbs/core/05_data.ipynb #82e7391c
-def map_nested_tensor(function, value):
-    "Apply `function` to each tensor in `value`; containers keep their types."
+def map_nested_tensor(
+    function: Callable[[torch.Tensor], Any],
+    value: Any,  # a tensor, or containers and dataclasses of some
+) -> Any:
+    """Apply `function` to each tensor in `value`; containers keep their types.
+
+    What is neither stays as it is. An example:
+
+        batch = {"image": torch.ones(4, 3), "size": [torch.ones(4)]}
+        map_nested_tensor(torch.Tensor.half, batch)
+    """
     return map_nested(function, value, lambda item: isinstance(item, torch.Tensor))
 
 # %% ../../nbs/core/05_data.ipynb #b9781b4d

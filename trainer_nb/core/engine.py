@@ -91,7 +91,11 @@ _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel, A
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     """The model inside all its wrappers.
 
-    `torch.compile(model)`, DistributedDataParallel, DataParallel and AveragedModel."""
+    `torch.compile(model)`, DistributedDataParallel, DataParallel and AveragedModel. An example:
+
+        wrapped = nn.DataParallel(model)
+        unwrap(wrapped) is model
+    """
     while True:
         if isinstance(model, _WRAPPERS):
             model = model.module
@@ -127,7 +131,13 @@ def clip_gradients(gradients: list, norm: torch.Tensor, limit: float) -> None:
 class NonFiniteError(ArithmeticError):
     """A gradient that is NaN or infinite.
 
-    `invalid_since`: the step that was made with it; None if no step was."""
+    `invalid_since`: the step that was made with it; None if no step was. An example:
+
+        try:
+            trainer.fit()
+        except NonFiniteError as error:
+            print(error, error.invalid_since)
+    """
     invalid_since: int | None = None
 
 # %% ../../nbs/core/06_engine.ipynb #867817be

@@ -54,7 +54,11 @@ _WRAPPERS: Any
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     """The model inside all its wrappers.
 
-    `torch.compile(model)`, DistributedDataParallel, DataParallel and AveragedModel."""
+    `torch.compile(model)`, DistributedDataParallel, DataParallel and AveragedModel. An example:
+
+        wrapped = nn.DataParallel(model)
+        unwrap(wrapped) is model
+    """
 def pick_device(device=None) -> torch.device:
     """The given device, else an accelerator, else the CPU."""
 def total_norm(norms: list) -> torch.Tensor:
@@ -64,7 +68,13 @@ def clip_gradients(gradients: list, norm: torch.Tensor, limit: float) -> None:
 class NonFiniteError(ArithmeticError):
     """A gradient that is NaN or infinite.
 
-    `invalid_since`: the step that was made with it; None if no step was."""
+    `invalid_since`: the step that was made with it; None if no step was. An example:
+
+        try:
+            trainer.fit()
+        except NonFiniteError as error:
+            print(error, error.invalid_since)
+    """
     invalid_since: int | None = None
 class FinitePolicy:
     """What happens at a step whose gradients are not finite."""

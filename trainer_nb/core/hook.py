@@ -83,7 +83,14 @@ def check_names(holder, owner: str) -> None:
 
 # %% ../../nbs/core/01_hook.ipynb #fd1f6fb5
 class Hook:
-    "Takes part in a run: override the points you need, each gets the trainer."
+    """Takes part in a run: override the points you need, each gets the trainer.
+
+    TypeError for a subclass with a misspelled point or attribute. An example:
+
+        class PrintLoss(Hook):
+            def after_epoch(self, trainer):
+                print(trainer.step_state.epoch, float(trainer.loss))
+    """
     name: str | None = None  # prefix of its tunables; None: its class in snake case
     order = 0  # low runs first; ties keep the order of the list
     enabled = True
@@ -200,8 +207,19 @@ class Hook:
 
 # %% ../../nbs/core/01_hook.ipynb #c4dcceff
 class LambdaHook(Hook):
-    "A hook from functions: `LambdaHook(after_epoch=lambda trainer: ...)`."
-    def __init__(self, order: int = 0, name: str | None = None, **functions):
+    """A hook from functions: `LambdaHook(after_epoch=lambda trainer: ...)`.
+
+    TypeError for a name that is no hook point. An example:
+
+        hook = LambdaHook(after_epoch=lambda trainer: print(trainer.step_state.epoch))
+        trainer.hooks.add(hook)
+    """
+    def __init__(
+        self,
+        order: int = 0,  # low runs first
+        name: str | None = None,  # of the hook in the run; default: lambda
+        **functions: Callable,  # point -> f(trainer); on_log: f(trainer, records)
+    ):
         check_point_names(functions, type(self).__name__)
         unknown = [key for key in functions if key not in POINTS]
         if unknown:
@@ -213,7 +231,14 @@ class LambdaHook(Hook):
         vars(self).update(functions)
 
 class MainProcessHook(Hook):
-    "A hook that is called in the main process only; it must not use collectives."
+    """A hook that is called in the main process only; it must not use collectives.
+
+    An example:
+
+        class PrintEpoch(MainProcessHook):
+            def after_epoch(self, trainer):
+                print(trainer.step_state.epoch)
+    """
     main_process_only = True
 
 # %% ../../nbs/core/01_hook.ipynb #eee594bf

@@ -186,8 +186,18 @@ def _plain(value):
     return value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
 
 class Journal:
-    "The interventions of one run, in order; it only grows."
-    def __init__(self, header: dict | None = None):
+    """The interventions of one run, in order; it only grows.
+
+    `load` and `save` are its file, JSON lines. ValueError for a file that is none, with the line,
+    for a path that no file replaces, and for a script with both lengths. An example:
+
+        trainer.journal.save("journal.jsonl")
+        print(Journal.load("journal.jsonl").to_script(epochs=3))
+    """
+    def __init__(
+        self,
+        header: dict | None = None,  # of the run: seed, settings, machine, end
+    ):
         self.header = header or {}
         self.entries: list[Intervention] = []
 

@@ -27,7 +27,15 @@ from .torch_private import module_versions, set_module_versions
 
 # %% ../../nbs/core/12_saved.ipynb #1621531a
 class CheckpointError(RuntimeError):
-    "A state that cannot be saved, or a file that cannot be used."
+    """A state that cannot be saved, or a file that cannot be used.
+
+    An example:
+
+        try:
+            trainer.load("run.pt")
+        except CheckpointError as error:
+            print(error)
+    """
 
 _AS_THEY_ARE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 _KINDS = "tensors, arrays, numbers, texts, None, and lists, tuples, sets and dicts of these"

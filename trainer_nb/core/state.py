@@ -29,7 +29,13 @@ import torch
 
 # %% ../../nbs/core/00_state.ipynb #2b7924ab
 class RunState(StrEnum):
-    "How a run stands: what `fit()` returns as `status` and the panel shows."
+    """How a run stands: what `fit()` returns as `status` and the panel shows.
+
+    Each is equal to its word, "paused" say. An example:
+
+        trainer.fit()
+        trainer.state is RunState.FINISHED, trainer.state == "finished"
+    """
     IDLE = "idle"
     RUNNING = "running"
     PAUSED = "paused"
@@ -56,7 +62,13 @@ def _beside(default):
 
 @dataclass
 class StepState:
-    "The whole position of a run: counters, the next phase, and the time spent."
+    """The whole position of a run: counters, the next phase, and the time spent.
+
+    `seconds` is the time spent, in seconds. An example:
+
+        state = trainer.step_state
+        state.epoch, state.optimizer_step, state.samples_seen
+    """
     epoch: int = 0  # finished epochs
     batch_idx: int = 0  # batches taken of the current epoch
     optimizer_step: int = 0  # real optimizer steps
@@ -104,7 +116,13 @@ class Position:
 # %% ../../nbs/core/00_state.ipynb #d8ed7c7a
 @dataclass
 class FitResult:
-    "What `fit()` returns."
+    """What `fit()` returns.
+
+    An example:
+
+        result = trainer.fit(epochs=3)
+        result.status, result.steps, result.last["train/loss"]
+    """
     status: RunState
     epochs: int  # finished
     steps: int  # optimizer steps of the whole run

@@ -9,7 +9,7 @@ __all__ = ['RESERVED', 'SupervisedStep', 'OwnLossStep', 'check_output', 'items',
 
 # %% ../../nbs/core/07_step.ipynb #be310bfc
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -173,12 +173,19 @@ def _value_at(records, path: tuple):
         records = records.get(key)
     return records
 
-def key_average(dicts, exclude_nan: bool = False) -> dict:
+def key_average(
+    dicts: Iterable[Mapping],
+    exclude_nan: bool = False,  # leave values out that are NaN
+) -> dict:
     """The mean of each key over the dicts that have it; nested dicts stay nested.
 
     None does not count, NaN does unless `exclude_nan`. Tensors stay tensors, where they are;
     `exclude_nan` fetches them (one element each). A key without any value that counts is NaN.
-    TypeError for a key that is a number here and a dict there."""
+    TypeError for a key that is a number here and a dict there. An example:
+
+        key_average([{"loss": 1.0, "aux": {"a": 2.0}}, {"loss": 3.0}])
+        # {"loss": 2.0, "aux": {"a": 2.0}}
+    """
     dicts, result = list(dicts), dict[str, Any]()
     for path in dict.fromkeys(path for each in dicts for path in _paths(each)):
         values = [value for each in dicts if (value := _value_at(each, path)) is not None]

@@ -21,7 +21,14 @@ from .state import weakly
 _Value = TypeVar("_Value")  # what an editor and a type checker know of the value
 
 class Tunable(Generic[_Value]):
-    "A value of a hook or a run that may be changed live; it has the type of its default."
+    """A value of a hook or a run that may be changed live; it has the type of its default.
+
+    TypeError for the default None without `kind` or `choices`. ValueError for a value that is not
+    allowed, as default and whenever it is set. An example:
+
+        class Noise(Hook):
+            strength = Tunable(0.1, min=0, max=1, doc="share of noise in a batch")
+    """
     @overload
     def __init__(self: "Tunable[Any]", default: None, *, min: float | None = None,
                  max: float | None = None, choices: tuple | None = None, scale: str = "linear",
@@ -32,7 +39,7 @@ class Tunable(Generic[_Value]):
                  kind: type | None = None, optional: bool | None = None): ...
     def __init__(
         self,
-        default,
+        default: Any,  # value until it is changed
         *,
         min: float | None = None,  # lowest value allowed
         max: float | None = None,  # highest value allowed

@@ -6,12 +6,12 @@
 __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', 'WINDOW', 'MOST_ALERTS', 'FORM', 'PLAIN',
            'EVALUATED', 'Alert', 'median', 'spread', 'number', 'first_spike', 'Levels', 'fall_of_halves', 'Evaluations',
            'mean_wait', 'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice', 'LossJudge', 'EvaluationJudge',
-           'TimeJudge', 'AlertLog', 'Looks', 'AlertsHook']
+           'TimeJudge', 'AlertLog', 'Looks', 'Thresholds', 'AlertsHook']
 
 # %% ../../nbs/hooks/27_alerts.ipynb #363f472f
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -31,7 +31,13 @@ BY_CLOCK = ("data", "slow_hook")  # they depend on wall time: another run may no
 
 @dataclass
 class Alert:
-    "Something wrong with a run: what is seen, and what to do."
+    """Something wrong with a run: what is seen, and what to do.
+
+    An example:
+
+        for alert in trainer.alerts:
+            print(alert.kind, alert.step, alert.advice)
+    """
     kind: str  # one of `KINDS`
     step: int  # the first step that shows it; of a divergence the last one before it
     seen: str  # a sentence with the figures
@@ -456,11 +462,30 @@ class Looks:
     "When an `AlertsHook` looks; a plain attribute, since each step reads it."
     every: int = 50  # steps
 
+class Thresholds(TypedDict, total=False):
+    "What `AlertsHook(...)` takes: its tunables, by their names."
+    every: int
+    spike: float | None
+    divergence: float | None
+    rise: float
+    patience: int
+    apart: float | None
+    evaluations: int
+    data_share: float | None
+    hook_share: float | None
+
 class AlertsHook(Hook):
     """Raises alerts: the loss is not finite, spikes, diverges or stands still, validation gets
     worse, the loader or a hook takes the time. `alerts` has them.
 
-    Spreads are robust standard deviations. ValueError at the start of a run without a recorder."""
+    Spreads are robust standard deviations. TypeError for a threshold that it does not have,
+    ValueError for a value that is not allowed, and at the start of a run without a recorder.
+
+    An example:
+
+        trainer.hooks.add(AlertsHook(spike=4.0, evaluations=2))
+        trainer.fit(epochs=3)
+    """
     order, main_process_only = 40, True  # after the recorder
     every = PartTunable(50, "looks", min=10, doc="steps from one look at the records to the next")
     spike = Tunable(6.0, min=1, optional=True, doc="spreads of a loss spike; None: not judged")
@@ -473,7 +498,7 @@ class AlertsHook(Hook):
     hook_share = Tunable(1 / 3, min=0.05, max=1, optional=True, doc="share of a step of one hook")
     _fits = state_check({"log": list[FORM], "judged": int, "back": float, "plateau_due": int,
                          "skipped": int, "levels": PLAIN, "evaluations": dict[str, EVALUATED]})
-    def __init__(self, **thresholds):  # the tunables above, by name
+    def __init__(self, **thresholds: Unpack[Thresholds]):  # the tunables above, by name
         self.looks = Looks()
         for name, value in thresholds.items():
             if not isinstance(vars(type(self)).get(name), Tunable):

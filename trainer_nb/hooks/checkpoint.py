@@ -17,11 +17,11 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint
@@ -552,20 +552,28 @@ def save_by_hand(hook, trainer, command) -> None:
 class CheckpointHook(Hook):
     """Saves the run: every n steps or epochs, at a new best value, at the end, and at a signal.
 
-    ValueError for rules that make no sense. At the beginning CheckpointError for another run's or
-    damaged files, and FolderTakenError for a folder that another run has."""
+    ValueError for rules that make no sense. CheckpointError at the beginning of a run, for another
+    run's or damaged files; FolderTakenError for a folder that another run has; FileNotFoundError
+    for a folder named by `resume` that has no checkpoint. An example:
+
+        hook = CheckpointHook("checkpoints", every_steps=100, best=("valid/loss", "min"))
+        trainer = Trainer(model, train_dl=train, valid_dl=valid, loss_fn=loss_fn, hooks=[hook])
+    """
     order, writes = -100, True  # resuming comes first
     def __init__(
         self,
-        folder=None,  # default: checkpoints, in the workspace if there is one
-        every_steps: int | None = None,
-        every_epochs: int | None = 1,
+        # default: checkpoints, in the workspace if there is one
+        folder: str | os.PathLike | None = None,
+        every_steps: int | None = None,  # optimizer steps; None: not by steps
+        every_epochs: int | None = 1,  # None: not by epochs
         keep_last: int | None = 3,  # None: all
-        keep_every=None,  # saved and kept for good: a multiple, or steps
+        # saved and kept for good: a multiple, or steps
+        keep_every: int | Collection[int] | None = None,
         best: tuple[str, str] | None = None,  # ("valid/accuracy", "max"); default: the trainer's
-        resume="latest",  # or a file or folder; "force"; None or False
-        exit_signals=(signal.SIGTERM,),
-        exit_code: int | str = "128+signal",
+        # or a file or folder; "force"; None or False
+        resume: str | os.PathLike | Literal[False] | None = "latest",
+        exit_signals: Iterable[int] = (signal.SIGTERM,),  # stop the run, saved; (): none
+        exit_code: int | str = "128+signal",  # then, of the process; or a number
         exit_wait: float = 0.0,  # seconds between the last save and the exit
         keep_best: int = 1,  # how many of the best stay
     ):

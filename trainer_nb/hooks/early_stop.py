@@ -107,7 +107,13 @@ def mean_since(trainer, metric: str, step: int) -> float:
 class EarlyStopHook(Hook):
     """Asks for a stop after `patience` evaluations in a row without a better metric.
 
-    `reason` says why."""
+    `reason` says why. Prechelt, "Early Stopping - But When?", in Neural Networks: Tricks of the
+    Trade, Springer, 1998. ValueError for settings that make no sense, at the start of a run that
+    has no valid_dl or no history, and in an evaluation without such a record. An example:
+
+        trainer.hooks.add(EarlyStopHook("valid/loss", patience=5, min_delta=0.001))
+        trainer.fit(epochs=100)
+    """
     patience = Tunable(3, min=1, doc="evaluations in a row that may be no better")
     _fits = state_check({"best": float | None, "best_step": int, "since": list,
                          "reason": str | None, "due": bool, "judged": int,
@@ -122,7 +128,7 @@ class EarlyStopHook(Hook):
         reached: float | None = None,  # this value or a better one ends the run at once
         diverged: float | None = None,  # this value, a worse one or NaN ends the run at once
         min_epochs: int = 0,  # the least number of epochs, or steps
-        min_steps: int = 0,
+        min_steps: int = 0,  # of the optimizer
     ):
         check_early_stop(metric, mode, min_delta, relative, reached, diverged, min_epochs,
                          min_steps)

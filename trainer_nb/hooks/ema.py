@@ -112,18 +112,25 @@ class Average:
 class EMAHook(Hook):
     """Keeps an exponential moving average of the weights, and evaluates with it.
 
-    ValueError for settings that make no sense, and for a run that shards the model."""
+    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", SIAM J. Control
+    Optim. 30(4), 1992; with an exponential decay as in Tarvainen and Valpola, 2017,
+    https://arxiv.org/abs/1703.01780. ValueError for settings that make no sense, and for a run
+    that shards the model. An example:
+
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[EMAHook(decay=0.99)])
+        trainer.fit(epochs=3)
+    """
     order = 10
     needs_whole_model = True
     decay = Tunable(0.999, min=0, max=1, doc="share of the average that an update keeps")
     eval = Tunable("ema", choices=("ema", "raw", "both"), doc="weights that evaluations use")
     def __init__(
         self,
-        decay: float = 0.999,
+        decay: float = 0.999,  # share of it that an update keeps, 0 to 1
         every: int = 1,  # steps from update to update
         warmup: bool = True,  # a lower decay at first
         buffers: str = "copy",  # those of the training; or "average"
-        device=None,  # of the average; default: that of the model
+        device: str | torch.device | None = None,  # of the average; default: the model's
         start_step: int = 0,  # the average begins with the weights after this step
     ):
         if type(start_step) is not int or start_step < 0:

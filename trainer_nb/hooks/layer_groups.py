@@ -7,7 +7,8 @@ __all__ = ['PART', 'layer_groups', 'flatten', 'split_parameter_groups', 'LayerGr
 
 # %% ../../nbs/hooks/19_layer_groups.ipynb #57cde6d7
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -125,12 +126,24 @@ class FreezeSwitch(BoundTunable):
 
 # %% ../../nbs/hooks/19_layer_groups.ipynb #2c2d6470
 class LayerGroupsHook(Hook):
-    "Layer groups with rates of their own, to be frozen and unfrozen while the run goes on."
+    """Layer groups with rates of their own, to be frozen and unfrozen while the run goes on.
+
+    As in Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", 2018,
+    https://arxiv.org/abs/1801.06146, section 3.2. Parameters of no group are the group "rest".
+    ValueError, when the trainer is built, for a name that the model does not have, a group
+    without a parameter of its own or in the optimizer, a part in two groups, and LBFGS. ValueError
+    for freezing the last group, too. RuntimeError at the start of a run to which it was added
+    later. An example:
+
+        hook = LayerGroupsHook({"body": "0", "head": "2"})
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[hook])
+        trainer.tune(**{"layer_groups.body.frozen": True})
+    """
     order = 5
     def __init__(
         self,
         # name, list of names, dict group -> names; or f(model) -> such, of modules and parameters
-        split,
+        split: str | Mapping[str, Any] | Iterable | Callable,
     ):
         self.split, self.groups = split, {}
         self._enabled, self._trainer, self._owners, self._others = True, None, [], False

@@ -12,6 +12,7 @@ import difflib
 import html
 import math
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -464,13 +465,19 @@ class LayerStatsHook(Hook):
     """Measures activations, gradients and weights of each layer; the panel's tab Layers shows them.
 
     `plot()`, `still()` and `table()` show the activations. ValueError for modules that the model
-    does not have, at the beginning of a fit."""
+    does not have, at the beginning of a fit, and for `most` below 2. An example:
+
+        trainer.hooks.add(stats := LayerStatsHook(every_steps=1))
+        trainer.fit(epochs=1)
+        stats.table()
+    """
     order = 25  # after the recorder
     every_steps = Tunable(10, min=1, doc="steps from one measurement to the next")
     def __init__(
         self,
-        every_steps: int = 10,
-        modules=None,  # names, classes, or f(name, module) -> bool; default: all layers
+        every_steps: int = 10,  # steps from one measurement to the next
+        # names, classes, or f(name, module) -> bool; default: all layers
+        modules: str | type | torch.nn.Module | Iterable | Callable | None = None,
         log: bool = False,  # also as records: layers/NAME/std, one fetch a measurement
         most: int = 500,  # measurements to keep; older ones are thinned out
         weights: bool = True,  # norms of parameters, and a copy of them in a step that is measured

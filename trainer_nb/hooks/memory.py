@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import profile, schedule
@@ -46,13 +47,21 @@ def memory_records(device: torch.device) -> dict[str, float]:
 class MemoryHook(MainProcessHook):
     """Records memory.
 
-    Writes a snapshot when the GPU runs out of it, or every `snapshot_every` steps."""
+    In GB, of 1e9 bytes: `memory/host`, of this process; on a CUDA device the peaks since the
+    record before, `memory/peak_allocated` and `memory/peak_reserved`. Writes a snapshot when the
+    GPU runs out of it, or every `snapshot_every` steps. ValueError for counts below 1, and at the
+    start of a run for snapshots without a CUDA device. An example:
+
+        trainer.hooks.add(MemoryHook(every_steps=1))
+        trainer.fit(epochs=1).last["memory/host"]
+    """
     order = 25  # after the recorder
     every_steps = Tunable(10, min=1, doc="steps from record to record")
     def __init__(
         self,
-        every_steps: int = 10,
-        folder=None,  # of snapshots; default: the workspace, or here
+        every_steps: int = 10,  # steps from record to record
+        # of snapshots; default: the workspace, or here
+        folder: str | os.PathLike | None = None,
         # with the lines of code that asked for the memory; each allocation costs more then
         trace: bool = False,
         snapshot_every: int | None = None,  # steps; on a CUDA device only
@@ -131,7 +140,11 @@ class MemoryHook(MainProcessHook):
 class EmptyCacheHook(Hook):
     """Releases unused reserved memory of the GPU, every `every_steps` steps.
 
-    Each process releases its own."""
+    Each process releases its own. ValueError for `every_steps` below 1. An example:
+
+        trainer.hooks.add(EmptyCacheHook(every_steps=50))
+        trainer.fit(epochs=1)
+    """
     every_steps = Tunable(100, min=1, doc="steps from release to release")
     def __init__(self, every_steps: int = 100):
         self.every_steps = every_steps
@@ -146,19 +159,26 @@ class EmptyCacheHook(Hook):
 class ProfilerHook(MainProcessHook):
     """Profiles a few steps: a Chrome trace and a table for each recording.
 
-    Other arguments are those of `torch.profiler.profile`."""
+    Other arguments are those of `torch.profiler.profile`. ValueError for numbers that are too
+    small, TypeError for an argument that the profiler does not have. An example:
+
+        trainer.hooks.add(profiler := ProfilerHook(active=2, show=False))
+        trainer.fit(epochs=1)
+        print(profiler.traces, profiler.table)
+    """
     writes = True  # takes no part in a fast_dev_run
     order, kept = 80, False  # after the hooks that it is to record
     def __init__(
         self,
-        folder=None,  # of traces; default: profile, in the workspace if there is one
+        # of traces; default: profile, in the workspace if there is one
+        folder: str | os.PathLike | None = None,
         wait: int = 1,  # steps before
         warmup: int = 1,  # steps that are recorded and thrown away
         active: int = 3,  # steps that are recorded
         repeat: int = 1,  # recordings
         rows: int = 10,  # of the table
         show: bool = True,  # print it
-        **settings,  # record_shapes, profile_memory, with_stack, activities, ...
+        **settings: Any,  # record_shapes, profile_memory, with_stack, ...
     ):
         for name, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1),
                                    ("repeat", repeat, 1), ("rows", rows, 1)):

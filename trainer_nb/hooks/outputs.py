@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -536,16 +537,24 @@ def check_splits(hook, trainer) -> None:
 class OutputsHook(Hook):
     """Writes arrays and a table of an evaluation: a row for each sample, in the dataset's order.
 
-    Fields: indices, targets, losses, outputs and predictions. ValueError, TypeError or ImportError
-    for settings that make no sense, FileExistsError for a folder with other things in it."""
+    Fields: indices, targets, losses, outputs and predictions; each array is [samples, ...].
+    ValueError, TypeError or ImportError for settings that make no sense, FileExistsError for a
+    folder with other things in it. An example:
+
+        trainer.hooks.add(OutputsHook("outputs", fields=["targets", "outputs"]))
+        trainer.fit(epochs=1)
+        OutputsHook.load("outputs/valid")["outputs"].shape
+    """
     order = 50
     writes = True  # takes no part in a fast_dev_run
     def __init__(
         self,
-        folder=None,  # default: outputs, in the workspace if there is one
-        splits=("valid", "test"),  # also "train", or names of loaders
-        fields=FIELDS,  # all that are given; of the default, those available
-        predict=None,  # f(outputs) -> predictions; default: argmax
+        # default: outputs, in the workspace if there is one
+        folder: str | os.PathLike | None = None,
+        splits: str | Iterable[str] = ("valid", "test"),  # also "train", or names of loaders
+        # all that are given; of the default, those available
+        fields: str | Iterable[str] = FIELDS,
+        predict: Callable | None = None,  # f(outputs) -> predictions; default: argmax
         format: str = "csv",  # of the table; "parquet", "npy": none
         keep: str = "last",  # or "all": a folder an evaluation
     ):

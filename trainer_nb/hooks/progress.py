@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 import warnings
 from time import perf_counter, time
-from typing import Any
+from typing import Any, Literal
 
 from ..core.hook import MainProcessHook
 
@@ -136,14 +136,18 @@ def _bar_class():
 class ProgressHook(MainProcessHook):
     """A bar in a terminal or notebook, plain lines elsewhere.
 
-    ValueError for settings that make no sense."""
+    ValueError for settings that make no sense. An example:
+
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn,
+                          hooks=[ProgressHook(every_steps=10, style="lines")])
+    """
     order, kept = 90, False  # it shows, and computes nothing
     def __init__(
         self,
         every_steps: int | None = None,  # steps from line to line; None: about 10 s
         with_records: bool = True,  # show the last records
         eta_warmup: int = 10,  # first steps, which the estimate ignores
-        style=True,  # "bar", "lines", or True to choose
+        style: bool | Literal["bar", "lines"] = True,  # True: the one that fits
     ):
         progress_style(style)
         if every_steps is not None and (type(every_steps) is not int or every_steps < 1):

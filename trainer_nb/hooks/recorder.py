@@ -140,7 +140,14 @@ class Branch:
 class History:
     """Every record of a run, by name: `history["train/loss"]` is an array.
 
-    Its points are those of the live branch; `branches` has the points that rewinds removed."""
+    Its points are those of the live branch; `branches` has the points that rewinds removed. An
+    array has one number a point, float64. KeyError for a name that was not recorded, RuntimeError
+    for `plot()` of a history that belongs to no Trainer, ImportError for `to_pandas()` without
+    pandas. An example:
+
+        losses = trainer.history["train/loss"]
+        steps = trainer.history.steps("train/loss")
+    """
     def __init__(self):
         self._columns: dict[str, Columns] = {}
         self.branches: list[Branch] = []
@@ -338,7 +345,13 @@ def named(values: dict[str, tuple], optimizer: str) -> dict[str, tuple]:
 class RecorderHook(Hook):
     """Records loss, lr, gradient norm, times and what the step returns, into `trainer.history`.
 
-    `flush_every`: at most that many steps stay on the device; ValueError for less than 1."""
+    `time/step` and `time/data`, the wait for the loader in it, are seconds a step;
+    `samples_per_second` counts those of all processes. `flush_every`: at most that many steps stay
+    on the device; ValueError for less than 1. A Trainer has one by itself. An example:
+
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[RecorderHook(64)])
+        trainer.fit(epochs=1)
+    """
     order = 20  # before the scheduler moves the rate
     def __init__(self, flush_every: int = 256):
         if type(flush_every) is not int or flush_every < 1:

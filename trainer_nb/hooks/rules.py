@@ -95,7 +95,11 @@ class RuleHook(Hook):
     """Acts when an alert of a kind is raised: `RuleHook("spike", rewind=200, tune={"lr": "*0.5"})`.
 
     Its acts are commands with the source "rule:spike_rule". ValueError or TypeError for what makes
-    no sense, and ValueError at the start of a run in which it could not act."""
+    no sense, and ValueError at the start of a run in which it could not act. An example:
+
+        hooks = [AlertsHook(), SnapshotHook(every_steps=50), RuleHook("spike", rewind=200)]
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=hooks)
+    """
     order = 41
     rewind = Tunable(None, kind=int, min=1, doc="steps to go back from the step of the alert")
     most = Tunable(3, min=0, doc="times that it acts")

@@ -8,8 +8,9 @@ __all__ = ['SIDE', 'MOST_CLASSES', 'LONGEST_TEXT', 'PENDING', 'FAR', 'as_pixels'
 
 # %% ../../nbs/hooks/24_samples.ipynb #a0b16f95
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -250,17 +251,25 @@ def check_bounds(worst: int, keep: int, logged: int) -> None:
 class SamplesHook(Hook):
     """Keeps the worst samples and the confusion matrix of each evaluation; the tab Data shows them.
 
-    ValueError for bounds that are out of range. Nothing of it is in checkpoints."""
+    ValueError for bounds that are out of range. Nothing of it is in checkpoints. An example:
+
+        trainer.hooks.add(samples := SamplesHook(worst=4))
+        trainer.fit(epochs=1)
+        samples.evaluations[-1]
+    """
     order = 50
     def __init__(
         self,
         worst: int = 16,  # samples with the highest loss, 64 at most
         keep: int = 20,  # evaluations
-        loss=None,  # f(pred, target) -> losses [batch]; default: the run's, where torch has it
-        predict=None,  # f(pred) -> classes [batch]; default: argmax
-        inputs=None,  # f(batch) -> pictures or texts; default: found in the batch
-        as_text=None,  # f(row of the inputs) -> str, say a tokenizer's decode
-        classes=None,  # names of the classes
+        # f(pred, target) -> losses [batch]; default: the run's, where torch has it
+        loss: Callable | None = None,
+        predict: Callable | None = None,  # f(pred) -> classes [batch]; default: argmax
+        # f(batch) -> pictures or texts; default: found in the batch
+        inputs: Callable | None = None,
+        # f(row of the inputs) -> str, say a tokenizer's decode
+        as_text: Callable[[Any], str] | None = None,
+        classes: Iterable | None = None,  # names of the classes
         logged: int = 16,  # pictures and texts that are logged, the newest, 64 at most
     ):
         check_bounds(worst, keep, logged)

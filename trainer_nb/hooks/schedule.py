@@ -527,14 +527,21 @@ class SchedulerHook(Hook):
     `scheduler`: one of torch's, a name of `SCHEDULES`, f(optimizer) or f(optimizer, total_steps).
     `every`: "step", "epoch" or "evaluation"; None is a step, or what the scheduler is made for.
     `metric`: the record that its `step` gets; "valid/loss" for a ReduceLROnPlateau.
-    `settings`: of a schedule by name (`warmup=0.1`). TypeError or ValueError for others."""
+    `settings`: of a schedule by name (`warmup=0.1`). TypeError or ValueError for others.
+
+    An example:
+
+        hook = SchedulerHook("one_cycle", max_lr=0.1)
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, epochs=3, sched=hook)
+    """
     order = 30  # after the recorder, which keeps the rate as it was used
     def __init__(
         self,
-        scheduler,  # of torch's; a name; f(optimizer) or f(optimizer, total_steps)
+        # of torch's; a name; f(optimizer) or f(optimizer, total_steps)
+        scheduler: str | LRScheduler | Callable,
         every: str | None = None,  # "step", "epoch" or "evaluation"
         metric: str | None = None,  # record for a plateau scheduler
-        **settings,  # of a schedule by name: warmup=0.1
+        **settings: Any,  # of a schedule by name: warmup=0.1
     ):
         if every not in (None, "step", "epoch", "evaluation"):
             raise ValueError(f"every={every!r}: 'step', 'epoch' or 'evaluation'")

@@ -60,13 +60,19 @@ class Snapshot(RewindPoint):
         self.bytes = state_bytes(state)
 
 class SnapshotHook(Hook):
-    "Keeps states in memory, to which `trainer.rewind(step)` goes back."
+    """Keeps states in memory, to which `trainer.rewind(step)` goes back.
+
+    ValueError for counts below 1, and for a `memory` that is no size. An example:
+
+        trainer.hooks.add(SnapshotHook(every_steps=100, memory="500MB"))
+        trainer.fit(epochs=3)
+    """
     order, kept = 90, False
     def __init__(
         self,
-        every_steps: int | None = None,
-        every_epochs: int | None = 1,
-        memory="2GB",  # all of them together
+        every_steps: int | None = None,  # optimizer steps; None: not by steps
+        every_epochs: int | None = 1,  # None: not by epochs
+        memory: str | float = "2GB",  # all of them together; a number: bytes
     ):
         for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
             if value is not None and (type(value) is not int or value < 1):

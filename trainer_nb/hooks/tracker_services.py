@@ -9,6 +9,7 @@ __all__ = ['numbered_folder', 'free_folder', 'mark_start', 'describe', 'TensorBo
 # %% ../../nbs/hooks/21_tracker_services.ipynb #53a90c68
 import os
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,18 @@ def describe(writer, trainer) -> None:
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #67b3ece5
 class TensorBoardHook(TrackerHook):
-    """Writes what a run reports for TensorBoard: `tensorboard --logdir FOLDER`. ImportError without
-    it."""
+    """Writes what a run reports for TensorBoard: `tensorboard --logdir FOLDER`.
+
+    ImportError without tensorboard, ValueError for numbers of steps below 1. An example:
+
+        trainer.hooks.add(TensorBoardHook("events", histograms=100))
+        trainer.fit(epochs=3)
+    """
     name = "tensorboard"
     def __init__(
         self,
-        folder=None,  # default: tensorboard, in the workspace; without one runs/TIME_MODEL
+        # default: tensorboard, in the workspace; without one runs/TIME_MODEL
+        folder: str | os.PathLike | None = None,
         every_steps: int = 10,  # steps from point to point
         histograms: int | None = None,  # of all parameters: steps between them
     ):
@@ -258,16 +265,24 @@ class WandbRuns:
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #8d9a5ec9
 class WandbHook(TrackerHook):
-    "Sends what a run reports to Weights & Biases; other arguments are those of `wandb.init`."
+    """Sends what a run reports to Weights & Biases; other arguments are those of `wandb.init`.
+
+    ImportError without wandb, ValueError for another format and numbers of steps below 1.
+
+    An example:
+
+        hook = WandbHook(project="digits", tags=["first"], mode="offline")
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[hook])
+    """
     def __init__(
         self,
-        project: str | None = None,
+        project: str | None = None,  # default: wandb's own choice
         config: dict | None = None,  # beside that of the trainer
-        tags=None,
+        tags: Sequence[str] | None = None,  # words by which its page sorts runs
         image_format: str = "png",  # or "jpg", "bmp"
         every_steps: int = 10,  # steps from row to row
         histograms: int | None = None,  # of all parameters: steps between them
-        **init,  # name, mode, dir, entity, group, ...
+        **init: Any,  # name, mode, dir, entity, group, ...
     ):
         if image_format not in ("png", "jpg", "jpeg", "bmp"):
             raise ValueError(f"image_format={image_format!r}: 'png', 'jpg', 'jpeg' or 'bmp'")
@@ -352,14 +367,20 @@ class TrackioRuns:
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #2d38b50b
 class TrackioHook(TrackerHook):
-    "Sends what a run reports to trackio; other arguments are those of `trackio.init`."
+    """Sends what a run reports to trackio; other arguments are those of `trackio.init`.
+
+    ImportError without trackio, ValueError for numbers of steps below 1. An example:
+
+        hook = TrackioHook(project="digits")
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[hook])
+    """
     def __init__(
         self,
         project: str | None = None,  # default: trainer_nb
         config: dict | None = None,  # beside that of the trainer
         every_steps: int = 10,  # steps from row to row
         histograms: int | None = None,  # of all parameters: steps between them
-        **init,  # name, group, space_id, ...
+        **init: Any,  # name, group, space_id, ...
     ):
         check_installed("trackio", type(self).__name__)
         super().__init__(every_steps, histograms)

@@ -12,6 +12,7 @@ __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_l
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
 import json
+import os
 import secrets
 import time
 import zlib
@@ -321,14 +322,28 @@ class Sender:
 class TrackerHook(Hook):
     """Sends what a run reports to a place outside: once a second, in batches; subclasses say how.
 
-    A subclass has `open` and `write`, and what else of the following methods its place can do."""
+    A subclass has `open` and `write`, and what else of the following methods its place can do.
+    ValueError for numbers of steps below 1. What a subclass raises in a run becomes a warning, and
+    the hook is off then. An example:
+
+        class ListHook(TrackerHook):
+            def open(self, trainer, resumed_at):
+                self.lines = []
+
+            def write(self, lines):
+                self.lines += lines
+    """
     main_process_only = True
     writes = True  # takes no part in a fast_dev_run
     order, kept = 40, False  # after the recorder; nothing that a rewind should change
     failed: str | None = None  # the last failure
     every_steps = Tunable(10, min=1, doc="steps from point to point")
 
-    def __init__(self, every_steps: int = 10, histograms: int | None = None):
+    def __init__(
+        self,
+        every_steps: int = 10,  # steps from point to point
+        histograms: int | None = None,  # of all parameters: steps between them
+    ):
         check_every("histograms", histograms, optional=True)
         self.every_steps, self.histograms = every_steps, histograms
         self.place: dict | None = None  # where it writes; None: not known yet
@@ -583,14 +598,19 @@ class ImageFileHook(Hook):
     """Writes the images of `trainer.log_images` to files: folder/NAME/step_00000012.png.
 
     Curves of `trainer.log_pr_curve` are drawn as pictures. ValueError for settings that make no
-    sense, ImportError without Pillow."""
+    sense, ImportError without Pillow. An example:
+
+        trainer.hooks.add(ImageFileHook("images", max_images=20))
+        trainer.log_images({"noise": torch.rand(8, 8)})
+    """
     main_process_only = True
     writes = True  # takes no part in a fast_dev_run
     order, kept = 40, False  # after the recorder; nothing that a rewind should change
     failed: str | None = None  # the last failure
     def __init__(
         self,
-        folder=None,  # default: images, in the workspace if there is one
+        # default: images, in the workspace if there is one
+        folder: str | os.PathLike | None = None,
         every_steps: int = 1,  # for each name, steps from image to image
         max_images: int | None = None,  # of one name; the oldest goes
         image_format: str = "png",  # or what else PIL can write
@@ -705,10 +725,18 @@ class LinesFile:
 
 # %% ../../nbs/hooks/20_trackers.ipynb #2c254e16
 class JSONLHook(TrackerHook):
-    "Writes what a run reports as lines of JSON, a line for each point."
+    """Writes what a run reports as lines of JSON, a line for each point.
+
+    `seconds` in a line are those of training, without pauses. ValueError for `every_steps` below 1.
+    An example:
+
+        trainer.hooks.add(JSONLHook("records.jsonl", every_steps=10))
+        trainer.fit(epochs=3)
+    """
     def __init__(
         self,
-        path=None,  # default: records.jsonl, in the workspace if there is one
+        # default: records.jsonl, in the workspace if there is one
+        path: str | os.PathLike | None = None,
         every_steps: int = 1,  # steps from line to line
     ):
         super().__init__(every_steps)

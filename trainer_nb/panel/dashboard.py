@@ -110,6 +110,14 @@ class Numbers:
     "The numbers of the head: the usual ones, or those that a person has pinned."
     def __init__(self, view: RunView, curves: Curves, pins: Pins | None = None):
         self.view, self.curves, self.pins = view, curves, pins or Pins()
+        self._memory, self._looked_at = ("", "", ""), -math.inf  # what is in use, and since when
+
+    def memory(self) -> tuple[str, str, str]:
+        "As `memory_in_use`, looked up once a drawing: that reads files."
+        now = perf_counter()
+        if now - self._looked_at > 0.2:
+            self._memory, self._looked_at = memory_in_use(self.view), now
+        return self._memory
 
     def html(self, place: Position) -> str:
         "All of them, for the page."
@@ -128,7 +136,7 @@ class Numbers:
         names = self.evaluated()
         loss = next((n for n in names if n.endswith("/loss")), "valid/loss")
         metric = next((n for n in names if not n.endswith("/loss")), None)
-        return ["samples_per_second", self.view.memory[0], "lr", "grad_norm", "train/loss", loss,
+        return ["samples_per_second", self.memory()[0], "lr", "grad_norm", "train/loss", loss,
                 *([metric] if metric else []), BEST + (metric or loss)]
 
     def shown(self) -> list[str]:
@@ -142,8 +150,8 @@ class Numbers:
 
     def cell(self, name: str) -> Cell:
         "The number of this name."
-        if name == self.view.memory[0]:
-            return Cell(*memory_in_use(self.view))
+        if name == self.memory()[0]:
+            return Cell(*self.memory())
         if name in ("lr", "grad_norm", "train/loss") and optimizers_of(self.curves.of):
             return self._of_each(name)
         if name.startswith(BEST) and name not in self.curves.of:

@@ -40,7 +40,15 @@ from ..core.torch_private import (can_add_up_within, copy_into, job_store,
 
 # %% ../../nbs/tools/26_distributed.ipynb #bffeaf0b
 class ProcessLostError(RuntimeError):
-    "Another process of this run has ended, or cannot be reached."
+    """Another process of this run has ended, or cannot be reached.
+
+    An example:
+
+        try:
+            trainer.fit()
+        except ProcessLostError as error:
+            print(error)
+    """
 
 class ProcessesPartedError(RuntimeError):
     "The processes of this run do different things: they would wait for each other forever."

@@ -7,7 +7,8 @@ __all__ = ['REPLAYED', 'first_difference', 'warn_of_machine', 'check_totals', 'p
            'place_text', 'divergence', 'ReplayHook']
 
 # %% ../../nbs/tools/21_replay.ipynb #cb6df7d6
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,19 @@ def divergence(entry: Intervention, trainer) -> str:
 
 # %% ../../nbs/tools/21_replay.ipynb #38a5756c
 class ReplayHook(Hook):
-    "Repeats the changes of a journal at their boundaries, and stops where that run stopped."
+    """Repeats the changes of a journal at their boundaries, and stops where that run stopped.
+
+    ValueError for a file that is no journal, for the journal of another run, at the start and
+    before anything has changed, and where the replay stands elsewhere than its journal. An example:
+
+        hook = ReplayHook("journal.jsonl")
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, epochs=3, hooks=[hook])
+    """
     order, kept = -90, False  # after a checkpoint was resumed
     def __init__(
         self,
-        journal,  # a Journal, or the file of one
-        without=(),  # numbers of the entries that are left out
+        journal: Journal | str | os.PathLike,  # or the file of one
+        without: Iterable[int] = (),  # numbers of the entries that are left out
     ):
         self.journal = journal if isinstance(journal, Journal) else Journal.load(Path(journal))
         self.waiting: list[Intervention] = []

@@ -13,7 +13,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, Unpack, get_args, get_origin
 
 from fastcore.docments import docments
 
@@ -24,6 +25,13 @@ def type_text(annotation) -> str:
     "An annotation as a table shows it; '' where there is none."
     if annotation in (inspect.Parameter.empty, None):
         return ""
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [type_text(each) or "None" for each in get_args(annotation)]
+        return " or ".join("None" if part == "NoneType" else part for part in parts)
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) is Unpack:
+        return type_text(get_args(annotation)[0])
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace(" | ", " or ")
 
@@ -158,6 +166,8 @@ class ReferenceRenderer:
         "The type that is returned, and the comment beside it; '' where nothing says so."
         if inspect.isclass(self.sym) or not callable(self.sym):
             return ""
+        if hasattr(self.sym, "__wrapped__") and inspect.isgeneratorfunction(self.sym.__wrapped__):
+            return ""  # a context manager: what it gives is in the docstring
         known = docments(self.sym, full=True).get("return", {})
         text = type_text(known.get("anno"))
         return f"**Returns** `{text}`" + (f": {known['docment']}" if known.get("docment") else "") \

@@ -88,7 +88,17 @@ def check_trainer_names(names, owner: str) -> None:
 
 # %% ../../nbs/tools/24_task.ipynb #6b425d88
 class Task:
-    "What is trained: override the methods you need; `Trainer.from_task` puts them together."
+    """What is trained: override the methods you need; `Trainer.from_task` puts them together.
+
+    TypeError for a subclass with a misspelled method. An example:
+
+        class Line(Task):
+            def build_model(self): return nn.Linear(3, 1)
+            def build_train_dl(self): return train
+            def build_loss_fn(self): return nn.MSELoss()
+
+        trainer = Trainer.from_task(Line, epochs=3)
+    """
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         methods = [name for name in dir(cls) if callable(getattr(cls, name, None))]
