@@ -150,8 +150,8 @@ class Trainer(CoreTrainer):
     a schedule keeps its form. `start_lr`, `end_lr`: rates; `num_steps`: optimizer steps.
     ValueError for rates, counts, `smooth` below 0 or from 1 on, a `stop_factor` of 1 or less, an
     optimizer that the run does not have, and a train_dl that can be read only once; TypeError for
-    a dataset in place of a loader. The range test of Smith, "Cyclical Learning Rates for Training Neural
-    Networks", 2017, https://arxiv.org/abs/1506.01186, section 3.3."""
+    a dataset in place of a loader. The range test of Smith, "Cyclical Learning Rates for Training
+    Neural Networks", 2017, https://arxiv.org/abs/1506.01186, section 3.3."""
 
     def _check_lr_find(self, values: dict) -> dict:
         ...

@@ -569,6 +569,10 @@ def _keep_optimizers(self: CoreTrainer, several: StepRunners) -> None:
     self.checkpoint.keep_optimizers(OptimizersPart(several, self.decays))
 
 @patch
+def _forget_tune(self: CoreTrainer, command: Command) -> None:
+    self.tunables.forget(command.values)
+
+@patch
 def _check_tune(self: CoreTrainer, values: dict) -> dict:
     "The values of several optimizers in their types; ValueError where windows do not fit."
     checked = self.tunables.validate(values)
@@ -1128,10 +1132,6 @@ def post(self: CoreTrainer, command: Command) -> Reply:
         if not driver.driven:
             driver.settle_idle(self)
     return reply
-
-@patch
-def _forget_tune(self: CoreTrainer, command: Command) -> None:
-    self.tunables.forget(command.values)
 
 @patch
 def _ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:

@@ -197,6 +197,9 @@ class CoreTrainer:
     def _keep_optimizers(self, several: StepRunners) -> None:
         ...
 
+    def _forget_tune(self, command: Command) -> None:
+        ...
+
     def _check_tune(self, values: dict) -> dict:
         """The values of several optimizers in their types; ValueError where windows do not fit."""
 
@@ -380,9 +383,6 @@ class CoreTrainer:
 
     def post(self, command: Command) -> Reply:
         """Ask for something from any thread; never blocks. Bad values are refused here."""
-
-    def _forget_tune(self, command: Command) -> None:
-        ...
 
     def _ask_idle(self, command: Command, reply: Reply) -> Reply:
         """Resume, step, validate, train more and stop outside of a drive."""

@@ -71,7 +71,7 @@ def map_nested(function, value, is_leaf):
 
 # %% ../../nbs/core/05_data.ipynb #82e7391c
 def map_nested_tensor(
-    function: Callable[[torch.Tensor], Any],
+    function: Callable,  # f(tensor) -> what stands in its place
     value: Any,  # a tensor, or containers and dataclasses of some
 ) -> Any:
     """Apply `function` to each tensor in `value`; containers keep their types.

@@ -27,7 +27,7 @@ from .state import RandomStreams, warn
 from .torch_private import forget_waiting_iterator, forget_worker_pids, is_loader_iterator, iterator_workers, leave_shut_down, shut_down_workers, waiting_iterator
 def map_nested(function, value, is_leaf):
     """Apply `function` to each leaf (as `is_leaf` says) of `value`; containers keep their types."""
-def map_nested_tensor(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+def map_nested_tensor(function: Callable, value: Any) -> Any:
     """Apply `function` to each tensor in `value`; containers keep their types.
 
     What is neither stays as it is. An example:

@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', 'WINDOW', 'MOST_ALERTS', 'FORM', 'PLAIN',
            'EVALUATED', 'Alert', 'median', 'spread', 'number', 'first_spike', 'Levels', 'fall_of_halves', 'Evaluations',
            'mean_wait', 'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice', 'LossJudge', 'EvaluationJudge',
-           'TimeJudge', 'AlertLog', 'Looks', 'Thresholds', 'AlertsHook']
+           'TimeJudge', 'AlertLog', 'Thresholds', 'Looks', 'AlertsHook']
 
 # %% ../../nbs/hooks/27_alerts.ipynb #363f472f
 import math
@@ -451,17 +451,7 @@ class AlertLog:
         self._left, self.alerts = self.alerts, [Alert(**each) for each in state]
         self.open = {each.key: each for each in self.alerts if each.ended is None}
 
-# %% ../../nbs/hooks/27_alerts.ipynb #07766d7d
-PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_step": int,
-         "now": float}
-EVALUATED: Any = {"first": float, "best": float, "best_step": int, "train": float,
-                  "above": list[float]}
-
-@dataclass
-class Looks:
-    "When an `AlertsHook` looks; a plain attribute, since each step reads it."
-    every: int = 50  # steps
-
+# %% ../../nbs/hooks/27_alerts.ipynb #27thres1
 class Thresholds(TypedDict, total=False):
     "What `AlertsHook(...)` takes: its tunables, by their names."
     every: int
@@ -473,6 +463,17 @@ class Thresholds(TypedDict, total=False):
     evaluations: int
     data_share: float | None
     hook_share: float | None
+
+# %% ../../nbs/hooks/27_alerts.ipynb #07766d7d
+PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_step": int,
+         "now": float}
+EVALUATED: Any = {"first": float, "best": float, "best_step": int, "train": float,
+                  "above": list[float]}
+
+@dataclass
+class Looks:
+    "When an `AlertsHook` looks; a plain attribute, since each step reads it."
+    every: int = 50  # steps
 
 class AlertsHook(Hook):
     """Raises alerts: the loss is not finite, spikes, diverges or stands still, validation gets

@@ -552,26 +552,20 @@ def save_by_hand(hook, trainer, command) -> None:
 class CheckpointHook(Hook):
     """Saves the run: every n steps or epochs, at a new best value, at the end, and at a signal.
 
-    ValueError for rules that make no sense. CheckpointError at the beginning of a run, for another
-    run's or damaged files; FolderTakenError for a folder that another run has; FileNotFoundError
-    for a folder named by `resume` that has no checkpoint. An example:
+    ValueError for rules that make no sense; CheckpointError for another run's or damaged files,
+    FolderTakenError where another run has it, FileNotFoundError where `resume` has none. Example:
 
-        hook = CheckpointHook("checkpoints", every_steps=100, best=("valid/loss", "min"))
-        trainer = Trainer(model, train_dl=train, valid_dl=valid, loss_fn=loss_fn, hooks=[hook])
-    """
+        trainer.hooks.add(CheckpointHook("checkpoints", every_steps=100))"""
     order, writes = -100, True  # resuming comes first
     def __init__(
         self,
-        # default: checkpoints, in the workspace if there is one
-        folder: str | os.PathLike | None = None,
+        folder: str | os.PathLike | None = None,  # default: checkpoints, in the workspace
         every_steps: int | None = None,  # optimizer steps; None: not by steps
         every_epochs: int | None = 1,  # None: not by epochs
         keep_last: int | None = 3,  # None: all
-        # saved and kept for good: a multiple, or steps
-        keep_every: int | Collection[int] | None = None,
+        keep_every: int | Collection[int] | None = None,  # for good: a multiple, or steps
         best: tuple[str, str] | None = None,  # ("valid/accuracy", "max"); default: the trainer's
-        # or a file or folder; "force"; None or False
-        resume: str | os.PathLike | Literal[False] | None = "latest",
+        resume: str | os.PathLike | Literal[False] | None = "latest",  # or a path, "force", None
         exit_signals: Iterable[int] = (signal.SIGTERM,),  # stop the run, saved; (): none
         exit_code: int | str = "128+signal",  # then, of the process; or a number
         exit_wait: float = 0.0,  # seconds between the last save and the exit
@@ -583,8 +577,7 @@ class CheckpointHook(Hook):
         self.held, self.best = HeldFolder(folder), BestValues(keep_best)
         self.resume, self.exit_wait = check_resume(resume), exit_wait
         self.resumed_from: Path | None = None
-        self.signals, self.saver = ExitSignals(exit_signals, exit_code), Saver()
-        self._ready = False
+        self.signals, self.saver, self._ready = ExitSignals(exit_signals, exit_code), Saver(), False
 
     folder = property(lambda self: self.held.folder)
     writer = property(lambda self: self.saver.writer)

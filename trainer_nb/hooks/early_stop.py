@@ -108,16 +108,13 @@ class EarlyStopHook(Hook):
     """Asks for a stop after `patience` evaluations in a row without a better metric.
 
     `reason` says why. Prechelt, "Early Stopping - But When?", in Neural Networks: Tricks of the
-    Trade, Springer, 1998. ValueError for settings that make no sense, at the start of a run that
-    has no valid_dl or no history, and in an evaluation without such a record. An example:
+    Trade, 1998. ValueError for settings that make no sense, and where no record comes. Example:
 
-        trainer.hooks.add(EarlyStopHook("valid/loss", patience=5, min_delta=0.001))
-        trainer.fit(epochs=100)
-    """
+        trainer.hooks.add(EarlyStopHook("valid/loss", patience=5))
+        trainer.fit(epochs=100)"""
     patience = Tunable(3, min=1, doc="evaluations in a row that may be no better")
-    _fits = state_check({"best": float | None, "best_step": int, "since": list,
-                         "reason": str | None, "due": bool, "judged": int,
-                         "totals": tuple[int | None, int | None]})
+    _fits = state_check({"best": float | None, "best_step": int, "reason": str | None, "due": bool,
+                         "since": list, "judged": int, "totals": tuple[int | None, int | None]})
     def __init__(
         self,
         metric: str = "valid/loss",  # of an evaluation; or "train/loss", its mean over an epoch
@@ -132,10 +129,9 @@ class EarlyStopHook(Hook):
     ):
         check_early_stop(metric, mode, min_delta, relative, reached, diverged, min_epochs,
                          min_steps)
-        self.metric, self.mode = metric, mode
+        self.metric, self.mode, self.reached, self.diverged = metric, mode, reached, diverged
         self.patience, self.min_delta = patience, float(min_delta)
-        self.relative, self.reached, self.diverged = relative, reached, diverged
-        self.min_epochs, self.min_steps = min_epochs, min_steps
+        self.relative, self.min_epochs, self.min_steps = relative, min_epochs, min_steps
         self.best_step, self.due = 0, False  # due: the stop comes once the epoch is counted
         self.best: float | None = None
         self.since: list[float] = []  # values of the evaluations after the best one
@@ -158,9 +154,7 @@ class EarlyStopHook(Hook):
         return self.metric.startswith("train/")
 
     def ended_early(self, trainer) -> str | None:
-        """Why a `fit()` has nothing left to do.
-
-        None where it has: more is wanted than at the stop, or the run stands elsewhere."""
+        "Why a `fit()` has nothing left to do; None: more is wanted, or the run stands elsewhere."
         there = self.judged == trainer.step_state.optimizer_step and not self.due
         enough = len(self.since) >= self.patience or self._at_threshold()
         if self.reason is None or not there or not enough or self._led(trainer):

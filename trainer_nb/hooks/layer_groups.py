@@ -145,8 +145,11 @@ class LayerGroupsHook(Hook):
         # name, list of names, dict group -> names; or f(model) -> such, of modules and parameters
         split: str | Mapping[str, Any] | Iterable | Callable,
     ):
-        self.split, self.groups = split, {}
-        self._enabled, self._trainer, self._owners, self._others = True, None, [], False
+        self.split = split
+        self.groups: dict[str, LayerGroup] = {}
+        self._owners: list[str | None] = []
+        self._enabled, self._others = True, False
+        self._trainer: Any = None
 
     @property
     def enabled(self) -> bool:

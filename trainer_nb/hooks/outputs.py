@@ -541,9 +541,9 @@ class OutputsHook(Hook):
     ValueError, TypeError or ImportError for settings that make no sense, FileExistsError for a
     folder with other things in it. An example:
 
-        trainer.hooks.add(OutputsHook("outputs", fields=["targets", "outputs"]))
+        trainer.hooks.add(outputs := OutputsHook("outputs", fields=["targets", "outputs"]))
         trainer.fit(epochs=1)
-        OutputsHook.load("outputs/valid")["outputs"].shape
+        outputs.load("valid")["outputs"].shape
     """
     order = 50
     writes = True  # takes no part in a fast_dev_run

@@ -531,7 +531,7 @@ class SchedulerHook(Hook):
 
     An example:
 
-        hook = SchedulerHook("one_cycle", max_lr=0.1)
+        hook = SchedulerHook("cosine", warmup=0.1)
         trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, epochs=3, sched=hook)
     """
     order = 30  # after the recorder, which keeps the rate as it was used

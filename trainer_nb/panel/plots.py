@@ -237,7 +237,7 @@ class Curves:
         return of
 
     def _read_branches(self) -> None:
-        rewound = []
+        rewound: list[dict[str, Curve]] = []
         for branch in self.view.branches:
             rewound.append(curves := {})
             for name, series in branch.series.items():
