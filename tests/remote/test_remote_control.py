@@ -303,19 +303,19 @@ def test_a_rewind_makes_what_it_undoes_void(tmp_path):
 def test_a_killed_run_goes_on_and_says_what_is_void(tmp_path):
     """What came after the last checkpoint is void;
     what was sent while nobody was there is done once."""
-    run = Process(tmp_path / "run", epochs=60, every=40, pause=0.01).start()
+    run = Process(tmp_path / "run", epochs=60, every=80, pause=0.01).start()
     until(lambda: run.step() > 2)
     early = run.ask("tune", {"grad_clip": 1.0})
-    assert early["status"] == "applied" and early["step"] < 40
-    until(lambda: run.step() > 45)
+    assert early["status"] == "applied" and early["step"] < 80
+    until(lambda: run.step() > 85)
     late = run.ask("tune", {"grad_clip": 0.5})
-    assert late["status"] == "applied" and 40 < late["step"] < 80
+    assert late["status"] == "applied" and 80 < late["step"] < 150
     run.kill()
     waiting = run.send("note", {"text": "sent to nobody"})
     run.start()
     until(lambda: run.replies.read().get(waiting, {}).get("status") == "applied")
     assert run.replies.read()[late["id"]]["status"] == "void"
-    assert "step 40" in run.replies.of[late["id"]]["reason"]
+    assert "step 80" in run.replies.of[late["id"]]["reason"]
     assert run.replies.of[early["id"]]["status"] == "applied"
     again = run.ask("tune", {"grad_clip": 0.7})
     found = run.end()
