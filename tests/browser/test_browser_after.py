@@ -55,3 +55,39 @@ def test_detach_in_a_pause_frees_the_cell(jupyterlab, browser):
         assert detach.is_disabled() and "No cell waits" in detach.get_attribute("title")
         run.click("Stop")
         assert lab.problems == []
+
+
+HURRY = """(line, [first, then]) => {  // two values and a click before the kernel can answer
+    const box = line.querySelector("input");
+    for (const text of [first, then]) {
+        box.value = text;
+        box.dispatchEvent(new Event("change", { bubbles: true }));
+    }
+    [...line.querySelectorAll("button")].pop().click();
+}"""
+
+
+def test_a_click_never_comes_before_the_value_beside_it(jupyterlab, browser):
+    """The page holds a value back while the one before it is on its way, but never a click."""
+    with jupyterlab.new_page(browser, width=1300, height=1300) as lab:
+        run = Live(lab, jupyterlab, ["trainer.fit(epochs=2).status",
+                                     "print(len(trainer.lr_search.lrs))"], setup=SHORT)
+        lab.run_cell(1)
+        lab.wait_cell(1)
+        run.state("finished")
+        line = lab.cell(1).locator(".tnb-more")
+        line.wait_for()
+        line.evaluate(HURRY, ["7", "3"])
+        message = lab.cell(1).locator(".tnb-message")
+        assert later(lambda: "5 epochs, 80 steps" in message.inner_text()), message.inner_text()
+        run.click("LR finder")
+        fields = lab.cell(1).locator(".tnb-lrset")
+        fields.wait_for()
+        fields.evaluate(HURRY.replace('querySelector("input")', 'querySelectorAll("input")[2]'),
+                        ["70", "30"])
+        steepest = lab.cell(1).locator(".tnb-lr").get_by_text("falls fastest")
+        assert later(steepest.is_visible)
+        lab.run_cell(2)
+        lab.wait_cell(2)
+        assert 0 < int(lab.output_text(2)) <= 30
+        assert lab.problems == []

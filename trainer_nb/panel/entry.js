@@ -1,12 +1,4 @@
 // A text box and its button: Enter or the button hands the text over, leaving the box does not.
-function whenIn(el, selector, then) {
-  const found = el.closest(selector);
-  if (found) return then(found);
-  let stop = () => {};
-  const frame = requestAnimationFrame(() => { stop = whenIn(el, selector, then); });
-  return () => { cancelAnimationFrame(frame); stop(); };
-}
-
 export default {
   render({ el }) {
     el.style.display = "none";

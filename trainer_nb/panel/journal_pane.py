@@ -65,7 +65,7 @@ def entry_table(entries: list[Intervention], batches: int | None,
 # %% ../../nbs/panel/36_journal_pane.ipynb #10318df2
 class EnterOnly(anywidget.AnyWidget):
     "Keeps the box beside it from sending its text when it loses the focus."
-    _esm = package_text("entry.js")
+    _esm = package_text("within.js") + package_text("entry.js")
 
 class Entry:
     "A line of text that Enter or its button sends."

@@ -17,7 +17,7 @@ import ipywidgets as widgets
 import traitlets
 
 from ..core.control import Command, Reply, RunView
-from .controls import button
+from .controls import Fields, button
 from .style import Pane, package_text
 from .tunables import optimizers
 
@@ -71,6 +71,12 @@ class LRSettings:
             self.fields.append(widgets.Box([head, self.boxes[name]]))
             self.fields[-1].add_class("tnb-block")
 
+    @property
+    def inputs(self) -> list[widgets.Text | widgets.Dropdown]:
+        "The fields in their order in the page."
+        several = [self.optimizer] if self.optimizer.options else []
+        return [*several, *self.boxes.values()]
+
     def values(self) -> dict:
         "The values of the fields: numbers, or the text of a field that is not a number."
         def number(name, text):
@@ -111,8 +117,10 @@ class LRPane(Pane):
     def _build(self) -> widgets.Widget:
         heads = [widgets.HTML(f'<div class="heading">{text}</div>')
                  for text in ("Loss against learning rate", "Suggestions")]
-        settings = widgets.Box([*self.settings.fields, self.find])
-        settings.add_class("tnb-lrset")
+        settings = widgets.Box([*self.settings.fields, self.find,
+                                Fields(*self.settings.inputs)])
+        for style in ("tnb-lrset", "tnb-fields"):
+            settings.add_class(style)
         left = widgets.Box([heads[0], self.curve])
         rows = [row.widget for row in self.rows.values()]
         right = widgets.Box([heads[1], *rows, settings, self.words])
