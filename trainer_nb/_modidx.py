@@ -2206,6 +2206,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'trainer_nb/core/tunable.py'),
                                          'trainer_nb.core.tunable.Tunables.__init__': ( 'core/tunable.html#tunables.__init__',
                                                                                         'trainer_nb/core/tunable.py'),
+                                         'trainer_nb.core.tunable.Tunables.__repr__': ( 'core/tunable.html#tunables.__repr__',
+                                                                                        'trainer_nb/core/tunable.py'),
                                          'trainer_nb.core.tunable.Tunables.apply': ( 'core/tunable.html#tunables.apply',
                                                                                      'trainer_nb/core/tunable.py'),
                                          'trainer_nb.core.tunable.Tunables.forget': ( 'core/tunable.html#tunables.forget',

@@ -298,6 +298,8 @@ def test_a_name_that_never_comes():
     with pytest.raises(ValueError, match="did you mean"):
         early.fit()
     assert early.step_state.optimizer_step == 0
+    with pytest.raises(RuntimeError, match="nothing has been evaluated here; fit.. trains, or "):
+        make(best=("valid/loss", "min")).test(TEST, weights="best")
     other = make(LambdaHook(after_epoch=lambda t: t.log({"mark": 1.0})), best=("mrak", "max"))
     with pytest.warns(UserWarning, match=r"no record 'mrak' came.*did you mean 'mark'"):
         assert other.fit().best == {}

@@ -5,7 +5,7 @@ import gc
 import math
 import sys
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -243,7 +243,7 @@ def test_what_the_box_shows_it_can_read(value):
 
 @pytest.mark.parametrize("text, value", [
     ("3e-4", 3e-4), ("*0.5", 0.005), ("/4", 0.0025), (" 1,000 ", 1000.0), ("schedule", None),
-    ("none", None), ("", None)])
+    ("none", None)])
 def test_the_box_takes_numbers_factors_and_words(text, value):
     rate = TunableView("lr", 0.01, "float", 0, None, None, "log", True, "", "")
     assert read_value(text, rate) == value
@@ -254,6 +254,19 @@ def test_other_texts_are_refused_with_what_is_taken(text):
     rate = TunableView("lr", 0.01, "float", 0, None, None, "log", False, "", "")
     with pytest.raises(ValueError, match="the box takes 3e-4"):
         read_value(text, rate)
+
+
+def test_an_empty_box_takes_no_number_away():
+    """Where None holds already, it says so; a text that may be None is emptied by emptying it."""
+    rate = TunableView("lr", 0.01, "float", 0, None, None, "log", True, "", "")
+    with pytest.raises(ValueError, match="an empty box is not a number; .* or 'schedule'"):
+        read_value(" ", rate)
+    waits = replace(rate, value=None, pending=0.02, has_pending=True)
+    with pytest.raises(ValueError, match="an empty box"):
+        read_value("", waits)
+    for none in (replace(rate, value=None), replace(rate, moves=True), replace(rate, kind="str"),
+                 replace(rate, pending=None, has_pending=True)):
+        assert read_value("", none) is None
 
 
 @given(st.floats(0, 1e6), st.sampled_from(["linear", "log"]), st.sampled_from(["float", "int"]))
@@ -541,3 +554,11 @@ def test_nothing_new_sends_nothing():
             widget.observe(lambda change: sent.append(change["name"]))
     tunables.refresh()
     assert sent == []
+
+
+def test_the_table_shows_names_and_values():
+    """`trainer.tunables` at the end of a cell."""
+    model = torch.nn.Linear(1, 1)
+    trainer = Trainer(model, train_dl=[], optim=torch.optim.SGD(model.parameters(), lr=0.5))
+    lines = repr(trainer.tunables).splitlines()
+    assert lines[0] == "lr = None" and "lr_scale = 1.0" in lines

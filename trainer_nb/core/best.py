@@ -72,7 +72,9 @@ class BestState:
             raise RuntimeError("the weights of the best state were not kept: "
                                "Trainer(best=('valid/loss', 'min')) keeps them")
         if not best or best["name"] != wanted[0]:
-            text = no_record(wanted[0], self.loop.last_records)
+            text = no_record(wanted[0], self.loop.last_records) if self.loop.last_records else (
+                "nothing has been evaluated here; fit() trains, or first takes up the saved run "
+                "of the workspace")
             raise RuntimeError(f"there is no best state yet: {text}")
         keeper = self.keeper(owner)
         state = None if keeper is None else keeper.best_state()

@@ -218,6 +218,9 @@ class Tunables:
         "The table, as a dict."
         return dict(self.table)
 
+    def __repr__(self):
+        return "\n".join(f"{name} = {entry.read()!r}" for name, entry in self.table.items())
+
     def invalidate(self) -> None:
         "Build the table again at its next use: a hook was added, removed or moved."
         self._version, self._built = object(), (None, {})

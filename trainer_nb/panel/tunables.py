@@ -42,13 +42,16 @@ def value_word(value, tunable: TunableView) -> str:
 def read_value(text: str, tunable: TunableView):
     "What a text in the box means; ValueError says what the box takes."
     words = text.strip().lower()
-    none = ("", "none", none_word(tunable), NONE.get(tunable.name))
+    last = tunable.pending if tunable.has_pending else tunable.value
+    is_none = last is None or (tunable.moves and not tunable.has_pending)
+    none = ["none", none_word(tunable), NONE.get(tunable.name)]
+    if is_none or tunable.kind == "str":
+        none.append("")  # a number is not taken away by an empty box
     if words in none and tunable.optional:
         return None
     if tunable.kind == "str":
         return text
     factor = words[:1] if words[:1] in ("*", "/") else ""
-    last = tunable.pending if tunable.has_pending else tunable.value
     try:
         digits = words[len(factor):].strip()
         grouped = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
@@ -57,7 +60,8 @@ def read_value(text: str, tunable: TunableView):
             number = last * (number if factor == "*" else 1 / number)
     except (ValueError, TypeError, ZeroDivisionError):
         also = f", or {none_word(tunable)!r}" if tunable.optional else ""
-        raise ValueError(f"{text!r} is not a number; the box takes 3e-4, *0.5, /3{also}") from None
+        said = f"{text!r}" if words else "an empty box"
+        raise ValueError(f"{said} is not a number; the box takes 3e-4, *0.5, /3{also}") from None
     return int(number) if tunable.kind == "int" and number.is_integer() else number
 
 # %% ../../nbs/panel/34_tunables.ipynb #39381a40

@@ -76,16 +76,16 @@ SUGGESTIONS: dict[str, tuple[Callable, str]] = {
 def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray) -> str:
     "Why the curve says nothing; '' where it can be read."
     if len(losses) < 10:
-        return (f"only {len(losses)} losses, a curve of 10 or more is read: more num_steps, "
-                "or a lower start_lr if the loss ran away")
+        return (f"only {len(losses)} losses, a curve of 10 or more is read: more steps, or "
+                "a lower first rate if the loss ran away")
     quarter = len(losses) // 4
     noise = 4 * float(np.median(np.abs(np.diff(losses)))) / math.sqrt(quarter)
     means = np.convolve(losses, np.ones(quarter) / quarter, "valid")
     fall = float((np.maximum.accumulate(means) - means).max())
     if not fall > max(noise, 0.01 * abs(float(smoothed[0]))):
         return (f"the loss does not fall by more than its noise between {lrs[0]:.1e} and "
-                f"{lrs[-1]:.1e}: try a higher end_lr, more num_steps, or look whether "
-                "the model learns at all")
+                f"{lrs[-1]:.1e}: try a higher last rate, more steps, or look "
+                "whether the model learns at all")
     return ""
 
 # %% ../../nbs/tools/23_lr_find.ipynb #95c3299a
