@@ -7,7 +7,7 @@ import torch
 from steered import Process, until
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import Trainer, attach
+from trainer_nb import LambdaHook, Trainer, attach
 from trainer_nb.core.control import WaitingCommand
 from trainer_nb.core.control_folder import ControlFolder, Replies, Request
 from trainer_nb.hooks.remote_control import MOST_WAITING
@@ -65,6 +65,26 @@ def test_a_run_of_this_kernel_is_asked(run):
     assert replies.wait(third, 10)["status"] == "applied" and run.grad_clip == 2.0
     with pytest.raises(ValueError, match="no command .* waits for approval: refused"):
         run.approve(second)
+
+
+def test_the_thread_that_trains_does_not_wait_for_what_it_approves(run):
+    """Without subshells a click is handled between two steps, by that thread."""
+    control, took = ControlFolder(run.workspace), []
+    id = asked(control)
+    until(lambda: run.waiting)
+
+    def approves(trainer):
+        if trainer.step_state.optimizer_step == 6:
+            begun = time.perf_counter()
+            trainer.approve(id)
+            took.append((time.perf_counter() - begun, trainer.rate))
+
+    run.hooks.add(LambdaHook(after_step=approves))
+    run.step(5)
+    [(seconds, rate)] = took
+    assert rate != 0.25 and run.rate == 0.25 and run.journal.entries[-1].step == 6
+    assert seconds < 0.2
+    assert Replies(control).wait(id, 10)["status"] == "applied"
 
 
 @pytest.mark.long

@@ -775,6 +775,24 @@ def number(panel, label):
     return found[3], found[4], found[2], found[1]
 
 
+def labels(panel):
+    """Of the numbers of the head."""
+    return re.findall(r'<div class="label">(?:<i [^>]*></i>)?(.*?)</div>', panel.head.widget.value)
+
+
+def test_no_number_stands_where_none_can_come():
+    """Without a validation loader there is no loss of it, and no best value."""
+    run = Run(steps=20)
+    run.loaders = []
+    names = labels(Dashboard(run))
+    assert "train/loss" in names
+    assert not any("valid" in name or "best" in name for name in names)
+    run.loaders = ["held_out", "other"]
+    names = labels(Dashboard(run))
+    assert "held_out/loss" in names and "best loss" in names
+    assert not any("valid" in name or "other" in name for name in names)
+
+
 def test_a_mean_says_that_it_is_one():
     run = Run(steps=100,
               names=("train/loss", "lr", "grad_norm", "samples_per_second", "valid/loss"))

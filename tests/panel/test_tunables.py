@@ -7,6 +7,7 @@ import sys
 import weakref
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -562,3 +563,20 @@ def test_the_table_shows_names_and_values():
     trainer = Trainer(model, train_dl=[], optim=torch.optim.SGD(model.parameters(), lr=0.5))
     lines = repr(trainer.tunables).splitlines()
     assert lines[0] == "lr = None" and "lr_scale = 1.0" in lines
+
+
+@pytest.mark.parametrize("value", [np.float32(0.25), np.array(0.25), torch.tensor(0.25),
+                                   torch.tensor(0.25, dtype=torch.float64)])
+def test_a_scalar_of_numpy_or_torch_is_a_number(value):
+    """It is journalled as the Python value; more than one value is refused."""
+    model = torch.nn.Linear(1, 1)
+    trainer = Trainer(model, train_dl=[], optim=torch.optim.SGD(model.parameters(), lr=0.5))
+    trainer.tune(lr=value)
+    assert type(trainer.lr) is float and trainer.lr == 0.25
+    trainer.tune(gradient_accumulation_steps=np.int64(4))
+    assert type(trainer.gradient_accumulation_steps) is int
+    with pytest.raises(ValueError, match="lr = .* is refused: a number"):
+        trainer.tune(lr=torch.tensor([0.1, 0.2]))
+    with pytest.raises(ValueError, match="is refused"):
+        trainer.tune(lr=torch.tensor(True))
+    assert trainer.lr == 0.25

@@ -99,7 +99,11 @@ class Tunable(Generic[_Value]):
         return taken
 
     def converted(self, value):
-        "The value as float or int where that is the type (1 as 1.0, 8.0 as 8); others unchanged."
+        """The value as float or int where that is the type (1 as 1.0, 8.0 as 8); others unchanged.
+
+        A scalar of NumPy or PyTorch is the Python value that it holds."""
+        if getattr(value, "ndim", None) == 0:
+            value = value.item()
         if self.kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
         if self.kind is int and isinstance(value, float) and value.is_integer():

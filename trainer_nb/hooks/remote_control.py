@@ -600,18 +600,20 @@ class Attendant:
         "Look now, not only at the next time."
         self._wake.set()
 
-    def look(self) -> None:
-        "Take what has come, answer what is settled, and write how the run stands."
+    def look(self, patience: float = 0.3) -> None:
+        """Take what has come, answer what is settled, and write how the run stands.
+
+        `patience`: seconds to wait for what was just taken."""
         with self._lock:
             trainer = None if self._over.is_set() else self._trainer()
             if trainer is None:
                 return
             try:
-                self._look(trainer)
+                self._look(trainer, patience)
             except (OSError, ControlError) as error:
                 self._warn(error)
 
-    def _look(self, trainer) -> None:
+    def _look(self, trainer, patience: float) -> None:
         if not (self._begun and self.control.commands.is_dir() and self.control.taken.is_dir()):
             self.control.make()
         if not self._begun:
@@ -621,7 +623,7 @@ class Attendant:
         intake, errors = self.intake, []
         behind = intake.inbox.behind
         for part in (partial(intake.settle, trainer), partial(intake.take, trainer),
-                     intake.inbox.flush, partial(intake.settle, trainer, 0.0 if behind else 0.3),
+                     intake.inbox.flush, partial(intake.settle, trainer, 0.0 if behind else patience),
                      partial(intake.note_rewinds, trainer), partial(self._write, trainer),
                      intake.inbox.flush):  # last: what a reply says stands in the files by then
             try:
@@ -642,7 +644,8 @@ class Attendant:
             if self._over.is_set() or trainer is None:
                 return "the run does not listen any more"
             why = self.intake.decide(decision, trainer)
-            self.look()
+            self.look(patience=0.0)  # the calling thread may be the one that trains
+            self.wake()
             return why
 
     def trainer_gone(self) -> None:

@@ -134,10 +134,11 @@ class Numbers:
     def usual(self) -> list[str]:
         "The numbers where nobody has chosen any."
         names = self.evaluated()
-        loss = next((n for n in names if n.endswith("/loss")), "valid/loss")
-        metric = next((n for n in names if not n.endswith("/loss")), None)
-        return ["samples_per_second", self.memory()[0], "lr", "grad_norm", "train/loss", loss,
-                *([metric] if metric else []), BEST + (metric or loss)]
+        to_come = [f"{name}/loss" for name in self.view.loaders]
+        losses = [*(name for name in names if name.endswith("/loss")), *to_come][:1]
+        found = losses + [name for name in names if not name.endswith("/loss")][:1]
+        return ["samples_per_second", self.memory()[0], "lr", "grad_norm", "train/loss", *found,
+                *(BEST + name for name in found[-1:])]
 
     def shown(self) -> list[str]:
         "The names of the numbers."
