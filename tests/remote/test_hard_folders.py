@@ -357,7 +357,7 @@ def test_a_hook_that_tunes_at_each_step_is_no_reason_to_look_at_each_step(tmp_pa
     until(lambda: len(trainer.journal) > 20)
     attendant = trainer.get_hook(RemoteControlHook).attendant
     looks, look = [], attendant._look
-    attendant._look = lambda trainer: (looks.append(1), look(trainer))
+    attendant._look = lambda *given: (looks.append(1), look(*given))
     entries, begun = len(trainer.journal), time.monotonic()
     time.sleep(2)
     assert len(trainer.journal) > entries + 20

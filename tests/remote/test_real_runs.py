@@ -283,10 +283,10 @@ class Slow:
     def __del__(self):
         time.sleep(1.0)
 
-def look_slowly(self, trainer, look=Attendant._look):
+def look_slowly(*given, look=Attendant._look):
     looked.set()
     time.sleep(0.5)
-    look(self, trainer)
+    look(*given)
 
 def main():
     data = [(torch.ones(2, 2), torch.ones(2, 1))] * 3

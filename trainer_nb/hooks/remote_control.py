@@ -623,7 +623,8 @@ class Attendant:
         intake, errors = self.intake, []
         behind = intake.inbox.behind
         for part in (partial(intake.settle, trainer), partial(intake.take, trainer),
-                     intake.inbox.flush, partial(intake.settle, trainer, 0.0 if behind else patience),
+                     intake.inbox.flush,
+                     partial(intake.settle, trainer, 0.0 if behind else patience),
                      partial(intake.note_rewinds, trainer), partial(self._write, trainer),
                      intake.inbox.flush):  # last: what a reply says stands in the files by then
             try:
