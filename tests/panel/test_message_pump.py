@@ -314,18 +314,13 @@ def test_the_status_is_what_the_kernel_itself_would_send():
 
 
 def test_the_usual_call_costs_next_to_nothing():
-    """A throttled call is a comparison: under 2 µs even here.
-
-    The quickest of ten rounds: what else the machine does slows the others."""
+    """A throttled call is a comparison: under 2 µs even here."""
     pump = MessagePump()
     pump.due = float("inf")
-    rounds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        for _ in range(10_000):
-            pump()
-        rounds.append((time.perf_counter() - start) / 10_000)
-    assert min(rounds) < 2e-6
+    start = time.perf_counter()
+    for _ in range(100_000):
+        pump()
+    assert (time.perf_counter() - start) / 100_000 < 2e-6
 
 
 LIBRARIES = {path.stem for path in Path(trainer_nb.__file__).parent.glob("panel/*.py")} - {"kernel"}
