@@ -464,16 +464,16 @@ class Thresholds(TypedDict, total=False):
     data_share: float | None
     hook_share: float | None
 
+@dataclass
+class Looks:
+    "When an `AlertsHook` looks; a plain attribute, since each step reads it."
+    every: int = 50  # steps
+
 # %% ../../nbs/hooks/27_alerts.ipynb #07766d7d
 PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_step": int,
          "now": float}
 EVALUATED: Any = {"first": float, "best": float, "best_step": int, "train": float,
                   "above": list[float]}
-
-@dataclass
-class Looks:
-    "When an `AlertsHook` looks; a plain attribute, since each step reads it."
-    every: int = 50  # steps
 
 class AlertsHook(Hook):
     """Raises alerts: the loss is not finite, spikes, diverges or stands still, validation gets
