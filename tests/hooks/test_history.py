@@ -1,13 +1,15 @@
 """The records of a run in memory: points share their places, and each is what was written."""
 
 import threading
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_nb.core.control import Series
+from trainer_nb.core.control import Series, ThinSeries
+from trainer_nb.core.long_array import LongArray
 from trainer_nb.hooks.recorder import History
 from trainer_nb.panel.plots import Curve
 
@@ -75,17 +77,55 @@ class Plain:
         history.load_state_dict(history.state_dict())
 
 
-@given(st.lists(st.one_of(append, append, cut, halve, saved), max_size=12))
+@pytest.mark.parametrize("block", [3, LongArray.BLOCK])
+@given(acts=st.lists(st.one_of(append, append, cut, halve, saved), max_size=12))
 @settings(deadline=None, max_examples=60)
-def test_each_record_is_what_was_written(acts):
-    """Whatever the order in which records come together, part, and are cut."""
+def test_each_record_is_what_was_written(block, acts):
+    """Whatever the order in which records come together, part, and are cut; also from the file."""
     history, plain = History(), Plain()
-    for name, *rest in acts:
-        getattr(plain, name)(history, *rest)
-        wanted = {name: own for name, own in plain.of.items() if own[0]}
-        assert as_lists(history) == wanted
-        assert {name: series.values.tolist() for name, series in history.since({}).items()} == {
-            name: own[-1] for name, own in wanted.items()}
+    with patch.object(LongArray, "BLOCK", block):
+        for name, *rest in acts:
+            getattr(plain, name)(history, *rest)
+            wanted = {name: own for name, own in plain.of.items() if own[0]}
+            assert as_lists(history) == wanted
+            assert {name: series.values.tolist() for name, series in history.since({}).items()} == {
+                name: own[-1] for name, own in wanted.items()}
+
+
+def recorded(values, start=1):
+    """A history with these losses, a rate and an evaluation each ten steps."""
+    history, count = History(), len(values)
+    history.extend("train/loss", *places(start, count), values)
+    history.extend("lr", *places(start, count), np.full(count, 0.1))
+    steps, *others = (column[9::10] for column in places(start, count))
+    history.extend("valid/loss", steps, *others, np.full(len(steps), 0.5))
+    return history
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (4_321,), (9_999,), (10, 11, 12, 7_000, 7_001),
+                                 range(10_000), range(5_001, 10_000)])
+def test_few_points_stand_for_all(bad):
+    """Of 10,000 points at most 300: exact means, the last one, and where values are not finite."""
+    values = np.random.default_rng(0).normal(size=10_000)
+    values[list(bad)] = np.nan
+    history = recorded(values)
+    thin = history.since({}, most=300)
+    series, full = thin["train/loss"], history.series("train/loss")
+    assert isinstance(series, ThinSeries) and len(series) <= 300 + 2 * len(bad)
+    kept = series.steps - 1
+    assert (np.diff(kept) > 0).all() and kept[-1] == 9_999
+    for name in ("epochs", "samples", "seconds", "values"):
+        np.testing.assert_array_equal(getattr(series, name), getattr(full, name)[kept])
+    good, begins = np.isfinite(values), np.append(0, kept[:-1] + 1)
+    for begin, end, mean in zip(begins, kept + 1, series.means, strict=True):
+        part = values[begin:end][good[begin:end]]
+        np.testing.assert_allclose(mean, part.mean() if len(part) else np.nan, atol=1e-12)
+    starts = np.flatnonzero(~good & np.r_[True, good[:-1]])
+    assert set(starts) <= set(kept)  # where a stretch ends
+    assert len(thin["lr"]) < 400 and len(thin["valid/loss"]) == 1_000  # evaluations: all
+    assert thin["valid/loss"].means is thin["valid/loss"].values
+    few = history.since({"train/loss": 9_900}, most=300)["train/loss"]
+    assert type(few) is Series and few.steps.tolist() == list(range(9_901, 10_001))
 
 
 def test_records_of_the_same_steps_share_their_places():
@@ -105,7 +145,7 @@ def test_records_of_the_same_steps_share_their_places():
     for name in names:
         history.extend(name, *places(5_001, 250), np.full(250, 0.25))
     own = history._columns["lr"]
-    assert shared(history) == 1 and len(own.places) == len(own) == 5_250
+    assert shared(history) == 1 and own.places.count == len(own) == 5_250
 
 
 def test_a_record_that_goes_its_own_way_keeps_its_points():

@@ -183,7 +183,11 @@ def test_a_mean_over_a_gap_is_none():
     trainer = make(non_finite=None, first=10**9)
     board = trainer.dashboard
     trainer.step(40)
-    trainer.history._columns["train/loss"].values[29] = math.nan
+    values = trainer.history._columns["train/loss"].values
+    changed = values.read()
+    changed[29] = math.nan
+    values.truncate(0)
+    values.extend(changed)
     board.curves.of, board.curves._counts, board.plots._drawn = {}, {}, None
     board.refresh()
     assert number(board, "train/loss") == ("NaN in last 33", "wrong")

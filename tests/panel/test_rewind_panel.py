@@ -271,7 +271,7 @@ def test_a_rewind_while_the_curves_are_read():
     view = trainer.view
     curves, read = Curves(view), type(view).records
     class View(type(view)):
-        def records(self, since=None):
+        def records(self, since=None, most=None):
             found = read(self, since)
             if trainer.step_state.optimizer_step == 12:
                 trainer.rewind(5)

@@ -42,7 +42,7 @@ def make_view(records=(), steps=None, name="Net", state=RunState.FINISHED, error
         journal=Journal(),
         history=history,
         branches=[],
-        records=lambda since=None: history.since(since or {}),
+        records=lambda since=None, most=None: history.since(since or {}, most),
     )
 
 

@@ -190,8 +190,8 @@ class Numbers:
         if curve is None or not curve.count:
             return Cell(label)
         mean = MEAN if noisy(name) else 1
-        values = curve.column("values")[-mean:].astype(float)
-        value, step = float(values.mean()), int(curve.column("step")[-1])
+        values = curve.column("values", -mean).astype(float)
+        value, step = float(values.mean()), int(curve.at("step", -1))
         what = f"mean of the last {len(values)} steps" if mean > 1 else "last value"
         if not math.isfinite(value):
             word, since = curve.non_finite_since() or (not_finite(value), None)
@@ -211,14 +211,14 @@ class Numbers:
 
     def _is_old(self, curve: Curve) -> bool:
         "Whether more steps have passed since its last value than twice those between values."
-        steps = curve.column("step")[-5:].astype(float)
+        steps = curve.column("step", -5).astype(float)
         usual = float(np.diff(steps).max()) if len(steps) > 1 else steps[-1]
         return self._newest() - steps[-1] > 2 * max(1.0, usual)
 
     def _newest(self) -> int:
         "The last step that was recorded; each one has a rate."
         curves = [self.curves.of[name] for name in ("lr", "train/loss") if name in self.curves.of]
-        return max((int(curve.column("step")[-1]) for curve in curves if curve.count), default=0)
+        return max((int(curve.at("step", -1)) for curve in curves if curve.count), default=0)
 
     def _change(self, name: str) -> str:
         "From the evaluation before to the last."
@@ -235,7 +235,7 @@ class Numbers:
         lowest = np.where(finite, values, math.inf).argmin()
         highest = np.where(finite, values, -math.inf).argmax()
         index = int(lowest if words & LOW else highest)
-        return short(float(values[index])), f"ep {self.curves.of[name].column('epoch')[index]:.4g}"
+        return short(float(values[index])), f"ep {self.curves.of[name].at('epoch', index):.4g}"
 
 # %% ../../nbs/panel/39_dashboard.ipynb #a566e9f4
 PHASES = {

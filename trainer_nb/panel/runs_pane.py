@@ -37,16 +37,15 @@ def result_text(name: str, curves: Curves) -> tuple[str, str]:
     curve = curves.of.get(name)
     if curve is None or not curve.count:
         return "–", ""
-    values = curve.column("values")
     if noisy(name):
-        few = values[-max(1, MEAN // curve.every):].astype(float)
+        few = curve.column("values", -max(1, MEAN // curve.every)).astype(float)
         return number_text(float(few.mean())), f"mean of {len(few) * curve.every}"
-    low, good = lower_is_better(name), np.flatnonzero(np.isfinite(values))
-    if low is None or not len(good):
+    low = lower_is_better(name)
+    best = None if low is None else curve.extreme(low)
+    if best is None:
         return number_text(curve.last), ""
-    best = good[values[good].argmin() if low else values[good].argmax()]
-    return (number_text(curve.last),
-            f"best {number_text(float(values[best]))} at {int(curve.column('step')[best]):,}")
+    return (number_text(curve.last), f"best {number_text(float(curve.at('values', best)))} at "
+                                     f"{int(curve.at('step', best)):,}")
 
 # %% ../../nbs/panel/37_runs_pane.ipynb #cd73a921
 MOST_COLUMNS = 12  # of records, and of settings

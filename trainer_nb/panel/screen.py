@@ -18,7 +18,7 @@ import ipywidgets as widgets
 
 from ..core.control import RunView
 from .pump import MessagePump
-from .still import still, still_text
+from .still import MOST, still, still_text
 from .style import Guard, Pane
 
 # %% ../../nbs/panel/38_screen.ipynb #9f93b071
@@ -204,8 +204,9 @@ class StaticPreview:
 
     def picture(self) -> tuple[str, str]:
         "The picture as HTML, and the text."
-        moment = as_of(self.view)
-        return as_image(still(self.view, as_of=moment)), still_text(self.view, moment)
+        moment, records = as_of(self.view), self.view.records(most=MOST)
+        picture = still(self.view, as_of=moment, records=records)
+        return as_image(picture), still_text(self.view, moment, records)
 
     def _by_guard(self) -> None:
         "A reloaded page takes no updates of outputs: the guard's script puts the picture there."

@@ -29,19 +29,18 @@ def evaluated(curves: Curves) -> list[str]:
 
 def means_between(curve: Curve, steps: np.ndarray) -> np.ndarray:
     "The mean of a record up to each of these steps, since the one before; NaN without values."
-    ends = np.searchsorted(curve.column("step"), steps, side="right")
+    ends = curve.find("step", steps, "right")
     starts = np.append(0, ends[:-1])
-    sums = np.append(0.0, curve.column("sums"))
-    good = np.append(0, np.cumsum(np.isfinite(curve.column("values"))))
-    counts = (good[ends] - good[starts]).astype(float)
+    sums = np.where(ends > 0, curve.at("sums", np.maximum(ends - 1, 0)) if curve.count else 0, 0)
+    counts = ends - starts - np.diff(curve.bad_before(ends), prepend=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(counts > 0, (sums[ends] - sums[starts]) / counts, np.nan)
+        return np.where(counts > 0, np.diff(sums, prepend=0.0) / counts, np.nan)
 
 def values_at(curve: Curve, steps: np.ndarray) -> np.ndarray:
     "The last value of a record at each of these steps; NaN where it has none."
-    at = np.searchsorted(curve.column("step"), steps, side="right") - 1
-    there = (at >= 0) & (curve.column("step")[np.maximum(at, 0)] == steps)
-    return np.where(there, curve.column("values")[np.maximum(at, 0)], np.nan)
+    at = curve.find("step", steps, "right") - 1
+    there = (at >= 0) & (curve.at("step", np.maximum(at, 0)) == steps)
+    return np.where(there, curve.at("values", np.maximum(at, 0)), np.nan)
 
 def evaluation_columns(curves: Curves, most: int = MOST_ROWS) -> dict[str, np.ndarray]:
     "Name to one number a row: step, epoch, losses, metrics, time and seconds since the row before."
@@ -51,9 +50,9 @@ def evaluation_columns(curves: Curves, most: int = MOST_ROWS) -> dict[str, np.nd
     found = [curves.of[name].column("step") for name in names]
     steps = np.unique(np.concatenate(found))
     longest = curves.longest()
-    at = np.minimum(np.searchsorted(longest.column("step"), steps), longest.count - 1)
-    seconds = longest.column("time")[at]
-    table = {"step": steps, "epoch": longest.column("epoch")[at]}
+    at = np.minimum(longest.find("step", steps), longest.count - 1)
+    seconds = longest.at("time", at)
+    table = {"step": steps, "epoch": longest.at("epoch", at)}
     for name in (name for name in curves.of if is_training_loss(name)):
         table[name] = means_between(curves.of[name], steps)
     table |= {name: values_at(curves.of[name], steps) for name in names}

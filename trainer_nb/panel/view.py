@@ -101,9 +101,10 @@ class LocalRunView:
                                  "left, which does not keep it")
         return trainer
 
-    def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
+    def records(self, since: dict[str, int] | None = None,
+                most: int | None = None) -> dict[str, Series]:
         "New points of each record name; `since`: how many of a name are known already."
-        return self.trainer.history.since(since or {})
+        return self.trainer.history.since(since or {}, most)
 
     def _hook_set(self):
         "The hooks; during a trial those of the run itself."

@@ -748,9 +748,9 @@ class RemoteRunView:
         "All tunables with the values in force and those that wait."
         return [self._waiting.shown(each) for each in self._offer.tunables]
 
-    def records(self, since: dict[str, int] | None = None) -> dict[str, Series]:
+    def records(self, since: dict | None = None, most: int | None = None) -> dict[str, Series]:
         "New points of each record name; `since`: how many of a name are known already."
-        return self.history.since(since or {})
+        return self.history.since(since or {}, most)
 
     def rewind_points(self) -> list[int]:
         "The steps to go back to, ascending."

@@ -1,0 +1,169 @@
+"""Numbers in memory and in a file read as one array, whatever is appended and forgotten."""
+
+import errno
+import gc
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer_nb.core.long_array import LongArray
+
+
+class Short(LongArray):
+    """Few numbers are in memory."""
+
+    BLOCK = 4
+
+
+def filled(count, dtype=np.int64):
+    """0, 1, 2, ..."""
+    numbers = Short(dtype)
+    for number in range(count):
+        numbers.extend([number])
+    return numbers
+
+
+bound = st.one_of(st.none(), st.integers(-30, 60))
+acts = st.lists(st.one_of(st.tuples(st.just("extend"), st.integers(0, 25)),
+                          st.tuples(st.just("truncate"), st.integers(0, 50))), max_size=8)
+
+
+@given(acts, bound, bound, st.lists(st.integers(0, 10_000), max_size=9))
+@settings(deadline=None, max_examples=300)
+def test_it_reads_as_one_array(steps, start, stop, places):
+    """As a NumPy array that is made anew each time."""
+    numbers, plain, last = Short(np.float64), np.empty(0), 0
+    for act, count in steps:
+        if act == "extend":
+            new = np.arange(last, last + count) / 2
+            last += count
+            numbers.extend(new)
+            plain = np.concatenate([plain, new])
+        else:
+            numbers.truncate(count)
+            plain = plain[:count]
+        assert len(numbers) == len(plain) and numbers.read().tolist() == plain.tolist()
+        assert len(numbers) - numbers.stored < 8
+    assert numbers.read(start, stop).tolist() == plain[start:stop].tolist()
+    for side in ("left", "right"):
+        found = numbers.find([-1.0, 3.5, 8.25, 1e9], side, start, stop)
+        part = plain[start:stop]
+        assert found.tolist() == np.searchsorted(part, [-1.0, 3.5, 8.25, 1e9], side).tolist()
+    if len(plain):
+        places = np.array(places, np.int64) % len(plain)
+        assert numbers.take(places).tolist() == plain[places].tolist()
+        assert numbers.take(places[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("count", [3, 20])
+@pytest.mark.parametrize("place", [-1, 20, 10**12])
+def test_a_place_that_is_not_there_is_refused(count, place):
+    with pytest.raises(IndexError, match=f"there are {count} numbers"):
+        filled(count).take([0, place])
+
+
+def test_what_is_read_is_a_copy():
+    """Of what is in memory and of what is in the file; and a read array outlives the numbers."""
+    numbers = filled(20)
+    everything, few, last = numbers.read(), numbers.take([0, 19]), numbers.read(17)
+    everything[:], few[:], last[:] = -1, -1, -1
+    assert numbers.read().tolist() == list(range(20))
+    kept = numbers.read()
+    del numbers
+    gc.collect()
+    assert kept.tolist() == list(range(20))
+
+
+def test_memory_holds_the_last_numbers_alone():
+    """Two blocks at most, with a quarter of room; the others are in the file."""
+    numbers = LongArray(np.float64)
+    for start in range(0, 2_000_000, 10_000):
+        numbers.extend(np.arange(start, start + 10_000.0))
+    stored, tail, used = numbers._parts
+    assert stored + used == 2_000_000 and tail.nbytes <= 8 * 2 * 65_536 * 1.25
+    assert os.fstat(numbers._file.fileno()).st_size == 8 * stored
+    assert numbers.read(999_990, 1_000_010).tolist() == list(range(999_990, 1_000_010))
+
+
+@pytest.mark.parametrize("call", ["TemporaryFile", "write"])
+def test_where_the_disk_refuses_all_stays_in_memory(monkeypatch, call):
+    """Full from the start, or after some blocks: nothing is lost, nothing is raised."""
+    numbers = filled(20)
+    stored = numbers.stored
+
+    def refuse(*arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if call == "write":
+        monkeypatch.setattr(Short, "_write", refuse)
+    else:
+        numbers, stored = Short(np.int64), 0
+        monkeypatch.setattr("trainer_nb.core.long_array.tempfile.TemporaryFile", refuse)
+    for number in range(len(numbers), 50):
+        numbers.extend([number])
+    assert numbers.stored == stored and numbers.read().tolist() == list(range(50))
+
+
+def test_a_forked_process_writes_a_file_of_its_own():
+    """Both go on, and neither sees the other's numbers."""
+    numbers = filled(20)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            for number in range(100, 130):
+                numbers.extend([number])
+            status = int(numbers.read().tolist() != [*range(20), *range(100, 130)])
+        finally:
+            os.write(write, b"x")
+            os._exit(status)
+    for number in range(20, 60):
+        numbers.extend([number])
+    os.read(read, 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(read)
+    os.close(write)
+    for number in range(60, 70):
+        numbers.extend([number])
+    assert numbers.read().tolist() == list(range(70))
+
+
+def test_another_thread_reads_while_numbers_come():
+    """What it reads is always the first numbers, each in its place."""
+    numbers, wrong, seen, ended = Short(np.int64), [], set(), threading.Event()
+
+    def look():
+        while not ended.is_set():
+            found = numbers.read()
+            count = len(found)
+            seen.add(count)
+            if not np.array_equal(found, np.arange(count)):
+                wrong.append(found)
+            if count and numbers.take([count - 1]) != count - 1:
+                wrong.append(count)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    end = time.monotonic() + 60
+    while time.monotonic() < end and (len(seen) < 100 or len(numbers) < 2_000):
+        numbers.extend([len(numbers)])
+    ended.set()
+    reader.join()
+    assert not wrong and len(seen) >= 100
+
+
+def test_the_file_is_closed_with_the_numbers():
+    """A kernel that makes a thousand trainers does not run out of files."""
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [filled(20) for _ in range(30)]
+    assert len(os.listdir("/proc/self/fd")) == before + 30
+    kept.clear()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
