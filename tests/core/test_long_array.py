@@ -112,26 +112,26 @@ def test_where_the_disk_refuses_all_stays_in_memory(monkeypatch, call):
 def test_a_forked_process_writes_a_file_of_its_own():
     """Both go on, and neither sees the other's numbers."""
     numbers = filled(20)
-    read, write = os.pipe()
+    (written, write), (go, going) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
         status = 1
         try:
             for number in range(100, 130):
                 numbers.extend([number])
+            os.write(write, b"x")
+            os.read(go, 1)  # the parent has written meanwhile
             status = int(numbers.read().tolist() != [*range(20), *range(100, 130)])
         finally:
-            os.write(write, b"x")
             os._exit(status)
+    os.read(written, 1)
     for number in range(20, 60):
         numbers.extend([number])
-    os.read(read, 1)
+    os.write(going, b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    os.close(read)
-    os.close(write)
-    for number in range(60, 70):
-        numbers.extend([number])
-    assert numbers.read().tolist() == list(range(70))
+    assert numbers.read().tolist() == list(range(60))
+    for end in (written, write, go, going):
+        os.close(end)
 
 
 def test_another_thread_reads_while_numbers_come():
