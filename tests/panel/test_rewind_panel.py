@@ -1,8 +1,9 @@
 """Checkpoint, Rewind and branches in the panel, on real runs:
 what is offered, what is asked for, what is drawn."""
 
-import shutil
+import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from trainer_nb.core.state import RunState
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import message_text
 from trainer_nb.panel.journal_pane import entry_table, promise
-from trainer_nb.panel.plots import Curves, figure, mark_spots, rewound_traces
+from trainer_nb.panel.plots import Curves, Plots, figure, mark_spots, rewound_traces
 from trainer_nb.panel.still import still, still_text
 
 
@@ -50,6 +51,37 @@ def test_the_view_has_what_the_protocol_says():
         for name in [*RunView.__annotations__,
                      *(n for n in vars(RunView) if not n.startswith("_"))]:
             assert hasattr(trainer.view, name), name
+
+
+def test_a_run_behind_another_one_has_its_branches_and_its_gaps():
+    """What a rewind took back from it is drawn whole, in its colour; where it was NaN is a cross.
+
+    The legend hides what was rewound, of both runs."""
+    earlier, present = (make(SnapshotHook(every_steps=10), non_finite=None) for _ in range(2))
+    earlier.step(40)
+    earlier.rewind(10)
+    earlier.optim.param_groups[0]["lr"] = math.nan
+    earlier.step(5)
+    present.step(20)
+    present.rewind(10)
+    present.step(10)
+    plots = Plots(present.view)
+    assert plots.add_run(earlier, "earlier") == ["earlier"]
+    ink = plots.others.runs[0].ink
+
+    def rewound():
+        return [trace for trace in plots.chart.figure["data"] if trace["name"] == "rewound"]
+
+    theirs = [trace for trace in rewound() if trace["line"]["color"] == ink]
+    ends = [np.frombuffer(trace["x"], np.float32)[[0, -2]] for trace in theirs]
+    assert [11, 40] in [each.tolist() for each in ends]
+    assert len(rewound()) > len(theirs) > 0
+    crosses = [trace for trace in plots.chart.figure["data"] if trace["name"] == "not finite"]
+    assert any("earlier" in trace["customdata"][0] and "NaN" in trace["customdata"][0]
+               for trace in crosses)
+    plots.bar.legend._handle_custom_msg({"toggle": "rewound"}, [])
+    assert rewound() == []
+    plots.remove_run("earlier")
 
 
 def test_buttons_are_there_when_they_mean_something(tmp_path):

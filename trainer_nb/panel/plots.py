@@ -421,6 +421,8 @@ def layout(groups: dict, log: bool, last: float, planned: float | None = None) -
         ahead = title == "lr" and planned is not None  # it shows what is to come
         small_axes(result, title, index, inner, across, plain, planned if ahead else None)
         result[f"yaxis{index + 2}"]["showticklabels"] = bool(members) and (ahead or not empty)
+        if not members:
+            result["annotations"][-1]["text"] += " after the first evaluation"
     return result
 
 def small_axes(result: dict, title: str, index: int, inner: float, across: dict, plain: dict,
@@ -480,12 +482,12 @@ def rewound_traces(curves: Curves, groups: dict, axis: str, window: int) -> list
     return branch_traces(curves, numbers, axis, window)
 
 def branch_traces(curves: Curves, numbers: dict[str, int], axis: str, window: int,
-                  ink: str = "") -> list[dict]:
+                  ink: str = "", most: int = 700) -> list[dict]:
     "The same, of the records that have a number of an axis; all in one colour if it is given."
     found, names = [], list(curves.of)
     for name, number in numbers.items():
         parts = [branch[name] for branch in curves.rewound if name in branch]
-        points = max(20, 700 // max(1, len(parts)))
+        points = max(20, most // max(1, len(parts)))
         lines = [part.smoothed(axis, window, points) if noisy(name) else part.raw(axis, points)
                  for part in parts]
         if lines:
@@ -734,7 +736,7 @@ def run_traces(run: DrawnRun, numbers: dict[str, int], axis: str, window: int, p
                behind: bool = False, span: tuple[float, float] | None = None) -> list[dict]:
     "The curves of one run, in its colour; branches that rewinds took back are faint."
     curves = run.curves
-    found = [] if behind else branch_traces(curves, numbers, axis, window, run.ink)
+    found = branch_traces(curves, numbers, axis, window, run.ink, points)
     several = len(set(numbers.values())) < len(numbers)  # records on one axis
     for name, number in numbers.items():
         curve = curves.of.get(name)
@@ -749,7 +751,7 @@ def run_traces(run: DrawnRun, numbers: dict[str, int], axis: str, window: int, p
                       points=dots)
         trace["line"]["dash"] = run.dash
         found.append(trace)
-        if curve.gaps() and not behind:
+        if curve.gaps():
             found.append(gap_trace(title, curve, curve.gaps()[-50:], axis, number))
     return found
 
@@ -763,13 +765,15 @@ def with_records_of(runs: list[DrawnRun], groups: dict, curves: Curves) -> dict:
     return {name: [name] for name in list(more)[:9]} | rest
 
 def behind_traces(runs: list[DrawnRun], groups: dict, axis: str, window: int,
-                  span: tuple[float, float] | None = None) -> list[dict]:
+                  span: tuple[float, float] | None = None,
+                  hidden: Collection[str] = ()) -> list[dict]:
     "The curves of other runs, thinner than those of the one that is looked at."
     losses = dict.fromkeys(name for run in runs for name in run.curves.losses())
     numbers = axis_numbers(list(losses), groups)
     points = max(60, min(700, MOST_DRAWN // max(1, len(runs) * len(numbers))))
-    return [trace for run in runs
-            for trace in run_traces(run, numbers, axis, window, points, True, span)]
+    found = [trace for run in runs
+             for trace in run_traces(run, numbers, axis, window, points, True, span)]
+    return [trace for trace in found if trace["name"] != "rewound" or "rewound" not in hidden]
 
 # %% ../../nbs/panel/32_plots.ipynb #c0ffee15
 def runs_of(given) -> list[tuple[str, RunView]]:
@@ -1019,8 +1023,7 @@ class PlotBar:
                                    self.axis])
         for each, style in ((self.axis, "segments"), (self.log, "chip"), (self.earlier, "chip"),
                             (self.outliers, "chip"), (self.all, "chip"),
-                            (self.earlier, "widest"),
-                            (smooth, "smooth"), (self.words, "widest"), (smooth, "wide"),
+                            (smooth, "smooth"), (self.words, "widest"),
                             (space, "fill"), (self.widget, "tnb-plotbar")):
             each.add_class(style)
         for control in (self.axis, self.smooth, self.log, self.outliers, self.all, self.earlier):
@@ -1141,7 +1144,7 @@ class Plots(Pane):
         last = max([self.curves.last(axis), *(run.curves.last(axis) for run in others)])
         shape = layout(groups, log, last, float(planned[0]["x"][-1]) if planned else None)
         self.chart.show(
-            behind_traces(others, groups, axis, self.bar.window, self._span)
+            behind_traces(others, groups, axis, self.bar.window, self._span, self.hidden)
             + traces(self.curves, groups, axis, self.bar.window, self._span, self.hidden)
             + planned + mark_traces(mark_spots(self.view, self.curves, axis)),
             shape | {"uirevision": f"{axis} {log}", "hoverlabel": {"namelength": 40},
