@@ -125,6 +125,7 @@ def look(panel, width, where):
         for each in seen["found"]
         if each[1] < left - 1 or each[3] > right + 1
     ]
+    wrong += [("broken", *each) for each in seen["found"] if "javascript error" in each[0]]
     wrong += [("empty", *gap) for gap in gaps(seen)]
     wrong += [("wide", seen["wide"])] if seen["wide"] > 0 else []
     return [(width, where, *each) for each in wrong]
