@@ -454,11 +454,12 @@ def render():
 
 
 def finish_pages(cache, config):
-    """Links to what pages show, the changelog and the versions as pages, and llms.txt."""
+    """Links to what pages show, words for pictures, the changelog and the versions as pages, and llms.txt."""
     import yaml
 
     site = Site(cache, address(config))
     site.mend_anchors()
+    site.name_pictures()
     write_if_changed(cache / "changelog.md", changelog_page((ROOT / "CHANGELOG.md").read_text()))
     write_if_changed(cache / "versions.md", versions.page(config.version))
     sidebar = yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]["sidebar"]

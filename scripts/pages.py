@@ -1,6 +1,7 @@
 """What `notebooks.py docs` adds to nbdev's processed notebooks: links that lead somewhere, the
 fields of the site that depend on its address, the changelog, and llms.txt."""
 
+import html
 import json
 import posixpath
 import re
@@ -40,6 +41,21 @@ def markdown_texts(nb):
 def prose(text):
     """A text without its blocks of code."""
     return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def words_of(output):
+    """The text that stands for the picture of an output: from the SVG itself, or beside a raster.
+
+    Pictures in HTML bring theirs with them."""
+    for kind, data in output.get("data", {}).items():
+        if kind == "image/svg+xml":
+            svg = "".join(data)
+            found = [re.search(f"<{name}>(.*?)</{name}>", svg, re.DOTALL)
+                     for name in ("title", "desc")]
+            found = [*filter(None, found)] or [*re.finditer(r'aria-label="([^"]*)"', svg)][:1]
+            yield html.unescape(". ".join(each[1] for each in found))
+        elif kind.startswith("image/"):
+            yield output.get("metadata", {}).get(kind, {}).get("alt", "")
 
 
 class Site:
@@ -107,8 +123,26 @@ class Site:
                 holder[key] = LINK.sub(lambda found, path=path: self.nearest(path, found),
                                        "".join(holder[key])).splitlines(keepends=True)
             if json.dumps(nb) != before:
-                text = json.dumps(nb, indent=1, ensure_ascii=False) + "\n"
-                (self.folder / path).write_text(text, "utf-8")
+                self.write(path)
+
+    def name_pictures(self):
+        """Quarto writes a picture of an output to a file, and takes the words for it from the
+        cell's option `fig-alt`."""
+        for path, nb in self.notebooks.items():
+            changed = False
+            for cell in nb["cells"]:
+                found = [words for each in cell.get("outputs", []) for words in words_of(each)]
+                source = "".join(cell["source"])
+                if (words := " ".join("; ".join(found).split())) and "fig-alt:" not in source:
+                    source = f"#| fig-alt: {json.dumps(words, ensure_ascii=False)}\n{source}"
+                    cell["source"], changed = source.splitlines(keepends=True), True
+            if changed:
+                self.write(path)
+
+    def write(self, path):
+        """Write a notebook."""
+        text = json.dumps(self.notebooks[path], indent=1, ensure_ascii=False) + "\n"
+        (self.folder / path).write_text(text, "utf-8")
 
     def llms_text(self, title, description, contents, address=""):
         """A list of the pages for language models: a line each, in the order of the sidebar.

@@ -1,5 +1,6 @@
 """The picture that a run leaves: whole, escaped, small and quick, whatever the run was."""
 
+import html
 import math
 import re
 import subprocess
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import History, Journal, RunState, Trainer
 from trainer_nb.core.state import Position
-from trainer_nb.panel.still import _smooth, still, still_text
+from trainer_nb.panel.screen import as_image
+from trainer_nb.panel.still import _smooth, still, still_runs, still_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '</svg><script>alert("x")</script>&amp; \x00\x1b[1m\n\u202e\ud800 ]]> \'"'
@@ -355,3 +357,42 @@ def test_a_mean_is_that_of_the_steps_around(count):
     around = [values[max(0, at - half):at + half + 1].mean() for at in places]
     assert places[0] == 0 and places[-1] == count - 1
     np.testing.assert_allclose(means, around, rtol=1e-12)
+
+
+# The text that stands for the picture
+
+
+def alt(image):
+    """The alternative text of an image element."""
+    return html.unescape(re.fullmatch(r'<img alt="([^"]*)" style="[^"]*" src="[^"]*">', image)[1])
+
+
+def test_the_alternative_text_tells_what_is_shown_and_the_last_values():
+    view = make_view({"train/loss": [2.0, 1.5], "valid/loss": [1.25]}, name="Net")
+    assert alt(as_image(still(view, as_of="as of step 2"))) == (
+        "Net: finished. Curves of the losses, with the last values. 2 epochs · 2 steps · 0:00 · "
+        "cpu; train/loss 1.5000; valid/loss 1.2500; 0 changed by hand; as of step 2")
+
+
+def test_the_alternative_text_names_the_error():
+    error = "Traceback (most recent call last):\n  ...\nValueError: no items\n"
+    text = alt(as_image(still(make_view(state=RunState.ERROR, error=error))))
+    assert text.startswith("Net: error. ") and "ValueError: no items" in text
+
+
+def test_no_name_breaks_the_image_element():
+    text = alt(as_image(still(make_view({"train/loss": [1.0]}, name=NASTY))))
+    assert "<script>" in text and '"x"' in text
+
+
+def test_a_picture_of_runs_has_the_last_values_of_each():
+    runs = [("low", "#111", make_view({"train/loss": [2.0, 0.5]})),
+            ("none", "#333", make_view())]
+    assert alt(as_image(still_runs(runs, "train/loss", "now"))) == (
+        "2 runs: train/loss. Curves of the runs, with the last values. low 0.5000; none –; now")
+    many = [(f"r{number}", "#111", make_view()) for number in range(20)]
+    assert alt(as_image(still_runs(many, "train/loss"))).endswith("r13 –; and 6 more")
+
+
+def test_a_picture_without_words_is_called_one():
+    assert alt(as_image("<svg/>")) == "the run as a picture"

@@ -290,6 +290,27 @@ def test_links_with_the_address_of_the_pages_are_those_of_the_site(tmp_path):
         ("https://a.example/one.html", "one")]
 
 
+def test_a_picture_of_an_output_keeps_its_words_on_the_site(tmp_path):
+    """Quarto drops the title of an SVG and the `alt` beside a raster; `fig-alt` stays."""
+    def shown(kind, data, **metadata):
+        output = {"output_type": "display_data", "data": {kind: data}, "metadata": metadata}
+        write_page(tmp_path, "one", outputs=[output])
+        site = pages.Site(tmp_path)
+        site.name_pictures()
+        site.name_pictures()  # the second time changes nothing
+        return "".join(pages.Site(tmp_path).notebooks["one.ipynb"]["cells"][-1]["source"])
+
+    def words(text):
+        assert text.startswith("#| fig-alt: ") and text.count("#|") == 1
+        return yaml.safe_load(text.removeprefix("#| "))["fig-alt"]
+
+    svg = ["<svg role='img'><title>A &amp; &quot;B&quot;</title>\n", "<desc>loss 1:\n2</desc></svg>"]
+    assert words(shown("image/svg+xml", svg)) == 'A & "B". loss 1: 2'
+    assert words(shown("image/svg+xml", '<svg aria-label="Loss: low"></svg>')) == "Loss: low"
+    assert words(shown("image/png", "iV", **{"image/png": {"alt": "A 'digit'"}})) == "A 'digit'"
+    assert shown("image/png", "iV") == shown("text/html", "<svg><title>a</title></svg>") == ""
+
+
 # The site's settings
 
 

@@ -673,13 +673,15 @@ def still(
     if as_of:
         height += 14
         parts.append(_label(width - 20, height - 12, _text(as_of, width - 40, 11), "esq"))
-    values = "; ".join(f"{_text(row.name)} {row.last}" for row in rows)
-    changed = f"{len(_changes(view)):,} changed by hand"
+    words = [_text(" · ".join(facts), 9999), *(f"{_text(row.name)} {row.last}" for row in rows),
+             f"{len(_changes(view)):,} changed by hand", _text(_trouble(view, records), 800),
+             _text(as_of)]
     return "\n".join([
         '<svg xmlns="http://www.w3.org/2000/svg" class="tnb-still" role="img" '
         f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">'
         f"<title>{_text(view.name)}: {_text(view.state)}</title>",
-        f"<desc>{_text(' · '.join(facts), 9999)}; {values}; {changed}</desc>", _style(),
+        "<desc>Curves of the losses, with the last values. "
+        f"{'; '.join(filter(None, words))}</desc>", _style(),
         f'<rect class="ts-card" x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" '
         'rx="8"/>',
         _head(view, facts, width, bool(invalid_reason(view, records))), *parts, "</svg>"])
@@ -718,10 +720,15 @@ def still_runs(
     parts = _runs_plot(lines, record, Box(52, 62, 440, height - 110))
     parts += _runs_table([(name, ink, _row(record, series)) for name, ink, series in found])
     parts.append(_label(780, height - 12, _text(as_of, 700, 11), "esq"))
+    words = [f"{_text(name)} {_row(record, series).last}" for name, _, series in found]
+    more = f"and {len(words) - MOST_LINES} more" if len(words) > MOST_LINES else ""
+    words = [*words[:MOST_LINES], more, _text(as_of)]
     return "\n".join([
         '<svg xmlns="http://www.w3.org/2000/svg" class="tnb-still" role="img" '
         f'viewBox="0 0 800 {height}" width="800" height="{height}">'
-        f"<title>{len(runs)} runs: {_text(record)}</title>", _style(),
+        f"<title>{len(runs)} runs: {_text(record)}</title>",
+        "<desc>Curves of the runs, with the last values. "
+        f"{'; '.join(filter(None, words))}</desc>", _style(),
         f'<rect class="ts-card" x=".5" y=".5" width="799" height="{height - 1}" rx="8"/>',
         _label(20, 30, _text(record, 460, 15), "b"), *parts, "</svg>"])
 

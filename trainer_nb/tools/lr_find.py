@@ -155,7 +155,8 @@ class LRFind:
     def picture(self, chosen: float | None = None) -> str:
         "The curve as SVG for a page that has its own background; `chosen` is marked."
         curve = lr_curve(self, chosen)
-        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{curve}</svg>'
+        words = html.escape(f"Loss against learning rate. {self!r}")
+        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">{curve}</svg>'
 
     def rate_at(self, x: float) -> float:
         "The rate at a place of the picture, in its pixels."
@@ -170,7 +171,8 @@ class LRFind:
     def _repr_mimebundle_(self, include=None, exclude=None):
         # an <img>, which is shown in notebooks that are not trusted too
         picture, text = base64.b64encode(lr_still(self).encode()).decode(), repr(self)
-        image = f'<img alt="{html.escape(text)}" src="data:image/svg+xml;base64,{picture}">'
+        words = html.escape(f"Loss against learning rate. {text}")
+        image = f'<img alt="{words}" src="data:image/svg+xml;base64,{picture}">'
         return {"text/plain": text, "text/html": image}
 
     def __repr__(self):
