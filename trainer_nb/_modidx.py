@@ -5015,6 +5015,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'trainer_nb.panel.still._trouble': ('panel/still.html#_trouble', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._validation': ('panel/still.html#_validation', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still._width': ('panel/still.html#_width', 'trainer_nb/panel/still.py'),
+                                        'trainer_nb.panel.still.disc_width': ('panel/still.html#disc_width', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still.diverged': ('panel/still.html#diverged', 'trainer_nb/panel/still.py'),
                                         'trainer_nb.panel.still.invalid_reason': ( 'panel/still.html#invalid_reason',
                                                                                    'trainer_nb/panel/still.py'),

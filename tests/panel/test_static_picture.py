@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import History, Journal, RunState, Trainer
 from trainer_nb.core.state import Position
 from trainer_nb.panel.screen import as_image
-from trainer_nb.panel.still import _smooth, still, still_runs, still_text
+from trainer_nb.panel.still import Mark, _smooth, still, still_runs, still_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '</svg><script>alert("x")</script>&amp; \x00\x1b[1m\n\u202e\ud800 ]]> \'"'
@@ -396,3 +396,27 @@ def test_a_picture_of_runs_has_the_last_values_of_each():
 
 def test_a_picture_without_words_is_called_one():
     assert alt(as_image("<svg/>")) == "the run as a picture"
+
+
+# Marks
+
+
+@pytest.mark.parametrize("first, last", [(1, 1), (9, 9), (42, 42), (100, 100), (987, 987),
+                                         (1234, 1234), (100, 120)])
+def test_the_disc_of_a_mark_holds_its_number(first, last):
+    """Bold digits of 10 px are 7 px wide in the widest font; 3.5 px of the round ends are free."""
+    mark = Mark(0.0, [SimpleNamespace(number=first), SimpleNamespace(number=last)])
+    assert mark.width >= max(15, 7 * len(mark.label) + 7)
+
+
+def test_the_discs_of_marks_and_of_the_list_are_as_wide_as_their_numbers():
+    view = make_view({"train/loss": [1.0] * 300})
+    for number in range(120):
+        view.journal.record("tune", "lr", number, number + 1, step=2 * number)
+    tree = parsed(view)
+    discs = [rect for rect in tree.iter(f"{SVG}rect") if rect.get("class") == "ts-mark"]
+    labels = [text.text for text in tree.iter(f"{SVG}text")
+              if text.get("class") == "ts-m ts-b ts-w"]
+    assert len(discs) == len(labels) and any(len(label) > 4 for label in labels)
+    for disc, label in zip(discs, labels):
+        assert float(disc.get("width")) >= 7 * len(label) + 7

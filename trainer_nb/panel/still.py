@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STRETCHES', 'MOST', 'HIGH', 'LOW', 'BINS', 'VALIDATION', 'DOTS', 'LEGEND', 'BRANCHES', 'LIGHT', 'DARK', 'FONT',
            'INKS', 'MOST_LINES', 'not_finite', 'invalid_weights', 'optimizers_of', 'training_losses',
-           'is_training_loss', 'invalid_reason', 'lower_is_better', 'Row', 'Axis', 'Box', 'diverged', 'Mark', 'still',
-           'still_text', 'still_runs']
+           'is_training_loss', 'invalid_reason', 'lower_is_better', 'Row', 'Axis', 'Box', 'diverged', 'disc_width',
+           'Mark', 'still', 'still_text', 'still_runs']
 
 # %% ../../nbs/panel/31_still.ipynb #2613933a
 import html
@@ -467,6 +467,10 @@ def _steps(view: RunView, curves: dict[str, Series], box: Box) -> Axis:
     return axis
 
 # %% ../../nbs/panel/31_still.ipynb #666a964c
+def disc_width(label: str) -> float:
+    "Of a disc with this number, in pixels: a bold digit of 10 px takes up to 7."
+    return max(15.0, 8 + 7.0 * len(label))
+
 @dataclass
 class Mark:
     "One label for one or more interventions."
@@ -482,7 +486,7 @@ class Mark:
     @property
     def width(self) -> float:
         "In pixels."
-        return max(15.0, 7 + 6.2 * len(self.label))
+        return disc_width(self.label)
 
 def _group(entries: list, x: Axis) -> list[Mark]:
     "Marks nearer than 16 px become one."
@@ -585,7 +589,7 @@ def _list(entries: list, top: float, width: float) -> tuple[list[str], float]:
     column = (width - 40) / 3
     for index, entry in enumerate(entries[:6]):
         label, x, y = str(entry.number), 20 + index % 3 * column, top + 39 + index // 3 * 22
-        disc = max(15.0, 7 + 6.2 * len(label))
+        disc = disc_width(label)
         room = column - disc - 32 - _width(f"{entry.step:,}")
         wanted = max(room * 0.55, room - _width(entry.change(), 13))
         name = _text(entry.what, wanted, 14, middle=True)  # bold is wider
