@@ -489,6 +489,7 @@ def looked_at(processes, folder):
     rate = trainer.lr_find(num_steps=12)
     found |= {"rates": torch.tensor(rate.lrs), "losses": torch.tensor(rate.losses)}
     trainer.export(folder / f"weights{ENGINE}{processes}.safetensors")
+    trainer.export(folder / f"best{ENGINE}{processes}.safetensors", weights="best")
     found["untouched"] = all(torch.equal(a, b)
                              for a, b in zip(before, outcome(trainer)["weights"], strict=True))
     trainer.fit(epochs=4)

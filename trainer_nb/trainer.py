@@ -9,7 +9,7 @@ __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -707,26 +707,38 @@ def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1", read_only: bool
 def export(
     self: Trainer,
     path: str | os.PathLike,
-    weights: str = "raw",  # or "ema"
+    weights: str = "raw",  # or "ema", or "best"
 ) -> Path:
     """Write the weights as safetensors, and what they are as .json beside; returns the path.
 
-    The suffix becomes .safetensors. ValueError for `weights="ema"` without an average, and for a
-    folder that is not there; ImportError without safetensors. A run is kept by `save`."""
-    if weights not in ("raw", "ema"):
-        raise ValueError(f"export(weights={weights!r}): 'raw' or 'ema'")
+    `weights`: "raw", those of this moment, "ema", their average, or "best", those of the best
+    state. The suffix becomes .safetensors. ValueError for "ema" without an average, and for a
+    folder that is not there; RuntimeError for "best" where none was kept; ImportError without
+    safetensors. A run is kept by `save`."""
+    if weights not in ("raw", "ema", "best"):
+        raise ValueError(f"export(weights={weights!r}): 'raw', 'ema' or 'best'")
     state, ema = self.step_state, self.get_hook(EMAHook)
     if weights == "ema" and (ema is None or not ema.ready(self)):
         raise ValueError("export(weights='ema'): there is no average of these weights; "
                          "Trainer(ema=0.999) keeps one")
-    # by all processes together
-    whole = self.engine.whole(self.plain_model.state_dict()) if self.engine.sharded else None
-    if not self.is_main:
-        return Path(path).with_suffix(".safetensors")
-    return export_weights(ema.ema_model if weights == "ema" else self.plain_model, path, {
-        "weights": weights, "model": type(self.plain_model).__name__.removeprefix("FSDP"),
-        "epochs": state.epoch, "steps": state.optimizer_step, "last": self.result().last,
-        "best": self.best, "config": self.config, "fingerprint": self.fingerprint()}, whole)
+    reached: dict[str, Any] = {"epochs": state.epoch, "steps": state.optimizer_step,
+                               "last": self.result().last}
+    with ExitStack() as stack:
+        if weights == "best":
+            try:
+                stack.enter_context(self.best_weights())
+            except RuntimeError as error:
+                raise type(error)(f"export(weights='best'): {error}; weights='raw' writes those "
+                                  "of this moment") from None
+            reached = {"epochs": int(self.best["epoch"]), "steps": self.best["step"]}
+        # by all processes together
+        whole = self.engine.whole(self.plain_model.state_dict()) if self.engine.sharded else None
+        if not self.is_main:
+            return Path(path).with_suffix(".safetensors")
+        return export_weights(ema.ema_model if weights == "ema" else self.plain_model, path, {
+            "weights": weights, "model": type(self.plain_model).__name__.removeprefix("FSDP"),
+            **reached, "best": self.best, "config": self.config,
+            "fingerprint": self.fingerprint()}, whole)
 
 @patch
 def __reduce_ex__(self: Trainer, protocol):

@@ -5,7 +5,7 @@ __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -344,8 +344,10 @@ class Trainer(CoreTrainer):
     def export(self, path: str | os.PathLike, weights: str='raw') -> Path:
         """Write the weights as safetensors, and what they are as .json beside; returns the path.
 
-    The suffix becomes .safetensors. ValueError for `weights="ema"` without an average, and for a
-    folder that is not there; ImportError without safetensors. A run is kept by `save`."""
+    `weights`: "raw", those of this moment, "ema", their average, or "best", those of the best
+    state. The suffix becomes .safetensors. ValueError for "ema" without an average, and for a
+    folder that is not there; RuntimeError for "best" where none was kept; ImportError without
+    safetensors. A run is kept by `save`."""
 
     def __reduce_ex__(self, protocol):
         """TypeError, with what keeps a run: pickle, `copy` and torch.save come here."""

@@ -1,6 +1,7 @@
 """The best state: which it is, that it is tested as it was judged, and that nobody notices."""
 
 import copy
+import json
 import math
 
 import pytest
@@ -132,6 +133,46 @@ def test_the_best_state_is_tested_as_it_was_judged(place, ema, tmp_path):
     with trainer.best_weights():
         assert trainer.validate()["valid/accuracy"] == pytest.approx(best["value"])
         assert torch.allclose(trainer.predict(TEST), watch.at[best["step"]](X[48:]), atol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["memory", "files"])
+@pytest.mark.parametrize("ema", [None, 0.8])
+def test_the_best_weights_are_exported(place, ema, tmp_path):
+    """Those that were judged best, by their own step; the run keeps the weights it has."""
+    from safetensors.torch import load_file
+    watch = Weights()
+    trainer = make(watch, *([CheckpointHook(tmp_path / "kept", keep_last=1)]
+                            if place == "files" else []), ema=ema, best=ACCURACY)
+    best = trainer.fit().best
+    assert best["step"] != 32
+    before = everything(trainer)
+    exported = trainer.export(tmp_path / "best", weights="best")
+    assert same(before, everything(trainer))
+    expected = watch.at[best["step"]].state_dict()
+    assert same(load_file(exported), dict(expected))
+    described = json.loads(exported.with_suffix(".json").read_text())
+    assert (described["weights"], described["epochs"], described["steps"]) == (
+        "best", best["step"] // 4, best["step"])
+    assert described["best"] == best and "last" not in described
+    raw = trainer.export(tmp_path / "raw")
+    assert same(load_file(raw), dict(trainer.model.state_dict()))
+    assert not same(load_file(raw), load_file(exported))
+
+
+def test_there_is_no_best_to_export(tmp_path):
+    """The error says why, how such weights are kept and what can be exported; no file is made."""
+    trainer = make()
+    trainer.fit()
+    with pytest.raises(RuntimeError, match=r"export\(weights='best'\): the weights of the best "
+                                           r"state were not kept: Trainer\(best=.*keeps them; "
+                                           r"weights='raw' writes those of this moment"):
+        trainer.export(tmp_path / "x", weights="best")
+    with pytest.raises(RuntimeError, match=r"export\(weights='best'\): there is no best state "
+                                           r"yet: nothing has been evaluated.*weights='raw'"):
+        make(best=ACCURACY).export(tmp_path / "x", weights="best")
+    with pytest.raises(ValueError, match=r"weights='last'\): 'raw', 'ema' or 'best'"):
+        trainer.export(tmp_path / "x", weights="last")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["valid/loss", "valid_ema/loss"])

@@ -384,7 +384,7 @@ def test_exported(tmp_path):
     assert not torch.equal(raw["head.weight"], mean["head.weight"])
     assert torch.equal(mean["norm.running_mean"], trainer.model.norm.running_mean)
     assert '"weights": "ema"' in (tmp_path / "mean.json").read_text()
-    with pytest.raises(ValueError, match="'raw' or 'ema'"):
+    with pytest.raises(ValueError, match="'raw', 'ema' or 'best'"):
         trainer.export(tmp_path / "x", weights="avg")
 
 

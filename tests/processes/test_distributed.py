@@ -289,6 +289,10 @@ def test_the_best_state_a_rate_and_the_weights(request, kind, tmp_path):
     assert weights.keys() == network().state_dict().keys()
     assert all(any(torch.equal(value, each) for each in found["weights"])
                for value in weights.values())
+    best = load_file(folder / f"best{'fsdp' if kind == 'sharing' else 'accelerate'}2.safetensors")
+    expected = load_file(tmp_path / "bestaccelerate1.safetensors")
+    assert any(not torch.equal(best[name], weights[name]) for name in best)
+    torch.testing.assert_close(best, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["together", "sharing"])
