@@ -454,7 +454,7 @@ def render():
 
 
 def finish_pages(cache, config):
-    """Links to what pages show, words for pictures, the changelog and the versions as pages, and llms.txt."""
+    """Links to what pages show, words for pictures, changelog and versions as pages, llms.txt."""
     import yaml
 
     site = Site(cache, address(config))
