@@ -4504,6 +4504,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'trainer_nb/panel/kernel.py'),
                                          'trainer_nb.panel.kernel.cell_identity': ( 'panel/kernel.html#cell_identity',
                                                                                     'trainer_nb/panel/kernel.py'),
+                                         'trainer_nb.panel.kernel.hold_messages': ( 'panel/kernel.html#hold_messages',
+                                                                                    'trainer_nb/panel/kernel.py'),
                                          'trainer_nb.panel.kernel.main_shell_stream': ( 'panel/kernel.html#main_shell_stream',
                                                                                         'trainer_nb/panel/kernel.py'),
                                          'trainer_nb.panel.kernel.publish_status': ( 'panel/kernel.html#publish_status',

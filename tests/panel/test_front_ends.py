@@ -172,3 +172,18 @@ def test_in_colab_scripts_of_other_widgets_are_allowed(tmp_path, raises):
                           text=True, timeout=120)
     assert done.stdout.split() == (["True"] if raises else ["allowed", "True"]), done.stderr
     assert ("ValueError: Unknown widgets version" in done.stderr) is raises
+
+
+@pytest.mark.parametrize("front_end", KERNELS, indirect=True)
+def test_a_page_that_is_slow_gets_every_widget(front_end):
+    """A panel with many hooks opens thousands of widgets at once, and a busy server takes them
+    late. Of 12,000 messages none is lost, and none comes before one that it refers to."""
+    front_end.run("trainer.screen; import ipywidgets")
+    before = len(front_end.widgets)
+    cell = front_end.client.execute(
+        "kept = [ipywidgets.HTML('x' * 2_000) for _ in range(4_000)]\nlen(kept)")
+    end = time.monotonic() + 60
+    while not front_end.replied(cell) and time.monotonic() < end:
+        time.sleep(0.05)  # nothing that was published is read
+    assert front_end.replied(cell)
+    assert front_end.until(lambda: len(front_end.widgets) - before >= 12_000)

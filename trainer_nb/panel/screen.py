@@ -19,6 +19,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ..core.control import RunView
+from .kernel import hold_messages, running_kernel
 from .pump import MessagePump
 from .still import MOST, still, still_text
 from .style import Guard, Pane
@@ -63,6 +64,7 @@ class Screen:
     patience = 3  # draws in a row that fail, until a part is drawn no more
     def __init__(self, view: RunView, way: str = "background",  # way: of clicks outside a cell
                  pins: Pins | None = None):  # of a screen before this one
+        hold_messages(running_kernel())  # before the first widget
         self.view, self.way, self.pins = view, way, pins or Pins()
         self.panes: list[Any] = []  # what is refreshed and ticks
         self.added: list[Pane] = []  # those that stopped drawing, too
