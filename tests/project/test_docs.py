@@ -304,7 +304,8 @@ def test_a_picture_of_an_output_keeps_its_words_on_the_site(tmp_path):
         assert text.startswith("#| fig-alt: ") and text.count("#|") == 1
         return yaml.safe_load(text.removeprefix("#| "))["fig-alt"]
 
-    svg = ["<svg role='img'><title>A &amp; &quot;B&quot;</title>\n", "<desc>loss 1:\n2</desc></svg>"]
+    svg = ["<svg role='img'><title>A &amp; &quot;B&quot;</title>\n",
+           "<desc>loss 1:\n2</desc></svg>"]
     assert words(shown("image/svg+xml", svg)) == 'A & "B". loss 1: 2'
     assert words(shown("image/svg+xml", '<svg aria-label="Loss: low"></svg>')) == "Loss: low"
     assert words(shown("image/png", "iV", **{"image/png": {"alt": "A 'digit'"}})) == "A 'digit'"
