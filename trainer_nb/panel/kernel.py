@@ -89,8 +89,8 @@ MOST_HELD = 100_000  # messages for a page that is slow
 
 def hold_messages(kernel) -> None:
     "Let the kernel hold what a page is too slow to take, instead of dropping it."
-    thread = getattr(kernel, "iopub_thread", None)
-    socket = getattr(thread, "socket", None)
+    thread: Any = getattr(kernel, "iopub_thread", None)
+    socket: Any = getattr(thread, "socket", None)
     if hasattr(thread, "schedule") and hasattr(socket, "set_hwm"):
         thread.schedule(lambda: socket.set_hwm(MOST_HELD))
 
