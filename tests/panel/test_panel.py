@@ -23,8 +23,8 @@ from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import Dashboard, message_text, rate, short, what_failed
 from trainer_nb.panel.front_end import WIDGET
-from trainer_nb.panel.plots import (KEPT_RUNS, PAST, Chart, Curve, Curves, Plots, layout,
-                                    mark_spots, thinned)
+from trainer_nb.panel.plots import (KEPT_RUNS, MOST_SUMMED, PAST, Chart, Curve, Curves, Plots,
+                                    in_words, layout, mark_spots, thinned)
 
 
 class Run:
@@ -1021,3 +1021,29 @@ def test_a_zoom_in_a_gap_and_beyond_the_ends():
         assert hole.any() and np.isnan(y[hole]).all(), span
         x, y = drawn(plots.chart, "train")
         assert np.isfinite(y[(x < 20_000) | (x > 20_051)]).all(), span
+
+
+# In words
+
+
+def test_every_curve_that_is_drawn_is_told_in_words():
+    """For who cannot see them: losses, metrics, rates and norms, each with its last value."""
+    run = Run(steps=30, names=("train/loss", "valid/loss", "lr", "grad_norm",
+                               *(f"valid/metric{k}" for k in range(30))))
+    run.values = {name: np.linspace(2, 1, 30) for name in run.names}
+    plots = Plots(run)
+    plots.bar.all.value = True
+    words = plots.chart.figure["layout"]["meta"]["summary"]
+    assert words.startswith("Curves. train/loss: 1 at step 30, lowest 1 at step 30; valid/loss: 1")
+    assert all(f"; {name}: 1 at step 30" in words for name in run.names[1:])
+    assert "lr: 1 at step 30;" in words and words.count("lowest") == 33  # of a rate: none
+
+
+def test_a_text_of_many_curves_ends():
+    curve = Curve()
+    curve.extend(Series(*(np.arange(3),) * 4, np.array([1.0, np.nan, np.inf])))
+    told = in_words("Curves", [(f"run {k}", "train/loss", curve) for k in range(MOST_SUMMED + 7)])
+    assert told.startswith("Curves. run 0: inf at step 2, lowest 1 at step 0; run 1: inf")
+    assert told.count("inf") == MOST_SUMMED and told.endswith("; and 7 more")
+    assert in_words("loss of 2 runs", [("a", "train/loss", Curve())]) == (
+        "loss of 2 runs: no record yet")

@@ -4,6 +4,7 @@ stranger may have written."""
 import json
 import os
 import shutil
+import re
 import time
 import tracemalloc
 import weakref
@@ -318,6 +319,9 @@ def test_a_switch_hides_a_run_everywhere_and_shows_it_again(runs):
         return {t["name"] for t in plots.chart.figure["data"]} - {"rewound"}
     plots.bar.switches[1].value = False
     assert names() == {"low", "tuned"}
+    words = plots.chart.figure["layout"]["meta"]["summary"]  # for who cannot see them
+    assert re.fullmatch(r"train/loss of 2 runs\. low: [\d.]+ at step \d+, lowest [\d.]+ at step "
+                        r"\d+; tuned: [\d.]+ at step \d+, lowest [\d.]+ at step \d+", words)
     assert "rewound" not in {t["name"] for t in plots.chart.figure["data"]}
     plots.bar.switches[1].value = True
     assert names() == {"low", "middle", "tuned"}

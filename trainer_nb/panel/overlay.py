@@ -14,8 +14,8 @@ import ipywidgets as widgets
 
 from ..core.state import RunState
 from .front_end import WIDGET
-from .plots import (MOST_DRAWN, Chart, DrawnRun, PlotBar, axis_numbers, layout,
-                                    run_traces)
+from .plots import (MOST_DRAWN, Chart, DrawnRun, PlotBar, axis_numbers, in_words,
+                                    layout, run_traces)
 from .screen import StaticPreview, as_image
 from .still import is_training_loss, still_runs
 from .style import CLOSED, Guard, Pane
@@ -132,11 +132,13 @@ class Overlay(Pane):
         drawn = [trace for run in shown
                  for trace in run_traces(run, numbers, axis, self.bar.plot.window, points)]
         last = max((run.curves.last(axis) for run in shown), default=0.0)
-        shape = layout(groups, log, last)
+        shape, several = layout(groups, log, last), f"{record} of {len(shown)} runs"
+        told = [(run.name, record, run.curves.of[record]) for run in shown
+                if record in run.curves.of]
         self.chart.show(drawn, shape | {
             "uirevision": f"{axis} {log} {record}", "hoverlabel": {"namelength": 40},
             "meta": {"outliers": self.bar.plot.outliers.value,
-                     "summary": f"{record} of {len(shown)} runs"}})
+                     "summary": in_words(several, told)}})
         self.box.layout.height = f"{shape['height']}px"
 
 # %% ../../nbs/panel/39_overlay.ipynb #c0ffee3f

@@ -10,7 +10,7 @@ __all__ = ['AXES', 'GROUP', 'DENSE', 'TRAIN', 'VALID', 'MARK', 'BAD', 'OTHERS', 
            'gap_text', 'gap_trace', 'gap_traces', 'traces', 'plan_traces', 'mark_spots', 'mark_traces', 'figure',
            'Script', 'Chart', 'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'Legend', 'run_traces',
            'with_records_of', 'behind_traces', 'runs_of', 'thinned', 'thin_all', 'PastRun', 'remember_run', 'OtherRuns',
-           'records_csv', 'Save', 'summary', 'PlotBar', 'is_number', 'Plots']
+           'records_csv', 'Save', 'curve_words', 'in_words', 'summary', 'PlotBar', 'is_number', 'Plots']
 
 # %% ../../nbs/panel/32_plots.ipynb #9a74aacd
 import csv
@@ -976,24 +976,31 @@ class Save(anywidget.AnyWidget):
             self.send({"csv": content["csv"], "text": text, "thinned": few})
 
 # %% ../../nbs/panel/32_plots.ipynb #7c84b30a
-MOST_SUMMED = 12  # curves
+MOST_SUMMED = 60  # curves
 
-def summary(curves: Curves) -> str:
-    "The curves in words: last and lowest or highest value of each loss and metric."
-    names = [*curves.losses(), *(each for group in curves.metrics().values() for each in group)]
-    found = []
-    for name in names[:MOST_SUMMED]:
-        curve = curves.of[name]
-        low = lower_is_better(name) is not False
-        last, best = curve.last, curve.extreme(low)
-        words = f"{name}: {f'{last:.4g}' if math.isfinite(last) else not_finite(last)}"
-        words += f" at step {curve.at('step', -1):,.0f}"
-        if best is not None and curve.count > 1:
-            words += (f", {'lowest' if low else 'highest'} {curve.at('values', best):.4g} at step "
-                      f"{curve.at('step', best):,.0f}")
-        found.append(words)
-    more = f"; and {len(names) - MOST_SUMMED} more" if len(names) > MOST_SUMMED else ""
-    return f"Curves. {'; '.join(found)}{more}" if found else "Curves: no record yet"
+def curve_words(title: str, name: str, curve: Curve) -> str:
+    "Last value of a curve and, of a loss or a metric, the lowest or highest one."
+    low, last = lower_is_better(name) is not False, curve.last
+    best = None if is_rate(name) else curve.extreme(low)
+    words = f"{title}: {f'{last:.4g}' if math.isfinite(last) else not_finite(last)}"
+    words += f" at step {curve.at('step', -1):,.0f}"
+    if best is not None and curve.count > 1:
+        words += (f", {'lowest' if low else 'highest'} {curve.at('values', best):.4g} at step "
+                  f"{curve.at('step', best):,.0f}")
+    return words
+
+def in_words(title: str, found: Iterable[tuple[str, str, Curve]]) -> str:
+    "Curves, each with its title and the name of its record, as one text for who cannot see them."
+    told = [each for each in found if each[2].count]
+    words = [curve_words(*each) for each in told[:MOST_SUMMED]]
+    more = f"; and {len(told) - MOST_SUMMED} more" if len(told) > MOST_SUMMED else ""
+    return f"{title}. {'; '.join(words)}{more}" if words else f"{title}: no record yet"
+
+def summary(curves: Curves, groups: dict[str, list[str]]) -> str:
+    "The curves of a run that are drawn, in words."
+    small = [name for names in groups.values() for name in names if name in curves.of]
+    names = dict.fromkeys([*curves.losses(), *small])
+    return in_words("Curves", [(name, name, curves.of[name]) for name in names])
 
 # %% ../../nbs/panel/32_plots.ipynb #fea8b28e
 MOST_PLOTS = 9  # small ones, unless a person wants all
@@ -1149,7 +1156,7 @@ class Plots(Pane):
             + planned + mark_traces(mark_spots(self.view, self.curves, axis)),
             shape | {"uirevision": f"{axis} {log}", "hoverlabel": {"namelength": 40},
                      "meta": {"outliers": self.bar.outliers.value,
-                              "summary": summary(self.curves)}})
+                              "summary": summary(self.curves, groups)}})
         self.height = shape["height"]
         self.box.layout.height = f"{self.height}px"
         tall = len(groups) > 2 * MOST_PLOTS  # beside nothing else

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 
 import ipywidgets as widgets
-import numpy as np
 
 from ..core.control import RunView
 from ..core.settings import differing_settings, flat
