@@ -278,7 +278,7 @@ class Figures:
             data = traces(curves, groups, axis, window)
             data += mark_traces(mark_spots(view, curves, axis))
             keep = {"uirevision": f"{axis} {log}", "hoverlabel": {"namelength": 40},
-                    "meta": {"summary": summary(curves)}}
+                    "meta": {"summary": summary(curves, groups)}}
             shape = plain_titles(layout(groups, log, curves.last(axis)))
             return version, packed(data, shape | keep)
 
