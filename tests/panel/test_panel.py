@@ -166,7 +166,7 @@ def test_late_records_move_no_plot():
     curves.update()
     before = list(curves.groups())
     titles = [each["text"] for each in layout(curves.groups(), False, 30)["annotations"]]
-    assert titles == ["<b>metric</b> after the first evaluation", "<b>lr</b>", "<b>grad_norm</b>"]
+    assert titles == ["metric after the first evaluation", "<b>lr</b>", "<b>grad_norm</b>"]
     run.names.append("valid/accuracy")
     curves.update()
     assert "evaluation" not in str(layout(curves.groups(), False, 30)["annotations"])

@@ -422,7 +422,8 @@ def layout(groups: dict, log: bool, last: float, planned: float | None = None) -
         small_axes(result, title, index, inner, across, plain, planned if ahead else None)
         result[f"yaxis{index + 2}"]["showticklabels"] = bool(members) and (ahead or not empty)
         if not members:
-            result["annotations"][-1]["text"] += " after the first evaluation"
+            # in plain letters: the page of `serve` takes bold for whole titles only
+            result["annotations"][-1]["text"] = f"{html.escape(title)} after the first evaluation"
     return result
 
 def small_axes(result: dict, title: str, index: int, inner: float, across: dict, plain: dict,
