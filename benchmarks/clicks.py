@@ -18,12 +18,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "browser")]
 
 from classic_page import ClassicServer
 from jupyter_server import JupyterServer, open_browser
 from kernel_client import client_of
 from live_page import SETUP, Live, later
+from test_browser_marimo import edited
 
 SEEN = """
 class Seen(Hook):
@@ -47,6 +49,7 @@ PLACES = {  # name: front end, kernel, settings of the front end, what it is
     "classic": ("classic", "python3", {},
                 "Classic Notebook 6.5, ipykernel 6.17.1, ipywidgets 7.7.1 (as Colab)"),
     "page": ("page", "", {}, "the page of `trainer.serve()`, which goes through the run's folder"),
+    "marimo": ("marimo", "", {}, "marimo, the page of `trainer.serve()` beside its thread"),
     "vscode": ("client", "python3", {},
                "messages on the shell channel (as VS Code), ipykernel 7.4"),
 }
@@ -70,11 +73,36 @@ def on_a_page(folder):
 
 
 @contextmanager
+def beside_marimo(folder):
+    """A function that clicks the switch on the page of a run in a thread of marimo."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begin = ("Path('url').write_text(trainer.serve().url)\n"
+             "import marimo as mo\nmo.Thread(target=trainer.fit).start()")
+    program = SETUP.replace("epochs=500", "epochs=500, progress=False, workspace='run'") + SEEN
+    with edited(folder, [program + begin]) as address, open_browser() as browser:
+        marimo, url = browser.new_page(), folder / "url"
+        marimo.goto(address)
+        marimo.wait_for_load_state("networkidle")
+
+        def run_all():  # a click before the page is connected is lost
+            marimo.get_by_test_id("run-button").last.click(timeout=5000)
+            return later(url.exists, 20)
+
+        if not later(run_all, 60):
+            raise RuntimeError("marimo ran no cell")
+        page = browser.new_page()
+        page.goto(url.read_text())
+        box = page.get_by_label("noise loud")
+        box.wait_for()
+        yield lambda: box.evaluate(CLICK)
+
+
+@contextmanager
 def clicker(place, folder):
     """A function that clicks the switch in this front end, and returns when it did."""
     app, kernel, settings, _ = PLACES[place]
-    if app == "page":
-        with on_a_page(folder) as click:
+    if app in ("page", "marimo"):
+        with {"page": on_a_page, "marimo": beside_marimo}[app](folder) as click:
             yield click
         return
     cells = ["trainer.fit()"]
