@@ -112,3 +112,23 @@ def test_a_planted_picture_without_words_is_found(cell):
 ])
 def test_a_picture_with_words_is_not_found(cell):
     assert without_words([cell]) == []
+
+
+# The files
+
+
+def shown_files():
+    """The pictures of docs/images that a page shows, by name."""
+    sources = {what for _, cells in pages() for _, what, _ in images(cells)}
+    return {Path(source).name for source in sources if "docs/images/" in source}
+
+
+def test_each_picture_of_the_folder_is_shown_on_a_page_and_the_other_way_round():
+    files = {path.name for path in (ROOT / "docs" / "images").iterdir()}
+    assert shown_files() == files
+
+
+def test_each_picture_of_the_folder_is_made_by_the_script():
+    script = (ROOT / "scripts" / "pictures.py").read_text("utf-8")
+    files = {path.stem for path in (ROOT / "docs" / "images").iterdir()}
+    assert {name for name in files if f'"{name}"' not in script.lower()} == set()
