@@ -646,6 +646,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'trainer_nb/core/core_trainer.py'),
                                               'trainer_nb.core.core_trainer.check_switch': ( 'core/core_trainer.html#check_switch',
                                                                                              'trainer_nb/core/core_trainer.py'),
+                                              'trainer_nb.core.core_trainer.described': ( 'core/core_trainer.html#described',
+                                                                                          'trainer_nb/core/core_trainer.py'),
                                               'trainer_nb.core.core_trainer.end_threads': ( 'core/core_trainer.html#end_threads',
                                                                                             'trainer_nb/core/core_trainer.py'),
                                               'trainer_nb.core.core_trainer.forwarded': ( 'core/core_trainer.html#forwarded',

@@ -3,6 +3,7 @@ them."""
 
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import nbformat
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from trainer_nb import Trainer
+from trainer_nb.core.core_trainer import OF_PARTS
 from trainer_nb.trainer import PUBLIC
 
 PAGE = Path(__file__).resolve().parents[2] / "nbs" / "41_api.ipynb"
@@ -29,11 +31,11 @@ CONTRACT = """train_dl valid_dl device is_main workspace config get_hook describ
     breakpoints lr_search rate_plan log_pr_curve position result watch_hooks serve""".split()
 
 
-def make(cls=Trainer):
+def make(cls=Trainer, **settings):
     model = nn.Linear(3, 1)
     batches = [(torch.ones(4, 3), torch.ones(4, 1))] * 4
     return cls(model, train_dl=batches, loss_fn=nn.MSELoss(), epochs=1, device="cpu",
-               progress=False)
+               progress=False, **settings)
 
 
 def test_completion_offers_45_names():
@@ -126,3 +128,34 @@ def test_a_subclass_offers_its_own_names():
             """Mine."""
 
     assert "warm_up" in dir(make(Mine))
+
+
+# Attributes of parts
+
+
+def properties():
+    """The public properties of a trainer that read a part, with their docstrings."""
+    found = {name: inspect.getattr_static(Trainer, name)
+             for cls in Trainer.__mro__ for name in vars(cls) if not name.startswith("_")}
+    return {name: value.__doc__ or "" for name, value in found.items()
+            if isinstance(value, property)}
+
+
+def test_no_property_is_only_said_to_be_of_a_part():
+    """Nor is one without a docstring."""
+    assert [name for name, text in properties().items()
+            if not text.strip() or re.fullmatch(r"`[\w.]+` of the trainer\.", text)] == []
+
+
+def test_the_examples_of_parts_run():
+    """A sentence, what else is known, and two lines; each before the run and after it."""
+    assert len(OF_PARTS) == 23
+    found = properties()
+    for name in OF_PARTS:
+        head, *_, one, two = found[name].splitlines()
+        assert head.endswith(".") and "An example:" in found[name], name
+        assert name in one + two and one.startswith("    ") and two.startswith("    "), name
+        trainer = make(valid_dl=[(torch.ones(4, 3), torch.ones(4, 1))])
+        for _ in range(2):
+            exec(textwrap.dedent(f"{one}\n{two}"), {"trainer": trainer})
+            trainer.fit()

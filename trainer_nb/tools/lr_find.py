@@ -92,7 +92,7 @@ def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray) -> str:
 @dataclass
 class LRFind:
     "What a search has found; `suggestion` is a rate, or None with `note` saying why."
-    sweep: Sweep
+    sweep: Sweep  # the rates that were tried, and their losses
     tune: Callable[[float], None]  # makes a rate the run's
     change: Callable[[float], dict] = lambda rate: {"lr": rate}  # the tunable that does it
 
