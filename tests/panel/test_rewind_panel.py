@@ -67,7 +67,7 @@ def test_a_run_behind_another_one_has_its_branches_and_its_gaps():
     present.step(10)
     plots = Plots(present.view)
     assert plots.add_run(earlier, "earlier") == ["earlier"]
-    ink = plots.others.runs[0].ink
+    ink = next(run.ink for run in plots.others.runs if run.name == "earlier")
 
     def rewound():
         return [trace for trace in plots.chart.figure["data"] if trace["name"] == "rewound"]
