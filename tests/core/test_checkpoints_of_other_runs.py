@@ -51,8 +51,8 @@ def folder(runs, tmp_path, request):
     return copied
 
 
-LAST = {"unfinished": ("step_00000026.pt", "step 26, epoch 1"),
-        "finished": ("step_00000048.pt", "step 48, epoch 3")}
+LAST = {"unfinished": ("step_00000026.pt", "step 26, 1"),
+        "finished": ("step_00000048.pt", "step 48, 3")}
 
 
 @pytest.mark.parametrize(("name", "given", "ends"), [
@@ -82,7 +82,7 @@ def test_what_goes_on_says_so_in_one_line(folder, capsys, name, given, ends):
         result = trainer.fit()
     file, place = LAST[name]
     assert capsys.readouterr().out == (f"resumed from {path / file}: {place} of "
-                                       f"{given.get('epochs', 3)}{ends}\n")
+                                       f"{given.get('epochs', 3)} epochs done{ends}\n")
     assert trainer.get_hook(CheckpointHook).resumed_from == path / file
     # one step more or less
     assert result.steps == 16 * given.get("epochs", 3) or given.get("gradient_accumulation_steps")
@@ -128,8 +128,8 @@ def test_force_goes_on_and_names_what_differs(folder, capsys):
         assert trainer.fit().steps == 64
     told = capsys.readouterr().out
     assert told.startswith(
-        f"resumed from {path}/step_00000048.pt: step 48, epoch 3 of 4; the file's settings are in "
-        f"force: lr 0.01 (here 0.1)")
+        f"resumed from {path}/step_00000048.pt: step 48, 3 of 4 epochs done; the file's "
+        f"settings are in force: lr 0.01 (here 0.1)")
     assert "the data differ: check sum of samples" in told and told.count("\n") == 1
 
 
@@ -163,7 +163,7 @@ def test_a_file_of_before_that_says_less_is_resumed(folder, capsys):
         write_state(state, file)
     with make(path, lr=1e-4, data=OTHER) as trainer:
         trainer.fit()
-    assert capsys.readouterr().out.endswith("step 26, epoch 1 of 3\n")
+    assert capsys.readouterr().out.endswith("step 26, 1 of 3 epochs done\n")
 
 
 def test_load_names_what_differs(runs, capsys):
@@ -174,7 +174,7 @@ def test_load_names_what_differs(runs, capsys):
                          "trainer.tune() changes them\n"), ({}, "")):
         trainer = make(None, **given)
         trainer.load(path)
-        assert capsys.readouterr().out == (f"loaded {path}: step 48, epoch 3 of 3{ends}"
+        assert capsys.readouterr().out == (f"loaded {path}: step 48, 3 of 3 epochs done{ends}"
                                            if ends else "")
         assert trainer.step_state.optimizer_step == 48
 

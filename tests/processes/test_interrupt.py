@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import Trainer
+from trainer_nb import CheckpointHook, ProgressHook, Trainer
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 
@@ -573,3 +573,128 @@ def test_detach_and_ctrl_c_at_once_leave_the_run_drivable():
     with pytest.raises(KeyboardInterrupt):
         trainer.fit()
     assert trainer.fit().status == "finished"
+
+
+# ---- what a user of a plain script reads then
+
+
+def make_told(folder=None, **settings):
+    """A run of two epochs of four steps, in lines; Ctrl-C comes after step 6."""
+    checkpoint = [] if folder is None else [CheckpointHook(folder, **settings)]
+    trainer = make_trainer(press("after_step", number=6), *checkpoint)
+    trainer.hooks.add(ProgressHook(style="lines"))
+    return trainer
+
+
+def said_at_the_end(trainer, capsys):
+    """The lines after those of the progress."""
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("epoch ")]
+
+
+def test_the_lines_say_where_the_run_was_saved_and_how_it_goes_on(tmp_path, capsys):
+    """The file is complete then, and a resume names the same place in the same words."""
+    trainer, file = make_told(tmp_path), tmp_path / "step_00000006.pt"
+    place, saved = said_at_the_end(trainer, capsys)
+    assert place == "interrupted after step 6, 1 of 2 epochs done: fit() goes on from there"
+    assert saved == (f"saved in {file}: the same program started again resumes from it, any other "
+                     f"after trainer.load({str(file)!r})")
+    trainer.close()
+    again = make_trainer(CheckpointHook(tmp_path))
+    assert again.fit().status == "finished"
+    assert capsys.readouterr().out == f"resumed from {file}: step 6, 1 of 2 epochs done\n"
+    again.close()
+    # what the line says can be called
+    other = make_trainer()
+    other.load(file)
+    assert other.fit().status == "finished"
+    assert torch.equal(weights(other), weights(again))
+
+
+@pytest.mark.parametrize("resume", [None, False, "elsewhere"])
+def test_what_does_not_resume_by_itself_is_loaded(resume, tmp_path, capsys):
+    """A hook that begins new runs, or resumes from another file: the line has the call."""
+    if resume == "elsewhere":
+        resume = tmp_path / "elsewhere.pt"
+        first = make_trainer()
+        first.step(1)
+        first.save(resume)
+    trainer = make_trainer(press("after_step", number=6), ProgressHook(style="lines"),
+                           CheckpointHook(tmp_path / "kept", resume=resume))
+    *_, saved = said_at_the_end(trainer, capsys)
+    file = tmp_path / "kept" / f"step_{trainer.step_state.optimizer_step:08d}.pt"
+    assert file.exists()
+    assert saved == f"saved in {file}: trainer.load({str(file)!r}), then fit(), goes on from it"
+
+
+def test_what_was_not_saved_is_said(tmp_path, capsys):
+    """Without a CheckpointHook: both ways to save. With one that cannot write: why not."""
+    place, saved = said_at_the_end(make_told(), capsys)
+    assert place == "interrupted after step 6, 1 of 2 epochs done: fit() goes on from there"
+    assert saved == ("not saved: it ends with this process; trainer.save('run.pt') keeps it, "
+                     "hooks=[CheckpointHook('checkpoints')] saves it by itself")
+    trainer = make_told(tmp_path)
+    hook = trainer.get_hook(CheckpointHook)
+
+    def full(*_):
+        time.sleep(0.2)  # the line waits for the file
+        raise OSError("no space left")
+
+    trainer.hooks.add(LambdaHook(before_batch=lambda t: setattr(hook.folder, "add", full)
+                                 if t.step_state.optimizer_step == 5 else None))
+    with pytest.raises(OSError, match="no space left"):
+        trainer.fit()
+    out = capsys.readouterr().out
+    assert "not saved: OSError: no space left\n" in out and "saved in" not in out
+
+
+def test_a_run_that_was_stopped_in_code_is_not_called_lost(tmp_path, capsys):
+    """A program that stops its run knows what it does; where the run is saved, it is said."""
+    def stopped(*hooks):
+        stop = LambdaHook(after_step=lambda t: t.stop() if t.step_state.optimizer_step == 6
+                          else None)
+        make_trainer(stop, ProgressHook(style="lines"), *hooks).fit()
+        return [line for line in capsys.readouterr().out.splitlines()
+                if not line.startswith("epoch ")]
+    assert stopped() == ["stopped after step 6, 1 of 2 epochs done: fit() goes on from there"]
+    assert stopped(CheckpointHook(tmp_path))[1].startswith(f"saved in {tmp_path}")
+
+
+def test_in_the_middle_of_a_step(tmp_path, capsys):
+    """Two at once: the batches are taken again."""
+    trainer = make_trainer(press("before_step", number=6, times=2), ProgressHook(style="lines"))
+    place, _ = said_at_the_end(trainer, capsys)
+    assert place == ("interrupted after step 5, 1 of 2 epochs done, in the middle of a step: fit() "
+                     "takes its batches again, not bit for bit")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_that_is_ended_by_a_signal(signum, tmp_path):
+    """The same from a real process; after SIGTERM no fit() of it can go on."""
+    text = f"""
+from trainer_nb import CheckpointHook, ProgressHook
+from trainer_nb import Trainer
+made = make_loop()
+slow = Slow()
+trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, epochs=100, seed=0,
+                  device="cpu", workspace={str(tmp_path / "run")!r},
+                  hooks=[slow, CheckpointHook()])
+trainer.fit()
+"""
+    with Script(tmp_path, text) as script:
+        script.wait_for("step 20")
+        script.process.send_signal(signum)
+        code = script.end()
+    first = "interrupted" if signum == signal.SIGINT else "stopped"
+    step, saved = (next(line for line in script.lines if line.startswith(word))
+                   for word in (first, "saved in"))
+    number = int(script.said("cancelled")[0])
+    file = tmp_path / "run" / "checkpoints" / f"step_{number:08d}.pt"
+    done = f"after step {number}, {number // 16} of 100 epochs done"
+    if signum == signal.SIGINT:
+        assert code in (1, 130, -signal.SIGINT)
+        assert step == f"interrupted {done}: fit() goes on from there"
+    else:
+        assert code == 143 and step == f"stopped {done}, by a signal"
+    assert file.exists() and saved.startswith(f"saved in {file}: the same program started again")

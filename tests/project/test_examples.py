@@ -77,8 +77,8 @@ def test_ctrl_c_ends_on_a_whole_step(workers):
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert re.search(
-        r"interrupted after epoch \d+/500  step \d+/\d+, on a whole step: fit\(\) again continues",
-        out)
+        r"interrupted after step \d+, \d+ of 500 epochs done: fit\(\) goes on from there\n"
+        r"not saved: it ends with this process; trainer.save\(", out)
     assert "Traceback" not in errors
 
 
@@ -121,7 +121,7 @@ def test_the_script_of_a_folder_goes_on_there(tmp_path):
         assert done.returncode == 0, done.stderr
         told.append(done.stdout)
     assert "finished: 45 steps" in told[0]
-    assert "step 45, epoch 1 of 3" in told[1] and "finished: 135 steps" in told[1]
+    assert "step 45, 1 of 3 epochs done" in told[1] and "finished: 135 steps" in told[1]
     assert os.listdir(tmp_path / "runs") == ["digits"]
     assert float(re.search(r"accuracy ([\d.]+) at step", told[1])[1]) > 0.85
 

@@ -37,7 +37,7 @@ HOOK_QUESTIONS = {
     "optimizer": ("split_optimizer", "split_again", "start_anew", "schedule_name"),
     "weights": ("weight_sets", "weight_sets_in", "best_state", "best_kept"),
     "rewind": ("rewind_points", "finish_writing"),
-    "drive": ("drive_ended", "ended_early", "leads"),
+    "drive": ("drive_ended", "ended_early", "leads", "where_saved"),
     "tunables": ("own_tunables",),
 }
 QUESTIONS = tuple(name for questions in HOOK_QUESTIONS.values() for name in questions)
@@ -192,6 +192,9 @@ class Hook:
     def leads(self, trainer) -> bool:
         "This hook decides where the run ends, so no other hook needs to stop it."
         return False
+
+    def where_saved(self, trainer) -> str | None:
+        "Where the present place of the run is saved, and how it goes on; None: it is not."
 
     def own_tunables(self, prefix: str) -> list:
         "`BoundTunable`s that a class cannot declare, named `prefix.name`."

@@ -56,11 +56,15 @@ class Writer:
             self._thread = None
             main()
 
-    def wait(self) -> None:
-        "Wait until nothing is being written; raise the error of the thread, once."
+    def join(self) -> None:
+        "Wait until nothing is being written; an error stays, for `wait` to raise."
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        "Wait until nothing is being written; raise the error of the thread, once."
+        self.join()
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -435,6 +439,7 @@ class Saver:
         self.writer = Writer()
         self.wanted = False  # at the next boundary
         self._last: tuple[int, int] | None = None  # place that was saved last
+        self.file: Path | None = None  # in which it was saved
 
     def want(self, trainer, save: Callable) -> None:
         "Ask the trainer to call `save(trainer)` at the next boundary, once."
@@ -460,15 +465,27 @@ class Saver:
                 there.checkpoint.note_saved(entry.step)
         if trainer.is_main:
             self.writer.start(write)
-        self.note(trainer)
+        self.note(trainer, folder.path / file)
 
-    def note(self, trainer) -> None:
-        "The present place of the run is saved."
-        self._last = trainer.branch, trainer.boundaries
+    def note(self, trainer, file: Path) -> None:
+        "The present place of the run is saved in this file."
+        self._last, self.file = (trainer.branch, trainer.boundaries), file
 
     def has(self, trainer) -> bool:
         "The present place of the run is saved."
         return self._last == (trainer.branch, trainer.boundaries)
+
+    def where(self, trainer, resumes: bool) -> str | None:
+        "The present place's file, once it is written, and what goes on from it; None: no file."
+        self.writer.join()
+        if (error := self.writer.error) is not None:
+            return f"not saved: {type(error).__name__}: {error}"
+        if not self.has(trainer):
+            return None
+        load = f"trainer.load({str(self.file)!r})"
+        return f"saved in {self.file}: " + (
+            f"the same program started again resumes from it, any other after {load}" if resumes
+            else f"{load}, then fit(), goes on from it")
 
     def finish(self) -> None:
         "Wait for the file that is being written; raise what went wrong with it."
@@ -609,7 +626,7 @@ class CheckpointHook(Hook):
             return
         self.resumed_from = resume_run(trainer, self.resume, self.folder)
         if self.resumed_from not in (None, Path(self.resume)):  # it lies in the folder
-            self.saver.note(trainer)
+            self.saver.note(trainer, self.resumed_from)
 
     def after_step(self, trainer):
         "Ask for a save every `every_steps` steps; raise the error of the last file."
@@ -657,6 +674,10 @@ class CheckpointHook(Hook):
         own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
         if self._ready and alone and self.held.lock.held and not own:
             self._save(trainer, "" if trainer.inexact is None else "_error")
+
+    def where_saved(self, trainer):
+        "The file of the present place, once it is written, and how to go on from it."
+        return self.saver.where(trainer, self.resume in ("latest", "force"))
 
     def on_intervention(self, trainer, intervention):
         "After a rewind, what is later is of a dead branch."
