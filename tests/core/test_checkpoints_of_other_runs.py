@@ -167,16 +167,37 @@ def test_a_file_of_before_that_says_less_is_resumed(folder, capsys):
 
 
 def test_load_names_what_differs(runs, capsys):
-    """It was asked for, so it is not an error; without a difference nothing is said."""
+    """It was asked for, so it is not an error; the line is that of a resume, said once."""
     path = runs / "finished" / "step_00000048.pt"
     for given, ends in (({"lr": 1e-4},
-                         "; the file's settings are in force: lr 0.01 (here 0.0001); "
-                         "trainer.tune() changes them\n"), ({}, "")):
+                         "3 of 3 epochs done; the file's settings are in force: lr 0.01 (here "
+                         "0.0001); trainer.tune() changes them; nothing is left to train\n"),
+                        ({}, "3 of 3 epochs done; nothing is left to train\n"),
+                        ({"epochs": 4}, "3 of 4 epochs done\n")):
         trainer = make(None, **given)
         trainer.load(path)
-        assert capsys.readouterr().out == (f"loaded {path}: step 48, 3 of 3 epochs done{ends}"
-                                           if ends else "")
+        told = capsys.readouterr().out
+        assert told == f"loaded {path}: step 48, {ends}"
         assert trainer.step_state.optimizer_step == 48
+        trainer.fit()
+        assert "resumed" not in capsys.readouterr().out
+    new = make(None, epochs=4)
+    new.load(path, optimizer=False)
+    assert capsys.readouterr().out == f"loaded {path}: step 48, 3 of 4 epochs done\n"
+
+
+def test_a_load_before_a_hook_that_resumes_is_said_once(folder, capsys):
+    """The hook leaves a run alone that stands somewhere already."""
+    path = folder("unfinished")
+    file = path / LAST["unfinished"][0]
+    with make(path) as trainer:
+        trainer.load(file)
+        trainer.fit()
+    assert capsys.readouterr().out == f"loaded {file}: step 26, 1 of 3 epochs done\n"
+    with make(path, epochs=4) as trainer:  # and a resume loads without a second line
+        trainer.fit()
+    assert capsys.readouterr().out == (f"resumed from {path / LAST['finished'][0]}: step 48, 3 of "
+                                       "4 epochs done\n")
 
 
 @pytest.mark.parametrize(("value", "says"),

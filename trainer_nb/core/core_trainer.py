@@ -1823,7 +1823,7 @@ def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> 
     """Become the run that was saved in a file.
 
     Weights, optimizer, schedule, hooks, tunables, position, random streams, history and journal.
-    The file is read without running code from it; what differs from this trainer is printed.
+    The file is read without running code from it. A line says its place, and what differs here.
     CheckpointError says why a file cannot be used, and then nothing has changed.
 
     With `optimizer=False` all but the optimizer and the schedule is as it was saved, and these
@@ -1832,7 +1832,7 @@ def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> 
     state = read_state(path)
     found = self.difference(state) if "journal" in state and optimizer else Difference()
     self.load_state_dict(state, optimizer)
-    if self.is_main and (found.settings or found.data):
+    if self.is_main:
         totals = {"epochs": self.epochs, "max_steps": self.max_steps}
         say(f"loaded {path}: {found.summary(state['position'], totals)}")
 

@@ -592,7 +592,7 @@ class CoreTrainer:
         """Become the run that was saved in a file.
 
     Weights, optimizer, schedule, hooks, tunables, position, random streams, history and journal.
-    The file is read without running code from it; what differs from this trainer is printed.
+    The file is read without running code from it. A line says its place, and what differs here.
     CheckpointError says why a file cannot be used, and then nothing has changed.
 
     With `optimizer=False` all but the optimizer and the schedule is as it was saved, and these

@@ -187,6 +187,8 @@ class Difference:
             parts.append(f"the code's settings are in force: {_listed(of_code, False)}")
         if self.data:
             parts.append(f"the data differ: {_listed(self.data, True)}")
+        if self.done:
+            parts.append("nothing is left to train")
         return "; ".join(parts)
 
 # %% ../../nbs/core/05_identity.ipynb #fd7eccb5

@@ -550,8 +550,7 @@ def become(trainer, path: Path, state: dict, refuse: bool = False) -> None:
     trainer.load_state_dict(state)
     if trainer.is_main:
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
-        nothing = "; nothing is left to train" if found.done else ""
-        say(f"resumed from {path}: {found.summary(state['position'], totals)}{nothing}")
+        say(f"resumed from {path}: {found.summary(state['position'], totals)}")
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #432146dc
 def save_by_hand(hook, trainer, command) -> None:
