@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LIST', 'Writer', 'Kept', 'read_entry', 'is_marked', 'KeepRules', 'CheckpointFolder', 'ExitHandler', 'ExitSignals',
-           'BestValues', 'HeldFolder', 'check_rules', 'check_resume', 'read_point', 'Saver', 'resume_run', 'become',
-           'save_by_hand', 'CheckpointHook']
+           'BestValues', 'HeldFolder', 'check_rules', 'check_resume', 'read_point', 'Saver', 'is_saved_after_error',
+           'resume_run', 'become', 'save_by_hand', 'CheckpointHook']
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #e0fb2caf
 import difflib
@@ -282,9 +282,11 @@ class ExitHandler:
             before(number, frame)
 
 class ExitSignals:
-    "While installed, the given signals stop the run and set the code that the process ends with."
-    def __init__(self, signals=(signal.SIGTERM,), code: int | str = "128+signal"):
-        self.signals, self.code = tuple(signals), code
+    """While installed, the given signals stop the run and set the code that the process ends with.
+
+    `wait`: seconds between the last save and the end."""
+    def __init__(self, signals=(signal.SIGTERM,), code: int | str = "128+signal", wait=0.0):
+        self.signals, self.code, self.wait = tuple(signals), code, wait
         self._handler: ExitHandler | None = None
         self._unlink: Any = None  # called once the trainer is gone
 
@@ -310,6 +312,11 @@ class ExitSignals:
         for number in handler.previous:
             if signal.getsignal(number) is handler:
                 signal.signal(number, behind(number))
+
+    def let_pass(self, trainer) -> None:
+        "Wait, if a signal ended the run."
+        if trainer.exit_code is not None and self.wait:
+            time.sleep(self.wait)
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #afbed87f
 class BestValues:
@@ -509,6 +516,14 @@ class Saver:
         self.writer.wait()
         return read_point(path)
 
+
+def is_saved_after_error(trainer) -> bool:
+    """Whether an error left a place that this process can save.
+
+    One of several processes cannot ask the others any more."""
+    own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
+    return not (own or trainer.engine.is_distributed)
+
 # %% ../../nbs/hooks/15_checkpoint.ipynb #fd9be9f8
 def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
     """Become the run that `resume` names: of a file, or the latest readable checkpoint of a folder.
@@ -591,9 +606,9 @@ class CheckpointHook(Hook):
         self.every_steps, self.every_epochs = every_steps, every_epochs
         self.rules = KeepRules(keep_last, keep_every, check_best(best), keep_best)
         self.held, self.best = HeldFolder(folder), BestValues(keep_best)
-        self.resume, self.exit_wait = check_resume(resume), exit_wait
+        self.resume, self.saver, self._ready = check_resume(resume), Saver(), False
         self.resumed_from: Path | None = None
-        self.signals, self.saver, self._ready = ExitSignals(exit_signals, exit_code), Saver(), False
+        self.signals = ExitSignals(exit_signals, exit_code, exit_wait)
 
     folder = property(lambda self: self.held.folder)
     writer = property(lambda self: self.saver.writer)
@@ -668,10 +683,7 @@ class CheckpointHook(Hook):
 
     def after_exception(self, trainer):
         "Save what can be saved; it is resumed only where there is no better file."
-        # one of several processes cannot ask the others any more
-        alone = not trainer.engine.is_distributed
-        own = isinstance(trainer.exception, (OSError, CheckpointError, ArithmeticError))
-        if self._ready and alone and self.held.lock.held and not own:
+        if self._ready and self.held.lock.held and is_saved_after_error(trainer):
             self._save(trainer, "" if trainer.inexact is None else "_error")
 
     def where_saved(self, trainer):
@@ -691,8 +703,7 @@ class CheckpointHook(Hook):
             self.finish_writing()
         finally:
             self.signals.remove()
-        if trainer.exit_code is not None and self.exit_wait:
-            time.sleep(self.exit_wait)
+        self.signals.let_pass(trainer)
 
     def best_kept(self, trainer) -> tuple[str, str] | None:
         "The record that decides which checkpoint is best, and its direction; None: none is."
