@@ -2,11 +2,12 @@
 real widgets, taken from a real page."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from contrast import CONTRAST
-from live_page import SETUP, Live, later
+from live_page import PANEL, SETUP, Live, later
 
 pytestmark = pytest.mark.browser
 
@@ -179,4 +180,31 @@ def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path
         assert page.cell(
             1).locator(".output_stdout").inner_text().strip() == "stopped 6.17.1 7.7.1 7.34.0 True"
         assert page.cell(2).locator(".output_stdout").inner_text().strip() == "2"
+        assert page.problems == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("begin", ["trainer.fit()", "trainer.start()"])
+def test_classic_notebook_shows_the_panel_again_after_a_reload(tmp_path, browser, begin):
+    """In mid-run, also while the cell holds the kernel; the panel counts on, and a click acts."""
+    from classic_page import ClassicServer
+
+    with (ClassicServer(tmp_path / "notebooks") as server,
+          server.new_page(browser, height=1500) as page):
+        run = Live(page, server, [begin]).start()
+        page.page.evaluate("() => Jupyter.notebook.save_checkpoint()")
+        path = server.folder / "run.ipynb"
+        assert later(lambda: "widget-view" in path.read_text())
+        page.page.once("dialog", lambda dialog: dialog.accept())  # unsaved changes
+        page.page.reload()
+        page.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
+        before = run.step
+        assert run.goes_on()
+        shown = page.cell(1).locator(".tnb")
+        steps = lambda: re.search(r"step\s*([\d,]+)", shown.first.inner_text())[1]
+        assert later(lambda: int(steps().replace(",", "")) > before)
+        run.click("Pause")
+        run.state("paused")
+        assert run.freezes()
+        run.click("Stop")
         assert page.problems == []

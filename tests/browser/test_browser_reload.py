@@ -2,7 +2,7 @@
 the panel comes back, and the notebook keeps the last picture."""
 
 import pytest
-from live_page import PANEL, Live, later
+from live_page import PANEL, SETUP, Live, later
 
 from trainer_nb.panel.plots import Script
 
@@ -49,7 +49,8 @@ def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloa
              "trainer.dashboard"]
     with jupyterlab.new_page(browser, height=1400) as lab:
         sizes = bytes_received(lab)
-        run = Live(lab, jupyterlab, parts).start()
+        longer = SETUP.replace("epochs=500", "epochs=50_000")  # than the reloads of a slow machine
+        run = Live(lab, jupyterlab, parts, setup=longer).start()
         for cell in range(2, 6):
             lab.run_cell(cell)
             lab.wait_cell(cell)
@@ -64,7 +65,9 @@ def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloa
             assert lab.page.get_by_text("Error displaying widget").count() == 0
             record_property(f"bytes of reload {number + 1}", sum(sizes))
             packed = len(Script.current().code)
-            assert packed < sum(sizes) < 2 * packed, sum(sizes)
+            with_script = [size for size in sizes if size > packed]
+            assert len(with_script) == 1 and with_script[0] < 2 * packed, sizes
+            assert sum(sizes) - with_script[0] < packed / 2, sizes
         run.click("Pause", cell=2)
         run.state("paused", cell=5)
         assert run.freezes()
