@@ -548,3 +548,58 @@ def test_a_scheduler_class_is_a_callable():
     assert isinstance(small_runs.make(sched=LinearLR, epochs=1).sched, LinearLR)
     with pytest.raises(ValueError, match="no valid_dl"):
         small_runs.make(sched=lambda optim: ReduceLROnPlateau(optim), epochs=1).fit()
+
+
+# ---- a rate that is written by hand
+
+WRITTEN = [("cosine", {}), (lambda optim: torch_sched.StepLR(optim, 3), {}),
+           (SchedulerHook(lambda optim: torch_sched.ExponentialLR(optim, 0.9), every="epoch"), {}),
+           (lambda optim: ReduceLROnPlateau(optim), {"valid_dl": data(2)})]
+
+
+@pytest.mark.parametrize(("sched", "more"), WRITTEN, ids=["name", "steps", "epochs", "plateau"])
+def test_a_rate_written_into_the_optimizer_is_told_once(sched, more):
+    """What it was, what the schedule makes of it, and what holds a rate instead."""
+    trainer = make(copy.deepcopy(sched), epochs=4, **more)
+    trainer.step(2)
+    trainer.optim.param_groups[0]["lr"] = 0.5
+    with pytest.warns(UserWarning) as found:
+        trainer.step(10)
+        trainer.optim.param_groups[0]["lr"] = 0.7
+        trainer.fit()
+    assert [str(each.message).partition(":")[0] for each in found] == [
+        "the learning rate 0.5 was written into optim.param_groups"]
+    assert "trainer.tune(lr=0.5)" in str(found[0].message)
+
+
+def test_the_rate_that_is_told_is_the_one_of_the_next_step():
+    trainer, other = make("cosine", epochs=4), make("cosine", epochs=4)
+    trainer.step(2), other.step(3)
+    trainer.optim.param_groups[0]["lr"] = 0.5
+    now = other.rates()[0]
+    with pytest.warns(UserWarning, match=f"cosine writes there at each step, {now:.3g} now"):
+        trainer.step(1)
+    assert trainer.rates() == [now] and 0.09 < now < 0.1
+
+
+@pytest.mark.parametrize("sched", [*NAMES, *(each for each, _ in WRITTEN[1:3])])
+def test_a_schedule_that_nobody_disturbs_is_not_told(sched, tmp_path):
+    """Tuned, rewound, saved and loaded, accumulated, extended, with layer groups and a new one."""
+    settings = {"epochs": 4, "gradient_accumulation_steps": 2,
+                "hooks": [SnapshotHook(every_steps=1)]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer = make(copy.deepcopy(sched), **settings)
+        trainer.step(3)
+        trainer.tune(lr=0.01)
+        trainer.step(2)
+        trainer.tune(lr=None, lr_scale=0.5)
+        trainer.rewind(3)
+        trainer.step(2)
+        trainer.save(tmp_path / "run.pt")
+        other = make(copy.deepcopy(sched), **settings)
+        other.load(tmp_path / "run.pt")
+        other.step(1)
+        other.optim.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.2})
+        other.fit()
+    assert other.step_state.epoch == 4

@@ -6,8 +6,8 @@
 __all__ = ['SCHEDULES', 'MOST_TICKS', 'EXTENDED', 'steps_of', 'warm', 'one_cycle', 'cosine', 'warmup_stable_decay', 'set_rate',
            'Recipe', 'jumps', 'twin', 'own_copy', 'copied', 'foresee', 'rate_after', 'spread', 'numbered', 'check_tick',
            'TickRule', 'meant_for_epochs', 'extend', 'Schedule', 'schedule_unlike', 'length_of', 'fit_length',
-           'warn_of_length', 'GroupWatch', 'check_schedule', 'warn_of_epochs', 'planned_rates', 'SchedulerHook',
-           'OptimizerSchedule']
+           'warn_of_length', 'GroupWatch', 'foreign_rate', 'RateWatch', 'check_schedule', 'warn_of_epochs',
+           'planned_rates', 'SchedulerHook', 'OptimizerSchedule']
 
 # %% ../../nbs/hooks/12_schedule.ipynb #61ee9e28
 import copy
@@ -465,6 +465,32 @@ class GroupWatch:
         else:
             extend(schedule.scheduler, groups[len(known):])
 
+# %% ../../nbs/hooks/12_schedule.ipynb #7f0a1c22
+def foreign_rate(scheduler) -> float | None:
+    "The first rate of the optimizer that its scheduler did not write; None where there is none."
+    written = getattr(scheduler, "_last_lr", None)  # others than torch's do not say it
+    for group, last in zip(scheduler.optimizer.param_groups, written) if written else ():
+        # a comparison of tensors would wait for the device
+        if not isinstance(group["lr"], torch.Tensor) and group["lr"] != last:
+            return group["lr"]
+    return None
+
+class RateWatch:
+    "Warns, once, of a rate that was written into the optimizer by hand."
+    def __init__(self):
+        self.told = False
+
+    def look(self, schedule: Schedule) -> float | None:
+        "Before a tick: the rate to tell of, if there is one."
+        return None if self.told else foreign_rate(schedule.scheduler)
+
+    def tell(self, schedule: Schedule, rate: float) -> None:
+        "After the tick: what it made of the rate."
+        self.told, now = True, schedule.scheduler.optimizer.param_groups[0]["lr"]
+        warn(f"the learning rate {rate:.3g} was written into optim.param_groups: the schedule "
+             f"{schedule.name} writes there at each {schedule.rule.every or 'step'}, {now:.3g} "
+             f"now; trainer.tune(lr={rate:.3g}) holds a rate")
+
 # %% ../../nbs/hooks/12_schedule.ipynb #db7e47f2
 def check_schedule(schedule: Schedule, trainer) -> None:
     "ValueError for a scheduler of another optimizer, or one that never ticks or ends too early."
@@ -547,7 +573,7 @@ class SchedulerHook(Hook):
             raise ValueError(f"every={every!r}: 'step', 'epoch' or 'evaluation'")
         self.given = every
         self.schedule = Schedule(scheduler, TickRule(every, metric), settings)
-        self.groups = GroupWatch()
+        self.groups, self.rates = GroupWatch(), RateWatch()
 
     scheduler = property(lambda self: self.schedule.scheduler)
     recipe = property(lambda self: self.schedule.recipe)
@@ -589,10 +615,13 @@ class SchedulerHook(Hook):
             if trainer.optim.param_groups[-1] is not self.groups.last:
                 self.groups.fit(schedule, trainer)
             schedule.ticks += 1
+            written = self.rates.look(schedule)
             if schedule.rule.numbered:
                 schedule.scheduler.step_update(trainer.step_state.optimizer_step)
             else:
                 schedule.scheduler.step()
+            if written is not None:
+                self.rates.tell(schedule, written)
 
     def on_log(self, trainer, records):
         "Tick, if it ticks each evaluation: the records of one are logged once it counts."
@@ -608,6 +637,7 @@ class SchedulerHook(Hook):
         schedule, metric = self.schedule, self.metric
         self.groups.fit(schedule, trainer)
         schedule.ticks += 1
+        written = self.rates.look(schedule)
         if schedule.rule.numbered:
             schedule.scheduler.step(trainer.step_state.epoch, trainer.records.get(metric))
         elif metric is None:
@@ -618,6 +648,8 @@ class SchedulerHook(Hook):
             known = ", ".join(trainer.records) or "none"
             raise ValueError(f"the scheduler waits for the record {metric!r}; the evaluation gave "
                              f"{known}")
+        if written is not None:
+            self.rates.tell(schedule, written)
 
     def planned(self, trainer) -> tuple[list[int], list[float]] | None:
         "Steps to come and the rates that they are to have; None where that is not known."
