@@ -71,7 +71,7 @@ storms: env
 	TRAINER_NB_STORMS=20 $(BIN)/python -m pytest -q tests/stress/test_concurrent_commands.py
 
 # The tests that take minutes, and have a shorter sibling in `make test`.
-long: env $(VENV)-marimo/.made
+long: env $(VENV)-marimo/.made $(VENV)-trackio/.made
 	TRAINER_NB_LONG=1 $(BIN)/python -m pytest -n 2 -m long $(PYTESTFLAGS)
 
 # A thousand commands from three processes at once, to two processes that are killed ten times.

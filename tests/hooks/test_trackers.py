@@ -2,6 +2,7 @@
 and that none of them ever stops or changes it."""
 
 import json
+import os
 import random
 import shutil
 import struct
@@ -647,13 +648,15 @@ def test_wandb_resumed_goes_on_under_its_id(tmp_path):
 # ---- trackio
 
 
+@pytest.mark.long  # trackio has an environment of its own
 def test_trackio_has_the_rows(tmp_path):
-    pytest.importorskip("trackio", reason="trackio is not part of the development environment")
+    python = Path(sys.prefix).parent / ".venv-trackio" / "bin" / "python"
+    assert python.exists(), "run `make .venv-trackio/.made`"
     code = (f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import "
             f"test_trackers; "
             f"test_trackers.run_in_trackio()")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-                          env={**__import__("os").environ, "TRACKIO_DIR": str(tmp_path)})
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "TRACKIO_DIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
 
 
