@@ -138,6 +138,9 @@ def stub(text):
         if node in patched or isinstance(node, ast.Expr) or is_patch(node):
             continue
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) != "__all__":
+            if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "TypeVar":
+                lines.append(ast.unparse(node))
+                continue
             found = [target for each in node.targets for target, _ in pairs(each, node.value)]
             lines += [ast.unparse(declared(ast.unparse(target))) for target in found]
             continue

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from .core.checks import history_unlike
-from .core.control import Command, CommandHandler, RatePlan, Reply, WaitingCommand
+from .core.control import (Command, CommandHandler, RatePlan, Reply, RunView,
+                                     WaitingCommand)
 from .core.core_trainer import CoreTrainer, check_note, check_switch, forwarded
 from .core.engine import Engine
 from .core.folder import release
@@ -46,12 +47,19 @@ from .tools.lr_find import LRFind, rates
 from .tools.proving import PROVE, enter
 from .tools.summary import summary
 from .tools.sweep import Sweep, Trial, check_smooth, check_trial, planned_sweep, run_sweep
-from .tools.task import (TaskHook, built, check_task, check_trainer_names,
+from .tools.task import (Task, TaskHook, built, check_task, check_trainer_names,
                                    hints_arguments, names_taken, overridden, seeded,
                                    task_arguments, task_schedule)
 
 if TYPE_CHECKING:
     from trainer_nb.panel.dashboard import Dashboard
+    from trainer_nb.panel.data_pane import DataPane
+    from trainer_nb.panel.hook_table import HookTable
+    from trainer_nb.panel.layers_pane import LayersPane
+    from trainer_nb.panel.plots import Plots
+    from trainer_nb.panel.screen import Screen
+    from trainer_nb.panel.tunables import ControlPanel
+    from trainer_nb.remote.serve import Server
 
 # %% ../nbs/40_trainer.ipynb #06af6739
 class RunRecords:
@@ -322,7 +330,7 @@ def _use_rate(self: Trainer, rate: float, optimizer: str | None = None) -> None:
     self.tune(**self.rate_change(rate, optimizer))
 
 @patch
-def trial(self: Trainer, train_dl=None):
+def trial(self: Trainer, train_dl: Iterable | None = None) -> AbstractContextManager[Trainer]:
     "A context: whatever `step()` of what it gives makes, the run is afterwards as before."
     return Trial(self).open(train_dl)
 
@@ -415,7 +423,7 @@ def _inspect(self: Trainer, on: bool) -> None:
 
 # %% ../nbs/40_trainer.ipynb #40appr02
 @patch
-def own_hook(self: Trainer, hook_class: type):
+def own_hook(self: Trainer, hook_class: type) -> Any:
     "The first hook of a class, or None; during a search that of the run itself."
     hooks = self.hooks if self.at_trial is None else self.at_trial["hooks"]
     return next((hook for hook in hooks if isinstance(hook, hook_class)), None)
@@ -516,7 +524,7 @@ def _draw(self: Trainer):
     return figure(self.view)
 
 @patch
-def tune_by_hand(self: Trainer, name: str, value) -> bool:
+def tune_by_hand(self: Trainer, name: str, value: Any) -> bool:
     """What a tunable asks that is assigned; True if it was tuned.
 
     `trainer.grad_clip = 1.0` is `trainer.tune(grad_clip=1.0)`, once there is a trainer."""
@@ -572,13 +580,14 @@ def rate_plan(self: Trainer) -> RatePlan | None:
 
 # %% ../nbs/40_trainer.ipynb #01d6e6d3
 @patch(as_prop=True)
-def view(self: Trainer):
+def view(self: Trainer) -> RunView:
     "What a panel may know of this run."
     from trainer_nb.panel.view import LocalRunView
-    return LocalRunView(self)
+    view: Any = LocalRunView(self)
+    return view
 
 @patch(as_prop=True)
-def screen(self: Trainer):
+def screen(self: Trainer) -> "Screen":
     "What refreshes every widget of this run."
     if self._screen is None:
         from trainer_nb.panel.screen import Screen
@@ -613,31 +622,31 @@ def _part(self: Trainer, name: str, kind):
     return self._parts[name]
 
 @patch(as_prop=True)
-def plots(self: Trainer):
+def plots(self: Trainer) -> "Plots":
     "The curves, as a widget of their own."
     from trainer_nb.panel.plots import Plots
     return self._part("plots", lambda view: Plots(view, find=runs_in))
 
 @patch(as_prop=True)
-def controls(self: Trainer):
+def controls(self: Trainer) -> "ControlPanel":
     "The run controls and tunables, as a widget of their own."
     from trainer_nb.panel.tunables import ControlPanel
     return self._part("controls", ControlPanel)
 
 @patch(as_prop=True)
-def hook_table(self: Trainer):
+def hook_table(self: Trainer) -> "HookTable":
     "The hooks with switches, orders and costs, as a widget of their own."
     from trainer_nb.panel.hook_table import HookTable
     return self._part("hook_table", HookTable)
 
 @patch(as_prop=True)
-def layers_pane(self: Trainer):
+def layers_pane(self: Trainer) -> "LayersPane":
     "A map of gradients, weights and activations by layer, as a widget; a LayerStatsHook measures."
     from trainer_nb.panel.layers_pane import LayersPane
     return self._part("layers_pane", LayersPane)
 
 @patch(as_prop=True)
-def data_pane(self: Trainer):
+def data_pane(self: Trainer) -> "DataPane":
     "Confusion matrix and worst samples of each evaluation, as a widget; a SamplesHook keeps them."
     from trainer_nb.panel.data_pane import DataPane
     return self._part("data_pane", DataPane)
@@ -695,7 +704,8 @@ def workspace(self: Trainer) -> Path | None:
     return Path(self._workspace) if self._workspace else None
 
 @patch
-def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1", read_only: bool = False):
+def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1",
+          read_only: bool = False) -> "Server | Any":
     """A page of this run for a browser, from a thread; shows its links, `close()` ends it.
 
     `port`: 0 takes a free one; `host`: 127.0.0.1 means this machine only. ValueError without a
@@ -784,9 +794,9 @@ def _let_go(self: Trainer) -> None:
 @patch(cls_method=True)
 def from_task(
     cls: Trainer,
-    task,  # a Task, or a class of one, made without arguments
-    **arguments,  # of the Trainer; one that the task builds too takes its place
-):
+    task: Task | type[Task],  # a class is made without arguments
+    **arguments: Any,  # of the Trainer; one that the task builds too takes its place
+) -> Trainer:
     """A trainer of what a task builds.
 
     With `seed=` building, too, is under that seed; the streams outside stay as they are."""
@@ -800,9 +810,9 @@ def from_task(
 @patch(cls_method=True)
 def from_config(
     cls: Trainer,
-    cfg,  # a dict, an OmegaConf object, a YAML file, or the folder of a run
+    cfg: Any,  # a dict, an OmegaConf object, a YAML file, or the folder of a run
     allow: tuple = (),  # more packages that it may take classes and functions from
-):
+) -> Trainer:
     """A trainer from a configuration: its keys are the Trainer's arguments, or `task`.
 
     Objects are named by `_target_` and built by Hydra; `seed` covers the building. Classes and
@@ -832,7 +842,7 @@ def _take_task(self: Trainer, task, scheduled: bool) -> None:
 
 @patch
 def test(self: Trainer, dl: Iterable | Mapping[str, Iterable] | None = None,
-         weights: str = "last") -> dict[str, float]:
+         weights: Literal["last", "best"] = "last") -> dict[str, float]:
     """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     Without one on what the task's `build_test_dl` gives; ValueError where there is none.
@@ -843,7 +853,8 @@ def test(self: Trainer, dl: Iterable | Mapping[str, Iterable] | None = None,
             raise ValueError("test(): pass a loader, or train a Task with build_test_dl")
         with seeded(self.seed):
             self._test_dl = built(self.task, "build_test_dl")
-    return CoreTrainer.test(self, self._test_dl if dl is None else dl, weights)
+    loaders: Any = self._test_dl if dl is None else dl
+    return CoreTrainer.test(self, loaders, weights)
 
 # %% ../nbs/40_trainer.ipynb #c0d50ee5
 PUBLIC = (  # by task: run it, look at it, steer it, keep it, what it is made of

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from .core.checks import history_unlike
-from .core.control import Command, CommandHandler, RatePlan, Reply, WaitingCommand
+from .core.control import Command, CommandHandler, RatePlan, Reply, RunView, WaitingCommand
 from .core.core_trainer import CoreTrainer, check_note, check_switch, forwarded
 from .core.engine import Engine
 from .core.folder import release
@@ -39,9 +39,16 @@ from .tools.lr_find import LRFind, rates
 from .tools.proving import PROVE, enter
 from .tools.summary import summary
 from .tools.sweep import Sweep, Trial, check_smooth, check_trial, planned_sweep, run_sweep
-from .tools.task import TaskHook, built, check_task, check_trainer_names, hints_arguments, names_taken, overridden, seeded, task_arguments, task_schedule
+from .tools.task import Task, TaskHook, built, check_task, check_trainer_names, hints_arguments, names_taken, overridden, seeded, task_arguments, task_schedule
 if TYPE_CHECKING:
     from trainer_nb.panel.dashboard import Dashboard
+    from trainer_nb.panel.data_pane import DataPane
+    from trainer_nb.panel.hook_table import HookTable
+    from trainer_nb.panel.layers_pane import LayersPane
+    from trainer_nb.panel.plots import Plots
+    from trainer_nb.panel.screen import Screen
+    from trainer_nb.panel.tunables import ControlPanel
+    from trainer_nb.remote.serve import Server
 class RunRecords:
     """The history of a run, in memory and in the run's folder, as a part of its state."""
 
@@ -170,7 +177,7 @@ class Trainer(CoreTrainer):
     def _use_rate(self, rate: float, optimizer: str | None=None) -> None:
         """Make a rate the run's, as an intervention."""
 
-    def trial(self, train_dl=None):
+    def trial(self, train_dl: Iterable | None=None) -> AbstractContextManager[Trainer]:
         """A context: whatever `step()` of what it gives makes, the run is afterwards as before."""
 
     def sweep(self, name: str, values: Iterable, smooth: float=0.98, stop_factor: float | None=None, valid_dl: Iterable | None=None, train_dl: Iterable | None=None) -> Sweep:
@@ -226,7 +233,7 @@ class Trainer(CoreTrainer):
     def _inspect(self, on: bool) -> None:
         ...
 
-    def own_hook(self, hook_class: type):
+    def own_hook(self, hook_class: type) -> Any:
         """The first hook of a class, or None; during a search that of the run itself."""
 
     @property
@@ -265,7 +272,7 @@ class Trainer(CoreTrainer):
     def _draw(self):
         ...
 
-    def tune_by_hand(self, name: str, value) -> bool:
+    def tune_by_hand(self, name: str, value: Any) -> bool:
         """What a tunable asks that is assigned; True if it was tuned.
 
     `trainer.grad_clip = 1.0` is `trainer.tune(grad_clip=1.0)`, once there is a trainer."""
@@ -279,11 +286,11 @@ class Trainer(CoreTrainer):
         """The rates to come, as things stand; computed again when something was changed by hand."""
 
     @property
-    def view(self):
+    def view(self) -> RunView:
         """What a panel may know of this run."""
 
     @property
-    def screen(self):
+    def screen(self) -> 'Screen':
         """What refreshes every widget of this run."""
 
     @property
@@ -296,23 +303,23 @@ class Trainer(CoreTrainer):
         ...
 
     @property
-    def plots(self):
+    def plots(self) -> 'Plots':
         """The curves, as a widget of their own."""
 
     @property
-    def controls(self):
+    def controls(self) -> 'ControlPanel':
         """The run controls and tunables, as a widget of their own."""
 
     @property
-    def hook_table(self):
+    def hook_table(self) -> 'HookTable':
         """The hooks with switches, orders and costs, as a widget of their own."""
 
     @property
-    def layers_pane(self):
+    def layers_pane(self) -> 'LayersPane':
         """A map of gradients, weights and activations by layer, as a widget; a LayerStatsHook measures."""
 
     @property
-    def data_pane(self):
+    def data_pane(self) -> 'DataPane':
         """Confusion matrix and worst samples of each evaluation, as a widget; a SamplesHook keeps them."""
 
     def _in_panel(self) -> bool:
@@ -335,7 +342,7 @@ class Trainer(CoreTrainer):
     process ends before the run, the run is interrupted as by Ctrl-C."""
     workspace: Path | None
 
-    def serve(self, port: int=0, host: str='127.0.0.1', read_only: bool=False):
+    def serve(self, port: int=0, host: str='127.0.0.1', read_only: bool=False) -> 'Server | Any':
         """A page of this run for a browser, from a thread; shows its links, `close()` ends it.
 
     `port`: 0 takes a free one; `host`: 127.0.0.1 means this machine only. ValueError without a
@@ -365,13 +372,13 @@ class Trainer(CoreTrainer):
         ...
 
     @classmethod
-    def from_task(cls, task, **arguments):
+    def from_task(cls, task: Task | type[Task], **arguments: Any) -> Trainer:
         """A trainer of what a task builds.
 
     With `seed=` building, too, is under that seed; the streams outside stay as they are."""
 
     @classmethod
-    def from_config(cls, cfg, allow: tuple=()):
+    def from_config(cls, cfg: Any, allow: tuple=()) -> Trainer:
         """A trainer from a configuration: its keys are the Trainer's arguments, or `task`.
 
     Objects are named by `_target_` and built by Hydra; `seed` covers the building. Classes and
@@ -382,7 +389,7 @@ class Trainer(CoreTrainer):
     def _take_task(self, task, scheduled: bool) -> None:
         ...
 
-    def test(self, dl: Iterable | Mapping[str, Iterable] | None=None, weights: str='last') -> dict[str, float]:
+    def test(self, dl: Iterable | Mapping[str, Iterable] | None=None, weights: Literal['last', 'best']='last') -> dict[str, float]:
         """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     Without one on what the task's `build_test_dl` gives; ValueError where there is none.

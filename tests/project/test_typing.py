@@ -62,6 +62,11 @@ result: FitResult = trainer.fit(epochs=2)
 loss: float = result.last["train/loss"]
 names: list[str] = trainer.history.names
 trainer.journal.to_script()
+strength: float = trainer.get_hook(Noise).strength
+with trainer.best_weights() as same, trainer.trial() as tried:
+    tried.step(1)
+    scores: dict[str, float] = same.test(batches, weights="best")
+address: str = trainer.serve(read_only=True).look_url
 """
 
 START = "from torch import nn\nfrom trainer_nb import Hook, Trainer, Tunable\n"
@@ -75,6 +80,10 @@ MISTAKES = {
     "Noise().strength.upper()": "has no attribute",
     "Noise.strength.minimum": "has no attribute",
     "Tunable(0.1, minimum=0)": "No overload variant",
+    "Trainer(nn.Linear(3, 1)).get_hook(Noise).strenght": "has no attribute",
+    "Trainer(nn.Linear(3, 1)).plots.nowhere()": "has no attribute",
+    "Trainer(nn.Linear(3, 1)).test([], weights='worst')": "incompatible type",
+    "Trainer.from_config({}).nowhere()": "has no attribute",
 }
 
 
@@ -100,6 +109,23 @@ def test_mistakes_are_found_and_a_right_program_has_none(tmp_path):
     assert list(found["wrong"]) == list(range(first, first + len(MISTAKES)))
     for message, expected in zip(found["wrong"].values(), MISTAKES.values(), strict=True):
         assert expected in message
+
+
+def test_each_public_method_says_what_it_takes_and_gives():
+    """Of the trainer, in the stubs, where an editor infers nothing."""
+    methods = {}
+    for module, name in (("core/core_trainer.pyi", "CoreTrainer"), ("trainer.pyi", "Trainer")):
+        tree = ast.parse((LIB / module).read_text(encoding="utf-8"))
+        [own] = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name]
+        methods |= {each.name: each for each in own.body if isinstance(each, ast.FunctionDef)}
+    public = [each for name, each in methods.items()
+              if not name.startswith("_") or name == "__init__"]
+    assert len(public) > 100
+    untyped = [f"{each.name}({argument.arg})" for each in public
+               for argument in [*each.args.args, *each.args.kwonlyargs]
+               if argument.annotation is None and argument.arg not in ("self", "cls")]
+    assert untyped == []
+    assert [each.name for each in public if each.returns is None and each.name != "__init__"] == []
 
 
 # The bodies of the package

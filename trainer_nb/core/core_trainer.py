@@ -19,7 +19,7 @@ import sys
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -27,7 +27,7 @@ from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
 from fastcore.basics import patch
@@ -60,6 +60,8 @@ from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams
 from .step import OwnLossStep, SupervisedStep, fetch_numbers
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
+
+_Hook = TypeVar("_Hook")  # the class that get_hook() is asked for
 
 # %% ../../nbs/core/16_core_trainer.ipynb #9d4d2271
 def check_optimizer(optim, model, loss_fn=None) -> None:
@@ -708,7 +710,7 @@ def switches(row, hooks: HookSet) -> list[BoundTunable]:
                          row.name)]
 
 @patch
-def set_precision(self: CoreTrainer, value) -> None:
+def set_precision(self: CoreTrainer, value: str | None) -> None:
     "Forward and loss in another precision; between two steps only."
     for engine in self.engines():
         engine.set_precision(value)
@@ -808,8 +810,8 @@ def _on_rewind(self: CoreTrainer, command: Command) -> None:
 
 # %% ../../nbs/core/16_core_trainer.ipynb #acf26c10
 @patch
-def record(self: CoreTrainer, kind: str, name: str, old=None, new=None, source: str = "code",
-           survives: int | None = None, was=None) -> Intervention:
+def record(self: CoreTrainer, kind: str, name: str, old: Any = None, new: Any = None,
+           source: str = "code", survives: int | None = None, was: Any = None) -> Intervention:
     "Write an intervention down with its place; `was`: what was in force where `old` is None."
     unset = "initial" if getattr(self, "sched", None) is None else "schedule"
     return self.driver.record(kind, name, old, new, source, self, survives, was, unset)
@@ -951,7 +953,7 @@ def last_optimizer(self: CoreTrainer) -> NamedOptimizer:
     return NamedOptimizer(self, self.several, self.runner.hooks.name)
 
 @patch
-def after_pred(self: CoreTrainer, pred):
+def after_pred(self: CoreTrainer, pred: Any) -> Any:
     "Fire `after_pred` for a prediction; a step function of your own may call it."
     context = self.context
     context.pred = pred
@@ -961,7 +963,7 @@ def after_pred(self: CoreTrainer, pred):
     return context.pred
 
 @patch
-def samples_in(self: CoreTrainer, batch) -> int | None:
+def samples_in(self: CoreTrainer, batch: Any) -> int | None:
     "The samples of a batch, as `batch_size=` or its tensors tell; None where that is unclear."
     return self.runner.sizes.of(batch)
 
@@ -984,7 +986,7 @@ def window_gradients(self: CoreTrainer) -> torch.Tensor:
 
 # %% ../../nbs/core/16_core_trainer.ipynb #774b3728
 @patch
-def run(self: CoreTrainer):
+def run(self: CoreTrainer) -> Iterator[str]:
     "Train on from the present position; yields 'micro' or 'boundary' at safe points."
     return self.loop.run(self)
 
@@ -994,7 +996,8 @@ def resolve_hooks(self: CoreTrainer) -> None:
     self.loop.resolve_hooks(self)
 
 @patch
-def evaluate(self: CoreTrainer, loaders: dict, stage: str = "valid", batches: int | None = None):
+def evaluate(self: CoreTrainer, loaders: dict, stage: str = "valid",
+             batches: int | None = None) -> Generator[str, None, dict]:
     "Evaluate on named loaders; a generator that returns the records."
     shared = loader_generators(self.train_dl)
     return self.evaluator.evaluate(loaders, stage, self, shared, batches)
@@ -1044,7 +1047,7 @@ def planned_steps(self: CoreTrainer) -> int | None:
     return self.plan.total_steps(self.step_state, length, start, self.batches_per_step)
 
 @patch(as_prop=True)
-def failed_batch(self: CoreTrainer):
+def failed_batch(self: CoreTrainer) -> Any:
     "The batch at which the last drive failed, as the loader gave it; None otherwise."
     return None if self.failed is None else self.failed.batch
 
@@ -1082,12 +1085,13 @@ def log_images(self: CoreTrainer, images: dict) -> None:
     self.hooks.fire("on_log_images", self, images)
 
 @patch
-def log_pr_curve(self: CoreTrainer, name: str, labels, predictions) -> None:
+def log_pr_curve(self: CoreTrainer, name: str, labels: Iterable, predictions: Iterable) -> None:
     "Give a precision-recall curve out: N labels 0 or 1, and N predicted probabilities of 1."
     self.hooks.fire("on_log_pr_curve", self, name, labels, predictions)
 
 @patch
-def get_hook(self: CoreTrainer, hook_class, default=None):
+def get_hook(self: CoreTrainer, hook_class: type[_Hook],
+             default: Any = None) -> _Hook | Any:
     "The first hook of a class, or `default`."
     return next((hook for hook in self.hooks if isinstance(hook, hook_class)), default)
 
@@ -1663,13 +1667,14 @@ def validate(
     return self.look("validate()", loaders, "valid")
 
 @patch
-def test(self: CoreTrainer, dl, weights: str = "last") -> dict[str, float]:
+def test(self: CoreTrainer, dl: Iterable | Mapping[str, Iterable],
+         weights: Literal["last", "best"] = "last") -> dict[str, float]:
     """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     `weights`: "last", those of this moment, or "best", those of the best state."""
     if weights not in ("last", "best"):
         raise ValueError(f"test(weights={weights!r}): 'last' or 'best'")
-    loaders = dl if isinstance(dl, dict) else {"test": dl}
+    loaders = dict(dl) if isinstance(dl, Mapping) else {"test": dl}
     with self.best_weights() if weights == "best" else nullcontext():
         return self.look("test()", loaders, "test")
 
@@ -1713,7 +1718,7 @@ def __exit__(self: CoreTrainer, *exception):
 # %% ../../nbs/core/16_core_trainer.ipynb #01975759
 @patch
 @contextmanager
-def at_rest(self: CoreTrainer, name: str):
+def at_rest(self: CoreTrainer, name: str) -> Iterator[None]:
     "Nothing is half done, and nothing goes on meanwhile."
     if self.driver.in_step() and self.driver.mine():
         raise RuntimeError(f"{name} in the middle of a step: trainer.ask(function) calls at the "
@@ -1878,7 +1883,7 @@ def rewind(self: CoreTrainer, step: int) -> int:
 # %% ../../nbs/core/16_core_trainer.ipynb #da97275f
 @patch
 @contextmanager
-def best_weights(self: CoreTrainer):
+def best_weights(self: CoreTrainer) -> Iterator[Self]:
     """The model has the weights of the best state while this is open, and then its own again.
 
     Bit for bit; evaluations and predictions made meanwhile are made with them. RuntimeError where

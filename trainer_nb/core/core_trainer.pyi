@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -18,7 +18,7 @@ from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import torch
 from .best import BestState
 from .checkpoint import RewindPoint, RunCheckpoint
@@ -41,6 +41,7 @@ from .state import TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams,
 from .step import OwnLossStep, SupervisedStep, fetch_numbers
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
+_Hook = TypeVar('_Hook')
 def check_optimizer(optim, model, loss_fn=None) -> None:
     """Raise ValueError for an optimizer whose parameters belong to something else."""
 def check_same_parameters(engine, loss_fn=None) -> None:
@@ -197,7 +198,7 @@ class CoreTrainer:
     def _tunable_sources(self):
         """What may be changed live: of the trainer, of the optimizer, and of each hook."""
 
-    def set_precision(self, value) -> None:
+    def set_precision(self, value: str | None) -> None:
         """Forward and loss in another precision; between two steps only."""
 
     def _keep_optimizers(self, several: StepRunners) -> None:
@@ -233,7 +234,7 @@ class CoreTrainer:
     def _on_rewind(self, command: Command) -> None:
         """Go back, and journal it."""
 
-    def record(self, kind: str, name: str, old=None, new=None, source: str='code', survives: int | None=None, was=None) -> Intervention:
+    def record(self, kind: str, name: str, old: Any=None, new: Any=None, source: str='code', survives: int | None=None, was: Any=None) -> Intervention:
         """Write an intervention down with its place; `was`: what was in force where `old` is None."""
 
     def elapsed(self) -> float:
@@ -282,10 +283,10 @@ class CoreTrainer:
     def last_optimizer(self) -> NamedOptimizer:
         """The optimizer whose steps are the run's; in a run with several."""
 
-    def after_pred(self, pred):
+    def after_pred(self, pred: Any) -> Any:
         """Fire `after_pred` for a prediction; a step function of your own may call it."""
 
-    def samples_in(self, batch) -> int | None:
+    def samples_in(self, batch: Any) -> int | None:
         """The samples of a batch, as `batch_size=` or its tensors tell; None where that is unclear."""
 
     def window_gradients(self) -> torch.Tensor:
@@ -298,13 +299,13 @@ class CoreTrainer:
     `after_loss` and `after_backward` are fired again, `before_step` is not.
     RuntimeError outside of a `do_opt_step`, and without `repeats_windows`."""
 
-    def run(self):
+    def run(self) -> Iterator[str]:
         """Train on from the present position; yields 'micro' or 'boundary' at safe points."""
 
     def resolve_hooks(self) -> None:
         """Make switches, orders and new hooks count; at a boundary."""
 
-    def evaluate(self, loaders: dict, stage: str='valid', batches: int | None=None):
+    def evaluate(self, loaders: dict, stage: str='valid', batches: int | None=None) -> Generator[str, None, dict]:
         """Evaluate on named loaders; a generator that returns the records."""
 
     def _predict_batches(self, loader, limit: int | float | None=None):
@@ -327,7 +328,7 @@ class CoreTrainer:
         """Optimizer steps of the whole run, where known."""
 
     @property
-    def failed_batch(self):
+    def failed_batch(self) -> Any:
         """The batch at which the last drive failed, as the loader gave it; None otherwise."""
 
     @property
@@ -354,10 +355,10 @@ class CoreTrainer:
     ImageFileHook take them (ValueError there for what is not an image); without such a hook nothing
     happens."""
 
-    def log_pr_curve(self, name: str, labels, predictions) -> None:
+    def log_pr_curve(self, name: str, labels: Iterable, predictions: Iterable) -> None:
         """Give a precision-recall curve out: N labels 0 or 1, and N predicted probabilities of 1."""
 
-    def get_hook(self, hook_class, default=None):
+    def get_hook(self, hook_class: type[_Hook], default: Any=None) -> _Hook | Any:
         """The first hook of a class, or `default`."""
 
     def watch_hooks(self, on: bool=True) -> None:
@@ -525,7 +526,7 @@ class CoreTrainer:
     stay as they are. ValueError without a loader, and for an empty one; RuntimeError while the run
     is driven in another thread and not paused."""
 
-    def test(self, dl, weights: str='last') -> dict[str, float]:
+    def test(self, dl: Iterable | Mapping[str, Iterable], weights: Literal['last', 'best']='last') -> dict[str, float]:
         """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     `weights`: "last", those of this moment, or "best", those of the best state."""
@@ -550,7 +551,7 @@ class CoreTrainer:
         ...
 
     @contextmanager
-    def at_rest(self, name: str):
+    def at_rest(self, name: str) -> Iterator[None]:
         """Nothing is half done, and nothing goes on meanwhile."""
 
     def state_dict(self) -> dict:
@@ -619,7 +620,7 @@ class CoreTrainer:
     CheckpointHook; ValueError where there is none so early, CheckpointError for a damaged one."""
 
     @contextmanager
-    def best_weights(self):
+    def best_weights(self) -> Iterator[Self]:
         """The model has the weights of the best state while this is open, and then its own again.
 
     Bit for bit; evaluations and predictions made meanwhile are made with them. RuntimeError where
