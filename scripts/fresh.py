@@ -6,8 +6,8 @@ What differs between two runs of the same code is left out: times, rates, sizes,
 folders, numbers of processes and threads, dates and versions; floats may differ by a hundredth.
 Widgets, pictures and HTML are not compared, and no cell with the directive `#| stale-ok`, which
 nbdev removes from pages and modules (without a colon and a value: those it would leave to
-Quarto). Notebooks that wait, or run threads or processes, are left out: the clock decides what
-they print.
+Quarto). Of notebooks that wait, or run threads or processes, only the documentation of names is
+compared (`show_doc`): the clock decides what their other cells print.
 
 Another processor rounds otherwise, and a training that goes on long enough shows it in its first
 digits. So `arithmetic.json` has for each notebook the arithmetic with which its numbers come out
@@ -131,6 +131,7 @@ class Stale(NamedTuple):
 
     told: str
     in_words: bool  # not in numbers alone
+    documents: bool = False  # a cell that shows documentation
 
 
 def stale_output(cell, stored, made):
@@ -141,7 +142,8 @@ def stale_output(cell, stored, made):
         return None
     worst = max(found, key=lambda each: each.in_words)
     source = cell["source"].strip().splitlines() or [""]
-    return worst._replace(told=f"  cell {cell['id']}: {source[0]}\n{worst.told}")
+    return worst._replace(told=f"  cell {cell['id']}: {source[0]}\n{worst.told}",
+                          documents=source[0].startswith("show_doc("))
 
 
 def is_compared(place):
@@ -157,8 +159,8 @@ def is_by_clock(text):
 
 
 def is_exempt(cell):
-    """Whether a cell says so, or shows documentation, which is made anew with the pages."""
-    return "stale-ok" in (cell.directives_ or {}) or cell.source.lstrip().startswith("show_doc(")
+    """Whether a cell says that its stored output may be another."""
+    return "stale-ok" in (cell.directives_ or {})
 
 
 def arithmetic():
@@ -206,6 +208,11 @@ def counts_here(stale, place):
     if len(found) < len(stale) and stored_arithmetic().get(place.as_posix()) == arithmetic():
         return stale
     return found
+
+
+def without_clock(stale, text):
+    """What is stale in a notebook, without the cells for which the clock decides."""
+    return [each for each in stale if each.documents] if is_by_clock(text) else stale
 
 
 @contextmanager

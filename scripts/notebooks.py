@@ -29,7 +29,8 @@ import time
 from pathlib import Path
 
 import versions
-from fresh import compared_with_stored, counts_here, is_by_clock, is_compared, store_arithmetic
+from fresh import (compared_with_stored, counts_here, is_by_clock, is_compared,
+                   store_arithmetic, without_clock)
 from pages import Site, address, changelog_page, site_fields
 from stubs import write_stubs
 
@@ -234,7 +235,7 @@ def execute_one(path, timeout):
         raise RuntimeError("it was edited while it ran; nothing is stored")
     nbformat.write(nb, path)
     path.write_text(cleaned(path), encoding="utf-8")
-    if has_fresh_outputs(path):
+    if has_stored_outputs(path) and not is_by_clock(path.read_text(encoding="utf-8")):
         store_arithmetic(path.relative_to(NBS))
     print(f"executed {show(path)} in {time.perf_counter() - started:.1f} s", flush=True)
 
@@ -253,11 +254,10 @@ def execute(paths=(), timeout=600):
         sys.exit("not executed: " + ", ".join(failed))
 
 
-def has_fresh_outputs(path):
-    """Whether the stored outputs of the notebook at `path` must be those which it makes here."""
+def has_stored_outputs(path):
+    """Whether stored outputs of the notebook at `path` must be those which it makes here."""
     path = Path(path).resolve()
-    return (path.is_relative_to(NBS) and is_compared(path.relative_to(NBS)) and not has_gpu()
-            and not is_by_clock(path.read_text(encoding="utf-8")))
+    return path.is_relative_to(NBS) and is_compared(path.relative_to(NBS)) and not has_gpu()
 
 
 def test_here(path, flags):
@@ -276,7 +276,8 @@ def test_here(path, flags):
             force_flags=flags.split(),
             basepath=ROOT,
         )
-    if passed and stale and has_fresh_outputs(path):
+    stale = without_clock(stale, Path(path).read_text(encoding="utf-8"))
+    if passed and stale and has_stored_outputs(path):
         stale = counts_here(stale, Path(path).resolve().relative_to(NBS))
         print(f"stale outputs (scripts/notebooks.py execute {show(path)}):",
               *[each.told for each in stale], sep="\n")

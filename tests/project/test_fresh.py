@@ -139,14 +139,32 @@ def test_another_arithmetic_is_known_and_its_numbers_are_not_compared(monkeypatc
 @pytest.mark.skipif(notebooks.has_gpu(), reason="on a GPU nothing is compared")
 def test_each_compared_notebook_says_with_which_arithmetic():
     compared = {path.relative_to(notebooks.NBS).as_posix()
-                for path in notebooks.find_notebooks([]) if notebooks.has_fresh_outputs(path)}
+                for path in notebooks.find_notebooks([]) if notebooks.has_stored_outputs(path)
+                and not fresh.is_by_clock(path.read_text(encoding="utf-8"))}
     assert compared == set(fresh.stored_arithmetic()), "scripts/notebooks.py execute writes it"
 
 
 def test_what_is_compared_exists():
     for page, reason in fresh.LEFT_OUT.items():
         assert (ROOT / "nbs" / page).exists() and reason
-    assert notebooks.has_fresh_outputs(ROOT / "nbs/core/01_hook.ipynb") != notebooks.has_gpu()
-    assert not notebooks.has_fresh_outputs(ROOT / "nbs/core/00_state.ipynb")  # it has threads
-    assert not notebooks.has_fresh_outputs("/elsewhere/core/00_state.ipynb")
+    assert notebooks.has_stored_outputs(ROOT / "nbs/core/01_hook.ipynb") != notebooks.has_gpu()
+    assert fresh.is_by_clock((ROOT / "nbs/core/00_state.ipynb").read_text())  # it has threads
+    assert not notebooks.has_stored_outputs("/elsewhere/core/00_state.ipynb")
+
+
+def test_documentation_is_compared_also_where_the_clock_decides():
+    """Of the cells that differ in a notebook with threads, those of `show_doc` count."""
+    def stale(source):
+        stored, made = ([nbformat.v4.new_output("execute_result", {"text/plain": text})]
+                        for text in ("def hold(other)", "def hold(path)"))
+        return fresh.stale_output({"id": "a", "source": source}, stored, made)
+
+    found = [stale("show_doc(hold)"), stale("print(owner)")]
+    by_clock, other = ('{"cells": [{"cell_type": "code", "source": ["%s"]}]}' % source
+                       for source in ("time.sleep(1)", "1 + 1"))
+    assert fresh.without_clock(found, by_clock) == found[:1]
+    assert fresh.without_clock(found, other) == found
+
+
+def test_what_is_left_out_has_a_reason():
     assert not fresh.is_compared(Path(next(iter(fresh.LEFT_OUT))))
