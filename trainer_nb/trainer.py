@@ -41,7 +41,7 @@ from .hooks.run_folder import FinalWeightsHook, RunFolderHook
 from .hooks.schedule import OptimizerSchedule, SchedulerHook
 from .tools.assign import assignable
 from .tools.config import build_config, check_config, read_config
-from .tools.export import export_weights
+from .tools.export import export_weights, weights_file
 from .tools.launch import find_engine
 from .tools.lr_find import LRFind, rates
 from .tools.proving import PROVE, enter
@@ -722,11 +722,13 @@ def export(
     """Write the weights as safetensors, and what they are as .json beside; returns the path.
 
     `weights`: "raw", those of this moment, "ema", their average, or "best", those of the best
-    state. The suffix becomes .safetensors. ValueError for "ema" without an average, and for a
-    folder that is not there; RuntimeError for "best" where none was kept; ImportError without
+    state. `.safetensors` is added where the name has it not. ValueError for "ema" without an
+    average, a folder that is not there, the suffix of another format, and where a .json of other
+    contents would be lost; RuntimeError for "best" where none was kept; ImportError without
     safetensors. A run is kept by `save`."""
     if weights not in ("raw", "ema", "best"):
         raise ValueError(f"export(weights={weights!r}): 'raw', 'ema' or 'best'")
+    path = weights_file(path)
     state, ema = self.step_state, self.get_hook(EMAHook)
     if weights == "ema" and (ema is None or not ema.ready(self)):
         raise ValueError("export(weights='ema'): there is no average of these weights; "
@@ -744,7 +746,7 @@ def export(
         # by all processes together
         whole = self.engine.whole(self.plain_model.state_dict()) if self.engine.sharded else None
         if not self.is_main:
-            return Path(path).with_suffix(".safetensors")
+            return path
         return export_weights(ema.ema_model if weights == "ema" else self.plain_model, path, {
             "weights": weights, "model": type(self.plain_model).__name__.removeprefix("FSDP"),
             **reached, "best": self.best, "config": self.config,

@@ -33,7 +33,7 @@ from .hooks.run_folder import FinalWeightsHook, RunFolderHook
 from .hooks.schedule import OptimizerSchedule, SchedulerHook
 from .tools.assign import assignable
 from .tools.config import build_config, check_config, read_config
-from .tools.export import export_weights
+from .tools.export import export_weights, weights_file
 from .tools.launch import find_engine
 from .tools.lr_find import LRFind, rates
 from .tools.proving import PROVE, enter
@@ -352,8 +352,9 @@ class Trainer(CoreTrainer):
         """Write the weights as safetensors, and what they are as .json beside; returns the path.
 
     `weights`: "raw", those of this moment, "ema", their average, or "best", those of the best
-    state. The suffix becomes .safetensors. ValueError for "ema" without an average, and for a
-    folder that is not there; RuntimeError for "best" where none was kept; ImportError without
+    state. `.safetensors` is added where the name has it not. ValueError for "ema" without an
+    average, a folder that is not there, the suffix of another format, and where a .json of other
+    contents would be lost; RuntimeError for "best" where none was kept; ImportError without
     safetensors. A run is kept by `save`."""
 
     def __reduce_ex__(self, protocol):

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import warnings
 
 import pytest
 import small_runs
@@ -324,6 +325,24 @@ def test_a_rewind_takes_the_best_back(tmp_path):
         kept.test(TEST, weights="best")
     kept.fit()
     assert kept.best == last and kept.test(TEST, weights="best")["test/loss"] > 0
+
+
+def test_a_record_of_weights_that_are_not_evaluated_is_told_early():
+    """After the first evaluation, and once: a long run keeps no best state otherwise."""
+    wanted = ("valid_ema/accuracy", "max")
+    trainer = make(ema=0.9, best=wanted)
+    with pytest.warns(UserWarning) as found:
+        trainer.step(10)
+    assert [str(each.message) for each in found] == [
+        f"best={wanted!r}: no record 'valid_ema/accuracy' came; there are "
+        "valid/accuracy, valid/loss (did you mean 'valid/accuracy'?); EMAHook(eval='both') "
+        "evaluates the weights and their average"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for hooks, best in (([EMAHook(0.9, eval="both")], wanted),
+                            ([LambdaHook(after_epoch=lambda t: t.log({"mark": 1.0}))],
+                             ("mark", "max"))):
+            assert make(*hooks, best=best).fit().best["name"] == best[0]
 
 
 def test_a_name_that_never_comes():

@@ -928,7 +928,7 @@ def rate(self: CoreTrainer) -> float:
 
 @patch
 def rates(self: CoreTrainer) -> list[float]:
-    "The learning rate in force for each parameter group."
+    "The rate in force for each parameter group; between two steps, that of the next one."
     runners = [self.runner] if self.several is None else self.several.runners.values()
     return [rate for runner in runners for rate in runner.rates.in_force()]
 

@@ -269,7 +269,7 @@ class CoreTrainer:
         """The learning rate in force, before layer groups; the first group's where they differ."""
 
     def rates(self) -> list[float]:
-        """The learning rate in force for each parameter group."""
+        """The rate in force for each parameter group; between two steps, that of the next one."""
 
     @property
     def batches_per_step(self) -> int:

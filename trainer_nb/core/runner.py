@@ -89,6 +89,9 @@ class EffectiveRates:
         self.engine, self.settings = engine, settings
         self.factors: list[float] | None = None  # of each parameter group, by layer groups
         self.base: list[float] = []  # the original rates of the groups
+        # while a step has other rates in the groups: those of the schedule, and how often it had
+        self.scheduled: list[float] | None = None
+        self.replaced = 0
         self.read_groups()
 
     def read_groups(self) -> None:
@@ -100,11 +103,23 @@ class EffectiveRates:
         "Continue with the original rates of an earlier run's groups."
         self.base = base
 
+    def of_schedule(self) -> list[float]:
+        """The optimizer's own rate of each group, without the changes by hand.
+
+        A thread may ask in the middle of a step, so it asks again where one began meanwhile."""
+        while True:
+            replaced, scheduled = self.replaced, self.scheduled
+            if scheduled is not None:
+                return scheduled
+            rates = [float(group["lr"]) for group in self.engine.optim.param_groups]
+            if self.replaced == replaced:
+                return rates
+
     def of_run(self) -> list[float]:
         "The rate of each parameter group, before the factors of layer groups."
         groups, settings = self.engine.optim.param_groups, self.settings
         if settings.lr is None:
-            return [float(group["lr"]) * settings.lr_scale for group in groups]
+            return [rate * settings.lr_scale for rate in self.of_schedule()]
         for group in groups[len(self.base):]:  # added during the run
             self.base.append(float(group["lr"]))
         first = self.base[0]
@@ -121,15 +136,18 @@ class EffectiveRates:
         if settings.lr is None and settings.lr_scale == 1.0 and self.factors is None:
             return self.engine.step(closure)
         groups = self.engine.optim.param_groups
-        scheduled = [group["lr"] for group in groups]
+        scheduled, in_force = [group["lr"] for group in groups], self.in_force()
+        self.scheduled = [float(rate) for rate in scheduled]
+        self.replaced += 1
         try:
-            for group, rate in zip(groups, self.in_force()):
+            for group, rate in zip(groups, in_force):
                 old = group["lr"]
                 group["lr"] = torch.full_like(old, rate) if isinstance(old, torch.Tensor) else rate
             return self.engine.step(closure)
         finally:
             for group, rate in zip(groups, scheduled):
                 group["lr"] = rate
+            self.scheduled = None
 
 # %% ../../nbs/core/08_runner.ipynb #67fca157
 class WeightDecays:

@@ -69,6 +69,11 @@ class EffectiveRates:
     def become(self, base: list[float]) -> None:
         """Continue with the original rates of an earlier run's groups."""
 
+    def of_schedule(self) -> list[float]:
+        """The optimizer's own rate of each group, without the changes by hand.
+
+        A thread may ask in the middle of a step, so it asks again where one began meanwhile."""
+
     def of_run(self) -> list[float]:
         """The rate of each parameter group, before the factors of layer groups."""
 
@@ -81,6 +86,8 @@ class EffectiveRates:
     settings: StepSettings
     factors: list[float] | None
     base: list[float]
+    scheduled: Any
+    replaced: int
 class WeightDecays:
     """The weight decay of the optimizer's groups, changed by one number."""
 

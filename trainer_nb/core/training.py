@@ -89,6 +89,7 @@ class BestRecord:
     def __init__(self, given: tuple[str, str] | None = None):
         self.given = given  # the requested record, and "min" or "max"
         self.found: dict = {}  # name, value, epoch and step of the best record
+        self.doubted = False  # it was told that the record may never come
 
     def wanted(self, hooks) -> tuple[str, str] | None:
         "The record and its direction that the run or a hook requests; None: neither does."
@@ -121,6 +122,16 @@ class BestRecord:
         if name.partition("/")[0] not in loaders or name in records:
             return ""
         return f"best={wanted!r}: {no_record(name, records)}"
+
+    def doubtful(self, wanted: tuple[str, str], records: dict, loaders: dict) -> str:
+        "A warning, once, where the record seems to be of a loader, and its evaluations lack it."
+        name = wanted[0]
+        split = name.partition("/")[0]
+        if self.doubted or name in records or not split.startswith(tuple(loaders)):
+            return ""
+        self.doubted = True
+        both = "; EMAHook(eval='both') evaluates the weights and their average"
+        return f"best={wanted!r}: {no_record(name, records)}{both * split.endswith('_ema')}"
 
 def no_record(name: str, records) -> str:
     "The error message for a record that did not come, with the nearest one that did."
@@ -201,11 +212,17 @@ class TrainingLoop:
             warn(f"best={wanted!r}: {no_record(wanted[0], self.last_records)}")
 
     def check_best(self, records: dict) -> None:
-        "ValueError where an evaluation should have given the record that was asked for."
+        """ValueError where an evaluation should have given the record that was asked for.
+
+        A warning where it may never come."""
         wanted = self.best.wanted(self.hooks)
-        text = wanted and self.best.missing(wanted, records, self.evaluator.loaders)
-        if text:
+        if wanted is None:
+            return
+        loaders = self.evaluator.loaders
+        if text := self.best.missing(wanted, records, loaders):
             raise ValueError(text)
+        if text := self.best.doubtful(wanted, self.last_records | records, loaders):
+            warn(text)
 
 # %% ../../nbs/core/10_training.ipynb #f9e03235
 @patch

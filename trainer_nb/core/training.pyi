@@ -66,8 +66,12 @@ class BestRecord:
 
     def missing(self, wanted: tuple[str, str], records: dict, loaders: dict) -> str:
         """What is wrong where an evaluation should have given the record; '' where nothing is."""
+
+    def doubtful(self, wanted: tuple[str, str], records: dict, loaders: dict) -> str:
+        """A warning, once, where the record seems to be of a loader, and its evaluations lack it."""
     given: tuple[str, str] | None
     found: dict
+    doubted: bool
 def no_record(name: str, records) -> str:
     """The error message for a record that did not come, with the nearest one that did."""
 END: Any
@@ -107,7 +111,9 @@ class TrainingLoop:
         """Warn at the end of a run in which the record that was asked for never came."""
 
     def check_best(self, records: dict) -> None:
-        """ValueError where an evaluation should have given the record that was asked for."""
+        """ValueError where an evaluation should have given the record that was asked for.
+
+        A warning where it may never come."""
 
     def resolve_hooks(self, owner) -> None:
         """Apply switches, orders and new hooks; during a fit, call `before_fit` of new hooks."""

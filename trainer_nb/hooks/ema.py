@@ -7,6 +7,7 @@ __all__ = ['warm_decay', 'check_decay', 'averaged_tensors', 'Average', 'EMAHook'
 
 # %% ../../nbs/hooks/18_ema.ipynb #cf51b31b
 from contextlib import contextmanager, nullcontext
+from typing import Literal
 
 import torch
 from torch.optim.swa_utils import AveragedModel
@@ -132,6 +133,7 @@ class EMAHook(Hook):
         buffers: str = "copy",  # those of the training; or "average"
         device: str | torch.device | None = None,  # of the average; default: the model's
         start_step: int = 0,  # the average begins with the weights after this step
+        eval: Literal["ema", "raw", "both"] = "ema",  # weights that evaluations use
     ):
         if type(start_step) is not int or start_step < 0:
             raise ValueError(f"start_step={start_step!r}: a whole number of steps, 0 or more")
@@ -140,6 +142,7 @@ class EMAHook(Hook):
         if buffers not in ("copy", "average"):
             raise ValueError(f"buffers={buffers!r}: 'copy' or 'average'")
         self.decay, self.every, self.warmup, self.buffers = decay, every, bool(warmup), buffers
+        self.eval = eval
         self.device, self.start_step = None if device is None else torch.device(device), start_step
         self.updates, self.reached = 0, -1  # updates so far; the step up to which they go
         self._average: Average | None = None
