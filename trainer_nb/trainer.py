@@ -127,7 +127,7 @@ class Trainer(CoreTrainer):
                           its own loss. Not together with train_step
         train_step        f(batch, trainer) -> {"loss": ...}; {"d": f, "g": f} as the optimizers
         eval_step         as train_step, in evaluations; None: train_step
-        metrics           {name: f(pred, target) or a metric of torchmetrics}
+        metrics           {name: f(pred, target), a mean over batches, or one of torchmetrics}
         batch_size        f(batch) -> samples, where batches do not show it
         config            plain values that are kept with the run
 

@@ -330,7 +330,7 @@ def test_without_hydra_the_extra_is_named():
             "try: Trainer.from_config({'model': 1})\nexcept ImportError as error: print(error)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
                           cwd=ROOT)
-    assert "pip install trainer_nb[config]" in done.stdout, done.stderr
+    assert "pip install 'trainer_nb[config]'" in done.stdout, done.stderr
 
 
 # Once more

@@ -506,7 +506,7 @@ def check_fields(fields, format: str, keep: str, predict) -> tuple:
     if format not in TABLES:
         raise ValueError(f"format={format!r}: 'csv', 'parquet', or 'npy' for the arrays alone")
     if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ImportError("format='parquet' needs pyarrow: pip install trainer_nb[outputs]")
+        raise ImportError("format='parquet' needs pyarrow: pip install 'trainer_nb[outputs]'")
     if keep not in ("last", "all"):
         raise ValueError(f"keep={keep!r}: 'last' or 'all'")
     if predict is not None and not callable(predict):

@@ -143,7 +143,7 @@ def check_every(name: str, value, optional: bool = False) -> None:
 def check_installed(module: str, owner: str) -> None:
     "ImportError, before the run begins, that names the extra."
     if importlib.util.find_spec(module) is None:
-        raise ImportError(f"{owner} needs {module}: pip install trainer_nb[trackers]")
+        raise ImportError(f"{owner} needs {module}: pip install 'trainer_nb[trackers]'")
 
 def or_switch_off(hook, trainer, act, *args) -> None:
     """Call `act(...)` for a hook; after an exception the hook is off, and the run goes on.

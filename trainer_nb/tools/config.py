@@ -31,7 +31,7 @@ def omegaconf():
         from omegaconf import OmegaConf
     except ImportError as error:
         raise ImportError("from_config() builds with Hydra: "
-                          "pip install trainer_nb[config]") from error
+                          "pip install 'trainer_nb[config]'") from error
     return OmegaConf
 
 # %% ../../nbs/tools/25_config.ipynb #ccf904c9

@@ -59,7 +59,7 @@ def export_weights(
     try:
         from safetensors.torch import save_file, save_model
     except ImportError as error:
-        raise ImportError("export() writes safetensors: pip install trainer_nb[export]") from error
+        raise ImportError("export() needs safetensors: pip install 'trainer_nb[export]'") from error
     path = weights_file(path)
     text = json.dumps(plain_copy(described, "config"), indent=1, default=str)
     with whole_file(path) as beside:
