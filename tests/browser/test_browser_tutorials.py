@@ -1,0 +1,42 @@
+"""Each tutorial in JupyterLab, all cells, and all of them once more, as people do."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.long]
+PAGES = Path(__file__).parents[2] / "nbs" / "tutorials"
+TUTORIALS = sorted(path.stem for path in PAGES.glob("*.ipynb")
+                   if any(cell["cell_type"] == "code" and "".join(cell["source"]).strip()
+                          for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]))
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_all_cells_run_twice(name, lab, jupyterlab):
+    """No error, nothing that the page reports, and each run that shows a panel shows it drawn."""
+    shutil.copy(PAGES / f"{name}.ipynb", jupyterlab.folder)
+    lab.open(f"{name}.ipynb")
+    for number in (1, 2):
+        lab.wait_kernel_ready()
+        lab.run_all()
+        lab.wait_cell(seconds=240)
+        lab.save()
+        cells = jupyterlab.read_notebook(f"{name}.ipynb").cells
+        outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+        assert [each for each in outputs if each.output_type == "error"] == []
+        told = [each.text for each in outputs if each.output_type == "stream"
+                and each.name == "stderr"]
+        assert told == [], number
+        assert lab.problems == [] and lab.page.get_by_text("Error displaying").count() == 0
+        for index in range(len(cells)):  # a notebook draws the cells that are in sight
+            lab.page.evaluate("index => { const panel = jupyterapp.shell.currentWidget; "
+                              "panel.content.scrollToItem(index); }", index)
+            if "widget-view" in json.dumps(cells[index].get("outputs", [])):
+                shown = lab.cell(index).locator(".tnb, .jupyter-widgets").first
+                shown.wait_for(timeout=30_000)
+                if folder := os.environ.get("TRAINER_NB_PICTURES"):
+                    lab.page.wait_for_timeout(500)
+                    lab.screenshot(Path(folder, f"{name}-{number}-{index}.png"))
