@@ -395,7 +395,7 @@ def test_a_package_that_is_missing_is_named_at_once(monkeypatch):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError,
                            match=rf"{kind.__name__} needs {package}: pip install "
-                                 rf"trainer_nb\[trackers\]"):
+                                 r"'trainer_nb\[trackers\]'"):
             kind()
 
 
