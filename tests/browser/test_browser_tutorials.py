@@ -8,23 +8,27 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
-PAGES = Path(__file__).parents[2] / "nbs" / "tutorials"
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "nbs" / "tutorials"
 TUTORIALS = sorted(path.stem for path in PAGES.glob("*.ipynb")
                    if any(cell["cell_type"] == "code" and "".join(cell["source"]).strip()
                           for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]))
+CLOSES = {"17_train_in_a_script"}  # its panel is closed by a later cell, which is a part of it
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_all_cells_run_twice(name, lab, jupyterlab):
     """No error, nothing that the page reports, and each run that shows a panel shows it drawn."""
-    shutil.copy(PAGES / f"{name}.ipynb", jupyterlab.folder)
-    lab.open(f"{name}.ipynb")
+    for folder in ("examples", "docs/images", "nbs/tutorials"):  # as in a clone
+        shutil.copytree(ROOT / folder, jupyterlab.folder / folder, dirs_exist_ok=True)
+    page = f"nbs/tutorials/{name}.ipynb"
+    lab.open(page)
     for number in (1, 2):
         lab.wait_kernel_ready()
         lab.run_all()
         lab.wait_cell(seconds=240)
         lab.save()
-        cells = jupyterlab.read_notebook(f"{name}.ipynb").cells
+        cells = jupyterlab.read_notebook(page).cells
         outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
         assert [each for each in outputs if each.output_type == "error"] == []
         told = [each.text for each in outputs if each.output_type == "stream"
@@ -35,8 +39,9 @@ def test_all_cells_run_twice(name, lab, jupyterlab):
             lab.page.evaluate("index => { const panel = jupyterapp.shell.currentWidget; "
                               "panel.content.scrollToItem(index); }", index)
             if "widget-view" in json.dumps(cells[index].get("outputs", [])):
-                shown = lab.cell(index).locator(".tnb, .jupyter-widgets").first
-                shown.wait_for(timeout=30_000)
+                shown = lab.cell(index).locator(".tnb, .jupyter-widgets")
+                if name not in CLOSES:
+                    shown.first.wait_for(timeout=30_000)
                 if folder := os.environ.get("TRAINER_NB_PICTURES"):
                     lab.page.wait_for_timeout(500)
                     lab.screenshot(Path(folder, f"{name}-{number}-{index}.png"))
