@@ -572,6 +572,19 @@ def test_a_rate_written_into_the_optimizer_is_told_once(sched, more):
     assert "trainer.tune(lr=0.5)" in str(found[0].message)
 
 
+def test_the_rate_that_is_told_is_that_of_the_group():
+    """Of the second one, where the first one was left alone."""
+    model = nn.Linear(3, 1)
+    optim = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.02}],
+                            lr=0.1)
+    trainer = Trainer(model, train_dl=data(), loss_fn=nn.MSELoss(), device="cpu", optim=optim,
+                      sched=torch_sched.StepLR(optim, 100, gamma=0.5), epochs=4, progress=False)
+    trainer.step(2)
+    optim.param_groups[1]["lr"] = 0.5
+    with pytest.warns(UserWarning, match=r"rate 0\.5 was written.*at each step, 0\.5 now"):
+        trainer.step(1)
+
+
 def test_the_rate_that_is_told_is_the_one_of_the_next_step():
     trainer, other = make("cosine", epochs=4), make("cosine", epochs=4)
     trainer.step(2), other.step(3)
@@ -584,7 +597,7 @@ def test_the_rate_that_is_told_is_the_one_of_the_next_step():
 
 @pytest.mark.parametrize("sched", [*NAMES, *(each for each, _ in WRITTEN[1:3])])
 def test_a_schedule_that_nobody_disturbs_is_not_told(sched, tmp_path):
-    """Tuned, rewound, saved and loaded, accumulated, extended, with layer groups and a new one."""
+    """Tuned, rewound, saved and loaded, accumulated, and with a parameter group that was added."""
     settings = {"epochs": 4, "gradient_accumulation_steps": 2,
                 "hooks": [SnapshotHook(every_steps=1)]}
     with warnings.catch_warnings():

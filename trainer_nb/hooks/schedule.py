@@ -466,13 +466,13 @@ class GroupWatch:
             extend(schedule.scheduler, groups[len(known):])
 
 # %% ../../nbs/hooks/12_schedule.ipynb #7f0a1c22
-def foreign_rate(scheduler) -> float | None:
-    "The first rate of the optimizer that its scheduler did not write; None where there is none."
+def foreign_rate(scheduler) -> tuple[dict, float] | None:
+    "The first group with a rate that its scheduler did not write, and that rate; None: none has."
     written = getattr(scheduler, "_last_lr", None)  # others than torch's do not say it
     for group, last in zip(scheduler.optimizer.param_groups, written) if written else ():
         # a comparison of tensors would wait for the device
         if not isinstance(group["lr"], torch.Tensor) and group["lr"] != last:
-            return group["lr"]
+            return group, group["lr"]
     return None
 
 class RateWatch:
@@ -480,13 +480,13 @@ class RateWatch:
     def __init__(self):
         self.told = False
 
-    def look(self, schedule: Schedule) -> float | None:
-        "Before a tick: the rate to tell of, if there is one."
+    def look(self, schedule: Schedule) -> tuple[dict, float] | None:
+        "Before a tick: the group and the rate to tell of, if there is one."
         return None if self.told else foreign_rate(schedule.scheduler)
 
-    def tell(self, schedule: Schedule, rate: float) -> None:
+    def tell(self, schedule: Schedule, group: dict, rate: float) -> None:
         "After the tick: what it made of the rate."
-        self.told, now = True, schedule.scheduler.optimizer.param_groups[0]["lr"]
+        self.told, now = True, group["lr"]
         warn(f"the learning rate {rate:.3g} was written into optim.param_groups: the schedule "
              f"{schedule.name} writes there at each {schedule.rule.every or 'step'}, {now:.3g} "
              f"now; trainer.tune(lr={rate:.3g}) holds a rate")
@@ -621,7 +621,7 @@ class SchedulerHook(Hook):
             else:
                 schedule.scheduler.step()
             if written is not None:
-                self.rates.tell(schedule, written)
+                self.rates.tell(schedule, *written)
 
     def on_log(self, trainer, records):
         "Tick, if it ticks each evaluation: the records of one are logged once it counts."
@@ -649,7 +649,7 @@ class SchedulerHook(Hook):
             raise ValueError(f"the scheduler waits for the record {metric!r}; the evaluation gave "
                              f"{known}")
         if written is not None:
-            self.rates.tell(schedule, written)
+            self.rates.tell(schedule, *written)
 
     def planned(self, trainer) -> tuple[list[int], list[float]] | None:
         "Steps to come and the rates that they are to have; None where that is not known."
