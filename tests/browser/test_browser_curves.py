@@ -163,6 +163,54 @@ def test_what_is_not_finite_stands_at_the_axis(page):
     assert page.page.evaluate(drawn) == pytest.approx([10 ** page.range()[0]] * 2)
 
 
+HOVER = """() => Object.fromEntries([...document.querySelectorAll('.hoverlayer .legendtext')]
+    .map(each => each.textContent.split(' : ')).filter(each => each.length === 2))"""
+PLACE = """x => { const axis = document.querySelector('.js-plotly-plot')._fullLayout.xaxis;
+    return axis._offset + axis.d2p(x); }"""
+POINTS = """name => { const box = document.querySelector('.js-plotly-plot');
+    const at = box.calcdata.find(each => each[0].trace.name === name)[0].trace.uid;
+    const drawn = box.querySelector('.trace' + at);
+    return {markers: [...drawn.querySelectorAll('.points path')].filter(
+                each => each.getBBox().width > 0).length,
+            places: drawn.querySelector('.js-line').getAttribute('d').slice(1).split(/[LVH]/)
+                .map(each => each.split(',').map(Number))}; }"""
+
+
+def told(page, x):
+    """Name to value in the label, with the mouse at a place of the x-axis."""
+    box, across = page.page.locator(".js-plotly-plot").bounding_box(), page.page.evaluate(PLACE, x)
+    page.page.mouse.move(box["x"] + across, box["y"] + 20)
+    page.page.mouse.move(box["x"] + across, box["y"] + 150)
+    time.sleep(0.4)
+    return {name: float(value) for name, value in page.page.evaluate(HOVER).items()}
+
+
+@pytest.mark.parametrize("kind", ["linear", "log"])
+def test_values_between_far_points_are_told(page, kind):
+    """Those of the nearer point, however far; not before a curve begins or after it has ended."""
+    points = {"mode": "lines+markers", "hovertemplate": "%{y:.5g}", "marker": {"size": 6}}
+    traces = [
+        line(np.linspace(2, 1, 1001)) | {"name": "train", "hovertemplate": "%{y:.5g}"},
+        line([0.5, 8.0]) | points | {"name": "valid", "x": [200, 800]},
+        line([4.0, 3.0]) | points | {"name": "ended", "x": [0, 200]},
+        line([1.5]) | points | {"name": "mark", "x": [450], "mode": "markers",
+                                "customdata": ["lr, by hand"],
+                                "hovertemplate": "%{customdata}<extra></extra>"}]
+    page.show(traces, hovermode="x unified", hoverdistance=80, uirevision=f"far {kind}",
+              yaxis={"type": kind})
+    assert told(page, 90)["ended"] == 4 and told(page, 110)["ended"] == 3
+    assert told(page, 470) == {"train": pytest.approx(1.53, abs=0.003), "valid": 0.5}
+    assert told(page, 610) == {"train": pytest.approx(1.39, abs=0.003), "valid": 8}
+    assert set(told(page, 950)) == {"train"} and "valid" not in told(page, 20)
+    seen = page.page.evaluate(POINTS, "valid")
+    assert seen["markers"] == 2 and len(seen["places"]) == 2  # a straight line, by two ends
+    page.drag((330, 120), (400, 120))  # neither point of valid is seen
+    assert page.range("xaxis")[0] > 400 and page.range("xaxis")[1] < 600
+    assert told(page, 520)["valid"] == 8 and told(page, 480)["valid"] == 0.5
+    page.page.locator(".js-plotly-plot").dblclick(position={"x": 300, "y": 100})
+    time.sleep(0.6)
+
+
 def test_a_zoom_in_x_is_told_once_the_hand_rests(page):
     """With the axis it counts in; a double click ends it."""
     page.show([line(np.arange(400.0))], uirevision="epoch false told")

@@ -3,6 +3,7 @@ bit."""
 
 import ast
 import enum
+import json
 
 import pytest
 import torch
@@ -193,12 +194,61 @@ def test_an_empty_journal_gives_a_script_that_just_fits():
     trainer = make_trainer(3)
     trainer.fit()
     script = trainer.journal.to_script()
-    assert script.splitlines()[2:] == ["trainer = make_trainer(seed=3)", "trainer.fit()"]
+    assert script.splitlines()[2:] == ["trainer = make_trainer(seed=3)", "trainer.fit(epochs=3)"]
     assert_same(trainer, script)
     bare = Journal().to_script(max_steps=5).splitlines()
     assert bare[2:] == ["trainer = make_trainer()", "trainer.fit(max_steps=5)"]
     with pytest.raises(ValueError, match="epochs=1, max_steps=2"):
         Journal().to_script(epochs=1, max_steps=2)
+
+
+def test_a_script_says_how_long_the_run_was_last_to_be():
+    """What `fit` was given, also later, and after a rewind; what the caller says comes first."""
+    trainer = make_trainer(3)
+    trainer.fit(max_steps=10)
+    trainer.fit(max_steps=14)
+    script = trainer.journal.to_script()
+    assert script.endswith("trainer.fit(max_steps=14)\n") and "for max_steps=14 or more" in script
+    assert trainer.journal.to_script(epochs=2).endswith("trainer.fit(epochs=2)\n")
+    for first, length in (({"epochs": 4, "max_steps": None}, "epochs=4"),
+                          ({"epochs": None, "max_steps": None}, "")):
+        journal = Journal({"seed": 1, "totals": first})
+        assert journal.to_script().endswith(f"trainer.fit({length})\n")
+    journal = Journal({"seed": 1, "totals": {"epochs": 4, "max_steps": None}})
+    journal.record("totals", "totals", "4 epochs", "6 epochs", step=3)
+    journal.record("rewind", "rewind", 3, 2, step=2, survives=0)
+    assert journal.to_script().endswith("trainer.fit(epochs=4)\n")
+
+
+EVIL = [({"kind": "assign", "name": "x; import os", "new": 1}, "cannot be shown"),
+        ({"kind": "assign", "name": "class", "new": 1}, "cannot be shown"),
+        ({"kind": "assign", "name": "loss_fn", "new": "x\nimport os"}, "cannot be shown"),
+        ({"kind": "skip", "name": "batch", "new": "x\rimport os"}, "cannot be shown"),
+        ({"kind": "load", "name": "load", "step": "1\nimport os"}, "step = "),
+        ({"kind": "tune", "name": "lr", "new": 1, "batch_idx": "4"}, "batch_idx = "),
+        ({"kind": "totals", "name": "totals", "new": "6 epochs)\nimport os"}, "no length of a run"),
+        ({"kind": "tune", "name": "lr", "new": [1]}, "new = ")]
+EVIL_HEADERS = [{"seed": "1)\nimport os  #"}, {"given": {"every": "x"}}, {"given": {"every": 0}},
+                {"totals": {"epochs": "1)\nimport os  #", "max_steps": None}},
+                {"totals": {"epochs": 1}}]
+
+
+@pytest.mark.parametrize("entry,words", EVIL)
+def test_no_line_of_a_file_gets_into_the_script(tmp_path, entry, words):
+    """A file is data: what would be code in the script is refused, with its line."""
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"journal": 1, "seed": 1}\n' + json.dumps({"number": 1} | entry) + "\n")
+    with pytest.raises(ValueError, match=rf"line 2: .*{words}"):
+        Journal.load(path)
+
+
+@pytest.mark.parametrize("header", EVIL_HEADERS)
+def test_no_head_of_a_file_gets_into_the_script(tmp_path, header):
+    """The seed and the lengths are whole numbers."""
+    path = tmp_path / "journal.jsonl"
+    path.write_text(json.dumps({"journal": 1, "seed": 1} | header) + "\n")
+    with pytest.raises(ValueError, match="line 1: "):
+        Journal.load(path)
 
 
 def test_a_run_without_seed_says_so():

@@ -8,9 +8,8 @@ from dataclasses import asdict
 import pytest
 from small_runs import make
 
-from trainer_nb.core.journal import Intervention, Journal
+from trainer_nb.core.journal import Intervention, Journal, read_entry
 from trainer_nb.core.words import change_words
-from trainer_nb.remote.remote_view import read_entry
 from trainer_nb.remote.run_files import entry_text, journal_entries
 
 

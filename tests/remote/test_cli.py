@@ -107,6 +107,8 @@ def test_a_folder_with_an_equals_sign_is_no_assignment(tmp_path):
     (["tune", "mixed_precision=bf6"], "one of none, bf16; did you mean bf16?"),
     (["tune"], "this run has lr, grad_clip"),
     (["tune", "lr=1", "lr=2"], "lr is given twice"),
+    (["tune", "lr=*x"], "*x: a number is expected behind *"),
+    (["tune", "ema.enabled=*2"], "ema.enabled=*2: on or off"),
     (["rewind"], "the step to go back to"),
     (["step", "-3"], "how many steps, a whole number"),
     (["tnue"], "did you mean tune?"),
@@ -132,6 +134,17 @@ def test_a_command_that_the_run_does_not_take(tmp_path):
 
 
 # What is sent
+
+
+@pytest.mark.parametrize(("word", "sent"), [("lr=*0.5", 0.5), ("lr=/4", 0.25)])
+def test_a_factor_is_that_of_the_value_in_force(tmp_path, word, sent):
+    """As in the box of the panel; what is sent is the value."""
+    control = made(tmp_path / "a")
+    factor = {"name": "lr", "kind": "float", "min": 0, "value": 0.008}
+    control.write("offer.json", {"tunables": [factor], "commands": {"tune": {}}})
+    shell("tune", "a", word, "--wait", "0", cwd=tmp_path)
+    (path,) = incoming(control.commands)
+    assert json.loads(path.read_text())["values"] == {"lr": 0.008 * sent}
 
 
 def test_the_command_has_its_sender_reason_and_basis(tmp_path):

@@ -394,3 +394,30 @@ def test_a_running_run_says_to_which_steps_it_can_go_back(tmp_path):
     status = run.control.status()
     assert status["state"] == "running" and status["rewind_points"][0] == 0
     run.kill()
+
+
+MAKER = """
+import sys
+from small_runs import make
+from trainer_nb import CheckpointHook
+make(workspace="run", hooks=[CheckpointHook()], max_steps=int(sys.argv[1])).fit()
+"""
+
+
+def test_who_only_opens_a_finished_run_is_not_its_maker(tmp_path):
+    """`prove` and the way to resume name the program that made the last steps."""
+    paths = [os.path.dirname(steered.__file__), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, paths))
+
+    def started(name, steps):
+        (tmp_path / name).write_text(MAKER)
+        subprocess.run([sys.executable, name, str(steps)], cwd=tmp_path, check=True,
+                       env=os.environ | {"PYTHONPATH": path}, capture_output=True, timeout=120)
+        found = ControlFolder(tmp_path / "run").status()
+        assert found["position"]["step"] == max(steps, 8) and found["command"][1:] == (
+            found["arguments"])
+        return found["arguments"]
+
+    assert started("first.py", 8) == ["first.py", "8"]
+    assert started("second.py", 8) == ["first.py", "8"]
+    assert started("second.py", 12) == ["second.py", "12"]

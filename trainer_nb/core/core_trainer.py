@@ -7,8 +7,7 @@ __all__ = ['ATTRIBUTES', 'OF_PARTS', 'OTHER_NAMES', 'OVERRIDDEN', 'IN_BACKGROUND
            'check_closure', 'make_optimizer', 'make_optimizers', 'check_function', 'usual_step', 'check_parts',
            'check_metrics', 'check_limits', 'check_eval_first', 'check_data', 'check_evaluation', 'check_seed',
            'check_max_time', 'check_note', 'check_switch', 'described', 'forwarded', 'CoreTrainer', 'switches',
-           'check_save', 'found_optimizers', 'unheld', 'held_elsewhere', 'total_text', 'read_total', 'check_counts',
-           'end_threads']
+           'check_save', 'found_optimizers', 'unheld', 'held_elsewhere', 'check_counts', 'end_threads']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -45,7 +44,7 @@ from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
 from .identity import (Difference, compare, data_identity, given_settings,
                                       optimizer_settings)
-from .journal import Intervention, Journal, checksum, fingerprint
+from .journal import Intervention, Journal, checksum, fingerprint, total_text
 from .optimizers import (NamedOptimizer, OptimizersPart, check_apart, check_windows,
                                         decay_tunables, given_optimizers, made_optimizer,
                                         no_eval_step, tunables_of)
@@ -1177,16 +1176,6 @@ def _warn_of_unheld(self: CoreTrainer) -> None:
              f"({', '.join(names[:5])}{more}): they stay as they are. Give them to it, "
              "optim=lambda parameters: AdamW([*parameters, *others]), or freeze them, "
              "requires_grad_(False)")
-
-# %% ../../nbs/core/16_core_trainer.ipynb #f9a05834
-def total_text(epochs: int | None, max_steps: int | None) -> str:
-    "The length of a run in words."
-    return f"{max_steps} steps" if max_steps is not None else f"{epochs} epochs"
-
-def read_total(text: str) -> tuple[int | None, int | None]:
-    "Epochs and steps of what `total_text` gave."
-    number, unit = text.split()
-    return (int(number), None) if unit == "epochs" else (None, int(number))
 
 # %% ../../nbs/core/16_core_trainer.ipynb #4dfbbcfa
 def check_counts(name: str, **counts) -> None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BETWEEN', 'Intervention', 'checksum', 'digest', 'fingerprint', 'as_source', 'tune_source', 'assign_source',
-           'replay_steps', 'replay_script', 'Journal']
+           'replay_steps', 'replay_script', 'total_text', 'read_total', 'read_entry', 'read_header', 'Journal']
 
 # %% ../../nbs/core/04_journal.ipynb #2707e621
 import hashlib
@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
 
-from .files import check_place, open_plain, parse_json, read_bounded, whole_file
+from .files import (check_place, fits, open_plain, parse_json, read_bounded, typed,
+                                   whole_file)
 from .words import ARROWS, SOURCES, change_words
 
 # %% ../../nbs/core/04_journal.ipynb #851d690a
@@ -178,6 +180,47 @@ def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> 
         lines += [line] if one_line else filter(None, (way, change))
     return "\n".join([*lines, f"trainer.fit({total})"]) + "\n"
 
+# %% ../../nbs/core/04_journal.ipynb #f9a05834
+def total_text(epochs: int | None, max_steps: int | None) -> str:
+    "The length of a run in words."
+    return f"{max_steps} steps" if max_steps is not None else f"{epochs} epochs"
+
+def read_total(text: str) -> tuple[int | None, int | None]:
+    "Epochs and steps of what `total_text` gave; ValueError for another text."
+    number, _, unit = text.partition(" ")
+    if unit not in ("epochs", "steps") or not number.isdecimal():
+        raise ValueError(f"{text!r} is no length of a run: '3 epochs' or '200 steps' is")
+    return (int(number), None) if unit == "epochs" else (None, int(number))
+
+# %% ../../nbs/core/04_journal.ipynb #c0de0003
+def read_entry(found: dict) -> Intervention:
+    "An entry of a journal; ValueError for one that no run has written."
+    entry = typed(Intervention, found)
+    texts = [entry.kind, entry.name, entry.source, entry.time, entry.unset]
+    if entry.kind in ("skip", "assign"):  # written into the script as they are
+        texts.append(str(entry.new))
+    named = entry.kind != "assign" or all(
+        part.isidentifier() and not keyword.iskeyword(part) for part in entry.name.split("."))
+    if not (named and all(text.isprintable() for text in texts)):
+        raise ValueError(f"entry {entry.number}: a name or text that cannot be shown")
+    if entry.kind == "totals":
+        read_total(str(entry.new))
+    return entry
+
+def read_header(found: dict) -> dict:
+    "The header of a journal, without what is not of the type that the script needs."
+    given = found.get("given")
+    every: Any = given.get("every", 1) if isinstance(given, dict) else None
+    left_out = ("journal", "given", "totals")
+    header = {name: value for name, value in found.items() if name not in left_out}
+    if fits(every, int) and every > 0:
+        header["given"] = given
+    totals = found.get("totals")
+    if isinstance(totals, dict) and totals.keys() == {"epochs", "max_steps"}:
+        if all(fits(each, int | None) for each in totals.values()):
+            header["totals"] = totals
+    return header if fits(header.get("seed"), int | None) else {}
+
 # %% ../../nbs/core/04_journal.ipynb #32924bef
 def _plain(value):
     "The value as a type that JSON has."
@@ -242,13 +285,25 @@ class Journal:
         return f"Journal with {number}" + (f"\n{lines}" if lines else "")
 
     def to_script(self, epochs: int | None = None, max_steps: int | None = None) -> str:
-        "Python text that makes the same changes at the same places in a new run of this length."
+        """Python text that makes the same changes at the same places in a new run.
+
+        `epochs`, `max_steps`: how long it is to be; default: as this one was last to be."""
         if epochs is not None and max_steps is not None:
             raise ValueError("to_script(): give epochs= or max_steps=, not both "
                              f"({epochs=}, {max_steps=})")
+        if epochs is None and max_steps is None:
+            epochs, max_steps = self._length()
         totals = {"epochs": epochs, "max_steps": max_steps}
         total = "".join(f"{name}={value}" for name, value in totals.items() if value is not None)
         return replay_script(self.header, self.surviving(), total)
+
+    def _length(self) -> tuple[int | None, int | None]:
+        "Epochs and steps that the run was last to have; None for what it does not say."
+        changed = [entry.new for entry in self.surviving() if entry.kind == "totals"]
+        if changed:
+            return read_total(str(changed[-1]))
+        first = self.header.get("totals", {})
+        return first.get("epochs"), first.get("max_steps")
 
     def lines(self) -> list[dict]:
         "The header, then the entries, as dicts of plain values."
@@ -264,7 +319,7 @@ class Journal:
     @classmethod
     def load(cls, path) -> "Journal":
         "Read a file of `save`; the ValueError names the first line that is not valid."
-        names = {f.name for f in fields(Intervention)}
+        names = {each.name for each in fields(Intervention)}
         journal = cls()
         for number, text in enumerate(read_bounded(path, 1 << 28).splitlines(), 1):
             try:
@@ -272,9 +327,13 @@ class Journal:
                 if number == 1:
                     if line.pop("journal", None) != 1:
                         raise ValueError("not a journal of version 1")
-                    journal.header = line
+                    journal.header = read_header(line)
+                    if other := line.keys() - journal.header.keys():
+                        raise ValueError(f"{', '.join(sorted(other))}: not of a journal")
                 elif not line.pop("void", False):  # void: of steps that a crash has undone
-                    journal.entries.append(Intervention(**line))
+                    if other := line.keys() - names:
+                        raise ValueError(f"{', '.join(sorted(other))}: no field of an entry")
+                    journal.entries.append(read_entry(line))
             except (ValueError, TypeError, AttributeError) as error:
                 known = f"an entry has {', '.join(sorted(names))}"
                 raise ValueError(f"{path}, line {number}: {error} ({known})") from error

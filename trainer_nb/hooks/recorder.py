@@ -60,6 +60,7 @@ class Places:
             own.truncate(count)
         self.count, self._last = min(self.count, count), (-1, ())
 
+# %% ../../nbs/hooks/10_recorder.ipynb #c0de0203
 class Columns:
     "The points of one name: 8 bytes a value, and 32 for its place unless another record has it."
     def __init__(self):

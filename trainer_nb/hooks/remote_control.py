@@ -25,12 +25,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, time
+from typing import Any
 from uuid import uuid4
 
 from ..core.control import Command, Reply, WaitingCommand
-from ..core.control_folder import (FINAL, OFFER, PLAIN, STATUS, ControlError,
+from ..core.control_folder import (FINAL, OFFER, STATUS, ControlError,
                                             ControlFolder, Replies, Request, incoming, put,
                                             read_request, sender, set_aside, this_process)
+from ..core.files import PLAIN
 from ..core.hook import HookRow, MainProcessHook
 from ..core.journal import Journal
 from ..core.state import StepState, warn
@@ -499,6 +501,19 @@ class StatusFiles:
         self._offered = ""
         self._points: list[int] = []  # to which a rewind can go; they may be on the disk
         self._status: dict = {}  # the last one
+        self._begun, self._earlier = -1, dict[str, Any]()  # boundaries passed before; who did
+
+    def _program(self, trainer) -> dict:
+        "The program that made the steps: until this one has made some, the one in the folder."
+        boundary, names = trainer.step_state.boundary, ("command", "arguments", "folder")
+        if self._begun < 0:
+            self._begun, found = boundary, {}
+            with suppress(ControlError):
+                found = self.control.status()
+            self._earlier = {name: found[name] for name in names if name in found}
+        if boundary and boundary == self._begun and self._earlier:
+            return self._earlier
+        return dict(zip(names, (self.command, sys.argv, os.getcwd())))
 
     def write(self, trainer, changed: bool = False) -> None:
         "Write what has changed; the offer once a second, or if a command has `changed` it."
@@ -524,7 +539,7 @@ class StatusFiles:
             "alive": alive, "process": this_process(), "rewind_points": self._points,
             "best": {name: plain(value) for name, value in trainer.best.items()},
             "totals": {"epochs": trainer.epochs, "max_steps": trainer.max_steps},
-            "command": self.command, "arguments": sys.argv, "folder": os.getcwd()}
+            **self._program(trainer)}
         self.control.write(STATUS, self._status)
 
     def write_end(self) -> None:

@@ -133,6 +133,43 @@ function fit(data, layout, spans, zoomed) {
   return [...data, ...added];
 }
 
+// The values at the cursor are those of points within 80 px. Where neighbours of a curve are farther apart, points without a marker
+// lie between them on its line, each with the value of the nearer one. There are none beyond its ends: a run that has ended has no
+// value there.
+const REACH = 80, APART = 16;  // px: how far values are told; from one added point to the next
+
+export function reaching(trace, [from, to], pixels, log) {
+  const { x, y, marker } = trace, pixel = (to - from) / pixels, level = log ? Math.log : Number;
+  if (!String(trace.mode).includes("markers") || !trace.hovertemplate?.startsWith("%{y") || !(pixel > 0)) return trace;
+  const found = [];
+  for (let at = 0; at < x.length; at++) {
+    found.push([x[at], y[at], y[at], marker.size]);
+    const start = Math.max(x[at], from), end = Math.min(x[at + 1], to), many = 2 * Math.ceil((end - start) / (2 * APART * pixel)) || 0;
+    if (!(x[at + 1] - x[at] > REACH * pixel) || !Number.isFinite(y[at]) || !Number.isFinite(y[at + 1])) continue;
+    for (let turn = 0; turn < many; turn++) {
+      const place = start + ((turn + 0.5) * (end - start)) / many, share = (place - x[at]) / (x[at + 1] - x[at]);
+      const on = level(y[at]) + share * (level(y[at + 1]) - level(y[at]));
+      if (Number.isFinite(on)) found.push([place, log ? Math.exp(on) : on, share < 0.5 ? y[at] : y[at + 1], 0]);
+    }
+  }
+  if (found.length === x.length) return trace;
+  const [places, levels, values, sizes] = [0, 1, 2, 3].map((part) => found.map((each) => each[part]));
+  return { ...trace, x: places, y: levels, customdata: values, marker: { ...marker, size: sizes },
+           hovertemplate: trace.hovertemplate.replaceAll("%{y", "%{customdata") };
+}
+
+// Lets the curves of each x-axis reach; its part that is seen, else that of all its points.
+function reachAll(data, layout, spans, box) {
+  const plot = box.offsetWidth - (layout.margin?.l ?? 0) - (layout.margin?.r ?? 0);
+  return data.map((trace) => {
+    const short = trace.xaxis ?? "x", key = short.replace("x", "xaxis"), [left, right] = layout[key]?.domain ?? [0, 1];
+    const ends = data.filter((each) => (each.xaxis ?? "x") === short && each.x.length).flatMap(({ x }) => [x[0], x.at(-1)]);
+    const span = spans[key] ?? [Math.min(...ends), Math.max(...ends)];
+    const log = layout[(trace.yaxis ?? "y").replace("y", "yaxis")]?.type === "log";
+    return trace.type === "heatmap" ? trace : reaching(trace, span, plot * (right - left), log);
+  });
+}
+
 export default {
   // `loaded`: a promise of plotly.js, where a page has it from elsewhere; `model` is then anything with get, on, off and send.
   render({ model, el, loaded = plotly(model) }) {
@@ -152,7 +189,8 @@ export default {
       shape.uirevision = `${layout.uirevision} ${resets}`;
       box.setAttribute("aria-label", layout.meta?.summary || "Curves");
       fitTitles(shape, box);
-      Plotly.react(box, fit(data.map(unpacked), shape, spans, zoomed), shape, CONFIG);
+      const drawn = fit(data.map(unpacked), shape, spans, zoomed);
+      Plotly.react(box, reachAll(drawn, shape, spans, box), shape, CONFIG);
       if (!listening) listening = listen();
     };
     // A click chooses a place on the x-axis; the second one of a double click, which ends a zoom, does not.

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MEAN', 'CHUNK', 'MOST_NAMES', 'BUTTONS', 'SENT', 'ONLY', 'SILENT', 'MOST_ENTRIES', 'COLOURS', 'LastValues',
-           'number_text', 'numbers', 'none_word', 'shown_value', 'tunable_row', 'tunable_rows', 'why_not', 'buttons',
-           'message', 'journal_rows', 'position', 'PageState']
+           'number_text', 'numbers', 'shown_value', 'tunable_row', 'tunable_rows', 'why_not', 'buttons', 'message',
+           'journal_rows', 'position', 'PageState']
 
 # %% ../../nbs/remote/48_page_state.ipynb #ead82905
 import math
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..core.control_folder import ControlError, Lines
 from ..core.words import plain_number
-from .cli import allowed, duration, gone_text, name_of
+from .cli import allowed, duration, gone_text, name_of, none_word
 from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
                                          identity, is_loss, is_number, journal_entries, printable,
                                          process_there, reachable, standing,
@@ -97,10 +97,6 @@ def numbers(status: dict, values: LastValues, most: int = 12) -> list[dict]:
             for label, value, unit in cells[:most]]
 
 # %% ../../nbs/remote/48_page_state.ipynb #b335742a
-def none_word(view: dict) -> str:
-    "What None is called for this tunable."
-    return at(view, "none", kind=str) or "none"
-
 def shown_value(value, view: dict) -> str:
     "A value of a tunable as a person reads it."
     return printable(none_word(view) if value is None else value_text(value), 100)

@@ -17,13 +17,13 @@ from typing import Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..core.control_folder import ControlError, check_own
-from ..core.files import parse_json, read_bounded
+from ..core.files import fits, parse_json, read_bounded
 from ..core.journal import Journal
 from ..core.state import FitResult, RunState
 from ..hooks.progress import in_notebook
 from ..hooks.recorder import History
 from ..hooks.run_folder import METRICS, RESULT
-from .remote_view import POLL, RemoteReply, RemoteRunView, fits
+from .remote_view import POLL, RemoteReply, RemoteRunView
 
 # %% ../../nbs/remote/42_remote_run.ipynb #53a68bb4
 def check_run(path: Path) -> None:

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['MOST_POINTS', 'MOST_NAMES', 'MOST_BRANCHES', 'CHUNK', 'MOST_ENTRIES', 'SILENT', 'STANDINGS', 'TYPES', 'PARTS',
-           'NOWHERE', 'POLL', 'WRITTEN', 'is_number', 'fits', 'typed', 'Rewind', 'add_records', 'cut', 'ThinHistory',
-           'RecordReader', 'read_entry', 'read_header', 'JournalReader', 'LatestFile', 'Watch', 'RemoteHookRow',
-           'read_hook', 'read_tunable', 'read_times', 'rule_of', 'nearest', 'each_read', 'Offer', 'RemoteReply',
-           'Outbox', 'Asked', 'Waiting', 'check_protocol', 'files_seen', 'read_waiting', 'read_alerts', 'stat_files',
-           'remote_panes', 'RemoteRunView', 'resume_command', 'where_from', 'process_words', 'unreachable_text',
-           'as_html', 'notice', 'result_words']
+           'NOWHERE', 'POLL', 'WRITTEN', 'Rewind', 'add_records', 'cut', 'ThinHistory', 'RecordReader', 'JournalReader',
+           'LatestFile', 'Watch', 'RemoteHookRow', 'read_hook', 'read_tunable', 'read_times', 'rule_of', 'nearest',
+           'each_read', 'Offer', 'RemoteReply', 'Outbox', 'Asked', 'Waiting', 'check_protocol', 'files_seen',
+           'read_waiting', 'read_alerts', 'stat_files', 'remote_panes', 'RemoteRunView', 'resume_command', 'where_from',
+           'process_words', 'unreachable_text', 'as_html', 'notice', 'result_words']
 
 # %% ../../nbs/remote/41_remote_view.ipynb #ca20c68a
 import difflib
@@ -21,20 +20,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import numpy as np
 
 from ..core.control import Command, Series, StepTimes, TunableView, WaitingCommand
-from ..core.control_folder import (FINAL, LARGEST, OFFER, PLAIN, REPLIES, STATUS,
-                                            VERSION, ControlError, ControlFolder, Lines, Replies,
-                                            Request,
+from ..core.control_folder import (FINAL, LARGEST, OFFER, REPLIES, STATUS, VERSION,
+                                            ControlError, ControlFolder, Lines, Replies, Request,
                                             is_running, sender)
+from ..core.files import PLAIN, fits, is_number, typed
 from ..core.hook import HookFailure
-from ..core.journal import Intervention, Journal
+from ..core.journal import Journal, read_entry, read_header
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable, Tunable, find_tunable
 from ..hooks.alerts import Alert
@@ -43,50 +41,6 @@ from ..hooks.recorder import History
 from ..hooks.remote_control import MOST_ALERTS
 from ..hooks.run_folder import JOURNAL, METRICS, PLACE
 from ..hooks.stat_files import LAYERS, SAMPLES, SeenLayers, SeenSamples, StatFile
-
-# %% ../../nbs/remote/41_remote_view.ipynb #dedf8af8
-def is_number(value) -> bool:
-    "A float, or a whole number of 64 bits."
-    kind = type(value)
-    return kind is float or (kind is int and -2**63 <= value < 2**63)
-
-def fits(value, kind) -> bool:
-    "Whether a value of JSON is of a field's type; a whole number is a float, too."
-    if isinstance(kind, UnionType):
-        return any(fits(value, each) for each in get_args(kind))
-    base, inner = get_origin(kind) or kind, get_args(kind)
-    if kind in (dict, list):  # of anything
-        return isinstance(value, kind)
-    if base in (Any, object):
-        return isinstance(value, PLAIN) and (type(value) is not int or is_number(value))
-    if base in (list, tuple):
-        of_each = inner[0] if inner else Any
-        return isinstance(value, list) and all(fits(each, of_each) for each in value)
-    if base is dict:
-        return isinstance(value, dict) and all(
-            fits(key, inner[0]) and fits(each, inner[1]) for key, each in value.items())
-    if base in (float, int):
-        return is_number(value) and (base is float or type(value) is int)
-    return type(value) is base
-
-def typed(cls, found):
-    """A dataclass from an object of JSON; what is not a field of it is left out.
-
-    ValueError names the field that is missing or of another type."""
-    if not isinstance(found, dict):
-        raise ValueError(f"{cls.__name__}: {str(found)[:80]!r} is not an object")
-    values = {}
-    for each in fields(cls):
-        if each.name in found:
-            value = found[each.name]
-            if not fits(value, each.type):
-                kind = getattr(each.type, "__name__", each.type)
-                raise ValueError(f"{cls.__name__}.{each.name} = {str(value)[:80]!r}: not {kind}")
-            values[each.name] = tuple(value) if isinstance(value, list) else value
-    try:
-        return cls(**values)
-    except TypeError as error:  # a field is missing
-        raise ValueError(str(error)) from None
 
 # %% ../../nbs/remote/41_remote_view.ipynb #05f03bdb
 @dataclass
@@ -209,26 +163,6 @@ class RecordReader:
             self._thin = fresh.to(self.history)
 
 # %% ../../nbs/remote/41_remote_view.ipynb #cbc79b74
-def read_entry(found: dict) -> Intervention:
-    "An entry of a journal; ValueError for one that no run has written."
-    entry = typed(Intervention, found)
-    texts = [entry.kind, entry.name, entry.source, entry.time, entry.unset]
-    if entry.kind in ("skip", "assign"):  # written into the script as they are
-        texts.append(str(entry.new))
-    named = entry.kind != "assign" or entry.name.replace(".", "_").isidentifier()
-    if not (named and all(text.isprintable() for text in texts)):
-        raise ValueError(f"entry {entry.number}: a name or text that cannot be shown")
-    return entry
-
-def read_header(found: dict) -> dict:
-    "The header of a journal, without what is not of the type that the script needs."
-    given = found.get("given")
-    every: Any = given.get("every", 1) if isinstance(given, dict) else None
-    header = {name: value for name, value in found.items() if name not in ("journal", "given")}
-    if fits(every, int) and every > 0:
-        header["given"] = given
-    return header if fits(header.get("seed"), int | None) else {}
-
 MOST_ENTRIES = 100_000
 
 class JournalReader:

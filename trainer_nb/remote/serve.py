@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LOCAL', 'SEALS', 'CLOSED', 'LARGEST', 'COMMANDS', 'FILES', 'MOST_COMMANDS', 'MISSING', 'PORT', 'Access', 'host_of',
-           'is_address', 'Names', 'Answer', 'refused', 'cookie_value', 'Gate', 'written', 'typed_value', 'act',
-           'packed', 'plain_titles', 'Figures', 'versioned', 'Page', 'body_of', 'in_thread', 'application', 'listening',
-           'Server', 'greeting', 'add_arguments', 'check_name', 'run', 'colab_link', 'serve_trainer']
+           'is_address', 'Names', 'Answer', 'refused', 'cookie_value', 'Gate', 'written', 'act', 'packed',
+           'plain_titles', 'Figures', 'versioned', 'Page', 'body_of', 'in_thread', 'application', 'listening', 'Server',
+           'greeting', 'add_arguments', 'check_name', 'run', 'colab_link', 'serve_trainer']
 
 # %% ../../nbs/remote/49_serve.ipynb #500044e5
 import asyncio
@@ -32,9 +32,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..core.control_folder import ControlError
 from ..core.files import parse_json
-from .cli import (finite, json_line, no_words, outcome, parsed_value, request_for,
+from .cli import (finite, json_line, no_words, outcome, request_for,
                                    tunable_values)
-from .page_state import PageState, none_word
+from .page_state import PageState
 from .run_files import RunFiles, at, find_run, printable
 
 # %% ../../nbs/remote/49_serve.ipynb #12539fd9
@@ -204,21 +204,6 @@ async def written(answer: Answer, send) -> None:
 COMMANDS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note",
             "approve", "decline")
 
-def typed_value(text: str, view: dict):
-    "The value of a tunable that a text in its box means; ValueError says what is allowed."
-    word = text.strip()
-    if view.get("optional") is True and word.lower() in ("none", none_word(view).lower()):
-        return None
-    factor, now = word[:1], at(view, "value")
-    if factor not in ("*", "/") or at(view, "kind", kind=str) not in ("int", "float"):
-        return parsed_value(text if view.get("kind") == "str" else word, view)
-    try:
-        by = float(word[1:])
-        return parsed_value(str(now * by if factor == "*" else now / by), view)
-    except (TypeError, ValueError, ZeroDivisionError):
-        raise ValueError(f"{word}: a number is expected behind {factor}, and a value in force that "
-                         "is a number") from None
-
 def act(run: RunFiles, source: str, body: bytes, wait: float = 10.0) -> dict:
     "Send what a page asks for; what the run answers. ValueError where nothing was sent."
     asked = parse_json(body, "the request")
@@ -227,7 +212,7 @@ def act(run: RunFiles, source: str, body: bytes, wait: float = 10.0) -> dict:
     if name not in COMMANDS:
         raise ValueError(f"command: one of {', '.join(COMMANDS)}")
     if name == "tune":
-        values = tunable_values(values, run.offer(), typed_value)
+        values = tunable_values(values, run.offer())
     about = SimpleNamespace(source=source, reason=reason, max_age_steps=None)
     return outcome(run, request_for(run, name, values, about), wait)
 

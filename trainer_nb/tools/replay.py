@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.control import Command
-from ..core.core_trainer import read_total, total_text
 from ..core.hook import Hook
-from ..core.journal import Intervention, Journal, assign_source
+from ..core.journal import (Intervention, Journal, assign_source, read_total,
+                                     total_text)
 from ..core.state import warn
 from ..core.tunable import BoundTunable, find_tunable
 
