@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -315,6 +316,20 @@ def signalled(processes, folder):
     straight.fit()
     return {"code": code, "step": trainer.step_state.optimizer_step, "again": outcome(again),
             "straight": outcome(straight)}
+
+
+def asked_apart(processes, folder):
+    """The last process alone asks for a stop, later both do."""
+    def alone(trainer):
+        if trainer.engine.rank == processes - 1:
+            trainer.stop()
+    together = At(6, lambda trainer: trainer.stop())
+    trainer = run(processes, hooks=[AsDouble(), At(3, alone), together])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.fit()
+    return {"step": trainer.step_state.optimizer_step,
+            "told": [str(each.message) for each in told if "has no effect" in str(each.message)]}
 
 
 def stopped_by_time(processes, folder):
@@ -902,7 +917,8 @@ def in_turn(processes, folder):
 saves_in_a_hook, freezes_in_a_hook = alone_in_a_hook(save_alone), alone_in_a_hook(freeze_alone)
 PARTED = {"saves_in_a_hook": saves_in_a_hook, "freezes_in_a_hook": freezes_in_a_hook}
 WHOLE = PARTED | {f.__name__: f
-                  for f in (resumed, rewound, steered, signalled, stopped_by_time, textbook, unused,
+                  for f in (resumed, rewound, steered, signalled, asked_apart, stopped_by_time,
+                            textbook, unused,
                             written, collected, sampled, looked_at, given, refused, in_units,
                             none_shared, half, killed, killed_early, failing,
                             resumed_from_a_file,

@@ -86,9 +86,9 @@ def together(tmp_path_factory):
     """The folder with what two processes made of all runs that need no death."""
     folder = tmp_path_factory.mktemp("together")
     names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "written", "collected", "sampled",
-             "stopped_by_time", "textbook", "unused", "half", "from_one", "left_over",
-             "held_at", "persistent", "grown", "spectral", "cancelled", "claimed", "looked_into",
-             "at_odds"]
+             "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
+             "left_over", "held_at", "persistent", "grown", "spectral", "cancelled", "claimed",
+             "looked_into", "at_odds"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -183,6 +183,14 @@ def test_a_signal_to_one_process_ends_both(together):
     first, second = read(together, "signalled")
     assert first["code"] == second["code"] == 143
     assert first["step"] == second["step"] < 12
+
+
+def test_what_another_process_alone_asks_for_is_said_to_have_no_effect(together):
+    """Only there, and not where the first process asks for the same."""
+    first, second = read(together, "asked_apart")
+    assert first == {"step": 7, "told": []}  # what a hook asks for in step 6 is agreed on in 7
+    assert second["step"] == 7 and len(second["told"]) == 1
+    assert "stop was asked for in process 1 of several" in second["told"][0]
 
 
 def test_a_time_limit_ends_both_at_the_same_step(together):

@@ -352,9 +352,9 @@ OF_PARTS = {  # name to a sentence, what else there is to know, two lines of cod
         "if trainer.inexact is not None:",
         "    print(trainer.inexact)"),
     "last_records": (
-        "The last value of each record, by name.",
-        "Floats, those of evaluations above all; losses of steps are in `history`. Empty "
-        "before the first.",
+        "The last value of each record of an evaluation and of `log`, by name.",
+        "Floats; losses, rates and times of steps are in `history` (`history.last()` has the "
+        "last value of each). Empty before the first.",
         "for name, value in trainer.last_records.items():",
         "    print(name, value)"),
     "pending": (
