@@ -170,7 +170,10 @@ PLACE = """x => { const axis = document.querySelector('.js-plotly-plot')._fullLa
 POINTS = """name => { const box = document.querySelector('.js-plotly-plot');
     const at = box.calcdata.find(each => each[0].trace.name === name)[0].trace.uid;
     const drawn = box.querySelector('.trace' + at);
-    return {markers: [...drawn.querySelectorAll('.points path')].filter(
+    const points = [...drawn.querySelectorAll('.points path')];
+    return {opacity: [...new Set(points.map(each => each.style.opacity))],
+            steps: box.data.find(each => each.name === name).x.every(Number.isInteger),
+            markers: [...drawn.querySelectorAll('.points path')].filter(
                 each => each.getBBox().width > 0).length,
             places: drawn.querySelector('.js-line').getAttribute('d').slice(1).split(/[LVH]/)
                 .map(each => each.split(',').map(Number))}; }"""
@@ -195,7 +198,8 @@ def test_values_between_far_points_are_told(page, kind):
         line([4.0, 3.0]) | points | {"name": "ended", "x": [0, 200]},
         line([1.5]) | points | {"name": "mark", "x": [450], "mode": "markers",
                                 "customdata": ["lr, by hand"],
-                                "hovertemplate": "%{customdata}<extra></extra>"}]
+                                "hovertemplate": "%{customdata}<extra></extra>"},
+        line([0, 9, np.nan]) | {"name": "mark", "x": [450, 450, np.nan], "hoverinfo": "skip"}]
     page.show(traces, hovermode="x unified", hoverdistance=80, uirevision=f"far {kind}",
               yaxis={"type": kind})
     assert told(page, 90)["ended"] == 4 and told(page, 110)["ended"] == 3
@@ -203,12 +207,25 @@ def test_values_between_far_points_are_told(page, kind):
     assert told(page, 610) == {"train": pytest.approx(1.39, abs=0.003), "valid": 8}
     assert set(told(page, 950)) == {"train"} and "valid" not in told(page, 20)
     seen = page.page.evaluate(POINTS, "valid")
+    assert seen["opacity"] == ["1"] and seen["steps"]  # a label says no step that there is not
     assert seen["markers"] == 2 and len(seen["places"]) == 2  # a straight line, by two ends
     page.drag((330, 120), (400, 120))  # neither point of valid is seen
     assert page.range("xaxis")[0] > 400 and page.range("xaxis")[1] < 600
     assert told(page, 520)["valid"] == 8 and told(page, 480)["valid"] == 0.5
     page.page.locator(".js-plotly-plot").dblclick(position={"x": 300, "y": 100})
     time.sleep(0.6)
+
+
+@pytest.mark.parametrize(("many", "drawn"), [(3, 3), (42, 42), (150, 50)])
+def test_markers_are_those_of_the_points(page, many, drawn):
+    """Also where many places between them have a value: 60 markers at most, evenly."""
+    places = [*np.linspace(0, 300, many - 1).round().tolist(), 1000]
+    page.show([line(np.linspace(2, 1, 1001)) | {"name": "train"},
+               line(np.linspace(3, 2, many)) | {
+                   "x": places, "name": "valid", "mode": "lines+markers",
+                   "hovertemplate": "%{y:.5g}", "marker": {"size": 6, "maxdisplayed": 60}}],
+              uirevision=f"markers {many}", hovermode="x unified", hoverdistance=80)
+    assert page.page.evaluate(POINTS, "valid")["markers"] == drawn
 
 
 def test_a_zoom_in_x_is_told_once_the_hand_rests(page):

@@ -211,6 +211,7 @@ def test_a_script_says_how_long_the_run_was_last_to_be():
     assert script.endswith("trainer.fit(max_steps=14)\n") and "for max_steps=14 or more" in script
     assert trainer.journal.to_script(epochs=2).endswith("trainer.fit(epochs=2)\n")
     for first, length in (({"epochs": 4, "max_steps": None}, "epochs=4"),
+                          ({"epochs": 4, "max_steps": 9}, "max_steps=9"),
                           ({"epochs": None, "max_steps": None}, "")):
         journal = Journal({"seed": 1, "totals": first})
         assert journal.to_script().endswith(f"trainer.fit({length})\n")
@@ -218,6 +219,20 @@ def test_a_script_says_how_long_the_run_was_last_to_be():
     journal.record("totals", "totals", "4 epochs", "6 epochs", step=3)
     journal.record("rewind", "rewind", 3, 2, step=2, survives=0)
     assert journal.to_script().endswith("trainer.fit(epochs=4)\n")
+
+
+def test_what_a_run_writes_can_be_read(tmp_path):
+    """A seed of 64 bits, a length given anew, a name with an odd space."""
+    journal = Journal({"seed": 2**64 - 1, "totals": {"epochs": None, "max_steps": 9}})
+    journal.record("totals", "totals", "9 steps", "None epochs", step=3)
+    assert journal.to_script().endswith("trainer.fit()\n")
+    journal.record("totals", "totals", "None epochs", "5 epochs", step=3)
+    journal.record("save", "モデル\u3000最終.pt", step=3)
+    journal.record("note", "note", new="two\nlines", step=3)
+    journal.save(tmp_path / "journal.jsonl")
+    again = Journal.load(tmp_path / "journal.jsonl")
+    assert again.entries == journal.entries and again.header == journal.header
+    assert again.to_script().endswith(f"make_trainer(seed={2**64 - 1})\ntrainer.fit(epochs=5)\n")
 
 
 EVIL = [({"kind": "assign", "name": "x; import os", "new": 1}, "cannot be shown"),

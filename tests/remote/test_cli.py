@@ -20,6 +20,7 @@ COMMANDS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "
 TUNABLES = [{"name": "lr", "kind": "float", "value": 0.1, "min": 0, "optional": True},
             {"name": "grad_clip", "kind": "float", "value": 1.0, "optional": True},
             {"name": "ema.enabled", "kind": "bool", "value": True},
+            {"name": "workers", "kind": "int", "value": 3},
             {"name": "mixed_precision", "kind": "choice", "choices": [None, "bf16"], "value": None}]
 
 
@@ -108,6 +109,7 @@ def test_a_folder_with_an_equals_sign_is_no_assignment(tmp_path):
     (["tune"], "this run has lr, grad_clip"),
     (["tune", "lr=1", "lr=2"], "lr is given twice"),
     (["tune", "lr=*x"], "*x: a number is expected behind *"),
+    (["tune", "workers=*0.5"], "workers=1.5: a whole number"),
     (["tune", "ema.enabled=*2"], "ema.enabled=*2: on or off"),
     (["rewind"], "the step to go back to"),
     (["step", "-3"], "how many steps, a whole number"),
@@ -136,11 +138,13 @@ def test_a_command_that_the_run_does_not_take(tmp_path):
 # What is sent
 
 
-@pytest.mark.parametrize(("word", "sent"), [("lr=*0.5", 0.5), ("lr=/4", 0.25)])
-def test_a_factor_is_that_of_the_value_in_force(tmp_path, word, sent):
-    """As in the box of the panel; what is sent is the value."""
+@pytest.mark.parametrize(("word", "waits", "sent"), [
+    ("lr=*0.5", {}, 0.5), ("lr=/4", {}, 0.25), ("lr=*0.5", {"pending": 9.0}, 0.5),
+    ("lr=*0.5", {"pending": 0.004, "has_pending": True}, 0.25)])
+def test_a_factor_is_that_of_the_value_in_force(tmp_path, word, waits, sent):
+    """As in the box of the panel, or of the value that waits; what is sent is the value."""
     control = made(tmp_path / "a")
-    factor = {"name": "lr", "kind": "float", "min": 0, "value": 0.008}
+    factor = {"name": "lr", "kind": "float", "min": 0, "value": 0.008} | waits
     control.write("offer.json", {"tunables": [factor], "commands": {"tune": {}}})
     shell("tune", "a", word, "--wait", "0", cwd=tmp_path)
     (path,) = incoming(control.commands)

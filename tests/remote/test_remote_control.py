@@ -400,7 +400,11 @@ MAKER = """
 import sys
 from small_runs import make
 from trainer_nb import CheckpointHook
-make(workspace="run", hooks=[CheckpointHook()], max_steps=int(sys.argv[1])).fit()
+trainer = make(workspace="run", hooks=[CheckpointHook(every_steps=2)], max_steps=int(sys.argv[1]))
+trainer.fit()
+if sys.argv[2:]:
+    trainer.rewind(10)
+    trainer.fit()
 """
 
 
@@ -409,9 +413,9 @@ def test_who_only_opens_a_finished_run_is_not_its_maker(tmp_path):
     paths = [os.path.dirname(steered.__file__), os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(filter(None, paths))
 
-    def started(name, steps):
+    def started(name, steps, *more):
         (tmp_path / name).write_text(MAKER)
-        subprocess.run([sys.executable, name, str(steps)], cwd=tmp_path, check=True,
+        subprocess.run([sys.executable, name, str(steps), *more], cwd=tmp_path, check=True,
                        env=os.environ | {"PYTHONPATH": path}, capture_output=True, timeout=120)
         found = ControlFolder(tmp_path / "run").status()
         assert found["position"]["step"] == max(steps, 8) and found["command"][1:] == (
@@ -421,3 +425,5 @@ def test_who_only_opens_a_finished_run_is_not_its_maker(tmp_path):
     assert started("first.py", 8) == ["first.py", "8"]
     assert started("second.py", 8) == ["first.py", "8"]
     assert started("second.py", 12) == ["second.py", "12"]
+    assert started("first.py", 12) == ["second.py", "12"]
+    assert started("third.py", 12, "rewind") == ["third.py", "12", "rewind"]

@@ -164,15 +164,16 @@ class SharedMailbox(Mailbox):
         if first:
             self.waiting.extend(taken)
         else:
-            heard = {each.name for each in every[0][0]}
-            for each, reply in taken:
+            for _, reply in taken:
                 reply.settle("void", "the first process decides")
-                if each not in mine and each.name not in heard:
-                    warn(f"{each.name} was asked for in process {self.engine.rank} of several and "
-                         "has no effect: the first process decides. Ask there, or in all of them "
-                         "at the same step")
         here = threading.get_ident()
         self.waiting.extend((replace(each, thread=here), Reply()) for each in decided)
+        heard = {each.name for each in every[0][0]}
+        for each, _ in taken:
+            if not first and each.source == "code" and each.name not in heard:
+                warn(f"{each.name} was asked for in process {self.engine.rank} of several and has "
+                     "no effect: the first process decides. Ask there, or in all of them at the "
+                     "same step")
         return every[0][1], next((code for _, _, code in every if code is not None), None)
 
     def release(self) -> None:

@@ -188,15 +188,19 @@ def total_text(epochs: int | None, max_steps: int | None) -> str:
 def read_total(text: str) -> tuple[int | None, int | None]:
     "Epochs and steps of what `total_text` gave; ValueError for another text."
     number, _, unit = text.partition(" ")
+    if number == "None":  # it is being given anew, as `trainer.max_steps = None` alone
+        return None, None
     if unit not in ("epochs", "steps") or not number.isdecimal():
         raise ValueError(f"{text!r} is no length of a run: '3 epochs' or '200 steps' is")
     return (int(number), None) if unit == "epochs" else (None, int(number))
 
 # %% ../../nbs/core/04_journal.ipynb #c0de0003
-def read_entry(found: dict) -> Intervention:
-    "An entry of a journal; ValueError for one that no run has written."
+def read_entry(found: dict, shown: bool = True) -> Intervention:
+    """An entry of a journal; ValueError for one that no run has written.
+
+    `shown`: it goes to a page or a terminal, where no text may have control characters."""
     entry = typed(Intervention, found)
-    texts = [entry.kind, entry.name, entry.source, entry.time, entry.unset]
+    texts = [entry.kind, entry.name, entry.source, entry.time, entry.unset] if shown else []
     if entry.kind in ("skip", "assign"):  # written into the script as they are
         texts.append(str(entry.new))
     named = entry.kind != "assign" or all(
@@ -219,7 +223,8 @@ def read_header(found: dict) -> dict:
     if isinstance(totals, dict) and totals.keys() == {"epochs", "max_steps"}:
         if all(fits(each, int | None) for each in totals.values()):
             header["totals"] = totals
-    return header if fits(header.get("seed"), int | None) else {}
+    seed = header.get("seed")  # of any length
+    return header if seed is None or type(seed) is int else {}
 
 # %% ../../nbs/core/04_journal.ipynb #32924bef
 def _plain(value):
@@ -302,8 +307,9 @@ class Journal:
         changed = [entry.new for entry in self.surviving() if entry.kind == "totals"]
         if changed:
             return read_total(str(changed[-1]))
-        first = self.header.get("totals", {})
-        return first.get("epochs"), first.get("max_steps")
+        epochs, max_steps = (self.header.get("totals", {}).get(name)
+                             for name in ("epochs", "max_steps"))
+        return (epochs, None) if max_steps is None else (None, max_steps)
 
     def lines(self) -> list[dict]:
         "The header, then the entries, as dicts of plain values."
@@ -333,7 +339,7 @@ class Journal:
                 elif not line.pop("void", False):  # void: of steps that a crash has undone
                     if other := line.keys() - names:
                         raise ValueError(f"{', '.join(sorted(other))}: no field of an entry")
-                    journal.entries.append(read_entry(line))
+                    journal.entries.append(read_entry(line, shown=False))
             except (ValueError, TypeError, AttributeError) as error:
                 known = f"an entry has {', '.join(sorted(names))}"
                 raise ValueError(f"{path}, line {number}: {error} ({known})") from error

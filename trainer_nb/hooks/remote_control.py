@@ -501,17 +501,19 @@ class StatusFiles:
         self._offered = ""
         self._points: list[int] = []  # to which a rewind can go; they may be on the disk
         self._status: dict = {}  # the last one
-        self._begun, self._earlier = -1, dict[str, Any]()  # boundaries passed before; who did
+        # the branch and the boundaries passed before, and the program that did
+        self._begun, self._earlier = (-1, -1), dict[str, Any]()
 
     def _program(self, trainer) -> dict:
         "The program that made the steps: until this one has made some, the one in the folder."
-        boundary, names = trainer.step_state.boundary, ("command", "arguments", "folder")
-        if self._begun < 0:
-            self._begun, found = boundary, {}
+        state, names = trainer.step_state, ("command", "arguments", "folder")
+        place = state.branch, state.boundary  # a rewind begins another branch
+        if self._begun < (0, 0):
+            self._begun, found = place, {}
             with suppress(ControlError):
                 found = self.control.status()
             self._earlier = {name: found[name] for name in names if name in found}
-        if boundary and boundary == self._begun and self._earlier:
+        if state.boundary and place == self._begun and self._earlier:
             return self._earlier
         return dict(zip(names, (self.command, sys.argv, os.getcwd())))
 

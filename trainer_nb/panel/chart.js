@@ -141,32 +141,36 @@ const REACH = 80, APART = 16;  // px: how far values are told; from one added po
 export function reaching(trace, [from, to], pixels, log) {
   const { x, y, marker } = trace, pixel = (to - from) / pixels, level = log ? Math.log : Number;
   if (!String(trace.mode).includes("markers") || !trace.hovertemplate?.startsWith("%{y") || !(pixel > 0)) return trace;
-  const found = [];
+  const found = [], shown = x.filter((each) => each >= from && each <= to).length;
+  const whole = x.every(Number.isInteger);  // steps or samples
+  const every = Math.ceil(shown / (marker.maxdisplayed || Infinity)) || 1;  // plotly would count those without a marker, too
   for (let at = 0; at < x.length; at++) {
-    found.push([x[at], y[at], y[at], marker.size]);
+    found.push([x[at], y[at], y[at], at % every ? 0 : marker.size]);
     const start = Math.max(x[at], from), end = Math.min(x[at + 1], to), many = 2 * Math.ceil((end - start) / (2 * APART * pixel)) || 0;
     if (!(x[at + 1] - x[at] > REACH * pixel) || !Number.isFinite(y[at]) || !Number.isFinite(y[at + 1])) continue;
     for (let turn = 0; turn < many; turn++) {
-      const place = start + ((turn + 0.5) * (end - start)) / many, share = (place - x[at]) / (x[at + 1] - x[at]);
+      const between = start + ((turn + 0.5) * (end - start)) / many, place = whole ? Math.round(between) : between, share = (place - x[at]) / (x[at + 1] - x[at]);
       const on = level(y[at]) + share * (level(y[at + 1]) - level(y[at]));
       if (Number.isFinite(on)) found.push([place, log ? Math.exp(on) : on, share < 0.5 ? y[at] : y[at + 1], 0]);
     }
   }
   if (found.length === x.length) return trace;
   const [places, levels, values, sizes] = [0, 1, 2, 3].map((part) => found.map((each) => each[part]));
-  return { ...trace, x: places, y: levels, customdata: values, marker: { ...marker, size: sizes },
+  return { ...trace, x: places, y: levels, customdata: values, marker: { ...marker, size: sizes, opacity: 1, line: { width: 0 }, maxdisplayed: 0 },
            hovertemplate: trace.hovertemplate.replaceAll("%{y", "%{customdata") };
 }
 
-// Lets the curves of each x-axis reach; its part that is seen, else that of all its points.
+// Lets all curves reach. Of each x-axis the part that is seen counts, else that of all its points.
 function reachAll(data, layout, spans, box) {
-  const plot = box.offsetWidth - (layout.margin?.l ?? 0) - (layout.margin?.r ?? 0);
+  const plot = box.offsetWidth - (layout.margin?.l ?? 0) - (layout.margin?.r ?? 0), whole = {};
+  for (const { x, xaxis = "x" } of data) {
+    const ends = [...(whole[xaxis] ?? []), ...[x.find(Number.isFinite), x.findLast(Number.isFinite)].filter(Number.isFinite)];
+    whole[xaxis] = ends.length ? [Math.min(...ends), Math.max(...ends)] : [];
+  }
   return data.map((trace) => {
-    const short = trace.xaxis ?? "x", key = short.replace("x", "xaxis"), [left, right] = layout[key]?.domain ?? [0, 1];
-    const ends = data.filter((each) => (each.xaxis ?? "x") === short && each.x.length).flatMap(({ x }) => [x[0], x.at(-1)]);
-    const span = spans[key] ?? [Math.min(...ends), Math.max(...ends)];
-    const log = layout[(trace.yaxis ?? "y").replace("y", "yaxis")]?.type === "log";
-    return trace.type === "heatmap" ? trace : reaching(trace, span, plot * (right - left), log);
+    const { xaxis = "x", yaxis = "y" } = trace, key = xaxis.replace("x", "xaxis"), [left, right] = layout[key]?.domain ?? [0, 1];
+    const log = layout[yaxis.replace("y", "yaxis")]?.type === "log";
+    return reaching(trace, spans[key] ?? whole[xaxis], plot * (right - left), log);
   });
 }
 

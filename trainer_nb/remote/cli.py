@@ -64,15 +64,17 @@ def typed_value(text: str, view: dict):
     word = text.strip()
     if view.get("optional") is True and word.lower() in ("none", none_word(view).lower()):
         return None
-    factor, now = word[:1], at(view, "value")
+    factor, waits = word[:1], view.get("has_pending") is True
+    now = at(view, "pending" if waits else "value")
     if factor not in ("*", "/") or at(view, "kind", kind=str) not in ("int", "float"):
         return parsed_value(text if view.get("kind") == "str" else word, view)
     try:
         by = float(word[1:])
-        return parsed_value(str(now * by if factor == "*" else now / by), view)
-    except (TypeError, ValueError, ZeroDivisionError):
+        found = now * by if factor == "*" else now / by
+    except (TypeError, ValueError, ArithmeticError):
         raise ValueError(f"{word}: a number is expected behind {factor}, and a value in force that "
                          "is a number") from None
+    return parsed_value(str(found), view)
 
 def number(text: str, kind: str):
     "An int, also as 1e4, or a float; ValueError for another text."
