@@ -2,6 +2,7 @@
 
 import fcntl
 import inspect
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 import yaml
+from PIL import Image, ImageStat
 
 import trainer_nb
 from trainer_nb import Trainer
@@ -320,6 +322,26 @@ def settings(**fields):
     usual = {"title": "a", "description": "b", "branch": "main", "doc_path": Path("_docs"),
              "git_url": "", "doc_host": "", "doc_baseurl": "/"}
     return SimpleNamespace(**usual | fields)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_pictures_of_runs_follow_the_theme_of_the_site(site, browser, system):
+    """The switch of a page decides, whatever look the system has."""
+    made = yaml.safe_load((PROC / "_quarto.yml").read_text(encoding="utf-8"))
+    sheet = (PROC / made["format"]["html"]["css"]).read_text(encoding="utf-8")
+    cells = nbformat.read(PROC / "tutorials" / "10_quick_start.ipynb", 4).cells
+    kept = next(output["data"]["text/html"] for cell in cells for output in cell.get("outputs", [])
+                if "tnb-kept" in output.get("data", {}).get("text/html", ""))
+    page, seen = browser.new_page(color_scheme=system), {}
+    for theme in ("light", "dark"):
+        page.set_content(f"<style>{sheet}</style><body class='quarto-{theme}'>{kept}</body>")
+        picture = page.locator(".tnb-kept img")
+        picture.wait_for()
+        shot = Image.open(io.BytesIO(picture.screenshot())).convert("L")
+        (seen[theme],) = ImageStat.Stat(shot).mean
+    page.close()
+    assert seen["light"] > 200 and seen["dark"] < 90, seen
 
 
 def test_edit_links_need_an_address():
