@@ -223,7 +223,7 @@ with MessagePump(interval=0) as pump:
         pump()
         time.sleep(0.01)
 """
-    cell = client.execute(code)
+    cell = begin(client, code)  # else the kernel may have read the next message before the pump
     queued = client.execute("print('queued')")
     assert finish(client, cell).startswith("False stopped by TypeError")
     assert finish(client, queued).strip() == "queued"
