@@ -222,7 +222,7 @@ def test_a_script_says_how_long_the_run_was_last_to_be():
 
 
 def test_what_a_run_writes_can_be_read(tmp_path):
-    """A seed of 64 bits, a length given anew, a name with an odd space."""
+    """A seed of 64 bits, a length that is changed twice, a name with an odd space."""
     journal = Journal({"seed": 2**64 - 1, "totals": {"epochs": None, "max_steps": 9}})
     journal.record("totals", "totals", "9 steps", "None epochs", step=3)
     assert journal.to_script().endswith("trainer.fit()\n")
@@ -241,7 +241,7 @@ EVIL = [({"kind": "assign", "name": "x; import os", "new": 1}, "cannot be shown"
         ({"kind": "skip", "name": "batch", "new": "x\rimport os"}, "cannot be shown"),
         ({"kind": "load", "name": "load", "step": "1\nimport os"}, "step = "),
         ({"kind": "tune", "name": "lr", "new": 1, "batch_idx": "4"}, "batch_idx = "),
-        ({"kind": "totals", "name": "totals", "new": "6 epochs)\nimport os"}, "no length of a run"),
+        ({"kind": "totals", "name": "totals", "new": "6 epochs)\nimport os"}, "a length of a run is expected"),
         ({"kind": "tune", "name": "lr", "new": [1]}, "new = ")]
 EVIL_HEADERS = [{"seed": "1)\nimport os  #"}, {"given": {"every": "x"}}, {"given": {"every": 0}},
                 {"totals": {"epochs": "1)\nimport os  #", "max_steps": None}},

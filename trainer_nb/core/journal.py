@@ -188,10 +188,10 @@ def total_text(epochs: int | None, max_steps: int | None) -> str:
 def read_total(text: str) -> tuple[int | None, int | None]:
     "Epochs and steps of what `total_text` gave; ValueError for another text."
     number, _, unit = text.partition(" ")
-    if number == "None":  # it is being given anew, as `trainer.max_steps = None` alone
+    if number == "None":  # `trainer.max_steps = None`, before `trainer.epochs = 5`
         return None, None
     if unit not in ("epochs", "steps") or not number.isdecimal():
-        raise ValueError(f"{text!r} is no length of a run: '3 epochs' or '200 steps' is")
+        raise ValueError(f"{text!r}: a length of a run is expected, '3 epochs' or '200 steps'")
     return (int(number), None) if unit == "epochs" else (None, int(number))
 
 # %% ../../nbs/core/04_journal.ipynb #c0de0003
