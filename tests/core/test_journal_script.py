@@ -241,7 +241,7 @@ EVIL = [({"kind": "assign", "name": "x; import os", "new": 1}, "cannot be shown"
         ({"kind": "skip", "name": "batch", "new": "x\rimport os"}, "cannot be shown"),
         ({"kind": "load", "name": "load", "step": "1\nimport os"}, "step = "),
         ({"kind": "tune", "name": "lr", "new": 1, "batch_idx": "4"}, "batch_idx = "),
-        ({"kind": "totals", "name": "totals", "new": "6 epochs)\nimport os"}, "a length of a run is expected"),
+        ({"kind": "totals", "name": "totals", "new": "6 epochs)\nx"}, "a length of a run"),
         ({"kind": "tune", "name": "lr", "new": [1]}, "new = ")]
 EVIL_HEADERS = [{"seed": "1)\nimport os  #"}, {"given": {"every": "x"}}, {"given": {"every": 0}},
                 {"totals": {"epochs": "1)\nimport os  #", "max_steps": None}},
