@@ -22,7 +22,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
 
-.PHONY: env lab test torture fuzz storms steering long ends export clean docs chromium lock
+.PHONY: env lab test cuda torture fuzz storms steering long ends export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(OTHERS:%=$(VENV)-%/.made)
@@ -69,6 +69,10 @@ fuzz: env
 # Commands from four threads at once, and the replay of each journal.
 storms: env
 	TRAINER_NB_STORMS=20 $(BIN)/python -m pytest -q tests/stress/test_concurrent_commands.py
+
+# What needs a GPU: with the torch of PYTHON, since the one of `make env` is for the CPU.
+cuda:
+	$(PYTHON) -m pytest -m cuda $(PYTESTFLAGS)
 
 # The tests that take minutes, and have a shorter sibling in `make test`.
 long: env $(VENV)-marimo/.made $(VENV)-trackio/.made

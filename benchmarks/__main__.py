@@ -4,6 +4,7 @@
                                              benchmarks/RESULTS.md
     python -m benchmarks --peers trainer_nb  some of them; writes nothing
     python -m benchmarks --works "A tiny"    some of the work; writes nothing
+    python -m benchmarks --device cuda       on a GPU, by the clock; writes benchmarks/GPU.md
 
 Peer and loop by hand take turns in one process, block by block, on one thread; the figures are
 differences and ratios of processor time, medians over the pairs of blocks. Each peer has a process
@@ -26,16 +27,17 @@ import torch
 from .peers import PEERS, train
 from .work import WORKS, Blocks, same
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
+PAGES = {"cpu": Path(__file__).parent / "RESULTS.md", "cuda": Path(__file__).parent / "GPU.md"}
 DISTRIBUTIONS = {"ignite": "pytorch-ignite", "trainer_tools": "trainer-tools",
                  "trainer_nb_default": "trainer_nb"}
 
 
-def compare(peer: str, name: str, pairs: int) -> dict:
+def compare(peer: str, name: str, pairs: int, device: str) -> dict:
     """One peer at one work: seconds a step, its own and the loop's by hand, and whether the weights
     are the same."""
     torch.set_num_threads(1)
     work = WORKS[name]
+    work.device = device
     loader = Blocks(work, pairs)
     model = train(peer, work, loader)
     loader.finish()
@@ -56,9 +58,10 @@ def installed(peer: str) -> bool:
         return False
 
 
-def in_process(peer: str, name: str, pairs: int) -> dict:
+def in_process(peer: str, name: str, pairs: int, device: str) -> dict:
     """As `compare`, in a process of its own."""
-    call = [sys.executable, "-m", "benchmarks", "--one", peer, name, "--pairs", str(pairs)]
+    call = [sys.executable, "-m", "benchmarks", "--one", peer, name, "--pairs", str(pairs),
+            "--device", device]
     done = subprocess.run(call, capture_output=True, text=True, cwd=Path(__file__).parent.parent,
                           check=False)
     if done.returncode:
@@ -125,19 +128,28 @@ def failures(rows: dict) -> list[str]:
     return [f"- {peer} ({'; '.join(works)}): {reason}" for (peer, reason), works in found.items()]
 
 
-def report(rows: dict, pairs: int, imported: tuple[float, float]) -> str:
-    """The page."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "trainer_nb", *(
-        DISTRIBUTIONS.get(peer, peer) for peer in PEERS
-        if installed(peer) and not peer.startswith(("raw", "trainer_nb"))))]
+def report(rows: dict, pairs: int, device: str, imported: tuple[float, float] | None) -> str:
+    """The page; on a GPU without the import, which is the processor's."""
+    import trainer_nb
+
+    peers = [DISTRIBUTIONS.get(peer, peer) for peer in dict.fromkeys(peer for peer, _ in rows)
+             if not peer.startswith(("raw", "trainer_nb"))]
+    versions = [f"torch {torch.__version__}", f"trainer_nb {trainer_nb.__version__}",
+                *(f"{name} {importlib.metadata.version(name)}" for name in peers)]
     failed = failures(rows)
+    by_clock = device != "cpu"
+    machine = platform.processor() or platform.machine()
+    if by_clock:
+        machine = torch.cuda.get_device_name()
+    spent = ("seconds of the clock until the GPU has done all of a block" if by_clock
+             else "processor time")
     return "\n".join([
         "# What the loop costs", "",
-        f"`python -m benchmarks`, {time.strftime('%Y-%m-%d')}, "
-        f"{platform.processor() or platform.machine()}, "
+        f"`python -m benchmarks{' --device cuda' if by_clock else ''}`, "
+        f"{time.strftime('%Y-%m-%d')}, {machine}, "
         f"Python {platform.python_version()}, {', '.join(versions)}, one thread, {pairs} pairs of "
         f"blocks.", "",
-        "Differences to the loop that one writes by hand, a batch: processor time, medians of "
+        "Differences to the loop that one writes by hand, a batch: " + spent + ", medians of "
         "interleaved blocks. The row `raw` is that loop "
         "against itself: the noise. The hooks of the second column are this package's; of the "
         "others it is column D. `trainer_nb_default` has history and the look for non-finite "
@@ -147,11 +159,12 @@ def report(rows: dict, pairs: int, imported: tuple[float, float]) -> str:
         "accumulation of 4, bf16, clipping, "
         "average of the weights, against the textbook loop with the same. D: the loss of each step "
         "recorded, and a progress bar, against the "
-        "plain loop without them.", "",
+        "plain loop without them." + (" ResNet-18: batches of 128 pictures of 64 x 64. All batches "
+                                      "lie in pinned memory." if by_clock else ""), "",
         *(["¹ other weights than by hand.", ""]
           if any(not r.get("same", True) for r in rows.values()) else []),
-        f"`from trainer_nb import Trainer`: {imported[1]:.3f} x the processor time of `import "
-        f"torch` ({imported[0]:.2f} s).", "",
+        *([f"`from trainer_nb import Trainer`: {imported[1]:.3f} x the processor time of `import "
+           f"torch` ({imported[0]:.2f} s).", ""] if imported else []),
         *(["Not measured:", *failed, ""] if failed else [])])
 
 
@@ -162,19 +175,24 @@ def main():
     parser.add_argument("--pairs", type=int, default=41)
     parser.add_argument("--peers", nargs="+", choices=PEERS, metavar="PEER")
     parser.add_argument("--works", nargs="+", choices=WORKS, metavar="WORK")
+    parser.add_argument("--device", choices=PAGES, default="cpu")
+    parser.add_argument("--write", action="store_true", help="the page of these alone")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(compare(*given.one, given.pairs)))
+        print(json.dumps(compare(*given.one, given.pairs, given.device)))
         return
     rows = {}
     for peer in given.peers or filter(installed, PEERS):
-        for work in given.works or WORKS:
-            rows[peer, work] = row = in_process(peer, work, given.pairs)
+        for work in given.works or [name for name, work in WORKS.items()
+                                    if given.device != "cpu" or not work.large]:
+            rows[peer, work] = row = in_process(peer, work, given.pairs, given.device)
             print(f"{peer:20}{work:36}{row.get('failed') or cell(row)}", flush=True)
-    if not (given.peers or given.works):
-        RESULTS.write_text(report(rows, given.pairs, import_ratio(11)))
-        print(f"\n{RESULTS}")
+    if given.write or not (given.peers or given.works):
+        page = PAGES[given.device]
+        imported = import_ratio(11) if given.device == "cpu" else None
+        page.write_text(report(rows, given.pairs, given.device, imported))
+        print(f"\n{page}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,13 @@ import torch
 from torch import nn
 
 
+def moved(batch, device):
+    """The batch on the device, as a program does that moves its own."""
+    if device == "cpu":
+        return batch
+    return tuple(each.to(device, non_blocking=True) for each in batch)
+
+
 def raw(work, loader):
     """The loop by hand against itself: what the machine's noise is."""
     block = work.by_hand()
@@ -39,7 +46,7 @@ def trainer_nb(work, loader, **settings):
     hooks = ([type(name, (Three,), {})() for name in ("One", "Two", "Three")]
              if "hooks" in wants else [])
     Trainer(
-        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device="cpu",
+        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device=work.device,
         hooks=hooks,
         gradient_accumulation_steps=4 if "accumulation" in wants else 1,
         mixed_precision="bf16" if "bf16" in wants else None,
@@ -65,10 +72,10 @@ def ignite(work, loader):
     every = 4 if "accumulation" in wants else 1
 
     def step(engine, batch):
-        x, y = batch
+        x, y = moved(batch, work.device)
         if engine.state.iteration % every == 1 or every == 1:
             optim.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled="bf16" in wants):
+        with torch.autocast(work.device, dtype=torch.bfloat16, enabled="bf16" in wants):
             loss = loss_fn(model(x), y)
         (loss / every if every > 1 else loss).backward()
         if engine.state.iteration % every == 0:
@@ -97,7 +104,7 @@ def accelerate(work, loader):
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     wants = work.features
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if "bf16" in wants else "no",
+    accelerator = Accelerator(cpu=work.device == "cpu", mixed_precision="bf16" if "bf16" in wants else "no",
                               gradient_accumulation_steps=4 if "accumulation" in wants else 1)
     bare, optim = work.parts()
     loss_fn = nn.CrossEntropyLoss()
@@ -105,7 +112,8 @@ def accelerate(work, loader):
     average = (AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(0.999))
                if "ema" in wants else None)
     kept = []
-    for x, y in loader:
+    for batch in loader:
+        x, y = moved(batch, work.device)
         with accelerator.accumulate(model):
             optim.zero_grad()
             loss = loss_fn(model(x), y)
@@ -148,7 +156,8 @@ def lightning(work, loader):
         from lightning.pytorch.callbacks import WeightAveraging
         callbacks = [WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(0.999))]
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+    L.Trainer(max_epochs=1, accelerator="cpu" if work.device == "cpu" else "gpu", devices=1,
+              logger=False, enable_checkpointing=False,
               enable_progress_bar="progress" in wants,
               enable_model_summary=False,
               accumulate_grad_batches=4 if "accumulation" in wants else 1, callbacks=callbacks,
@@ -193,13 +202,15 @@ def trainer_tools(work, loader):
     loss_fn, wants = nn.CrossEntropyLoss(), work.features
     hooks = []
     if "accumulation" in wants:
-        hooks = [AMPHook(dtype=torch.bfloat16, device_type="cpu"), GradientAccumulationHook(4),
+        hooks = [AMPHook(dtype=torch.bfloat16, device_type=work.device), GradientAccumulationHook(4),
                  GradClipHook(1.0), EMAHook(0.999)]
     if "progress" in wants:
         hooks.append(ProgressBarHook())
-    Trainer(model, lambda batch, trainer: {"loss": loss_fn(model(batch[0]), batch[1])}, loader, [],
-            optim=optim, epochs=1, hooks=hooks,
-            device="cpu").fit()
+    def step(batch, trainer):
+        x, y = moved(batch, work.device)
+        return {"loss": loss_fn(model(x), y)}
+
+    Trainer(model, step, loader, [], optim=optim, epochs=1, hooks=hooks, device=work.device).fit()
     return model
 
 
@@ -226,13 +237,13 @@ def trainloop(work, loader):
                     *([ProgressHook(interval=100)] if "progress" in wants else [])]
 
         def forward(self, batch):
-            loss = loss_fn(self.model(batch[0]), batch[1])
-            return loss, {}
+            x, y = moved(batch, work.device)
+            return loss_fn(self.model(x), y), {}
 
     every = 4 if "accumulation" in wants else 1
     Trainer(len(loader) // every, grad_clip=1.0 if "clip" in wants else None,
             mixed_precision="bf16" if "bf16" in wants else None,
-            gradient_accumulation_steps=every, device="cpu").train()
+            gradient_accumulation_steps=every, device=work.device).train()
     return made
 
 

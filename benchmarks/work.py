@@ -2,7 +2,8 @@
 
 import argparse
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -32,10 +33,19 @@ def small():
                          nn.Linear(64, 10))
 
 
-def plain(model, optim, loss_fn):
+def resnet():
+    """ResNet-18 of torchvision."""
+    from torchvision.models import resnet18
+    return resnet18(num_classes=10)
+
+
+def plain(model, optim, loss_fn, device):
     """The loop as people write it."""
+    moves = device != "cpu"
     def block(batches):
         for x, y in batches:
+            if moves:
+                x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             optim.zero_grad()
             loss = loss_fn(model(x), y)
             loss.backward()
@@ -43,13 +53,16 @@ def plain(model, optim, loss_fn):
     return block
 
 
-def textbook(model, optim, loss_fn):
+def textbook(model, optim, loss_fn, device):
     """With accumulation over four batches, bf16, clipping and an average of the weights, as the
     documentation of torch shows them."""
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    moves = device != "cpu"
     def block(batches):
         for number, (x, y) in enumerate(batches, 1):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            if moves:
+                x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            with torch.autocast(device, dtype=torch.bfloat16):
                 loss = loss_fn(model(x), y)
             (loss / 4).backward()
             if number % 4 == 0:
@@ -73,24 +86,30 @@ class Work:
     steps: int  # in a block
     raw: object = plain
     features: frozenset = frozenset()
-    batches: list = field(default_factory=list)
+    device: str = "cpu"
+    large: bool = False  # for a GPU only
 
-    def __post_init__(self):
+    @cached_property
+    def batches(self):
+        """The batches of a block, in memory that a GPU reads without a wait."""
         made = torch.Generator().manual_seed(1)
-        self.batches = [(torch.randn(self.batch, *self.shape, generator=made),
-                         torch.randint(0, self.classes, (self.batch,), generator=made))
-                         for _ in range(self.steps)]
+        batches = [(torch.randn(self.batch, *self.shape, generator=made),
+                    torch.randint(0, self.classes, (self.batch,), generator=made))
+                   for _ in range(self.steps)]
+        if self.device != "cpu":
+            return [(x.pin_memory(), y.pin_memory()) for x, y in batches]
+        return batches
 
     def parts(self):
         """A model with its first weights, and its optimizer."""
         torch.manual_seed(0)
-        model = self.network()
+        model = self.network().to(self.device)
         return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def by_hand(self):
         """The loop by hand over a block of batches, with a model of its own."""
         model, optim = self.parts()
-        block = self.raw(model, optim, nn.CrossEntropyLoss())
+        block = self.raw(model, optim, nn.CrossEntropyLoss(), self.device)
         block.model = model
         return block
 
@@ -107,6 +126,8 @@ WORKS = {work.name: work for work in (
     Work("C small", **SMALL, steps=12, raw=textbook, features=ALL),
     Work("D tiny", **TINY, steps=400, features=frozenset(("record", "progress"))),
     Work("D small", **SMALL, steps=12, features=frozenset(("record", "progress"))),
+    Work("C ResNet-18", resnet, (3, 64, 64), 10, 128, steps=20, raw=textbook, features=ALL,
+         large=True),
 )}  # fmt: skip
 
 
@@ -121,20 +142,28 @@ class Blocks:
     def __init__(self, work: Work, pairs: int):
         self.work, self.pairs = work, pairs
         self.raw = work.by_hand()
-        self.peer, self.own = [], []  # seconds of the processor, a block each
+        self.peer, self.own = [], []  # seconds, a block each
 
     def __len__(self):
         return self.pairs * len(self.work.batches)
 
+    def now(self):
+        """Seconds of the processor; on a GPU those of the clock, when all that was asked of it is
+        done."""
+        if self.work.device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
     def __iter__(self):
         """Every block's batches in turn."""
         for _ in range(self.pairs):
-            began = time.process_time()
+            began = self.now()
             yield from iter(self.work.batches)
-            self.peer.append(time.process_time() - began)
-            began = time.process_time()
+            self.peer.append(self.now() - began)
+            began = self.now()
             self.raw(iter(self.work.batches))
-            self.own.append(time.process_time() - began)
+            self.own.append(self.now() - began)
 
     def finish(self):
         """The blocks by hand that are left where a peer that counts its steps did not ask for what

@@ -21,6 +21,13 @@ torch.set_num_threads(1)
 os.register_at_fork(after_in_child=gc.freeze)
 
 
+def pytest_configure(config):
+    """The tests of the GPU are a run of their own, `pytest -m cuda`. In every other one there is
+    none: the tests that say nothing of a device fork, and compare with the processor's numbers."""
+    if config.option.markexpr != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(config, items):
     """Skip what cannot run here; where the browser is required its absence is an error.
     `make long` runs what takes minutes."""
@@ -36,8 +43,8 @@ def pytest_collection_modifyitems(config, items):
     for item in browser_items if problem else []:
         item.add_marker(pytest.mark.skip(reason=f"browser tests: {problem}"))
     for item in items:
-        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("cuda") and not torch.cuda.device_count():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and -m cuda"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from devices import exact_on
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import (
@@ -63,6 +64,7 @@ class Plan:
     frozen: bool = False  # the first layer
     resting: bool = False  # batch norm in eval mode
     groups: bool = False  # layer groups
+    device: str = "cpu"
     changes: tuple = ()  # (boundary, ((name, value), ...)): what is changed by hand, and where
 
 
@@ -115,8 +117,9 @@ class Mix(Hook):
         """In training only."""
         if trainer.training:
             inputs, targets = trainer.batch
+            self.mean = self.mean.to(inputs.device)
             other = torch.randperm(len(inputs))
-            share = self.share * torch.rand(()) / (1 + self.seen % 5)
+            share = self.share * torch.rand(()).item() / (1 + self.seen % 5)
             trainer.batch = (inputs.lerp(inputs[other], share) - 0.01 * self.mean,
                              targets.lerp(targets[other], share))
 
@@ -221,7 +224,7 @@ def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, **more
         seed=plan.seed, ema=plan.ema,
         eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit,
         overfit_batches=plan.overfit,
-        resume_data=plan.resume_data, device="cpu", progress=False, **dict(plan.total), **more)
+        resume_data=plan.resume_data, device=plan.device, progress=False, **dict(plan.total), **more)
 
 
 def scramble(seed=987):
@@ -321,13 +324,13 @@ def comparable(state):
 
 def bits(tensor):
     """The bytes of a tensor: a NaN equals itself, and -0.0 is not 0.0."""
-    return tensor.contiguous().flatten().view(torch.uint8)
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
 
 def differences(a, b, where=""):
     """The places at which two states differ in a bit."""
     if isinstance(a, torch.Tensor):
-        same = (type(b) is type(a) and a.dtype == b.dtype and a.shape == b.shape
+        same = (type(b) is type(a) and (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
                 and torch.equal(bits(a), bits(b)))
         return [] if same else [where]
     if type(a) is not type(b):
@@ -364,6 +367,7 @@ def finish_in_this_process(source, target, **changes):
     """What another process does: take the state of one file up, go to the end, write another
     one."""
     plan = replace(Plan(), **changes)
+    exact_on(plan.device)
     trainer = make_trainer(plan, weights=55, prepared=False)
     scramble()
     trainer.load(source)

@@ -4,10 +4,13 @@ equal in every bit, or `exact` says why not.
     python tests/fuzz.py 3000          # scenarios 0 to 2999 of seed 0, in two processes
     python tests/fuzz.py 3000 7        # of seed 7
     python tests/fuzz.py 1 7 1234      # scenario 1234 of seed 7 alone, told in full
+    python tests/fuzz.py 300 7 --device cuda
 
-A scenario is a function of its seed and number alone.
+A scenario is a function of its seed, number and device alone. On a GPU the algorithms are the
+deterministic ones of torch, and half of the runs in bf16 are in fp16, with a scaler.
 """
 
+import argparse
 import random
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from devices import exact_on
 from exact_runs import (
     INPUTS,
     SAMPLES,
@@ -191,9 +195,10 @@ def watched(trainer, plan, safe_points=None, way=None):
     trainer.at_safe_point = look
 
 
-def companion():
+def companion(device):
     """Another run, which draws from the global streams as well."""
-    return make(Scenario(Plan(augment="torch", seed=99, total=(("epochs", 40),))))
+    plan = Plan(augment="torch", seed=99, total=(("epochs", 40),), device=device)
+    return make(Scenario(plan))
 
 
 def go_on(trainer, plan, event):
@@ -205,7 +210,7 @@ def go_on(trainer, plan, event):
         trainer.start()
         trainer.wait(60)
     elif event.way == "pair":
-        with companion() as other:
+        with companion(plan.device) as other:
             other.start()
             trainer.start()
             trainer.wait(60)
@@ -333,7 +338,7 @@ def draw_plan(draw):
         resume_data=one("skip", "skip", "replay"), seed=one(7, None), changes=draw_changes(draw))
 
 
-def scenario_of(seed, number):
+def scenario_of(seed, number, device="cpu"):
     """Scenario `number` of a seed."""
     draw = random.Random(f"{seed} {number}")
     plan = draw_plan(draw)
@@ -357,6 +362,8 @@ def scenario_of(seed, number):
     # without a seed the run begins where the other one left the streams
     if any(event.way == "pair" for event in events):
         plan = replace(plan, seed=7)
+    scales = device != "cpu" and plan.precision == "bf16" and number % 2
+    plan = replace(plan, device=device, precision="fp16" if scales else plan.precision)
     return Scenario(plan, kind, sampler, own, mixes, seeded, events)
 
 
@@ -377,10 +384,10 @@ def judged(trainer):
                         "loaders")}
 
 
-def run(seed, number):
+def run(seed, number, device="cpu"):
     """The scenario once undisturbed and once disturbed; returns "equal", "refused:
     ...", or what differs."""
-    scenario = scenario_of(seed, number)
+    scenario = scenario_of(seed, number, device)
     draw = random.Random(f"{seed} {number} events")
     scramble(5)
     straight = make(scenario)
@@ -407,32 +414,35 @@ def run(seed, number):
     return f"DIFFERENT: {found[:4]}"
 
 
-def outcome(seed, number):
+def outcome(seed, number, device="cpu"):
     """As `run`; an exception is an outcome too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return run(seed, number)
+            return run(seed, number, device)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             return (f"RAISED: {type(error).__name__}: {str(error)[:160]} "
                     f"({Path(where.filename).name}:{where.lineno})")
 
 
-def main(count, seed=0, first=None):
+def main(count, seed=0, first=None, device="cpu", processes=2):
     """Run scenarios; print what is not equal, and the counts at the end."""
     torch.set_num_threads(1)
+    exact_on(device)
     if first is None:
-        half = [subprocess.Popen([sys.executable, __file__, str(count), str(seed), f"{part}/2"])
-                for part in (0, 1)]
-        return max(each.wait() for each in half)
-    numbers = (range(int(first[0]), count, 2)
-               if "/" in first else range(int(first), int(first) + count))
+        parts = [subprocess.Popen([sys.executable, __file__, str(count), str(seed),
+                                   f"{part}/{processes}", "--device", device])
+                 for part in range(processes)]
+        return max(each.wait() for each in parts)
+    part, _, parts = first.partition("/")
+    numbers = (range(int(part), count, int(parts))
+               if parts else range(int(part), int(part) + count))
     counts, began = {}, time.monotonic()
     for number in numbers:
         if count == 1:
-            print(scenario_of(seed, number))
-        told = outcome(seed, number)
+            print(scenario_of(seed, number, device))
+        told = outcome(seed, number, device)
         counts[told.split(":")[0]] = counts.get(told.split(":")[0], 0) + 1
         if not told.startswith(("equal", "named")):
             print(f"seed {seed} scenario {number}: {told}", flush=True)
@@ -445,6 +455,10 @@ def main(count, seed=0, first=None):
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    sys.exit(main(int(given[0]), int(given[1]) if len(given) > 1 else 0,
-                  given[2] if len(given) > 2 else None))
+    ask = argparse.ArgumentParser()
+    ask.add_argument("count", type=int)
+    ask.add_argument("seed", type=int, nargs="?", default=0)
+    ask.add_argument("first", nargs="?")
+    ask.add_argument("--device", default="cpu")
+    ask.add_argument("--processes", type=int, default=2)
+    sys.exit(main(**vars(ask.parse_args())))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from devices import exact_on
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -96,7 +97,7 @@ def schedule(name, optim):
 
 
 def make(folder=None, workers=0, sched="onecycle", hooks=(), settings=None, epochs=EPOCHS,
-         **others):
+         device="cpu", **others):
     """A trainer with everything by which a resumed run can go another way;
     `settings` are the checkpoint hook's."""
     torch.manual_seed(0)
@@ -111,7 +112,7 @@ def make(folder=None, workers=0, sched="onecycle", hooks=(), settings=None, epoc
         epochs=epochs,
         optim=torch.optim.AdamW(model.parameters(), lr=0.01),
         sched=lambda optim: schedule(sched, optim), seed=11,
-        gradient_accumulation_steps=2, hooks=[Augment(), *saving, *hooks], device="cpu",
+        gradient_accumulation_steps=2, hooks=[Augment(), *saving, *hooks], device=device,
         progress=False, **others)
 
 
@@ -119,7 +120,7 @@ def digest(*tensors):
     """A check sum of tensors, bit for bit."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().contiguous().numpy().tobytes())
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
@@ -153,15 +154,17 @@ def main(words):
     ask.add_argument("--sched", default="onecycle")
     ask.add_argument("--pause", type=float, default=0.01)
     ask.add_argument("--every", type=int, default=1)
+    ask.add_argument("--device", default="cpu")
     given = ask.parse_args(words)
     # ignored where a shell starts jobs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    exact_on(given.device)
     # what is imported at the first step is in memory now
-    make(epochs=1, sched=given.sched, limit_batches=2).fit()
+    make(epochs=1, sched=given.sched, limit_batches=2, device=given.device).fit()
     slow = Slow(given.pause, say)
     with make(given.folder, given.workers, given.sched, [slow],
-              {"every_steps": given.every}) as trainer:
+              {"every_steps": given.every}, device=given.device) as trainer:
         say("training")
         trainer.fit()
         Path(given.result).write_text(json.dumps(outcome(trainer)), encoding="utf-8")

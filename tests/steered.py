@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import psutil
+from devices import exact_on
 from killed import Slow, make, outcome
 
 import trainer_nb
@@ -119,7 +120,8 @@ class Process:
 
 def environment():
     """For processes that import this package and the helpers of the tests."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+    places = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)),
             "OMP_NUM_THREADS": "1"}
 
 
@@ -139,9 +141,12 @@ def main(words):
     ask.add_argument("--epochs", type=int, default=30)
     ask.add_argument("--pause", type=float, default=0.01)
     ask.add_argument("--every", type=int, default=5)
+    ask.add_argument("--device", default="cpu")
     ask.add_argument("--replay", action="store_true")
     given = ask.parse_args(words)
     several = {"engine": "accelerate"} if "WORLD_SIZE" in os.environ else {}
+    several["device"] = given.device
+    exact_on(given.device)
     if given.replay:
         trainer = make(epochs=given.epochs, grad_clip=5.0, sched="linear", **several,
                        hooks=[Slow(), SnapshotHook(every_steps=given.every),

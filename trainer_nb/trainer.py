@@ -144,7 +144,8 @@ class Trainer(CoreTrainer):
         non_finite        gradients that are not finite: "raise", "skip", "skip:N" (at most N in
                           a row), None: no check
         ema               decay of an average of the weights, 0 to 1, or an EMAHook
-        compile           True: torch.compile the model in place
+        compile           True, or a dict of torch.compile's arguments as {"mode": "max-autotune"}:
+                          the model is compiled in place
         device            as "cuda:1"; None: the accelerator, or the CPU
         engine            "local"; several processes: "accelerate", or "fsdp" (sharded weights)
         seed              of all random streams of the run, a whole number; None: none is set
@@ -206,7 +207,7 @@ class Trainer(CoreTrainer):
         grad_clip: float | None = None,  # largest gradient norm
         non_finite: str | None = "raise",  # "skip", "skip:N", None
         ema: float | EMAHook | None = None,  # decay of an average of the weights
-        compile: bool = False,  # torch.compile the model in place
+        compile: bool | Mapping = False,  # True, or arguments of torch.compile
         seed: int | None = None,  # of the run's random streams
         record: bool = True,  # keep a history
         progress: bool | Literal["bar", "lines"] = True,  # in a notebook: the panel

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from trainer_nb import Hook, Trainer
 
-pytestmark = [pytest.mark.cuda,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.cuda
 
 
 class Watch(Hook):

@@ -27,15 +27,19 @@ class GAN(torch.nn.Module):
 
 
 def score(gan, x, target):
-    return binary_cross_entropy_with_logits(gan.d(x), torch.full((len(x), 1), target))
+    return binary_cross_entropy_with_logits(gan.d(x), torch.full((len(x), 1), target).to(x))
+
+
+def drawn(gan, real):
+    return gan.g(torch.randn(len(real), 3, device=real.device))
 
 
 def loss_d(gan, real):
-    return score(gan, real, 1.0) + score(gan, gan.g(torch.randn(len(real), 3)).detach(), 0.0)
+    return score(gan, real, 1.0) + score(gan, drawn(gan, real).detach(), 0.0)
 
 
 def loss_g(gan, real):
-    return score(gan, gan.g(torch.randn(len(real), 3)), 1.0)
+    return score(gan, drawn(gan, real), 1.0)
 
 
 LOSSES = {"d": loss_d, "g": loss_g}

@@ -346,7 +346,7 @@ def test_memory_format_and_another_device():
     assert weight.is_contiguous(memory_format=torch.channels_last) and weight.device.type == "cpu"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_the_average_of_a_gpu_model_on_the_cpu():
     """Equal to the average beside the model."""
     near, far = EMAHook(0.9), EMAHook(0.9, device="cpu")

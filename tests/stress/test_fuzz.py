@@ -16,6 +16,19 @@ def test_a_disturbed_run_ends_as_the_one_left_alone(number):
     assert told.startswith(("equal", "named")), f"seed {SEED} scenario {number}: {told}"
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("number", range(40))
+def test_on_a_gpu_too(number, monkeypatch):
+    """With torch's deterministic algorithms; half of those in bf16 are in fp16, with a scaler."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        told = fuzz.outcome(SEED, number, "cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told.startswith(("equal", "named")), f"seed {SEED} scenario {number}: {told}"
+
+
 def test_the_judge_sees_a_difference():
     """One weight that is another one by a hair after the first step."""
     scenario = fuzz.Scenario(fuzz.Plan())

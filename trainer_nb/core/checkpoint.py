@@ -462,7 +462,7 @@ class RunCheckpoint:
     def fingerprint(self) -> dict:
         "What must be equal for two runs to be equal bit for bit."
         own = {"batches": self.loop.data.length, "processes": self.engine.num_processes}
-        return fingerprint(self.loop.data.loader) | own
+        return fingerprint(self.loop.data.loader, self.engine.device) | own
 
     def capture(self) -> dict:
         "What goes back in a rewind, live: everything but journal and history."

@@ -37,7 +37,8 @@ from .control import Command, CommandHandler, Mailbox, Reply
 from .data import (check_loader, limited, loader_generators, loader_length,
                                   restore_generators)
 from .driver import Background, Driver, SharedMailbox, Until, check_more
-from .engine import OUTSIDE, Engine, FinitePolicy, check_precision, unwrap
+from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precision,
+                                    unwrap)
 from .exact import Exactness, compiled_exactness, data_exactness
 from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
@@ -58,6 +59,7 @@ from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams
                                    weakly)
 from .step import OwnLossStep, SupervisedStep, fetch_numbers
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best
+from .torch_private import compile_in_place
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 
 _Hook = TypeVar("_Hook")  # the class that get_hook() is asked for
@@ -257,7 +259,7 @@ ATTRIBUTES = {  # what `help()` says of a value that is not a method
     "device": "The device of the model and of the batches.",
     "config": "The plain values that are kept with the run; None: none were given.",
     "progress": "How progress is shown: True, 'bar', 'lines' or False.",
-    "compile": "An argument of the constructor alone: torch.compile the model in place.",
+    "compile": "An argument of the constructor alone: True, or arguments of torch.compile.",
     "ema": "An argument of the constructor alone: the decay of an average of the weights.",
     "every": "Of several optimizers, the batches of a turn, by name; None in a run with one.",
     "non_finite": "What happens to gradients that are not finite: 'raise', 'skip', 'skip:N', None.",
@@ -513,6 +515,7 @@ class CoreTrainer:
                  seed=None, seed_samples=False, max_time=None, engine=Engine, every=None):
         seed, max_time = check_seed(seed, seed_samples), check_max_time(max_time)
         check_limits(limit_batches, overfit_batches, fast_dev_run)
+        compiled = check_compile(compile, model)
         if fast_dev_run:
             epochs, max_steps, eval_every = 1, None, None
             limit_batches, overfit_batches = int(fast_dev_run), None
@@ -532,7 +535,7 @@ class CoreTrainer:
         micro = MicroBatcher(micro_batch_size, weakly(self._micro_batch_changed))
         sizes, finite = BatchSizes(self.context, batch_size), FinitePolicy(non_finite)
         self.hooks, self.model = HookSet(hooks), model
-        self._build_engine(optim, several, engine.pick_device(device), compile, engine)
+        self._build_engine(optim, several, engine.pick_device(device), compiled, engine)
         self._build_runner(train_step or usual_step(loss_fn), several, sizes, finite, micro)
         random = RunRandom(self.step_state, seed, self.engine.split_rng_by_rank)
         self._build_evaluator(random, eval_step, metrics, valid_dl, limit_batches, overfit_batches)
@@ -574,7 +577,7 @@ def _set_tunables(self: CoreTrainer, eval_every, grad_clip, accumulation_steps, 
                          "at the gradients of a step once; 'bf16' or None allows it")
 
 @patch
-def _build_engine(self: CoreTrainer, optim, several, device, compile, engine) -> None:
+def _build_engine(self: CoreTrainer, optim, several, device, compiled, engine) -> None:
     self.model.to(device)
     if isinstance(self.loss_fn, torch.nn.Module):
         self.loss_fn.to(device)
@@ -585,9 +588,10 @@ def _build_engine(self: CoreTrainer, optim, several, device, compile, engine) ->
         several.check_hooks(self.hooks)
         made = by_name = make_optimizers(optim, self.model)
         *_, optim = by_name.values()
-    self.compiled = bool(compile)
-    if compile:
-        self.model.compile()
+    self.compiled = compiled
+    if compiled is not None and not compile_in_place(self.model, **compiled):
+        warn(f"compile=: torch {torch.__version__} compiles nothing of a {type(self.model).__name__} "
+             "in place; the model's class has to have a forward of its own")
     self.device, self.optim = device, made
     self.hooks.ask("split_optimizer", self)
     self.engine = engine(self.model, optim, device, self.mixed_precision)
@@ -855,7 +859,8 @@ def header(self: CoreTrainer) -> dict:
     weights = self.engine.whole(self.model.state_dict()).values()
     return {"seed": self.seed, "totals": {"epochs": self.epochs, "max_steps": self.max_steps},
             "random": checksum([streams.torch]), "weights": checksum(weights),
-            "batches": self.data.length, "fingerprint": fingerprint(self.train_dl),
+            "batches": self.data.length,
+            "fingerprint": fingerprint(self.train_dl, self.device),
             **self._made_of()}
 
 @patch
@@ -1888,10 +1893,11 @@ def exact(self: CoreTrainer) -> Exactness:
     True or False as a truth value; `obstacles` and `assumed` are lists of sentences."""
     found = data_exactness(self.data) if self.train_dl is not None else Exactness()
     if self.train_dl is not None:
-        if self.compiled:
+        if self.compiled is not None:
             chunked = self.micro_batch_size is not None
             length = self.data.length
-            found.obstacles += compiled_exactness(self.train_dl, length, chunked)
+            each_size = self.compiled.get("dynamic") is False
+            found.obstacles += compiled_exactness(self.train_dl, length, chunked, each_size)
     if self.inexact:
         found.obstacles.append(self.inexact)
     found.obstacles += self.driver.carried.obstacles()

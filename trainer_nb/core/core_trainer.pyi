@@ -25,7 +25,7 @@ from .checkpoint import RewindPoint, RunCheckpoint
 from .control import Command, CommandHandler, Mailbox, Reply
 from .data import check_loader, limited, loader_generators, loader_length, restore_generators
 from .driver import Background, Driver, SharedMailbox, Until, check_more
-from .engine import OUTSIDE, Engine, FinitePolicy, check_precision, unwrap
+from .engine import OUTSIDE, Engine, FinitePolicy, check_compile, check_precision, unwrap
 from .exact import Exactness, compiled_exactness, data_exactness
 from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
@@ -40,6 +40,7 @@ from .saved import CheckpointError, read_state, write_state
 from .state import TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams, RunRandom, RunState, StepState, refuse_open_contexts, say, warn, weakly
 from .step import OwnLossStep, SupervisedStep, fetch_numbers
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best
+from .torch_private import compile_in_place
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 _Hook = TypeVar('_Hook')
 def check_optimizer(optim, model, loss_fn=None) -> None:
@@ -171,7 +172,7 @@ class CoreTrainer:
     def _set_tunables(self, eval_every, grad_clip, accumulation_steps, precision) -> None:
         ...
 
-    def _build_engine(self, optim, several, device, compile, engine) -> None:
+    def _build_engine(self, optim, several, device, compiled, engine) -> None:
         ...
 
     def _build_runner(self, train_step, several, sizes, finite, micro) -> None:

@@ -144,15 +144,18 @@ def batch_sizes(loader, length: int | None) -> set[int | None]:
         return {size, None}
     return {each for each in (min(size, samples), samples % size) if each}
 
-def compiled_exactness(loader, length: int | None, chunked: bool) -> list[str]:
-    "What of `compile=True` stands in the way, in words; `chunked`: batches are split."
+def compiled_exactness(loader, length: int | None, chunked: bool,
+                       each_size: bool = False) -> list[str]:
+    """What of `compile=` stands in the way, in words.
+
+    `chunked`: batches are split; `each_size`: each size is compiled for itself."""
     sizes = batch_sizes(loader, length) | ({None} if chunked else set())
-    if len(sizes) == 1 and None not in sizes:
+    if None not in sizes and (len(sizes) == 1 or each_size):
         return []
     known = sorted(size for size in sizes if size is not None)
     what = (f"batches of {' and '.join(map(str, known))} samples" if None not in sizes
             else "batches that may be of different sizes")
     return [f"compile=True and {what}: what torch compiles goes by the sizes that came before, and "
             "a run that goes on in a new process meets them in another order. "
-            "DataLoader(drop_last=True) gives batches of one size; or compile by hand, "
-            "model.compile(dynamic=False), each size for itself"]
+            "DataLoader(drop_last=True) gives batches of one size; compile={'dynamic': False} "
+            "compiles each size for itself, where no more than two come"]

@@ -94,15 +94,17 @@ def digest(tensors: dict) -> str:
     return found.hexdigest()
 
 # %% ../../nbs/core/04_journal.ipynb #4fd54df3
-def fingerprint(loader=None) -> dict:
+def fingerprint(loader=None, device="cpu") -> dict:
     "What must be equal for two runs to be equal bit for bit, as plain values."
+    device = torch.device(device)
     return {
         "python": platform.python_version(), "torch": str(torch.__version__),
         "numpy": np.__version__, "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,
+        "device": device.type,
+        "cuda": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "workers": getattr(loader, "num_workers", None),
     }
 

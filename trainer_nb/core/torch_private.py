@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['step_within', 'run_backward', 'gradient_norms', 'multiply', 'copy_into', 'Marks', 'write_count', 'persistent_buffers',
-           'compiled_module', 'scaling_left_to_us', 'module_versions', 'set_module_versions', 'is_loader_iterator',
-           'iterator_workers', 'shut_down_workers', 'leave_shut_down', 'forget_worker_pids', 'waiting_iterator',
-           'forget_waiting_iterator', 'can_add_up_within', 'prepare_backward', 'rebuild_buckets', 'job_store']
+           'compiled_module', 'compile_in_place', 'scaling_left_to_us', 'module_versions', 'set_module_versions',
+           'is_loader_iterator', 'iterator_workers', 'shut_down_workers', 'leave_shut_down', 'forget_worker_pids',
+           'waiting_iterator', 'forget_waiting_iterator', 'can_add_up_within', 'prepare_backward', 'rebuild_buckets',
+           'job_store']
 
 # %% ../../nbs/core/00_torch_private.ipynb #0e5492e4
 import os
@@ -142,6 +143,20 @@ def compiled_module(model) -> torch.nn.Module | None:
     "The model inside `torch.compile(model)`; None for any other model."
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, torch.nn.Module) else None
+
+def compile_in_place(model: torch.nn.Module, **settings) -> bool:
+    """`model.compile(**settings)`; False if this torch compiles nothing of such a model.
+
+    A class of torch's own, as Sequential, has no frame that would be compiled: it gets one."""
+    if not type(model).forward.__module__.startswith("torch.nn."):
+        model.compile(**settings)
+        return True
+    from torch._dynamo import config  # slow to import
+    if not hasattr(config, "wrap_top_frame"):
+        return False
+    with config.patch(wrap_top_frame=True):
+        model.compile(**settings)
+    return True
 
 @contextmanager
 def scaling_left_to_us(optim: torch.optim.Optimizer):
