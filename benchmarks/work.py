@@ -175,6 +175,6 @@ class Blocks:
 def same(a: nn.Module, b: nn.Module) -> bool:
     """Whether two models have the same weights, bit for bit."""
     a, b = a.state_dict(), b.state_dict()
-    return all(torch.equal(a[name], b[name]) for name in a)
+    return all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
 
 

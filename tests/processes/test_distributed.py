@@ -544,6 +544,31 @@ def test_launched_from_a_process_that_has_computed(tmp_path):
     assert "elastic" not in done.stderr  # the error has said it
 
 
+ASKED = """
+import os, torch
+from trainer_nb import launch
+
+asked, answer = [], torch.cuda.is_available
+
+def noted():
+    asked.append(os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"))
+    return answer()
+
+torch.cuda.is_available = noted
+assert launch(os.getpid, num_processes=1) != os.getpid()
+print("asked", set(asked), os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"))
+"""
+
+
+def test_a_launch_asks_the_drivers_library(tmp_path):
+    """torch's launcher asks whether CUDA is there, in the process that forks: asked of CUDA itself,
+    no forked process could use it."""
+    (tmp_path / "script.py").write_text(ASKED)
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True,
+                          text=True, timeout=120)
+    assert done.stdout.startswith("asked {'1'} None"), (done.stdout, done.stderr[-2000:])
+
+
 SAVES = (r"process 0 is in (\w+ .* within )?fit\(\), called in distributed_runs.py, line \d+; "
          r"process 1 is in save\(\)")
 FROZEN = r"process 1 has frozen 0.weight, 0.bias and process 0 has not"
