@@ -46,8 +46,8 @@ def trainer_nb(work, loader, **settings):
     hooks = ([type(name, (Three,), {})() for name in ("One", "Two", "Three")]
              if "hooks" in wants else [])
     Trainer(
-        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1, device=work.device,
-        hooks=hooks,
+        model, train_dl=loader, loss_fn=nn.CrossEntropyLoss(), optim=optim, epochs=1,
+        device=work.device, hooks=hooks,
         gradient_accumulation_steps=4 if "accumulation" in wants else 1,
         mixed_precision="bf16" if "bf16" in wants else None,
         grad_clip=1.0 if "clip" in wants else None,
@@ -104,7 +104,8 @@ def accelerate(work, loader):
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     wants = work.features
-    accelerator = Accelerator(cpu=work.device == "cpu", mixed_precision="bf16" if "bf16" in wants else "no",
+    accelerator = Accelerator(cpu=work.device == "cpu",
+                              mixed_precision="bf16" if "bf16" in wants else "no",
                               gradient_accumulation_steps=4 if "accumulation" in wants else 1)
     bare, optim = work.parts()
     loss_fn = nn.CrossEntropyLoss()
@@ -202,8 +203,8 @@ def trainer_tools(work, loader):
     loss_fn, wants = nn.CrossEntropyLoss(), work.features
     hooks = []
     if "accumulation" in wants:
-        hooks = [AMPHook(dtype=torch.bfloat16, device_type=work.device), GradientAccumulationHook(4),
-                 GradClipHook(1.0), EMAHook(0.999)]
+        hooks = [AMPHook(dtype=torch.bfloat16, device_type=work.device),
+                 GradientAccumulationHook(4), GradClipHook(1.0), EMAHook(0.999)]
     if "progress" in wants:
         hooks.append(ProgressBarHook())
     def step(batch, trainer):

@@ -224,7 +224,8 @@ def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, **more
         seed=plan.seed, ema=plan.ema,
         eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit,
         overfit_batches=plan.overfit,
-        resume_data=plan.resume_data, device=plan.device, progress=False, **dict(plan.total), **more)
+        resume_data=plan.resume_data, device=plan.device, progress=False, **dict(plan.total),
+        **more)
 
 
 def scramble(seed=987):

@@ -1,5 +1,5 @@
-"""`Trainer(compile=)`: what torch.compile takes, and nothing else; exact where each size is compiled
-for itself."""
+"""`Trainer(compile=)`: what torch.compile takes, and nothing else;
+exact where each size is compiled for itself."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""What is promised of the CPU is so on a GPU: the weights of the loop by hand, and bit for bit after
-a kill, a file, a rewind and a replay; no more memory than by hand; an error leaves the run whole."""
+"""What is promised of the CPU is so on a GPU: the weights of the loop by hand, also after a kill,
+a file, a rewind and a replay; no more memory than by hand; an error leaves the run whole."""
 
 import gc
 import json
@@ -363,10 +363,11 @@ def test_launched_in_a_process_of_its_own(tmp_path):
 
 
 def test_launched_after_a_look_for_cuda(tmp_path):
-    """A process that asked torch.cuda.is_available() cannot fork one that uses it: told in words."""
+    """A process that called torch.cuda.is_available() cannot fork one that uses it: it is told."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(TESTS)))
     done = subprocess.run([sys.executable, str(script), "look"], capture_output=True, text=True,
                           timeout=180)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused: launch(): this process has looked for CUDA"), done.stdout
+    told = done.stdout
+    assert told.startswith("refused: launch(): this process has looked for CUDA"), told

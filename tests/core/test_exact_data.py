@@ -427,6 +427,16 @@ def test_another_fingerprint():
     assert_same(drive(again, PLAIN), straight_run(PLAIN))
 
 
+def test_another_device():
+    """The device is the trainer's, whatever else the process uses: "meta" stands in for a GPU."""
+    state = new_run(PLAIN).state_dict()
+    assert (state["fingerprint"]["device"], state["fingerprint"]["cuda"]) == ("cpu", None)
+    again = make_trainer(PLAIN)
+    again.engine.device = torch.device("meta")
+    with pytest.warns(UserWarning, match=r"device 'cpu' \(here 'meta'\)"):
+        again.load_state_dict(state)
+
+
 @pytest.mark.parametrize("by", ["load", "load_state_dict"])
 @pytest.mark.parametrize("what", ["hook", "fingerprint"])
 def test_a_warning_points_at_the_line_that_loads(what, by, tmp_path):

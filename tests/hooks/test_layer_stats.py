@@ -398,7 +398,7 @@ def test_bad_settings():
 
 
 class Watch(Hook):
-    """From step 4 to 9 a wait for the device is an error, in algorithms that are deterministic, too;
+    """From step 4 to 9 a wait for the device is an error, also in deterministic algorithms;
     the looks twice a second, which fetch, are put off as long."""
 
     order = -100

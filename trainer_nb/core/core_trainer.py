@@ -515,14 +515,13 @@ class CoreTrainer:
                  seed=None, seed_samples=False, max_time=None, engine=Engine, every=None):
         seed, max_time = check_seed(seed, seed_samples), check_max_time(max_time)
         check_limits(limit_batches, overfit_batches, fast_dev_run)
-        compiled = check_compile(compile, model)
         if fast_dev_run:
             epochs, max_steps, eval_every = 1, None, None
             limit_batches, overfit_batches = int(fast_dev_run), None
         check_data(train_dl, eval_first, valid_dl, metrics, eval_step)
-        best, train_limit = check_best(best), limit_of(limit_batches, "train")
-        data = engine.make_data(train_dl, resume_data, train_limit, overfit_batches,
-                                seed if seed_samples else None)
+        best, compiled = check_best(best), check_compile(compile, model)
+        data = engine.make_data(train_dl, resume_data, limit_of(limit_batches, "train"),
+                                overfit_batches, seed if seed_samples else None)
         accumulation = gradient_accumulation_steps
         several = given_optimizers(optim, train_step, every, grad_clip, accumulation, loss_fn)
         if several is not None:
@@ -590,8 +589,8 @@ def _build_engine(self: CoreTrainer, optim, several, device, compiled, engine) -
         *_, optim = by_name.values()
     self.compiled = compiled
     if compiled is not None and not compile_in_place(self.model, **compiled):
-        warn(f"compile=: torch {torch.__version__} compiles nothing of a {type(self.model).__name__} "
-             "in place; the model's class has to have a forward of its own")
+        warn(f"compile=: torch {torch.__version__} compiles nothing in place of a "
+             f"{type(self.model).__name__}; a class with a forward of its own is compiled")
     self.device, self.optim = device, made
     self.hooks.ask("split_optimizer", self)
     self.engine = engine(self.model, optim, device, self.mixed_precision)

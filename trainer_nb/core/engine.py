@@ -113,7 +113,8 @@ def check_compile(given, model: torch.nn.Module) -> dict | None:
     model without a forward, of which nothing would be compiled."""
     if given is None or given is False:
         return None
-    if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
+    if (getattr(type(model), "forward", None) is torch.nn.Module.forward
+        and "forward" not in vars(model)):
         raise ValueError(f"compile={given!r}: the model, a {type(model).__name__}, has no forward, "
                          "which is what is compiled; compile its parts, as model.part.compile()")
     if given is True:

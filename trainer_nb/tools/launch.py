@@ -111,7 +111,7 @@ def launch(
 
 @contextmanager
 def ask_the_driver():
-    "While open, torch.cuda.is_available() asks the driver's library, after which a fork can use CUDA."
+    "While open, torch.cuda.is_available() asks the driver's library: a fork can use CUDA then."
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch's notes on multiprocessing name it
     before = os.environ.get(name)
     os.environ[name] = "1"
