@@ -126,8 +126,7 @@ PLAIN = (str, int, float, bool, type(None))  # what a value of a file or a messa
 
 def is_number(value) -> bool:
     "A float, or a whole number of 64 bits."
-    kind = type(value)
-    return kind is float or (kind is int and -2**63 <= value < 2**63)
+    return isinstance(value, float) or (type(value) is int and -2**63 <= value < 2**63)
 
 def fits(value, kind) -> bool:
     "Whether a value of JSON is of a field's type; a whole number is a float, too."

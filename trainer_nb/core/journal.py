@@ -336,13 +336,15 @@ class Journal:
                     if line.pop("journal", None) != 1:
                         raise ValueError("not a journal of version 1")
                     journal.header = read_header(line)
-                    if other := line.keys() - journal.header.keys():
-                        raise ValueError(f"{', '.join(sorted(other))}: not of a journal")
+                    if other := sorted(line.keys() - journal.header.keys()):
+                        wrong = "seed" if "seed" in other else other[0]
+                        raise ValueError(f"{wrong}={line[wrong]!r:.60}: not of a run")
                 elif not line.pop("void", False):  # void: of steps that a crash has undone
                     if other := line.keys() - names:
                         raise ValueError(f"{', '.join(sorted(other))}: no field of an entry")
                     journal.entries.append(read_entry(line, shown=False))
             except (ValueError, TypeError, AttributeError) as error:
-                known = f"an entry has {', '.join(sorted(names))}"
+                known = ("a journal's first line has a whole number as the seed, totals and settings"
+                         if number == 1 else f"an entry has {', '.join(sorted(names))}")
                 raise ValueError(f"{path}, line {number}: {error} ({known})") from error
         return journal

@@ -10,7 +10,7 @@ __all__ = ['AXES', 'GROUP', 'DENSE', 'TRAIN', 'VALID', 'MARK', 'BAD', 'OTHERS', 
            'gap_text', 'gap_trace', 'gap_traces', 'traces', 'plan_traces', 'mark_spots', 'mark_traces', 'figure',
            'Script', 'Chart', 'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'Legend', 'run_traces',
            'with_records_of', 'behind_traces', 'runs_of', 'thinned', 'thin_all', 'PastRun', 'remember_run', 'OtherRuns',
-           'records_csv', 'Save', 'curve_words', 'in_words', 'summary', 'PlotBar', 'is_number', 'Plots']
+           'records_csv', 'Save', 'curve_words', 'in_words', 'summary', 'PlotBar', 'is_finite', 'Plots']
 
 # %% ../../nbs/panel/32_plots.ipynb #9a74aacd
 import csv
@@ -1070,7 +1070,7 @@ class PlotBar:
         return keys if long else []
 
 # %% ../../nbs/panel/32_plots.ipynb #035e0ebd
-def is_number(value) -> bool:
+def is_finite(value) -> bool:
     "A finite number, as a page sends it."
     return isinstance(value, (int, float)) and math.isfinite(value)
 
@@ -1169,11 +1169,11 @@ class Plots(Pane):
             self.refresh()
 
     def _on_click(self, _, content: dict, __) -> None:
-        if is_number(content.get("x")):
+        if is_finite(content.get("x")):
             self.picked(self.curves.step_at(self.bar.axis.value, content["x"]))
 
     def _on_zoom(self, _, content: dict, __) -> None:
         if "span" in content and content.get("axis") == self.bar.axis.value:
             ends = content["span"] if isinstance(content["span"], list) else []
-            good = len(ends) == 2 and all(map(is_number, ends)) and ends[0] < ends[1]
+            good = len(ends) == 2 and all(map(is_finite, ends)) and ends[0] < ends[1]
             self._zoom((float(ends[0]), float(ends[1])) if good else None)

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from ..core.control_folder import FINAL, ControlError, Replies, Request, sender
 from .cli import gone_text, json_line, run_row, tunable_values, tunables_of
-from .run_files import (Records, RunFiles, at, is_loss, is_number, is_run,
+from ..core.files import is_number
+from .run_files import (Records, RunFiles, at, is_loss, is_run,
                                          journal_entries, nearest, printable, reachable, runs_below,
                                          standing, surviving)
 

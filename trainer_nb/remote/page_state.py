@@ -17,8 +17,9 @@ from pathlib import Path
 from ..core.control_folder import ControlError, Lines
 from ..core.words import plain_number
 from .cli import allowed, duration, gone_text, name_of, none_word
+from ..core.files import is_number
 from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
-                                         identity, is_loss, is_number, journal_entries, printable,
+                                         identity, is_loss, journal_entries, printable,
                                          process_there, reachable, standing,
                                          surviving, texts, value_text, waiting_text)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from ..core.control_folder import parsed
 from ..core.settings import flat
 from ..core.words import plain_number
+from ..core.files import is_number
 from .run_files import (JOURNAL, Records, RunFiles, at, check_file, entry_text,
-                                         is_number, journal_entries, printable, read_object,
+                                         journal_entries, printable, read_object,
                                          surviving, value_text)
 
 # %% ../../nbs/remote/46_run_diff.ipynb #ec242361
