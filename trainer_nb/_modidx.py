@@ -1179,6 +1179,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/core/exact.py'),
                                        'trainer_nb.core.exact.data_exactness': ( 'core/exact.html#data_exactness',
                                                                                  'trainer_nb/core/exact.py'),
+                                       'trainer_nb.core.exact.device_exactness': ( 'core/exact.html#device_exactness',
+                                                                                   'trainer_nb/core/exact.py'),
                                        'trainer_nb.core.exact.draws_random': ('core/exact.html#draws_random', 'trainer_nb/core/exact.py'),
                                        'trainer_nb.core.exact.worker_assumptions': ( 'core/exact.html#worker_assumptions',
                                                                                      'trainer_nb/core/exact.py'),

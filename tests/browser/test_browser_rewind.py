@@ -191,3 +191,29 @@ def test_a_click_on_a_curve_goes_back_there(live):
     live.click("Stop")
     assert later(live.freezes)
     assert live.lab.problems == []
+
+
+HURRY = """line => { const list = line.querySelector("select"), [go] = line.querySelectorAll("button");
+    for (const index of [3, 2, 1]) {
+        list.selectedIndex = index;
+        list.dispatchEvent(new Event("change", {bubbles: true}));
+    }
+    go.click();
+    return list.selectedOptions[0].textContent.replace("\\u00a0", " "); }"""
+
+
+def test_the_state_that_the_list_shows_is_the_one_gone_back_to(live):
+    """Also where the choice, the last of three, is newer than what the kernel has heard: eight
+    times, for now and then it is not newer."""
+    assert later(lambda: live.step > 180)
+    live.click("Pause")
+    live.state("paused")
+    chooser = live.page.locator(".tnb-chooser", has_text="Go back to")
+    message = live.page.locator(".tnb-message")
+    for _ in range(8):
+        live.click("Rewind")
+        chooser.wait_for()
+        shown = chooser.evaluate(HURRY)
+        chooser.wait_for(state="hidden")
+        assert later(lambda: message.inner_text().startswith(f"Paused at {shown},")), (
+            shown, message.inner_text())

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 import trainer_nb
 from trainer_nb import Hook, Trainer
-from trainer_nb.core.exact import draws_random
+from trainer_nb.core.exact import device_exactness, draws_random
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.saved import CheckpointError, plain_copy, read_state, write_state
 from trainer_nb.core.state import RandomStreams
@@ -425,6 +425,25 @@ def test_another_fingerprint():
         again.load_state_dict(state)
     assert len(told) == 1
     assert_same(drive(again, PLAIN), straight_run(PLAIN))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_what_a_gpu_needs(deterministic, benchmark, monkeypatch):
+    """Both are named, each with its remedy; a CPU needs neither."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    on_meta = Trainer(nn.Linear(4, 1), train_dl=DataLoader(Samples(), 6), loss_fn=nn.MSELoss(),
+                      epochs=1, device="meta", progress=False)  # no GPU, and no CPU
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        assert make_trainer(PLAIN).exact
+        told, of_trainer = device_exactness(torch.device("cuda")), on_meta.exact.obstacles
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert any("use_deterministic_algorithms(True)" in each for each in told) is not deterministic
+    assert any("cudnn.benchmark = False" in each for each in told) is benchmark
+    named = any("some operations on meta are not" in each for each in of_trainer)
+    assert named is not deterministic
 
 
 def test_another_device():

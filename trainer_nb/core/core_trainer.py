@@ -39,7 +39,8 @@ from .data import (check_loader, limited, loader_generators, loader_length,
 from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precision,
                                     unwrap)
-from .exact import Exactness, compiled_exactness, data_exactness
+from .exact import (Exactness, compiled_exactness, data_exactness,
+                                   device_exactness)
 from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
@@ -1904,9 +1905,7 @@ def exact(self: CoreTrainer) -> Exactness:
                         for entry in self.journal.surviving() if entry.kind == "load"]
     found.assumed += [f"a trainer that goes on from a file has the {name} that was set by hand "
                       f"here ({text})" for name, text in self.assigned.items()]
-    if self.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
-        found.obstacles.append(f"some operations on {self.device.type} are not deterministic: "
-                               "torch.use_deterministic_algorithms(True)")
+    found.obstacles += device_exactness(self.device)
     if self.background.alive():
         found.assumed.append("no cell draws from the global random streams while the run goes on "
                              "in its thread")

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['Exactness', 'draws_random', 'worker_exactness', 'worker_assumptions', 'data_exactness', 'batch_sizes',
-           'compiled_exactness']
+           'compiled_exactness', 'device_exactness']
 
 # %% ../../nbs/core/13_exact.ipynb #4874a25d
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .data import (keeps_place, keeps_workers, loader_length, restore_generators,
@@ -159,3 +160,17 @@ def compiled_exactness(loader, length: int | None, chunked: bool,
             "a run that goes on in a new process meets them in another order. "
             "DataLoader(drop_last=True) gives batches of one size; compile={'dynamic': False} "
             "compiles each size for itself, where no more than two come"]
+
+# %% ../../nbs/core/13_exact.ipynb #5c0e7a42
+def device_exactness(device: torch.device) -> list[str]:
+    "What of a device's arithmetic stands in the way, in words."
+    if device.type == "cpu":
+        return []
+    found = []
+    if not torch.are_deterministic_algorithms_enabled():
+        found.append(f"some operations on {device.type} are not deterministic: "
+                     "torch.use_deterministic_algorithms(True)")
+    if device.type == "cuda" and torch.backends.cudnn.benchmark:
+        found.append("cuDNN chooses its algorithms by their time, in each process anew: "
+                     "torch.backends.cudnn.benchmark = False")
+    return found

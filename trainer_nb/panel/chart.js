@@ -47,7 +47,7 @@ function seen({ x, y }, span, log) {
 // Without outliers: as far as the middle of the points reaches, and a quarter more, but never beyond the points.
 function extent(sorted, outliers) {
   const last = sorted.length - 1, low = sorted[0], high = sorted[last];
-  if (outliers || last < 20) return [low, high];
+  if (outliers) return [low, high];
   const from = sorted[Math.round(TAILS * last)], to = sorted[Math.round((1 - TAILS) * last)];
   const margin = MARGIN * (to - from);
   return [Math.max(low, from - margin), Math.min(high, to + margin)];

@@ -72,8 +72,10 @@ class Fields(anywidget.AnyWidget):
                 field.value = str(shown)
                 continue
             labels = [each[0] if isinstance(each, tuple) else each for each in field.options]
-            if shown in labels:
-                field.label = shown
+            # a list shows its spaces as spaces that do not break
+            names = {label.replace("\xa0", " "): label for label in labels}
+            if (name := str(shown).replace("\xa0", " ")) in names:
+                field.label = names[name]
 
 # %% ../../nbs/panel/33_controls.ipynb #91447745
 class RewindChooser:
