@@ -344,7 +344,7 @@ class Journal:
                         raise ValueError(f"{', '.join(sorted(other))}: no field of an entry")
                     journal.entries.append(read_entry(line, shown=False))
             except (ValueError, TypeError, AttributeError) as error:
-                known = ("a journal's first line has a whole number as the seed, totals and settings"
+                known = ("the first line has the run's seed, a whole number, totals and settings"
                          if number == 1 else f"an entry has {', '.join(sorted(names))}")
                 raise ValueError(f"{path}, line {number}: {error} ({known})") from error
         return journal
