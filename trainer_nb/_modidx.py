@@ -1120,6 +1120,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'trainer_nb.core.engine.Window.open': ('core/engine.html#window.open', 'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.Window.weight': ( 'core/engine.html#window.weight',
                                                                                   'trainer_nb/core/engine.py'),
+                                        'trainer_nb.core.engine._nothing': ('core/engine.html#_nothing', 'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.check_compile': ( 'core/engine.html#check_compile',
                                                                                   'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.check_precision': ( 'core/engine.html#check_precision',

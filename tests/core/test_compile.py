@@ -95,13 +95,15 @@ def test_arguments_reach_torch():
 @pytest.mark.parametrize(("given", "told"), [
     ("reduce-overhead", r"did you mean \{'mode': 'reduce-overhead'\}"),
     ({"mod": "default"}, r"no 'mod'; did you mean 'mode'\?"), (3, "compile=3: True, False, or a"),
-    ({"model": None}, "no 'model'"),
+    ({"model": None}, "no 'model'"), ("True", r"compile='True': True, False, or a [^;]*$"),
+    ({"dynamic": 0}, r"compile=\{'dynamic': 0\}: "), ({"mode": "fast"}, "'fast'"),
+    ({"mode": "default", "options": {"max_autotune": True}}, "mode"),
 ])
 def test_what_torch_does_not_take_is_refused(given, told):
     """Before the model has changed."""
     model = nn.Linear(4, 1).double()
     before = model.weight.device, model.weight.data_ptr()
-    with pytest.raises(TypeError, match=told):
+    with pytest.raises((TypeError, ValueError), match=told):
         Trainer(model, train_dl=DataLoader(DATA, 4), loss_fn=nn.MSELoss(), compile=given)
     assert (model.weight.device, model.weight.data_ptr()) == before
     assert model._compiled_call_impl is None
@@ -109,7 +111,8 @@ def test_what_torch_does_not_take_is_refused(given, told):
 
 @pytest.mark.parametrize(("compile", "exact"), [
     (False, True), (True, False), ({}, False), ({"dynamic": False}, True),
-    ({"dynamic": True}, False), ({"mode": "default"}, False),
+    ({"dynamic": True}, False), ({"mode": "default"}, False), ({"disable": True}, True),
+    ({"dynamic": False, "recompile_limit": 1}, False),
 ])
 def test_what_exact_says(compile, exact):
     """{} is True; of two sizes each has to be compiled for itself."""
@@ -119,7 +122,27 @@ def test_what_exact_says(compile, exact):
         assert "compile={'dynamic': False}" in str(trainer.exact)
     # pieces may have any size
     pieces = make(compile=compile, micro_batch_size=2)
-    assert bool(pieces.exact) is (compile is False)
+    assert bool(pieces.exact) is (compile in (False, {"disable": True}))
+
+
+@pytest.mark.parametrize(("sizes", "each", "exact"), [
+    ([9], False, True), ([6], False, False), ([6], True, True), ([6, 18], True, True),
+    ([6, 18, 5], True, False)])
+def test_sizes_of_evaluations_count(sizes, each, exact):
+    """A run that goes on may meet them first; torch compiles for no more than four."""
+    trainer = Trainer(Own(), train_dl=DataLoader(DATA, 9), loss_fn=nn.MSELoss(), epochs=1,
+                      valid_dl={f"of {size}": DataLoader(DATA, size) for size in sizes},
+                      device="cpu", progress=False, compile={"dynamic": False} if each else True)
+    assert bool(trainer.exact) is exact
+
+
+def test_a_traced_model_is_compiled():
+    """Its class says no module for its forward."""
+    sizes, backend = noted()
+    torch._dynamo.reset()
+    Trainer(torch.fx.symbolic_trace(Own()), train_dl=DataLoader(DATA, 9), loss_fn=nn.MSELoss(),
+            epochs=1, device="cpu", progress=False, compile={"backend": backend}).fit()
+    assert 9 in sizes
 
 
 @pytest.mark.long
@@ -127,7 +150,7 @@ def test_each_size_for_itself_goes_on_bit_for_bit():
     """From any step, with nothing in the compiler's memory."""
     def straight():
         torch._dynamo.reset()
-        return make(compile={"dynamic": False})
+        return make(compile={"dynamic": False}, valid_dl=DataLoader(DATA, 6))
 
     whole = straight()
     whole.fit()
@@ -136,5 +159,6 @@ def test_each_size_for_itself_goes_on_bit_for_bit():
         first.step(step)
         other = straight()
         other.load_state_dict(first.state_dict())
+        other.validate()  # another order of the sizes
         other.fit()
         assert torch.equal(other.model[0].weight, whole.model[0].weight), step

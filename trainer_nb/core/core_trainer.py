@@ -39,7 +39,7 @@ from .data import (check_loader, limited, loader_generators, loader_length,
 from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precision,
                                     unwrap)
-from .exact import (Exactness, compiled_exactness, data_exactness,
+from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
                                    device_exactness)
 from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
@@ -1894,10 +1894,10 @@ def exact(self: CoreTrainer) -> Exactness:
     found = data_exactness(self.data) if self.train_dl is not None else Exactness()
     if self.train_dl is not None:
         if self.compiled is not None:
-            chunked = self.micro_batch_size is not None
-            length = self.data.length
-            each_size = self.compiled.get("dynamic") is False
-            found.obstacles += compiled_exactness(self.train_dl, length, chunked, each_size)
+            sizes = batch_sizes(self.train_dl, self.data.length).union(
+                *(batch_sizes(each, None) for each in self.valid_loaders.values()),
+                {None} if self.micro_batch_size is not None else ())
+            found.obstacles += compiled_exactness(self.compiled, sizes)
     if self.inexact:
         found.obstacles.append(self.inexact)
     found.obstacles += self.driver.carried.obstacles()

@@ -26,7 +26,7 @@ from .control import Command, CommandHandler, Mailbox, Reply
 from .data import check_loader, limited, loader_generators, loader_length, restore_generators
 from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import OUTSIDE, Engine, FinitePolicy, check_compile, check_precision, unwrap
-from .exact import Exactness, compiled_exactness, data_exactness, device_exactness
+from .exact import Exactness, batch_sizes, compiled_exactness, data_exactness, device_exactness
 from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet

@@ -106,11 +106,14 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 # %% ../../nbs/core/06_engine.ipynb #5c0e7a12
+def _nothing() -> None:
+    "What is compiled to look at the arguments."
+
 def check_compile(given, model: torch.nn.Module) -> dict | None:
     """What torch.compile is given: {} for True, None for False and None.
 
     TypeError for a value of another kind, and for a name that it does not take; ValueError for a
-    model without a forward, of which nothing would be compiled."""
+    value that it refuses, and for a model without a forward: nothing of it would be compiled."""
     if given is None or given is False:
         return None
     if (getattr(type(model), "forward", None) is torch.nn.Module.forward
@@ -121,7 +124,8 @@ def check_compile(given, model: torch.nn.Module) -> dict | None:
         return {}
     names = list(inspect.signature(torch.compile).parameters)[1:]
     if not isinstance(given, Mapping):
-        meant = f"; did you mean {{'mode': {given!r}}}?" if isinstance(given, str) else ""
+        mode = isinstance(given, str) and "-" in given
+        meant = f"; did you mean {{'mode': {given!r}}}?" if mode else ""
         raise TypeError(f"compile={given!r}: True, False, or a dict of torch.compile's arguments "
                         f"({', '.join(names)}){meant}")
     for name in given:
@@ -130,6 +134,10 @@ def check_compile(given, model: torch.nn.Module) -> dict | None:
             meant = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"compile={dict(given)!r}: torch.compile takes "
                             f"{', '.join(names)}, and no {name!r}{meant}")
+    try:
+        torch.compile(_nothing, **given)  # compiles when it is called, and looks at the values now
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise ValueError(f"compile={dict(given)!r}: {error}") from error
     return dict(given)
 
 # %% ../../nbs/core/06_engine.ipynb #cd97a122

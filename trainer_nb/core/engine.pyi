@@ -60,11 +60,13 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
         wrapped = nn.DataParallel(model)
         unwrap(wrapped) is model
     """
+def _nothing() -> None:
+    """What is compiled to look at the arguments."""
 def check_compile(given, model: torch.nn.Module) -> dict | None:
     """What torch.compile is given: {} for True, None for False and None.
 
     TypeError for a value of another kind, and for a name that it does not take; ValueError for a
-    model without a forward, of which nothing would be compiled."""
+    value that it refuses, and for a model without a forward: nothing of it would be compiled."""
 def pick_device(device=None) -> torch.device:
     """The given device, else an accelerator, else the CPU."""
 def total_norm(norms: list) -> torch.Tensor:

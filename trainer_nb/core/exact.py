@@ -145,21 +145,22 @@ def batch_sizes(loader, length: int | None) -> set[int | None]:
         return {size, None}
     return {each for each in (min(size, samples), samples % size) if each}
 
-def compiled_exactness(loader, length: int | None, chunked: bool,
-                       each_size: bool = False) -> list[str]:
+def compiled_exactness(given: dict, sizes: set[int | None]) -> list[str]:
     """What of `compile=` stands in the way, in words.
 
-    `chunked`: batches are split; `each_size`: each size is compiled for itself."""
-    sizes = batch_sizes(loader, length) | ({None} if chunked else set())
-    if None not in sizes and (len(sizes) == 1 or each_size):
+    `given`: arguments of torch.compile; `sizes`: of all batches that may come, None: of any."""
+    # torch compiles a function eight times at most: four sizes, in training and in evaluation
+    each_size = (given.get("dynamic") is False and "recompile_limit" not in given
+                 and len(sizes) <= 4)
+    if given.get("disable") or (None not in sizes and (len(sizes) == 1 or each_size)):
         return []
     known = sorted(size for size in sizes if size is not None)
     what = (f"batches of {' and '.join(map(str, known))} samples" if None not in sizes
             else "batches that may be of different sizes")
-    return [f"compile=True and {what}: what torch compiles goes by the sizes that came before, and "
-            "a run that goes on in a new process meets them in another order. "
-            "DataLoader(drop_last=True) gives batches of one size; compile={'dynamic': False} "
-            "compiles each size for itself, where no more than two come"]
+    return [f"compile={given or True} and {what}: what torch compiles goes by the sizes that came "
+            "before, and a run that goes on in a new process meets them in another order. One size "
+            "in all loaders is exact (drop_last=True, no micro_batch_size), and so are up to four "
+            "that are known with compile={'dynamic': False}, which compiles each for itself"]
 
 # %% ../../nbs/core/13_exact.ipynb #5c0e7a42
 def device_exactness(device: torch.device) -> list[str]:

@@ -148,7 +148,8 @@ def compile_in_place(model: torch.nn.Module, **settings) -> bool:
     """`model.compile(**settings)`; False if this torch compiles nothing of such a model.
 
     A class of torch's own, as Sequential, has no frame that would be compiled: it gets one."""
-    if not type(model).forward.__module__.startswith("torch.nn."):
+    place = getattr(getattr(type(model), "forward", None), "__module__", None)
+    if not str(place).startswith("torch.nn."):
         model.compile(**settings)
         return True
     from torch._dynamo import config  # slow to import

@@ -105,9 +105,12 @@ def launch(
         rank, failure = error.get_first_failure()
         reason = (failure.message if isinstance(failure.message, str)
                   else failure.message["extraInfo"]["py_callstack"])
-        if "re-initialize CUDA in forked subprocess" in reason:
-            raise RuntimeError(LOOKED_FOR) from None
-        raise RuntimeError(f"launch(): process {rank} of {number} failed\n\n{reason}") from None
+        told = f"launch(): process {rank} of {number} failed"
+        # a loader's worker that uses CUDA fails with the same words
+        if ("re-initialize CUDA in forked subprocess" in reason
+            and "DataLoader worker" not in reason):
+            told = LOOKED_FOR
+        raise RuntimeError(f"{told}\n\n{reason}") from None
 
 @contextmanager
 def ask_the_driver():
