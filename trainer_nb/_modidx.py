@@ -6539,8 +6539,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'trainer_nb.tools.launch._Launched.__init__': ( 'tools/launch.html#_launched.__init__',
                                                                                          'trainer_nb/tools/launch.py'),
                                          'trainer_nb.tools.launch._quiet': ('tools/launch.html#_quiet', 'trainer_nb/tools/launch.py'),
-                                         'trainer_nb.tools.launch.ask_the_driver': ( 'tools/launch.html#ask_the_driver',
-                                                                                     'trainer_nb/tools/launch.py'),
                                          'trainer_nb.tools.launch.check_processes': ( 'tools/launch.html#check_processes',
                                                                                       'trainer_nb/tools/launch.py'),
                                          'trainer_nb.tools.launch.find_engine': ( 'tools/launch.html#find_engine',

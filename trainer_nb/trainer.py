@@ -144,7 +144,7 @@ class Trainer(CoreTrainer):
         non_finite        gradients that are not finite: "raise", "skip", "skip:N" (at most N in
                           a row), None: no check
         ema               decay of an average of the weights, 0 to 1, or an EMAHook
-        compile           True, or a dict of torch.compile's arguments as {"mode": "max-autotune"}:
+        compile           True, or a dict of torch.compile's arguments, as {"dynamic": False}:
                           the model is compiled in place
         device            as "cuda:1"; None: the accelerator, or the CPU
         engine            "local"; several processes: "accelerate", or "fsdp" (sharded weights)

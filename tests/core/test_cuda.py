@@ -4,6 +4,7 @@ a file, a rewind and a replay; no more memory than by hand; an error leaves the 
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -163,27 +164,36 @@ def test_a_file_taken_up_by_another_process(plan, at, tmp_path):
     assert not differences(final(other), final(straight))
 
 
+def steps_of(process, until):
+    """The steps that a process tells, up to one; then it is killed."""
+    steps = []
+    for line in process.stdout:
+        if line.startswith("step "):
+            steps.append(int(line.split()[1]))
+            if steps[-1] >= until:
+                break
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    return steps
+
+
 def test_killed_and_started_again(tmp_path):
-    """By the signal that nobody can catch, twice."""
+    """By the signal that nobody can catch, twice; it goes on where its last file is."""
     results = []
     for name, kills in (("one", 0), ("other", 2)):
         result = tmp_path / f"{name}.json"
         words = [sys.executable, killed.__file__, str(tmp_path / name), "--result", str(result),
                  "--device", "cuda"]
-        for at in [6, 13][:kills]:
+        for at, first in [(6, 1), (13, 5)][:kills]:
             process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-            for line in process.stdout:
-                if line.split()[:1] == ["step"] and int(line.split()[1]) >= at:
-                    break
-            process.kill()
-            process.wait()
+            assert steps_of(process, at)[0] >= first  # a file a step, and two may be on their way
         subprocess.run(words, check=True, capture_output=True, timeout=120)
         results.append(result.read_text())
     assert results[0] == results[1]
 
 
 def test_steered_from_outside_and_replayed(tmp_path):
-    """A rate, a pause and a rewind by another process; the journal repeats the run."""
+    """Two settings and a rewind by another process; the journal repeats the run."""
     run = Steered(tmp_path / "run", epochs=20, arguments=("--device", "cuda")).start()
     run.ask("tune", {"lr": 0.02})
     run.ask("tune", {"grad_clip": 0.5})
@@ -310,8 +320,6 @@ def test_smaller_pieces_where_memory_ends():
 
 SCRIPT = """
 import sys, torch
-sys.path.insert(0, {tests!r})
-from exact_runs import Plan, make_trainer
 from trainer_nb import Trainer, launch
 
 def train(engine):
@@ -321,9 +329,7 @@ def train(engine):
     trainer = Trainer(model, train_dl=torch.utils.data.DataLoader(data, 8, shuffle=True),
                       loss_fn=torch.nn.MSELoss(), epochs=2, seed=1, progress=False, engine=engine)
     trainer.fit()
-    return [str(trainer.device), trainer.model.state_dict()["weight"].cpu().tolist()
-            if engine == "local" else
-            [each for each in trainer.model.parameters()][0].detach().cpu().tolist()]
+    return [str(trainer.device), next(trainer.model.parameters()).detach().cpu().tolist()]
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["look"]:
@@ -351,7 +357,7 @@ if __name__ == "__main__":
 def test_launched_in_a_process_of_its_own(tmp_path):
     """On the GPU of its own by Accelerate; too many, and a GPU in use, are refused."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(TESTS)))
+    script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True,
                           timeout=180)
     assert done.returncode == 0, done.stderr
@@ -365,7 +371,7 @@ def test_launched_in_a_process_of_its_own(tmp_path):
 def test_launched_after_a_look_for_cuda(tmp_path):
     """A process that called torch.cuda.is_available() cannot fork one that uses it: it is told."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(TESTS)))
+    script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script), "look"], capture_output=True, text=True,
                           timeout=180)
     assert done.returncode == 0, done.stderr

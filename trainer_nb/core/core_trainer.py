@@ -588,7 +588,7 @@ def _build_engine(self: CoreTrainer, optim, several, device, compiled, engine) -
         several.check_hooks(self.hooks)
         made = by_name = make_optimizers(optim, self.model)
         *_, optim = by_name.values()
-    self.compiled = compiled
+    self._compiled = compiled  # the arguments of torch.compile, or None
     if compiled is not None and not compile_in_place(self.model, **compiled):
         warn(f"compile=: torch {torch.__version__} compiles nothing in place of a "
              f"{type(self.model).__name__}; a class with a forward of its own is compiled")
@@ -1893,11 +1893,11 @@ def exact(self: CoreTrainer) -> Exactness:
     True or False as a truth value; `obstacles` and `assumed` are lists of sentences."""
     found = data_exactness(self.data) if self.train_dl is not None else Exactness()
     if self.train_dl is not None:
-        if self.compiled is not None:
+        if self._compiled is not None:
             sizes = batch_sizes(self.train_dl, self.data.length).union(
                 *(batch_sizes(each, None) for each in self.valid_loaders.values()),
                 {None} if self.micro_batch_size is not None else ())
-            found.obstacles += compiled_exactness(self.compiled, sizes)
+            found.obstacles += compiled_exactness(self._compiled, sizes)
     if self.inexact:
         found.obstacles.append(self.inexact)
     found.obstacles += self.driver.carried.obstacles()

@@ -632,7 +632,7 @@ class CoreTrainer:
         """Whether going on from a saved state is bit for bit the same run, and what stands in the way.
 
     True or False as a truth value; `obstacles` and `assumed` are lists of sentences."""
-    compiled: Any
+    _compiled: Any
     device: Any
     optim: Any
     engine: Any
