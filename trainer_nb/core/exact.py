@@ -172,6 +172,6 @@ def device_exactness(device: torch.device) -> list[str]:
         found.append(f"some operations on {device.type} are not deterministic: "
                      "torch.use_deterministic_algorithms(True)")
     if device.type == "cuda" and torch.backends.cudnn.benchmark:
-        found.append("cuDNN chooses its algorithms by their time, in another process perhaps others: "
+        found.append("cuDNN chooses its algorithms by their time, perhaps others after a resume: "
                      "torch.backends.cudnn.benchmark = False")
     return found
