@@ -2,12 +2,15 @@
 
 import threading
 
+import ipywidgets as widgets
 from small_runs import make
 
 from trainer_nb import AlertsHook, Hook, SnapshotHook, Tunable
-from trainer_nb.core.control import Command
+from trainer_nb.core.control import Command, Reply
 from trainer_nb.core.state import RunState
 from trainer_nb.panel import plots as plots_module
+from trainer_nb.panel.controls import Fields, MoreEpochs
+from trainer_nb.panel.lr_pane import LRPane
 from trainer_nb.panel.plots import Curves, PastRun, remember_run
 from trainer_nb.panel.view import LocalRunView
 
@@ -147,3 +150,63 @@ def test_a_search_that_waits_at_the_end_of_a_drive_holds_nobody_up():
     trainer.at_safe_point = at_safe_point
     trainer.fit()
     assert replies[0].wait(30).status == "applied" and searching.is_set() and len(posted) == 1
+
+
+def heard(line, shown):
+    """What the page sends for a click on the button of a line."""
+    [fields] = [each for each in line.children if isinstance(each, Fields)]
+    data = {"method": "custom", "content": {"shown": shown}}
+    fields._handle_msg({"content": {"data": data}, "buffers": []})
+
+
+def held_back(field, name, older):
+    """As soon as the field is set by the click, an older message of the page comes in a thread."""
+    def set_again(change):
+        if getattr(field, name) != older:
+            thread = threading.Thread(target=field.set_state, args=({name: older},))
+            thread.start()
+            thread.join()
+    field.observe(set_again, name)
+
+
+def test_a_click_has_what_its_line_showed_whatever_comes_in_between(monkeypatch):
+    """The value of a click is that of its own message, not the one that stands in the field."""
+    trainer = make(epochs=3, hooks=[SnapshotHook(every_steps=2)])
+    trainer.step(10)
+    chooser = trainer.dashboard.controls.chooser
+    chooser.show()
+    assert [label for label, _ in chooser.steps.options][:3] == ["step 10", "step 8", "step 6"]
+    held_back(chooser.steps, "index", 3)
+    heard(chooser.widget, ["step\xa06"])
+    trainer.step()
+    assert trainer.step_state.optimizer_step == 7 and not chooser.open
+
+    asked = []
+    more = MoreEpochs(trainer.view, asked.append)
+    held_back(more.count, "value", "7")
+    heard(more.widget, ["3"])
+    assert asked == [3] and more.count.value == "7"
+
+    posted = []
+    pane = LRPane(trainer.view)
+    monkeypatch.setattr(pane.view, "post", lambda command: posted.append(command) or Reply())
+    [line] = [each for each in pane.widget.children[1].children
+              if any(isinstance(part, Fields) for part in getattr(each, "children", ()))]
+    held_back(pane.settings.boxes["num_steps"], "value", "70")
+    heard(line, ["1e-6", "2", "30"])
+    assert posted[0].values == {"start_lr": 1e-6, "end_lr": 2.0, "num_steps": 30}
+
+
+def test_a_message_that_does_not_fit_a_line_does_nothing():
+    """What comes from a page is data; a text that the list does not have leaves it as it is."""
+    asked = []
+    go, words, some = widgets.Button(), widgets.Text("1"), widgets.Dropdown(options=["a", "b"])
+    line = widgets.Box([go, words, some, Fields(go, lambda *values: asked.append(values),
+                                                words, some)])
+    for shown in (None, "12", [], ["3"], ["3", "b", "c"], {"0": "3", "1": "b"}):
+        heard(line, shown)
+    assert asked == [] and (words.value, some.value) == ("1", "a")
+    heard(line, ["3", "b"])
+    heard(line, [4, "c"])
+    go.click()
+    assert asked == [("3", "b"), ("4", "b"), ("4", "b")]

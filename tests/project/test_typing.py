@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import trainer_nb
 from trainer_nb import Trainer
+from trainer_nb.core.hook import POINTS
 from trainer_nb.trainer import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,15 +38,26 @@ RIGHT = """\
 import torch
 from torch import nn
 
-from trainer_nb import FitResult, Hook, Trainer, Tunable
+from trainer_nb import FitResult, Hook, Task, Trainer, Tunable, attach, launch
 
 
 class Noise(Hook):
     strength = Tunable(0.1, min=0)
     steps = Tunable(None, kind=int, min=1)
 
-    def before_batch(self, trainer):
+    def before_batch(self, trainer: Trainer) -> None:
         trainer.batch = [each + self.strength for each in trainer.batch]
+
+    def on_log(self, trainer, records):
+        super().on_log(trainer, {})
+
+
+class Line(Task):
+    def build_model(self) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def build_train_dl(self) -> list:
+        return []
 
 
 noise = Noise()
@@ -67,9 +80,18 @@ with trainer.best_weights() as same, trainer.trial() as tried:
     tried.step(1)
     scores: dict[str, float] = same.test(batches, weights="best")
 address: str = trainer.serve(read_only=True).look_url
+Trainer.from_task(Line, epochs=3).fit()
+run = attach("runs/first")
+run.tune(lr=1e-4)
+halted: bool = run.state.name == "PAUSED" and not run.closed
+runs = attach("runs/*")
+best: str = repr(runs.table)
+number: int = len(attach(["runs/first", "runs/second"]))
+started: str = launch("train.py", "--epochs", 5, workspace="runs/third").standing
+score: float = launch(lambda rank: 0.5, 1, num_processes=2)
 """
 
-START = "from torch import nn\nfrom trainer_nb import Hook, Trainer, Tunable\n"
+START = "from torch import nn\nfrom trainer_nb import Hook, Trainer, Tunable, attach, launch\n"
 START += "class Noise(Hook):\n    strength = Tunable(0.1, min=0)\n"
 MISTAKES = {
     "Trainer(nn.Linear(3, 1), epoch=3)": "Unexpected keyword argument",
@@ -84,6 +106,12 @@ MISTAKES = {
     "Trainer(nn.Linear(3, 1)).plots.nowhere()": "has no attribute",
     "Trainer(nn.Linear(3, 1)).test([], weights='worst')": "incompatible type",
     "Trainer.from_config({}).nowhere()": "has no attribute",
+    "Hook().after_step(3)": "incompatible type",
+    "Hook().on_intervention(Trainer(nn.Linear(3, 1)), 'lr')": "incompatible type",
+    "launch('train.py', workspace='runs/first').nowhere()": "has no attribute",
+    "launch(lambda: 'a', timeout=3)": "No overload variant",
+    "attach('runs/first').tunne(lr=1)": "has no attribute",
+    "attach(['runs/first']).tune(lr=1)": "has no attribute",
 }
 
 
@@ -126,6 +154,52 @@ def test_each_public_method_says_what_it_takes_and_gives():
                if argument.annotation is None and argument.arg not in ("self", "cls")]
     assert untyped == []
     assert [each.name for each in public if each.returns is None and each.name != "__init__"] == []
+
+
+def untyped(kind):
+    """What a class leaves open, that no class it derives from tells."""
+    told = {name for base in kind.__mro__[1:] if base.__module__.startswith("trainer_nb")
+            for name in vars(base)}
+    for name, member in list(vars(kind).items()):
+        if name in told or name.startswith("_") and name != "__init__":
+            continue
+        if isinstance(member, property):
+            if name not in kind.__annotations__ and "return" not in member.fget.__annotations__:
+                yield f"{kind.__name__}.{name}"
+        elif inspect.isfunction(function := getattr(member, "__func__", member)):
+            signature = inspect.signature(function)
+            yield from [f"{kind.__name__}.{name}({argument.name})"
+                        for argument in signature.parameters.values()
+                        if argument.annotation is argument.empty
+                        and argument.name not in ("self", "cls", "instance", *stubs.ABOVE)]
+            if signature.return_annotation is signature.empty:
+                if name not in ("__init__", *POINTS):
+                    yield f"{kind.__name__}.{name}()"
+
+
+# objects of the services: their own packages say what they are
+OF_SERVICES = ["TensorBoardHook.events", "WandbHook.run", "TrackioHook.run"]
+
+
+def test_each_public_class_says_what_its_methods_take_and_give():
+    kinds = [each for each in map(partial(getattr, trainer_nb), trainer_nb.__all__)
+             if inspect.isclass(each) and each is not Trainer]
+    assert len(kinds) > 30
+    assert [each for kind in kinds for each in untyped(kind) if each not in OF_SERVICES] == []
+
+
+def test_what_people_derive_from_gets_a_trainer():
+    """In the stub: the layers of these classes may not import it."""
+    for module, name, number in (("core/hook.pyi", "Hook", 40), ("tools/task.pyi", "Task", 3),
+                                 ("hooks/trackers.pyi", "TrackerHook", 5)):
+        tree = ast.parse((LIB / module).read_text(encoding="utf-8"))
+        [kind] = [each for each in tree.body
+                  if isinstance(each, ast.ClassDef) and each.name == name]
+        given = [ast.unparse(argument.annotation) if argument.annotation else "nothing"
+                 for method in kind.body if isinstance(method, ast.FunctionDef)
+                 for argument in method.args.args if argument.arg == "trainer"]
+        assert len(given) >= number
+        assert set(given) == {"Trainer"}
 
 
 # The bodies of the package

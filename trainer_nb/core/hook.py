@@ -12,7 +12,7 @@ __all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', '
 import difflib
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -126,17 +126,21 @@ class Hook:
     def after_batch(self, trainer): "The batch is counted."
     def before_step(self, trainer): "The gradients are complete, unscaled and not clipped."
     def after_step(self, trainer): "The optimizer has stepped, and the step is counted."
-    def before_optimizer_step(self, trainer, name): "Several optimizers: before each but the last."
-    def after_optimizer_step(self, trainer, name): "Several optimizers: after each but the last."
+    def before_optimizer_step(self, trainer, name: str):
+        "Several optimizers: before each but the last."
+    def after_optimizer_step(self, trainer, name: str):
+        "Several optimizers: after each but the last."
     def on_pause(self, trainer): "The run is held."
     def on_resume(self, trainer): "The run goes on."
     def on_intervention(self, trainer, intervention): "A change by hand took effect."
-    def on_log(self, trainer, records): "Records (name to number) are logged."
-    def on_log_images(self, trainer, images): "Images (name to array) are logged."
-    def on_log_pr_curve(self, trainer, name, labels, predictions): "A precision-recall curve."
+    def on_log(self, trainer, records: dict): "Records (name to number) are logged."
+    def on_log_images(self, trainer, images: dict): "Images (name to array) are logged."
+    def on_log_pr_curve(self, trainer, name: str, labels: Iterable, predictions: Iterable):
+        "A precision-recall curve."
     def on_alert(self, trainer, alert): "An alert was raised, by an AlertsHook."
-    def on_state_dict(self, trainer, state): "A checkpoint `state` is about to be saved."
-    def on_load_state_dict(self, trainer, state): "A checkpoint `state` is about to be loaded."
+    def on_state_dict(self, trainer, state: dict): "A checkpoint `state` is about to be saved."
+    def on_load_state_dict(self, trainer, state: dict):
+        "A checkpoint `state` is about to be loaded."
 
     def state_dict(self) -> dict:
         "The state of this hook for a checkpoint: plain values and tensors."
@@ -154,7 +158,7 @@ class Hook:
     def split_optimizer(self, trainer) -> None:
         "Divide the parameter groups of a new trainer's optimizer."
 
-    def split_again(self, trainer):
+    def split_again(self, trainer) -> Callable[[], None] | None:
         "Divide the optimizer that replaces the first one; return a function to call afterwards."
 
     def start_anew(self, trainer) -> None:
@@ -200,11 +204,11 @@ class Hook:
         "`BoundTunable`s that a class cannot declare, named `prefix.name`."
         return []
 
-    def store(self, trainer, key: str, value) -> None:
+    def store(self, trainer, key: str, value: Any) -> None:
         "Store a value for other hooks, under `ClassName.key`."
         trainer.hook_store[f"{type(self).__name__}.{key}"] = value
 
-    def get(self, trainer, hook_class, key: str, default=None):
+    def get(self, trainer, hook_class: type, key: str, default: Any = None) -> Any:
         "The value that a hook of `hook_class` stored under `key`."
         return trainer.hook_store.get(f"{hook_class.__name__}.{key}", default)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import Enum
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -251,7 +252,8 @@ class Journal:
         self.header = header or {}
         self.entries: list[Intervention] = []
 
-    def record(self, kind: str, name: str, old=None, new=None, **place) -> Intervention:
+    def record(self, kind: str, name: str, old: Any = None, new: Any = None,
+               **place: Any) -> Intervention:
         "Add one intervention and return it; `place` are the other fields of an `Intervention`."
         old, new = _plain(old), _plain(new)
         here = place.get("branch", 0), place.get("boundary", 0)
@@ -317,7 +319,7 @@ class Journal:
         "The header, then the entries, as dicts of plain values."
         return [{"journal": 1, **self.header}] + [asdict(entry) for entry in self.entries]
 
-    def save(self, path) -> None:
+    def save(self, path: str | PathLike) -> None:
         "Write JSON lines: the header, then one line for each entry."
         text = "".join(json.dumps(line) + "\n" for line in self.lines())
         with whole_file(check_place(path, "save")) as beside:
@@ -325,7 +327,7 @@ class Journal:
                 file.write(text.encode())
 
     @classmethod
-    def load(cls, path) -> "Journal":
+    def load(cls, path: str | PathLike) -> "Journal":
         "Read a file of `save`; the ValueError names the first line that is not valid."
         names = {each.name for each in fields(Intervention)}
         journal = cls()

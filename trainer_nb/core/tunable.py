@@ -72,7 +72,7 @@ class Tunable(Generic[_Value]):
         if by_hand is None or not by_hand(self.name, value):
             self.store(instance, value)
 
-    def store(self, instance, value) -> None:
+    def store(self, instance: Any, value: Any) -> None:
         "Check the value and set it, without a journal entry."
         instance.__dict__[self.name] = self.check(value)
 
@@ -90,7 +90,7 @@ class Tunable(Generic[_Value]):
             text += f", {self.max} or less"
         return text + (", or None" if self.optional else "")
 
-    def check(self, value, name: str | None = None):
+    def check(self, value: Any, name: str | None = None) -> Any:
         "The value in the declared type; ValueError says what is allowed."
         taken = value if self.choices is not None else self.converted(value)
         if not self.allows(taken):
@@ -98,7 +98,7 @@ class Tunable(Generic[_Value]):
             raise ValueError(f"{name} = {value!r} is refused: {self.allowed()}")
         return taken
 
-    def converted(self, value):
+    def converted(self, value: Any) -> Any:
         """The value as float or int where that is the type (1 as 1.0, 8.0 as 8); others unchanged.
 
         A scalar of NumPy or PyTorch is the Python value that it holds."""
@@ -110,7 +110,7 @@ class Tunable(Generic[_Value]):
             return int(value)
         return value
 
-    def allows(self, value) -> bool:
+    def allows(self, value: Any) -> bool:
         "Whether a value of the declared type is allowed."
         if self.choices is not None:
             return value in self.choices

@@ -11,7 +11,7 @@ __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', '
 # %% ../../nbs/hooks/27_alerts.ipynb #363f472f
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -48,8 +48,16 @@ class Alert:
     ended: int | None = None  # the step at which its cause had ended; None: it goes on
     entries: int = 0  # of the journal, when it was raised
 
-    title = property(lambda self: KINDS.get(self.kind, self.kind))
-    key = property(lambda self: f"{self.kind}:{self.subject}")
+    @property
+    def title(self) -> str:
+        "The kind in words."
+        return KINDS.get(self.kind, self.kind)
+
+    @property
+    def key(self) -> str:
+        "Kind and subject: of two alerts with the same key one goes on at a time."
+        return f"{self.kind}:{self.subject}"
+
 
     def __str__(self):
         return f"{self.title} at step {self.step:,}: {self.seen} {self.advice}".rstrip()
@@ -509,7 +517,7 @@ class AlertsHook(Hook):
         self.log, self.losses = AlertLog(), LossJudge()
         self.evaluated, self.times = EvaluationJudge(), TimeJudge()
         self.skipped = 0  # steps left out up to the last look
-    alerts = property(lambda self: self.log.alerts)
+    alerts: list[Alert] = cast(Any, property(lambda self: self.log.alerts))
 
     def before_fit(self, trainer):
         "ValueError where nothing is recorded."

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint
@@ -610,8 +610,8 @@ class CheckpointHook(Hook):
         self.resumed_from: Path | None = None
         self.signals = ExitSignals(exit_signals, exit_code, exit_wait)
 
-    folder = property(lambda self: self.held.folder)
-    writer = property(lambda self: self.saver.writer)
+    folder: CheckpointFolder = cast(Any, property(lambda self: self.held.folder))  # in a run
+    writer: Writer = cast(Any, property(lambda self: self.saver.writer))
     best_rule = property(lambda self: self.rules.best)
 
     def before_fit(self, trainer):

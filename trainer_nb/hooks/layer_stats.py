@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from ..core.state import warn
 from ..core.tunable import Tunable
 from .weight_stats import WeightHistory, WeightProbe, distance
 from .inspect import named_tensors
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #8ea02eb4
 BINS = 40
@@ -500,7 +504,7 @@ class LayerStatsHook(Hook):
         "The last measurement of each layer, as Markdown."
         return layer_table(self.history)
 
-    def plot(self, kind: str = "activations"):
+    def plot(self, kind: str = "activations") -> "plotly.graph_objects.Figure":
         """A plotly figure over the steps; RuntimeError where nothing was measured yet.
 
         Means, deviations and shares near zero of all layers, and the histogram of each one."""

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import torch
@@ -568,7 +568,7 @@ class OutputsHook(Hook):
         self._taken = 0  # batches of the epoch
         self._in_batch = False  # between its beginning and its end
 
-    folder = property(lambda self: self.places.folder)
+    folder: Path | None = cast(Any, property(lambda self: self.places.folder))
 
     def load(
         self,

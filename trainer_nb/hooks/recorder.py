@@ -8,10 +8,11 @@ __all__ = ['Places', 'Columns', 'Branch', 'of_each_step', 'History', 'history_ta
 
 # %% ../../nbs/hooks/10_recorder.ipynb #966b8c6f
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from ..core.control import Series, ThinSeries
 from ..core.hook import Hook
 from ..core.long_array import LongArray
 from ..core.step import fetch_numbers
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
 
 # %% ../../nbs/hooks/10_recorder.ipynb #cb9dc2de
 class Places:
@@ -187,7 +192,8 @@ class History:
         self.flush = lambda: None  # fetches what is still on the device
         self.draw = None  # makes a figure of a history
 
-    def extend(self, name: str, steps, epochs, samples, seconds, values) -> None:
+    def extend(self, name: str, steps: Sequence[int], epochs: Sequence[int],
+               samples: Sequence[int], seconds: Sequence[float], values: Sequence) -> None:
         "Append points of one name; all five are sequences of equal length."
         with self._lock:
             self._extend(name, (steps, epochs, samples, seconds, values))
@@ -279,11 +285,11 @@ class History:
         "The last value of each name."
         return {name: float(self[name][-1]) for name in self.names}
 
-    def to_pandas(self):
+    def to_pandas(self) -> "pandas.DataFrame":
         "All records as a pandas table: name, step, epoch, samples_seen, seconds, value."
         return history_table(self)
 
-    def plot(self):
+    def plot(self) -> "plotly.graph_objects.Figure":
         "A figure of the curves; RuntimeError for a history that belongs to no Trainer."
         if self.draw is None:
             raise RuntimeError("this history belongs to no Trainer: use history[name] and a plot "

@@ -8,7 +8,7 @@ __all__ = ['THEN', 'DUE', 'factor_of', 'changed_values', 'check_rule', 'check_ru
 # %% ../../nbs/hooks/28_rules.ipynb #b59aabf3
 import difflib
 import re
-from typing import Any
+from typing import Any, cast
 
 from ..core.checks import state_check
 from ..core.control import Command, Reply
@@ -124,7 +124,7 @@ class RuleHook(Hook):
         self.acted = 0  # times
         self.due: dict | None = None  # what it has begun
         self._before: int | None = None  # `acted` before a state was loaded
-    source = property(lambda self: f"rule:{self.name}")
+    source: str = cast(Any, property(lambda self: f"rule:{self.name}"))
 
     def before_fit(self, trainer):
         "ValueError where it could not act; do what was begun before the process was killed."

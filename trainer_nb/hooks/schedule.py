@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
@@ -575,11 +575,11 @@ class SchedulerHook(Hook):
         self.schedule = Schedule(scheduler, TickRule(every, metric), settings)
         self.groups, self.rates = GroupWatch(), RateWatch()
 
-    scheduler = property(lambda self: self.schedule.scheduler)
-    recipe = property(lambda self: self.schedule.recipe)
-    total = property(lambda self: self.schedule.total)
-    every = property(lambda self: self.schedule.rule.every)
-    metric = property(lambda self: self.schedule.rule.metric)
+    scheduler: LRScheduler = cast(Any, property(lambda self: self.schedule.scheduler))
+    recipe: Recipe | None = cast(Any, property(lambda self: self.schedule.recipe))
+    total: int | None = cast(Any, property(lambda self: self.schedule.total))
+    every: str | None = cast(Any, property(lambda self: self.schedule.rule.every))
+    metric: str | None = cast(Any, property(lambda self: self.schedule.rule.metric))
 
     def before_fit(self, trainer):
         """Fit the schedule to the run.

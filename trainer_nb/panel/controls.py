@@ -58,24 +58,34 @@ class UserInput:
 
 # %% ../../nbs/panel/33_controls.ipynb #130777db
 class Fields(anywidget.AnyWidget):
-    "Sets the fields of a line (class tnb-fields) to what they show, before a button is heard."
+    "Lets a button of its line (class tnb-fields) act on what the fields show in the page."
     _esm = package_text("within.js") + package_text("fields.js")
-    def __init__(self, *fields: widgets.Text | widgets.Dropdown):  # all of the line, in order
+    def __init__(self, go: widgets.Button, act: Callable[..., None],  # act: gets their values
+                 *fields: widgets.Text | widgets.Dropdown):  # all of the line, in order
         super().__init__()
-        self.fields = fields
+        self.act, self.fields = act, fields
+        go.add_class("tnb-go")
+        go.on_click(lambda _: act(*(field.value for field in fields)))  # of a program
         self.on_msg(self._on_click)
         self.add_class("tnb-hidden")
 
     def _on_click(self, _, content: dict, __) -> None:
-        for field, shown in zip(self.fields, content.get("shown", ()), strict=False):
-            if isinstance(field, widgets.Text):
-                field.value = str(shown)
-                continue
-            labels = [each[0] if isinstance(each, tuple) else each for each in field.options]
+        shown = content.get("shown")
+        if isinstance(shown, list) and len(shown) == len(self.fields):
+            # not read from the fields again: another thread may set them to older values meanwhile
+            self.act(*map(self._choose, self.fields, map(str, shown)))
+
+    def _choose(self, field: widgets.Text | widgets.Dropdown, shown: str) -> Any:
+        if isinstance(field, widgets.Text):
+            field.value = shown
+            return shown
+        for each in field.options:
+            label, value = each if isinstance(each, tuple) else (each, each)
             # a list shows its spaces as spaces that do not break
-            names = {label.replace("\xa0", " "): label for label in labels}
-            if (name := str(shown).replace("\xa0", " ")) in names:
-                field.label = names[name]
+            if label.replace("\xa0", " ") == shown.replace("\xa0", " "):
+                field.label = label
+                return value
+        return field.value
 
 # %% ../../nbs/panel/33_controls.ipynb #91447745
 class RewindChooser:
@@ -92,11 +102,10 @@ class RewindChooser:
                          "it stays in the curves", "act")
         self.cancel = button("Cancel", "", "Stay here (Escape)", "act")
         self.cancel.add_class("cancel")
-        self.go.on_click(lambda _: self._go())
         self.cancel.on_click(lambda _: self.close())
         self.rest.add_class("fill")
         self.widget = widgets.Box([self.words, self.steps, self.rest, self.go, self.cancel,
-                                   Fields(self.steps)])
+                                   Fields(self.go, self._go, self.steps)])
         for style in ("tnb-chooser", "tnb-fields"):
             self.widget.add_class(style)
         self.widget.layout.display = "none"
@@ -124,8 +133,7 @@ class RewindChooser:
         "Stay where the run is."
         self._turn(False)
 
-    def _go(self) -> None:
-        step = self.steps.value
+    def _go(self, step: int | None) -> None:
         self.close()
         if step is not None:
             self.ask(step)
@@ -167,13 +175,13 @@ class MoreEpochs:
         self.count = widgets.Text(value="1", continuous_update=False, tooltip="How many epochs")
         self.go = button("Train", "", "Train on in the background, with all controls live", "act")
         words = [widgets.HTML(f'<div class="asks">{text}</div>') for text in ("", "more epochs")]
-        self.go.on_click(lambda _: self._go())
-        self.widget = widgets.Box([words[0], self.count, words[1], self.go, Fields(self.count)])
+        fields = Fields(self.go, self._go, self.count)
+        self.widget = widgets.Box([words[0], self.count, words[1], self.go, fields])
         for style in ("tnb-more", "tnb-fields"):
             self.widget.add_class(style)
 
-    def _go(self) -> None:
-        text = self.count.value.strip()
+    def _go(self, text: str) -> None:
+        text = text.strip()
         self.ask(int(text) if text.isdecimal() else text)
 
     def refresh(self) -> None:

@@ -72,21 +72,20 @@ class LRSettings:
             self.fields[-1].add_class("tnb-block")
 
     @property
-    def inputs(self) -> list[widgets.Text | widgets.Dropdown]:
-        "The fields in their order in the page."
-        several = [self.optimizer] if self.optimizer.options else []
-        return [*several, *self.boxes.values()]
+    def inputs(self) -> dict[str, widgets.Text | widgets.Dropdown]:
+        "The fields in their order in the page, by argument of lr_find."
+        return ({"optimizer": self.optimizer} if self.optimizer.options else {}) | self.boxes
 
-    def values(self) -> dict:
+    def values(self, *given: str) -> dict:  # given: other texts than those of the fields
         "The values of the fields: numbers, or the text of a field that is not a number."
         def number(name, text):
             try:
                 return int(text) if name == "num_steps" else float(text)
             except ValueError:
                 return text
-        found = {name: number(name, box.value.strip()) for name, box in self.boxes.items()}
-        return found if self.optimizer.value is None else found | {
-            "optimizer": self.optimizer.value}
+        texts = dict(zip(self.inputs, given or [each.value for each in self.inputs.values()]))
+        return {name: text if name == "optimizer" else number(name, text.strip())
+                for name, text in texts.items()}
 
 # %% ../../nbs/panel/37_lr_pane.ipynb #667d1386
 PROMISE = ("The search runs between two steps of the run; afterwards weights, data order and "
@@ -109,7 +108,6 @@ class LRPane(Pane):
         self.curve.on_msg(self._on_click)
         self.rows = {name: RateRow(self._use) for name in (*READINGS, "clicked")}
         self.find = button("Find", "search", "Try the rates at the next safe point")
-        self.find.on_click(lambda _: self._find())
         self.words = widgets.HTML()
         self.widget = self._build()
         self.refresh()
@@ -118,7 +116,7 @@ class LRPane(Pane):
         heads = [widgets.HTML(f'<div class="heading">{text}</div>')
                  for text in ("Loss against learning rate", "Suggestions")]
         settings = widgets.Box([*self.settings.fields, self.find,
-                                Fields(*self.settings.inputs)])
+                                Fields(self.find, self._find, *self.settings.inputs.values())])
         for style in ("tnb-lrset", "tnb-fields"):
             settings.add_class(style)
         left = widgets.Box([heads[0], self.curve])
@@ -142,7 +140,7 @@ class LRPane(Pane):
         found = self.view.lr_search
         return self.waiting or (found is not None and not found.sweep.ended)
 
-    def _find(self) -> None:
+    def _find(self, *given: str) -> None:
         found = self.view.lr_search
         if self.under_way:
             if found is not None:
@@ -150,7 +148,8 @@ class LRPane(Pane):
         else:
             self.clicked = None
             self._before = weakref.ref(found) if found is not None else lambda: None
-            self.asked = self.view.post(Command("lr_find", self.settings.values(), source="widget"))
+            values = self.settings.values(*given)
+            self.asked = self.view.post(Command("lr_find", values, source="widget"))
         self.notify()
         self.refresh()
 

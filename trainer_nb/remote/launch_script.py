@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from ..core.control_folder import (OFFER, ControlError, ControlFolder, is_running,
                                             started)
@@ -207,15 +208,24 @@ def launch_script(script, args, workspace, num_processes, python, env, timeout) 
     run.refresh()  # one that was followed before has not seen yet that another process has it
     return run
 
+_Returned = TypeVar("_Returned")
+
+@overload
+def launch(target: str | os.PathLike, *args: Any, workspace: str | os.PathLike | None = None,
+           num_processes: int | None = None, python: str | os.PathLike | None = None,
+           env: Mapping[str, str] | None = None, timeout: float = 60.0) -> RemoteRun: ...
+@overload
+def launch(target: Callable[..., _Returned], *args: Any,
+           num_processes: int | None = None) -> _Returned: ...
 def launch(
-    target,  # the path of a script, or a function
-    *args,  # of the script, or of the function
-    workspace=None,  # script: folder of its run
+    target: str | os.PathLike | Callable,  # the path of a script, or a function
+    *args: Any,  # of the script, or of the function
+    workspace: str | os.PathLike | None = None,  # script: folder of its run
     num_processes: int | None = None,  # script: by torchrun; function: default one a GPU
-    python=None,  # script: an interpreter; default: this one's
-    env=None,  # script: further environment variables, a dict
+    python: str | os.PathLike | None = None,  # script: an interpreter; default: this one's
+    env: Mapping[str, str] | None = None,  # script: further environment variables, a dict
     timeout: float = 60.0,  # script: seconds until its run is there
-):
+) -> Any:
     """Start a script that outlives this kernel, or run a function in several processes.
 
     `launch("train.py", "--epochs", 5, workspace="runs/first")` runs the script, in the present

@@ -12,8 +12,9 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..core.control_folder import ControlError, check_own
@@ -24,6 +25,12 @@ from ..hooks.progress import in_notebook
 from ..hooks.recorder import History
 from ..hooks.run_folder import METRICS, RESULT
 from .remote_view import POLL, RemoteReply, RemoteRunView
+
+if TYPE_CHECKING:
+    from trainer_nb.panel.dashboard import Dashboard
+    from trainer_nb.panel.hook_table import HookTable
+    from trainer_nb.panel.plots import Plots
+    from trainer_nb.panel.tunables import ControlPanel
 
 # %% ../../nbs/remote/42_remote_run.ipynb #53a68bb4
 def check_run(path: Path) -> None:
@@ -133,13 +140,13 @@ class RemoteRun:
     """A run in another process, followed through its folder: `attach(path)` makes it.
 
     `source` of its commands: "notebook" in a notebook, else "code"."""
-    state = property(lambda self: self.view.state)
-    standing = property(lambda self: self.view.standing)
+    state: RunState = cast(Any, property(lambda self: self.view.state))
+    standing: str = cast(Any, property(lambda self: self.view.standing))
     history: History = cast(Any, property(lambda self: self.view.history))
     journal: Journal = cast(Any, property(lambda self: self.view.journal))
-    closed = property(lambda self: self._follower.ended)
+    closed: bool = cast(Any, property(lambda self: self._follower.ended))
 
-    def __init__(self, path, source: str | None = None):
+    def __init__(self, path: str | PathLike, source: str | None = None):
         self.path = Path(path)
         self.view = RemoteRunView(self.path, source or ("notebook" if in_notebook() else "code"))
         self._parts, self._before, self._trouble = Parts(self), self.view.standing, ""
@@ -164,24 +171,24 @@ class RemoteRun:
         self._parts.close()
 
     @property
-    def dashboard(self):
+    def dashboard(self) -> "Dashboard":
         "The panel: state, controls, curves, tunables, hooks, journal; needs ipywidgets, plotly."
         return self._parts.dashboard()
 
     @property
-    def plots(self):
+    def plots(self) -> "Plots":
         "The curves, as a widget of their own."
         from trainer_nb.panel.plots import Plots
         return self._parts.part(Plots, find=find_runs)
 
     @property
-    def controls(self):
+    def controls(self) -> "ControlPanel":
         "The run controls and tunables, as a widget of their own."
         from trainer_nb.panel.tunables import ControlPanel
         return self._parts.part(ControlPanel)
 
     @property
-    def hook_table(self):
+    def hook_table(self) -> "HookTable":
         "The hooks with switches, orders and costs, as a widget of their own."
         from trainer_nb.panel.hook_table import HookTable
         return self._parts.part(HookTable)
@@ -196,7 +203,7 @@ class RemoteRun:
         going = self.standing in ("running", "paused")
         return None if going else read_result(self.path)
 
-    def post(self, command: Command, **about) -> RemoteReply:
+    def post(self, command: Command, **about: Any) -> RemoteReply:
         """Leave a command for the run; what it does not take is refused at once.
 
         `about`: other fields of a `Request`, say reason="..." or max_age_steps=50."""
@@ -208,7 +215,7 @@ class RemoteRun:
             raise reply.error
         return reply
 
-    def tune(self, **values) -> RemoteReply:
+    def tune(self, **values: Any) -> RemoteReply:
         """Change tunables at the run's next boundary; ValueError for a bad value: nothing is sent.
 
         `tune(lr=1e-4, **{"ema.decay": 0.99})`: the names are those of `tunables()`."""

@@ -15,8 +15,9 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -357,8 +358,18 @@ class Runs(Sequence):
             print(repr(self))
 
 # %% ../../nbs/remote/47_runs.ipynb #c0ffef16
+if TYPE_CHECKING:
+    class OneOrSeveral(RemoteRun, Runs):
+        "A run, or those of a pattern: a checker cannot tell which of the two a path gives."
+        _parts: Any
+
+@overload
+def attach(path: str | PathLike, source: str | None = None) -> "OneOrSeveral": ...
+@overload
+def attach(path: list | tuple, source: str | None = None) -> Runs: ...
 def attach(
-    path,  # folder of a run; "runs/*" or a list of folders for several
+    # folder of a run; "runs/*" or a list of folders for several
+    path: str | PathLike | list | tuple,
     source: str | None = None,  # of the commands, in the run's journal: "notebook", "agent:NAME"
 ) -> "RemoteRun | Runs":
     """The run in a folder, whichever process has it: its panel, its records, and verbs to steer it.

@@ -12,10 +12,14 @@ import html
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .sweep import Sweep
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
 
 # %% ../../nbs/tools/23_lr_find.ipynb #3cfcc516
 def rates(start_lr: float, end_lr: float, num_steps: int, mode: str = "exp") -> list[float]:
@@ -164,7 +168,7 @@ class LRFind:
         share = min(1.0, max(0.0, (x - left) / (right - left)))
         return float(lrs[0] * (lrs[-1] / lrs[0]) ** share)
 
-    def plot(self):
+    def plot(self) -> "plotly.graph_objects.Figure":
         "The curve as a plotly figure, with the suggestions."
         return lr_figure(self)
 

@@ -10,9 +10,13 @@ __all__ = ['BUILDS', 'STEPS', 'ELSEWHERE', 'HELPER', 'ARGUMENTS', 'name_problem'
 # %% ../../nbs/tools/24_task.ipynb #2fca8bd2
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
 
 from ..core.core_trainer import check_seed
 from ..core.hook import POINTS, ComponentHook
@@ -104,40 +108,40 @@ class Task:
         methods = [name for name in dir(cls) if callable(getattr(cls, name, None))]
         check_task_names(methods, cls.__name__)
 
-    def build_model(self):
+    def build_model(self) -> nn.Module:
         "The model, a `torch.nn.Module`; required."
 
-    def build_train_dl(self):
+    def build_train_dl(self) -> Iterable:
         "The training loader; required."
 
-    def build_valid_dl(self):
+    def build_valid_dl(self) -> Iterable | Mapping[str, Iterable] | None:
         "A validation loader, a dict of named ones, or None."
 
-    def build_test_dl(self):
+    def build_test_dl(self) -> Iterable | Mapping[str, Iterable] | None:
         "A loader, or a dict of named ones, for `trainer.test()`; built when that is called."
 
-    def build_loss_fn(self):
+    def build_loss_fn(self) -> Callable | None:
         "f(pred, target) for batches `(inputs, targets)`; without it the model's own loss counts."
 
-    def build_metrics(self):
+    def build_metrics(self) -> Mapping[str, Any] | None:
         "Name to f(pred, target) or a torchmetrics object."
 
-    def build_optim(self, model):
+    def build_optim(self, model: nn.Module) -> Optimizer:
         "The optimizer; `model` is on its device."
 
-    def build_sched(self, optim):
+    def build_sched(self, optim: Optimizer) -> Any:
         "A scheduler, a name, a `SchedulerHook` or None, as `sched=`; may take `total_steps` too."
 
-    def build_hooks(self):
+    def build_hooks(self) -> list:
         "A list of hooks."
 
-    def train_step(self, batch, trainer):
+    def train_step(self, batch: Any, trainer) -> dict:
         "A dict with `loss` and any records, as of a step function."
 
-    def eval_step(self, batch, trainer):
+    def eval_step(self, batch: Any, trainer) -> dict:
         "As `train_step`, which is the default."
 
-    def end_of_evaluation(self, name, outputs, trainer):
+    def end_of_evaluation(self, name: str, outputs: list, trainer) -> dict | None:
         "A dict of records, or None, from all that the steps returned for the loader `name`."
 
     def state_dict(self) -> dict:
