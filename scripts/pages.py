@@ -10,6 +10,8 @@ import yaml
 
 LINK = re.compile(r"\]\(([^)\s#]*)(#[^)\s]+)?\)")
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+KNOWN = r"\[(`[^`\n]+`)\]\([^)\s]*\)"  # nbdev's link of a name that it knows
+WORDS = re.compile(rf"\[((?:[^][\n]|{KNOWN})+)\]\(")
 
 
 # Pages and anchors
@@ -41,6 +43,18 @@ def markdown_texts(nb):
 def prose(text):
     """A text without its blocks of code."""
     return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def unnested(text):
+    """A text in which no link has a link in its words: nbdev makes one of each name it knows."""
+    return WORDS.sub(lambda found: "[" + re.sub(KNOWN, r"\1", found[1]) + "](", text)
+
+
+def raw_block(markup):
+    """HTML as a block of Pandoc's Markdown."""
+    ticks = max(map(len, re.findall("`+", markup)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return f"{fence}{{=html}}\n{markup}\n{fence}\n"
 
 
 def words_of(output):
@@ -116,12 +130,14 @@ class Site:
         return f"]({link}{'#' if anchor else ''}{anchor})"
 
     def mend_anchors(self):
-        """Links to methods that no page shows lead to their class; write what has changed."""
+        """Links to methods that no page shows lead to their class, and none stands in the words of
+        another; write what has changed."""
         for path, nb in self.notebooks.items():
             before = json.dumps(nb)
             for holder, key in markdown_texts(nb):
-                holder[key] = LINK.sub(lambda found, path=path: self.nearest(path, found),
-                                       "".join(holder[key])).splitlines(keepends=True)
+                text = LINK.sub(lambda found, path=path: self.nearest(path, found),
+                                unnested("".join(holder[key])))
+                holder[key] = text.splitlines(keepends=True)
             if json.dumps(nb) != before:
                 self.write(path)
 
@@ -136,6 +152,20 @@ class Site:
                 if (words := " ".join("; ".join(found).split())) and "fig-alt:" not in source:
                     source = f"#| fig-alt: {json.dumps(words, ensure_ascii=False)}\n{source}"
                     cell["source"], changed = source.splitlines(keepends=True), True
+            if changed:
+                self.write(path)
+
+    def keep_to_ourselves(self):
+        """HTML of outputs as Markdown: for HTML Quarto has a page load jQuery and require.js from
+        elsewhere, which pictures and tables do not need."""
+        for path, nb in self.notebooks.items():
+            changed = False
+            for output in [each for cell in nb["cells"] for each in cell.get("outputs", [])]:
+                data = output.get("data", {})
+                if (markup := "".join(data.get("text/html", ""))) and "<script" not in markup:
+                    del data["text/html"]
+                    data["text/markdown"] = raw_block(markup).splitlines(keepends=True)
+                    changed = True
             if changed:
                 self.write(path)
 

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import nbformat
 import pytest
 import yaml
+from axe_playwright_python.sync_playwright import Axe
 from PIL import Image, ImageStat
 
 import trainer_nb
@@ -202,7 +204,8 @@ def is_fresh():
     """Whether the notebooks were processed since anything changed from which they are made."""
     made = PROC / "llms.txt"
     sources = [ROOT / name for name in ("_quarto.yml", "settings.ini", "CHANGELOG.md")]
-    for folder, kind in (("nbs", "*.ipynb"), ("scripts", "*.py"), ("trainer_nb", "*.py")):
+    for folder, kind in (("nbs", "*.ipynb"), ("nbs", "*.css"), ("scripts", "*.py"),
+                         ("trainer_nb", "*.py")):
         sources += (ROOT / folder).rglob(kind)
     return made.exists() and made.stat().st_mtime > max(path.stat().st_mtime for path in sources)
 
@@ -314,7 +317,94 @@ def test_a_picture_of_an_output_keeps_its_words_on_the_site(tmp_path):
     assert shown("image/png", "iV") == shown("text/html", "<svg><title>a</title></svg>") == ""
 
 
+def test_no_link_stands_in_the_words_of_another(site):
+    """nbdev makes a link of each name that it knows, also within a link."""
+    assert pages.unnested("[the [`fit`](/a.html#fit) of [`Trainer`](/b.html)](../c.ipynb)") == (
+        "[the `fit` of `Trainer`](../c.ipynb)")
+    apart = "[`fit`](/a.html) and [x] [`go`](/b.html), [here](c.ipynb)"
+    assert pages.unnested(apart) == apart
+    texts = [(path, pages.prose("".join(holder[key]))) for path, nb in site.notebooks.items()
+             for holder, key in pages.markdown_texts(nb)]
+    assert {path for path, text in texts if pages.unnested(text) != text} == set()
+    names = site.notebooks["reference/10_names.ipynb"]
+    tables = "".join("".join(holder[key]) for holder, key in pages.markdown_texts(names))
+    assert len(re.findall(r"^\| \[`\w+`\]\(", tables, re.MULTILINE)) >= 38
+
+
+def test_no_page_has_quarto_load_scripts_from_elsewhere(site, tmp_path):
+    """As it does for each output in HTML; what has a script of its own stays."""
+    def left(data):
+        write_page(tmp_path, "one", outputs=[{"output_type": "display_data", "data": data}])
+        pages.Site(tmp_path).keep_to_ourselves()
+        [output] = pages.Site(tmp_path).notebooks["one.ipynb"]["cells"][-1]["outputs"]
+        return {kind: "".join(text) for kind, text in output["data"].items()}
+
+    assert left({"text/html": ["<b>\n", "a</b>"], "text/plain": "a"}) == {
+        "text/plain": "a", "text/markdown": "```{=html}\n<b>\na</b>\n```\n"}
+    assert left({"text/html": "````"})["text/markdown"] == "`````{=html}\n````\n`````\n"
+    assert left({"text/html": "<script>a</script>"}) == {"text/html": "<script>a</script>"}
+    kinds = {path: {kind for cell in nb["cells"] for output in cell.get("outputs", [])
+                    for kind in output.get("data", {})} for path, nb in site.notebooks.items()}
+    wanting = {"text/html", "application/javascript"}
+    assert {path: found & wanting for path, found in kinds.items() if found & wanting} == {}
+
+
+def test_each_picture_is_one_as_a_file_too(site):
+    """Quarto writes an SVG into a file, where nothing is shown without its namespace."""
+    drawn = [(path, "".join(output["data"]["image/svg+xml"])) for path, nb in site.notebooks.items()
+             for cell in nb["cells"] for output in cell.get("outputs", [])
+             if "image/svg+xml" in output.get("data", {})]
+    assert len(drawn) > 5
+    assert [path for path, text in drawn
+            if ElementTree.fromstring(text).tag != "{http://www.w3.org/2000/svg}svg"] == []
+
+
 # The site's settings
+
+
+# colours, classes and rules of Quarto 1.7's two themes that site.css mends
+THEMES = """
+body { margin: 0; font: 17px sans-serif; background: white; color: #343a40; }
+body.quarto-dark { background: #222; color: white; }
+code { white-space: pre; background: #f8f9fa; color: #7d12ba; }
+:is(p, td) code { white-space: pre-wrap; }
+a { color: #2761e3; } .quarto-dark a { color: #00bc8c; } a > code { color: inherit; }
+td a { word-break: break-word; } table { width: 100%; }
+.navbar { background-color: #2780e3; color: #fdfeff; }
+.quarto-dark .navbar { background-color: #375a7f; color: #dee2e6; }
+.quarto-title-breadcrumbs .breadcrumb li:last-of-type a { color: #6c757d; }
+.quarto-dark .breadcrumb { background: #434343; }
+.quarto-light figcaption { color: #6d7a86; } .nav-page-text { color: #6c757d; }
+"""
+PARTS = """<div class="navbar"><span>trainer_nb</span></div><nav class="quarto-title-breadcrumbs">
+<ol class="breadcrumb"><li class="breadcrumb-item"><a href="#a">Reference</a></li></ol></nav>
+<main id="a"><p>Say <code>trainer.fit()</code>, see <a href="#a"><code>Task</code></a>.</p>
+<ul><li><code>Trainer(train_step={"d": step_d, "g": step_g}, optim={"d": 1, "g": 2})</code></li>
+</ul><figcaption>A run</figcaption><table><tr><td><a href="#a"><code>StepState</code></a></td>
+<td>""" + "position, " * 60 + """</td><td><code>step_state.optimizer_step_of_a_run</code></td>
+</tr></table><p><code>""" + "a_long_name_" * 5 + """</code></p></main>
+<div class="nav-page"><span class="nav-page-text">Steer a run</span></div>"""
+
+
+@pytest.mark.browser
+def test_text_can_be_read_in_both_themes_and_on_a_phone(browser):
+    """Contrast by axe-core, the width of the page, and a name that stays in one line."""
+    sheet = (ROOT / "nbs" / "site.css").read_text(encoding="utf-8")
+    page, seen = browser.new_page(viewport={"width": 390, "height": 844}), {}
+    for rules in ("", sheet):
+        for theme in ("light", "dark"):
+            page.set_content(f"<html lang='en'><title>a</title><style>{THEMES}{rules}</style>"
+                             f"<body class='quarto-{theme}'>{PARTS}</body></html>")
+            faint = Axe().run(page, options={"runOnly": ["color-contrast"]}).response["violations"]
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            seen[bool(rules), theme] = ([node["html"] for each in faint for node in each["nodes"]],
+                                        wide > 390)
+    page.set_viewport_size({"width": 1000, "height": 844})
+    lines = page.evaluate("document.querySelector('td code').getClientRects().length")
+    page.close()
+    assert seen[True, "light"] == seen[True, "dark"] == ([], False) and lines == 1, seen
+    assert all(len(seen[False, theme][0]) > 1 and seen[False, theme][1]
+               for theme in ("light", "dark")), seen
 
 
 def settings(**fields):
@@ -331,8 +421,9 @@ def test_pictures_of_runs_follow_the_theme_of_the_site(site, browser, system):
     made = yaml.safe_load((PROC / "_quarto.yml").read_text(encoding="utf-8"))
     sheet = (PROC / made["format"]["html"]["css"]).read_text(encoding="utf-8")
     cells = nbformat.read(PROC / "tutorials" / "10_quick_start.ipynb", 4).cells
-    kept = next(output["data"]["text/html"] for cell in cells for output in cell.get("outputs", [])
-                if "tnb-kept" in output.get("data", {}).get("text/html", ""))
+    shown = ["".join(output.get("data", {}).get("text/markdown", ""))
+             for cell in cells for output in cell.get("outputs", [])]
+    kept = next(text for text in shown if "tnb-kept" in text)
     page, seen = browser.new_page(color_scheme=system), {}
     for theme in ("light", "dark"):
         page.set_content(f"<style>{sheet}</style><body class='quarto-{theme}'>{kept}</body>")

@@ -160,7 +160,8 @@ class LRFind:
         "The curve as SVG for a page that has its own background; `chosen` is marked."
         curve = lr_curve(self, chosen)
         words = html.escape(f"Loss against learning rate. {self!r}")
-        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">{curve}</svg>'
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+                f'role="img" aria-label="{words}">{curve}</svg>')
 
     def rate_at(self, x: float) -> float:
         "The rate at a place of the picture, in its pixels."
