@@ -455,14 +455,14 @@ def render():
 
 
 def finish_pages(cache, config):
-    """Links to what pages show, words for pictures, nothing loaded from elsewhere, changelog and
+    """Links to what pages show, words for pictures, HTML as Markdown, changelog and
     versions as pages, llms.txt."""
     import yaml
 
     site = Site(cache, address(config))
     site.mend_anchors()
     site.name_pictures()
-    site.keep_to_ourselves()
+    site.html_as_markdown()
     write_if_changed(cache / "changelog.md", changelog_page((ROOT / "CHANGELOG.md").read_text()))
     write_if_changed(cache / "versions.md", versions.page(config.version))
     sidebar = yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]["sidebar"]

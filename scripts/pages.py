@@ -155,7 +155,7 @@ class Site:
             if changed:
                 self.write(path)
 
-    def keep_to_ourselves(self):
+    def html_as_markdown(self):
         """HTML of outputs as Markdown: for HTML Quarto has a page load jQuery and require.js from
         elsewhere, which pictures and tables do not need."""
         for path, nb in self.notebooks.items():

@@ -335,7 +335,7 @@ def test_no_page_has_quarto_load_scripts_from_elsewhere(site, tmp_path):
     """As it does for each output in HTML; what has a script of its own stays."""
     def left(data):
         write_page(tmp_path, "one", outputs=[{"output_type": "display_data", "data": data}])
-        pages.Site(tmp_path).keep_to_ourselves()
+        pages.Site(tmp_path).html_as_markdown()
         [output] = pages.Site(tmp_path).notebooks["one.ipynb"]["cells"][-1]["outputs"]
         return {kind: "".join(text) for kind, text in output["data"].items()}
 

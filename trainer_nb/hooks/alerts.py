@@ -58,7 +58,6 @@ class Alert:
         "Kind and subject: of two alerts with the same key one goes on at a time."
         return f"{self.kind}:{self.subject}"
 
-
     def __str__(self):
         return f"{self.title} at step {self.step:,}: {self.seen} {self.advice}".rstrip()
 
