@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from textwrap import TextWrapper
 
 import versions
 from fresh import (compared_with_stored, counts_here, is_by_clock, is_compared,
@@ -146,8 +147,11 @@ def readme_text(notebook=INDEX):
 
 def export(paths=()):
     """Export notebooks to modules with nbdev, and the index to README.md."""
+    import nbdev.maker
     from nbdev.doclinks import nbdev_export
 
+    # `__all__` within 100 columns, of which its name takes ten
+    nbdev.maker.TextWrapper = lambda width, **options: TextWrapper(90, **options)
     os.chdir(ROOT)
     for path in [str(path) for path in find_notebooks(paths)] if paths else [None]:
         nbdev_export.__wrapped__(path=path, procs=None)

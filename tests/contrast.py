@@ -36,4 +36,4 @@ CONTRAST = """() => {
                     name: each.className.baseVal ?? each.className, ground: ground.slice(0, 3), ink });
     }
     return seen;
-}"""
+}"""  # noqa: E501

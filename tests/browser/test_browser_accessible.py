@@ -34,7 +34,7 @@ def digits(*hooks, **settings):
                    hooks=[*hooks, LayerStatsHook(every_steps=5), SamplesHook(worst=4),
                           AlertsHook(data_share=None, hook_share=None), SnapshotHook(20)], **settings)
 trainer = digits(noise, Witness())
-"""
+"""  # noqa: E501
 FAILS = "noise.fails_at = 5 + trainer.step_state.optimizer_step"
 FINISHED = "done = digits(epochs=2)\ndone.fit().status"
 NAN = """
@@ -43,7 +43,7 @@ print(bad.fit().status)
 """
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 AXE = """scope => axe.run({ include: [[scope]] }, { resultTypes: ['violations'] }).then(({ violations }) => violations
-    .filter(({ impact }) => impact === 'serious' || impact === 'critical').map(({ id, nodes }) => [id, nodes.map(({ html }) => html.slice(0, 200))]))"""
+    .filter(({ impact }) => impact === 'serious' || impact === 'critical').map(({ id, nodes }) => [id, nodes.map(({ html }) => html.slice(0, 200))]))"""  # noqa: E501
 
 
 def faint(page):
@@ -120,7 +120,7 @@ class Keys:
             const at = document.activeElement;
             return { name: at.getAttribute('aria-label') ?? at.labels?.[0]?.textContent.trim() ?? at.textContent.trim(), role: at.role || at.type || at.tagName,
                      value: at.getAttribute('aria-valuetext') ?? at.value ?? '', inside: Boolean(at.closest('.tnb')) };
-        }""")
+        }""")  # noqa: E501
 
     def press(self, *keys):
         """One key after the other."""
@@ -298,7 +298,7 @@ UNMARKED = """() => {
             poor.push([each.outerHTML.slice(0, 160), outlineStyle, outlineWidth, outlineColor]);
     }
     return { seen: [...seen], poor };
-}"""
+}"""  # noqa: E501
 KINDS = {  # one control of each kind, in the tab of that name
     "button": ("Hooks", ".tnb-controls button >> nth=1"),
     "slider": ("Hooks", ".tnb-row .noUi-handle >> nth=0"),
@@ -409,7 +409,7 @@ def test_states_are_said_once(shown):
         window.said = [];
         new MutationObserver(() => window.said.push(document.querySelector('.tnb-said').textContent))
             .observe(document.querySelector('.tnb-said'), { childList: true, characterData: true, subtree: true });
-    }""")
+    }""")  # noqa: E501
     shown.click("Resume")
     assert later(lambda: said.inner_text() == "Running"), (
         said.inner_text(), page.evaluate("() => window.said"))
@@ -462,7 +462,7 @@ OLD = """<div class="tnb is-running">
       <input type="text" value="0.01"><div class="tnb-hint"><div class="hint">refused: no</div></div></div>
     <div class="tnb-row"><div class="nm" title="decay: of the weights">decay</div><div class="log"><div class="noUi-target"><div class="noUi-handle" role="slider"
       tabindex="0" aria-valuetext="-2"></div></div></div><input type="text" value="0.01"></div>
-    <div class="tnb-tabs"><button class="tab on">One</button><button class="tab">Two</button></div><div class="tnb-pane">nothing to focus</div></div>"""
+    <div class="tnb-tabs"><button class="tab on">One</button><button class="tab">Two</button></div><div class="tnb-pane">nothing to focus</div></div>"""  # noqa: E501
 
 
 def test_older_widgets_and_an_end(browser):

@@ -31,7 +31,7 @@ trainer = Trainer(torch.nn.Linear(4, 1), train_dl=data, loss_fn=torch.nn.MSELoss
                          LambdaHook(name="poison", before_batch=poison)])
 """
 PLACES = """() => ['.tnb-head', '.tnb-controls', '.tnb-message', '.tnb-main', '.tnb-tabs']
-    .map(name => document.querySelector(`.tnb ${name}`)).map(part => [part.offsetTop, part.offsetHeight])"""
+    .map(name => document.querySelector(`.tnb ${name}`)).map(part => [part.offsetTop, part.offsetHeight])"""  # noqa: E501
 
 
 @pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])

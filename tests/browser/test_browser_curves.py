@@ -29,12 +29,12 @@ MOUNT = """async source => {
     window.model = {figure: {data: [], layout: {}}, get: name => window.model[name], send: each => window.sent.push(each),
                     on: (name, act) => { window.heard[name] = act; }, off: () => {}};
     chart.render({model: window.model, el: document.getElementById('chart'), loaded: Promise.resolve(window.Plotly)});
-}"""
+}"""  # noqa: E501
 SHOW = """([data, layout]) => {
     const bytes = text => new DataView(Uint8Array.from(atob(text), each => each.charCodeAt(0)).buffer);
     window.model.figure = {data: data.map(t => ({...t, x: bytes(t.x), y: bytes(t.y)})), layout};
     window.heard['change:figure']();
-}"""
+}"""  # noqa: E501
 AXIS = ("name => { const b = document.querySelector('.js-plotly-plot'); return "
         "b?._fullLayout?.[name]?.range; }")
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 # How other places paint their page: with no variables at all, with those of VS Code, and with the
 # light ones that ipywidgets brings along.
 LIGHT_WIDGETS = """:root { --jp-ui-font-color0: black; --jp-ui-font-color1: black; --jp-layout-color1: white; --jp-widgets-color: black;
-    --jp-widgets-input-color: black; --jp-widgets-input-background-color: white; }"""
+    --jp-widgets-input-color: black; --jp-widgets-input-background-color: white; }"""  # noqa: E501
 VSCODE = (":root {{ --vscode-foreground: {ink}; --vscode-editor-background: {ground}; "
           "--vscode-focusBorder: #0078d4; {widgets} }}")
 # style of the page, attributes of html, class of body, colour scheme of the browser, is the panel
@@ -90,7 +90,7 @@ def focused(lab):
     return lab.page.evaluate("""() => {
         const at = document.activeElement;
         return { text: at.textContent.slice(0, 40).trim(), name: at.className, inside: !!at.closest('.tnb'), button: at.tagName === 'BUTTON' };
-    }""")
+    }""")  # noqa: E501
 
 
 def test_the_focus_stays_in_the_panel(jupyterlab, browser):

@@ -30,7 +30,7 @@ Net = type("N" + "etwork" * 9 + "Block", (torch.nn.Linear,), {})
 assert len(Net.__name__) == 60
 trainer = Trainer(Net(4, 1), train_dl=data, valid_dl=loaders, loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu", grad_clip=1.0, seed=0,
                   hooks=[*map(hook, range(37)), LayerStatsHook(every_steps=1), AlertsHook(), SamplesHook()], metrics=dict(map(metric, range(40))))
-"""
+"""  # noqa: E501
 RUN = "trainer.tune(lr=0.01)\ntrainer.fit().status"
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 WIDTHS, TABS_AT = (520, 800, 965, 1300, 1900, 2560), (520, 1300)
@@ -74,7 +74,7 @@ SEEN = """(panel) => {
     const outer = panel.getBoundingClientRect();
     const filled = [...panel.querySelectorAll('svg, canvas, img, button, .noUi-target, .progress')].map(e => cut(e.getBoundingClientRect(), e.parentElement)).filter(Boolean);
     return {found, filled, panel: [outer.left, outer.top, outer.right, outer.bottom], wide: panel.scrollWidth - panel.clientWidth};
-}"""
+}"""  # noqa: E501
 
 
 def overlaps(found):

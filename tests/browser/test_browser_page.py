@@ -157,7 +157,7 @@ def boxes(page):
     return page.evaluate("""() => [...document.querySelectorAll('main button, main select, main input, main label, .pill, .place, .numbers > div, .hint, .message,'
         + ' #name, #percent, h2, #chart, #journal li')].filter(e => e.checkVisibility() && !e.classList.contains('unseen')).map(e => {
         const r = e.getBoundingClientRect(); return [e.tagName + ' ' + (e.id || e.textContent.slice(0, 30)), r.left, r.top, r.right, r.bottom]; })
-        .filter(b => b[3] > b[1] && b[4] > b[2])""")
+        .filter(b => b[3] > b[1] && b[4] > b[2])""")  # noqa: E501
 
 
 def overlaps(found):
@@ -279,7 +279,7 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
             tell(fetch(at + "command", {{method: "POST", credentials: "include", body, mode: "no-cors"}})),
             tell(fetch(at + "command", {{method: "POST", credentials: "include", body, headers: json}})),
             tell(fetch(at + "state", {{credentials: "include"}}))]);
-        </script><script src="http://127.0.0.1:{served.port}/state"></script>""")
+        </script><script src="http://127.0.0.1:{served.port}/state"></script>""")  # noqa: E501
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
             """Nothing."""

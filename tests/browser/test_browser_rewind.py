@@ -199,7 +199,7 @@ HURRY = """line => { const list = line.querySelector("select"), [go] = line.quer
         list.dispatchEvent(new Event("change", {bubbles: true}));
     }
     go.click();
-    return list.selectedOptions[0].textContent.replace("\\u00a0", " "); }"""
+    return list.selectedOptions[0].textContent.replace("\\u00a0", " "); }"""  # noqa: E501
 
 
 def test_the_state_that_the_list_shows_is_the_one_gone_back_to(live):

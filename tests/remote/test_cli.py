@@ -395,7 +395,7 @@ def test_bash_completes_runs_tunables_and_values(tmp_path):
     def completed(line):
         """What bash makes of a line and the Tab key."""
         script = f"""eval "$(trainer-nb completion bash)"
-            COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _trainer_nb; printf '%s\\n' "${{COMPREPLY[@]}}" """
+            COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _trainer_nb; printf '%s\\n' "${{COMPREPLY[@]}}" """  # noqa: E501
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True,
                               check=True,
                               env=os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}"})
