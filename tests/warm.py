@@ -199,7 +199,7 @@ def without_own_frames(kind, error, trace):
         if each.tb_frame.f_code.co_filename == __file__:
             shown = each.tb_next
         each = each.tb_next
-    sys.__excepthook__(kind, error, shown)
+    sys.__excepthook__(kind, error.with_traceback(shown), shown)
 
 
 def main():
