@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.peers import train
+from benchmarks.work import WORKS, same
 from trainer_nb.core.hook import Hook, LambdaHook
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.hooks.schedule import SchedulerHook
@@ -217,6 +219,15 @@ def test_scheduler_by_epoch_equals_a_hand_written_loop():
                 sched.step()
         results.append(state_of(model, optim))
     assert_equal(*results)
+
+
+def test_the_benchmarks_compare_equal_work():
+    """Every run that is measured ends with the weights of its loop by hand."""
+    for work in [work for name, work in WORKS.items() if "tiny" in name]:
+        block, batches = work.by_hand(), work.batches[:40]
+        block(batches)
+        for peer in ("trainer_nb", "trainer_nb_default"):
+            assert same(train(peer, work, batches), block.model), (work.name, peer)
 
 
 def test_the_comparison_would_notice():
