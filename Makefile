@@ -1,6 +1,7 @@
 # make env     .venv with the pinned development requirements, older kernels beside it
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
-# make test    ruff, sync check, notebook tests, docs' processing, pytest with browser tests
+# make test    ruff, and pytest: unit tests, processes, browser, notebooks, docs, export in step
+# make quick   ruff and the unit tests that take a moment
 # make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000
 #              commands; make ends: each way in which a process can end; make steering: three
 #              processes steer a run that is killed; all take many minutes
@@ -16,13 +17,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 NOTEBOOKS := $(BIN)/python scripts/notebooks.py
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 QUICK_START := nbs/tutorials/10_quick_start.ipynb
 OTHERS := ipykernel-6.31 ipykernel-7.3 colab vision
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
 
-.PHONY: env lab test cuda torture fuzz storms steering long ends export clean docs chromium lock
+.PHONY: env lab test quick cuda torture fuzz storms steering long ends export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(OTHERS:%=$(VENV)-%/.made)
@@ -51,10 +53,12 @@ lab: $(STAMP)
 
 test: env chromium
 	$(BIN)/ruff check
-	$(NOTEBOOKS) check
-	$(NOTEBOOKS) test
-	$(NOTEBOOKS) docs
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(PYTESTFLAGS)
+	$(PYTEST) $(PYTESTFLAGS)
+
+# What to run after each change: no browser, no other process, no notebook.
+quick: $(STAMP)
+	$(BIN)/ruff check
+	$(PYTEST) -m "not slow and not browser" $(addprefix tests/,core hooks tools panel) $(PYTESTFLAGS)
 
 # A training process is killed 200 times, resumed each time, and compared with one that was not
 # disturbed.

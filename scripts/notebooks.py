@@ -17,7 +17,6 @@ Paths are notebooks or folders; without any, all notebooks are meant.
 
 import argparse
 import filecmp
-import multiprocessing.connection
 import os
 import posixpath
 import re
@@ -289,76 +288,12 @@ def test_here(path, flags):
     sys.exit(0 if passed else 1)
 
 
-class ForkedTest:
-    """A notebook that is run as a test, in a process forked from this one, which is warm."""
-
-    def __init__(self, path, flags, timeout, folder):
-        self.path, self.timeout, self.started = path, timeout, time.perf_counter()
-        self.output = Path(folder) / f"{path.stem}-{id(self)}"
-        self.process = multiprocessing.get_context("fork").Process(
-            target=test_printing_to, args=(self.output, path, flags)
-        )
-        self.process.start()
-
-    def is_over(self):
-        """Whether it has ended; one that takes longer than its time is ended."""
-        if self.process.is_alive() and time.perf_counter() - self.started < self.timeout:
-            return False
-        self.late = self.process.is_alive()
-        self.process.kill()
-        self.process.join()
-        return True
-
-    def report(self):
-        """Print how it went, with what it printed where it failed; tell whether it passed."""
-        text = self.output.read_text()
-        text += f"no end after {self.timeout} s\n" if self.late else ""
-        passed = self.process.exitcode == 0
-        return report(self.path, passed, time.perf_counter() - self.started, text)
-
-
-def test_printing_to(output, path, flags):
-    """Run one notebook; what it and the processes it starts print goes to the file `output`."""
-    with open(output, "w") as file:
-        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
-    os.chdir(ROOT)
-    test_here(path, flags)
-
-
-def run_forked(paths, flags, workers, timeout):
-    """Run notebooks as tests, `workers` at a time; the ones that failed."""
-    import ipywidgets  # noqa: F401  imported once, before the forks
-    import nbdev.test  # noqa: F401
-    import plotly  # noqa: F401
-    import torch  # noqa: F401
-
-    waiting, running, failed = list(paths), [], []
-    with tempfile.TemporaryDirectory() as folder:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                running.append(ForkedTest(waiting.pop(0), flags, timeout, folder))
-            multiprocessing.connection.wait([each.process.sentinel for each in running], 1)
-            for each in [each for each in running if each.is_over()]:
-                running.remove(each)
-                failed += [] if each.report() else [show(each.path)]
-    return failed
-
-
-def test(paths=(), flags="", workers=2, timeout=600):
+def test(paths=(), flags=""):
     """Run notebooks as tests, each in a process of its own, without storing anything."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = find_notebooks(paths)
-    if failed := run_forked(found, flags, workers, timeout):
-        sys.exit("notebook tests failed: " + ", ".join(failed))
-    print(f"{len(found)} notebooks pass")
-
-
-def report(path, passed, seconds, text):
-    """Print how one notebook went, with what it printed where it failed."""
-    print(f"{'pass' if passed else 'FAIL'} {seconds:6.1f} s  {show(path)}", flush=True)
-    if not passed:
-        print(text, file=sys.stderr, flush=True)
-    return passed
+    command = [sys.executable, "-m", "pytest", "-n", "2", "tests/notebooks"]
+    place = {"TRAINER_NB_NOTEBOOKS": os.pathsep.join(map(str, find_notebooks(paths))),
+             "TRAINER_NB_NOTEBOOK_FLAGS": flags}
+    sys.exit(subprocess.run(command, cwd=ROOT, env=os.environ | place).returncode)
 
 
 # The sync check
@@ -513,15 +448,8 @@ def parser():
         one.set_defaults(verb=verb)
         if verb in (export, clean, execute, test):
             one.add_argument("paths", nargs="*", help="notebooks or folders (default: all)")
-        if verb in (execute, test):
-            one.add_argument(
-                "--timeout",
-                type=int,
-                default=600,
-                help="seconds for a cell (execute) or a notebook (test)",
-            )
-        if verb is test:
-            one.add_argument("--workers", type=int, default=2, help="notebooks at a time")
+        if verb is execute:
+            one.add_argument("--timeout", type=int, default=600, help="seconds for a cell")
         if verb is test_here:
             one.add_argument("path")
         if verb in (test, test_here):

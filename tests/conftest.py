@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("digits_runs", "lr_runs", "small_runs")
 
@@ -13,7 +14,16 @@ from jupyter_server import JupyterServer, browser_problem, open_browser
 
 from trainer_nb.core.core_trainer import CoreTrainer
 
+LONG = os.environ.get("TRAINER_NB_LONG") == "1"
 BROWSER_REQUIRED = os.environ.get("TRAINER_NB_REQUIRE_BROWSER") == "1"
+
+# `make test` draws the same examples each time, so that a failure is one of the change at hand;
+# `make long` draws new ones, and more of them. No example has a deadline: machines are busy.
+settings.register_profile("short", max_examples=25, derandomize=True, deadline=None, database=None,
+                          suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("short"), max_examples=200,
+                          derandomize=False)
+settings.load_profile("long" if LONG else "short")
 
 torch.set_num_threads(1)
 # a fork must not collect what its parent left: the end of a process group waits there for a thread
@@ -31,7 +41,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Skip what cannot run here; where the browser is required its absence is an error.
     `make long` runs what takes minutes."""
-    if os.environ.get("TRAINER_NB_LONG") != "1":
+    if not LONG:
         left = [item for item in items
                 if item.get_closest_marker("long") and not item.get_closest_marker("short")]
         config.hook.pytest_deselected(items=left)
@@ -49,12 +59,15 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With several workers: each takes whole files, and one of them all that need the browser."""
+    """With several workers: each takes whole files and single notebooks, and one of them all that
+    need the browser."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::", 1)[0]
+            if file.startswith("tests/notebooks/"):
+                return nodeid
             return "browser" if file.startswith("tests/browser/") else file
 
     return ByFile(config, log)

@@ -24,7 +24,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 PRELOADED = ("torch", "torch._dynamo", "torch.utils.data", "torch.distributed", "numpy", "psutil",
              "trainer_nb.trainer")
@@ -38,47 +40,57 @@ SERVER = "TRAINER_NB_WARM_SERVER"  # of the server's own process
 class Server:
     """The warm parent of the children, for one process of tests."""
 
-    current = None
+    running: ClassVar[dict] = {}
+    one_at_a_time = threading.Lock()
 
-    def __init__(self):
+    def __init__(self, modules):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "import warm; warm.main()"], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", "import warm; warm.main()", *modules], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, cwd="/", start_new_session=True,
                 env=os.environ | {
                     SERVER: str(theirs.fileno()), "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(
                         None, [os.environ.get("PYTHONPATH")])])})
-        self.socket, self.owner = ours, os.getpid()
+        self.socket = ours
 
     @classmethod
-    def of_this_process(cls):
-        """The server of this process; a fork starts its own."""
-        if cls.current is None or cls.current.owner != os.getpid():
-            cls.current = cls()
-        return cls.current
+    def of_this_process(cls, modules):
+        """The server of this process with these modules in memory; a fork starts its own."""
+        key = os.getpid(), modules
+        with cls.one_at_a_time:
+            if key not in cls.running:
+                cls.running[key] = cls(modules)
+        return cls.running[key]
 
     def fork(self, request, descriptors):
         """The pid of a new child of this process, which gets these descriptors as 0, 1 and 2."""
         text = json.dumps(request).encode()
         head = len(text).to_bytes(8, "little")
         libc = ctypes.CDLL(None)
-        # the child's parent ends at once, and the child becomes one of this process
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        try:
-            socket.send_fds(self.socket, [head], descriptors)
-            self.socket.sendall(text)
-            answer = self.socket.recv(8, socket.MSG_WAITALL)
-        finally:
-            libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        with self.one_at_a_time:
+            # the child's parent ends at once, and the child becomes one of this process
+            libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self.socket, [head], descriptors)
+                self.socket.sendall(text)
+                answer = self.socket.recv(8, socket.MSG_WAITALL)
+            finally:
+                libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         if len(answer) < 8:
             raise RuntimeError(f"the warm server has ended with {self.process.wait()}")
         return int.from_bytes(answer, "little")
 
 
 class Popen(subprocess.Popen):
-    """`subprocess.Popen` of a Python that is forked from the warm server."""
+    """`subprocess.Popen` of a Python that is forked from the warm server.
+
+    `modules` are imported beforehand, in the server."""
+
+    def __init__(self, *args, modules=PRELOADED, **options):
+        self.modules = tuple(modules)
+        super().__init__(*args, **options)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env,
                        startupinfo, creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite,
@@ -94,7 +106,7 @@ class Popen(subprocess.Popen):
         given = [number if each == -1 else each
                  for number, each in enumerate((p2cread, c2pwrite, errwrite))]
         try:
-            self.pid = Server.of_this_process().fork(request, given)
+            self.pid = Server.of_this_process(self.modules).fork(request, given)
         finally:
             for end in {p2cread, c2pwrite, errwrite} - {-1}:
                 if end != getattr(self, "_devnull", None):
@@ -206,7 +218,7 @@ def main():
     """Be the server, and then each of its children."""
     sys.path[:] = [each for each in sys.path if each not in ("", str(Path(__file__).parent))]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in PRELOADED:
+    for module in sys.argv[1:]:
         __import__(module)
     gc.freeze()
     words = serve(socket.socket(fileno=int(os.environ[SERVER])))

@@ -1,0 +1,43 @@
+"""Every notebook runs, cell by cell, and makes the outputs that are stored in it.
+
+`.venv/bin/python scripts/notebooks.py test [notebooks or folders]` runs some of them.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import warm
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import notebooks
+
+pytestmark = [pytest.mark.slow, pytest.mark.notebook]
+
+# what most notebooks import, imported once before the forks
+MODULES = (*warm.PRELOADED, "nbdev.test", "IPython.display", "ipywidgets", "plotly.graph_objects",
+           "sklearn.datasets")
+MOST = 600  # seconds: a notebook that waits for ever is ended
+# folders in which notebooks take longest come first, so that both processes of the tests are
+# busy until the end
+FIRST = ("real_work", "tutorials", "coming_from", "how_to")
+
+
+def in_order():
+    """Every notebook, or those that the command line names; long ones first."""
+    named = os.environ.get("TRAINER_NB_NOTEBOOKS")
+    found = notebooks.find_notebooks(named.split(os.pathsep) if named else ())
+    return sorted(found, key=lambda path: (path.parent.name not in FIRST, path))
+
+
+@pytest.mark.parametrize("path", in_order(), ids=notebooks.show)
+def test_a_notebook_runs_and_makes_what_is_stored(path):
+    command = [sys.executable, str(ROOT / "scripts" / "notebooks.py"), "test_here", str(path),
+               "--flags", os.environ.get("TRAINER_NB_NOTEBOOK_FLAGS", "")]
+    done = warm.run(command, modules=MODULES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    text=True, cwd=ROOT, timeout=MOST)
+    assert done.returncode == 0, done.stdout
