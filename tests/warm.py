@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -46,13 +47,13 @@ class Server:
     def __init__(self, modules):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
+            paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "import warm; warm.main()", *modules], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, cwd="/", start_new_session=True,
-                env=os.environ | {
-                    SERVER: str(theirs.fileno()), "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(
-                        None, [os.environ.get("PYTHONPATH")])])})
+                [sys.executable, "-c", "import warm; warm.main()", *modules],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                cwd="/", start_new_session=True,
+                env=os.environ | {SERVER: str(theirs.fileno()), "OMP_NUM_THREADS": "1",
+                                  "PYTHONPATH": os.pathsep.join(paths)})
         self.socket = ours
 
     @classmethod
@@ -147,12 +148,14 @@ def serve(connection):
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
-            child = os.fork()
+            parent, child = os.getpid(), os.fork()
             if child:
                 os.write(writing, child.to_bytes(8, "little"))
                 os._exit(0)
             connection.close()
             os.close(reading), os.close(writing)
+            while os.getppid() == parent:  # until it is a child of the tests
+                time.sleep(0.0005)
             return become(json.loads(text), descriptors)
         os.waitpid(between, 0)  # the child has its new parent now
         answer = os.read(reading, 8)
