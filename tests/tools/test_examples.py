@@ -7,11 +7,11 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "examples" / "digits.py")]
 NOTEBOOK_PARTS = ("plotly ipywidgets anywidget IPython nbdev tsdownsample matplotlib "
@@ -72,7 +72,6 @@ def test_ctrl_c_ends_on_a_whole_step(workers):
     for line in process.stdout:
         if line.startswith("epoch 2/"):
             break
-    time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
