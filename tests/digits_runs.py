@@ -120,12 +120,37 @@ def in_evaluation(action, batch=2):
     return hook
 
 
-def wait_for(condition, seconds=10):
+def wait_for(condition, seconds=120):
     """Wait until `condition()` is true, and fail if it never is."""
     end = time.perf_counter() + seconds
     while not condition():
         assert time.perf_counter() < end, "this was never true"
         time.sleep(0.002)
+
+
+def wait_for_pauses(loop, *boundaries):
+    """Let a run not get ahead of a test that pauses it again and again: at the first of these
+    boundaries it waits for the first pause, at the second for the second, and so on."""
+
+    def wait(kind):
+        if kind == "boundary" and loop.boundaries in boundaries:
+            number = boundaries.index(loop.boundaries) + 1
+            wait_for(lambda: loop.mailbox
+                     or [entry.kind for entry in loop.journal].count("pause") >= number)
+
+    loop.at_safe_point = wait
+
+
+def assert_held(loop):
+    """The run is paused, and stays at its place while it checks for commands three times."""
+    wait_for(lambda: loop.state == "paused")
+    place, seconds, checks = (loop.boundaries, loop.step_state.optimizer_step), loop.elapsed(), []
+    loop.at_safe_point = checks.append
+    wait_for(lambda: len(checks) >= 3)
+    loop.at_safe_point = None
+    assert loop.state == "paused" and set(checks) == {"paused"}
+    assert (loop.boundaries, loop.step_state.optimizer_step) == place
+    assert loop.elapsed() == seconds
 
 
 def global_streams():

@@ -5,7 +5,6 @@ import gc
 import itertools
 import math
 import threading
-import time
 import weakref
 
 import pytest
@@ -42,14 +41,14 @@ def held(*hooks, step=2, **settings):
 
 def settled(reply, status="applied"):
     """The answer came, and is this one."""
-    assert reply.wait(10).status == status, reply
+    assert reply.wait(120).status == status, reply
     return reply
 
 
 def to_the_end(loop):
     """Resume until it is finished."""
     loop.resume()
-    assert loop.wait(20).status == "finished"
+    assert loop.wait(120).status == "finished"
 
 
 def kinds(loop):
@@ -182,18 +181,27 @@ def test_actions_come_at_their_boundary():
 def test_no_action_is_lost_between_two_threads():
     """What another thread schedules while the due ones are picked out comes at the next
     boundary."""
-    threads = []
+    threads, lock, waiting = [], threading.RLock(), []
+    class Lock:
+        """The mailbox's lock, which notes who waits for it."""
+        def __enter__(self):
+            if not lock.acquire(blocking=False):
+                waiting.append(threading.current_thread())
+                lock.acquire()
+        def __exit__(self, *error):
+            lock.release()
     class Watched(list):
         """Each time that all entries were looked at, another thread schedules one more."""
         def __iter__(self):
             yield from super().__iter__()
             number = len(threads)
-            threads.append(threading.Thread(target=mailbox.schedule, args=(lambda: number,)))
-            threads[-1].start()
-            threads[-1].join(0.1)
+            thread = threading.Thread(target=mailbox.schedule, args=(lambda: number,))
+            threads.append(thread)
+            thread.start()
+            wait_for(lambda: thread in waiting or not thread.is_alive())
 
     mailbox = Mailbox()
-    mailbox._scheduled = Watched()
+    mailbox._lock, mailbox._scheduled = Lock(), Watched()
     mailbox.schedule(lambda: "first")
     assert [action() for action in mailbox.due(1)] == ["first"]
     for thread in threads:
@@ -582,22 +590,26 @@ def test_two_that_resume_at_once_are_one_drive():
     """One of several threads that found nobody driving starts the run; the others are told."""
     loop = make_loop(epochs=2)
     loop.step(2)
-    replies, asking = [], []
+    replies, lock, waiting = [], loop.driver.lock, set()
 
-    def ask():
-        asking.append(True)
-        replies.append(loop.resume())
+    class Lock:
+        """The lock of the drive, which notes who has come as far as this."""
+        def __enter__(self):
+            waiting.add(threading.get_ident())
+            lock.acquire()
+        def __exit__(self, *error):
+            lock.release()
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    with loop.driver.lock:  # until all of them have come as far as this
+    threads = [threading.Thread(target=lambda: replies.append(loop.resume())) for _ in range(4)]
+    loop.driver.lock = Lock()
+    with lock:
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(asking) == 4)
-        time.sleep(0.1)
+        wait_for(lambda: len(waiting) == 4)
     for thread in threads:
         thread.join()
-    assert loop.wait(20).status == "finished"
-    assert sorted(reply.wait(5).status for reply in replies) == ["applied"] + ["refused"] * 3
+    assert loop.wait(120).status == "finished"
+    assert sorted(reply.wait(120).status for reply in replies) == ["applied"] + ["refused"] * 3
     assert_same(loop, straight(epochs=2))
 
 

@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from digits_runs import assert_same, at_step, in_evaluation, make_loop, straight
+from digits_runs import (assert_same, at_step, in_evaluation, make_loop, straight, wait_for,
+                         wait_for_pauses)
 
 from trainer_nb import Trainer
 from trainer_nb.core.control import Command
@@ -45,15 +46,16 @@ def test_a_cell_in_a_pause_has_streams_of_its_own(how, wanted):
     the run does not hear of it, nor the cell of the run."""
     random.seed(7), np.random.seed(7), torch.manual_seed(7)
     alone = [draws() for _ in range(13)]
-    for _ in range(3):
+    for turn in range(3):
         loop, asked, found = make_loop(), [], []
+        wait_for_pauses(loop, *(turn + boundary for boundary in (6, 11, 17, 23)))
         if how == "in an evaluation":
             loop.hooks.add(
                 in_evaluation(lambda trainer, asked=asked: asked.append(trainer.pause())))
         random.seed(7), np.random.seed(7), torch.manual_seed(7)
         loop.start(epochs=4)
-        while how == "in an evaluation" and not asked:
-            time.sleep(0.001)
+        if how == "in an evaluation":
+            wait_for(lambda asked=asked: asked)
         for number in range(4):
             if how == "paused":
                 with loop.paused():
@@ -62,15 +64,14 @@ def test_a_cell_in_a_pause_has_streams_of_its_own(how, wanted):
             reply = asked.pop() if asked else loop.pause()
             while how == "state" and loop.state != "paused" and loop.driven:
                 pass
-            if reply.wait(10).status == "void":
-                break
+            assert reply.wait(120).status == "applied"
             if number == 0 and how == "in an evaluation":
                 assert loop.eval_batch is not None
             found += [draws() for _ in range(3)]
-            loop.resume().wait(10)
+            loop.resume().wait(120)
         loop.wait()
         assert_same(loop, wanted)
-        assert found and [*found, draws()] == alone[: len(found) + 1]
+        assert [*found, draws()] == alone
 
 
 @pytest.mark.parametrize("verb", ["pause", "stop", "resume", "step"])
@@ -79,18 +80,20 @@ def test_a_reply_is_given_when_it_is_so(verb, wanted):
     seen, replies = [], []
 
     def look(trainer):
-        time.sleep(0.02)
+        wait_for(lambda: replies)
         seen.append([reply.status for reply in replies])
 
     point = {"pause": "on_pause", "stop": "after_cancel"}.get(verb, "on_resume")
     loop = make_loop(LambdaHook(**{point: look}))
+    wait_for_pauses(loop, 10)
     loop.start(epochs=4)
     if verb in ("resume", "step"):
-        loop.pause().wait(10)
+        loop.pause().wait(120)
     with loop.driver.lock:  # who asks is faster than the run
         replies.append(getattr(loop, verb)()
                        if verb != "step" else loop.post(Command("step", {"n": 1000})))
-    replies[0].wait(10)
+    replies[0].wait(120)
+    loop.at_safe_point = None
     assert seen == [["pending"]] and replies[0].status == "applied"
     if verb in ("pause", "stop"):
         assert loop.state == {"pause": "paused", "stop": "stopped"}[verb]
@@ -118,12 +121,11 @@ def test_a_command_in_a_pause_within_an_evaluation(wanted):
     asked, loop = [], make_loop()
     loop.hooks.add(in_evaluation(lambda trainer: asked.append(trainer.pause())))
     loop.start(epochs=4)
-    while not asked:
-        time.sleep(0.001)
-    asked[0].wait(10)
+    wait_for(lambda: asked)
+    asked[0].wait(120)
     assert loop.eval_batch is not None
     outside = torch.get_rng_state()
-    loop.tune(lr_scale=1.0).wait(10)
+    loop.tune(lr_scale=1.0).wait(120)
     assert torch.equal(torch.get_rng_state(), outside) and loop.eval_batch is None
     draws()
     loop.resume()
@@ -171,13 +173,20 @@ def test_beside_a_run_that_is_awaited(wanted):
 @pytest.mark.parametrize("what", ["validate", "predict", "exact", "state", "search", "build"])
 def test_what_a_cell_does_with_another_run_meanwhile(what, wanted):
     """Whatever puts random streams in place for a while waits for the end of a step."""
-    loop, kind = make_loop(slow(0.005)), Trainer if what == "search" else CoreTrainer
+    cell, done = threading.get_ident(), []
+
+    def hold(trainer):
+        """Until the cell waits, in the middle of this step."""
+        wait_for(lambda: cell in TURNS.waiting or len(done) == 3)
+
+    loop = make_loop(LambdaHook(before_step=hold))
+    kind = Trainer if what == "search" else CoreTrainer
     other = make_loop(seed=9)
     made = kind(other.model, train_dl=other.train_dl, valid_dl=other.valid_dl,
                 loss_fn=other.loss_fn, seed=9, device="cpu", epochs=1)
     state = made.state_dict() if kind is CoreTrainer else None
     loop.start(epochs=4)
-    while not loop.wait(0.002).status == "finished":
+    for _ in range(3):
         if what == "validate":
             made.validate()
         elif what == "predict":
@@ -188,26 +197,29 @@ def test_what_a_cell_does_with_another_run_meanwhile(what, wanted):
             made.lr_find(num_steps=10)
         elif what == "build":
             with seeded(4):
-                time.sleep(0.001)
+                torch.rand(3)
         else:
             made.exact
+        done.append(loop.step_state.optimizer_step)
     loop.wait()
+    assert done == sorted(done) and done[-1] < 12
     assert_same(loop, wanted)
     assert TURNS.thread is None
 
 
 def test_a_hook_that_waits_for_another_run_lets_it_go_on(wanted):
     """The streams of the one are put aside meanwhile, in the middle of its step."""
-    other = make_loop(slow())
+    other = make_loop()
 
     def meet(trainer):
-        other.pause().wait(10)
+        other.start(epochs=4)  # its thread waits for the turn that this step has
+        other.pause().wait(120)
         assert other.state == "paused"
         other.resume()
         other.wait()
 
     loop = make_loop(at_step(2, meet, "before_batch"))
-    other.start(epochs=4)
+    other.step(5)
     loop.fit(epochs=4)
     assert_same(loop, wanted)
     assert_same(other, wanted)
@@ -228,7 +240,7 @@ def test_runs_that_wait_for_each_other_go_on_and_say_so(monkeypatch):
     """Hooks that meet in each step cannot take turns:
     after a while both go on, and neither is exact."""
     monkeypatch.setattr(TURNS, "patience", 0.3)
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=120)
     settings = {"train_dl": [(torch.randn(4, 64), torch.zeros(4, dtype=torch.long))] * 3,
                 "accumulation": 1}
     loops = [make_loop(LambdaHook(after_step=lambda trainer: barrier.wait()), valid=False,
@@ -251,17 +263,19 @@ def test_an_interrupt_while_waiting_for_a_turn(wanted):
 
     def hold(trainer):
         entered.set()
-        interrupted.wait(30)
+        interrupted.wait(120)
 
     def interrupt():
-        while threading.main_thread().ident not in TURNS.waiting:
-            time.sleep(0.01)
-        time.sleep(0.05)
+        def waiting():
+            with TURNS._changed:  # whoever waits for a turn gives this lock back while it does
+                return threading.main_thread().ident in TURNS.waiting
+
+        wait_for(waiting)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     other, loop = make_loop(at_step(1, hold)), make_loop()
     other.start(epochs=4)
-    entered.wait(10)
+    entered.wait(120)
     # a test before may have left another one
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
