@@ -13,16 +13,18 @@ import pytest
 import small_runs
 import torch
 from digits_runs import (
-    assert_same, at_step, disturb, everything, global_streams, in_evaluation, make_batches,
-    make_data, make_loop, recorder,
-    straight, wait_for,
+    assert_held, assert_same, at_step, disturb, everything, global_streams, in_evaluation,
+    make_batches, make_data, make_loop, recorder, straight, wait_for, wait_for_pauses,
 )  # fmt: skip
+from small_runs import HandClock
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import Hook, LambdaHook
 from trainer_nb.core.state import FitResult, RunState
+
+ENDLESS = 10**9  # epochs
 
 # ---- what each verb returns and fires
 
@@ -171,7 +173,7 @@ def test_start_returns_at_once_and_wait_joins():
 
     def wait_here(trainer):
         threads.append(threading.current_thread())
-        hold.wait(10)
+        hold.wait(120)
 
     loop = make_loop(recorder(seen), LambdaHook(before_train=wait_here))
     assert loop.start(epochs=1) is None
@@ -199,13 +201,13 @@ def test_a_command_right_after_start_is_executed(verb):
     """start() returns only when the drive can hear; nothing said in the next line is lost."""
     for _ in range(10):
         loop = make_loop(valid=False)
-        loop.start(epochs=10_000)
+        loop.start(epochs=ENDLESS)
         reply = getattr(loop, verb)()
-        assert reply.wait(10).status == "applied"
+        assert reply.wait(120).status == "applied"
         if verb == "pause":
             wait_for(lambda loop=loop: loop.state == "paused")
             loop.stop()
-        assert loop.wait(10).status == "stopped"
+        assert loop.wait(120).status == "stopped"
 
 
 def test_wait_raises_the_exception_of_the_thread():
@@ -224,16 +226,16 @@ def test_a_pause_from_another_thread_holds():
     a change acts at once meanwhile."""
     seen = []
     loop = make_loop(recorder(seen), valid=False)
-    loop.start(epochs=10_000)
-    loop.pause().wait(10)
+    loop.start(epochs=ENDLESS)
+    loop.pause().wait(120)
     wait_for(lambda: loop.state == "paused")
     step, seconds = loop.step_state.optimizer_step, loop.elapsed()
-    reply = loop.tune(lr=0.5).wait(10)
+    reply = loop.tune(lr=0.5).wait(120)
     assert (reply.status, reply.where) == ("applied", f"at step {step}")
-    time.sleep(0.1)
+    assert_held(loop)
     assert loop.step_state.optimizer_step == step
     assert loop.elapsed() == seconds
-    assert loop.resume().wait(10).status == "applied"
+    assert loop.resume().wait(120).status == "applied"
     wait_for(lambda: loop.step_state.optimizer_step > step)
     loop.stop()
     loop.wait()
@@ -248,19 +250,20 @@ def test_another_thread_can_hold_fit():
 
     def steer():
         wait_for(lambda: loop.step_state.optimizer_step > 0)
-        loop.pause().wait(10)
+        loop.pause().wait(120)
         wait_for(lambda: loop.state == "paused")
         held.append(loop.step_state.optimizer_step)
-        time.sleep(0.1)
+        assert_held(loop)
         held.append(loop.step_state.optimizer_step)
         loop.resume()
 
-    loop = make_loop(LambdaHook(after_step=lambda trainer: time.sleep(0.005)), valid=False)
+    loop = make_loop(valid=False)
+    wait_for_pauses(loop, 20)
     thread = threading.Thread(target=steer)
     thread.start()
     assert loop.fit(epochs=30).status == "finished"
     thread.join()
-    assert held[0] == held[1] < loop.step_state.optimizer_step == 90
+    assert len(held) == 2 and held[0] == held[1] < loop.step_state.optimizer_step == 90
 
 
 def test_a_front_end_can_hold_fit():
@@ -283,12 +286,12 @@ def test_a_front_end_can_hold_fit():
 def test_step_of_a_held_run_makes_one_step():
     """A panel's Step goes on and holds again after one real step."""
     loop = make_loop(valid=False)
-    loop.start(epochs=10_000)
-    loop.pause().wait(10)
+    loop.start(epochs=ENDLESS)
+    loop.pause().wait(120)
     wait_for(lambda: loop.state == "paused")
     before = loop.step_state.optimizer_step
     for made in (1, 2, 3):
-        loop.post(Command("step", source="widget")).wait(10)
+        loop.post(Command("step", source="widget")).wait(120)
         wait_for(lambda made=made: (loop.state,
                                     loop.step_state.optimizer_step) == ("paused", before + made))
     loop.stop()
@@ -334,14 +337,15 @@ def test_paused_holds_a_background_run_while_open():
     """Inside the run stands still at a boundary and may be looked at;
     cells inside do not touch its random streams."""
     loop = make_loop()
+    wait_for_pauses(loop, 20)
     loop.start(epochs=30)
     with loop.paused() as held:
         assert held is loop and loop.state == "paused" and not loop.window_open
         step = loop.step_state.optimizer_step
         disturb()
         assert loop.validate()["valid/loss"] > 0
-        assert loop.tune(lr_scale=1.0).wait(10).status == "applied"
-        time.sleep(0.05)
+        assert loop.tune(lr_scale=1.0).wait(120).status == "applied"
+        assert_held(loop)
         assert loop.step_state.optimizer_step == step
     wait_for(lambda: loop.step_state.optimizer_step > step)
     assert loop.wait().status == "finished"
@@ -353,13 +357,12 @@ def test_paused_leaves_a_pause_as_it_found_it():
     loop = make_loop(valid=False)
     with loop.paused():
         assert loop.state == "idle"
-    loop.start(epochs=10_000)
-    loop.pause().wait(10)
+    loop.start(epochs=ENDLESS)
+    loop.pause().wait(120)
     wait_for(lambda: loop.state == "paused")
     with loop.paused():
         pass
-    time.sleep(0.05)
-    assert loop.state == "paused"
+    assert_held(loop)
     loop.stop()
     loop.wait()
 
@@ -393,7 +396,7 @@ def test_close_ends_everything(state):
         if state == "paused":
             loop.step(2)
         elif state == "running":
-            loop.start(epochs=10_000)
+            loop.start(epochs=ENDLESS)
     assert seen == ([] if state == "idle" else ["before_fit", "after_cancel", "cleanup_fit"])
     assert loop.state == ("idle" if state == "idle" else "stopped")
     assert not any(thread.name == "trainer_nb" for thread in threading.enumerate())
@@ -402,14 +405,14 @@ def test_close_ends_everything(state):
                     if state != "running" else loop.step_state.epoch + 1).status == "finished"
 
 
-def test_max_time_stops():
+def test_max_time_stops(monkeypatch):
     """Time is up at a boundary: stopped, journalled, resumable by hand."""
-    seen = []
-    slow = LambdaHook(after_step=lambda trainer: time.sleep(0.02))
+    seen, clock = [], HandClock().put_into(monkeypatch, "core.driver")
+    slow = LambdaHook(after_step=lambda trainer: clock.move(0.02))
     loop = make_loop(recorder(seen), slow, valid=False, max_time=timedelta(seconds=0.15))
     result = loop.fit(epochs=1000)
-    assert result.status == "stopped" and 3 <= result.steps <= 12
-    assert 0.15 <= loop.elapsed() < 1
+    assert result.status == "stopped" and result.steps == 8
+    assert 0.16 <= loop.elapsed() < 0.17
     assert seen == ["before_fit", "after_cancel", "cleanup_fit"]
     assert [(e.name, e.source) for e in loop.journal] == [("max_time", "loop")]
 
@@ -551,7 +554,7 @@ def test_a_change_in_a_pause_during_an_evaluation_discards_it(held):
              and loop.eval_batch == 2)
     wait_for(lambda: loop.state == "paused")
     outside = global_streams() if not held else None
-    assert loop.tune(lr_scale=0.5).wait(10).status == "applied"
+    assert loop.tune(lr_scale=0.5).wait(120).status == "applied"
     assert (loop.lr_scale, loop.eval_batch, loop.model.training) == (0.5, None, True)
     assert held or global_streams() == outside
     loop.resume()
@@ -592,8 +595,8 @@ def test_changes_keep_their_order_around_a_pause_during_an_evaluation():
     loop = make_loop(in_evaluation(say))
     loop.start(epochs=1)
     wait_for(lambda: loop.state == "paused")
-    loop.note("second").wait(10)
-    assert loop.tune(lr_scale=0.25).wait(10).status == "applied"
+    loop.note("second").wait(120)
+    assert loop.tune(lr_scale=0.25).wait(120).status == "applied"
     loop.resume()
     loop.wait()
     said = [(e.kind, e.new) for e in loop.journal if e.kind in ("tune", "note")]
@@ -910,20 +913,20 @@ def test_a_second_driver_from_another_thread_is_refused(second):
     """Right after start() already, and the background run keeps its totals."""
     for _ in range(5):
         loop = make_loop(valid=False)
-        loop.start(epochs=10_000)
+        loop.start(epochs=ENDLESS)
         with pytest.raises(RuntimeError, match=r"in progress \(in start\(\)") as excinfo:
             VERBS[second](loop)
         assert str(excinfo.value).startswith(second)
-        assert loop.epochs == 10_000
+        assert loop.epochs == ENDLESS
         loop.stop()
-        assert loop.wait(10).status == "stopped"
+        assert loop.wait(120).status == "stopped"
 
 
 def test_evaluating_and_predicting_in_a_running_run_is_refused():
     """validate() while another thread trains would evaluate moving weights;
     the message tells how."""
     loop = make_loop(valid=True)
-    loop.start(epochs=10_000)
+    loop.start(epochs=ENDLESS)
     for look in (loop.validate, lambda: loop.test(make_batches()),
                  lambda: loop.predict(make_batches())):
         with pytest.raises(RuntimeError, match="paused"):
@@ -1150,16 +1153,16 @@ def test_commands_from_four_threads_are_all_done():
             if number % 20 == 10:
                 replies[name].append(loop.tune(lr_scale=1 + number / 100
                                                + "abcd".index(name) / 1000))
-            time.sleep(0.0005)
+            time.sleep(0.0005)  # so that the four take turns
 
-    loop.start(epochs=10_000)
+    loop.start(epochs=ENDLESS)
     threads = [threading.Thread(target=ask, args=(name,)) for name in replies]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     every = [reply for some in replies.values() for reply in some]
-    assert {reply.wait(10).status for reply in every} == {"applied"}
+    assert {reply.wait(120).status for reply in every} == {"applied"}
     loop.stop()
     loop.wait()
     entries = loop.journal.entries
@@ -1192,8 +1195,8 @@ def test_commands_at_the_end_of_a_run_are_answered():
             time.sleep(0.0003)
         loop.wait()
         assert loop.state == "finished"
-        assert all(reply.wait(5).status == "applied" for reply, _ in replies)
-        assert all(reply.wait(5).status in ("applied", "void", "refused") for _, reply in replies)
+        assert all(reply.wait(120).status == "applied" for reply, _ in replies)
+        assert all(reply.wait(120).status in ("applied", "void", "refused") for _, reply in replies)
         assert [e.new for e in loop.journal
                 if e.kind == "note"] == [str(n) for n in range(1, number + 1)]
 

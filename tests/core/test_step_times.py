@@ -1,12 +1,11 @@
 """Where the time of a step goes: the part that sleeps is the part that is told, and what is not a
 step is not counted."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
 from digits_runs import assert_same, at_step, make_loop, straight, wait_for
+from small_runs import HandClock
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,13 +16,20 @@ from trainer_nb.core.hook import (HOOK_POINTS, PARTS, Hook, HookRow, LambdaHook,
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.panel.view import LocalRunView
 
-NAP = 0.02  # far more than anything else takes here, on a busy machine too
+NAP = 0.02  # seconds
+CLOCK = HandClock()
 IN_A_STEP = (*HOOK_POINTS["batch"], *HOOK_POINTS["step"])
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Let no time pass but that of naps, on a busy machine too."""
+    return CLOCK.put_into(monkeypatch, "core.hook", "core.training", "core.runner")
 
 
 def nap(*_):
     """Be slow."""
-    time.sleep(NAP)
+    CLOCK.move(NAP)
 
 
 class Samples(Dataset):
@@ -37,7 +43,7 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         if self.slow:
-            time.sleep(NAP / 2)
+            CLOCK.move(NAP / 2)
         return torch.full((3,), float(index)), torch.tensor([1.0])
 
 
@@ -101,12 +107,12 @@ def times(loop):
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("part", ["data", "forward", "backward", "optimizer"])
 def test_the_slow_part_is_told(part, accumulation):
-    """More than three fifths of all, in every part but hooks and rest."""
+    """Nearly all of it, in every part but hooks and rest."""
     loop = make(slow=part, gradient_accumulation_steps=accumulation)
     loop.fit(epochs=2)
     steps, shares = times(loop)
     assert steps == 24 // accumulation - 1  # the first one is never typical
-    assert shares[part] > 0.6, shares
+    assert shares[part] > 0.99, shares
 
 
 def with_two_optimizers(*hooks):
@@ -132,20 +138,21 @@ def test_a_slow_hook_is_told(point):
     if point == "after_pred":
         loop.train_step, plain = ((lambda b, t: (t.after_pred(b[0]), plain(b, t))[1]),
                                   loop.train_step)
-    loop.fit(epochs=3)  # 0.7 s of naps: a machine that stands still for a moment is less
+    loop.fit(epochs=3)
     _, shares = times(loop)
-    assert shares["hooks"] > 0.6, shares
+    assert shares["hooks"] > 0.99, shares
     rows = {row.name: row for row in loop.hooks.rows}
     assert rows["lambda"].calls == rows["quick"].calls == 36
-    assert rows["lambda"].seconds > 0.6 * 36 * NAP > rows["quick"].seconds
+    assert rows["lambda"].seconds == pytest.approx(36 * NAP, rel=1e-3)
+    assert rows["quick"].seconds < 1e-3
 
 
 @pytest.mark.parametrize("point", ["before_epoch", "before_train", "after_train", "after_epoch"])
 def test_a_slow_hook_between_two_epochs_is_told(point):
     """It keeps the run from its steps."""
-    loop = make(LambdaHook(**{point: lambda trainer: time.sleep(8 * NAP)}))
+    loop = make(LambdaHook(**{point: lambda trainer: CLOCK.move(8 * NAP)}))
     loop.fit(epochs=4)
-    assert times(loop)[1]["hooks"] > 0.6
+    assert times(loop)[1]["hooks"] > 0.99
 
 
 def test_what_belongs_to_no_part_is_the_rest():
@@ -153,7 +160,7 @@ def test_what_belongs_to_no_part_is_the_rest():
     loop = make()
     loop.at_safe_point = nap
     loop.fit(epochs=1)
-    assert times(loop)[1]["rest"] > 0.6
+    assert times(loop)[1]["rest"] > 0.99
 
 
 @pytest.mark.parametrize("slow", ["data", "forward"])
@@ -165,7 +172,7 @@ def test_batches_without_a_loss(slow, skip):
     loop.fit(epochs=3)
     steps, shares = times(loop)
     assert steps == 17
-    assert shares[slow] > 0.75, shares
+    assert shares[slow] > 0.99, shares
 
 
 class Spoilt(Hook):
@@ -182,7 +189,7 @@ def test_steps_that_are_left_out():
     loop = make(Spoilt(), slow="data", non_finite="skip")
     loop.fit(epochs=3)
     assert loop.step_state.optimizer_step == 18
-    assert times(loop)[1]["data"] > 0.75
+    assert times(loop)[1]["data"] > 0.99
 
 
 # ---- what is not a step
@@ -198,7 +205,7 @@ def test_an_evaluation_is_not_counted():
     loop = make(slow="optimizer", valid=slow_evaluation(), eval_every=3)
     loop.fit(max_steps=24)
     steps, shares = times(loop)
-    assert shares["optimizer"] > 0.6, shares
+    assert shares["optimizer"] > 0.99, shares
     assert steps > 12
 
 
@@ -211,12 +218,12 @@ def test_an_evaluation_by_a_hook_is_not_counted():
     loop = make(LambdaHook(after_step=evaluate), slow="optimizer", valid=slow_evaluation(),
                 eval_every=100)
     loop.fit(max_steps=22)
-    assert times(loop)[1]["optimizer"] > 0.6
+    assert times(loop)[1]["optimizer"] > 0.99
 
 
 def longer(loop):
     """What a pause takes: longer than all the steps together."""
-    time.sleep(0.3)
+    CLOCK.move(30)
 
 
 PAUSES = {
@@ -251,7 +258,7 @@ def test_a_pause_is_not_counted(pause):
         loop.fit(epochs=2)
     steps, shares = times(loop)
     assert steps >= 20
-    assert shares["optimizer"] > 0.6, shares
+    assert shares["optimizer"] > 0.99, shares
 
 
 # ---- hooks
@@ -280,11 +287,11 @@ def test_a_hook_within_a_hook_is_counted_once():
     loop.fit(epochs=1)
     outer, inner = loop.hooks.rows
     assert (outer.calls, inner.calls) == (12, 12)
-    assert 0.6 * 12 * NAP < inner.seconds and outer.seconds < 0.3 * inner.seconds
+    assert inner.seconds == pytest.approx(12 * NAP, rel=1e-3) and outer.seconds < 1e-3
     clock = loop.hooks.clock
     assert outer.seconds + inner.seconds == pytest.approx(clock.hooks)
     assert outer.in_steps + inner.in_steps == pytest.approx(clock.seconds["hooks"])
-    assert times(loop)[1]["hooks"] > 0.6
+    assert times(loop)[1]["hooks"] > 0.99
 
 
 def test_a_hook_that_fails_is_counted():
@@ -295,7 +302,7 @@ def test_a_hook_that_fails_is_counted():
     assert [row.calls for row in loop.hooks.rows] == [4, 4]
     loop.fit(epochs=1)
     assert [row.calls for row in loop.hooks.rows] == [12, 12]
-    assert loop.hooks.clock.depth == 0 and times(loop)[1]["hooks"] > 0.6
+    assert loop.hooks.clock.depth == 0 and times(loop)[1]["hooks"] > 0.99
 
 
 def test_off_again_costs_nothing():
@@ -337,14 +344,14 @@ def test_by_a_command_in_a_running_run():
     """From another thread; the numbers can be read at any time and stand still in a pause."""
     loop = make(slow="forward")
     loop.watch_hooks(False)
-    loop.start(epochs=10_000)
-    assert loop.post(Command("watch", {"on": True}, source="widget")).wait(10).status == "applied"
+    loop.start(epochs=10**9)
+    assert loop.post(Command("watch", {"on": True}, source="widget")).wait(120).status == "applied"
     wait_for(lambda: (LocalRunView(loop).step_times or loop.hooks.clock).steps > 4)
-    loop.pause().wait(10)
+    loop.pause().wait(120)
     wait_for(lambda: loop.state == "paused")
     steps, shares = times(loop)
-    assert shares["forward"] > 0.6 and times(loop) == (steps, shares)
-    assert loop.post(Command("watch", {"on": False})).wait(10).status == "applied"
+    assert shares["forward"] > 0.99 and times(loop) == (steps, shares)
+    assert loop.post(Command("watch", {"on": False})).wait(120).status == "applied"
     loop.stop()
     loop.wait()
     assert LocalRunView(loop).step_times.since.startswith("in steps ")
@@ -381,7 +388,7 @@ class Napper(Hook):
     def after_step(self, trainer):
         """A millisecond."""
         self.real += 1
-        time.sleep(0.001)
+        CLOCK.move(0.001)
 
     def before_batch(self, trainer):
         """What this call counts for."""
@@ -405,7 +412,7 @@ def test_a_long_run_is_looked_at_now_and_then():
     row = loop.hooks.rows[0]
     steps, shares = times(loop)
     assert hook.real == 512 and row.calls == 2 * 512 and 440 <= steps <= 512
-    assert 0.5 < row.seconds < 2.5 and shares["hooks"] > 0.5
+    assert row.seconds == pytest.approx(0.512, rel=0.01) and shares["hooks"] > 0.9
 
 
 def test_windows_are_passed_over_as_the_estimate_takes_them():
@@ -490,14 +497,14 @@ def test_the_shares_of_hooks_add_up_to_the_bar():
     """In a long run with evaluations, epochs, and a hook within a hook:
     own times in steps make up the part of all hooks."""
     hooks = [Outer(),
-             LambdaHook(name="inner", on_log=lambda trainer, records: time.sleep(0.001),
+             LambdaHook(name="inner", on_log=lambda trainer, records: CLOCK.move(0.001),
                         after_epoch=nap, after_loss=lambda trainer: None)]
     loop = make(*hooks, valid=DataLoader(Samples(), 6))
     loop.fit(epochs=60)
     found = LocalRunView(loop).step_times
     assert sum(row.in_steps
                for row in loop.hooks.rows) == pytest.approx(found.seconds["hooks"], rel=1e-6)
-    assert loop.hooks.rows[0].in_steps < 0.5 * loop.hooks.rows[1].in_steps
+    assert loop.hooks.rows[0].in_steps < 0.02 * loop.hooks.rows[1].in_steps
 
 
 def test_the_number_of_the_next_turn_is_right():
