@@ -125,8 +125,8 @@ def environment():
             "OMP_NUM_THREADS": "1"}
 
 
-def until(condition, seconds=60):
-    """Wait until a condition holds."""
+def until(condition, seconds=300):
+    """Wait until a condition holds: for minutes, on a machine that is busy."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"

@@ -1,5 +1,5 @@
-"""However a process ends, it ends: with the exit code that is due, in seconds, and without
-processes that are left.
+"""However a process ends, it ends: with the exit code that is due, and without processes that are
+left.
 
 `make ends` goes through all places, workers and ways.
 """
@@ -15,6 +15,7 @@ from contextlib import nullcontext
 import ends
 import pytest
 import torch
+from steered import until
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -23,22 +24,23 @@ from trainer_nb import Hook, Trainer
 from trainer_nb.core.data import OPEN_ITERATORS, as_torch, open_loader, opened
 
 SHORT = [
-    ("paused", "2", "exit"), ("paused", "persistent", "interrupt"),
-    ("paused", "2", "SIGTERM to all"), ("paused", "2", "dead worker"),
-    ("background", "0", "exception"), ("background", "2", "exit"),
-    ("paused background", "persistent", "two interrupts"),
-    ("background", "2", "dead worker"), ("training", "2", "two interrupts"),
-    ("training", "persistent", "dead worker"),
-    ("evaluation", "2", "exception"), ("predict", "2", "exception"),
-    ("predict", "persistent", "interrupt"),
-    ("validate", "2", "exception"), ("lr_find", "2", "exception"),
+    ("paused", "2", "exit"), ("background", "0", "exception"), ("background", "2", "dead worker"),
+    ("training", "2", "two interrupts"), ("predict", "persistent", "interrupt")]
+LONG = [
+    ("paused", "persistent", "interrupt"), ("paused", "2", "SIGTERM to all"),
+    ("paused", "2", "dead worker"),
+    ("background", "2", "exit"), ("paused background", "persistent", "two interrupts"),
+    ("training", "persistent", "dead worker"), ("evaluation", "2", "exception"),
+    ("predict", "2", "exception"), ("validate", "2", "exception"), ("lr_find", "2", "exception"),
     ("finished", "persistent", "exit")]
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize("scenario",
-                         [pytest.param(each, marks=[pytest.mark.long] if number % 4 else [])
-                          for number, each in enumerate(SHORT)],
-                         ids=[" / ".join(each) for each in SHORT])
+
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, marks=[pytest.mark.long] if each in LONG else [], id=" / ".join(each))
+     for each in SHORT + LONG])
 def test_the_process_ends(scenario):
     """A worker that ignored one SIGTERM was waited for without end."""
     result = ends.run(*scenario)
@@ -63,11 +65,16 @@ def workers():
 @pytest.fixture(autouse=True)
 def no_workers():
     """Each test begins and ends without workers."""
-    gc.collect()
-    assert not workers()
+    until(lambda: gc.collect() is not None and not workers())
     yield
-    gc.collect()
-    assert not workers() and not OPEN_ITERATORS.ends
+    until(lambda: gc.collect() is not None and not workers() and not OPEN_ITERATORS.ends)
+
+
+def kill(worker):
+    """Kill a worker; torch raises for it in the main thread, whatever that does."""
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        os.kill(worker.pid, signal.SIGKILL)
+        time.sleep(300)
 
 
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.long), True],
@@ -79,12 +86,11 @@ def test_a_dropped_trainer_takes_its_workers_along(persistent, closed):
     trainer = make(loader=loader)
     trainer.step(3)
     assert len(workers()) == 2
-    begun = time.perf_counter()
     if closed:
         trainer.close()
     del trainer
     gc.collect()
-    assert time.perf_counter() - begun < 3 and not workers()
+    assert not workers()
     assert len(list(loader)) == 16  # the loader is as good as new
     if persistent:
         del loader
@@ -102,10 +108,9 @@ def test_a_trainer_dropped_within_an_evaluation():
     valid = DataLoader(DATA, 4, num_workers=1)
     trainer = make(valid_dl=valid, hooks=[Pause()])
     assert trainer.fit().status == "paused" and trainer.eval_batch is not None and workers()
-    begun = time.perf_counter()
     del trainer
     gc.collect()
-    assert time.perf_counter() - begun < 3 and not workers()
+    assert not workers()
 
 
 def test_a_loader_that_two_trainers_share():
@@ -122,37 +127,50 @@ def test_a_loader_that_two_trainers_share():
     second.close()
 
 
+class Stuck(torch.utils.data.Dataset):
+    """Waits for ever, and says that it does."""
+
+    def __init__(self):
+        self.stuck = torch.multiprocessing.get_context("fork").Semaphore(0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        self.stuck.release()
+        while True:
+            time.sleep(1)
+
+
 def test_a_worker_that_neither_answers_nor_hears(monkeypatch):
     """It is killed: one SIGTERM it would ignore."""
-    class Stuck(torch.utils.data.Dataset):
-        """Waits for ever."""
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, index):
-            while True:
-                time.sleep(1)
-
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
-    loader = DataLoader(Stuck(), 2, num_workers=2)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    data = Stuck()
+    loader = DataLoader(data, 2, num_workers=2)
     iterator = open_loader(loader, loader)
-    begun = time.perf_counter()
+    assert data.stuck.acquire(timeout=300) and data.stuck.acquire(timeout=300)
     OPEN_ITERATORS.close(iterator, loader)
-    assert time.perf_counter() - begun < 5 and not workers()
+    assert not workers()
 
 
-def test_a_worker_that_dies_within_a_lock():
-    """The others wait for what it held, and so did the end of the loader."""
+def test_a_worker_that_dies_within_a_lock(monkeypatch):
+    """The others wait for what it held; the end of the loader waits only for so long."""
     loader = DataLoader(DATA, 2, num_workers=2)
     iterator = open_loader(loader, loader)
     iterator._workers_done_event._cond.acquire()  # as if a dead worker had held it
-    # of torch's, whatever is being done
-    with pytest.raises(RuntimeError, match="killed by signal"):
-        os.kill(iterator._workers[0].pid, signal.SIGKILL)
-        time.sleep(5)
-    begun = time.perf_counter()
-    OPEN_ITERATORS.close(iterator, loader)
-    assert time.perf_counter() - begun < 12 and not workers()
+    kill(iterator._workers[0])
+    patience = []
+
+    def join(thread, timeout=None):
+        """Time passes at once."""
+        assert timeout is not None, "it would be waited for without end"
+        patience.append(timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", join)
+        OPEN_ITERATORS.close(iterator, loader)
+    assert patience and max(patience) <= 5 and not workers()
+    iterator._workers_done_event._cond.release()
 
 
 def test_an_error_while_the_workers_are_started(monkeypatch):
@@ -240,9 +258,7 @@ def test_no_thread_can_be_started_any_more(monkeypatch):
     a worker has died, and the others end all the same."""
     loader = DataLoader(DATA, 4, num_workers=2)
     iterator = open_loader(loader, loader)
-    with pytest.raises(RuntimeError, match="killed by signal"):
-        os.kill(iterator._workers[0].pid, signal.SIGKILL)
-        time.sleep(5)
+    kill(iterator._workers[0])
     def refuse(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
     monkeypatch.setattr(threading.Thread, "start", refuse)
