@@ -1,26 +1,24 @@
 """A saved state goes on bit for bit: any run, halted anywhere, resumed by a trainer that knows
 only the file."""
 
-import os
 import random
-import time
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from digits_runs import wait_for, wait_for_pauses
 from exact_runs import (EPOCHS, Bend, Halt, Mix, Plan, assert_continues, assert_same, differences,
                         drive, final, halted_run, make_trainer, new_run, scramble, straight_run,
                         through_file)
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.saved import plain_copy
 from trainer_nb.core.state import RunState
-
-EXAMPLES = int(os.environ.get("TRAINER_NB_EXACT_EXAMPLES", "40"))  # by hand: several hundred
 
 CHANGES = st.one_of(
     st.builds(lambda lr: {"lr": lr}, st.sampled_from([0.03, 0.001, None])),
@@ -88,7 +86,7 @@ HALTS = st.builds(Halt, st.sampled_from(["step", "stop", "pause"]), st.integers(
 @example(Plan(sched="sequential", generator="shared", accumulation=2),
          [Halt("step", 3), Halt("stop", 9)])
 @example(Plan(total=(("max_steps", 11),), changes=((3, (("eval_every", 1),)),)), [Halt("step", 2)])
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_run_halted_anywhere_is_the_same_run(plan, halts):
     """Weights, optimizer, schedule, hooks, streams, history:
     up to three halts, each resumed by another trainer."""
@@ -125,24 +123,29 @@ SYSTEMATIC = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)],
+                         ids=["some", "every"])
 @pytest.mark.parametrize("plan", SYSTEMATIC.values(), ids=SYSTEMATIC)
-def test_every_step_is_a_good_place(plan):
-    """Taken up after k steps, for every k from none to all."""
+def test_every_step_is_a_good_place(plan, every):
+    """Resumed after k steps, for every k from 0 to the end, or for those of one epoch and the
+    first and last one."""
     straight = straight_run(plan)
     steps = straight.step_state.optimizer_step
     assert steps >= 3 and len(straight.history["train/loss"]) == steps and "lr" in straight.history
-    for k in range(steps + 1):
+    some = {0, *range(steps // 3, 2 * steps // 3 + 1), steps}
+    for k in range(steps + 1) if every else sorted(some):
         assert_same(halted_run(plan, Halt("step", k)), straight)
 
 
-@pytest.mark.parametrize("how", ["stop", "pause"])
+@pytest.mark.parametrize("how", ["by turns", pytest.param("stop", marks=pytest.mark.long),
+                                 pytest.param("pause", marks=pytest.mark.long)])
 @pytest.mark.parametrize("plan", [
     Plan(accumulation=3, valid="shuffle", sched="plateau", augment="python"),
     Plan(total=(("max_steps", 8),), accumulation=2, eval_every=2, generator="shared",
          valid="shuffle", sched="lambda")])
 def test_every_safe_point_is_a_good_place(plan, how):
     """Asked to end between micro batches, between batches of an evaluation, at the start and at the
-    end of an epoch."""
+    end of an epoch; "by turns": the second epoch, stopped and paused."""
     kinds = []
     counted = make_trainer(plan)
     counted.at_safe_point = kinds.append
@@ -150,8 +153,10 @@ def test_every_safe_point_is_a_good_place(plan, how):
     points = kinds.count("micro") + kinds.count("boundary")
     straight = straight_run(plan)
     assert points > 30
-    for point in range(1, points + 1):
-        assert_same(halted_run(plan, Halt(how, point)), straight)
+    some = how == "by turns"
+    for point in range(points // 3, 2 * points // 3 + 2) if some else range(1, points + 1):
+        halt = Halt(("stop", "pause")[point % 2] if some else how, point)
+        assert_same(halted_run(plan, halt), straight)
 
 
 @pytest.mark.parametrize("where", ["window", "evaluation"])
@@ -288,17 +293,13 @@ def test_what_is_drawn_during_a_pause_changes_nothing(held):
         while trainer.step(2).status != "finished":
             play()
     else:
-        def slow(kind):
-            time.sleep(0.002 if kind == "boundary" else 0)
-        trainer.at_safe_point = slow
+        wait_for_pauses(trainer, 4, 9, 13, 18, 22)
         trainer.start()
-        while trainer.pause().wait(5).status == "applied":
-            while trainer.state is not RunState.PAUSED and trainer.driven:
-                time.sleep(0.001)
-            if trainer.eval_batch is None and trainer.state is RunState.PAUSED:
-                play()
-            trainer.resume().wait(5)
-            time.sleep(0.005)
+        for _ in range(5):
+            reply = trainer.post(Command("pause", {"boundary": True}))  # not in an evaluation
+            assert reply.wait(120).status == "applied" and trainer.state is RunState.PAUSED
+            play()
+            trainer.resume().wait(120)
         trainer.wait()
         trainer.at_safe_point = None
     assert_same(trainer, straight)
@@ -312,7 +313,7 @@ def test_from_another_thread_only_while_it_is_held():
     plan = Plan(total=(("epochs", 6),), sched="restarts", augment="torch")
     straight = straight_run(plan)
     trainer = new_run(plan)
-    trainer.at_safe_point = lambda kind: time.sleep(0.003)
+    wait_for_pauses(trainer, 5, 14, 23, 32)
     trainer.start()
     states = []
     for _ in range(4):
@@ -323,7 +324,8 @@ def test_from_another_thread_only_while_it_is_held():
         with trainer.paused():
             scramble(33)
             states.append(through_file(trainer.state_dict()))
-        time.sleep(0.02)
+            place = trainer.boundaries
+        wait_for(lambda place=place: trainer.boundaries > place + 3)
     trainer.wait()
     trainer.at_safe_point = None
     assert_same(trainer, straight)
@@ -338,16 +340,21 @@ def test_a_held_run_becomes_another_one():
     straight = straight_run(plan)
     trainer = new_run(plan)
     trainer.step(3)
-    state = trainer.state_dict()
-    trainer.at_safe_point = lambda kind: time.sleep(0.003)
+    state, loaded = trainer.state_dict(), []
+    def wait(kind):
+        """Not get ahead of the three pauses."""
+        if kind == "boundary" and trainer.step_state.optimizer_step >= 8 and len(loaded) < 3:
+            wait_for(lambda: trainer.mailbox)
+    trainer.at_safe_point = wait
     trainer.start()
     for _ in range(3):
-        time.sleep(0.02)
+        wait_for(lambda: trainer.step_state.optimizer_step > 3)
         with trainer.paused():
             assert trainer.driven and trainer.step_state.optimizer_step > 3
             scramble()
             trainer.load_state_dict(state)
             assert trainer.step_state.optimizer_step == 3
+            loaded.append(trainer.boundaries)
     trainer.wait()
     trainer.at_safe_point = None
     assert_same(trainer, straight)
@@ -461,14 +468,14 @@ def test_a_state_from_before_the_first_step_while_the_run_is_held():
     plan = Plan(seed=3, total=(("epochs", 6),))
     straight, trainer = straight_run(plan), make_trainer(plan)
     state = trainer.state_dict()
-    trainer.at_safe_point = lambda kind: time.sleep(0.003)
+    wait_for_pauses(trainer, 12)
     trainer.start()
-    while trainer.step_state.optimizer_step < 4:
-        time.sleep(0.002)
+    wait_for(lambda: trainer.step_state.optimizer_step >= 4)
     with trainer.paused():
+        assert trainer.driven
         trainer.load_state_dict(state)
+        trainer.at_safe_point = None
     trainer.wait()
-    trainer.at_safe_point = None
     found = differences(final(trainer), final(straight))
     assert not [place for place in found if not place.startswith(".journal")], found
 
