@@ -18,42 +18,23 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 LIB = ROOT / "trainer_nb"
-ENVIRONMENT = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-}
-
-
-def run(*command, **options):
-    """Run a command and return what it printed; show that where it fails."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        text=True,
-        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **options,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", "__pycache__", "*.egg-info", "_proc", "_docs", "build", "dist", ".hypothesis",
     ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", "runs", "outputs")
 
 
-def build(folder):
-    """The folder with both distributions of a copy of the project, the wheel made from the other.
-
-    The copy leaves no build folder here."""
-    shutil.copytree(ROOT, folder / "source", ignore=NOT_COPIED)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, folder / "source")
-    return folder
+def run(*command, **options):
+    """Run a command and return what it printed; show that where it fails."""
+    place = {name: value for name, value in os.environ.items()
+             if not name.startswith(("PYTHON", "VIRTUAL_ENV"))} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([str(part) for part in command], text=True, env=place,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, **options)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def applies(requirement, extras):
@@ -88,7 +69,13 @@ def link(name, site_packages):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("built"))
+    """The folder with both distributions of a copy of the project, the wheel made from the other.
+
+    The copy leaves no build folder here."""
+    folder = tmp_path_factory.mktemp("built")
+    shutil.copytree(ROOT, folder / "source", ignore=NOT_COPIED)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, folder / "source")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -97,93 +84,59 @@ def wheel(built):
 
 
 @pytest.fixture(scope="module")
-def sdist(built):
-    return next(built.glob("*.tar.gz"))
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return archive.read(name).decode()
 
 
 @pytest.fixture(scope="module")
-def python(wheel, tmp_path_factory):
+def python(wheel, metadata, tmp_path_factory):
     """Python with the wheel, what the wheel declares, and scikit-learn for the data."""
     folder = tmp_path_factory.mktemp("environment") / "empty"
     run(sys.executable, "-m", "venv", "--without-pip", folder)
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        folder / "bin" / "python",
-        "install",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    )
-    site_packages = next((folder / "lib").glob("python*/site-packages"))
-    with zipfile.ZipFile(wheel) as archive:
-        metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        lines = archive.read(metadata).decode().splitlines()
-    declared = [
-        Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")
-    ]
+    run(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps",
+        "--no-index", wheel)
+    declared = map(Requirement, re.findall(r"^Requires-Dist: (.*)", metadata, re.MULTILINE))
     wanted = [each for each in declared if applies(each, [""])] + [Requirement("scikit-learn")]
     for name in closure(wanted):
-        link(name, site_packages)
+        link(name, next((folder / "lib").glob("python*/site-packages")))
     return folder / "bin" / "python"
 
 
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("trainer_nb/")}
-    files = {
-        path.relative_to(ROOT).as_posix()
-        for path in LIB.rglob("*")
-        if path.suffix in {".py", ".pyi", ".css", ".js", ".html", ".typed"}
-    }
-    assert held == files
+    assert held == {path.relative_to(ROOT).as_posix() for path in LIB.rglob("*")
+                    if path.suffix in {".py", ".pyi", ".css", ".js", ".html", ".typed"}}
 
 
-def test_the_source_distribution_holds_notebooks_and_tests(sdist):
+def test_the_source_distribution_holds_notebooks_and_tests(built):
     """Every file that is needed to change the package, and none that a run left behind."""
-    with tarfile.open(sdist) as archive:
-        held = {Path(each.name).relative_to(Path(each.name).parts[0]).as_posix()
-                for each in archive.getmembers() if each.isfile()}
-    folders = ("nbs", "tests", "scripts", "examples", "requirements", "docs/images", "trainer_nb")
-    files = {path.relative_to(ROOT).as_posix() for name in folders
-             for path in (ROOT / name).rglob("*") if path.is_file()
-             and path.suffix in {".ipynb", ".py", ".toml", ".txt", ".png", ".yaml"}
-             and not any(part.startswith((".", "_")) and part != "_modidx.py"
-                         for part in path.relative_to(ROOT).parts if part != "__init__.py"
-                         and part != "__main__.py")}
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        held = {each.name.partition("/")[2] for each in archive.getmembers() if each.isfile()}
+    inner = [path.relative_to(ROOT) for name in ("nbs", "tests", "scripts", "examples", "docs")
+             for path in (ROOT / name).rglob("*")
+             if path.suffix in {".ipynb", ".py", ".toml", ".txt", ".png"}]
+    files = {path.as_posix() for path in inner if not any(part[0] in "._" for part in path.parts)}
     assert files - held == set()
     assert {"settings.ini", "setup.py", "Makefile", "CHANGELOG.md", "LICENSE"} <= held
     assert [name for name in held if "__pycache__" in name or name.startswith("_")] == [
         "_quarto.yml"]
 
 
-def test_the_index_takes_both_distributions(built, wheel, sdist):
+def test_the_index_takes_both_distributions_and_shows_no_dead_link(built, metadata):
     """With every warning an error: the description is shown as Markdown."""
-    run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
+    run(sys.executable, "-m", "twine", "check", "--strict", *built.glob("trainer_nb-*.*"))
+    assert "pip install trainer_nb" in metadata
+    assert re.findall(r"\]\((?!\w+:|#)[^)]*\)", metadata) == []
 
 
-def test_the_description_has_no_link_that_is_dead_on_the_index(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(next(name for name in archive.namelist()
-                                 if name.endswith("METADATA"))).decode()
-    code = setup_file().CODE
-    assert "pip install trainer_nb" in text
-    assert re.findall(r"\]\((?!\w+:|#)[^)]*\)", text) == []
-    assert ("Project-URL" in text) == bool(code)
-
-
-def setup_file():
-    """setup.py as a module."""
+def test_links_of_the_index_are_whole_with_an_address_and_words_without():
     spec = importlib.util.spec_from_file_location("setup_file", ROOT / "setup.py")
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    return module
-
-
-def test_links_are_whole_with_an_address_and_words_without():
+    spec.loader.exec_module(made := importlib.util.module_from_spec(spec))
     page = "![a](docs/a.png)\n\n[b](nbs/b.ipynb) [c](https://d.e) [f](#g)\n"
-    made, code = setup_file(), "https://example.org/some/body"
+    code = "https://example.org/some/body"
     assert made.readable_elsewhere(page, code, "main") == (
         f"![a]({code}/raw/main/docs/a.png)\n\n[b]({code}/blob/main/nbs/b.ipynb) "
         "[c](https://d.e) [f](#g)\n")
@@ -192,21 +145,16 @@ def test_links_are_whole_with_an_address_and_words_without():
     assert made.addresses(code, "https://f.g/h/", "main")["Documentation"] == "https://f.g/h/"
 
 
-@pytest.mark.parametrize("name", ["nbdev", "execnb", "jupyterlab", "pytest"])
-def test_tools_of_development_are_not_there(python, name):
-    code = f"import importlib.util as util; print(util.find_spec('{name}'))"
-    assert run(python, "-I", "-c", code) == "None\n"
-
-
-def test_every_module_imports(python):
-    modules = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in LIB.rglob("*.py")
-        if path.stem != "__init__"
-    ]
-    code = f"from importlib import import_module\nfor name in {modules}: import_module(name)\n"
-    code += "import trainer_nb; print(trainer_nb.__file__)"
-    assert Path(run(python, "-I", "-c", code).strip()).is_relative_to(python.parent.parent)
+def test_every_module_imports_without_the_tools_of_development(python):
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts)
+               for path in LIB.rglob("*.py") if path.stem != "__init__"]
+    code = f"""
+from importlib import import_module, util
+for name in {modules}: import_module(name)
+print(import_module("trainer_nb").__file__)
+print([each for each in ("nbdev", "execnb", "jupyterlab", "pytest") if util.find_spec(each)])"""
+    file, tools = run(python, "-I", "-c", code).splitlines()
+    assert Path(file).is_relative_to(python.parent.parent) and tools == "[]"
 
 
 def test_the_digits_train_there(python, tmp_path):
