@@ -29,7 +29,8 @@ NOISE = [
     (r"(?<![\w.<])/(?:[\w.+-]+/)*(?:tmp|temp|folders|root|home|work|Users)/[\w./+-]*", "<path>"),
     (r"\btmp[a-z0-9_]{8}\b", "<path>"),
     (r"\b\d+\.\d+\.\d+[\w.+-]*", "<version>"),
-    (r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "<id>"),
+    # not the digits of 5.069599956186721e-05
+    (r"(?<!\.)\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "<id>"),
     (r"[─━═-]{3,}", "---"),
     (r"\s+", " "),
     (rf" ?{NUMBER}(?: ?(?:{UNITS})\b)? ?", "#"),  # an array has spaces where a number is short
