@@ -14,7 +14,7 @@ import re
 from contextlib import contextmanager
 from itertools import zip_longest
 
-NUMBER = r"[-+]?\.?\d[\d.,:]*(?:[eE][-+]?\d+)?"
+NUMBER = r"[-+]?\.?\d[\d.,:]*(?:[eE][-+]?\d+[.,:]*)?"
 UNITS = ("ns|µs|μs|us|ms|s|min|h|seconds?|minutes?|hours?|microseconds?|milliseconds?"
          "|B|[kKMG]i?B|bytes?|[kM]")
 # What is replaced before two texts are compared, in this order.
