@@ -1,10 +1,13 @@
 # make env     .venv with the pinned development requirements, older kernels beside it
 # make lab     JupyterLab with the quick start open (LABFLAGS="--no-browser --port=8899" for more)
 # make test    ruff, and pytest: unit tests, processes, browser, notebooks, docs, export in step
+# make check   after an edit: export, execute what changed, test what depends on it, make quick
 # make quick   ruff and the unit tests that take a moment
 # make torture 200 killed processes; make fuzz: 3,000 drawn runs; make storms: 20 times 10,000
 #              commands; make ends: each way in which a process can end; make steering: three
 #              processes steer a run that is killed; all take many minutes
+# make mutants planted mistakes, each of which must fail its test; make mutate: a tool changes
+#              MODULE=core/engine.py in many ways, and prints what TESTS do not notice
 # make export  modules and README.md from the notebooks
 # make clean   notebooks without noise
 # make docs    notebooks processed for the documentation site, and its pages where Quarto is
@@ -12,6 +15,7 @@
 PYTHON ?= python3
 LABFLAGS ?=
 PYTESTFLAGS ?=
+CHECKFLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,7 +28,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
 
-.PHONY: env lab test quick cuda torture fuzz storms steering long ends export clean docs chromium lock
+.PHONY: env lab check test quick cuda torture fuzz storms steering long ends mutants mutate export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 env: $(STAMP) $(OTHERS:%=$(VENV)-%/.made)
@@ -50,6 +54,10 @@ $(VENV)-%/.made: requirements/%.txt $(VENV)/pyvenv.cfg | $(STAMP)
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(QUICK_START) $(AS_ROOT) $(LABFLAGS)
+
+# CHECKFLAGS="--budget 300": seconds for the notebooks that depend on the change.
+check: $(STAMP)
+	$(BIN)/python scripts/checking.py $(CHECKFLAGS)
 
 test: env chromium
 	$(BIN)/ruff check
@@ -94,6 +102,22 @@ chromium:
 # Exit code, seconds and processes that are left, for each place, kind of workers and way to end.
 ends: env
 	$(BIN)/python tests/ends.py
+
+# The mistakes of tests/mutants.tsv, in two copies of the package.
+mutants: $(STAMP)
+	$(BIN)/python tests/run_mutants.py
+
+# make mutate MODULE=core/engine.py TESTS=tests/core/test_window.py: up to half an hour in a copy.
+# To see a change: cd build/mutate; ../../.venv-mutate/bin/mutmut show NAME
+mutate: $(VENV)-mutate/.made
+	rm -rf build/mutate && mkdir -p build/mutate
+	cp -r trainer_nb tests examples pyproject.toml build/mutate
+	printf '%s\n' '[tool.mutmut]' 'source_paths = ["trainer_nb"]' \
+	    'also_copy = ["examples"]' 'only_mutate = ["trainer_nb/$(MODULE)"]' \
+	    "do_not_mutate_patterns = ['^ *\"']" \
+	    'pytest_add_cli_args_test_selection = [$(TESTS:%="%",)]' >> build/mutate/pyproject.toml
+	cd build/mutate && timeout 30m ../../$(VENV)-mutate/bin/mutmut run || test $$? = 124
+	cd build/mutate && ../../$(VENV)-mutate/bin/mutmut results | sed '/not checked/d'
 
 export: env
 	$(NOTEBOOKS) export

@@ -9,7 +9,7 @@
     check                       do modules and README.md match the notebooks?
     docs                        process the notebooks for the documentation site
     render                      make its pages with Quarto, where that is installed
-    to_py x.ipynb scratch.py    a notebook as a percent script ...
+    to_py x.ipynb [scratch.py]  a notebook as a percent script (scratch_x.py) ...
     from_py scratch.py x.ipynb  ... and back, keeping ids and outputs
 
 Paths are notebooks or folders; without any, all notebooks are meant.
@@ -406,11 +406,28 @@ def finish_pages(cache, config):
 # Percent scripts
 
 
-def to_py(notebook, script):
-    """Write a notebook as a percent script (cells start with `# %%`) for an editor."""
+def script_of(notebook):
+    """The percent script that `make check` keeps in step with a notebook; git ignores it."""
+    return ROOT / f"scratch_{Path(notebook).stem}.py"
+
+
+def to_py(notebook, script=None):
+    """Write a notebook as a percent script (cells start with `# %%`) for an editor.
+
+    Without a name the script is one that `make check` brings back."""
     import jupytext
 
+    script = script or script_of(notebook)
     jupytext.write(jupytext.read(notebook), script, fmt="py:percent")
+    remember(script, notebook)
+
+
+def remember(script, notebook):
+    """Let `make check` know that a script and its notebook are in step."""
+    if Path(script).resolve() == script_of(notebook):
+        from checking import Memory
+
+        Memory().remember_script(Path(script), Path(notebook))
 
 
 def from_py(script, notebook):
@@ -425,6 +442,7 @@ def from_py(script, notebook):
     path.parent.mkdir(parents=True, exist_ok=True)
     jupytext.write(nb, path, fmt="ipynb")
     clean([path])
+    remember(script, path)
 
 
 # Command line
@@ -453,7 +471,7 @@ def parser():
             )
         if verb in (to_py, from_py):
             for name in ("notebook", "script") if verb is to_py else ("script", "notebook"):
-                one.add_argument(name)
+                one.add_argument(name, nargs="?" if name == "script" and verb is to_py else None)
     return top
 
 
