@@ -99,24 +99,14 @@ def modules_that_spell_commands():
     return len(found), found
 
 
-def count_calls():
-    """Our own calls of a step, as a mean of 100."""
-    one, count = trainer(1000), [0]
-    one.step(20)
-
-    def note(frame, event, argument):
-        count[0] += event == "call" and frame.f_code.co_filename.startswith(str(LIB))
-
-    def counted(steps):
-        count[0] = 0
-        sys.setprofile(note)
-        one.step(steps)
-        sys.setprofile(None)
-        return count[0]
-
-    # twice a second a run looks up: the fewest of some tries are those without it
-    few, many = (min(counted(steps) for _ in range(5)) for steps in (1, 101))
-    return (many - few) / 100
+def count_calls(one, steps):
+    """Our own calls in steps of a run."""
+    ours = []
+    sys.setprofile(lambda frame, event, _: event == "call" and ours.append(
+        frame.f_code.co_filename.startswith(str(LIB))))
+    one.step(steps)
+    sys.setprofile(None)
+    return sum(ours)
 
 
 def calls_of_a_step():
@@ -145,4 +135,8 @@ def test_a_figure_does_not_rise(figure):
 
 
 if __name__ == "__main__":
-    print(count_calls())
+    run = trainer(1000)
+    run.step(20)
+    # twice a second a run looks up: the fewest of some tries are those without it
+    few, many = (min(count_calls(run, steps) for _ in range(5)) for steps in (1, 101))
+    print((many - few) / 100)
