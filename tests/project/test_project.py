@@ -48,11 +48,9 @@ MADE_ABOVE = {
     ("trainer_nb.remote.cli", "agents", "trainer_nb.remote.mcp"),
     ("trainer_nb.remote.cli", "pages", "trainer_nb.remote.serve"),
 }
-NOT_LOADED = set(
-    "plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget "
-    "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio hydra "
-    "omegaconf mcp".split()
-)
+NOT_LOADED = set("plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget mcp "
+                 "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio "
+                 "hydra omegaconf".split())
 
 
 def listed(contents):
@@ -218,15 +216,6 @@ def test_relative_links_and_pictures_name_files():
     assert dead == [] and count > 20
 
 
-# What a person who only has the package can import
-
-
-def imported_packages(text):
-    """The packages that a program imports."""
-    names = [name for node, _ in import_nodes(ast.parse(text)) for name in imported(node, "main")]
-    return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
-
-
 def test_the_extra_has_what_readme_examples_and_pages_import():
     programs = list((ROOT / "examples").rglob("*.py"))
     texts = [path.read_text() for path in programs]
@@ -241,4 +230,6 @@ def test_the_extra_has_what_readme_examples_and_pages_import():
     names = {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in installed}
     known = {{"scikit_learn": "sklearn", "hydra_core": "hydra", "pillow": "PIL"}.get(each, each)
              for each in names} | {path.stem for path in programs} | {"trainer_nb", "IPython"}
-    assert set().union(*map(imported_packages, texts)) - known == set()
+    imports = {name.split(".")[0] for text in texts for node, _ in import_nodes(ast.parse(text))
+               for name in imported(node, "main")}
+    assert imports - known - sys.stdlib_module_names == set()
