@@ -16,6 +16,7 @@ Paths are notebooks or folders; without any, all notebooks are meant.
 """
 
 import argparse
+import ast
 import filecmp
 import os
 import posixpath
@@ -144,7 +145,7 @@ def readme_text(notebook=INDEX):
 
 
 def export(paths=()):
-    """Export notebooks to modules with nbdev, and the index to README.md."""
+    """Export notebooks to modules with nbdev, the index to README.md, public names to editors."""
     import nbdev.maker
     from nbdev.doclinks import nbdev_export
 
@@ -154,8 +155,26 @@ def export(paths=()):
     for path in [str(path) for path in find_notebooks(paths)] if paths else [None]:
         nbdev_export.__wrapped__(path=path, procs=None)
     write_stubs(LIB)
+    init = LIB / "__init__.py"
+    write_if_changed(init, with_names_for_editors(init.read_text(encoding="utf-8")))
     if INDEX.exists():
         write_if_changed(README, readme_text())
+
+
+def public_names(text):
+    """Name -> module of the package, from the table in the text of `__init__.py`."""
+    [table] = [node.value for node in ast.parse(text).body
+               if isinstance(node, ast.Assign) and node.targets[0].id == "_BY_TASK"]
+    return {name: module for names in ast.literal_eval(table).values()
+            for name, module in names.items()}
+
+
+def with_names_for_editors(text):
+    """The text of `__init__.py` with the block of imports that its table asks for."""
+    lines = [f"    from .{module} import {name} as {name}\n"
+             for name, module in public_names(text).items()]
+    block = "if _TYPE_CHECKING:  # made by `make export` from the table above\n" + "".join(lines)
+    return re.sub(r"^if _TYPE_CHECKING:.*\n(?: {4}.*\n)*", block, text, flags=re.MULTILINE)
 
 
 def drop_widgets(nb):
@@ -427,7 +446,7 @@ def remember(script, notebook):
     if Path(script).resolve() == script_of(notebook):
         from checking import Memory
 
-        Memory().remember_script(Path(script), Path(notebook))
+        Memory().remember_script(Path(script).resolve(), Path(notebook).resolve())
 
 
 def from_py(script, notebook):

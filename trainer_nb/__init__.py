@@ -3,109 +3,128 @@ __version__ = "0.1.0"
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-# Public name -> the module that defines it. A name is imported at its first use,
-# so `import trainer_nb` loads nothing that draws. Written by hand.
-_EXPORTS = {
-    "Trainer": "trainer",
-    "FitResult": "core.state",
-    "RunState": "core.state",
-    "StepState": "core.state",
-    "Hook": "core.hook",
-    "LambdaHook": "core.hook",
-    "MainProcessHook": "core.hook",
-    "Tunable": "core.tunable",
-    "Journal": "core.journal",
-    "NonFiniteError": "core.engine",
-    "CheckpointError": "core.saved",
-    "map_nested_tensor": "core.data",
-    "unwrap": "core.engine",
-    "key_average": "core.step",
-    "History": "hooks.recorder",
-    "RecorderHook": "hooks.recorder",
-    "ProgressHook": "hooks.progress",
-    "SchedulerHook": "hooks.schedule",
-    "CheckpointHook": "hooks.checkpoint",
-    "SnapshotHook": "hooks.snapshots",
-    "EMAHook": "hooks.ema",
-    "LayerGroupsHook": "hooks.layer_groups",
-    "OutputsHook": "hooks.outputs",
-    "LayerStatsHook": "hooks.layer_stats",
-    "SamplesHook": "hooks.samples",
-    "EarlyStopHook": "hooks.early_stop",
-    "AlertsHook": "hooks.alerts",
-    "Alert": "hooks.alerts",
-    "RuleHook": "hooks.rules",
-    "JSONLHook": "hooks.trackers",
-    "ImageFileHook": "hooks.trackers",
-    "TrackerHook": "hooks.trackers",
-    "TensorBoardHook": "hooks.tracker_services",
-    "WandbHook": "hooks.tracker_services",
-    "TrackioHook": "hooks.tracker_services",
-    "MemoryHook": "hooks.memory",
-    "ProfilerHook": "hooks.memory",
-    "EmptyCacheHook": "hooks.memory",
-    "ReplayHook": "tools.replay",
-    "ProcessLostError": "tools.distributed",
-    "launch": "remote.launch_script",
-    "Task": "tools.task",
-    "attach": "remote.runs",
-    "RemoteRun": "remote.remote_run",
+# The public names by task: name -> the module that defines it. A name is imported at its first
+# use, so `import trainer_nb` loads nothing that draws. Only this table is written by hand: from it
+# `make export` makes the block below for editors, and the page *Names by task* its headings.
+_BY_TASK = {
+    "Train": {
+        "Trainer": "trainer",
+        "Task": "tools.task",
+        "launch": "remote.launch_script",
+    },
+    "Inspect a run": {
+        "FitResult": "core.state",
+        "RunState": "core.state",
+        "StepState": "core.state",
+        "History": "hooks.recorder",
+        "Journal": "core.journal",
+        "Tunable": "core.tunable",
+    },
+    "Runs in other processes, and replay": {
+        "attach": "remote.runs",
+        "RemoteRun": "remote.remote_run",
+        "ReplayHook": "tools.replay",
+    },
+    "Write a hook": {
+        "Hook": "core.hook",
+        "LambdaHook": "core.hook",
+        "MainProcessHook": "core.hook",
+    },
+    "Records and progress": {
+        "RecorderHook": "hooks.recorder",
+        "ProgressHook": "hooks.progress",
+        "MemoryHook": "hooks.memory",
+        "ProfilerHook": "hooks.memory",
+        "EmptyCacheHook": "hooks.memory",
+    },
+    "Learning rates and weights": {
+        "SchedulerHook": "hooks.schedule",
+        "LayerGroupsHook": "hooks.layer_groups",
+        "EMAHook": "hooks.ema",
+    },
+    "Checkpoints and snapshots": {
+        "CheckpointHook": "hooks.checkpoint",
+        "SnapshotHook": "hooks.snapshots",
+    },
+    "Inspect data and layers": {
+        "OutputsHook": "hooks.outputs",
+        "SamplesHook": "hooks.samples",
+        "LayerStatsHook": "hooks.layer_stats",
+    },
+    "Alerts, rules and early stopping": {
+        "AlertsHook": "hooks.alerts",
+        "Alert": "hooks.alerts",
+        "RuleHook": "hooks.rules",
+        "EarlyStopHook": "hooks.early_stop",
+    },
+    "Trackers": {
+        "TrackerHook": "hooks.trackers",
+        "JSONLHook": "hooks.trackers",
+        "ImageFileHook": "hooks.trackers",
+        "TensorBoardHook": "hooks.tracker_services",
+        "WandbHook": "hooks.tracker_services",
+        "TrackioHook": "hooks.tracker_services",
+    },
+    "Functions for custom steps": {
+        "unwrap": "core.engine",
+        "key_average": "core.step",
+        "map_nested_tensor": "core.data",
+    },
+    "Errors": {
+        "NonFiniteError": "core.engine",
+        "CheckpointError": "core.saved",
+        "ProcessLostError": "tools.distributed",
+    },
 }
+_EXPORTS = {name: module for names in _BY_TASK.values() for name, module in names.items()}
 
 __all__ = sorted(_EXPORTS)
 
-if _TYPE_CHECKING:  # the same table, for editors and type checkers; a test compares the two
+if _TYPE_CHECKING:  # made by `make export` from the table above
     from .trainer import Trainer as Trainer
-    from .core.state import (
-        FitResult as FitResult,
-        RunState as RunState,
-        StepState as StepState,
-    )
-    from .core.hook import (
-        Hook as Hook,
-        LambdaHook as LambdaHook,
-        MainProcessHook as MainProcessHook,
-    )
-    from .core.tunable import Tunable as Tunable
-    from .core.journal import Journal as Journal
-    from .core.engine import NonFiniteError as NonFiniteError, unwrap as unwrap
-    from .core.saved import CheckpointError as CheckpointError
-    from .core.data import map_nested_tensor as map_nested_tensor
-    from .core.step import key_average as key_average
-    from .hooks.recorder import History as History, RecorderHook as RecorderHook
-    from .hooks.progress import ProgressHook as ProgressHook
-    from .hooks.schedule import SchedulerHook as SchedulerHook
-    from .hooks.checkpoint import CheckpointHook as CheckpointHook
-    from .hooks.snapshots import SnapshotHook as SnapshotHook
-    from .hooks.ema import EMAHook as EMAHook
-    from .hooks.layer_groups import LayerGroupsHook as LayerGroupsHook
-    from .hooks.outputs import OutputsHook as OutputsHook
-    from .hooks.layer_stats import LayerStatsHook as LayerStatsHook
-    from .hooks.samples import SamplesHook as SamplesHook
-    from .hooks.early_stop import EarlyStopHook as EarlyStopHook
-    from .hooks.alerts import AlertsHook as AlertsHook, Alert as Alert
-    from .hooks.rules import RuleHook as RuleHook
-    from .hooks.trackers import (
-        JSONLHook as JSONLHook,
-        ImageFileHook as ImageFileHook,
-        TrackerHook as TrackerHook,
-    )
-    from .hooks.tracker_services import (
-        TensorBoardHook as TensorBoardHook,
-        WandbHook as WandbHook,
-        TrackioHook as TrackioHook,
-    )
-    from .hooks.memory import (
-        MemoryHook as MemoryHook,
-        ProfilerHook as ProfilerHook,
-        EmptyCacheHook as EmptyCacheHook,
-    )
-    from .tools.replay import ReplayHook as ReplayHook
-    from .tools.distributed import ProcessLostError as ProcessLostError
-    from .remote.launch_script import launch as launch
     from .tools.task import Task as Task
+    from .remote.launch_script import launch as launch
+    from .core.state import FitResult as FitResult
+    from .core.state import RunState as RunState
+    from .core.state import StepState as StepState
+    from .hooks.recorder import History as History
+    from .core.journal import Journal as Journal
+    from .core.tunable import Tunable as Tunable
     from .remote.runs import attach as attach
     from .remote.remote_run import RemoteRun as RemoteRun
+    from .tools.replay import ReplayHook as ReplayHook
+    from .core.hook import Hook as Hook
+    from .core.hook import LambdaHook as LambdaHook
+    from .core.hook import MainProcessHook as MainProcessHook
+    from .hooks.recorder import RecorderHook as RecorderHook
+    from .hooks.progress import ProgressHook as ProgressHook
+    from .hooks.memory import MemoryHook as MemoryHook
+    from .hooks.memory import ProfilerHook as ProfilerHook
+    from .hooks.memory import EmptyCacheHook as EmptyCacheHook
+    from .hooks.schedule import SchedulerHook as SchedulerHook
+    from .hooks.layer_groups import LayerGroupsHook as LayerGroupsHook
+    from .hooks.ema import EMAHook as EMAHook
+    from .hooks.checkpoint import CheckpointHook as CheckpointHook
+    from .hooks.snapshots import SnapshotHook as SnapshotHook
+    from .hooks.outputs import OutputsHook as OutputsHook
+    from .hooks.samples import SamplesHook as SamplesHook
+    from .hooks.layer_stats import LayerStatsHook as LayerStatsHook
+    from .hooks.alerts import AlertsHook as AlertsHook
+    from .hooks.alerts import Alert as Alert
+    from .hooks.rules import RuleHook as RuleHook
+    from .hooks.early_stop import EarlyStopHook as EarlyStopHook
+    from .hooks.trackers import TrackerHook as TrackerHook
+    from .hooks.trackers import JSONLHook as JSONLHook
+    from .hooks.trackers import ImageFileHook as ImageFileHook
+    from .hooks.tracker_services import TensorBoardHook as TensorBoardHook
+    from .hooks.tracker_services import WandbHook as WandbHook
+    from .hooks.tracker_services import TrackioHook as TrackioHook
+    from .core.engine import unwrap as unwrap
+    from .core.step import key_average as key_average
+    from .core.data import map_nested_tensor as map_nested_tensor
+    from .core.engine import NonFiniteError as NonFiniteError
+    from .core.saved import CheckpointError as CheckpointError
+    from .tools.distributed import ProcessLostError as ProcessLostError
 
 
 def __getattr__(name):
