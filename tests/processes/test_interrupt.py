@@ -7,12 +7,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
-import psutil
 import pytest
 import small_runs
 import torch
+import warm
+from ends import alive
+from steered import until
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,17 +23,24 @@ from trainer_nb.core.core_trainer import CoreTrainer as Loop
 
 SCRIPT = """
 import hashlib, os, signal, sys, time
+from pathlib import Path
 import psutil, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb.core.hook import Hook
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 
-# ignored where a shell starts jobs in the background
+# in the workers that import this script, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def say(*words):
     print(*words, flush=True)
+
+def hold(*words):
+    "Say it, and wait until the test has sent its signal."
+    say(*words)
+    while not Path("sent").exists():
+        time.sleep(0.01)
 
 def make_loader(workers, **settings):
     draw = torch.Generator().manual_seed(0)
@@ -55,11 +63,15 @@ def weights(loop):
     vector = nn.utils.parameters_to_vector(loop.model.parameters()).detach()
     return hashlib.sha256(vector.numpy().tobytes()).hexdigest()
 
-class Slow(Hook):
-    "Says every step and leaves time to press Ctrl-C."
-    pause = 0.05
+class Told(Hook):
+    "Says every step; waits for Ctrl-C in the middle of one."
+    def __init__(self, step=None):
+        self.step = step
     def after_batch(self, trainer):
-        time.sleep(self.pause)
+        state = trainer.step_state
+        if trainer.training and state.optimizer_step == self.step:
+            self.step = None
+            hold("held")
     def after_step(self, trainer):
         say("step", trainer.step_state.optimizer_step)
     def after_cancel(self, trainer):
@@ -80,7 +92,6 @@ try:
 except KeyboardInterrupt:
     say("interrupted", loop.state, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     say("children", len(psutil.Process().children(recursive=True)))
-slow.pause = 0
 loop.fit(epochs=1)
 whole = make_loop()
 whole.fit(epochs=1)
@@ -92,14 +103,12 @@ class Script:
     """A script of its own process; its lines are read while it runs."""
 
     def __init__(self, folder, text):
-        path = folder / "script.py"
+        self.sent, path = folder / "sent", folder / "script.py"
         guarded = textwrap.indent(text, "    ")  # workers may import the script
         path.write_text(f"{SCRIPT}\nif __name__ == '__main__':\n{guarded}", encoding="utf-8")
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=folder,
-            start_new_session=True,
-        )  # fmt: skip
+            cwd=folder, start_new_session=True)
         self.lines, self.errors = [], []
         self.readers = [
             threading.Thread(target=self._read),
@@ -112,22 +121,26 @@ class Script:
         for line in self.process.stdout:
             self.lines.append(line.strip())
 
-    def wait_for(self, line, seconds=60):
+    def wait_for(self, line):
         """Wait until the script has said this."""
-        end = time.monotonic() + seconds
-        while line not in self.lines:
-            assert self.process.poll() is None, (f"ended with {self.process.returncode}: "
-                                                 f"{self.lines} {self.errors}")
-            assert time.monotonic() < end, f"{line!r} was never said: {self.lines}"
-            time.sleep(0.01)
+        def said():
+            ended = self.process.poll() is not None
+            if ended:
+                self.readers[0].join()
+            assert line in self.lines or not ended, (f"ended with {self.process.returncode}: "
+                                                     f"{self.lines} {self.errors}")
+            return line in self.lines
+        until(said)
 
-    def interrupt(self, group=False):
-        """Ctrl-C, to the script alone or as a terminal sends it, to all its processes."""
-        (os.killpg if group else os.kill)(self.process.pid, signal.SIGINT)
+    def send(self, number=signal.SIGINT, group=False):
+        """A signal, to the script alone or as a terminal sends it, to all its processes; what the
+        script holds goes on then."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
+        self.sent.touch()
 
-    def end(self, seconds=60):
+    def end(self):
         """Wait for the end; returns the exit status."""
-        self.process.wait(seconds)
+        until(lambda: self.process.poll() is not None)
         for reader in self.readers:
             reader.join()
         return self.process.returncode
@@ -148,19 +161,20 @@ class Script:
 # ---- real processes
 
 
+@pytest.mark.slow
 def test_a_script_ends_on_a_whole_step_and_fails(tmp_path):
     """Everybody is told, the traceback is that of a KeyboardInterrupt, and the exit status is that
     of the signal."""
-    with Script(tmp_path, "slow = Slow()\nmake_loop(slow).fit(epochs=100)\nsay('after')") as script:
-        script.wait_for("step 3")
-        script.interrupt()
+    with Script(tmp_path, "make_loop(Told(3)).fit(epochs=100)\nsay('after')") as script:
+        script.wait_for("held")
+        script.send()
         assert script.end() == -signal.SIGINT
-    cancelled = script.said("cancelled")
-    assert int(cancelled[0]) in (3, 4, 5) and cancelled[1:] == ["True", "signal"]
+    assert script.said("cancelled") == ["4", "True", "signal"]
     assert script.lines[-1] == "cleanup" and "after" not in script.lines
     assert script.errors[0].rstrip().endswith("KeyboardInterrupt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "group"),
     [(0, False), pytest.param(2, False, marks=pytest.mark.long), (2, True)],
@@ -169,17 +183,17 @@ def test_a_script_ends_on_a_whole_step_and_fails(tmp_path):
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, workers, group):
     """Loader workers do not die first, none is left behind, and going on equals never having been
     interrupted."""
-    text = (f"slow = Slow()\nloop = make_loop(slow, workers={workers})\ndrive = lambda: "
-            f"loop.fit(epochs=1)") + GO_ON
+    text = (f"loop = make_loop(Told(2), workers={workers})\n"
+            f"drive = lambda: loop.fit(epochs=1)") + GO_ON
     with Script(tmp_path, text) as script:
-        script.wait_for("step 2")
-        script.interrupt(group)
+        script.wait_for("held")
+        script.send(group=group)
         assert script.end() == 0, script.errors
-    assert script.said("cancelled")[1:] == ["True", "signal"]
+    assert script.said("cancelled") == ["3", "True", "signal"]
     assert script.said("interrupted") == ["interrupted", "True"]
     assert script.said("children") == ["0"]
     assert script.said("equal") == ["True", "True"]
-    assert not psutil.pid_exists(script.process.pid)
+    until(lambda: not alive(script.process.pid))
 
 
 def test_ctrl_c_while_workers_start_is_heard_afterwards(tmp_path):
@@ -209,13 +223,12 @@ def test_the_current_step_gets_all_its_batches(tmp_path, method):
     """Workers from before the drive, or that are not copies of the script, live on until the window
     is full."""
     text = f'''
-class Batches(Slow):
+class Third(Told):
     def after_batch(self, trainer):
-        super().after_batch(trainer)
-        if trainer.training:
-            say("batch", trainer.step_state.batch_idx)
+        if trainer.training and trainer.step_state.batch_idx == 3:
+            hold("held")
 loader = make_loader(1, multiprocessing_context="{method}", persistent_workers=True)
-loop = make_loop(Batches(), loader=loader, accumulation=16)
+loop = make_loop(Third(), loader=loader, accumulation=16)
 loop.validate(loader)
 try:
     loop.fit(epochs=2)
@@ -224,8 +237,8 @@ except KeyboardInterrupt:
 loop.close()
 '''
     with Script(tmp_path, text) as script:
-        script.wait_for("batch 3")
-        script.interrupt(group=True)
+        script.wait_for("held")
+        script.send(group=True)
         assert script.end() == 0, script.errors
     assert script.said("cancelled") == ["1", "True", "signal"]
     assert script.said("interrupted") == ["interrupted"]
@@ -236,27 +249,23 @@ def test_interrupted_in_an_evaluation(tmp_path):
     on."""
     text = (
         """
-class Watch(Slow):
-    pause = 0
+class Watch(Told):
     def after_batch(self, trainer):
-        super().after_batch(trainer)
-        if not trainer.training and self.pause == 0 and trainer.eval_batch == 1:
-            say("evaluating")
-            time.sleep(0.5)
+        if not trainer.training and trainer.eval_batch == 1:
+            hold("evaluating")
     def after_cancel(self, trainer):
         say("cancelled", trainer.step_state.optimizer_step, trainer.eval_batch,
             trainer.model.training)
     def after_valid(self, trainer):
         say("evaluated", len(trainer.records))
-slow = Watch()
-loop = make_loop(slow, valid=make_loader(2))
+loop = make_loop(Watch(), valid=make_loader(2))
 drive = lambda: loop.fit(epochs=1)
 """
         + GO_ON
     )
     with Script(tmp_path, text) as script:
         script.wait_for("evaluating")
-        script.interrupt(group=True)
+        script.send(group=True)
         assert script.end() == 0, script.errors
     assert script.said("cancelled") == ["8", "None", "True"]
     assert script.lines.count("evaluated 1") == 1
@@ -271,28 +280,26 @@ def test_the_second_interrupt_ends_a_long_step_at_once(tmp_path):
 stuck = [True]
 def train_step(batch, trainer):
     if stuck[0] and trainer.step_state.optimizer_step == 2:
-        say("stuck")
-        time.sleep(60)
+        hold("stuck")
+        say("still stuck")
+        while True:
+            time.sleep(0.01)
     return {"loss": nn.functional.cross_entropy(trainer.model(batch[0]), batch[1])}
-slow = Slow()
-loop = make_loop(slow, train_step=train_step)
+loop = make_loop(Told(), train_step=train_step)
 try:
     loop.fit(epochs=1)
 except KeyboardInterrupt:
     state = loop.step_state
     say("interrupted", loop.state, state.optimizer_step, state.batch_idx, state.window_batches)
-stuck[0] = slow.pause = 0
+stuck[0] = False
 say("steps", loop.fit(epochs=1).steps)
 """
     with Script(tmp_path, text) as script:
         script.wait_for("stuck")
-        script.interrupt()
-        time.sleep(1)
-        assert script.process.poll() is None and script.said("cancelled") is None
-        begin = time.monotonic()
-        script.interrupt()
-        assert script.end(20) == 0, script.errors
-        assert time.monotonic() - begin < 15
+        script.send()
+        script.wait_for("still stuck")
+        script.send()
+        assert script.end() == 0, script.errors
     assert script.said("cancelled") == ["2", "True"]
     assert script.said("interrupted") == ["interrupted", "2", "4", "0"]
     assert script.said("steps") == ["8"]
@@ -300,15 +307,30 @@ say("steps", loop.fit(epochs=1).steps)
 
 def test_wait_is_interrupted(tmp_path):
     """Ctrl-C in wait() ends the background run on a whole step, then raises."""
-    text = (
-        "slow = Slow()\nloop = make_loop(slow, workers=2)\ndrive = lambda: (loop.start(epochs=1), "
-        "loop.wait())" + GO_ON
-    )
+    text = """
+loop = make_loop(Told(2), workers=2)
+post = loop.post
+def told(command):
+    "The run is still held here."
+    reply = post(command)
+    say("posted", command.name)
+    return reply
+wait = loop.background.wait
+def waits(*given):
+    "A Ctrl-C from here on is one within wait()."
+    say("waiting")
+    return wait(*given)
+loop.post, loop.background.wait = told, waits
+drive = lambda: (loop.start(epochs=1), loop.wait())
+""" + GO_ON
     with Script(tmp_path, text) as script:
-        script.wait_for("step 2")
-        script.interrupt(group=True)
+        script.wait_for("held")
+        script.wait_for("waiting")
+        os.killpg(script.process.pid, signal.SIGINT)
+        script.wait_for("posted interrupt")
+        script.sent.touch()
         assert script.end() == 0, script.errors
-    assert script.said("cancelled")[1:] == ["True", "signal"]
+    assert script.said("cancelled") == ["3", "True", "signal"]
     assert script.said("interrupted") == ["interrupted", "True"]
     assert (script.said("children"), script.said("equal")) == (["0"], ["True", "True"])
 
@@ -558,7 +580,7 @@ def test_a_run_of_anothers_thread_can_be_driven():
     loop, results = make_loop(), []
     thread = threading.Thread(target=lambda: results.append(loop.fit(epochs=1)))
     thread.start()
-    thread.join(20)
+    thread.join()
     assert results[0].status == "finished"
 
 
@@ -636,10 +658,21 @@ def test_what_was_not_saved_is_said(tmp_path, capsys):
                      "hooks=[CheckpointHook('checkpoints')] saves it by itself")
     trainer = make_told(tmp_path)
     hook = trainer.get_hook(CheckpointHook)
+    saver, waited_for = hook.saver, threading.Event()
+    where, join = saver.where, saver.writer.join
+
+    def watched_where(*given):
+        saver.writer.join = lambda: (waited_for.set(), join())
+        try:
+            return where(*given)
+        finally:
+            waited_for.set()
 
     def full(*_):
-        time.sleep(0.2)  # the line waits for the file
+        waited_for.wait()  # the line waits for the file
         raise OSError("no space left")
+
+    saver.where = watched_where
 
     trainer.hooks.add(LambdaHook(before_batch=lambda t: setattr(hook.folder, "add", full)
                                  if t.step_state.optimizer_step == 5 else None))
@@ -669,6 +702,7 @@ def test_in_the_middle_of_a_step(tmp_path, capsys):
                      "takes its batches again, not bit for bit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_script_that_is_ended_by_a_signal(signum, tmp_path):
     """The same from a real process; after SIGTERM no fit() of it can go on."""
@@ -676,20 +710,20 @@ def test_a_script_that_is_ended_by_a_signal(signum, tmp_path):
 from trainer_nb import CheckpointHook, ProgressHook
 from trainer_nb import Trainer
 made = make_loop()
-slow = Slow()
 trainer = Trainer(made.model, train_dl=made.train_dl, loss_fn=made.loss_fn, epochs=100, seed=0,
                   device="cpu", workspace={str(tmp_path / "run")!r},
-                  hooks=[slow, CheckpointHook()])
+                  hooks=[Told(20), CheckpointHook()])
 trainer.fit()
 """
     with Script(tmp_path, text) as script:
-        script.wait_for("step 20")
-        script.process.send_signal(signum)
+        script.wait_for("held")
+        script.send(signum)
         code = script.end()
     first = "interrupted" if signum == signal.SIGINT else "stopped"
     step, saved = (next(line for line in script.lines if line.startswith(word))
                    for word in (first, "saved in"))
     number = int(script.said("cancelled")[0])
+    assert number == 21
     file = tmp_path / "run" / "checkpoints" / f"step_{number:08d}.pt"
     done = f"after step {number}, {number // 16} of 100 epochs done"
     if signum == signal.SIGINT:
