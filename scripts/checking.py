@@ -41,6 +41,7 @@ REFERENCE = notebooks.notebooks_in(NBS / "reference")  # its tables are made fro
 README = notebooks.README.name
 SOURCES = ("nbs", "trainer_nb", "scripts", "settings.ini", README)  # of export and clean
 TESTED = ("trainer_nb", "tests", "pyproject.toml")  # what `make quick` depends on
+QUICK = [f"tests/{folder}" for folder in ("core", "hooks", "tools", "panel")]  # what it runs
 WORKERS = 2
 PRELOADED = (*warm.PRELOADED, "nbdev.test", "IPython.display", "ipywidgets", "nbclient")
 EXECUTE, TEST = ("scripts/checking.py", "--execute"), ("scripts/notebooks.py", "test_here")
@@ -85,7 +86,9 @@ def digest_of_files(*names):
 
 def git(*words):
     """What git prints, in the project's folder."""
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True)
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True)
+    if done.returncode:
+        sys.exit(f"what changed is what differs from HEAD: {done.stderr.decode()}")
     return done.stdout.decode()
 
 
@@ -363,7 +366,7 @@ class Check:
         self.memory.store()
         self.run_quick(changed)
         self.memory.store()
-        self.report(changed)
+        self.report(changed_files())
         return 1 if self.failed else 0
 
     def run_notebooks(self, changed):
@@ -441,6 +444,9 @@ class Check:
         if self.modules:
             print("not tested: notebooks that use the change through other modules; processes, "
                   "browser, remote, docs (`make test` runs all of it)")
+        others = [path for path in among(changed, ["tests"]) if not among([path], QUICK)]
+        if others:
+            print("not run: changed in tests, and not in make quick:", *others)
         if among(changed, [f"{LIB.name}/panel", f"{LIB.name}/remote/page"]):
             print("not made again: docs/images, which shows the panel (scripts/pictures.py)")
         print("FAILED: " + "; ".join(self.failed) if self.failed else
