@@ -196,6 +196,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, workers, group):
     until(lambda: not alive(script.process.pid))
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_start_is_heard_afterwards(tmp_path):
     """A run of short epochs spends much of its time there."""
     text = """
@@ -218,6 +219,7 @@ loop.close()
     assert script.said("interrupted") == ["interrupted", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_the_current_step_gets_all_its_batches(tmp_path, method):
     """Workers from before the drive, or that are not copies of the script, live on until the window
@@ -244,6 +246,7 @@ loop.close()
     assert script.said("interrupted") == ["interrupted"]
 
 
+@pytest.mark.slow
 def test_interrupted_in_an_evaluation(tmp_path):
     """The evaluation is discarded, also with workers of its own, and run again when the run goes
     on."""
@@ -273,6 +276,7 @@ drive = lambda: loop.fit(epochs=1)
     assert (script.said("children"), script.said("equal")) == (["0"], ["True", "True"])
 
 
+@pytest.mark.slow
 def test_the_second_interrupt_ends_a_long_step_at_once(tmp_path):
     """The first waits for the step; the second does not, drops the window, and the run can still go
     on."""
@@ -305,6 +309,7 @@ say("steps", loop.fit(epochs=1).steps)
     assert script.said("steps") == ["8"]
 
 
+@pytest.mark.slow
 def test_wait_is_interrupted(tmp_path):
     """Ctrl-C in wait() ends the background run on a whole step, then raises."""
     text = """
