@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import nbformat
@@ -180,17 +179,6 @@ def test_planted_dead_links_are_found_and_anchors_of_methods_mended(tmp_path):
 
 
 # The site's settings
-
-
-def test_links_for_editing_need_an_address():
-    fields = {"title": "a", "description": "b", "branch": "main", "doc_path": Path("_docs")}
-    bare = pages.site_fields(SimpleNamespace(**fields, git_url="", doc_host="", doc_baseurl="/"))
-    assert yaml.safe_load(bare)["website"] == {"title": "a", "description": "b"}
-    full = yaml.safe_load(pages.site_fields(SimpleNamespace(
-        **fields, git_url="https://b.c/d", doc_host="https://a.example", doc_baseurl="/b/")))
-    assert full["website"]["repo-actions"] == ["edit", "issue"]
-    assert full["website"]["repo-url"] == "https://b.c/d"
-    assert full["website"]["site-url"] == "https://a.example/b/"
 
 
 def test_the_site_has_two_themes_and_the_files_that_it_names(site):

@@ -1,6 +1,5 @@
 """What an editor and a type checker are told: names, arguments, methods and tunables."""
 
-import ast
 import inspect
 import re
 import subprocess
@@ -148,14 +147,6 @@ def test_each_argument_of_the_trainer_is_explained():
     words = inspect.getdoc(Trainer)
     assert [name for name in inspect.signature(Trainer).parameters
             if not re.search(rf"^ *(.*, )?{name}\b", words, re.MULTILINE)] == []
-
-
-def test_the_names_for_editors_are_those_that_are_imported():
-    tree = ast.parse((LIB / "__init__.py").read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    told = {each.asname: node.module for node in block.body for each in node.names
-            if each.asname == each.name}
-    assert told == trainer_nb._EXPORTS
 
 
 def test_the_package_is_right_itself():
