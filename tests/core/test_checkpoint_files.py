@@ -7,17 +7,18 @@ import datetime
 import enum
 import errno
 import fractions
+import functools
 import io
 import json
 import math
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
 import threading
-import time
 import types
 import warnings
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pytest
 import torch
+from digits_runs import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from killed import STEPS, make, outcome
@@ -54,9 +56,10 @@ def same(one, other):
     return one == other or (one != one and other != other)
 
 
-def straight(**settings):
+@functools.cache
+def straight():
     """The outcome of a run that nothing disturbs."""
-    with make(**settings) as trainer:
+    with make() as trainer:
         trainer.fit()
         return outcome(trainer)
 
@@ -194,7 +197,8 @@ def test_a_damaged_file_is_passed_over(folder, damage, steps):
     disturbed."""
     for step in steps:
         DAMAGES[damage](folder / f"step_{step:08d}.pt")
-    with warnings.catch_warnings(record=True) as told, make(folder) as again:
+    with (warnings.catch_warnings(record=True) as told,
+          make(folder, settings={"every_steps": 5}) as again):
         warnings.simplefilter("always")
         again.fit()
     assert again.get_hook(CheckpointHook).resumed_from.name == f"step_{min(steps) - 1:08d}.pt"
@@ -225,7 +229,7 @@ def test_a_list_that_is_damaged_or_gone(folder, content):
     if content is not None:
         (folder / LIST).write_bytes(content if isinstance(content, bytes) else content.encode())
     with (warnings.catch_warnings(record=True) as told,
-          make(folder, settings={"keep_every": 4}) as again):
+          make(folder, settings={"keep_every": 4, "every_steps": 5}) as again):
         warnings.simplefilter("always")
         again.fit()
     assert again.get_hook(CheckpointHook).resumed_from.name == "step_00000007.pt"
@@ -233,13 +237,14 @@ def test_a_list_that_is_damaged_or_gone(folder, content):
     assert (content is None) is not any(f"{LIST} is damaged" in str(each.message) for each in told)
 
 
-def test_a_list_with_flipped_bits(folder):
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.long)])
+def test_a_list_with_flipped_bits(folder, count):
     """Whatever it says then: a state that is found is one of those that were written."""
     right = {path.name: read_state(path) for path in folder.glob("*.pt")}
     content, draw = (folder / LIST).read_bytes(), random.Random(4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(150):
+        for _ in range(count):
             spoiled = bytearray(content)
             spoiled[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
             (folder / LIST).write_bytes(
@@ -612,13 +617,15 @@ def entries(folder):
 
 
 @pytest.mark.parametrize(("rules", "kept"), [
-    ({"keep_last": 1}, [20]), ({"keep_last": 0}, [20]), ({}, [18, 19, 20]),
+    ({"keep_last": 1}, [20]), pytest.param({"keep_last": 0}, [20], marks=pytest.mark.long),
+    ({}, [18, 19, 20]),
     ({"keep_last": None}, [*range(1, 21)]),
     ({"keep_last": 2, "keep_every": 6}, [6, 12, 18, 19, 20]),
     ({"keep_last": 1, "keep_every": 5}, [5, 10, 15, 20]),
     ({"keep_last": 2, "keep_every": [3, 7, 100]}, [3, 7, 19, 20]),
-    ({"keep_last": 2, "keep_every": {3}}, [3, 19, 20]),
-    ({"keep_last": 1, "keep_every": range(0, 9, 4)}, [4, 8, 20]),
+    pytest.param({"keep_last": 2, "keep_every": {3}}, [3, 19, 20], marks=pytest.mark.long),
+    pytest.param({"keep_last": 1, "keep_every": range(0, 9, 4)}, [4, 8, 20],
+                 marks=pytest.mark.long),
     ({"keep_last": 2, "every_steps": 7}, [16, 20]),
     ({"every_steps": 9, "every_epochs": None}, [9, 18, 20]),
     ({"every_steps": None, "keep_last": 2}, [16, 20]),
@@ -649,7 +656,7 @@ class Marks(Hook):
     ((math.nan, 2.0, math.inf, -math.inf, 1.0), "max", 8),
     ((math.nan, 2.0, math.inf, -math.inf, 1.0), "min", 20),
     ((1.0, 2.0, 3.0, 4.0, 5.0), "max", 20), ((math.nan,) * 5, "max", None)])
-@pytest.mark.parametrize("stop", [None, 10], ids=["in one go", "in two processes"])
+@pytest.mark.parametrize("stop", [None, 10], ids=["in one go", "in two runs"])
 def test_the_best_file_stays(tmp_path, values, direction, best, stop):
     """By the direction of the metric, the first of equal ones, after the evaluation;
     never by a value like nan."""
@@ -686,8 +693,8 @@ def test_a_value_belongs_to_the_step_it_was_found_at(tmp_path):
 def test_the_best_by_a_real_metric(tmp_path):
     """What the history says."""
     for direction, pick in (("min", np.argmin), ("max", np.argmax)):
-        trainer = make(tmp_path / direction,
-                       settings={"best": ("valid/loss", direction), "keep_last": 1})
+        trainer = make(tmp_path / direction, settings={"best": ("valid/loss", direction),
+                                                       "keep_last": 1, "every_steps": None})
         trainer.fit()
         series = trainer.history.series("valid/loss")
         assert listed(
@@ -701,7 +708,7 @@ EVERY = st.none() | st.integers(1, 5) | st.lists(st.integers(0, 40), max_size=4)
 @given(st.lists(st.tuples(st.integers(0, 3), VALUES), min_size=1, max_size=12),
        st.none() | st.integers(0, 4), EVERY,
        st.sampled_from([None, "min", "max"]))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_any_rules_and_any_values(tmp_path_factory, plan, last, every, direction):
     """After each save: the list is what is there, no step twice, what a rule names is there, and
     nothing else."""
@@ -988,44 +995,69 @@ def test_tensors_that_are_made_as_they_are_asked_for():
 # ---- one save in flight
 
 
+class Steps(Hook):
+    """Notes each step among what else happens; a file that was begun before is in the making."""
+
+    kept = False
+
+    def __init__(self, events, threads):
+        self.events, self.threads = events, threads
+
+    def after_step(self, trainer):
+        """Now."""
+        thread = trainer.get_hook(CheckpointHook).writer._thread
+        wait_for(lambda: thread is None or thread in self.threads)
+        self.events.append(("step", trainer.step_state.optimizer_step))
+
+
 @pytest.fixture
 def watched(monkeypatch):
-    """Writing takes a while; when each began and ended."""
-    times = []
+    """Each file takes until a step is made meanwhile, or until the run waits for the file.
+
+    The events ("begin" or "end" and a file's name, "step" and its number) in their order, and the
+    threads that wrote."""
+    events, threads, waiting, join = [], [], [], Writer.join
+    def noted(writer):
+        waiting.append(writer)
+        try:
+            join(writer)
+        finally:
+            waiting.pop()
     def slow(state, path, follow):
-        begun = time.perf_counter()
-        time.sleep(0.03)
+        begin = len(events)
+        events.append(("begin", path.name))
+        threads.append(threading.current_thread())
+        wait_for(lambda: waiting or "step" in dict(events[begin:]))
         write_state(state, path, follow)
-        times.append((begun, time.perf_counter(), path.name, threading.current_thread()))
+        events.append(("end", path.name))
+    monkeypatch.setattr(Writer, "join", noted)
     monkeypatch.setattr("trainer_nb.hooks.checkpoint.write_state", slow)
-    return times
+    return events, threads
 
 
 def test_one_save_at_a_time_and_none_left_out(tmp_path, watched):
     """Training waits for the disk where the next one is due; in a thread of its own otherwise."""
-    class Clock(Hook):
-        """When a step was made."""
-        kept, made = False, []
-        def after_step(self, trainer):
-            """Now."""
-            self.made.append(time.perf_counter())
-    clock = Clock()
-    make(tmp_path, hooks=[clock], settings={"every_steps": 2, "keep_last": None}).fit()
-    assert [name for *_, name, _ in watched] == [f"step_{step:08d}.pt" for step in range(2, 21, 2)
-                                                 for _ in
-                                                  # and after each epoch
-                                                  range(2 if step % 4 == 0 else 1)]
-    assert all(end <= begin for (_, end, *_), (begin, *_) in zip(watched, watched[1:]))
+    events, threads = watched
+    make(tmp_path, hooks=[Steps(events, threads)],
+         settings={"every_steps": 2, "keep_last": None}).fit()
+    written = [event for event in events if event[0] != "step"]
+    assert written == [(kind, f"step_{step:08d}.pt") for step in range(2, 21, 2)
+                       for _ in range(2 if step % 4 == 0 else 1)  # and after each epoch
+                       for kind in ("begin", "end")]
     assert not any(thread is threading.main_thread() or thread.is_alive() or thread.daemon
-                   for *_, thread in watched)
-    assert any(begin < made < end for begin, end, *_ in watched for made in clock.made)
+                   for thread in threads)
+    assert re.search("bs+e", "".join(kind[0] for kind, _ in events))
     assert tell_files(tmp_path) == STEPS
 
 
 def test_what_is_written_is_the_state_of_its_step(tmp_path, watched):
     """The training that goes on meanwhile changes nothing in it."""
-    make(tmp_path, settings={"every_steps": 5, "keep_last": None}).fit()
+    events, threads = watched
+    make(tmp_path, hooks=[Steps(events, threads)],
+         settings={"every_steps": 5, "keep_last": None}).fit()
     for step in (5, 10, 15):
+        begin = events.index(("begin", f"step_{step:08d}.pt"))
+        assert ("step", step + 1) in events[begin:events.index(("end", f"step_{step:08d}.pt"))]
         with make(max_steps=step, epochs=None) as other:
             other.fit(max_steps=step)
             state = read_state(tmp_path / f"step_{step:08d}.pt")
@@ -1060,8 +1092,10 @@ def test_the_writer_itself():
     """One piece of work at a time; its error is raised where a caller waits, and only once."""
     writer, done = Writer(), []
     for number in range(3):
-        writer.start(lambda number=number: (time.sleep(0.02), done.append(number)))
+        go = threading.Event()
+        writer.start(lambda number=number, go=go: (go.wait(120), done.append(number)))
         assert done == list(range(number))
+        go.set()
     writer.wait()
     assert done == [0, 1, 2]
     for again in (writer.wait, lambda: writer.start(lambda: done.append("next"))):

@@ -3,7 +3,6 @@ what is exact, and what says it is not."""
 
 import json
 import os
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -13,13 +12,13 @@ import exact_runs
 import numpy as np
 import pytest
 import torch
+import warm
 from exact_runs import (INPUTS, TARGETS, Bend, Halt, Mix, Plan, Samples, assert_same, comparable,
                         differences, drive, final, halted_run, make_trainer, new_run, scramble,
                         straight_run, through_file)
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-import trainer_nb
 from trainer_nb import Hook, Trainer
 from trainer_nb.core.exact import device_exactness, draws_random
 from trainer_nb.core.hook import LambdaHook
@@ -44,11 +43,13 @@ WORKERS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)],
+                         ids=["last", "every"])
 @pytest.mark.parametrize("plan, steps", WORKERS.values(), ids=WORKERS)
-def test_two_workers(plan, steps):
+def test_two_workers(plan, steps, every):
     """Real processes; what they loaded ahead is loaded again."""
     straight = straight_run(plan)
-    for k in steps:
+    for k in steps if every else steps[-1:]:
         again = halted_run(plan, Halt("step", k))
         assert_same(again, straight)
         assert again.exact
@@ -67,6 +68,9 @@ def test_two_workers_in_several_parts():
 
 def test_another_process_finishes_the_run(tmp_path):
     """Another interpreter, which knows the parts and the file only, and has nothing to warn of."""
+    code = ("import json, sys, warnings, exact_runs\n"
+            "warnings.simplefilter('error', UserWarning)\n"
+            "exact_runs.finish_in_this_process(*sys.argv[1:3], **json.loads(sys.argv[3]))")
     changes = {"sched": "one cycle", "accumulation": 2, "augment": "numpy", "valid": "shuffle",
                "generator": "shared"}
     plan = replace(Plan(), **changes)
@@ -74,11 +78,8 @@ def test_another_process_finishes_the_run(tmp_path):
     first = new_run(plan)
     drive(first, plan, Halt("step", 4))
     source, target = first.save(tmp_path / "first.pt"), tmp_path / "second.pt"
-    package = Path(trainer_nb.__file__).parent.parent
-    subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", exact_runs.__file__, source, target,
-         json.dumps(changes)],
-        check=True, timeout=120, env={**os.environ, "PYTHONPATH": str(package)})  # fmt: skip
+    warm.run([sys.executable, "-c", code, source, target, json.dumps(changes)], check=True,
+             timeout=600, env={**os.environ, "PYTHONPATH": str(Path(exact_runs.__file__).parent)})
     found = differences(comparable(read_state(target)), final(straight))
     assert not found, found
 

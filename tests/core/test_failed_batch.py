@@ -398,7 +398,9 @@ def test_whatever_gave_it(kind, numbers):
 
 
 @pytest.mark.parametrize("workers", [pytest.param("2", marks=pytest.mark.long), "persistent"])
-@pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind != "list"])
+@pytest.mark.parametrize("kind", ["shuffled", "batch sampler", "stream", *(
+    pytest.param(kind, marks=pytest.mark.long) for kind in LOADERS
+    if kind not in ("shuffled", "batch sampler", "stream", "list"))])
 def test_whichever_worker_gave_it(kind, workers):
     """With workers that end with the epoch, and with persistent ones;
     the indices are those drawn with workers."""

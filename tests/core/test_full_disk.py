@@ -83,15 +83,15 @@ def test_a_save_by_hand_on_a_full_disk_does_not_end_the_run(tmp_path):
                           optim=torch.optim.AdamW(model.parameters()), epochs=10**6, progress=False)
         found, path = [], tmp_path / "run.pt"
         trainer.start()
-        trainer.post(Command("save", {"path": str(path)})).wait(20)
+        trainer.post(Command("save", {"path": str(path)})).wait(120)
         whole = path.stat().st_size
         for size in range(0, whole, max(1, whole // 40)):
             with room_for(size):
-                reply = trainer.post(Command("save", {"path": str(path)})).wait(20)
+                reply = trainer.post(Command("save", {"path": str(path)})).wait(120)
             found.append("OSError" if isinstance(reply.error, OSError) else repr(reply.error)[:80])
         state = str(trainer.state)
         trainer.stop()
-        trainer.wait(20)
+        trainer.wait(120)
         return (state, sorted(set(found)), len(found) >= 40,
                 read_state(path)["position"]["optimizer_step"] >= 0)
     assert in_child(work) == ("running", ["OSError"], True, True)

@@ -232,11 +232,17 @@ def end_of(sched, begun=0):
     return outcome(trainer)
 
 
-def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken):
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)],
+                         ids=["half", "every"])
+def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken, every):
+    """The two schedules have a half of the cases each, or all."""
     sched, state, end = taken
+    drawn = list(cases(state, 1, 160))
+    if not every:
+        drawn = drawn[sched == "one_cycle"::2]
     own, counts = ({begun: end_of(sched, begun) for begun in (0, 2)},
                    {"refused": 0, "whole": 0, "late": 0})
-    for number, (case, path, given) in enumerate(cases(state, 1, 160)):
+    for number, (case, path, given) in enumerate(drawn):
         begun = 2 * (number % 2)
         trainer, error, said = tried(sched, given, begun, Trainer.load_state_dict)
         counts["refused" if error else "whole"] += 1
@@ -255,7 +261,8 @@ def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken):
         mine["position"]["seconds"] = state["position"]["seconds"]
         if number % 3 == 0 and alike(mine, state):
             assert alike(outcome(trainer), end), case
-    assert counts["refused"] > 80 and counts["whole"] > 20 and counts["late"] > 0, counts
+    assert counts["refused"] > len(drawn) / 2 and counts["whole"] > len(drawn) / 8, counts
+    assert counts["late"] > 0, counts
 
 
 def test_a_rewind_to_a_malformed_state_changes_nothing(taken):

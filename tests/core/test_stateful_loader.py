@@ -53,7 +53,8 @@ def halted_and_resumed(straight, same, other, step):
         assert same_weights(straight, again)
 
 
-@pytest.mark.parametrize(("workers", "steps"), [(0, range(22)), (2, (0, 3, 7, 10, 20))])
+@pytest.mark.parametrize(("workers", "steps"), [
+    (0, range(22)), (2, (7, 10)), pytest.param(2, (0, 3, 20), marks=pytest.mark.long)])
 def test_resumed_after_any_step(workers, steps):
     straight = make(workers)
     straight.fit()
@@ -180,11 +181,17 @@ def test_a_sampler_with_a_generator_of_its_own_is_asked_once_an_epoch(step):
     halted_and_resumed(*(at(sampler=DrawnAtOnce()) for _ in range(3)), step)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("steps", [0, 1, 7])
-@pytest.mark.parametrize("settings", [{}, {"overfit_batches": 1}, {"limit_batches": {"train": 3}}],
-                         ids=["all", "overfit", "limit"])
-def test_a_search_leaves_no_trace(workers, steps, settings):
+SEARCHED = {"all": {}, "overfit": {"overfit_batches": 1}, "limit": {"limit_batches": {"train": 3}}}
+WITH_A_WORKER = [("all", 1), ("overfit", 0), ("limit", 7)]
+
+
+@pytest.mark.parametrize(("kind", "steps", "workers"), [
+    *((kind, steps, 0) for kind in SEARCHED for steps in (0, 1, 7)),
+    *((kind, steps, 1) for kind, steps in WITH_A_WORKER),
+    *(pytest.param(kind, steps, 1, marks=pytest.mark.long) for kind in SEARCHED
+      for steps in (0, 1, 7) if (kind, steps) not in WITH_A_WORKER)])
+def test_a_search_leaves_no_trace(kind, steps, workers):
+    settings = SEARCHED[kind]
     straight, searched = at(workers, **settings), at(workers, **settings)
     straight.fit()
     if steps:

@@ -1,13 +1,13 @@
 """Names of torch that are not public: without each of them the public way gives the same."""
 
-import multiprocessing
-import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+import warm
 from torch import nn
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
@@ -154,31 +154,32 @@ def test_workers_end_where_their_iterator_is_not_known(monkeypatch):
     assert workers and not any(worker.is_alive() for worker in workers)
 
 
-def store_of(rank, folder, results):
-    """One of two processes, in a torch that does not give its store away."""
-    os.environ["MASTER_ADDR"] = "localhost"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
-                            world_size=2)
-    del dist.distributed_c10d._get_default_store
-    store = torch_private.job_store(dist.group.WORLD)
-    store.set(f"from {rank}", str(rank))
-    results.put((rank, store.get(f"from {1 - rank}").decode()))
-    dist.barrier()
+# one of two processes, in a torch that does not give its store away
+STORE = """
+import os, sys
+import torch.distributed as dist
+from trainer_nb.core import torch_private
+rank, folder = int(sys.argv[1]), sys.argv[2]
+os.environ["MASTER_ADDR"] = "localhost"
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+del dist.distributed_c10d._get_default_store
+store = torch_private.job_store(dist.group.WORLD)
+store.set(f"from {rank}", str(rank))
+print(rank, store.get(f"from {1 - rank}").decode())
+dist.barrier()
+"""
 
 
 def test_a_store_of_ones_own(tmp_path):
     """Two processes read what the other one has written."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    started = [context.Process(target=store_of, args=(rank, tmp_path, results)) for rank in (0, 1)]
-    for each in started:
-        each.start()
+    started = [warm.Popen([sys.executable, "-c", STORE, str(rank), tmp_path],
+                          stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
     try:
-        assert sorted(results.get(timeout=90) for _ in started) == [(0, "1"), (1, "0")]
+        told = [each.communicate(timeout=300)[0] for each in started]
     finally:
         for each in started:
-            each.join(20)
             each.kill()
+    assert told == ["0 1\n", "1 0\n"] and [each.wait() for each in started] == [0, 0]
 
 
 def test_a_wrapper_that_cannot_be_told_adds_up_after_the_pass():

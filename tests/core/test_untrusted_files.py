@@ -127,9 +127,10 @@ def resumed(path):
         trainer.close()
 
 
-def test_a_checkpoint_names_no_file(place, touched):
+@pytest.mark.parametrize("share", [40, pytest.param(10, marks=pytest.mark.long)])
+def test_a_checkpoint_names_no_file(place, touched, share):
     """Each plain value in turn is the path of a victim:
-    of the tracker's marks all, of the others every tenth."""
+    of the tracker's marks all, of the others every tenth or fortieth."""
     work, victim = place
     with make(None, JSONLHook(), TensorBoardHook()) as trainer:
         trainer.step(5)
@@ -140,7 +141,7 @@ def test_a_checkpoint_names_no_file(place, touched):
     assert len(marks) > 8
     names = ["/".join(map(str, path)) for path in marks]
     assert not any("path" in name or "folder" in name or "file" in name for name in names), names
-    for path in marks + [path for path in paths if path not in marks][::10]:
+    for path in marks + [path for path in paths if path not in marks][::share]:
         for value in (str(victim),
                       f"../home/{victim.name}") if path[0] == "trackers" else (str(victim),):
             write_state(replaced(state, path, value), "bad.pt")
