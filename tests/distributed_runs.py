@@ -1,6 +1,8 @@
 """Runs that one process makes alone, or two make together:
 `torchrun distributed_runs.py FOLDER NAME ...` writes what came of each."""
 
+import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -8,13 +10,16 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from trainer_nb import (CheckpointHook, Hook, LayerGroupsHook, LayerStatsHook, OutputsHook,
-                        SamplesHook, Task, Trainer)
+from trainer_nb import (CheckpointHook, Hook, LambdaHook, LayerGroupsHook, LayerStatsHook,
+                        OutputsHook, SamplesHook, Task, Trainer)
 from trainer_nb.core.control import Command
+from trainer_nb.tools.distributed import the_world
 
 SAMPLES = 26
 ENGINE = os.environ.get("ENGINE", "accelerate")
@@ -227,7 +232,7 @@ def outcome(trainer) -> dict:
 
 
 class At(Hook):
-    """Does something after a step."""
+    """Does something once, after a step."""
 
     def __init__(self, step, act):
         self.step, self.act = step, act
@@ -236,14 +241,6 @@ class At(Hook):
         """Once."""
         if trainer.step_state.optimizer_step == self.step:
             self.act(trainer)
-
-
-class Slow(Hook):
-    """A step that takes a while."""
-
-    def after_step(self, trainer):
-        """Wait."""
-        time.sleep(0.02)
 
 
 def resumed(processes, folder):
@@ -279,17 +276,25 @@ def rewound(processes, folder):
 
 def steered(processes, folder):
     """Somebody at the first process changes the rate, pauses, changes something in the pause, and
-    goes on."""
-    trainer = run(processes, epochs=6, hooks=[AsDouble(), Slow()])
+    goes on; the run waits for that."""
+    there, asked, noted = threading.Event(), threading.Event(), threading.Event()
+    def meet(trainer):
+        there.set()
+        if trainer.is_main:
+            asked.wait()
+    trainer = run(processes, epochs=6,
+                  hooks=[AsDouble(), At(3, meet),
+                         At(8, lambda trainer: trainer.is_main and noted.wait())])
     def steer():
-        while trainer.step_state.optimizer_step < 3:
-            time.sleep(0.001)
+        there.wait()
         trainer.tune(lr=0.003)
-        trainer.pause().wait(20)
-        time.sleep(0.2)
-        trainer.tune(grad_clip=0.1).wait(20)
-        trainer.resume().wait(20)
-        trainer.note("from the first process").wait(20)
+        pause = trainer.pause()
+        asked.set()
+        pause.wait()
+        trainer.tune(grad_clip=0.1).wait()
+        trainer.resume().wait()
+        trainer.note("from the first process")
+        noted.set()
     if trainer.is_main:
         threading.Thread(target=steer).start()
     trainer.fit()
@@ -333,9 +338,15 @@ def asked_apart(processes, folder):
 
 
 def stopped_by_time(processes, folder):
-    """Every process stops at the same step, by the clock of the first."""
-    trainer = run(processes, epochs=1000, max_time=0.6, hooks=[AsDouble(), Slow()])
-    result = trainer.fit()
+    """Every process stops at the same step, by the clock of the first: an eighth of a second each.
+    In the others each step takes a minute."""
+    now = [0.0]
+    def tick(trainer):
+        now[0] += 0.125 if trainer.is_main else 60.0
+    with mock.patch("trainer_nb.core.driver.perf_counter", lambda: now[0]):
+        trainer = run(processes, epochs=1000, max_time=0.75,
+                      hooks=[AsDouble(), LambdaHook(after_step=tick)])
+        result = trainer.fit()
     return {"status": str(result.status), "steps": result.steps}
 
 
@@ -783,22 +794,24 @@ def looked_into(processes, folder):
             "gradients": {row.name: row.norm for row in trainer.inspection.layers}}
 
 
-class AtStep(Hook):
-    """Calls a function once, after a step."""
-
-    def __init__(self, step, act):
-        self.step, self.act = step, act
-
-    def after_step(self, trainer):
-        """At its step."""
-        if trainer.step_state.optimizer_step == self.step:
-            self.act(trainer)
+@contextlib.contextmanager
+def hurried(times=5):
+    """A process that waits for another one loses its patience that many times sooner."""
+    watch, dump = the_world().watch, faulthandler.dump_traceback_later
+    clock = SimpleNamespace(perf_counter=lambda: times * time.perf_counter(), sleep=time.sleep)
+    over = watch.ended
+    ended = SimpleNamespace(wait=lambda seconds: over.wait(seconds / times), set=over.set)
+    with (mock.patch("trainer_nb.tools.distributed.time", clock),
+          mock.patch.object(watch, "ended", ended),
+          mock.patch("faulthandler.dump_traceback_later",
+                     lambda seconds, **more: dump(seconds / times, **more))):
+        yield
 
 
 def alone_in_a_hook(act):
     """Only the second process does something in the middle of a run."""
     def made(processes, folder):
-        mine = [AtStep(3, act)] if os.environ["RANK"] == "1" else []
+        mine = [At(3, act)] if os.environ["RANK"] == "1" else []
         run(processes, hooks=[AsDouble(), *mine], epochs=50).fit()
     return made
 
@@ -844,19 +857,22 @@ def frozen_between(processes, folder):
 def frozen_while_adding_up(processes, folder):
     """Gradients are added up after the pass:
     nobody waits, and one would train what the other has frozen."""
-    mine = [AtStep(3, freeze_alone)] if os.environ["RANK"] == "1" else []
+    mine = [At(3, freeze_alone)] if os.environ["RANK"] == "1" else []
     run(processes, loader=DataLoader(Stream(), 4), hooks=[AsDouble(), *mine]).fit()
 
 
 def one_is_slow(processes, folder):
     """Much slower than a process waits before it asks;
-    both freeze a layer then, the slow one later."""
+    both freeze a layer then, the slow one after it was asked four times."""
     def slowly(trainer):
         if os.environ["RANK"] == "1":
-            time.sleep(9)
+            while the_world().watch.store.add("asked", 0) < 4:
+                time.sleep(0.01)
         freeze_alone(trainer)
-    trainer = run(processes, hooks=[AsDouble(), AtStep(3, slowly)])
-    trainer.fit()
+    with contextlib.ExitStack() as fast:
+        trainer = run(processes, hooks=[AsDouble(), At(3, slowly), At(4, lambda _: fast.close())])
+        fast.enter_context(hurried())
+        trainer.fit()
     return outcome(trainer)
 
 
@@ -915,17 +931,17 @@ def in_turn(processes, folder):
 
 
 saves_in_a_hook, freezes_in_a_hook = alone_in_a_hook(save_alone), alone_in_a_hook(freeze_alone)
-PARTED = {"saves_in_a_hook": saves_in_a_hook, "freezes_in_a_hook": freezes_in_a_hook}
-WHOLE = PARTED | {f.__name__: f
-                  for f in (resumed, rewound, steered, signalled, asked_apart, stopped_by_time,
-                            textbook, unused,
-                            written, collected, sampled, looked_at, given, refused, in_units,
-                            none_shared, half, killed, killed_early, failing,
-                            resumed_from_a_file,
-                      from_one, left_over, held_at, persistent, grown, spectral, cancelled, claimed,
-                      at_odds, looked_into,
-                      saves_alone_between, validates_alone, frozen_between, frozen_while_adding_up,
-                      one_is_slow, in_turn)}
+PARTED = {"saves_in_a_hook": saves_in_a_hook, "freezes_in_a_hook": freezes_in_a_hook} | {
+    f.__name__: f for f in (saves_alone_between, validates_alone, frozen_between,
+                            frozen_while_adding_up)}
+WHOLE = PARTED | {
+    f.__name__: f
+    for f in (resumed, rewound, steered, signalled, asked_apart, stopped_by_time, textbook, unused,
+              written, collected, sampled, looked_at, given, refused, in_units, none_shared, half,
+              killed, killed_early, failing, resumed_from_a_file, from_one, left_over, held_at,
+              persistent, grown, spectral, cancelled, claimed, at_odds, looked_into, one_is_slow,
+              in_turn)}
+FAST = contextlib.ExitStack()  # to the very end of the process
 
 
 def main():
@@ -935,6 +951,8 @@ def main():
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for name in names:
         began = time.perf_counter()
+        if name in PARTED:
+            FAST.enter_context(hurried())
         if name in WHOLE:
             found = WHOLE[name](processes, folder)
         else:
