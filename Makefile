@@ -111,9 +111,9 @@ mutants: $(STAMP)
 # To see a change: cd build/mutate; ../../.venv-mutate/bin/mutmut show NAME
 mutate: $(VENV)-mutate/.made
 	rm -rf build/mutate && mkdir -p build/mutate
-	cp -r trainer_nb tests examples pyproject.toml build/mutate
+	cp -r trainer_nb tests benchmarks examples pyproject.toml build/mutate
 	printf '%s\n' '[tool.mutmut]' 'source_paths = ["trainer_nb"]' \
-	    'also_copy = ["examples"]' 'only_mutate = ["trainer_nb/$(MODULE)"]' \
+	    'also_copy = ["benchmarks", "examples"]' 'only_mutate = ["trainer_nb/$(MODULE)"]' \
 	    "do_not_mutate_patterns = ['^ *\"']" \
 	    'pytest_add_cli_args_test_selection = [$(TESTS:%="%",)]' >> build/mutate/pyproject.toml
 	cd build/mutate && timeout 30m ../../$(VENV)-mutate/bin/mutmut run || test $$? = 124

@@ -111,11 +111,11 @@ def _become_pytest(places: list[str], mutated: bool) -> None:
         out = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        sys.path.insert(0, folder)
+        sys.path[:] = [folder, *sys.path, str(PACKAGE.parent)]  # the last one for benchmarks
         sys.dont_write_bytecode = mutated  # the bytecode of the sound package stays
         os.environ["PYTHONPATH"] = folder  # for processes that tests start
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        options = ["-x"] * mutated + ["-q", "--durations=0", "-p", "no:cacheprovider"]
+        options = ["-x"] * mutated + ["-q", "-p", "no:cacheprovider"]
         code = pytest.main([*options, f"--basetemp={folder}/pytest", *places])
         import trainer_nb
 
