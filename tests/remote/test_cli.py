@@ -1,19 +1,23 @@
 """trainer-nb: commands reach a run in another process, exit codes, runs that are gone, and folders
 that are not to be trusted."""
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import pexpect
 import pytest
 
-from trainer_nb.core.control_folder import ControlFolder, incoming, this_process
-from trainer_nb.remote import cli
+from trainer_nb.core import control_folder
+from trainer_nb.core.control_folder import (ControlFolder, Replies, incoming, started,
+                                            this_process)
+from trainer_nb.remote import cli, run_log
 
 PROGRAM = "import sys; from trainer_nb.remote.cli import main; sys.exit(main())"
 COMMANDS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note")
@@ -24,11 +28,19 @@ TUNABLES = [{"name": "lr", "kind": "float", "value": 0.1, "min": 0, "optional": 
             {"name": "mixed_precision", "kind": "choice", "choices": [None, "bf16"], "value": None}]
 
 
-def shell(*words, cwd=None, program=PROGRAM, **options):
-    """What `trainer-nb WORDS` prints, and its exit code, in a process of its own."""
-    return subprocess.run([sys.executable, "-c", program, *map(str, words)], cwd=cwd,
-                          capture_output=True, text=True,
-                          timeout=60, check=False, **options)
+def shell(*words, cwd="."):
+    """What `trainer-nb WORDS` prints, and its exit code, in this process."""
+    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with chdir(cwd), redirect_stdout(out), redirect_stderr(errors):
+        code = cli.main(list(map(str, words)))
+    said = [each.buffer.getvalue().decode() for each in (out, errors)]
+    return subprocess.CompletedProcess(words, code, *said)
+
+
+def program(*words, cwd=None, code=PROGRAM, **options):
+    """The same in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=cwd,
+                          capture_output=True, text=True, timeout=300, check=False, **options)
 
 
 def made(path, process=None, lines=(), commands=COMMANDS, **changes):
@@ -52,23 +64,23 @@ def made(path, process=None, lines=(), commands=COMMANDS, **changes):
 
 def gone():
     """A process that was there."""
-    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+    with subprocess.Popen(["true"]) as process:
         return this_process() | {"pid": process.pid, "started": "1"}
 
 
 # Fast, and without torch
 
 
-@pytest.mark.parametrize("words",
-                         [["status"], ["tune", "lr=1e-4", "--wait", "0"], ["log"], ["ls", "."]])
-def test_no_command_imports_torch(tmp_path, words):
+@pytest.mark.slow
+def test_no_command_imports_torch(tmp_path):
     """The program is there at once: it loads neither torch, nor numpy, nor rich."""
     made(tmp_path / "runs" / "a")
-    code = PROGRAM.replace("sys.exit(main())",
-                           "code = main(); print('loaded', *{'torch', 'numpy', 'rich'} & "
-                           "sys.modules.keys()); sys.exit(code)")
-    done = shell(*words, cwd=tmp_path, program=code)
-    assert done.returncode in (0, 3) and done.stdout.splitlines()[-1].strip() == "loaded", done
+    code = PROGRAM.replace("sys.exit(main())", """
+for words in (["status"], ["tune", "lr=1e-4", "--wait", "0"], ["log"], ["ls", "."]):
+    print("code", main(words), "loaded", *{'torch', 'numpy', 'rich'} & sys.modules.keys())""")
+    done = program(cwd=tmp_path, code=code)
+    assert re.findall("code .*", done.stdout) == [
+        f"code {number} loaded" for number in (0, 3, 0, 0)], done
 
 
 # Which run
@@ -192,40 +204,59 @@ def test_without_an_answer_the_command_is_withdrawn(tmp_path):
     assert done.returncode == 3 and "withdrawn" in done.stderr and incoming(control.commands) == []
 
 
-def test_a_command_that_was_read_is_not_called_withdrawn(tmp_path):
+def test_a_command_that_was_read_is_not_called_withdrawn(tmp_path, monkeypatch):
     """The run may still apply it."""
-    control = made(tmp_path / "a")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, "pause", "a", "--wait", "1", "--json"],
-                          cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
-        while not (found := incoming(control.commands)):
-            time.sleep(0.01)
-        found[0].unlink()
-        control.reply(id=found[0].stem, status="received", step=412)
-        said = json.loads(program.communicate()[0])
+    control, wait = made(tmp_path / "a"), Replies.wait
+
+    def read_meanwhile(replies, id, timeout):
+        """It is taken while its sender waits, and not answered."""
+        path = control.commands / f"{id}.json"
+        if path.exists():
+            path.unlink()
+            control.reply(id=id, status="received", step=412)
+        return wait(replies, id, timeout)
+
+    monkeypatch.setattr(Replies, "wait", read_meanwhile)
+    said = json.loads(shell("pause", "a", "--wait", "0.2", "--json", cwd=tmp_path).stdout)
     assert said["status"] == "no answer"
     assert "may still apply" in said["reason"] and said["exit"] == 3
 
 
+def nobody_waits(seconds):
+    """In place of time.sleep()."""
+    raise AssertionError(f"it waits for {seconds} seconds")
+
+
 @pytest.mark.parametrize("words", [["pause"], ["tune", "lr=0.2"], ["status"]])
-def test_a_lost_run_says_how_it_was_started(tmp_path, words):
+def test_a_lost_run_says_how_it_was_started(tmp_path, words, monkeypatch):
     """Its process is gone and it did not say goodbye:
     exit code 3, at once, and nothing is left for a later one."""
     control = made(tmp_path / "a", gone())
-    began = time.monotonic()
+    monkeypatch.setattr(control_folder, "time",
+                        SimpleNamespace(monotonic=lambda: 0.0, sleep=nobody_waits))
     done = shell(words[0], "a", *words[1:], cwd=tmp_path)
-    assert done.returncode == 3 and time.monotonic() - began < 5
+    assert done.returncode == 3
     assert "cd '/data/a b' && python 'my train.py' --lr 0.1" in done.stdout + done.stderr
     assert incoming(control.commands) == []
 
 
-def test_a_process_that_ends_while_waiting(tmp_path):
+def test_a_process_that_ends_while_waiting(tmp_path, monkeypatch):
     """The answer does not take the whole time."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"]) as process:
-        from trainer_nb.core.control_folder import started
+    now = [0.0]
+    with subprocess.Popen(["sleep", "3600"]) as process:
         made(tmp_path / "a", this_process() | {"pid": process.pid, "started": started(process.pid)})
-        began = time.monotonic()
+
+        def wait(replies, id, timeout):
+            """Time passes without an answer; the process ends in the third second."""
+            now[0] += timeout
+            if now[0] > 2:
+                process.kill()
+                process.wait()
+
+        monkeypatch.setattr(Replies, "wait", wait)
+        monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: now[0]))
         done = shell("pause", "a", "--wait", "30", cwd=tmp_path)
-    assert done.returncode == 3 and "is gone" in done.stderr and time.monotonic() - began < 10
+    assert done.returncode == 3 and "is gone" in done.stderr and 2 < now[0] < 4
 
 
 def test_a_void_command_is_no_success(tmp_path):
@@ -345,7 +376,7 @@ def test_only_the_end_of_long_records_is_read(tmp_path):
 # Log, differences, completion
 
 
-def test_the_log_goes_on_until_the_run_ends(tmp_path):
+def test_the_log_goes_on_until_the_run_ends(tmp_path, monkeypatch, capsys):
     """New records and entries appear once, also when the journal is replaced."""
     control = made(tmp_path / "a", lines=[{"step": 1, "train/loss": 0.5}])
     entries = ['{"journal": 1}',
@@ -353,34 +384,46 @@ def test_the_log_goes_on_until_the_run_ends(tmp_path):
                            "step": 1, "source": "shell"})]
     journal = tmp_path / "a" / "journal.jsonl"
     journal.write_text("\n".join(entries) + "\n")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, "log", "a", "--follow"], cwd=tmp_path,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
-        assert [program.stdout.readline(),
-                program.stdout.readline()] == ["step 1: train/loss 0.5\n",
-                                               "step 1: lr 0.1 → 0.2 (shell)\n"]
+
+    def meanwhile():
+        """What happens between two looks, and what the last one has shown."""
+        yield "step 1: train/loss 0.5\nstep 1: lr 0.1 → 0.2 (shell)\n"
         with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
             file.write('{"step": 2, "train/loss": 0.25}\n')
-        assert program.stdout.readline() == "step 2: train/loss 0.25\n"
-        (tmp_path / "new").write_text("\n".join(entries) + "\n"
-                                      + entries[1].replace(
-                                          '"number": 1',
-                                          '"number": 2').replace('"step": 1', '"step": 2') + "\n")
+        yield "step 2: train/loss 0.25\n"
+        yield ""
+        later = entries[1].replace('"number": 1', '"number": 2').replace('"step": 1', '"step": 2')
+        (tmp_path / "new").write_text("\n".join([*entries, later]) + "\n")
         os.replace(tmp_path / "new", journal)
-        assert program.stdout.readline() == "step 2: lr 0.1 → 0.2 (shell)\n"
+        yield "step 2: lr 0.1 → 0.2 (shell)\n"
         control.write("status.json", control.status() | {"alive": False, "state": "finished"})
-        rest, errors = program.communicate(timeout=20)
-    assert rest == "" and "the run has ended" in errors and program.returncode == 0
+
+    looks = meanwhile()
+
+    def sleep(seconds):
+        """The time between two looks."""
+        assert capsys.readouterr().out == shown.pop()
+        shown.append(next(looks, "nothing more"))
+
+    shown = [next(looks)]
+    monkeypatch.setattr(run_log, "time", SimpleNamespace(sleep=sleep))
+    with chdir(tmp_path):
+        assert cli.main(["log", "a", "--follow"]) == 0
+    rest, errors = capsys.readouterr()
+    assert shown == ["nothing more"] and rest == "" and "the run has ended" in errors
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(tmp_path):
     """trainer-nb log | head."""
-    made(tmp_path / "a", lines=[{"step": step, "train/loss": 0.5} for step in range(50_000)])
-    command = f"{sys.executable} -c '{PROGRAM}' log a -n 50000 | head -1"
+    made(tmp_path / "a", lines=[{"step": step, "train/loss": 0.5} for step in range(10_000)])
+    command = f"{sys.executable} -c '{PROGRAM}' log a -n 10000 | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True,
                           check=False)
     assert done.stdout == "step 0: train/loss 0.5\n" and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_bash_completes_runs_tunables_and_values(tmp_path):
     """In a real bash; a folder whose name would be a command is not offered."""
     made(tmp_path / "runs" / "exp1",
@@ -392,27 +435,28 @@ def test_bash_completes_runs_tunables_and_values(tmp_path):
         f"#!/bin/bash\nexec {sys.executable} -c '{PROGRAM}' \"$@\"\n")
     (bin_folder / "trainer-nb").chmod(0o755)
 
-    def completed(line):
-        """What bash makes of a line and the Tab key."""
-        script = f"""eval "$(trainer-nb completion bash)"
-            COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _trainer_nb; printf '%s\\n' "${{COMPREPLY[@]}}" """  # noqa: E501
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True,
-                              check=True,
-                              env=os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}"})
-        assert done.stderr == ""
-        return done.stdout.split("\n")[:-1]
-
-    assert completed("trainer-nb st") == ["status", "step", "stop"]
-    assert completed("trainer-nb status runs/") == ["runs/exp1"]
-    assert completed("trainer-nb tune runs/exp1 g") == ["grad_clip="]
-    assert completed("trainer-nb tune runs/exp1 mixed_precision=") == ["none", "bf16"]
-    assert completed("trainer-nb rewind runs/exp1 4") == ["400"]
-    assert completed(
-        "trainer-nb approve runs/exp1 ") == completed("trainer-nb decline runs/exp1 ") == ["3f2a90"]
-    assert completed("trainer-nb pause --max") == ["--max-age-steps"]
+    lines = {"trainer-nb st": ["status", "step", "stop"],
+             "trainer-nb status runs/": ["runs/exp1"],
+             "trainer-nb tune runs/exp1 g": ["grad_clip="],
+             "trainer-nb tune runs/exp1 mixed_precision=": ["none", "bf16"],
+             "trainer-nb rewind runs/exp1 4": ["400"],
+             "trainer-nb approve runs/exp1 ": ["3f2a90"],
+             "trainer-nb decline runs/exp1 ": ["3f2a90"],
+             "trainer-nb pause --max": ["--max-age-steps"]}
+    # what bash makes of each line and the Tab key
+    script = """eval "$(trainer-nb completion bash)"
+        for COMP_LINE in "$@"
+        do COMP_POINT=${#COMP_LINE}; _trainer_nb; echo "${COMPREPLY[@]}"
+        done"""
+    done = subprocess.run(["bash", "-c", script, "bash", *lines], cwd=tmp_path, capture_output=True,
+                          text=True, check=True,
+                          env=os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}"})
+    assert done.stderr == ""
+    assert dict(zip(lines, map(str.split, done.stdout.splitlines()), strict=True)) == lines
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_completes_runs_tunables_and_values(tmp_path):
     """In a real zsh, by its Tab key; a folder whose name would be a command is not offered."""
@@ -426,7 +470,7 @@ def test_zsh_completes_runs_tunables_and_values(tmp_path):
     place = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "HOME": str(tmp_path),
                           "TERM": "dumb"}
     terminal = pexpect.spawn("zsh", ["-f", "-i"], cwd=str(tmp_path), env=place,
-                             dimensions=(40, 200), encoding="utf8", timeout=20)
+                             dimensions=(40, 200), encoding="utf8", timeout=300)
     try:
         terminal.sendline(
             "PS1='> '; autoload -U compinit; compinit -u; eval \"$(trainer-nb completion zsh)\"; "
@@ -444,6 +488,7 @@ def test_zsh_completes_runs_tunables_and_values(tmp_path):
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.slow
 def test_the_program_is_a_module_too(tmp_path):
     """`python -m trainer_nb`, where the command is not on the path."""
     made(tmp_path / "a")
