@@ -8,17 +8,21 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from contextlib import contextmanager
 
 import pexpect
 import pytest
-from test_cli import PROGRAM, shell
+import warm
+from steered import until
+from test_cli import COMMANDS, PROGRAM, made, program, shell
 
-from trainer_nb.core.control_folder import ControlFolder
+from trainer_nb.core.control_folder import ControlFolder, incoming
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = '''
 import sys, time
+from pathlib import Path
 import torch
 from trainer_nb import CheckpointHook, EMAHook, LambdaHook, SnapshotHook, Trainer
 
@@ -26,7 +30,11 @@ torch.manual_seed(0)
 inputs = torch.randn(256, 3)
 data = torch.utils.data.TensorDataset(inputs, inputs[:, :1])
 model = torch.nn.Linear(3, 1)
-slow = LambdaHook(name="slow", after_step=lambda trainer: time.sleep(0.01))
+def wait(trainer):
+    time.sleep(0.01)
+    while Path("hold").exists() and trainer.step_state.optimizer_step >= 3:
+        time.sleep(0.01)
+slow = LambdaHook(name="slow", after_step=wait)
 trainer = Trainer(model, train_dl=torch.utils.data.DataLoader(data, batch_size=8),
                   valid_dl=torch.utils.data.DataLoader(data, batch_size=64),
                   loss_fn=torch.nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), 0.001),
@@ -38,27 +46,23 @@ trainer.fit()
 
 
 @contextmanager
-def training(folder, epochs=1000):
+def training(folder, epochs=1_000_000):
     """A script that trains in a process of its own, below `folder`."""
     (folder / "train.py").write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, "train.py", str(epochs)], cwd=folder,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with warm.Popen([sys.executable, "train.py", str(epochs)], cwd=folder, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True) as process:
         control = ControlFolder(folder / "runs" / "exp1")
+
+        def begun():
+            assert process.poll() is None, process.stdout.read()
+            return ((control.path / "offer.json").exists()
+                    and status(folder)["status"]["state"] == "running")
+
         try:
-            wait_for(lambda: (control.path / "offer.json").exists()
-                     and status(folder)["status"]["state"] == "running", process)
+            until(begun)
             yield process
         finally:
             process.kill()
-
-
-def wait_for(happened, process=None, seconds=60):
-    """Wait until it has happened."""
-    end = time.monotonic() + seconds
-    while not happened():
-        assert process is None or process.poll() is None, process.stdout.read()
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def status(folder):
@@ -85,13 +89,13 @@ def test_a_script_is_steered(tmp_path):
         code, found = said(tmp_path, "tune", "lr=0.002", "grad_clip=1", "ema.enabled=off",
                            "--reason", "loss rises")
         assert (code, found["status"]) == (0, "applied") and found["step"] > 0
-        wait_for(lambda: {"lr": 0.002, "grad_clip": 1,
+        until(lambda: {"lr": 0.002, "grad_clip": 1,
                           "ema.enabled": False}.items() <= status(tmp_path)["tunables"].items())
         entry = next(each for each in journal(tmp_path) if each["name"] == "lr")
         assert (entry["new"], entry["source"], entry["reason"],
                 entry["command"]) == (0.002, "shell", "loss rises", found["id"])
         assert said(tmp_path, "tune", "grad_clip=none")[0] == 0
-        wait_for(lambda: status(tmp_path)["tunables"]["grad_clip"] is None)
+        until(lambda: status(tmp_path)["tunables"]["grad_clip"] is None)
 
         code, found = said(tmp_path, "tune", "lr=-1")
         assert (code, found["status"]) == (2, "refused") and "-1" in found["reason"]
@@ -101,22 +105,22 @@ def test_a_script_is_steered(tmp_path):
         assert said(tmp_path, "pause")[0] == 0 and status(tmp_path)["standing"] == "paused"
         step = status(tmp_path)["status"]["position"]["step"]
         assert said(tmp_path, "step", "7")[0] == 0
-        wait_for(lambda: status(tmp_path)["standing"] == "paused"
+        until(lambda: status(tmp_path)["standing"] == "paused"
                  and status(tmp_path)["status"]["position"]["step"] == step + 7)
         assert said(tmp_path, "note", "half time")[0] == 0 and said(tmp_path, "checkpoint")[0] == 0
-        wait_for(lambda: status(tmp_path)["status"]["last_saved"][0] == step + 7)
+        until(lambda: status(tmp_path)["status"]["last_saved"][0] == step + 7)
 
         points = status(tmp_path)["status"]["rewind_points"]
         code, found = said(tmp_path, "rewind", points[0])
         assert code == 0
         assert found["step"] == points[0] == status(tmp_path)["status"]["position"]["step"]
         assert said(tmp_path, "validate")[0] == said(tmp_path, "resume")[0] == 0
-        wait_for(lambda: status(tmp_path)["status"]["position"]["step"] > points[0])
+        until(lambda: status(tmp_path)["status"]["position"]["step"] > points[0])
         assert said(tmp_path, "stop")[0] == 0
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert status(tmp_path)["standing"] == "ended"
     code, found = said(tmp_path, "pause")
-    assert code == 3 and f"cd {tmp_path} && {sys.executable} train.py 1000" in found["reason"]
+    assert code == 3 and f"cd {tmp_path} && {sys.executable} train.py 1000000" in found["reason"]
     shown = shell("log", "-n", "2000", cwd=tmp_path).stdout
     for text in ("(initial) → 0.002 (shell, ", ": loss rises)", "note: half time",
                  "command tune refused", "train/loss ", "undone"):
@@ -139,8 +143,10 @@ def test_a_stopped_process_gives_no_answer(tmp_path):
     the command is withdrawn, and has no effect afterwards."""
     with training(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
+        stat = f"/proc/{process.pid}/stat"
+        until(lambda: open(stat).read().rpartition(")")[2].split()[0] == "T")
         try:
-            done = shell("tune", "lr=0.5", "--wait", "1", cwd=tmp_path)
+            done = shell("tune", "lr=0.5", "--wait", "0.2", cwd=tmp_path)
         finally:
             process.send_signal(signal.SIGCONT)
         assert done.returncode == 3 and "withdrawn" in done.stderr
@@ -154,9 +160,12 @@ def test_two_runs_are_compared(tmp_path):
     for name, rate in (("a", "0.002"), ("b", "0.02")):
         folder = tmp_path / name
         folder.mkdir()
+        (folder / "hold").touch()
         with training(folder, epochs=4) as process:
-            assert shell("tune", f"lr={rate}", cwd=folder).returncode == 0
-            assert process.wait(120) == 0
+            shell("tune", f"lr={rate}", "--wait", "0", cwd=folder)
+            until(lambda: not incoming(folder / "runs/exp1/control/commands"))
+            (folder / "hold").unlink()
+            assert process.wait(300) == 0
     found = json.loads(shell("diff", "a/runs/exp1", "b/runs/exp1", "--json", cwd=tmp_path).stdout)
     assert found["configuration"] == {}
     assert list(found["tunables"]) == ["lr"] and len(found["journal"]) == 2
@@ -176,7 +185,7 @@ BACK = "\x1b[?1049l"
 def screen(folder, rows=24, columns=80, words=("watch",)):
     """`trainer-nb watch` in a pseudo terminal; the terminal must be as before at the end."""
     terminal = pexpect.spawn(sys.executable, ["-c", PROGRAM, *words], cwd=str(folder),
-                             dimensions=(rows, columns), timeout=30,
+                             dimensions=(rows, columns), timeout=300,
                              encoding="utf-8",
                              env=os.environ | {"TERM": "xterm-256color", "PYTHONUTF8": "1",
                                                "COLUMNS": "100", "LINES": "50"})
@@ -212,7 +221,7 @@ def test_keys_steer_a_run(tmp_path, rows, columns):
         step = status(tmp_path)["status"]["position"]["step"]
         terminal.send("s")
         terminal.expect("step: applied")
-        wait_for(lambda: status(tmp_path)["status"]["position"]["step"] == step + 1)
+        until(lambda: status(tmp_path)["status"]["position"]["step"] == step + 1)
         terminal.send("c")
         terminal.expect("checkpoint: applied")
         terminal.send("\x1b[A")  # an arrow: its letters are not keys
@@ -220,12 +229,12 @@ def test_keys_steer_a_run(tmp_path, rows, columns):
         terminal.expect("resume: applied")
         terminal.send("x")
         terminal.expect("stop the run")
-        terminal.send("n")
-        time.sleep(1)
+        terminal.send("nc")  # no: the run makes a checkpoint
+        terminal.expect("checkpoint: applied")
         assert status(tmp_path)["standing"] == "running"
         terminal.send("xy")
         terminal.expect("stop: (applied|sent)")
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
         terminal.expect("ended")
         terminal.send("q")
         terminal.expect_exact(BACK)
@@ -237,8 +246,6 @@ def test_keys_steer_a_run(tmp_path, rows, columns):
 def test_what_waits_for_a_person_is_shown_and_decided(tmp_path):
     """The oldest command with its reason, without letters that steer the terminal;
     a and d decide about the one on the screen."""
-    from test_cli import COMMANDS, made
-
     takes = *COMMANDS, "approve", "decline"
     asked = [{"id": f"3f2a9{number}", "name": "tune", "values": {"lr": 0.01},
               "source": "agent:night", "reason": why}
@@ -248,7 +255,7 @@ def test_what_waits_for_a_person_is_shown_and_decided(tmp_path):
 
     def sent(count):
         """What was sent, once there are n."""
-        wait_for(lambda: len(list(commands.glob("*.json"))) == count)
+        until(lambda: len(list(commands.glob("*.json"))) == count)
         found = [json.loads(path.read_text()) for path in sorted(commands.glob("*.json"))]
         return sorted((each["name"], each["values"]["id"]) for each in found)
 
@@ -262,16 +269,14 @@ def test_what_waits_for_a_person_is_shown_and_decided(tmp_path):
         terminal.expect(r"3f2a91: tune lr=0\.01 \(agent:night: later\)")
         terminal.send("d")
         assert sent(2) == [("approve", "3f2a90"), ("decline", "3f2a91")]
-        made(tmp_path / "runs" / "exp1", waiting=[], commands=takes)
-        time.sleep(1)
+        made(tmp_path / "runs" / "exp1", waiting=[], commands=takes, state="paused")
+        terminal.expect("paused")  # the screen shows what is in the file now
         terminal.send("adq")
     assert len(list(commands.glob("*.json"))) == 2
 
 
 def test_the_journal_is_read_again_where_it_has_changed_and_only_there(tmp_path, monkeypatch):
     """Four times a second a long journal would cost more than the run."""
-    from test_cli import made
-
     from trainer_nb.core.journal import Journal
     from trainer_nb.remote import watch
     from trainer_nb.remote.run_files import RunFiles
@@ -310,7 +315,6 @@ def test_the_terminal_is_restored(tmp_path, end):
                 (tmp_path / "runs" / "exp1").mkdir(exist_ok=True)  # as a checkpoint would
             else:
                 terminal.sendeof()
-                time.sleep(0.5)
                 terminal.send("q")
         assert restored(terminal)
         expected = {"q": 0, "ctrl-c": 130, "terminate": 143, "folder": 3, "closed": 0}
@@ -321,11 +325,14 @@ def test_the_terminal_is_restored(tmp_path, end):
 
 def test_rows_fit_the_screen(tmp_path):
     """No line is wrapped, also after the window has become smaller."""
-    with training(tmp_path), screen(tmp_path, 12, 40) as terminal:
+    made(tmp_path / "runs" / "exp1",
+         lines=[{"step": step, "train/loss": 1 / step} for step in range(1, 50)])
+    with screen(tmp_path, 12, 40) as terminal:
         terminal.expect("running")
         terminal.setwinsize(6, 20)
-        time.sleep(1.5)
-        terminal.send("q")
+        terminal.send("x")
+        terminal.expect("stop the run")  # drawn in the new size
+        terminal.send("nq")
         terminal.expect(pexpect.EOF)
         last = terminal.before.split("\x1b[H")[-1].split(BACK)[0]
         rows = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", row)
@@ -335,11 +342,10 @@ def test_rows_fit_the_screen(tmp_path):
 
 def test_without_rich_or_a_terminal(tmp_path):
     """One line that says what to install, or what to use instead."""
-    from test_cli import made
     made(tmp_path / "a")
-    done = shell("watch", "a", cwd=tmp_path)
+    done = program("watch", "a", cwd=tmp_path)
     assert done.returncode == 2 and "log --follow" in done.stderr
-    done = shell("watch", "a", cwd=tmp_path,
-                 program="import sys; sys.modules['rich.console'] = None; " + PROGRAM)
+    done = program("watch", "a", cwd=tmp_path,
+                   code="import sys; sys.modules['rich.console'] = None; " + PROGRAM)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "pip install 'trainer_nb[cli]'" in done.stderr
