@@ -43,7 +43,7 @@ LEFT_OUT = {
     "tutorials/11_steer.ipynb": "a notebook shows the panel where a test prints lines",
 }
 # In these notebooks it depends on the clock what is printed.
-BY_CLOCK = re.compile(r"time\.sleep|threading|\.start\(|launch\(|subprocess|fit_async|^!", re.M)
+BY_CLOCK = re.compile(r"time\.sleep|threading|\.start\(|launch\(|subprocess|fit_async\(|^!", re.M)
 RICH = ("application/vnd.jupyter.widget-view+json", "text/html", "image/svg+xml", "image/png",
         "image/jpeg")
 

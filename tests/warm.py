@@ -109,11 +109,7 @@ class Popen(subprocess.Popen):
         try:
             self.pid = Server.of_this_process(self.modules).fork(request, given)
         finally:
-            for end in {p2cread, c2pwrite, errwrite} - {-1}:
-                if end != getattr(self, "_devnull", None):
-                    os.close(end)
-            if getattr(self, "_devnull", None) is not None:
-                os.close(self._devnull)
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         self.args, self._child_created = args, True
 
 

@@ -55,6 +55,13 @@ def test_code_a_module_and_signals():
         assert process.wait() == -signal.SIGKILL
 
 
+def test_a_file_given_as_a_stream_stays_open(tmp_path):
+    with open(tmp_path / "output", "w+") as file:
+        warm.run([sys.executable, "-c", "print('there')"], stdout=file)
+        file.write("here\n")
+    assert (tmp_path / "output").read_text() == "there\nhere\n"
+
+
 def test_what_a_warm_child_cannot_be_is_refused():
     with pytest.raises(ValueError, match="use subprocess"):
         warm.run(["ls"])
