@@ -3,7 +3,8 @@ started again, it goes on in the same folder.
 
 `python tests/steered.py FOLDER --result FILE` trains to the end, and writes what two equal runs
 have in common; under torchrun in several processes. `--replay` repeats the journal of the folder
-instead, and writes nothing there.
+instead, and writes nothing there. `--holds 3 8`: after the steps 3 and 8 it waits for
+`Process.go_on`.
 """
 
 import argparse
@@ -17,11 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import psutil
+import warm
 from devices import exact_on
 from killed import Slow, make, outcome
 
 import trainer_nb
-from trainer_nb import ReplayHook, SnapshotHook
+from trainer_nb import Hook, ReplayHook, SnapshotHook
 from trainer_nb.core.control_folder import ControlFolder, Replies, Request
 
 ROOT = Path(trainer_nb.__path__[0]).parent
@@ -44,10 +46,28 @@ def replayed(folder, epochs):
     return outcome(trainer)
 
 
+class Hold(Hook):
+    """Waits after some steps until somebody else says to go on."""
+
+    kept = False
+
+    def __init__(self, folder, steps):
+        self.folder, self.steps = folder, steps
+
+    def after_step(self, trainer):
+        """A file says that it waits, and another one that it may go on."""
+        step = trainer.step_state.optimizer_step
+        if step in self.steps:
+            Path(f"{self.folder}.held{step}").touch()
+            while not Path(f"{self.folder}.go{step}").exists():
+                time.sleep(0.005)
+
+
 class Process:
     """The training process of a folder, seen from outside."""
 
-    def __init__(self, folder, epochs=30, pause=0.01, every=5, processes=1, arguments=()):
+    def __init__(self, folder, epochs=30, pause=0.01, every=5, processes=1, arguments=(),
+                 holds=()):
         self.folder, self.result = Path(folder), Path(f"{folder}.result")
         self.control = ControlFolder(folder)
         self.replies = Replies(self.control)
@@ -56,24 +76,27 @@ class Process:
             str(processes)]
         self.words = [*python, __file__, str(folder), "--epochs", str(epochs), "--pause",
                       str(pause), "--every", str(every), *arguments]
+        self.words += ["--holds", *map(str, holds)] if holds else []
+        forked = processes == 1 and "cuda" not in arguments
+        self.popen = warm.Popen if forked else subprocess.Popen
         self.running = None
 
     def start(self):
         """Start it, and wait until it offers itself."""
         before = self.attempt()
         with open(f"{self.folder}.output", "ab") as output:
-            self.running = subprocess.Popen([*self.words, "--result", str(self.result)],
-                                            stdout=output, stderr=output, env=environment(),
-                                            start_new_session=True)
+            self.running = self.popen([*self.words, "--result", str(self.result)], stdout=output,
+                                      stderr=output, env=environment(), start_new_session=True)
         until(lambda: self.attempt() != before or self.running.poll() is not None)
         return self
 
     def replay(self):
         """What came of a run in fresh processes that repeats the journal."""
         result = Path(f"{self.folder}.replayed")
-        done = subprocess.run([*self.words, "--result", str(result), "--replay"], env=environment(),
-                              capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        with self.popen([*self.words, "--result", str(result), "--replay"], env=environment(),
+                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            said, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, said
         return json.loads(result.read_text())
 
     def attempt(self):
@@ -91,7 +114,16 @@ class Process:
                 each.kill()
         self.running.wait()
 
-    def end(self, seconds=120):
+    def reach(self, step):
+        """Wait until it waits after a step."""
+        until(lambda: Path(f"{self.folder}.held{step}").exists() or self.running.poll() is not None)
+        assert self.running.poll() is None, self.output()
+
+    def go_on(self, step):
+        """It need not wait after this step any more."""
+        Path(f"{self.folder}.go{step}").touch()
+
+    def end(self, seconds=300):
         """Wait for its end; its result."""
         assert self.running.wait(seconds) == 0, self.output()
         return json.loads(self.result.read_text())
@@ -108,9 +140,15 @@ class Process:
         """Send a command; its id."""
         return self.control.send(Request(name, values or {}, source, **others))
 
-    def ask(self, name, values=None, source="shell", seconds=20, **others):
-        """Send a command and wait for its final reply."""
-        return self.replies.wait(self.send(name, values, source, **others), seconds)
+    def ask(self, name, values=None, source="shell", seconds=300, at=None, **others):
+        """Send a command and wait for its final reply; `at`: the step after which it waits."""
+        if at is None:
+            return self.replies.wait(self.send(name, values, source, **others), seconds)
+        self.reach(at)
+        sent = self.send(name, values, source, **others)
+        until(lambda: sent in self.replies.read())
+        self.go_on(at)
+        return self.replies.wait(sent, seconds)
 
     def lines(self, id):
         """All replies to a command, in order."""
@@ -143,6 +181,7 @@ def main(words):
     ask.add_argument("--every", type=int, default=5)
     ask.add_argument("--device", default="cpu")
     ask.add_argument("--replay", action="store_true")
+    ask.add_argument("--holds", type=int, nargs="*", default=())
     given = ask.parse_args(words)
     several = {"engine": "accelerate"} if "WORLD_SIZE" in os.environ else {}
     several["device"] = given.device
@@ -152,7 +191,8 @@ def main(words):
                        hooks=[Slow(), SnapshotHook(every_steps=given.every),
                               ReplayHook(Path(given.folder, "journal.jsonl"))])
     else:
-        trainer = trainer_in(given.folder, given.epochs, given.pause, given.every, **several)
+        trainer = trainer_in(given.folder, given.epochs, given.pause, given.every, **several,
+                             hooks=[Hold(given.folder, given.holds)])
     found = trainer.fit()
     if trainer.is_main:
         journal = [asdict(each) for each in trainer.journal]
