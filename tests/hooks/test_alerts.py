@@ -4,22 +4,24 @@ rules that act, repeated exactly."""
 import multiprocessing
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 import torch
+from digits_runs import wait_for
 from sklearn.datasets import load_digits
+from small_runs import HandClock
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from trainer_nb import (Alert, AlertsHook, CheckpointHook, Hook, LambdaHook, ReplayHook, RuleHook,
                         SnapshotHook, Trainer)
 from trainer_nb.core.control import Command, Series
 from trainer_nb.hooks.alerts import LossJudge, mean_wait
-from trainer_nb.hooks.checkpoint import CheckpointFolder
+from trainer_nb.hooks.checkpoint import CheckpointFolder, Writer
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.rules import changed_values
 
+STEPS = 320
 ALL_KEPT = {"every_steps": 50, "every_epochs": None, "keep_last": None}
 NO_CLOCK = {"data_share": None, "hook_share": None}  # this machine may be busy
 PIXELS, LABELS = load_digits(return_X_y=True)
@@ -43,7 +45,7 @@ def make(*hooks, model=mlp, train=1400, optim=None, batch=64, **settings):
     model = model()
     data = TensorDataset(IMAGES, TARGETS)
     parts = torch.utils.data.random_split(data, [train, 397, len(data) - train - 397])
-    settings = {"max_steps": 400, "seed": 1} | settings
+    settings = {"max_steps": STEPS, "seed": 1} | settings
     return Trainer(model, train_dl=DataLoader(parts[0], batch, shuffle=True),
                    valid_dl=DataLoader(parts[1], 397), loss_fn=nn.CrossEntropyLoss(),
                    optim=optim or (lambda p: torch.optim.Adam(p, 3e-3)), device="cpu",
@@ -106,9 +108,9 @@ def noise(count, seed=0):
 def test_runs_that_go_well(model, optim, sched, batch, capsys):
     """Nothing is said of an MLP and a CNN on digits at usual rates; nothing is printed."""
     trainer = make(AlertsHook(**NO_CLOCK), model=model, optim=optim, sched=sched, batch=batch,
-                   max_steps=500)
+                   max_steps=450)
     trainer.fit()
-    assert trainer.alerts == [] and trainer.get_hook(AlertsHook).losses.judged == 500
+    assert trainer.alerts == [] and trainer.get_hook(AlertsHook).losses.judged == 450
     assert float(np.median(trainer.history["train/loss"][-50:])) < 0.2
     assert capsys.readouterr().out == ""
 
@@ -264,9 +266,11 @@ def test_validation_apart():
     assert "valid/loss is" in trainer.alerts[0].seen and "EarlyStopHook" in trainer.alerts[0].advice
 
 
-def test_waiting_for_data_and_a_slow_hook():
+def test_waiting_for_data_and_a_slow_hook(monkeypatch):
     """The loader that makes the run wait and the hook that takes the time are named;
     both end with their cause."""
+    clock = HandClock().put_into(monkeypatch, "core.hook", "core.training", "core.runner",
+                                 "core.driver", "hooks.recorder")
     class Slow(Dataset):
         wait = 0.004
 
@@ -274,11 +278,11 @@ def test_waiting_for_data_and_a_slow_hook():
             return 100_000
 
         def __getitem__(self, index):
-            time.sleep(Slow.wait)
+            clock.move(Slow.wait)
             return IMAGES[index % 1000], TARGETS[index % 1000]
     class Embed(Hook):
         def after_batch(self, trainer):
-            time.sleep(0.03)
+            clock.move(0.03)
     trainer = make(AlertsHook(every=20, patience=10_000), Embed(), max_steps=300)
     trainer.step(120)
     assert kinds(trainer) == ["slow_hook"]
@@ -304,7 +308,7 @@ def test_said_once_where_no_panel_is(capsys):
     heard = []
     hook = LambdaHook(on_alert=lambda trainer, alert: heard.append(alert))
     for shown in (False, True):
-        trainer = make(AlertsHook(**NO_CLOCK), Poison(251), hook, optim=momentum, max_steps=500)
+        trainer = make(AlertsHook(**NO_CLOCK), Poison(251), hook, optim=momentum, max_steps=300)
         trainer.front_end = shown
         trainer.fit()
         lines = [line for line in capsys.readouterr().out.splitlines()
@@ -399,9 +403,9 @@ def test_a_steered_run_is_replayed(way, answered):
         assert not [each for each in again.journal if each.kind == "rewind"]
     else:
         space = {"make_trainer": lambda seed: steered(rule=False)}
-        exec(trainer.journal.to_script(max_steps=400), space)
+        exec(trainer.journal.to_script(max_steps=STEPS), space)
         again = space["trainer"]
-    assert equal(trainer, again) and again.step_state.optimizer_step == 400
+    assert equal(trainer, again) and again.step_state.optimizer_step == STEPS
     assert trainer.history["train/loss"].tolist() == again.history["train/loss"].tolist()
 
 
@@ -514,11 +518,18 @@ def test_saved_and_loaded(at, tmp_path, whole):
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Each checkpoint takes half a second to be written."""
-    add = CheckpointFolder.add
+    """Each checkpoint is written only when the run waits for it."""
+    add, join, waiting = CheckpointFolder.add, Writer.join, []
+    def noted(writer):
+        waiting.append(writer)
+        try:
+            join(writer)
+        finally:
+            waiting.pop()
     def slow(*arguments):
-        time.sleep(0.5)
+        wait_for(lambda: waiting)
         add(*arguments)
+    monkeypatch.setattr(Writer, "join", noted)
     monkeypatch.setattr(CheckpointFolder, "add", slow)
 
 
@@ -568,7 +579,7 @@ def test_killed_and_resumed(at, tmp_path, whole):
     process = multiprocessing.get_context(
         "fork").Process(target=killed, args=(at, tmp_path / "run"))
     process.start()
-    process.join(120)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     resumed = steered(CheckpointHook(tmp_path / "run", **ALL_KEPT))
     resumed.fit()

@@ -439,7 +439,7 @@ def test_in_a_held_run():
     for step in (2, 3, 5):
         wait_for(lambda step=step: (trainer.state,
                                     trainer.step_state.optimizer_step) == ("paused", step))
-        trainer.resume().wait(10)
+        trainer.resume().wait(120)
     assert trainer.wait().status == "finished"
     assert [e.kind for e in trainer.journal] == ["pause", "resume"] * 3
     assert_same(trainer, straight())
@@ -552,7 +552,7 @@ def test_asked_for_in_a_pause(how):
     wait_for(lambda: trainer.state == "paused")
     if how == "command":
         assert trainer.post(Command("pause_when",
-                                    {"text": "step == 3"})).wait(10).status == "applied"
+                                    {"text": "step == 3"})).wait(120).status == "applied"
     else:
         trainer.pause_when("step == 3")
     trainer.resume()

@@ -2,11 +2,12 @@
 it."""
 
 import copy
-import subprocess
 import sys
 
 import pytest
 import torch
+import warm
+from digits_runs import wait_for
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
@@ -218,8 +219,7 @@ def test_however_an_evaluation_is_left(leaving, tmp_path):
         assert trainer.state is RunState.STOPPED
     else:
         trainer.start()
-        while trainer.state is not RunState.PAUSED:
-            pass
+        wait_for(lambda: trainer.state is RunState.PAUSED)
         # held in the evaluation, it has the average's
         assert not torch.equal(trainer.model.head.weight, raw["head.weight"])
         if leaving == "paused then stopped":
@@ -424,7 +424,7 @@ def test_a_script_loads_no_widget():
     """The average costs no import of the notebook's packages."""
     code = ("import sys; from trainer_nb import EMAHook, Trainer; EMAHook(); sys.exit('ipywidgets' "
             "in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert warm.run([sys.executable, "-c", code], timeout=600).returncode == 0
 
 
 def test_the_average_is_there_after_a_load(tmp_path):

@@ -1,6 +1,7 @@
 """The records of a run in memory: points share their places, and each is what was written."""
 
 import threading
+import time
 from unittest.mock import patch
 
 import numpy as np
@@ -180,11 +181,12 @@ def test_a_reader_in_another_thread_sees_whole_points():
 
     reader = threading.Thread(target=read)
     reader.start()
-    for first in range(1, 1_000_001, 100):
+    first, end = 1, time.monotonic() + 300
+    while len(found) <= 100 and time.monotonic() < end:
         for name in NAMES[:3]:
             history.extend(name, *places(first, 100), np.zeros(100))
-        if len(found) > 100:
-            break
+        first += 100
+        time.sleep(0)  # the reader's turn
     ended.set()
     reader.join()
     assert len(found) > 100 and all(len(each) == 1 for each in found)

@@ -362,7 +362,7 @@ def test_asked_for_in_a_pause():
     trainer = make_trainer(at_step(2, lambda t: t.pause()))
     trainer.start()
     wait_for(lambda: trainer.state == "paused")
-    assert inspect(trainer).wait(10).status == "applied"
+    assert inspect(trainer).wait(120).status == "applied"
     assert trainer.inspection.step == 2
     assert [row.name for row in trainer.inspection.tensors][0] == "batch[0]"
     trainer.post(Command("step"))

@@ -7,6 +7,7 @@ import pickle
 import psutil
 import pytest
 import torch
+from digits_runs import wait_for
 from torch.autograd import profiler as torch_profiler
 
 from trainer_nb import (EmptyCacheHook, Hook, JSONLHook, MemoryHook, ProfilerHook, SnapshotHook,
@@ -304,8 +305,7 @@ def test_nothing_is_open_after_an_error_a_stop_or_in_a_pause(tmp_path):
     trainer.hooks.add(Looks())
     trainer.front_end = True  # a pause holds the drive
     trainer.start()
-    while trainer.state is not RunState.PAUSED:
-        pass
+    wait_for(lambda: trainer.state is RunState.PAUSED)
     trainer.resume()
     trainer.wait()
     assert seen == [False] and len(profiler.traces) == 1

@@ -7,12 +7,12 @@ import functools
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+import warm
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
@@ -351,7 +351,7 @@ class Die(Hook):
             os._exit(9)
 make(OutputsHook({str(tmp_path)!r}), Die()).fit()
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 9
+    assert warm.run([sys.executable, "-c", code], timeout=600).returncode == 9
     assert sorted(path.name for path in tmp_path.iterdir()) == ["valid", "valid.unfinished"]
     found = load_outputs(tmp_path / "valid")
     assert len(found["losses"]) == 80

@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
+import warm
+from digits_runs import wait_for
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import CheckpointHook, LambdaHook, Trainer
 from trainer_nb.core.folder import FolderTakenError
+from trainer_nb.core.state import TURNS
 
 STEPS = 24
 INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -52,6 +54,12 @@ def at(step, act):
     """Do something after a step."""
     return LambdaHook(after_step=lambda trainer: act(trainer)
                       if trainer.step_state.optimizer_step == step else None)
+
+
+def wait_aside(condition):
+    """Let a run wait in the middle of a step; others may have the random streams meanwhile."""
+    with TURNS.aside():
+        wait_for(condition)
 
 
 def interrupted(workspace=None, **named):
@@ -111,12 +119,14 @@ def test_any_trainer_that_is_not_running_gives_its_folder_up(tmp_path, straight,
 def test_a_running_trainer_keeps_its_folder(tmp_path, held):
     """The error names it; nothing is written, no second folder is there, and it goes on to its
     end."""
-    first = make(tmp_path / "first", LambdaHook(after_step=lambda _: time.sleep(0.02)))
+    go = threading.Event()
+    first = make(tmp_path / "first", at(5, lambda _: wait_aside(go.is_set)))
     first.start()
-    while first.step_state.optimizer_step < 5:
-        time.sleep(0.01)
+    wait_for(lambda: first.step_state.optimizer_step == 5)
     if held:
-        first.pause().wait(10)
+        reply = first.pause()
+        go.set()
+        assert reply.wait(120).status == "applied"
     second = make(tmp_path / "first")
     for _ in range(2):
         with pytest.raises(FolderTakenError,
@@ -125,22 +135,22 @@ def test_a_running_trainer_keeps_its_folder(tmp_path, held):
             second.fit()
     assert second.step_state.optimizer_step == 0
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
-    first.resume()
-    assert first.wait(30).steps == STEPS
+    first.resume() if held else go.set()
+    assert first.wait(120).steps == STEPS
     assert second.fit().steps == STEPS  # by now it may have it
 
 
 def test_a_process_keeps_its_folder(tmp_path, straight):
     """The error names it; after a kill the folder is free at once, though a child that was forked
     lives on."""
-    code = ("import sys; sys.path.insert(0, sys.argv[2]); from test_reused_folder import *\n"
+    code = ("import sys; sys.path[:0] = sys.argv[2:]; from test_reused_folder import *\n"
             "trainer = make(folder=sys.argv[1]); trainer.step(6); "
             "trainer.get_hook(CheckpointHook).finish_writing(); number = os.fork()\n"
             "os.write(1, b'%d\\n' % number)\n"  # the forked one, too: what it inherits is given
             # up then; one write, so that the lines of two processes do not mix
-            "time.sleep(100)")
-    child = subprocess.Popen([sys.executable, "-c", code, tmp_path / "kept", Path(__file__).parent],
-                             stdout=subprocess.PIPE, text=True)
+            "threading.Event().wait(3600)")
+    child = warm.Popen([sys.executable, "-c", code, tmp_path / "kept", *Path(__file__).parents[:2]],
+                       stdout=subprocess.PIPE, text=True)
     number = max(int(child.stdout.readline()) for _ in range(2))
     try:
         trainer = make(folder=tmp_path / "kept")
@@ -162,10 +172,11 @@ def test_two_threads_that_ask_at_once(tmp_path):
     """One gets the folder."""
     made, found = [make(folder=tmp_path / "kept", epochs=1) for _ in range(4)], []
     begin = threading.Barrier(4)
-    slow = LambdaHook(after_step=lambda _: time.sleep(0.05))
+    until_all_asked = LambdaHook(
+        after_step=lambda _: wait_aside(lambda: found.count("taken") == 3))
     def drive(trainer):
-        trainer.hooks.add(slow)
-        begin.wait(10)
+        trainer.hooks.add(until_all_asked)
+        begin.wait(120)
         try:
             trainer.fit()
             found.append("done")
@@ -173,7 +184,7 @@ def test_two_threads_that_ask_at_once(tmp_path):
             found.append("taken")
     threads = [threading.Thread(target=drive, args=(each,)) for each in made]
     [each.start() for each in threads]
-    [each.join(60) for each in threads]
+    [each.join(240) for each in threads]
     assert sorted(found) == ["done", "taken", "taken", "taken"]
 
 
@@ -209,7 +220,7 @@ def test_a_trainer_that_gave_its_folder_up_leaves_it_alone(tmp_path):
     for act in (first.fit, lambda: first.step(1), first.start):
         with pytest.raises(FolderTakenError, match="another run has had it since"):
             act()
-            first.wait(10)
+            first.wait(120)
     with pytest.raises(ValueError, match="no snapshot or checkpoint"):
         first.rewind(20)
     assert first.get_hook(CheckpointHook).best_state() is None

@@ -3,7 +3,6 @@ it."""
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+import warm
 
 from trainer_nb import CheckpointHook, Journal, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core.folder import release
@@ -90,7 +90,7 @@ def test_the_picture_costs_a_script_no_widget(tmp_path):
             f"from test_run_folder import make; make({str(tmp_path / 'run')!r}).fit(); "
             f"heavy = {{'ipywidgets', 'plotly', 'anywidget', 'pandas'}}; "
             f"sys.exit(bool(heavy & set(sys.modules)))")
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert warm.run([sys.executable, "-c", code], timeout=600).returncode == 0
     assert (tmp_path / "run" / "still.svg").stat().st_size > 1000
 
 
@@ -238,9 +238,8 @@ def test_two_runs_keep_apart(tmp_path, capsys):
                                        f"one goes to {tmp_path / 'run-2'}\n")
     script = ("import sys; sys.path.insert(0, sys.argv[2]); from test_run_folder import make\n"
               "trainer = make(sys.argv[1], epochs=1); trainer.fit(); print(trainer.workspace)")
-    there = subprocess.run([sys.executable, "-c", script, tmp_path / "run",
-                            str(__import__("pathlib").Path(__file__).parent)],
-                           capture_output=True, text=True, check=True)
+    there = warm.run([sys.executable, "-c", script, tmp_path / "run", Path(__file__).parent],
+                     capture_output=True, text=True, check=True)
     assert there.stdout.splitlines()[-1] == str(tmp_path / "run-3")
     assert len(there.stdout.splitlines()) == 2
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == kept

@@ -11,11 +11,13 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from small_runs import HandClock
 
 from trainer_nb import (CheckpointHook, Hook, ImageFileHook, JSONLHook, LambdaHook, SnapshotHook,
                         TensorBoardHook, TrackerHook,
@@ -179,12 +181,14 @@ def test_every_point_of_the_history_is_told_once():
             if "lr" in line] == trainer.history.series("lr").epochs.tolist()
 
 
-def test_steps_are_told_in_batches_and_not_one_by_one():
-    tracker = ListHook()
-    trainer = make(tracker, max_steps=600, record=True)
+def test_steps_are_told_in_batches_and_not_one_by_one(monkeypatch):
+    """Once a second, and at evaluations; this run takes half a minute of a clock."""
+    clock, tracker = HandClock().put_into(monkeypatch, "hooks.trackers"), ListHook()
+    trainer = make(LambdaHook(after_step=lambda _: clock.move(0.05)), tracker, max_steps=600,
+                   eval_every=600, record=True)
     trainer.fit()
     assert len(points(tracker.lines, "train/loss")) == 600
-    assert tracker.writes < 60
+    assert 28 <= tracker.writes <= 34
 
 
 def test_a_window_is_the_mean_weighted_by_samples():
@@ -514,10 +518,13 @@ def test_a_checkpoint_with_a_tracker_is_plain_and_loads_without_it(tmp_path, rec
 # ---- TensorBoard
 
 
-def test_tensorboard_reads_what_was_recorded(tmp_path):
+def test_tensorboard_reads_what_was_recorded(tmp_path, monkeypatch):
+    clock = HandClock().put_into(monkeypatch, "core.driver", "hooks.recorder", "hooks.trackers")
+    monkeypatch.setattr("trainer_nb.hooks.trackers.time",
+                        SimpleNamespace(time=lambda: 1.7e9 + clock()))
     hook = TensorBoardHook(tmp_path / "run", every_steps=1, histograms=10)
-    trainer = make(hook, config={"width": 16})
-    before = time.time()
+    trainer = make(LambdaHook(after_step=lambda _: clock.move(0.3)), hook, config={"width": 16})
+    before = 1.7e9 + clock()
     trainer.fit()
     trainer.log_images({"digits/first": DIGITS.images[0] / 16})
     for name in ("train/loss", "lr", "grad_norm", "valid/loss", "time/step"):
@@ -553,11 +560,15 @@ def test_tensorboard_after_a_rewind(tmp_path):
                                               straight.history[name].astype(np.float32).tolist())
 
 
-def test_tensorboard_resumed(tmp_path):
+def test_tensorboard_resumed(tmp_path, monkeypatch):
+    from tensorboard.summary.writer import event_file_writer
+
     straight = make()
     straight.fit()
     run_and_die(tmp_path, TensorBoardHook(tmp_path / "run", every_steps=1), 15)
-    time.sleep(1.1)  # its reader takes files in the order of their seconds
+    # its reader takes files in the order of their seconds
+    monkeypatch.setattr(event_file_writer, "time",
+                        SimpleNamespace(time=lambda: time.time() + 60))
     make(CheckpointHook(tmp_path / "checkpoints"),
          TensorBoardHook(tmp_path / "run", every_steps=1)).fit()
     for name in ("train/loss", "valid/loss"):
@@ -652,7 +663,7 @@ def test_wandb_resumed_goes_on_under_its_id(tmp_path):
 def test_trackio_has_the_rows(tmp_path):
     python = Path(sys.prefix).parent / ".venv-trackio" / "bin" / "python"
     assert python.exists(), "run `make .venv-trackio/.made`"
-    code = (f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import "
+    code = (f"import sys; sys.path[:0] = {list(map(str, Path(__file__).parents[:2]))!r}; import "
             f"test_trackers; "
             f"test_trackers.run_in_trackio()")
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120,
