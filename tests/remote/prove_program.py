@@ -25,6 +25,8 @@ parser.add_argument("--slow", type=float, default=0.0, help="seconds a step")
 parser.add_argument("--checkpoints", action="store_true")
 parser.add_argument("--planted", type=int, default=0,
                     help="the step after which a weight moves by one bit or so")
+parser.add_argument("--gates", nargs="*", default=[], metavar="STEP:FILE",
+                    help="after this step it waits for a file")
 parser.add_argument("--workspace", default="runs/exp1")
 wanted = parser.parse_args()
 
@@ -59,6 +61,14 @@ class Acts(Hook):
         step = trainer.step_state.optimizer_step
         if wanted.slow:
             time.sleep(wanted.slow)
+        for gate in wanted.gates:
+            at, _, name = gate.partition(":")
+            if int(at) == step:
+                Path(f"{name}.reached").touch()
+                while not Path(name).exists():
+                    time.sleep(0.01)
+        if wanted.how == "clock" and step in CLOCK:
+            CLOCK[step].wait()
         if step == wanted.planted:
             with torch.no_grad():
                 trainer.plain_model[0].weight[0, 0] += 1e-6
@@ -95,6 +105,9 @@ ACTS = {
 }
 
 
+CLOCK = {20: threading.Event(), 27: threading.Event()}  # at the latest after these steps
+
+
 def by_the_clock(trainer):
     """A person at a shell: where the changes come is another place each time."""
     while trainer.step_state.optimizer_step < 5:
@@ -102,11 +115,14 @@ def by_the_clock(trainer):
     own = random.Random(os.getpid()).random()
     time.sleep(own * 0.05)
     trainer.tune(lr=0.05 + 0.01 * own)
-    trainer.pause().wait(20)
+    pause = trainer.pause()
+    CLOCK[20].set()
+    pause.wait()
     trainer.tune(grad_clip=0.1)
-    trainer.note("somebody was here").wait(20)
-    trainer.resume().wait(20)
+    trainer.note("somebody was here").wait()
+    trainer.resume().wait()
     trainer.tune(weight_decay=0.3)
+    CLOCK[27].set()
 
 
 def make(workspace):

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 import pytest
 from mcp import Client, StdioServerParameters
 from steered import Process, environment, until
-from test_cli import PROGRAM, evil_run, gone, made, shell
+from test_cli import PROGRAM, evil_run, gone, made, program, shell
 
 from trainer_nb import attach
 from trainer_nb.core.control_folder import ControlFolder, Request, incoming
@@ -47,7 +47,7 @@ def calls(folder, *words, tools):
 @contextmanager
 def training(folder, **settings):
     """A run `exp1` in a process of its own, below a folder."""
-    process = Process(folder / "exp1", **{"epochs": 2000, **settings})
+    process = Process(folder / "exp1", **{"epochs": 10**6, **settings})
     try:
         process.start()
         until(lambda: process.control.status()["state"] == "running")
@@ -145,10 +145,10 @@ def test_an_agent_asks_and_a_person_decides(tmp_path):
         assert run.waiting[0].reason == "it rises"
         assert shell("decline", tmp_path / "exp1", stop["id"], "--reason",
                      "not yet").returncode == 0
-        assert run.approve(asked["id"]).wait(20).status == "applied"
-        assert process.replies.wait(asked["id"], 20)["status"] == "applied"
-        assert process.replies.wait(stop["id"], 20)["reason"].endswith("declined it: not yet")
-        again = run.approve(stop["id"]).wait(20)
+        assert run.approve(asked["id"]).wait(300).status == "applied"
+        assert process.replies.wait(asked["id"], 300)["status"] == "applied"
+        assert process.replies.wait(stop["id"], 300)["reason"].endswith("declined it: not yet")
+        again = run.approve(stop["id"]).wait(300)
         assert again.status == "refused" and "not yet" in again.reason
         until(lambda: journal(process))
         (entry,) = [each for each in journal(process) if each["kind"] == "tune"]
@@ -185,13 +185,12 @@ def test_what_waits_outlives_a_kill(tmp_path):
         os.replace(process.control.commands / f"{decision}.json",
                    process.control.taken / f"{decision}.json")
         process.start()
-        assert process.replies.wait(approved,
-                                    20)["status"] == process.replies.wait(
-                                        decision, 20)["status"] == "applied"
+        for id in (approved, decision):
+            assert process.replies.wait(id, 300)["status"] == "applied"
         until(lambda: [each["id"] for each in process.control.status()["waiting"]] == [kept])
         assert [each["by"] for each in journal(process)] == ["ada@lab, approved by eve@lab"]
         assert shell("approve", tmp_path / "exp1", kept).returncode == 0
-        assert process.replies.wait(kept, 20)["status"] == "applied"
+        assert process.replies.wait(kept, 300)["status"] == "applied"
         assert process.control.status()["waiting"] == []
 
 
@@ -363,22 +362,22 @@ def test_the_budget_holds_for_calls_at_once(tmp_path):
 ])
 def test_a_wrong_line_does_not_serve(tmp_path, words, said):
     """Exit code 2, with what is allowed; nothing is served with other rules than were meant."""
-    done = shell("mcp", tmp_path, *words, stdin=-3)
+    done = shell("mcp", tmp_path, *words)
     assert done.returncode == 2 and said in done.stderr and done.stdout == ""
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path):
     """A plain message, no traceback; and no other command loads it."""
-    program = f"import sys; sys.modules['mcp'] = None; {PROGRAM}"
-    done = shell("mcp", tmp_path, program=program, stdin=-3)
+    code = f"import sys; sys.modules['mcp'] = None; {PROGRAM}"
+    done = program("mcp", tmp_path, code=code, stdin=-3)
     assert done.returncode == 3
     assert "pip install 'trainer_nb[agents]'" in done.stderr and "Traceback" not in done.stderr
     made(tmp_path / "a")
-    program = PROGRAM.replace("sys.exit(main())",
-                              "main(); print('loaded', *{'mcp', 'torch', 'trainer_nb.remote.mcp'} "
-                              "& sys.modules.keys())")
-    assert shell("status", tmp_path / "a",
-                 program=program).stdout.splitlines()[-1].strip() == "loaded"
+    code = PROGRAM.replace("sys.exit(main())",
+                           "main(); print('loaded', *{'mcp', 'torch', 'trainer_nb.remote.mcp'} "
+                           "& sys.modules.keys())")
+    done = program("status", tmp_path / "a", code=code)
+    assert done.stdout.splitlines()[-1].strip() == "loaded"
 
 
 def test_misspelt_arguments_are_refused(tmp_path):

@@ -5,31 +5,40 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import warm
+from steered import until
 
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request, this_process
+from trainer_nb.core.control_folder import (ControlFolder, Replies, Request, incoming,
+                                            this_process)
 from trainer_nb.core.journal import Journal, digest
 from trainer_nb.remote.prove import (EndedRun, add_arguments, child_environment, given_program,
                                      last_and_best, prove, run)
 
 PROGRAM = Path(__file__).with_name("prove_program.py")
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]
+
+
+def popen(command, **settings):
+    """A program of one process begins with torch in memory."""
+    several = "torch.distributed.run" in command or command[0] != sys.executable
+    return (subprocess.Popen if several else warm.Popen)(command, **settings)
 
 
 def start(*options, script=PROGRAM, wait=True, launcher=(), **environment):
     """The program in a process of its own, in the present folder."""
     command = [sys.executable, *launcher, str(script), *options]
-    child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if wait:
-        text = child.communicate(timeout=180)[0]
+        text = child.communicate(timeout=600)[0]
         assert child.returncode == 0, text
     return child
 
@@ -49,6 +58,8 @@ def in_a_folder(tmp_path, monkeypatch):
     """Programs are started where the test is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("trainer_nb.remote.prove.subprocess", SimpleNamespace(
+        Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired))
 
 
 def test_steered_by_the_clock_and_the_same_bits():
@@ -69,21 +80,23 @@ def test_steered_by_the_clock_and_the_same_bits():
 def test_steered_from_another_process(capsys):
     """Commands through the folder: left out by their id or sender;
     the folder names the program that is repeated."""
-    child = start("plain", "--slow", "0.1", wait=False)
-    control, until = ControlFolder("runs/exp1"), time.monotonic() + 60
-    while not Path("runs/exp1/control/offer.json").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    ids = []
-    for source, values in (("agent:one", {"lr": 0.05}), ("shell", {"grad_clip": 0.1})):
+    child = start("plain", "--gates", "5:first", "12:second", wait=False)
+    control, ids = ControlFolder("runs/exp1"), []
+    for gate, source, values in (("first", "agent:one", {"lr": 0.05}),
+                                 ("second", "shell", {"grad_clip": 0.1})):
+        until(Path(f"{gate}.reached").exists)
         ids.append(control.send(Request("tune", values, source, user="somebody", host="here")))
-        assert Replies(control).wait(ids[-1], 30)["status"] == "applied"
-    child.communicate(timeout=120)
+        until(lambda: not incoming(control.commands))
+        Path(gate).touch()
+        assert Replies(control).wait(ids[-1], 300)["status"] == "applied"
+    child.communicate(timeout=600)
     parser = ArgumentParser()
     add_arguments(parser)
     assert run(parser.parse_args(["runs/exp1", "--yes", "--json", "--without",
                                   f"command={ids[0]}"])) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["program"] == f"python {PROGRAM} plain --slow 0.1" and len(found["effects"]) == 1
+    assert found["program"] == f"python {PROGRAM} plain --gates 5:first 12:second"
+    assert len(found["effects"]) == 1
     assert "lr" in found["effects"][0]["interventions"][0]
     assert not found["effects"][0]["same_weights"]
     proof = prove("runs/exp1", [PROGRAM, "plain"], without=["source=agent:one", "by=somebody@here"])
@@ -119,10 +132,9 @@ def test_a_planted_difference_is_found_where_it_was_planted(step):
 
 def test_killed_and_resumed_and_proven():
     """One journal survives the kill; the repetition goes through from the first step on."""
-    child = start("tunes", "--checkpoints", "--slow", "0.1", wait=False)
-    until = time.monotonic() + 60
-    while not list(Path("checkpoints").glob("step_0000001*.pt")) and time.monotonic() < until:
-        time.sleep(0.05)
+    child = start("tunes", "--checkpoints", "--gates", "20:go", wait=False)
+    until(lambda: Path("go.reached").exists()
+          and list(Path("checkpoints").glob("step_0000001*.pt")))
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     proof = prove("runs/exp1", [PROGRAM, "tunes", "--checkpoints"])
@@ -257,7 +269,7 @@ def test_what_cannot_be_proven(how, words):
     """A run that failed, one with an object that no journal holds, a script that makes another
     run."""
     child = start(how, wait=False)
-    child.communicate(timeout=120)
+    child.communicate(timeout=600)
     options = ["--workspace", "runs/other"] if how == "plain" else []
     proof = prove("runs/exp1", [PROGRAM, how, *options])
     assert proof.code == 2 and proof.same is None and words in proof.reason, proof
@@ -268,9 +280,7 @@ def test_a_run_that_goes_on_is_refused():
     """By its journal, and by its status too."""
     child = start("waits", wait=False)
     try:
-        until = time.monotonic() + 60
-        while not Path("waiting").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        until(Path("waiting").exists)
         assert prove("runs/exp1", PROGRAM).code == 2
     finally:
         child.kill()
@@ -350,7 +360,7 @@ def test_no_question_is_asked_in_a_notebook():
         printed = []
         client.execute_interactive(
             f"!{sys.executable} -m trainer_nb prove runs/exp1\nprint('code', _exit_code)",
-            timeout=30,
+            timeout=300,
                                    output_hook=lambda message: printed.append(
                                        message["content"].get("text", "")))
         assert "--yes starts that" in "".join(printed)
@@ -437,7 +447,7 @@ def test_the_parser_needs_no_torch():
             "'1'])\n"
             "assert found.script == ['train.py', '--lr', '1'] and found.each and 'torch' not in "
             "sys.modules")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 @pytest.mark.short

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from steered import ROOT, Process, until
 
 from trainer_nb import attach
@@ -32,18 +33,18 @@ def after_step(trainer):
 x = torch.arange(80.0).reshape(40, 2) / 80
 data = [(x[i:i + 4], x[i:i + 4].sum(1, keepdim=True)) for i in range(0, 40, 4)]
 trainer = Trainer(torch.nn.Linear(2, 1), train_dl=data, loss_fn=torch.nn.MSELoss(),
-                  max_steps=100_000, device="cpu", progress=False,
+                  max_steps=10**7, device="cpu", progress=False,
                   workspace=sys.argv[1], hooks=[LambdaHook(name="slow", after_step=after_step)])
 trainer.fit()
 """
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 @pytest.fixture
 def process(tmp_path):
     """A long run in another process, with checkpoints and snapshots every five steps."""
-    process = Process(tmp_path / "run", epochs=100_000, pause=0.01).start()
+    process = Process(tmp_path / "run", epochs=10**6, pause=0.002).start()
     yield process
     if process.running.poll() is None:
         process.kill()
@@ -59,7 +60,7 @@ def run(process):
 
 def applied(reply):
     """The reply, once the run has applied it."""
-    assert reply.wait(20).status == "applied", reply
+    assert reply.wait(300).status == "applied", reply
     return reply
 
 
@@ -105,7 +106,7 @@ def test_a_run_is_tuned_paused_stepped_rewound_and_resumed(process, run):
     until(lambda: run.tunables()["grad_clip"].value == 5.0)
     applied(run.resume())
     until(lambda: run.standing == "running" and run.view.position.step > step)
-    run.stop().wait(20)
+    run.stop().wait(300)
     until(lambda: run.standing == "ended" and not run.view.watch.reachable)
     history, journal = in_the_files(process.folder)
     until(lambda: content(run.history) == content(history)
@@ -128,7 +129,7 @@ def test_two_that_disagree(process, run):
         until(lambda: run.standing == other.standing == "paused")
         applied(run.resume())
         until(lambda: other.standing == "running")
-        ends = sorted(each.wait(20).status for each in (run.stop(), other.stop()))
+        ends = sorted(each.wait(300).status for each in (run.stop(), other.stop()))
         assert ends in (["applied", "refused"], ["applied", "void"], ["applied", "applied"]), ends
         until(lambda: run.standing == other.standing == "ended" and not run.view.watch.reachable)
         until(lambda: run.journal.entries == other.journal.entries)
@@ -147,9 +148,9 @@ def run_command(name, **values):
 def test_what_only_the_run_knows_is_refused_by_it(process, run):
     until(lambda: run.view.position.step > 12)
     reply = run.step(0)
-    assert reply.wait(20).status == "refused" and "1 or more" in reply.reason and reply.received
+    assert reply.wait(300).status == "refused" and "1 or more" in reply.reason and reply.received
     late = run.post(run_command("tune", grad_clip=1.0), basis=1, max_age_steps=1)
-    assert late.wait(20).status == "refused" and "too late" in late.reason
+    assert late.wait(300).status == "refused" and "too late" in late.reason
     until(lambda: not run.tunables()["grad_clip"].has_pending)
 
 
@@ -163,7 +164,7 @@ def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(proc
     unread = run.stop()
     process.running.kill()
     until(lambda: run.standing == "lost")
-    assert unread.wait(5).status == "void" and "taken back" in unread.reason
+    assert unread.wait(300).status == "void" and "taken back" in unread.reason
     until(lambda: "Lost at step" in board.message.text.value)
     assert "steered.py" in board.message.text.value
     assert "Its last checkpoint" in board.message.text.value
@@ -217,7 +218,7 @@ def test_clicks_in_the_panel_steer_the_other_process(process, run):
 def test_a_run_that_crashes_says_why(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place,
+    process = warm.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place,
                                stderr=subprocess.DEVNULL)
     try:
         control = ControlFolder(tmp_path / "run")
@@ -227,7 +228,7 @@ def test_a_run_that_crashes_says_why(tmp_path):
         board = run.dashboard
         until(lambda: run.view.position.step > 3)
         (tmp_path / "run" / "crash").touch()
-        assert process.wait(30) == 1
+        assert process.wait(300) == 1
         until(lambda: run.standing == "crashed"
               and "Crashed after step" in board.message.text.value)
         assert "ValueError: &lt;b&gt;no such batch" in board.message.text.value
@@ -253,7 +254,7 @@ def test_a_stopped_script_answers_before_it_ends(tmp_path, script):
     it is gone before the process is."""
     (tmp_path / "train.py").write_text(script)
     place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place)
+    process = warm.Popen([sys.executable, "train.py", "run"], cwd=tmp_path, env=place)
     try:
         control = ControlFolder(tmp_path / "run")
         until(lambda: (control.path / "status.json").exists()
@@ -261,7 +262,7 @@ def test_a_stopped_script_answers_before_it_ends(tmp_path, script):
         run = attach(tmp_path / "run")
         until(lambda: run.view.position.step > 3)
         reply = applied(run.stop())
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
         until(lambda: run.standing == "ended" and not run.view.watch.alive)
         assert reply.step == run.result.steps
         run.close()
@@ -310,7 +311,7 @@ def test_the_thread_is_gone_before_python_ends(tmp_path):
     (tmp_path / "train.py").write_text(LAST)
     place = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, "train.py", "run"], cwd=tmp_path, env=place,
-                           capture_output=True, text=True, timeout=60)
+                           capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "", "")
 
 
