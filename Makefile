@@ -27,6 +27,7 @@ OTHERS := ipykernel-6.31 ipykernel-7.3 colab vision
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 FUZZ_SEED ?= 0
+MUTATE_TIME ?= 30m
 
 .PHONY: env lab check test quick cuda torture fuzz storms steering long ends mutants mutate export clean docs chromium lock
 .DEFAULT_GOAL := env
@@ -107,8 +108,8 @@ ends: env
 mutants: $(STAMP)
 	$(BIN)/python tests/run_mutants.py
 
-# make mutate MODULE=core/engine.py TESTS=tests/core/test_window.py: up to half an hour in a copy.
-# To see a change: cd build/mutate; ../../.venv-mutate/bin/mutmut show NAME
+# make mutate MODULE=core/engine.py TESTS=tests/core/test_window.py: in a copy, for half an hour
+# at most. To see a change: cd build/mutate; ../../.venv-mutate/bin/mutmut show NAME
 mutate: $(VENV)-mutate/.made
 	rm -rf build/mutate && mkdir -p build/mutate
 	cp -r trainer_nb tests benchmarks examples pyproject.toml build/mutate
@@ -116,7 +117,7 @@ mutate: $(VENV)-mutate/.made
 	    'also_copy = ["benchmarks", "examples"]' 'only_mutate = ["trainer_nb/$(MODULE)"]' \
 	    "do_not_mutate_patterns = ['^ *\"']" \
 	    'pytest_add_cli_args_test_selection = [$(TESTS:%="%",)]' >> build/mutate/pyproject.toml
-	cd build/mutate && timeout 30m ../../$(VENV)-mutate/bin/mutmut run || test $$? = 124
+	cd build/mutate && timeout $(MUTATE_TIME) ../../$(VENV)-mutate/bin/mutmut run || test $$? = 124
 	cd build/mutate && ../../$(VENV)-mutate/bin/mutmut results | sed '/not checked/d'
 
 export: env

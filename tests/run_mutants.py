@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -71,13 +72,14 @@ def functions(node: ast.AST, prefix: str = "") -> list[tuple[str, slice]]:
     return found
 
 
-def all_mutants() -> list[Mutant]:
-    """Return the mistakes of the list."""
+def chosen_mutants(words: list[str]) -> list[Mutant]:
+    """Return the lines of the list that contain one of the words, or all of them."""
     lines = (TESTS / "mutants.tsv").read_text("utf-8").splitlines()
+    lines = [line for line in lines if not words or any(word in line for word in words)]
     return [Mutant(*line.split("\t")) for line in lines if not line.startswith("#")]
 
 
-def run_tests(tests: list[str], mutated: bool) -> tuple[int | None, str]:
+def run_tests(tests: list[str], mutated: bool = False) -> tuple[int | None, str]:
     """Return the exit code of pytest, or None if it ran out of time, and its output.
 
     A fork of this process tests its copy of the package: it has torch in memory, and importing
@@ -96,11 +98,9 @@ def run_tests(tests: list[str], mutated: bool) -> tuple[int | None, str]:
             time.sleep(0.02)
         return None, "out of time"
     finally:
-        try:
+        with suppress(ProcessLookupError, ChildProcessError):
             os.killpg(child, signal.SIGKILL)  # also what a test has started
             os.waitpid(child, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
 
 
 def _become_pytest(places: list[str], mutated: bool) -> None:
@@ -133,12 +133,6 @@ def copy_package(root: str) -> None:
     shutil.copytree(PACKAGE, "trainer_nb", ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def failure(tests: list[str]) -> str | None:
-    """Return the output of tests that fail without a mistake, or None."""
-    code, output = run_tests(tests, mutated=False)
-    return None if code == 0 else output
-
-
 def survival(mutant: Mutant) -> str | None:
     """Return why this mistake is not noticed, or None if its test fails."""
     if problem := mutant.problem():
@@ -153,13 +147,13 @@ def survival(mutant: Mutant) -> str | None:
 
 def main(words: list[str]) -> int:
     """Plant the chosen mistakes; return 1 if something is wrong."""
-    begun = time.monotonic()
-    chosen = [m for m in all_mutants() if not words or any(w in "\t".join(m) for w in words)]
+    begun, chosen = time.monotonic(), chosen_mutants(words)
     tests = sorted({mutant.test for mutant in chosen})
     with (tempfile.TemporaryDirectory() as root,
           ProcessPoolExecutor(WORKERS, get_context("fork"), copy_package, (root,)) as workers):
         parts = [tests[n::WORKERS] for n in range(WORKERS) if tests[n::WORKERS]]
-        wrong = [f"WITHOUT A MISTAKE\n{text}" for text in workers.map(failure, parts) if text]
+        results = workers.map(run_tests, parts)
+        wrong = [f"WITHOUT A MISTAKE\n{output}" for code, output in results if code != 0]
         for mutant, why in zip(chosen, workers.map(survival, chosen)):
             print("SURVIVED" if why else "killed  ", *mutant[:4], sep="  ", flush=True)
             wrong += [f"{mutant.module} {mutant.function}: {why}"] if why else []
