@@ -11,7 +11,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from live_page import later
+import warm
+from steered import until
 
 SCRIPT = """
 import sys, time, torch
@@ -29,7 +30,7 @@ class Slow(Hook):
         time.sleep(self.seconds)
 Hostile = type("<img src=x onerror=document.title='owned'>", (nn.Linear,), {})
 trainer = Trainer(Hostile(3, 1), train_dl=data, valid_dl=data, loss_fn=nn.MSELoss(),
-                  max_steps=100_000, eval_every=50, device="cpu",
+                  max_steps=10**7, eval_every=50, device="cpu",
                   hooks=[Slow(), SnapshotHook(100)],
                   metrics={"<u>mae</u>": lambda pred, target: (pred - target).abs().mean()},
                   optim=lambda parameters: torch.optim.SGD(parameters, lr=0.01), grad_clip=1.0,
@@ -71,28 +72,26 @@ class Run:
 @contextmanager
 def training(path):
     """A process that trains in this folder until the block ends."""
-    with subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], env=ENVIRONMENT) as process:
+    with warm.Popen([sys.executable, "-c", SCRIPT, str(path)], env=ENVIRONMENT) as process:
         try:
             run = Run(path)
-            assert later(lambda: run.step() > 2, 60), "the run has not begun"
+            until(lambda: run.step() > 2 or process.poll() is not None)
+            assert process.poll() is None, "the run has not begun"
             yield run
         finally:
             process.kill()
 
 
-def as_in_a_terminal():
-    """Ctrl-C reaches the process: one that is started in the background would ignore it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class Served:
-    """A `trainer-nb serve` of its own: its links, and requests with any headers."""
+    """A `trainer-nb serve` of its own: its links, and requests with any headers.
 
-    def __init__(self, *words):
-        self.process = subprocess.Popen([sys.executable, "-m", "trainer_nb", "serve",
-                                         *map(str, words)], env=ENVIRONMENT,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                        preexec_fn=as_in_a_terminal)
+    `before`: code that the process runs at its start."""
+
+    def __init__(self, *words, before=""):
+        code = f"{before}\nimport sys; from trainer_nb.remote.cli import main; sys.exit(main())"
+        self.process = warm.Popen([sys.executable, "-c", code, "serve", *map(str, words)],
+                                  env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  text=True)
         self.said = ""
         for line in self.process.stdout:
             self.said += line
@@ -111,7 +110,7 @@ class Served:
         given = {"Host": host or f"127.0.0.1:{self.port}",
                  "Authorization": token and f"Bearer {token}"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         connection.putrequest(method, f"/{path}", skip_host=True, skip_accept_encoding=True)
         for name, value in given.items():
             if value is not None:
@@ -136,7 +135,7 @@ class Served:
     def interrupt(self):
         """Ctrl-C; the exit code and what was said on standard error."""
         self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=300)
         return self.process.returncode, said
 
     def __enter__(self):
