@@ -67,7 +67,7 @@ def main():
         valid_dl=DataLoader(data, 32),
         loss_fn=nn.CrossEntropyLoss(),
         optim=torch.optim.SGD(model.parameters(), lr=1e-9),
-        max_steps=100_000,
+        max_steps=10**7,
         eval_every=12,
         device="cpu",
         progress=False,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import warm
 from written_runs import WrittenRun, trained
 
 import trainer_nb
@@ -39,7 +40,7 @@ PROGRAM = Path(__file__).parent / "pane_program.py"
 ROOT = str(Path(trainer_nb.__file__).parents[1])
 
 
-def until(condition, seconds=40):
+def until(condition, seconds=300):
     """Wait for what another thread or process does; returns what came."""
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -55,7 +56,7 @@ def until(condition, seconds=40):
 def paused(tmp_path_factory):
     """A paused run in another process, attached; what its hooks have; and its process."""
     folder = tmp_path_factory.mktemp("panes") / "exp1"
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, PROGRAM, folder],
         env=os.environ | {"PYTHONPATH": ROOT},
         stdout=subprocess.PIPE,
@@ -66,10 +67,10 @@ def paused(tmp_path_factory):
         assert process.poll() is None, process.stdout.read().decode()
         return (folder / "control" / "status.json").exists() and (folder / "journal.jsonl").exists()
 
-    until(begun, 90)
+    until(begun)
     run = attach(folder)
-    until(lambda: run.view.position.step > 125 and run.view.alerts, 90)
-    assert run.pause().wait(30).status == "applied"
+    until(lambda: run.view.position.step > 125 and run.view.alerts)
+    assert run.pause().wait(300).status == "applied"
     path = until(lambda: next(iter(sorted(folder.glob("truth-*.npz"))), None))
     with np.load(path) as found:
         truth = dict(found)
@@ -80,6 +81,7 @@ def paused(tmp_path_factory):
     process.wait()
 
 
+@pytest.mark.slow
 def test_what_the_hooks_of_another_process_have_is_seen(paused):
     """Number for number and pixel for pixel."""
     run, truth, _ = paused
@@ -110,6 +112,7 @@ def test_what_the_hooks_of_another_process_have_is_seen(paused):
         assert 1000 < (run.path / "control" / name).stat().st_size < MOST_BYTES
 
 
+@pytest.mark.slow
 def test_its_panel_has_the_tabs(paused, tmp_path):
     """Layers, Data, Alerts and Runs, as in the process of the run; names are text there."""
     run, truth, _ = paused
@@ -154,10 +157,11 @@ def test_its_panel_has_the_tabs(paused, tmp_path):
     assert not runs._add(str(tmp_path / "nothing")) and "not there" in runs.note.value
 
 
+@pytest.mark.slow
 def test_a_rewind_there_takes_measurements_back_here(paused):
     """Then the process goes away, and what was seen stays."""
     run, _, process = paused
-    run.rewind(60).wait(30)
+    run.rewind(60).wait(300)
     until(
         lambda: (
             run.view.layer_stats.weight_history.table(0)[1].max() <= 60
@@ -446,27 +450,25 @@ def draw_all(seen, name):
     return text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, pytest.param(len(STRANGE), marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [LAYERS, SAMPLES])
-def test_any_value_in_any_place_is_drawn_or_refused_in_words(good, tmp_path, name):
+def test_any_value_in_any_place_is_drawn_or_refused_in_words(good, tmp_path, name, count):
     """A wrong value never raises in the panel, and is never markup there."""
-    path, draw, refused = tmp_path / name, random.Random(0), 0
+    path, draw, tried, refused = tmp_path / name, random.Random(0), 0, 0
     file = StatFile(path, KINDS[name])
-    every = list(places(good[name]))
-    for where in every:
-        for strange in STRANGE if len(every) < 40 else draw.sample(STRANGE, 6):
+    for where in places(good[name]):
+        for strange in draw.sample(STRANGE, count):
             path.unlink(missing_ok=True)
             path.write_text(json.dumps(changed(good[name], where, strange)))
             seen = file.read()
-            assert "<img src=x" not in draw_all(seen, name)
-            refused += bool(seen.trouble)
+            shown = draw_all(seen, name)
+            assert "<img src=x" not in shown
+            tried, refused = tried + 1, refused + bool(seen.trouble)
             if seen.trouble:
-                assert (
-                    name in seen.trouble
-                    and len(seen.trouble) <= 400
-                    and name in draw_all(seen, name)
-                )
+                assert name in seen.trouble and len(seen.trouble) <= 400 and name in shown
     path.write_text(json.dumps(good[name]))
-    assert file.read().trouble == "" and refused > len(every)
+    assert file.read().trouble == "" and refused > tried / 2
 
 
 BAD = [
