@@ -3,22 +3,22 @@ stranger may have written."""
 
 import json
 import os
-import shutil
 import re
-import time
+import shutil
 import tracemalloc
 import weakref
 
 import numpy as np
 import pytest
 import torch
+from steered import until
 from torch import nn
 from written_runs import WrittenRun, trained
 
 from trainer_nb import SnapshotHook, Trainer, attach
 from trainer_nb.core.control_folder import Lines
 from trainer_nb.panel.plots import DASHES, LONGEST_NAME, MOST_RUNS, RUN_INKS, DrawnRun, Plots
-from trainer_nb.remote import remote_view
+from trainer_nb.remote import remote_run, remote_view
 from trainer_nb.remote import runs as runs_module
 from trainer_nb.remote.remote_run import RemoteRun
 from trainer_nb.remote.remote_view import RecordReader
@@ -43,12 +43,27 @@ def evaluated(folder, steps=24, rate=0.05, **settings):
     return trainer
 
 
-@pytest.fixture
-def three(tmp_path):
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Runs are read twenty times a second, not twice."""
+    monkeypatch.setattr(remote_run.follow, "__defaults__", (0.05,))
+
+
+def reads(runs, times=2):
+    """Wait until the threads of some runs have read their files that often again."""
+    for run in runs:
+        looks, refresh = [], type(run).refresh
+        run.refresh = lambda: (refresh(run), looks.append(1))
+        until(lambda: len(looks) >= times)
+        del run.refresh
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """Three runs that have ended: another rate each, one of them tuned by hand, one rewound."""
-    trainers = {}
+    folder, trainers = tmp_path_factory.mktemp("three"), {}
     for name, rate in (("low", 0.01), ("middle", 0.05), ("tuned", 0.01)):
-        trainer = trainers[name] = evaluated(tmp_path / name, rate=rate,
+        trainer = trainers[name] = evaluated(folder / name, rate=rate,
                                              hooks=[SnapshotHook(every_steps=8)])
         if name == "tuned":
             trainer.tune(lr=0.1)
@@ -57,7 +72,15 @@ def three(tmp_path):
             trainer.rewind(8)
         trainer.fit()
         trainer.close()
-    return tmp_path, trainers
+    return folder, trainers
+
+
+@pytest.fixture
+def three(made, tmp_path):
+    """The same, in a folder that a test may change."""
+    for path in made[0].iterdir():
+        shutil.copytree(path, tmp_path / path.name)
+    return tmp_path, made[1]
 
 
 @pytest.fixture
@@ -330,14 +353,6 @@ def test_a_switch_hides_a_run_everywhere_and_shows_it_again(runs):
     assert plots.chart.figure["data"] == []
 
 
-def until(condition, seconds=10):
-    """Wait for something that another thread does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(
         three, tmp_path, monkeypatch):
     written = WrittenRun(three[0])
@@ -345,7 +360,7 @@ def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(
     plots = found.plots
     plots._repr_mimebundle_()  # it is on the screen
     assert lines_of(plots)["exp1"][0][-1] == 24
-    time.sleep(1.2)  # what ended is read once more
+    reads(found)  # what ended is read once more
     read, lines = [], Lines.read
     monkeypatch.setattr(Lines, "read",
                         lambda self, most=-1: (
@@ -355,7 +370,7 @@ def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(
         file.write(json.dumps({"step": 25, "epoch": 3.1, "samples_seen": 200, "seconds": 9.0,
                                "train/loss": 1.0}) + "\n")
     until(lambda: lines_of(plots)["exp1"][0][-1] == 25)
-    time.sleep(1.2)
+    reads(found)
     assert set(read) == {"exp1"}
     found.close()
 
@@ -363,7 +378,7 @@ def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(
 def test_a_run_that_disappears_keeps_its_curve(three, runs):
     plots, before = runs.plots, len(runs["low"].history)
     shutil.rmtree(three[0] / "low")
-    time.sleep(1.2)
+    reads([runs["low"]])
     row = runs.table.rows[0]
     assert row["standing"] == "removed"
     assert row["final"]["valid/loss"] and len(runs["low"].history) == before
@@ -502,7 +517,7 @@ def test_many_branches_together_stay_small_and_have_their_last_points(tmp_path, 
 
 def test_memory_stays_flat_however_long_the_file_is(tmp_path, small_bounds):
     peaks = []
-    for size in (6_000, 24_000):
+    for size in (3_000, 12_000):
         folder = tmp_path / str(size)
         folder.mkdir()
         write_steps(folder, range(size))
