@@ -20,6 +20,7 @@ from trainer_nb.core.control_folder import ControlFolder, Replies, Request, inco
 from trainer_nb.hooks import remote_control
 from trainer_nb.hooks.remote_control import (OPEN, SOONEST, Attendant, CommandIntake, Inbox,
                                              RemoteControlHook)
+from trainer_nb.hooks.run_folder import RunFolderHook
 from trainer_nb.remote import remote_view
 from trainer_nb.remote.remote_run import RemoteRun
 
@@ -107,6 +108,7 @@ def test_a_disk_that_takes_nothing_in_mid_run(disk):
         disk.refuse()
     beat = run.control.status()["beat"]
     for _ in range(3):
+        run.trainer.get_hook(RunFolderHook)._due = 0.0  # the records are written at the next step
         steps(run)
         run.attendant.look()
     for words in (["tune", disk.run, "lr=0.1"], ["tune", disk.run, "lr=0.1", "--json"]):
