@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from trainer_nb import CheckpointHook, EMAHook, Hook, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core.state import RunState
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1].sign()
 ACCURACY = ("valid/accuracy", "max")

@@ -37,6 +37,8 @@ from trainer_nb.core.files import open_plain
 from trainer_nb.core.saved import VERSION, plain_copy, read_state, write_state
 from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, Kept, Writer
 
+pytestmark = pytest.mark.slow
+
 
 def same(one, other):
     """Equal in values and kinds, all the way down; tensors bit for bit."""
@@ -1012,7 +1014,7 @@ class Steps(Hook):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """Each file takes until a step is made meanwhile, or until the run waits for the file.
+    """Each file takes until the run waits for it: at the next save, or at the end.
 
     The events ("begin" or "end" and a file's name, "step" and its number) in their order, and the
     threads that wrote."""
@@ -1024,10 +1026,9 @@ def watched(monkeypatch):
         finally:
             waiting.pop()
     def slow(state, path, follow):
-        begin = len(events)
         events.append(("begin", path.name))
         threads.append(threading.current_thread())
-        wait_for(lambda: waiting or "step" in dict(events[begin:]))
+        wait_for(lambda: waiting)
         write_state(state, path, follow)
         events.append(("end", path.name))
     monkeypatch.setattr(Writer, "join", noted)
@@ -1088,14 +1089,17 @@ def test_an_error_of_the_writer_is_told_at_the_next_step(tmp_path, monkeypatch):
     assert outcome(trainer) == straight() and tell_files(tmp_path) == STEPS
 
 
-def test_the_writer_itself():
+def test_the_writer_itself(monkeypatch):
     """One piece of work at a time; its error is raised where a caller waits, and only once."""
-    writer, done = Writer(), []
+    writer, done, joins, join = Writer(), [], [], Writer.join
+    monkeypatch.setattr(Writer, "join", lambda writer: (joins.append(1), join(writer)))
     for number in range(3):
-        go = threading.Event()
-        writer.start(lambda number=number, go=go: (go.wait(120), done.append(number)))
+        def work(number=number):
+            """Not done before a caller waits for it."""
+            wait_for(lambda: len(joins) > number + 1)
+            done.append(number)
+        writer.start(work)
         assert done == list(range(number))
-        go.set()
     writer.wait()
     assert done == [0, 1, 2]
     for again in (writer.wait, lambda: writer.start(lambda: done.append("next"))):

@@ -211,6 +211,7 @@ def test_the_closure_is_of_the_whole_window(size):
     assert losses == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_line_search_sees_one_function():
     """With dropout, the loss and gradients at the same weights are the same, bit for bit, however
     often they are taken."""
@@ -288,6 +289,7 @@ def test_a_step_that_goes_by_the_counters_finds_them_again(size):
     assert trainer.step_state.samples_seen == 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "optim", "parts"), [
     (SAMTrainer, sgd, {"dropout": 0.3, "norm": True}), (LBFGSTrainer, lbfgs, {"dropout": 0.3})],
     ids=["sam", "lbfgs"])
@@ -400,6 +402,7 @@ def test_a_schedule_and_lr_find():
     assert trainer.optim.param_groups[0]["lr"] == pytest.approx(0.1 / 8)
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_optimizer(tmp_path):
     """LBFGS's directions and steps come back from a file of the hook."""
     def fresh(epochs):

@@ -457,6 +457,7 @@ def test_torn_off_equals_straight(kind, tears):
     assert torn(make(noise=True), TEARS[tears]) == straight(make(noise=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tears",
                          [pytest.param("never", marks=pytest.mark.long), "in two epochs",
                           "at the start of a later one", "between and within"])
@@ -479,6 +480,7 @@ def test_replay_equals_straight(kind, tears):
     assert torn(make(noise=True), TEARS[tears], "replay") == straight(make(noise=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, workers",
                          [("shuffle", "2"), ("shuffle", "persistent"), ("stream", "persistent")])
 def test_replay_equals_straight_with_workers(kind, workers):
@@ -580,6 +582,7 @@ def by_hand(workers):
     return [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [(), (3,), (7, 14), (5, 9, 18)], ids=str)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_stopped_run_equals_a_hand_written_loop(workers, stops):
@@ -639,6 +642,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 @pytest.mark.parametrize("end", ENDS)
 def test_workers_end_with_the_drive(end, workers):
@@ -653,6 +657,7 @@ def test_workers_end_with_the_drive(end, workers):
     assert_ended(seen.pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 def test_workers_of_a_paused_run_live_until_close(workers):
     """`step()` keeps the iterator, and with it the workers; `close()` ends them."""
@@ -666,6 +671,7 @@ def test_workers_of_a_paused_run_live_until_close(workers):
     assert_ended(alive)
 
 
+@pytest.mark.slow
 def test_workers_of_a_validation_by_hand_end_with_close():
     """`validate()` outside a drive leaves persistent workers to the next one, and to `close()`."""
     before = children()
@@ -678,6 +684,7 @@ def test_workers_of_a_validation_by_hand_end_with_close():
     assert_ended(alive)
 
 
+@pytest.mark.slow
 def test_persistent_workers_are_kept_over_epochs():
     """What the user asked to be persistent is not started again each epoch, nor for each
     evaluation."""
@@ -704,6 +711,7 @@ def mark(worker_id):
     torch.utils.data.get_worker_info().dataset.marked = 1.0 + worker_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 def test_ctrl_c_does_not_kill_workers(workers):
     """The terminal sends SIGINT to the workers as well:

@@ -20,6 +20,8 @@ from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.saved import plain_copy
 from trainer_nb.core.state import RunState
 
+pytestmark = pytest.mark.slow
+
 CHANGES = st.one_of(
     st.builds(lambda lr: {"lr": lr}, st.sampled_from([0.03, 0.001, None])),
     st.builds(lambda scale: {"lr_scale": scale}, st.sampled_from([0.5, 2.0, 1.0])),

@@ -25,6 +25,8 @@ from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.saved import CheckpointError, plain_copy, read_state, write_state
 from trainer_nb.core.state import RandomStreams
 
+pytestmark = pytest.mark.slow
+
 PLAIN = Plan(sched="one cycle", accumulation=2)
 WORKERS = {
     "shuffle": (Plan(workers=2), [1, 7]),

@@ -12,6 +12,8 @@ from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.core_trainer import CoreTrainer as Loop
 from trainer_nb.panel.view import LocalRunView
 
+pytestmark = pytest.mark.slow
+
 COUNT, SIZE, EPOCHS = 26, 4, 2  # seven batches an epoch, the last one with two samples
 BATCHES = 7
 

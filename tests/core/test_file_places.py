@@ -41,6 +41,7 @@ def dead_process():
     return child.pid
 
 
+@pytest.mark.slow
 def test_only_marked_files_of_processes_that_are_gone_are_removed(tmp_path):
     """The user's stay, whatever they are called; so do those of a process that is alive."""
     dead, alive = dead_process(), os.getppid()

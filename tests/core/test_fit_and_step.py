@@ -333,6 +333,7 @@ def test_only_a_fit_can_be_detached(verb):
     assert loop.step_state.optimizer_step == (2 if verb == "step" else 3)
 
 
+@pytest.mark.slow
 def test_paused_holds_a_background_run_while_open():
     """Inside the run stands still at a boundary and may be looked at;
     cells inside do not touch its random streams."""
@@ -1179,6 +1180,7 @@ def test_commands_from_four_threads_are_all_done():
     assert tuned[-1][1] == loop.lr_scale
 
 
+@pytest.mark.slow
 def test_commands_at_the_end_of_a_run_are_answered():
     """Whatever is asked while a run ends is either done or void;
     nothing waits for ever, and no change is lost."""

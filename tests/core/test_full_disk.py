@@ -14,6 +14,8 @@ from trainer_nb import Trainer
 from trainer_nb.core.control import Command
 from trainer_nb.core.saved import DigestedFile, read_state, write_state
 
+pytestmark = pytest.mark.slow
+
 
 def in_child(work):
     """What `work()` returns in a process of its own, whose limits are its own too."""

@@ -105,6 +105,7 @@ PLANS = st.lists(st.tuples(BOUNDARIES, st.lists(CHANGES, min_size=1, max_size=3)
 WHOLE = {"epochs": EPOCHS}
 
 
+@pytest.mark.slow
 @given(PLANS, st.sampled_from([WHOLE, {"max_steps": 11}]))
 @example([(4, [{"lr": 0.3}]), (9, [{"mix.enabled": False}, {"gradient_accumulation_steps": 3}])],
          WHOLE)

@@ -115,6 +115,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_mistake_in_the_dataset_is_no_end(name):
     """It names batch and epoch, and has the dataset's own traceback."""
@@ -147,6 +148,7 @@ def test_nor_in_an_evaluation(call):
         getattr(make(), call)(BROKEN["dataset"][0]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader",
                          [lambda: DataLoader(DATA, 8), lambda: DataLoader(Stream(), 8),
                           lambda: DataLoader(DATA, 8, num_workers=1),
@@ -275,6 +277,7 @@ def test_the_signature_stays():
     assert "batch_size" in names and "arguments" not in names
 
 
+@pytest.mark.slow
 def test_a_connection_to_a_worker_breaks_before_its_end_is_seen():
     """The error names the worker, whichever is noticed first."""
     class Dying:
@@ -298,6 +301,7 @@ def test_a_connection_to_a_worker_breaks_before_its_end_is_seen():
         assert not any(worker.is_alive() for worker in iterator._workers)
 
 
+@pytest.mark.slow
 def test_a_broken_connection_of_the_users_own_stays_what_it_is():
     """An error of the dataset's is not put down to a worker."""
     class Remote(torch.utils.data.Dataset):

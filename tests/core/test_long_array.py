@@ -33,6 +33,7 @@ acts = st.lists(st.one_of(st.tuples(st.just("extend"), st.integers(0, 25)),
                           st.tuples(st.just("truncate"), st.integers(0, 50))), max_size=8)
 
 
+@pytest.mark.slow
 @given(acts, bound, bound, st.lists(st.integers(0, 10_000), max_size=9))
 @settings(deadline=None, max_examples=300)
 def test_it_reads_as_one_array(steps, start, stop, places):
@@ -109,6 +110,7 @@ def test_where_the_disk_refuses_all_stays_in_memory(monkeypatch, call):
     assert numbers.stored == stored and numbers.read().tolist() == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_forked_process_writes_a_file_of_its_own():
     """Both go on, and neither sees the other's numbers."""
     numbers = filled(20)
@@ -134,6 +136,7 @@ def test_a_forked_process_writes_a_file_of_its_own():
         os.close(end)
 
 
+@pytest.mark.slow
 def test_another_thread_reads_while_numbers_come():
     """What it reads is always the first numbers, each in its place."""
     numbers, wrong, seen, ended = Short(np.int64), [], set(), threading.Event()
@@ -158,6 +161,7 @@ def test_another_thread_reads_while_numbers_come():
     assert not wrong and len(seen) >= 100
 
 
+@pytest.mark.slow
 def test_the_file_is_closed_with_the_numbers():
     """A kernel that makes a thousand trainers does not run out of files."""
     gc.collect()

@@ -16,6 +16,8 @@ from trainer_nb import (CheckpointError, CheckpointHook, EarlyStopHook, Hook, La
 from trainer_nb.core.control import Command
 from trainer_nb.core.saved import plain_copy, read_state, write_state
 
+pytestmark = pytest.mark.slow
+
 SCHEDULER = torch.optim.lr_scheduler
 # of a whole run, and before the state is taken: in the middle of the second epoch
 STEPS, TAKEN = 12, 7

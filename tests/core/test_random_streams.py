@@ -20,6 +20,8 @@ from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.state import TURNS
 from trainer_nb.tools.task import seeded
 
+pytestmark = pytest.mark.slow
+
 
 def draws():
     """One number of each stream."""

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from digits_runs import wait_for
 from small_runs import make
 from torch import nn
 
@@ -45,6 +46,7 @@ def test_from_another_thread():
 
     asking = threading.Thread(target=ask)
     asking.start()
+    wait_for(lambda: found)
     try:
         trainer.fit()
     finally:

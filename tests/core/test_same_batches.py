@@ -18,6 +18,8 @@ from trainer_nb.core.own_state import alike, generator_state, set_generator_stat
 from trainer_nb.core.saved import plain_copy
 from trainer_nb.core.state import RandomStreams
 
+pytestmark = pytest.mark.slow
+
 
 class Seen(Hook):
     """The batches of the training, as they are used."""

@@ -270,6 +270,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_run_saved_at_any_boundary_goes_on_bit_for_bit(settings):
     whole = make(**settings)

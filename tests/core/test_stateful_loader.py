@@ -9,6 +9,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainer_nb import LambdaHook, Trainer
 
+pytestmark = pytest.mark.slow
+
 
 class Samples(torch.utils.data.Dataset):
     """Counts what is loaded; draws a little from the run's stream where no worker is asked."""

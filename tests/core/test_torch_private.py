@@ -143,6 +143,7 @@ def test_a_fused_optimizer_gets_its_setting_back():
     assert optim._step_supports_amp_scaling
 
 
+@pytest.mark.slow
 def test_workers_end_where_their_iterator_is_not_known(monkeypatch):
     """A torch whose iterators have another class: they end in its own way."""
     monkeypatch.setattr(torch_private, "_ITERATOR", ())
@@ -170,6 +171,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_a_store_of_ones_own(tmp_path):
     """Two processes read what the other one has written."""
     started = [warm.Popen([sys.executable, "-c", STORE, str(rank), tmp_path],

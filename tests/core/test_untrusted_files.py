@@ -21,6 +21,8 @@ from trainer_nb.core.files import NotPlainError, open_plain, parse_json
 from trainer_nb.core.saved import CheckpointError, read_state, write_state
 from trainer_nb.hooks.run_folder import WRITTEN
 
+pytestmark = pytest.mark.slow
+
 DATA = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(1)),
                      torch.zeros(48, 1))
 WRITERS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

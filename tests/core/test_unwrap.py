@@ -54,6 +54,7 @@ def test_a_model_with_such_names_is_not_unwrapped():
     assert unwrap(own) is own
 
 
+@pytest.mark.slow
 def test_unwrap_loads_no_compiler():
     """torch's compiler takes seconds to import; to look into a model it is not needed."""
     code = ("import sys, torch; from trainer_nb import unwrap; unwrap(torch.nn.Linear(1, 1)); "

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from jupyter_server import ENVIRONMENTS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "nbs" / "real_work" / "14_images.ipynb"
 PYTHON = ENVIRONMENTS / ".venv-vision" / "bin" / "python"

@@ -103,6 +103,7 @@ def noise(count, seed=0):
     return np.random.default_rng(seed).normal(size=count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "optim", "sched", "batch"), [
     (mlp, None, None, 64), (cnn, None, "one_cycle", 64), (mlp, momentum, None, 16)])
 def test_runs_that_go_well(model, optim, sched, batch, capsys):
@@ -217,6 +218,7 @@ def test_not_finite():
     assert "2 of the last 50" in said[0][1].seen
 
 
+@pytest.mark.slow
 def test_nan_in_a_run():
     """With the run going on, and with the run ended by it:
     in both the first step is named, and what to do."""
@@ -236,6 +238,7 @@ def test_nan_in_a_run():
                 or "`trainer.rewind(88)`" in trainer.alerts[0].advice)
 
 
+@pytest.mark.slow
 def test_steps_left_out():
     """Under non_finite="skip" a skipped step has no loss: how many there were is said."""
     class Bad(Hook):
@@ -251,6 +254,7 @@ def test_steps_left_out():
     assert "1 steps were left out" in trainer.alerts[0].seen
 
 
+@pytest.mark.slow
 def test_validation_apart():
     """A wide network learns 100 digits by heart, and the labels it is validated with are drawn:
     that loss rises."""
@@ -266,6 +270,7 @@ def test_validation_apart():
     assert "valid/loss is" in trainer.alerts[0].seen and "EarlyStopHook" in trainer.alerts[0].advice
 
 
+@pytest.mark.slow
 def test_waiting_for_data_and_a_slow_hook(monkeypatch):
     """The loader that makes the run wait and the hook that takes the time are named;
     both end with their cause."""
@@ -302,6 +307,7 @@ def test_waiting_for_data_and_a_slow_hook(monkeypatch):
     assert trainer.alerts[0].ended is not None
 
 
+@pytest.mark.slow
 def test_said_once_where_no_panel_is(capsys):
     """One line an episode, in a script; none where a front end shows the panel.
     Hooks hear of it."""
@@ -374,6 +380,7 @@ def whole(tmp_path_factory):
     return trainer
 
 
+@pytest.mark.slow
 def test_a_rule_rewinds_and_tunes(answered):
     """Once, with its source, step and reason in the journal; the run ends well.
     Nothing is said of what is before."""
@@ -390,6 +397,7 @@ def test_a_rule_rewinds_and_tunes(answered):
     assert np.median(trainer.history["train/loss"][-50:]) < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["hook", "script"])
 def test_a_steered_run_is_replayed(way, answered):
     """The replay reaches the same weights bit for bit;
@@ -409,6 +417,7 @@ def test_a_steered_run_is_replayed(way, answered):
     assert trainer.history["train/loss"].tolist() == again.history["train/loss"].tolist()
 
 
+@pytest.mark.slow
 def test_a_rule_goes_back_from_the_step_of_the_alert():
     """Not from that of the look, 17 steps later."""
     trainer = steered(SnapshotHook(every_steps=5, every_epochs=None), max_steps=260)
@@ -448,6 +457,7 @@ def test_factors_of_a_rule(changes, wanted):
     ]
 
 
+@pytest.mark.slow
 def test_a_rule_without_a_rewind_is_replayed_once():
     """On a plateau the rate goes down: in the replay by the journal alone, so once."""
     def flat(*hooks):
@@ -467,6 +477,7 @@ def test_a_rule_without_a_rewind_is_replayed_once():
     assert {each.source for each in again.journal} == {"replay"}
 
 
+@pytest.mark.slow
 def test_a_rule_is_exhausted():
     """The same batch is broken again after each rewind:
     the rate goes down each time, then the rule says that it has ended."""
@@ -482,6 +493,7 @@ def test_a_rule_is_exhausted():
     assert kinds(trainer).count("spike") == 3 and trainer.state == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["pause", "stop"])
 def test_a_rule_pauses_or_stops(then):
     """The run ends there as by hand, with the alert as the reason;
@@ -496,6 +508,7 @@ def test_a_rule_pauses_or_stops(then):
     assert equal(trainer, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [120, 250, 290])
 def test_saved_and_loaded(at, tmp_path, whole):
     """At any step, the one of the alert among them:
@@ -533,6 +546,7 @@ def slow_disk(monkeypatch):
     monkeypatch.setattr(CheckpointFolder, "add", slow)
 
 
+@pytest.mark.slow
 def test_a_slow_disk_changes_no_rule(tmp_path, slow_disk):
     """The state of step 200 is still being written when the alert is raised:
     the advice names it, and the rule goes back to it."""
@@ -571,6 +585,7 @@ def killed(at, folder):
             LambdaHook(name="killer", order=95, after_step=kill)).fit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["act", "later"])
 def test_killed_and_resumed(at, tmp_path, whole):
     """Killed between the alert and the act, or after the act:
@@ -590,6 +605,7 @@ def test_killed_and_resumed(at, tmp_path, whole):
     assert acts[0] == acts[1] and [each.kind for each in resumed.journal].count("rewind") == 1
 
 
+@pytest.mark.slow
 def test_rewound_by_hand():
     """What was said stays, and has ended; the same spike is said again on the new branch."""
     trainer = make(AlertsHook(**NO_CLOCK), Poison(231),

@@ -81,6 +81,7 @@ BLANK = st.text(" \t", max_size=3)
 NUMBERS = st.one_of(st.floats(allow_nan=False), st.integers(-(10**9), 10**9))
 
 
+@pytest.mark.slow
 @given(
     name=NAMES, sign=st.sampled_from(sorted(SIGNS)), number=NUMBERS, value=st.floats(),
     blank=st.tuples(*[BLANK] * 4)
@@ -106,6 +107,7 @@ WORDS = ["loss", "train/x", " ", "is", "not", "nan", "finite", *SIGNS, "=", "!",
 PIECES = st.sampled_from(WORDS)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(text=st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=7).map("".join),
                       st.lists(PIECES).map(" ".join)))

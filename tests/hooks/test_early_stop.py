@@ -13,6 +13,8 @@ from trainer_nb import CheckpointHook, EarlyStopHook, Hook, ReplayHook, Snapshot
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import RunState
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6  # an epoch
 NAN = math.nan
 

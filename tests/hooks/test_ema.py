@@ -321,6 +321,7 @@ def test_two_averages_in_files_are_apart(tmp_path):
     assert not torch.equal(kept["head.weight"], trainer.get_hook(EMAHook).ema_model.head.weight)
 
 
+@pytest.mark.slow
 def test_under_torch_compile():
     """The average is of the model inside, and evaluations of the compiled one use it."""
     model = Net()
@@ -420,6 +421,7 @@ def test_both_curves_are_drawn_and_the_panel_has_its_controls():
     assert {"ema.enabled", "ema.decay", "ema.eval"} <= names
 
 
+@pytest.mark.slow
 def test_a_script_loads_no_widget():
     """The average costs no import of the notebook's packages."""
     code = ("import sys; from trainer_nb import EMAHook, Trainer; EMAHook(); sys.exit('ipywidgets' "

@@ -230,6 +230,7 @@ def test_statistics_that_were_renewed_stay():
 
 # ---- limits and small searches
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_predictions_of_a_few_batches(workers):
     """By the call or by the trainer; a share, too; no worker stays."""

@@ -78,6 +78,7 @@ class Plain:
         history.load_state_dict(history.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [3, LongArray.BLOCK])
 @given(acts=st.lists(st.one_of(append, append, cut, halve, saved), max_size=12))
 @settings(deadline=None, max_examples=60)

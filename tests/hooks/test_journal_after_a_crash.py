@@ -8,6 +8,8 @@ from test_run_folder import lines, make
 
 from trainer_nb import CheckpointHook, Journal, LambdaHook, SnapshotHook
 
+pytestmark = pytest.mark.slow
+
 
 def crashed(work):
     """`work()` in a process that ends in the middle of it."""

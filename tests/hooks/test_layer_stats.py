@@ -477,6 +477,7 @@ def test_maps_of_the_still_have_the_histogram():
     assert cells["0.14"] == "M62.0 258.8H157.0V256.0H62.0" and len(cells) == 2
 
 
+@pytest.mark.slow
 def test_the_still_of_many_layers_and_looks_stays_small():
     draw = np.random.default_rng(0)
     rows = draw.random((40, 500, 43)).astype(np.float32)

@@ -311,6 +311,7 @@ def test_nothing_is_open_after_an_error_a_stop_or_in_a_pause(tmp_path):
     assert seen == [False] and len(profiler.traces) == 1
 
 
+@pytest.mark.slow
 def test_switched_off_in_mid_recording_it_is_closed_with_the_drive(tmp_path):
     class Off(Hook):
         def after_step(self, trainer):

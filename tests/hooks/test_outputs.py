@@ -88,6 +88,7 @@ def loaders(kind):
     }[kind]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind",
                          ["in order", "shuffled", "generator", "workers", "persistent",
                           "batch sampler"])
@@ -338,6 +339,7 @@ def test_an_evaluation_that_is_given_up(leaving, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(tmp_path):
     """The folder of the evaluation before is whole; the next run clears what is unfinished away."""
     code = f"""

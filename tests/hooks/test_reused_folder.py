@@ -20,6 +20,8 @@ from trainer_nb import CheckpointHook, LambdaHook, Trainer
 from trainer_nb.core.folder import FolderTakenError
 from trainer_nb.core.state import TURNS
 
+pytestmark = pytest.mark.slow
+
 STEPS = 24
 INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 

@@ -17,6 +17,8 @@ from trainer_nb.core.folder import release
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.run_folder import read_records
 
+pytestmark = pytest.mark.slow
+
 
 def make(workspace, *hooks, epochs=3, **settings):
     """Twelve steps."""

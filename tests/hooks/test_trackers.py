@@ -26,6 +26,8 @@ from trainer_nb.core.folder import release
 from trainer_nb.core.saved import read_state
 from trainer_nb.core.state import RandomStreams
 
+pytestmark = pytest.mark.slow
+
 DIGITS = load_digits()
 INPUTS = torch.tensor(DIGITS.data[:92] / 16, dtype=torch.float32)
 TARGETS = torch.tensor(DIGITS.target[:92])
