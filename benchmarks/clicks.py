@@ -59,7 +59,7 @@ CLICK = "box => { const at = Date.now(); box.click(); return at / 1000; }"
 @contextmanager
 def on_a_page(folder):
     """A function that clicks the switch on the page of a run in a process of its own."""
-    program = SETUP.replace("epochs=500", "epochs=500, progress=False, workspace='run'") + SEEN
+    program = SETUP.replace("epochs=", "progress=False, workspace='run', epochs=") + SEEN
     program += "print(trainer.serve().url, flush=True)\ntrainer.fit()"
     folder.mkdir(parents=True, exist_ok=True)
     with (subprocess.Popen([sys.executable, "-c", program], cwd=folder, text=True,
@@ -78,7 +78,7 @@ def beside_marimo(folder):
     folder.mkdir(parents=True, exist_ok=True)
     begin = ("Path('url').write_text(trainer.serve().url)\n"
              "import marimo as mo\nmo.Thread(target=trainer.fit).start()")
-    program = SETUP.replace("epochs=500", "epochs=500, progress=False, workspace='run'") + SEEN
+    program = SETUP.replace("epochs=", "progress=False, workspace='run', epochs=") + SEEN
     with edited(folder, [program + begin]) as address, open_browser() as browser:
         marimo, url = browser.new_page(), folder / "url"
         marimo.goto(address)

@@ -8,9 +8,8 @@ they were made.
 import os
 import time
 import urllib.parse
-from contextlib import contextmanager
 
-from jupyter_server import ENVIRONMENTS, JupyterServer
+from jupyter_server import ENVIRONMENTS, LIMIT, JupyterServer
 
 ENVIRONMENT = ENVIRONMENTS / ".venv-colab"
 READY = ("() => window.Jupyter && Jupyter.notebook && Jupyter.notebook.kernel && "
@@ -26,6 +25,7 @@ class ClassicServer(JupyterServer):
     def __init__(self, folder, environment=()):
         super().__init__(folder, python=str(ENVIRONMENT / "bin" / "python"),
                          environment=environment)
+        self.page_class = ClassicPage
 
     def command(self):
         """The server's command line: this machine only, no token."""
@@ -38,17 +38,6 @@ class ClassicServer(JupyterServer):
             *(["--allow-root"] if os.geteuid() == 0 else []),
         ]
 
-    @contextmanager
-    def new_page(self, browser, width=1280, height=900):
-        """A page of its own; kernels are shut down when it is left."""
-        context = browser.new_context(viewport={"width": width, "height": height})
-        context.set_default_timeout(30_000)
-        try:
-            yield ClassicPage(self, context.new_page())
-        finally:
-            context.close()
-            self.shutdown_kernels()
-
 
 class ClassicPage:
     """One notebook in classic Notebook, with the names of `LabPage`."""
@@ -58,7 +47,11 @@ class ClassicPage:
         self.problems = []
         page.on("pageerror", lambda error: self.problems.append(str(error)))
 
-    def open(self, name, seconds=60):
+    def leave(self):
+        """The page is used for one notebook alone."""
+        return False
+
+    def open(self, name, seconds=LIMIT):
         """Open a notebook of the server's folder and wait for its kernel."""
         self.page.goto(f"{self.server.url}/notebooks/{urllib.parse.quote(name)}")
         self.page.wait_for_function(READY, timeout=seconds * 1000)
@@ -67,7 +60,7 @@ class ClassicPage:
         """Start a cell and return at once."""
         self.page.evaluate(RUN_CELL, index)
 
-    def wait_cell(self, index, seconds=60):
+    def wait_cell(self, index, seconds=LIMIT):
         """Wait for the end of a cell."""
         end = time.monotonic() + seconds
         while self.is_running(index):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("digits_runs", "lr_runs", "small_runs")
 
-from jupyter_server import JupyterServer, browser_problem, open_browser
+from jupyter_server import Held, JupyterServer, browser_problem
 
 from trainer_nb.core.core_trainer import CoreTrainer
 
@@ -59,24 +59,41 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With several workers: each takes whole files and single notebooks, and one of them all that
-    need the browser."""
+    """With several workers: each takes whole files and single notebooks, in their order. All begin
+    with files that need the browser, and each keeps its browser from one to the next."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::", 1)[0]
-            if file.startswith("tests/notebooks/"):
-                return nodeid
-            return "browser" if file.startswith("tests/browser/") else file
+            return nodeid if file.startswith("tests/notebooks/") else file
 
+    config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+HELD = pytest.StashKey[Held]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """End the browser before a file that does not begin with it, since its event loop would be in
+    the way of other tests; and after a file in which a test has failed."""
+    done = yield
+    held = item.config.stash.get(HELD, None)
+    if held and (nextitem is None or nextitem.path != item.path) and (
+            JupyterServer.distrusted or not nextitem or not nextitem.get_closest_marker("browser")):
+        held.close()
+        JupyterServer.distrusted = False
+    return done
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Where the browser is required, a browser test that skips itself has failed."""
     report = yield
+    if report.failed and item.get_closest_marker("browser"):
+        JupyterServer.distrusted = True
     if BROWSER_REQUIRED and report.skipped and item.get_closest_marker("browser"):
         report.outcome = "failed"
         report.longrepr = f"a browser test may not be skipped here: {report.longrepr}"
@@ -104,22 +121,34 @@ def close_runs():
         trainer.close()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium, for one module: Playwright's event loop would be in the way of other tests."""
-    with open_browser() as chromium:
-        yield chromium
+@pytest.fixture(scope="session")
+def held(request, tmp_path_factory):
+    """Browser and server of the browser tests."""
+    held = request.config.stash[HELD] = Held(tmp_path_factory.mktemp)
+    yield held
+    held.close()
 
 
 @pytest.fixture(scope="module")
-def jupyterlab(tmp_path_factory):
-    """A JupyterLab server in an empty folder."""
-    with JupyterServer(tmp_path_factory.mktemp("lab")) as server:
-        yield server
+def browser(held):
+    """Chromium."""
+    return held.browser()
+
+
+@pytest.fixture(scope="module")
+def lab_server(held):
+    """A JupyterLab server, for several files: take a `place()` on it."""
+    return held.lab()
+
+
+@pytest.fixture
+def jupyterlab(lab_server):
+    """An empty folder on a JupyterLab server."""
+    return lab_server.place()
 
 
 @pytest.fixture
 def lab(jupyterlab, browser):
-    """A fresh page on the JupyterLab server; its kernel is shut down at the end."""
+    """A page of JupyterLab; its kernel is shut down at the end."""
     with jupyterlab.new_page(browser) as page:
         yield page

@@ -9,13 +9,18 @@
             assert lab.output_text(1) == "1"
 
 A notebook of `write_notebook(name, cells, kernel="ipykernel-6.31")` runs on an older kernel, from
-an environment that `make env` makes beside the main one.
+an environment that `make env` makes beside the main one. The usual kernel is forked from a process
+that has imported torch; `kernel="cold"` is the same one started by itself.
+
+A JupyterLab page that a test leaves is used again: the next notebook opens in it, in a folder and
+with a kernel of its own, as a person opens one notebook after the other.
 
 Cells are run by commands of the front end, without waiting; clicks on widgets are real ones.
 """
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -23,10 +28,11 @@ import sys
 import time
 import urllib.request
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import nbformat
+import warm_kernels
 
 CHROMIUM = "/usr/bin/chromium"
 CHROMIUM_FLAGS = [
@@ -39,6 +45,7 @@ CHROMIUM_FLAGS = [
     "--disable-quic",
     "--no-first-run",
 ]
+LIMIT = 180  # seconds: nothing takes so long, however busy the machine is
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
@@ -68,22 +75,102 @@ def open_browser():
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_FLAGS)
+        new_context = browser.new_context
+
+        def patient(**options):
+            context = new_context(**options)
+            context.set_default_timeout(1000 * LIMIT)
+            return context
+
+        browser.new_context = patient
+        browser.new_page = lambda **options: patient(**options).new_page()
         yield browser
         browser.close()
 
 
 def free_port():
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, and that the system gives to nobody who asks for any port.
+
+    Several processes of tests choose at the same time: each has its own thousand."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    ports = list(range(20_000 + worker % 12 * 1000, 21_000 + worker % 12 * 1000))
+    random.SystemRandom().shuffle(ports)
+    for port in ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
-class JupyterServer:
+class Notebooks:
+    """Notebooks in a folder of a server; `root` is its address there."""
+
+    def write_notebook(self, name, cells, kernel="python3"):
+        """A notebook of code cells, for the current or an older kernel."""
+        if kernel != "python3" and not self.kernelspec(kernel).exists():
+            raise RuntimeError(f"no kernel in {ENVIRONMENTS / f'.venv-{kernel}'}: run `make env`")
+        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+        nb.metadata["kernelspec"] = {
+            "display_name": kernel,
+            "language": "python",
+            "name": kernel,
+        }
+        nbformat.write(nb, self.folder / name)
+
+    def read_notebook(self, name):
+        """A notebook as it stands on disk."""
+        return nbformat.read(self.folder / name, as_version=4)
+
+    def shutdown_kernels(self):
+        """End every kernel of these notebooks."""
+        for session in self.api("sessions"):
+            if session["path"].startswith(self.root):
+                self.api(f"sessions/{session['id']}", "DELETE")
+
+    @contextmanager
+    def new_page(self, browser, width=1280, height=900, fresh=False):
+        """A page of its own; kernels are shut down when it is left. `fresh`: not one in which
+        another notebook was open before."""
+        size = {"width": width, "height": height}
+        if self.tabs and not fresh:
+            tab = self.tabs.pop()
+            tab.set_viewport_size(size)
+        else:
+            tab = browser.new_page(viewport=size)
+        page = self.page_class(self, tab)
+        try:
+            yield page
+        except BaseException:
+            tab.context.close()
+            self.shutdown_kernels()
+            raise
+        if page.leave():
+            self.tabs.append(tab)
+        else:
+            tab.context.close()
+        self.shutdown_kernels()
+
+
+class Place(Notebooks):
+    """A folder of its own on a server that others use, too."""
+
+    def __init__(self, server, name):
+        self.server, self.root, self.folder = server, f"{name}/", server.folder / name
+        self.folder.mkdir()
+
+    def __getattr__(self, name):
+        return getattr(self.server, name)
+
+
+class JupyterServer(Notebooks):
     """A Jupyter server for the notebooks in `folder`, with configuration and kernels of its own."""
 
+    root = ""
+    distrusted = False  # a test has failed: no page of it is used again
+
     def __init__(self, folder, app="lab", python=sys.executable, environment=(), settings=()):
-        self.folder, self.app = Path(folder), app
+        self.folder, self.app, self.page_class = Path(folder), app, LabPage
+        self.places, self.tabs = 0, []  # tabs: those that can be used again
         self.settings = SETTINGS | dict(settings)  # of the front end's plugins
         self.home = self.folder.parent / f"{self.folder.name}-jupyter"
         self.port, self.python = free_port(), python
@@ -92,8 +179,12 @@ class JupyterServer:
             **os.environ,
             **self.own_folders(),
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": warm_kernels.python_path(),
             **dict(environment),
         }
+        self.warm = python == sys.executable
+        if self.warm:  # found before the kernel that the environment has
+            self.environment["JUPYTER_PATH"] = str(self.home / "warm")
 
     def own_folders(self):
         """Environment variables that keep the server away from the person's own settings."""
@@ -124,6 +215,7 @@ class JupyterServer:
             "--LabApp.news_url=None",
             "--LabApp.extension_manager=readonly",
             "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            "--KernelManager.shutdown_wait_time=0.2",
             f"--{app_class}.expose_app_in_browser=True",
             *(["--allow-root"] if os.geteuid() == 0 else []),
         ]
@@ -140,7 +232,15 @@ class JupyterServer:
         return self.home / "data" / "kernels" / kernel / "kernel.json"
 
     def write_kernelspecs(self):
-        """Make known the older kernels that there are, each with what it says of itself."""
+        """Make known the warm kernel, and the older ones that there are, each with what it says of
+        itself."""
+        cold = [self.python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        warm = self.home / "warm" / "kernels" / "python3" / "kernel.json"
+        for path, argv in ((self.kernelspec("cold"), cold),
+                           *([(warm, warm_kernels.command())] if self.warm else [])):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"argv": argv, "display_name": path.parent.name,
+                                        "language": "python"}))
         for stamp in ENVIRONMENTS.glob(".venv-ipykernel-*/.made"):
             environment = stamp.parent
             spec = json.loads(
@@ -168,7 +268,7 @@ class JupyterServer:
         self.wait_until_it_answers()
         return self
 
-    def wait_until_it_answers(self, seconds=60):
+    def wait_until_it_answers(self, seconds=LIMIT):
         """Wait for the first answer; show the log where none comes."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
@@ -191,51 +291,45 @@ class JupyterServer:
     def api(self, path, method="GET"):
         """The answer of the server's REST interface."""
         request = urllib.request.Request(f"{self.url}/api/{path}", method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
-    def shutdown_kernels(self):
-        """End every kernel of this server."""
-        for session in self.api("sessions"):
-            self.api(f"sessions/{session['id']}", "DELETE")
-
-    def write_notebook(self, name, cells, kernel="python3"):
-        """A notebook of code cells in the server's folder, for the current or an older kernel."""
-        if kernel != "python3" and not self.kernelspec(kernel).exists():
-            raise RuntimeError(f"no kernel in {ENVIRONMENTS / f'.venv-{kernel}'}: run `make env`")
-        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-        nb.metadata["kernelspec"] = {
-            "display_name": kernel,
-            "language": "python",
-            "name": kernel,
-        }
-        nbformat.write(nb, self.folder / name)
-
-    def read_notebook(self, name):
-        """A notebook as it stands on disk."""
-        return nbformat.read(self.folder / name, as_version=4)
-
-    @contextmanager
-    def new_page(self, browser, width=1280, height=900):
-        """A page of its own; kernels are shut down when it is left."""
-        context = browser.new_context(viewport={"width": width, "height": height})
-        context.set_default_timeout(30_000)
-        try:
-            yield LabPage(self, context.new_page())
-        finally:
-            context.close()
-            self.shutdown_kernels()
+    def place(self):
+        """A new folder on this server."""
+        self.places += 1
+        return Place(self, str(self.places))
 
 
 PANEL = "window.jupyterapp.shell.currentWidget"
-READY = f"""() => {{
+READY = f"""path => {{
     const panel = window.jupyterapp && {PANEL};
     const session = panel && panel.sessionContext;
     const ready = session && session.isReady && panel.context.isReady;
     const kernel = ready && session.session && session.session.kernel;
-    return !!kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle';
+    return !!kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle'
+        && (path === null || panel.context.path === path);
 }}"""
+LOADED = f"() => window.jupyterapp && {PANEL} && {PANEL}.context && {PANEL}.context.isReady"
+# Beside the notebook there is what takes the place of the last one that is closed.
+OPEN = """async path => {
+    const { commands, shell } = window.jupyterapp;
+    window.runs = {};
+    await commands.execute('docmanager:open', { path, factory: 'Notebook' });
+    for (const each of [...shell.widgets('main')]) if (each.context?.path !== path) each.dispose();
+}"""
+# Close what is open, without a question; whether the page is as it was.
+LEAVE = """async () => {
+    const { shell } = window.jupyterapp, open = [...shell.widgets('main')].filter(each => each.context);
+    document.activeElement?.blur();
+    getSelection().empty();
+    for (const { context } of open) context.model.dirty = false;
+    const closed = open.map(each => new Promise(done => each.disposed.connect(done)));
+    for (const each of open) each.close();
+    await Promise.all(closed);
+    return !document.querySelector('.jp-Dialog, .jp-Notebook') && !shell.leftCollapsed
+        && document.body.dataset.jpThemeLight === 'true' && open.every(({ context }) => context.isDisposed);
+}"""  # noqa: E501
 RUN_CELL = f"""index => {{
     const panel = {PANEL};
     window.runs = window.runs || {{}};
@@ -258,27 +352,46 @@ class LabPage:
     """One notebook in a front end. `page` is Playwright's page, for everything not named here."""
 
     def __init__(self, server, page):
-        self.server, self.page = server, page
+        self.server, self.page, self.path = server, page, None
+        self.used = page.url != "about:blank"  # another notebook was open in it
         self.problems = []
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("pageerror", self._problem)
 
-    def open(self, name, seconds=60):
+    def _problem(self, error):
+        self.problems.append(str(error))
+
+    def address(self):
+        """Where a page loads the notebook, in a workspace of its own."""
+        name = APPS[self.server.app][2].format(workspace=uuid.uuid4().hex[:8], name=self.path)
+        return f"{self.server.url}/{name}"
+
+    def open(self, name, seconds=LIMIT):
         """Open a notebook of the server's folder and wait for its kernel."""
-        address = APPS[self.server.app][2].format(workspace=uuid.uuid4().hex[:8], name=name)
-        self.page.goto(f"{self.server.url}/{address}")
-        self.wait_kernel_ready(seconds)
+        self.path = self.server.root + name
+        if self.used:
+            self.used = False
+            self.page.evaluate(OPEN, self.path)
+            self.wait_kernel_ready(seconds)
+            self.problems.clear()  # those of the notebook before
+        else:
+            self.page.goto(self.address())
+            self.wait_kernel_ready(seconds)
 
-    def reload(self, seconds=60):
+    def leave(self):
+        """Close the notebook; whether the page can be used for another one."""
+        self.page.remove_listener("pageerror", self._problem)
+        if self.server.app != "lab" or self.path is None or JupyterServer.distrusted:
+            return False
+        return not self.problems and self.page.evaluate(LEAVE)
+
+    def reload(self, seconds=LIMIT):
         """Reload the page, as a person would in the middle of a run; the kernel may be busy."""
-        self.page.reload()
-        self.page.wait_for_function(
-            f"() => window.jupyterapp && {PANEL} && {PANEL}.context && {PANEL}.context.isReady",
-            timeout=seconds * 1000,
-        )
+        self.page.goto(self.address())
+        self.page.wait_for_function(LOADED, timeout=seconds * 1000)
 
-    def wait_kernel_ready(self, seconds=60):
+    def wait_kernel_ready(self, seconds=LIMIT):
         """Wait until the kernel is connected and idle (do not trust the indicator alone)."""
-        self.page.wait_for_function(READY, timeout=seconds * 1000)
+        self.page.wait_for_function(READY, arg=self.path, timeout=seconds * 1000)
 
     def run_cell(self, index):
         """Start a cell and return at once."""
@@ -288,7 +401,7 @@ class LabPage:
         """Start all cells and return at once."""
         self.page.evaluate(RUN_ALL)
 
-    def wait_cell(self, index="all", seconds=60):
+    def wait_cell(self, index="all", seconds=LIMIT):
         """Wait for the end of a cell that `run_cell` (or of all, that `run_all`) started."""
         self.page.wait_for_function(
             "index => window.runs[index] !== 'running'", arg=index, timeout=seconds * 1000
@@ -326,7 +439,7 @@ class LabPage:
             f"index => {PANEL}.content.widgets[index].model.outputs.toJSON()", index
         )
 
-    def wait_text(self, index, text, seconds=30):
+    def wait_text(self, index, text, seconds=LIMIT):
         """Wait until a cell's output shows `text`."""
         self.cell(index).locator(".jp-Cell-outputArea").get_by_text(text).first.wait_for(
             timeout=seconds * 1000
@@ -343,3 +456,26 @@ class LabPage:
     def shutdown_kernel(self):
         """End the notebook's kernel."""
         self.page.evaluate(f"() => {PANEL}.sessionContext.shutdown()")
+
+
+class Held:
+    """Chromium and JupyterLab for all the browser tests that a process runs in a row."""
+
+    def __init__(self, folder):
+        self.folder, self.stack = folder, ExitStack()  # folder: makes new ones
+        self._browser = self._lab = None
+
+    def browser(self):
+        """Chromium."""
+        self._browser = self._browser or self.stack.enter_context(open_browser())
+        return self._browser
+
+    def lab(self):
+        """A JupyterLab server."""
+        self._lab = self._lab or self.stack.enter_context(JupyterServer(self.folder("lab")))
+        return self._lab
+
+    def close(self):
+        """End both; whoever asks for one again gets a new one."""
+        self._browser = self._lab = None
+        self.stack.close()

@@ -4,14 +4,13 @@ What axe-core finds in it, focus, roles, what is said, and a session by keys alo
 
 import io
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from contrast import CONTRAST
-from live_page import PANEL, SETUP, Live, later
+from live_page import PANEL, SETUP, Live, later, open_tab, settle
 from page_runs import Served, training
 from PIL import Image
 
@@ -29,11 +28,18 @@ x, y = torch.tensor(pixels / 16).float().view(-1, 1, 8, 8), torch.tensor(labels)
 train, valid = TensorDataset(x[:200], y[:200]), TensorDataset(x[200:300], y[200:300])
 def digits(*hooks, **settings):
     net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
-    settings = {"epochs": 500, "optim": torch.optim.SGD(net.parameters(), lr=0.01)} | settings
+    settings = {"epochs": 50_000, "optim": torch.optim.SGD(net.parameters(), lr=0.01)} | settings
     return Trainer(net, train_dl=DataLoader(train, 20), valid_dl=DataLoader(valid, 50), loss_fn=nn.CrossEntropyLoss(), device="cpu",
                    hooks=[*hooks, LayerStatsHook(every_steps=5), SamplesHook(worst=4),
                           AlertsHook(data_share=None, hook_share=None), SnapshotHook(20)], **settings)
 trainer = digits(noise, Witness())
+def hold():
+    if str(trainer.state) not in ("running", "paused"):
+        noise.fails_at = None
+        trainer.start()
+    trainer.pause()
+    while str(trainer.state) != "paused":
+        time.sleep(0.01)
 """  # noqa: E501
 FAILS = "noise.fails_at = 5 + trainer.step_state.optimizer_step"
 FINISHED = "done = digits(epochs=2)\ndone.fit().status"
@@ -56,6 +62,11 @@ def findings(page, scope=".tnb"):
     if not page.evaluate("() => Boolean(window.axe)"):
         page.evaluate(AXE_SCRIPT)
     return page.evaluate(AXE, scope) + faint(page)
+
+
+def wrong(page, theme):
+    """What is wrong in this theme: roles and names are the same in both."""
+    return findings(page) if theme == "light" else faint(page)
 
 
 def paint(page, theme):
@@ -81,30 +92,38 @@ def dressed(page):
     """Wait until the roles stand: they follow what is drawn by a tenth of a second."""
     page.wait_for_function(
         "() => document.querySelector('.tnb-tabs .on')?.getAttribute('aria-selected') === 'true'")
-    page.wait_for_timeout(150)
+    settle(page, 150)
 
 
 @pytest.fixture(scope="module")
-def shown(jupyterlab, browser):
+def whole(lab_server, browser):
     """A page in which a run trains in the background, its panel wide enough for all controls."""
-    with jupyterlab.new_page(browser, width=1600, height=1500) as lab:
-        run = Live(lab, jupyterlab, ["trainer.start()", FAILS, FINISHED, NAN], setup=FULL).start()
-        yield run
+    place = lab_server.place()
+    with place.new_page(browser, width=1600, height=1500) as lab:
+        yield Live(lab, place, ["trainer.start()", "hold()"], setup=FULL).start()
 
 
-def hold(run):
-    """Pause, where it runs."""
-    if run.lab.cell(1).locator(".tnb.is-running").count():
-        run.click("Pause")
-    run.state("paused")
+@pytest.fixture
+def shown(whole):
+    """That page with the run held and the panel as at first, however another test has left it."""
+    whole.page.keyboard.press("Escape")
+    whole.lab.run_cell(2)
+    whole.lab.wait_cell(2)
+    whole.state("paused")
+    paint(whole.page, "light")
+    open_tab(panel(whole), 0)
+    dressed(whole.page)
+    return whole
+
+
+def panel(run):
+    """The panel of the run."""
+    return run.lab.cell(1).locator(".tnb").first
 
 
 def tabs(run):
     """The tabs of the panel."""
-    return run.lab.cell(1).locator(".tnb-tabs button")
-
-
-OPEN = "at => document.querySelectorAll('.tnb-tabs .tab')[at].classList.contains('on')"
+    return panel(run).locator(".tnb-tabs button")
 
 
 class Keys:
@@ -139,11 +158,10 @@ class Keys:
     def stays(self, name, role=None):
         """The focus is on this control, now and when what was asked for is done: meanwhile a
         button may be disabled, and the focus waits beside it."""
-        self.page.wait_for_timeout(400)
+        settle(self.page, 400)
         def there():
             at = self.at
-            assert at["inside"], at
-            return at["name"].startswith(name) and role in (None, at["role"])
+            return at["inside"] and at["name"].startswith(name) and role in (None, at["role"])
         assert later(there), self.at
 
 
@@ -157,7 +175,7 @@ def test_a_whole_session_by_the_keyboard(jupyterlab, browser):
             ".tnb-said").inner_text().startswith(start))
         lab.page.evaluate("() => window.jupyterapp.commands.execute('notebook:enter-command-mode')")
         keys.press("ArrowDown", "Control+Enter")
-        lab.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
+        lab.cell(1).locator(PANEL).first.wait_for()
         assert later(lambda: run.step > 60)
         keys.to("Pause", "submit")
         keys.press("Space")
@@ -174,15 +192,17 @@ def test_a_whole_session_by_the_keyboard(jupyterlab, browser):
         assert at["value"] == "0.02"
         keys.press("ArrowRight")
         keys.stays("lr", "slider")
+        value = run.row("lr").locator("input")
+        assert later(lambda: 0.0205 < float(keys.at["value"]) < 0.022
+                     and value.input_value() == keys.at["value"]), keys.at
         rate = float(keys.at["value"])
-        assert 0.0205 < rate < 0.022 and run.row("lr").locator(
-            "input").input_value() == keys.at["value"]
 
         keys.to("Hooks", "tab")
         keys.press("ArrowRight", "ArrowRight", "ArrowRight")
         lab.cell(1).locator(".tnb-inspect").wait_for()
         keys.stays("Inspect", "tab")
-        assert lab.cell(1).get_by_role("tab", selected=True).inner_text().startswith("Inspect")
+        chosen = lab.cell(1).get_by_role("tab", selected=True)
+        assert later(lambda: chosen.inner_text().startswith("Inspect"))
         keys.press("Home")
         lab.cell(1).locator(".hrows").wait_for()
         keys.stays("Hooks", "tab")
@@ -216,10 +236,11 @@ def test_a_whole_session_by_the_keyboard(jupyterlab, browser):
 
         keys.to("Resume", "submit", "Shift+Tab")
         keys.press("Enter")
-        assert later(lambda: run.goes_on(5))
+        assert run.goes_on(5)
         keys.stays("Pause")
         keys.to("Stop", "submit")
         keys.press("Space")
+        assert run.ends()
         run.state("paused")
         keys.stays("Run controls")
         assert said("Stopped at step") and lab.problems == []
@@ -228,43 +249,38 @@ def test_a_whole_session_by_the_keyboard(jupyterlab, browser):
 def test_every_tab_in_light_and_dark(shown):
     """Paused, so that each tab has what it can show; text keeps its contrast."""
     page = shown.page
-    hold(shown)
     for theme in THEMES:
         paint(page, theme)
         for at in range(tabs(shown).count()):
-            tabs(shown).nth(at).click()
-            page.wait_for_function(OPEN, arg=at)
+            open_tab(panel(shown), at)
             dressed(page)
             picture(page, f"{theme}-{at}")
-            look = findings if theme == "light" or at == 0 else faint  # roles are the same in both
-            assert later(lambda: look(page) == [], 5), (theme, at, look(page))
+            assert later(lambda: wrong(page, theme) == []), (theme, at, wrong(page, theme))
     assert tabs(shown).count() == 9
 
 
 def test_what_opens_in_the_panel(shown):
     """The states to go back to, the list of numbers, the question before a far value; running."""
-    page, panel = shown.page, shown.lab.cell(1).locator(".tnb")
-    hold(shown)
-    tabs(shown).filter(has_text="Hooks").click()
-    chooser, pins = panel.locator(".tnb-chooser:has(.cancel)"), panel.locator(".tnb-pins")
+    page, board = shown.page, panel(shown)
+    chooser, pins = board.locator(".tnb-chooser:has(.cancel)"), board.locator(".tnb-pins")
     rate = shown.row("lr").locator("input[type=text]")
     for theme in THEMES:
         paint(page, theme)
         shown.click("Rewind")
         chooser.wait_for()
-        assert later(lambda: findings(page) == [], 5), ("chooser", theme, findings(page))
+        assert later(lambda: wrong(page, theme) == []), ("chooser", theme, wrong(page, theme))
         page.keyboard.press("Escape")
         chooser.wait_for(state="hidden")
         pins.locator("button").first.click()
         pins.locator(".list").wait_for()
-        assert later(lambda: findings(page) == [], 5), ("pins", theme, findings(page))
+        assert later(lambda: wrong(page, theme) == []), ("pins", theme, wrong(page, theme))
         page.keyboard.press("Escape")
         pins.locator(".list").wait_for(state="hidden")
         rate.fill("1000")
         rate.press("Enter")
-        question = panel.locator(".tnb-sure")
+        question = board.locator(".tnb-sure")
         question.wait_for()
-        assert later(lambda: findings(page) == [], 5), ("question", theme, findings(page))
+        assert later(lambda: wrong(page, theme) == []), ("question", theme, wrong(page, theme))
         picture(page, f"question-{theme}")
         question.get_by_role("button", name="Keep").click()
         question.wait_for(state="hidden")
@@ -272,10 +288,7 @@ def test_what_opens_in_the_panel(shown):
     shown.state("running")
     for theme in THEMES:
         paint(page, theme)
-        assert later(lambda: findings(page) == [], 5), ("running", theme, findings(page))
-    shown.click("Pause")
-    shown.state("paused")
-    paint(page, "light")
+        assert later(lambda: wrong(page, theme) == []), ("running", theme, wrong(page, theme))
 
 
 # Controls that have the focus and no ring of 2 px around them, of a
@@ -334,50 +347,47 @@ def differing(one, other):
 def test_each_control_shows_that_it_has_the_focus(shown):
     """In all tabs, in both themes; and of each kind the ring is really painted on all sides."""
     page = shown.page
-    hold(shown)
     for theme in THEMES:
         paint(page, theme)
         kinds = set()
         for at in range(tabs(shown).count() if theme == "light" else 1):
-            tabs(shown).nth(at).click()
+            tab = open_tab(panel(shown), at)
             dressed(page)
             page.keyboard.press("Tab")  # from here on the browser shows where the focus is
-            found = page.evaluate(UNMARKED)
-            assert found["poor"] == [], (theme, tabs(shown).nth(at).inner_text(), found["poor"][:5])
-            kinds |= set(found["seen"])
+            poor = lambda: page.evaluate(UNMARKED)["poor"]
+            assert later(lambda: poor() == []), (theme, tab.inner_text(), poor()[:5])
+            kinds |= set(page.evaluate(UNMARKED)["seen"])
         assert {"slider", "switch", "tab", "text", "submit",
             "select-one"} <= kinds and ("application" in kinds or theme == "dark"), kinds
         for kind, (tab, place) in KINDS.items() if theme == "light" else list(KINDS.items())[:7]:
-            tabs(shown).filter(has_text=tab).click()
-            control = page.locator(".tnb").locator(place)
+            open_tab(panel(shown), tab)
+            control = panel(shown).locator(place)
             control.wait_for()
+            dressed(page)
             page.keyboard.press("Tab")
             control.evaluate("node => node.scrollIntoView({ block: 'start' })")  # at the edge
-            assert ring(page, control) > 1.6, (theme, kind, ring(page, control))
+            assert later(lambda: ring(page, control) > 1.6), (theme, kind, ring(page, control))
             picture(page, f"focus-{theme}-{kind.replace(' ', '-')}")
-    paint(page, "light")
 
 
 def test_roles_names_and_values_in_real_units(shown):
     """Also after a reload, with one line that speaks."""
     page = shown.page
-    hold(shown)
-    tabs(shown).filter(has_text="Hooks").click()
     def right():
         dressed(page)
-        panel = page.locator(".tnb").first
-        named = lambda role, name, **about: panel.get_by_role(role, name=name, **about).first
+        board = panel(shown)
+        named = lambda role, name, **about: board.get_by_role(role, name=name, **about).first
         assert page.get_by_role("region", name="Training run Sequential").count() == 1
         assert named("slider", "lr", exact=True).get_attribute("aria-valuetext") == "0.01"
-        window = panel.locator(".smooth").first.evaluate(WINDOW)
+        window = board.locator(".smooth").first.evaluate(WINDOW)
         assert named("slider", "Smoothing").get_attribute("aria-valuetext") == f"{window} steps"
         assert named("switch", "Noise").is_checked() and named("switch", "noise.loud").is_visible()
-        chosen = panel.get_by_role("tab", selected=True).first
-        labelled = panel.get_by_role("tabpanel").first.get_attribute("aria-labelledby")
+        chosen = board.get_by_role("tab", selected=True).first
+        labelled = board.get_by_role("tabpanel").first.get_attribute("aria-labelledby")
         assert chosen.inner_text().startswith("Hooks") and labelled == chosen.get_attribute("id")
         assert named("img", "Curves. train/loss").is_visible()
         assert named("button", "step", exact=True, pressed=True).is_visible()
-        hint = panel.locator(".tnb-row .tnb-hint").first.get_attribute("id")
+        hint = board.locator(".tnb-row .tnb-hint").first.get_attribute("id")
         assert hint and named("slider", "lr", exact=True).get_attribute("aria-describedby") == hint
         assert page.locator(".tnb-said").count() == 1
         ids = page.evaluate(
@@ -387,70 +397,73 @@ def test_roles_names_and_values_in_real_units(shown):
     right()
     shown.lab.save()
     shown.lab.reload()
-    page.locator(PANEL).first.wait_for(timeout=60_000)
+    page.locator(PANEL).first.wait_for()
+    tabs(shown).first.wait_for()
     right()
 
 
 WINDOW = "node => Math.round(10 ** node.querySelector('.noUi-target').noUiSlider.get(true))"
 
 
-def test_states_are_said_once(shown):
+def test_states_are_said_once(jupyterlab, browser):
     """Nothing while it runs, however often the panel is drawn; then each new state, why a value
     was refused, and how it ended."""
-    page = shown.page
-    said = page.locator(".tnb-said").first
-    hold(shown)
-    shown.click("Resume")  # the page was loaded again: from here on it listens
-    shown.state("running")
-    page.wait_for_timeout(600)
-    shown.click("Pause")
-    assert later(lambda: said.inner_text().startswith("Paused")), said.inner_text()
-    page.evaluate("""() => {
-        window.said = [];
-        new MutationObserver(() => window.said.push(document.querySelector('.tnb-said').textContent))
-            .observe(document.querySelector('.tnb-said'), { childList: true, characterData: true, subtree: true });
-    }""")  # noqa: E501
-    shown.click("Resume")
-    assert later(lambda: said.inner_text() == "Running"), (
-        said.inner_text(), page.evaluate("() => window.said"))
-    time.sleep(3)
-    assert page.evaluate("() => window.said") == ["Running"]
-    shown.row("noise.amount").locator("input[type=text]").fill("7")
-    shown.row("noise.amount").locator("input[type=text]").press("Enter")
-    assert later(lambda: said.inner_text().startswith("refused: ")), said.inner_text()
-    assert shown.row("noise.amount").locator(
-        "input[type=text]").get_attribute("aria-invalid") == "true"
-    shown.click("Pause")
-    assert later(lambda: said.inner_text() ==
-                 f"Paused at step {shown.step:,}, after a whole step."), said.inner_text()
-    assert later(lambda: findings(page) == [], 5), findings(page)
-    shown.lab.run_cell(2)
-    shown.lab.wait_cell(2)
-    shown.click("Resume")
-    shown.state("error")
-    assert later(lambda: said.inner_text().startswith(
-        f"Failed after step {shown.step:,}: ValueError")), said.inner_text()
-    assert len(page.evaluate("() => window.said")) <= 5
-    for theme in THEMES:
-        paint(page, theme)
-        assert later(lambda: findings(page) == [], 5), (theme, findings(page))
-        picture(page, f"error-{theme}")
-
-
-def test_finished_and_a_loss_that_is_not_finite(shown):
-    """What is green or red keeps its contrast, in both themes."""
-    page = shown.page
-    for cell, state in ((3, "finished"), (4, "error")):
-        shown.lab.run_cell(cell)
-        shown.lab.wait_cell(cell)
-        shown.state(state, cell)
-        shown.lab.cell(cell).locator(PANEL).first.wait_for()
-        dressed(page)
+    with jupyterlab.new_page(browser, width=1600, height=1500) as lab:
+        run = Live(lab, jupyterlab, ["trainer.start()", FAILS]).start()
+        page, said = lab.page, lab.page.locator(".tnb-said").first
+        run.click("Pause")
+        assert later(lambda: said.inner_text().startswith("Paused")), said.inner_text()
+        page.evaluate("""() => {
+            window.said = [];
+            new MutationObserver(() => window.said.push(document.querySelector('.tnb-said').textContent))
+                .observe(document.querySelector('.tnb-said'), { childList: true, characterData: true, subtree: true });
+        }""")  # noqa: E501
+        run.click("Resume")
+        assert later(lambda: said.inner_text() == "Running"), (
+            said.inner_text(), page.evaluate("() => window.said"))
+        run.redrawn()
+        run.redrawn()
+        settle(page, 500)  # what is new is said within half a second
+        assert page.evaluate("() => window.said") == ["Running"]
+        amount = run.row("noise.amount").locator("input[type=text]")
+        amount.fill("7")
+        amount.press("Enter")
+        assert later(lambda: said.inner_text().startswith("refused: ")), said.inner_text()
+        assert later(lambda: amount.get_attribute("aria-invalid") == "true")
+        run.click("Pause")
+        assert later(lambda: said.inner_text() ==
+                     f"Paused at step {run.step:,}, after a whole step."), said.inner_text()
+        assert later(lambda: findings(page) == []), findings(page)
+        lab.run_cell(2)
+        lab.wait_cell(2)
+        run.click("Resume")
+        run.state("error")
+        assert later(lambda: said.inner_text().startswith(
+            f"Failed after step {run.step:,}: ValueError")), said.inner_text()
+        assert len(page.evaluate("() => window.said")) <= 5
         for theme in THEMES:
             paint(page, theme)
-            assert later(lambda: findings(page) == [], 5), (state, theme)
-        picture(page, f"ended-{state}")
-    assert shown.lab.problems == []
+            assert later(lambda: wrong(page, theme) == []), (theme, wrong(page, theme))
+            picture(page, f"error-{theme}")
+        paint(page, "light")
+
+
+def test_finished_and_a_loss_that_is_not_finite(jupyterlab, browser):
+    """What is green or red keeps its contrast, in both themes."""
+    with jupyterlab.new_page(browser, width=1600, height=1500) as lab:
+        run = Live(lab, jupyterlab, [FINISHED, NAN], setup=FULL)
+        for cell, state in ((1, "finished"), (2, "error")):
+            lab.run_cell(cell)
+            lab.wait_cell(cell)
+            run.state(state, cell)
+            lab.cell(cell).locator(PANEL).first.wait_for()
+            dressed(lab.page)
+            for theme in THEMES:
+                paint(lab.page, theme)
+                assert later(lambda: wrong(lab.page, theme) == []), (state, theme)
+            picture(lab.page, f"ended-{state}")
+        paint(lab.page, "light")
+        assert lab.problems == []
 
 
 # What ipywidgets 7 makes of a tunable and of two tabs: its sliders say nothing of themselves.
@@ -490,7 +503,7 @@ def test_older_widgets_and_an_end(browser):
             handle.setAttribute('aria-valuetext', '-3');
         }"""
         page.evaluate(moved)
-        assert decay.get_attribute("aria-valuetext") == "0.001"
+        assert later(lambda: decay.get_attribute("aria-valuetext") == "0.001")
         change = """() => {
             document.querySelector('.pill').textContent = 'Paused';
             document.querySelectorAll('.tab').forEach((tab) => tab.classList.toggle('on'));
@@ -503,7 +516,7 @@ def test_older_widgets_and_an_end(browser):
         page.evaluate(change)
         page.get_by_role("tab", name="Two").focus()
         page.keyboard.press("ArrowLeft")
-        page.wait_for_timeout(400)
+        settle(page, 400)
         assert page.locator(".tnb-said").count() == 0 and page.get_by_role("tab",
                             selected=True).inner_text() == "Two"
         assert page.evaluate("() => document.activeElement.textContent") == "Two"
@@ -522,16 +535,16 @@ def test_the_page_of_a_run(tmp_path, browser):
             try:
                 page = context.new_page()
                 page.goto(link)
-                page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
-                assert page.get_by_role("img", name="Curves. train/loss").is_visible()
-                assert findings(page, "html") == [], (width, theme)
+                page.locator(".js-plotly-plot .main-svg").first.wait_for()
+                page.get_by_role("img", name="Curves. train/loss").wait_for()
+                assert later(lambda: findings(page, "html") == []), (width, theme)
                 if width == 390:
                     page.get_by_role("button", name="Pause").click()
                     page.locator(".tnb.is-paused").wait_for()
-                    assert findings(page, "html") == []
+                    assert later(lambda: findings(page, "html") == [])
                 page.locator("#log").focus()
                 page.keyboard.press("Tab")
-                assert page.evaluate(UNMARKED)["poor"] == []
+                assert later(lambda: page.evaluate(UNMARKED)["poor"] == [])
                 picture(page, f"page-{width}-{theme}")
             finally:
                 context.close()

@@ -4,37 +4,32 @@ kernel: each test asserts on what the script did."""
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from jupyter_server import PANEL as NOTEBOOK
-from jupyter_server import JupyterServer
-from live_page import PANEL, Live, later
+from live_page import HANDS, PANEL, Live, later, objects, settle
 
-import trainer_nb
 from trainer_nb.core.control_folder import is_running
 
 pytestmark = pytest.mark.browser
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
-SETUP = "from trainer_nb import attach, launch"
+SETUP = HANDS + "from trainer_nb import attach, launch"
 LAUNCH = ('run = launch("train_digits.py", "--epochs", 2000, "--slow", 0.01, '
           'workspace="runs/digits")\nrun')
 ATTACH = 'run = attach("runs/digits")\nrun'
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """JupyterLab in a folder with the script."""
-    folder = tmp_path_factory.mktemp("lab")
-    shutil.copy(EXAMPLE, folder)
-    root = str(Path(trainer_nb.__file__).parents[1])
-    with JupyterServer(folder,
-                       environment={
-                               "PYTHONPATH": os.pathsep.join(
-                                       [root, os.environ.get("PYTHONPATH", "")])}) as server:
-        yield server
+@pytest.fixture
+def server(jupyterlab):
+    """A folder of JupyterLab with the script; its runs end with the test."""
+    shutil.copy(EXAMPLE, jupyterlab.folder)
+    yield jupyterlab
+    for path in jupyterlab.folder.glob("runs/*/control/status.json"):
+        process = json.loads(path.read_text())["process"]
+        if is_running(process):
+            os.kill(process["pid"], 9)
 
 
 @pytest.fixture
@@ -61,15 +56,13 @@ class Script:
     @property
     def journal(self):
         """What was changed by hand."""
-        lines = (self.folder / "journal.jsonl").read_text().splitlines()
         return [(each["kind"], each["name"], each["new"], each["source"])
-                for each in map(json.loads, lines[1:])]
+                for each in objects(self.folder / "journal.jsonl")[1:]]
 
     @property
     def rows(self):
         """The lines of the records."""
-        return [json.loads(line)
-                for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return objects(self.folder / "metrics.jsonl")
 
     @property
     def running(self):
@@ -82,20 +75,19 @@ class Script:
 
 
 def drawn(page, cell):
-    """The first and the last step of the loss in the curves of a cell, and how many points are
-    drawn."""
+    """The first and the last step of the loss in the curves of a cell."""
     return page.page.evaluate(
-        "cell => { const t = document.querySelectorAll('.jp-Notebook "
+        "cell => { const x = document.querySelectorAll('.jp-Notebook "
         ".jp-Cell')[cell].querySelector('.js-plotly-plot').data"
-        ".find(t => t.name === 'train'); "
-        "return [Math.min(...t.x), Math.max(...t.x), t.x.length]; }", cell)
+        ".find(t => t.name === 'train')?.x ?? []; "
+        "return [Math.min(...x), Math.max(...x)]; }", cell)
 
 
 def picture(page, name):
     """A picture of the page, for a person who wants to see it:
     TRAINER_NB_PICTURES names a folder."""
     if folder := os.environ.get("TRAINER_NB_PICTURES"):
-        time.sleep(1)
+        settle(page.page, 1000)
         page.lab.screenshot(Path(folder, f"attach-{name}.png"))
 
 
@@ -111,8 +103,8 @@ def test_a_script_is_steered_by_the_panel_and_outlives_the_kernel(page, server):
     """Rate, hook, pause; restart and attach again; resume, rewind, stop."""
     script = Script(server.folder)
     page.lab.run_cell(1)
-    page.lab.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
-    page.lab.wait_cell(1, seconds=5)  # the kernel is free
+    page.lab.cell(1).locator(PANEL).first.wait_for()
+    page.lab.wait_cell(1)  # the kernel is free
     assert later(lambda: script.step() > 60)
     process = script.status["process"]
     picture(page, "1-running")
@@ -131,13 +123,13 @@ def test_a_script_is_steered_by_the_panel_and_outlives_the_kernel(page, server):
     restart_kernel(page)
     assert script.running and script.status["process"] == process and script.step() == held
     page.lab.run_cell(2)
-    page.lab.cell(2).locator(PANEL).first.wait_for(timeout=60_000)
+    page.lab.cell(2).locator(PANEL).first.wait_for()
     page.state("paused", cell=2)
     look = ("of => getComputedStyle(document.querySelectorAll('.jp-Notebook "
             ".jp-Cell')[1].querySelector(of), '::before').content")
-    assert "has ended" in page.page.evaluate(look, ".tnb")
+    assert later(lambda: "has ended" in page.page.evaluate(look, ".tnb"))
     assert page.page.evaluate(look, ".tnb .tnb-head") == "none"
-    assert later(lambda: drawn(page, 2)[:2] == [1, held]), drawn(page, 2)  # the whole curve
+    assert later(lambda: drawn(page, 2) == [1, held]), drawn(page, 2)  # the whole curve
     picture(page, "3-attached-again")
     page.lab.run_cell(3)
     page.lab.wait_cell(3)
@@ -162,7 +154,7 @@ def test_a_script_is_steered_by_the_panel_and_outlives_the_kernel(page, server):
     whole = ("of => { const m = document.querySelectorAll('.jp-Notebook "
              ".jp-Cell')[2].querySelector(of); return m.scrollWidth <= m.clientWidth; }")
     # the line that resumes it can be read and copied
-    assert page.page.evaluate(whole, ".tnb .message")
+    assert later(lambda: page.page.evaluate(whole, ".tnb .message"))
     assert later(lambda: all(panel.get_by_role("button", name=name).first.is_disabled()
                              for name in ("Resume", "Validate", "Checkpoint", "Rewind")))
     assert json.loads((script.folder / "result.json").read_text())["status"] == "stopped"

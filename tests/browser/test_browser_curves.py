@@ -6,12 +6,11 @@ import csv
 import io
 import json
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from live_page import PANEL, Live, later
+from live_page import PANEL, Live, later, settle, texts_of
 from plotly.offline import get_plotlyjs
 
 from trainer_nb.panel import plots
@@ -20,15 +19,20 @@ from trainer_nb.panel.style import package_text
 pytestmark = pytest.mark.browser
 
 PAGE = "<!doctype html><title>curves</title><div id='chart' style='width: 760px'></div>"
+COUNT = """() => {
+    const { react } = Plotly;
+    window.drawn = 0;
+    Plotly.react = (...given) => react(...given).finally(() => { window.drawn++; });
+}"""
 MOUNT = """async source => {
     const url = URL.createObjectURL(new Blob([source], {type: 'text/javascript'}));
     const { default: chart, scale } = await import(url);
-    window.scale = scale;
-    window.sent = [];
-    window.heard = {};
-    window.model = {figure: {data: [], layout: {}}, get: name => window.model[name], send: each => window.sent.push(each),
-                    on: (name, act) => { window.heard[name] = act; }, off: () => {}};
-    chart.render({model: window.model, el: document.getElementById('chart'), loaded: Promise.resolve(window.Plotly)});
+    window.end?.();
+    document.getElementById('chart').replaceChildren();
+    const sent = [], model = {figure: {data: [], layout: {}}, get: name => model[name], send: each => sent.push(each),
+                              on: (name, act) => { window.heard[name] = act; }, off: () => {}};
+    Object.assign(window, { scale, sent, model, heard: {} });
+    window.end = chart.render({model, el: document.getElementById('chart'), loaded: Promise.resolve(window.Plotly)});
 }"""  # noqa: E501
 SHOW = """([data, layout]) => {
     const bytes = text => new DataView(Uint8Array.from(atob(text), each => each.charCodeAt(0)).buffer);
@@ -44,9 +48,6 @@ class Page:
 
     def __init__(self, page):
         self.page = page
-        page.set_content(PAGE)
-        page.add_script_tag(content=get_plotlyjs())
-        page.evaluate(MOUNT, package_text("chart.js"))
 
     def show(self, traces, **layout):
         """Draw traces; their x and y travel as bytes."""
@@ -54,11 +55,12 @@ class Page:
             return base64.b64encode(np.asarray(values, np.float32).tobytes()).decode()
         shape = {"xaxis": {"autorange": True}, "yaxis": {}, "height": 300, "uirevision": "keep",
                  "margin": {"l": 40, "r": 0, "t": 0, "b": 20}} | layout
+        before = self.page.evaluate("() => window.drawn")
         self.page.evaluate(SHOW,
                            [[trace | {"x": packed(trace["x"]), "y": packed(trace["y"])}
                              for trace in traces], shape])
-        self.page.wait_for_selector(".main-svg")
-        time.sleep(0.3)
+        self.page.wait_for_function("before => window.drawn > before", arg=before)
+        settle(self.page)  # once more at its own size, 60 ms after that has changed
 
     def range(self, axis="yaxis"):
         """The ends of an axis."""
@@ -66,21 +68,42 @@ class Page:
 
     def drag(self, start, end):
         """Zoom from one place of the plot to another, in px from its left upper corner."""
+        before = self.range("xaxis")
         box = self.page.locator(".js-plotly-plot").bounding_box()
         self.page.mouse.move(box["x"] + start[0], box["y"] + start[1])
         self.page.mouse.down()
         self.page.mouse.move(box["x"] + (start[0] + end[0]) / 2, box["y"] + (start[1] + end[1]) / 2)
         self.page.mouse.move(box["x"] + end[0], box["y"] + end[1])
         self.page.mouse.up()
-        time.sleep(0.5)
+        assert later(lambda: self.range("xaxis") != before)
+        settle(self.page)
+
+    def double_click(self):
+        """End a zoom."""
+        before = self.range("xaxis")
+        self.page.locator(".js-plotly-plot").dblclick(position={"x": 300, "y": 100})
+        assert later(lambda: self.range("xaxis") != before)
+        settle(self.page)
 
 
 @pytest.fixture(scope="module")
-def page(browser):
-    """A chart in a page of its own."""
+def with_plotly(browser):
+    """A page that has loaded plotly.js."""
     context = browser.new_context()
-    yield Page(context.new_page())
+    page = context.new_page()
+    page.set_content(PAGE)
+    page.add_script_tag(content=get_plotlyjs())
+    page.evaluate(COUNT)
+    yield page
     context.close()
+
+
+@pytest.fixture
+def page(with_plotly):
+    """A new chart in a page of its own."""
+    with_plotly.mouse.move(0, 0)
+    with_plotly.evaluate(MOUNT, package_text("chart.js"))
+    return Page(with_plotly)
 
 
 def line(y, **more):
@@ -106,8 +129,7 @@ def test_y_follows_a_zoom_in_x_until_a_double_click(page):
     own = page.range()
     page.show([line(falling * 1.5)])
     assert page.range() == own
-    page.page.locator(".js-plotly-plot").dblclick(position={"x": 300, "y": 100})
-    time.sleep(0.6)
+    page.double_click()
     assert page.range()[1] > 150 and page.range("xaxis")[1] > 395
     page.show([line(falling * 3)])
     assert (
@@ -157,7 +179,6 @@ def test_what_is_not_finite_stands_at_the_axis(page):
         [page.range()[0]] * 2
     )
     page.drag((100, 60), (300, 200))
-    time.sleep(0.3)
     assert page.range()[0] > 2 and page.page.evaluate(drawn) == pytest.approx([page.range()[0]] * 2)
     page.show([line(values), marks], uirevision="log", yaxis={"type": "log"})
     assert page.page.evaluate(drawn) == pytest.approx([10 ** page.range()[0]] * 2)
@@ -182,9 +203,12 @@ POINTS = """name => { const box = document.querySelector('.js-plotly-plot');
 def told(page, x):
     """Name to value in the label, with the mouse at a place of the x-axis."""
     box, across = page.page.locator(".js-plotly-plot").bounding_box(), page.page.evaluate(PLACE, x)
-    page.page.mouse.move(box["x"] + across, box["y"] + 20)
+    label = page.page.locator(".hoverlayer .legendtext")
+    page.page.mouse.move(box["x"] + across, box["y"] - 50)  # the label before goes
+    assert later(lambda: label.count() == 0)
+    settle(page.page)  # plotly looks at the mouse twenty times a second
     page.page.mouse.move(box["x"] + across, box["y"] + 150)
-    time.sleep(0.4)
+    assert later(lambda: label.count() > 0)
     return {name: float(value) for name, value in page.page.evaluate(HOVER).items()}
 
 
@@ -212,8 +236,6 @@ def test_values_between_far_points_are_told(page, kind):
     page.drag((330, 120), (400, 120))  # neither point of valid is seen
     assert page.range("xaxis")[0] > 400 and page.range("xaxis")[1] < 600
     assert told(page, 520)["valid"] == 8 and told(page, 480)["valid"] == 0.5
-    page.page.locator(".js-plotly-plot").dblclick(position={"x": 300, "y": 100})
-    time.sleep(0.6)
 
 
 @pytest.mark.parametrize(("many", "drawn"), [(3, 3), (42, 42), (150, 50)])
@@ -231,7 +253,6 @@ def test_markers_are_those_of_the_points(page, many, drawn):
 def test_a_zoom_in_x_is_told_once_the_hand_rests(page):
     """With the axis it counts in; a double click ends it."""
     page.show([line(np.arange(400.0))], uirevision="epoch false told")
-    page.page.evaluate("() => { window.sent = []; }")
     page.drag((200, 120), (500, 120))
     first, last = page.range("xaxis")
     assert later(
@@ -345,7 +366,7 @@ def picture(page, name):
     """A picture of the page, for a person who wants to see it:
     TRAINER_NB_PICTURES names a folder."""
     if folder := os.environ.get("TRAINER_NB_PICTURES"):
-        time.sleep(1)
+        settle(page.page, 1000)
         page.lab.screenshot(Path(folder, f"curves-{name}.png"))
 
 
@@ -364,21 +385,23 @@ def read_table(two, panel):
     table.wait_for()
     def column(at):
         return table.locator(f"tbody td:nth-child({at})").all_inner_texts()
+    assert later(lambda: column(1) == ["64", "48", "32", "16"])
     assert [each.rstrip("\u2009↓")
             for each in table.locator(
                 "th").all_inner_texts()] == ["step", "epoch", "train/loss", "valid/loss", "time",
                                              "+ time"]
-    assert column(1) == ["64", "48", "32", "16"] and column(2) == ["4", "3", "2", "1"]
+    assert column(2) == ["4", "3", "2", "1"]
     drawn = panel.locator(".js-plotly-plot").evaluate(  # those with a marker, not those between
         "box => { const {y, marker} = box.data.find(t => t.name === 'valid'); return [...y]"
         ".filter((_, at) => typeof marker.size === 'number' || marker.size[at] > 0); }")
     assert [float(each) for each in column(4)[::-1]] == pytest.approx(drawn, rel=1e-2)
     table.locator("th button", has_text="step").click()
-    assert column(1) == ["16", "32", "48", "64"]
-    assert table.locator("th").first.get_attribute("aria-sort") == "ascending"
+    assert later(lambda: column(1) == ["16", "32", "48", "64"])
+    assert later(lambda: table.locator("th").first.get_attribute("aria-sort") == "ascending")
     two.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    texts = texts_of(two.page, ".tnb-datatable .bar")
     panel.get_by_role("button", name="Copy as Markdown").click()
-    assert later(lambda: panel.locator(".tnb-datatable .bar").inner_text().endswith("Copied"))
+    assert later(lambda: any(text.endswith("Copied") for text in texts()))  # for three seconds
     copied = two.page.evaluate("() => navigator.clipboard.readText()").splitlines()
     assert copied[0] == "| step | epoch | train/loss | valid/loss | time | + time |"
     assert copied[2].startswith("| 16 | 1 | ") and len(copied) == 6
@@ -391,14 +414,16 @@ def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, t
     lab = two.lab
     for cell in (1, 2):
         lab.run_cell(cell)
-        lab.cell(cell).locator(PANEL).first.wait_for(timeout=60_000)
-        assert later(lambda: not lab.is_running(cell))
+        lab.cell(cell).locator(PANEL).first.wait_for()
+        lab.wait_cell(cell)
+        two.state("finished", cell)
     panel = lab.cell(2).locator(".tnb").first
     panel.locator(".tnb-tabs button", has_text="Runs 2").click()
     row = panel.locator(".tnb-runrow:not(.heads, .this)")
     row.wait_for()
     picture(two, "runs tab")
-    assert "Linear · train" not in names(panel) and "finished" in row.inner_text()
+    assert "Linear · train" not in names(panel)
+    assert later(lambda: "finished" in row.inner_text())
     row.locator("button.run").click()
     assert later(lambda: {"Linear · train", "Linear · valid",
                           "train"} <= set(names(panel))), names(panel)
@@ -406,7 +431,7 @@ def test_an_earlier_run_is_shown_named_and_compared_and_the_records_saved(two, t
     box.fill("low <b>rate</b>")
     box.press("Enter")
     assert later(lambda: "low &lt;b&gt;rate&lt;/b&gt; · train" in names(panel))
-    assert panel.locator(".legend.wrap").inner_text() == "low <b>rate</b>"
+    assert later(lambda: panel.locator(".legend.wrap").inner_text() == "low <b>rate</b>")
     heads = panel.locator(".tnb-runrow.heads .cells > div").all_inner_texts()
     values = [row.locator(".cells > div").all_inner_texts(),
               panel.locator(".tnb-runrow.this .cells > div").all_inner_texts()]

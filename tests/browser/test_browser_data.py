@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from live_page import later
 
 pytestmark = pytest.mark.browser
 
@@ -52,25 +53,24 @@ def test_layers_and_data_by_hand(lab):
     field.locator("canvas").wait_for()
     page.wait_for_function("() => document.querySelector('.heat-map canvas').width > 100")
     box = field.bounding_box()
-    assert [each.inner_text()
-            for each in panel.locator(".heat-map .names div").all()] == ["0", "3", "5"]
+    assert panel.locator(".heat-map .names div").all_inner_texts() == ["0", "3", "5"]
     assert [step for step, _ in truth["rows"]["0"]] == [1, 6, 11, 16, 21, 26]
 
     # the heading says which cell it is, the first row has its gradient norm
     def shown(layer, step):
         panel.locator(".tnb-layers .heading",
                       has_text=re.compile(rf"^{layer} · step {step}$")).wait_for()
-        text = panel.locator(".tnb-layers table.plain td.num").first.inner_text()
-        wanted = dict(truth["rows"][layer])[step]
-        assert number(text) == pytest.approx(wanted, rel=1e-3)
+        first = panel.locator(".tnb-layers table.plain td.num").first
+        wanted = pytest.approx(dict(truth["rows"][layer])[step], rel=1e-3)
+        assert later(lambda: number(first.inner_text()) == wanted), first.inner_text()
+        assert later(lambda: panel.locator(".bars span").count() >= 8)
         bars = panel.locator(".bars span").all()
-        assert len(bars) >= 8
         assert sum(float(each.get_attribute("title").split()[-1].rstrip("%"))
                    for each in bars) == pytest.approx(100, abs=0.5)
     at = {"x": box["width"] * 2.5 / 6, "y": box["height"] * 1.5 / 3}
     field.hover(position=at)
     tip = panel.locator(".heat-map .tip")
-    assert tip.inner_text().startswith("3, step 11: ")
+    assert later(lambda: tip.inner_text().startswith("3, step 11: "))
     assert number(
         tip.inner_text().split(": ")[1]) == pytest.approx(dict(truth["rows"]["3"])[11], rel=6e-3)
     field.click(position=at)
@@ -81,7 +81,8 @@ def test_layers_and_data_by_hand(lab):
     shown("5", 16)
     page.keyboard.press("ArrowDown")  # the last row stays
     # and no key reached the notebook
-    assert "Chosen: 5, step 16" in field.get_attribute("aria-label") and lab.cell(2).count() == 0
+    assert later(lambda: "Chosen: 5, step 16" in field.get_attribute("aria-label"))
+    assert lab.cell(2).count() == 0
     panel.get_by_role("button", name="weights").click()
     panel.locator(".bar-ends", has_text="|weight|").wait_for()
 
@@ -89,20 +90,25 @@ def test_layers_and_data_by_hand(lab):
     words, table = panel.locator(".tnb-databar"), panel.locator("table.confusion")
     for number_of, at in ((3, 2), (2, 1), (1, 0)):
         words.get_by_text(f"evaluation {number_of} of 3").wait_for()
-        cells = [[int(each.inner_text().replace("·", "0")) for each in row.locator("td").all()]
-                 for row in table.locator("tbody tr").all()]
-        assert cells == truth["matrix"][at]
-        found = [int(re.search(r"#(\d+)", each.inner_text())[1])
-                 for each in panel.locator(".gallery figcaption").all()]
-        assert found == truth["worst"][at]
-        sizes = panel.locator(
-            ".gallery img").evaluate_all(
-                "images => images.map(each => [each.complete, each.naturalWidth, "
-                "each.naturalHeight])")
-        assert sizes == [[True, 8, 8]] * 4
+        # the parts of the pane come one after the other
+        def cells():
+            return [[int(each.replace("·", "0")) for each in row] for row in table.evaluate(
+                "table => [...table.querySelectorAll('tbody tr')].map(row => "
+                "[...row.querySelectorAll('td')].map(each => each.innerText))")]
+        assert later(lambda: cells() == truth["matrix"][at]), cells()
+        def found():
+            return [int(re.search(r"#(\d+)", each)[1])
+                    for each in panel.locator(".gallery figcaption").all_inner_texts()]
+        assert later(lambda: found() == truth["worst"][at]), found()
+        def sizes():
+            return panel.locator(
+                ".gallery img").evaluate_all(
+                    "images => images.map(each => [each.complete, each.naturalWidth, "
+                    "each.naturalHeight])")
+        assert later(lambda: sizes() == [[True, 8, 8]] * 4), sizes()
         if at:
             words.get_by_role("button", name="Earlier").click()
-    assert words.get_by_role("button", name="Earlier").is_disabled()
+    assert later(words.get_by_role("button", name="Earlier").is_disabled)
     words.get_by_role("button", name="Later").focus()
     page.keyboard.press("Enter")
     words.get_by_text("evaluation 2 of 3").wait_for()
@@ -112,6 +118,6 @@ def test_layers_and_data_by_hand(lab):
         pane = panel.locator(".tnb-data" if name == "Data" else ".tnb-layers")
         pane.wait_for()
         for each in (pane, panel.locator(".tnb-tabs")):
-            wide = each.evaluate("each => [each.scrollWidth, each.clientWidth]")
-            assert wide[0] <= wide[1], (name, wide)
+            fits = lambda: each.evaluate("each => each.scrollWidth <= each.clientWidth")
+            assert later(fits), name
     assert lab.problems == []

@@ -2,12 +2,11 @@
 real widgets, taken from a real page."""
 
 import os
-import re
 from pathlib import Path
 
 import pytest
 from contrast import CONTRAST
-from live_page import PANEL, SETUP, Live, later
+from live_page import PANEL, SETUP, Live, later, settle
 
 pytestmark = pytest.mark.browser
 
@@ -33,11 +32,12 @@ PAGES = {
 
 
 @pytest.fixture(scope="module")
-def panels(jupyterlab, browser):
+def panels(lab_server, browser):
     """The panel's markup as the widgets made it in JupyterLab:
     running, paused, and after an error."""
-    with jupyterlab.new_page(browser, height=1400) as lab:
-        run = Live(lab, jupyterlab,
+    place = lab_server.place()
+    with place.new_page(browser, height=1400) as lab:
+        run = Live(lab, place,
                    ["trainer.start()", "noise.fails_at = 1 + trainer.step_state.optimizer_step"],
                    setup=SETUP).start()
         shown = ("() => document.querySelector('.jp-Notebook .jp-Cell:nth-of-type(2) .tnb, "
@@ -45,6 +45,7 @@ def panels(jupyterlab, browser):
         made = {"running": lab.page.evaluate(shown)}
         run.row("lr").locator("input").fill("minus one")
         run.row("lr").locator("input").press("Enter")
+        run.row("lr").locator(".hint").get_by_text("refused").wait_for()
         run.click("Pause")
         run.state("paused")
         lab.cell(1).get_by_role("tab", name="Journal").click()
@@ -54,6 +55,7 @@ def panels(jupyterlab, browser):
         lab.wait_cell(2)
         run.click("Resume")
         run.state("error")
+        lab.cell(1).locator(".tnb-message").get_by_text("ValueError").first.wait_for()
         made["error"] = lab.page.evaluate(shown)
     return made
 
@@ -93,6 +95,13 @@ def focused(lab):
     }""")  # noqa: E501
 
 
+OFF = """button => {
+    window.offs = 0;  // how often it was disabled
+    new MutationObserver(all => { window.offs += all.filter(each => each.oldValue === null).length; })
+        .observe(button, { attributeFilter: ['disabled'], attributeOldValue: true });
+}"""  # noqa: E501
+
+
 def test_the_focus_stays_in_the_panel(jupyterlab, browser):
     """Step, Stop and a button that vanishes:
     the next key does nothing to the notebook, and Step has the focus again."""
@@ -104,13 +113,17 @@ def test_the_focus_stays_in_the_panel(jupyterlab, browser):
         run.click("Pause")
         run.state("paused")
         button = lab.cell(1).locator(".tnb-controls button", has_text="Step")
-        for _ in range(3):  # the button is disabled while the step is made
+        button.evaluate(OFF)
+        for _ in range(3):
             assert later(button.is_enabled)  # it comes a moment after the word "paused"
-            step = run.step
+            step, offs = run.step, lab.page.evaluate("() => window.offs")
             button.focus()
             lab.page.keyboard.press("Space")
             assert later(lambda: run.step == step + 1)
-            lab.page.wait_for_timeout(400)  # now the page has seen that the button was disabled
+            # the button is disabled while the step is made
+            assert later(lambda: lab.page.evaluate("() => window.offs") > offs)
+            assert later(button.is_enabled)
+            settle(lab.page)
             assert later(lambda: focused(lab)["text"] == "Step"), focused(lab)
         lab.cell(1).get_by_role("button", name="Inspect").first.focus()
         lab.page.keyboard.press("Enter")
@@ -121,13 +134,13 @@ def test_the_focus_stays_in_the_panel(jupyterlab, browser):
         lab.wait_cell(1)
         assert later(lambda: lab.cell(1).locator(".tnb-controls button",
                                                  has_text="Stop").is_disabled())
-        lab.page.wait_for_timeout(300)
-        assert focused(lab)["inside"] and not focused(lab)["button"], focused(lab)
+        assert later(lambda: focused(lab)["inside"] and not focused(lab)["button"]), focused(lab)
         for key in "abxdd":
             lab.page.keyboard.press(key)
         assert lab.page.evaluate(count) == before
         lab.page.keyboard.press("Tab")
-        assert focused(lab)["inside"] and focused(lab)["text"] == "Resume", focused(lab)
+        assert later(lambda: focused(lab)["inside"] and focused(lab)["text"] == "Resume"), focused(
+            lab)
         assert lab.problems == []
 
 
@@ -161,12 +174,12 @@ def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path
         assert run.freezes() and page.is_running(1)
         if folder := os.environ.get("TRAINER_NB_PICTURES"):
             page.page.screenshot(path=str(Path(folder, "classic-paused.png")), full_page=True)
-        assert page.cell(1).locator(".tnb-kept").is_visible() is False
+        assert later(lambda: page.cell(1).locator(".tnb-kept").is_visible() is False)
         by_role = page.page.get_by_role
         rate = by_role("slider", name="lr", exact=True)
-        assert rate.get_attribute("aria-valuetext") == "0.01"
-        assert by_role("switch", name="noise.loud").is_visible()
-        assert by_role("tab", selected=True).first.is_visible()
+        assert later(lambda: rate.get_attribute("aria-valuetext") == "0.01")
+        by_role("switch", name="noise.loud").wait_for()
+        by_role("tab", selected=True).first.wait_for()
         page.page.locator(".tnb-said", has_text="Paused at step").wait_for(state="attached")
         run.click("Resume")
         assert run.goes_on()
@@ -197,14 +210,12 @@ def test_classic_notebook_shows_the_panel_again_after_a_reload(tmp_path, browser
         assert later(lambda: "widget-view" in path.read_text())
         page.page.once("dialog", lambda dialog: dialog.accept())  # unsaved changes
         page.page.reload()
-        page.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
+        page.cell(1).locator(PANEL).first.wait_for()
         before = run.step
         assert run.goes_on()
-        shown = page.cell(1).locator(".tnb")
-        steps = lambda: re.search(r"step\s*([\d,]+)", shown.first.inner_text())[1]
-        assert later(lambda: int(steps().replace(",", "")) > before)
+        assert later(lambda: run.shown_step() > before)
         run.click("Pause")
         run.state("paused")
         assert run.freezes()
         run.click("Stop")
-        assert page.problems == []
+        assert run.ends() and page.problems == []

@@ -1,16 +1,15 @@
 """The LR finder in a real page: before the run, in a pause, by suggestion and by click."""
 
 import json
-import time
 
 import pytest
-from jupyter_server import JupyterServer
 from live_page import Live, later
 from test_browser_rewind import MODULE
+from test_browser_rewind import SETUP as STEERED
 
 pytestmark = pytest.mark.browser
 
-SETUP = "import torch\nfrom steered import make\ntrainer = make(pause=0.005)\ntrainer.dashboard"
+SETUP = STEERED + "trainer.dashboard"
 TELL = """import json
 import time
 from IPython.display import JSON
@@ -18,20 +17,12 @@ print(json.dumps([trainer.lr, trainer.step_state.optimizer_step, len(trainer.lr_
                   trainer.lr_search.suggestions]))"""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """JupyterLab in a folder with the module."""
-    folder = tmp_path_factory.mktemp("lab")
-    (folder / "steered.py").write_text(MODULE)
-    with JupyterServer(folder) as server:
-        yield server
-
-
 @pytest.fixture
-def live(server, browser):
+def live(jupyterlab, browser):
     """The panel of a run that has not begun."""
-    with server.new_page(browser, height=1500) as page:
-        live = Live(page, server, [TELL, "print(trainer.fit().status)"], setup=SETUP)
+    (jupyterlab.folder / "steered.py").write_text(MODULE)
+    with jupyterlab.new_page(browser, height=1500) as page:
+        live = Live(page, jupyterlab, [TELL, "print(trainer.fit().status)"], setup=SETUP)
         live.lab.cell(0).locator(".tnb-tabs").wait_for()
         yield live
 
@@ -44,24 +35,14 @@ def open_finder(live, cell):
     return pane
 
 
-def find(pane, steps):
-    """Ask for n steps and wait for the end:
-    another curve than before, that is drawn no more."""
-    curve = pane.locator(".lr-curve")
-    before = curve.inner_html()
+def find(live, pane, steps):
+    """Ask for n steps, and wait until the run has made them."""
+    searches = live.turn[3]
     pane.locator("input").nth(2).fill(str(steps))
     pane.locator("input").nth(2).press("Tab")
     pane.get_by_role("button",
                      name="Find").or_(pane.get_by_role("button", name="Run again")).click()
-    pane.get_by_role("button", name="Run again").wait_for(timeout=60_000)
-    assert later(lambda: curve.inner_html() != before)
-
-    def still():
-        seen = curve.inner_html()
-        time.sleep(1)
-        return (seen == curve.inner_html()
-                and pane.get_by_role("button", name="Run again").is_visible())
-    assert later(still)
+    assert later(lambda: live.turn[3] == searches + 1)
 
 
 def told(live, cell=1):
@@ -76,7 +57,7 @@ def test_before_the_run_and_in_a_pause(live):
     found again in a pause of a running cell, taken by a click."""
     pane = open_finder(live, 0)
     assert pane.get_by_role("button", name="Use").first.is_disabled()
-    find(pane, 100)
+    find(live, pane, 100)
     pane.get_by_text("four readings").wait_for()
     pane.get_by_role("button", name="Use").first.click()
     rate, step, tried, suggestions = told(live)
@@ -87,7 +68,7 @@ def test_before_the_run_and_in_a_pause(live):
     held = live.step
     pane = open_finder(live, 2)
     tabs = live.lab.cell(2).locator(".tnb-tabs").bounding_box()
-    find(pane, 60)
+    find(live, pane, 60)
     picture = pane.locator(".lr-curve svg")
     box = picture.bounding_box()
     picture.click(position={"x": box["width"] * 333 / 640, "y": box["height"] / 2})
@@ -95,8 +76,8 @@ def test_before_the_run_and_in_a_pause(live):
     row.locator("code").get_by_text("e-").wait_for()
     rate = float(row.locator("code").inner_text())
     assert 1e-7 < rate < 1
-    assert live.freezes()
-    assert live.step == held and live.lab.cell(2).locator(".tnb-tabs").bounding_box() == tabs
+    assert live.freezes() and live.step == held
+    assert later(lambda: live.lab.cell(2).locator(".tnb-tabs").bounding_box() == tabs)
     row.get_by_role("button", name="Use").click()
     live.click("Resume", 2)
     assert later(lambda: live.told["rate"] == pytest.approx(rate, rel=0.06)) and live.goes_on()

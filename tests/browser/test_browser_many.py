@@ -1,11 +1,10 @@
 """Many of everything at any width: 40 hooks with tunables, 40 metrics, 6 loaders, long names."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
-from live_page import Live, later
+from live_page import Live, later, open_tab, settle
 
 pytestmark = pytest.mark.browser
 
@@ -33,7 +32,9 @@ trainer = Trainer(Net(4, 1), train_dl=data, valid_dl=loaders, loss_fn=torch.nn.M
 """  # noqa: E501
 RUN = "trainer.tune(lr=0.01)\ntrainer.fit().status"
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
-WIDTHS, TABS_AT = (520, 800, 965, 1300, 1900, 2560), (520, 1300)
+# widths of the window, those at which all tabs are opened, and those with all plots
+SHORT, WHOLE = ((520, 1300), (520,), (520,)), (
+    (520, 800, 965, 1300, 1900, 2560), (520, 1300), (520, 1300))
 
 # What a person sees of the panel: texts, cut where a box around them cuts, and controls.
 SEEN = """(panel) => {
@@ -131,6 +132,23 @@ def look(panel, width, where):
     return [(width, where, *each) for each in wrong]
 
 
+def wrong_at(panel, width, where):
+    """What is wrong at this width, and stays so."""
+    return [] if later(lambda: not look(panel, width, where)) else look(panel, width, where)
+
+
+FITS = """() => [...document.querySelectorAll('.tnb .js-plotly-plot')]
+    .every(each => !each.offsetWidth || Math.abs(each._fullLayout.width - each.offsetWidth) < 1)"""
+
+
+def widen(page, width):
+    """Another width of the window, which the figures follow."""
+    page.set_viewport_size({"width": width, "height": 3000})
+    settle(page)
+    page.wait_for_function(FITS)
+    settle(page)
+
+
 def picture(lab, name):
     """A picture for a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
     if folder := os.environ.get("TRAINER_NB_PICTURES"):
@@ -145,6 +163,8 @@ def pin_by_keys(lab, panel):
     opener.focus()
     lab.page.keyboard.press("Enter")
     panel.locator(".tnb-pins .list").wait_for()
+    focus = lambda name: lab.page.evaluate(f"() => document.activeElement.{name}")
+    assert later(lambda: focus("tagName") == "INPUT")
     lab.page.keyboard.type("_5/score_39")
     found = panel.locator(".tnb-pins label:visible")
     assert later(lambda: found.count() == 2), (
@@ -152,19 +172,18 @@ def pin_by_keys(lab, panel):
     )  # the record and its best value
     picture(lab, "pins")
     lab.page.keyboard.press("Tab")
-    if lab.page.evaluate("() => document.activeElement.className") == "usual":
+    if focus("className") == "usual":
         lab.page.keyboard.press("Tab")
     lab.page.keyboard.press("Space")
     assert later(lambda: labels.count() == len(before) + 1) and labels.last.inner_text().endswith(
         "_5/score_39"
     )
-    assert not panel.locator(".tnb-pins .usual").is_disabled()
+    assert later(panel.locator(".tnb-pins .usual").is_enabled)
     lab.page.keyboard.press("Escape")
-    assert not panel.locator(".tnb-pins .list").is_visible()
-    assert (
-        lab.page.evaluate("() => document.activeElement.title") == "Choose the numbers of the head"
-    )
+    panel.locator(".tnb-pins .list").wait_for(state="hidden")
+    assert later(lambda: focus("title") == "Choose the numbers of the head")
     lab.page.keyboard.press("Enter")
+    panel.locator(".tnb-pins .list").wait_for()
     panel.locator(".tnb-pins .usual").click()
     assert later(lambda: labels.all_inner_texts() == before)
     lab.page.keyboard.press("Escape")
@@ -173,7 +192,9 @@ def pin_by_keys(lab, panel):
     )  # no key reached the notebook
 
 
-def test_many_of_everything_at_any_width(jupyterlab, browser):
+@pytest.mark.parametrize("widths, tabs_at, plots_at",
+                         [SHORT, pytest.param(*WHOLE, marks=pytest.mark.long)])
+def test_many_of_everything_at_any_width(jupyterlab, browser, widths, tabs_at, plots_at):
     """Nothing overlaps, runs over the panel's edge or leaves a screen empty, in each tab."""
     with jupyterlab.new_page(browser, width=1300, height=3000) as lab:
         run = Live(lab, jupyterlab, [RUN], setup=SETUP)
@@ -182,34 +203,32 @@ def test_many_of_everything_at_any_width(jupyterlab, browser):
         )
         lab.run_cell(1)
         panel = lab.cell(1).locator(".tnb").first
-        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+        panel.locator(".js-plotly-plot .main-svg").first.wait_for()
         run.state("finished")
         wrong, tabs = [], panel.locator(".tnb-tabs button")
-        for width in WIDTHS:
-            lab.page.set_viewport_size({"width": width, "height": 3000})
-            time.sleep(0.8)  # the figure follows the width
-            wrong += look(panel, width, "panel")
+        for width in widths:
+            widen(lab.page, width)
+            wrong += wrong_at(panel, width, "panel")
             picture(lab, f"{width}")
             if os.environ.get("TRAINER_NB_PICTURES"):
                 for theme in ("Dark", "Light"):
                     lab.page.evaluate(THEME, f"JupyterLab {theme}")
-                    time.sleep(1)
+                    settle(lab.page, 1000)
                     picture(lab, f"{width}-{theme}")
-            for tab in range(1, tabs.count() if width in TABS_AT else 0):
-                tabs.nth(tab).click()
-                time.sleep(0.3)
-                wrong += look(panel.locator(".tnb-pane"), width, tabs.nth(tab).inner_text())
+            for tab in range(1, tabs.count() if width in tabs_at else 0):
+                open_tab(panel, tab)
+                settle(lab.page)
+                wrong += wrong_at(panel.locator(".tnb-pane"), width, tabs.nth(tab).inner_text())
                 if os.environ.get("TRAINER_NB_PICTURES"):
                     panel.locator(".tnb-pane").screenshot(
                         path=Path(os.environ["TRAINER_NB_PICTURES"], f"many-{width}-tab{tab}.png")
                     )
-            tabs.first.click()
+            open_tab(panel, 0)
         pin_by_keys(lab, panel)
         panel.locator("button", has_text="plots").click()
         panel.locator(".tnb-plots.tall").wait_for()
-        for width in (520, 1300):
-            lab.page.set_viewport_size({"width": width, "height": 3000})
-            time.sleep(0.8)
-            wrong += look(panel, width, "all plots")
+        for width in plots_at:
+            widen(lab.page, width)
+            wrong += wrong_at(panel, width, "all plots")
             picture(lab, f"{width}-all")
         assert wrong == [], "\n".join(map(str, wrong[:60]))

@@ -5,37 +5,56 @@ import http.server
 import json
 import os
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from live_page import later
+from live_page import later, objects, settle
 from page_runs import Served, training
 
 pytestmark = pytest.mark.browser
 
-WATCH = ("window.violations = []; addEventListener('securitypolicyviolation', e => "
-         "violations.push(e.violatedDirective + ' ' + e.blockedURI), true)")
+# What the policy forbade, and all that the message and the buttons have said, some of it for
+# seconds.
+WATCH = """window.violations = [];
+addEventListener('securitypolicyviolation', e => violations.push(e.violatedDirective + ' ' + e.blockedURI), true);
+window.said = [];
+new MutationObserver(() => { for (const each of document.querySelectorAll('#message, #buttons button')) said.push(each.innerText); })
+    .observe(document, {subtree: true, childList: true, characterData: true});"""  # noqa: E501
 MAIN = """() => document.querySelector('#chart .js-plotly-plot').data
                .filter(each => each.yaxis === 'y').map(each => each.name)"""
 LAST = ("() => { const box = document.querySelector('.js-plotly-plot'); return box ? "
-        "Math.max(...box.data.find(t => t.name === 'train').x) : -1; }")
+        "Math.max(...box.data?.find(t => t.name === 'train')?.x ?? [-1]) : -1; }")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def whole_run(tmp_path_factory):
     """A run in another process, with names that are HTML."""
     with training(tmp_path_factory.mktemp("runs") / "exp1") as run:
         yield run
 
 
 @pytest.fixture(scope="module")
-def served(run):
+def server(whole_run):
     """Its page."""
-    with Served(run.path, "--port", 0) as served:
+    with Served(whole_run.path, "--port", 0) as served:
         yield served
+
+
+@pytest.fixture
+def served(server, whole_run):
+    """The page of a run that is going on, whatever another test has done."""
+    if whole_run.status["state"] == "paused":
+        server.post("resume")
+    assert later(lambda: whole_run.status["state"] == "running")
+    return server
+
+
+@pytest.fixture
+def run(whole_run, served):
+    """The run, going on."""
+    return whole_run
 
 
 class Opened:
@@ -45,15 +64,25 @@ class Opened:
         self.context = browser.new_context(viewport={"width": width, "height": height},
                                            has_touch=touch, is_mobile=touch, color_scheme=scheme)
         self.page = self.context.new_page()
-        self.asked, self.problems = [], []
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.asked, self.posted, self.problems = [], [], []
+        self.page.on("request", self.heard)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("console",
                      lambda line: self.problems.append(line.text)
                      if line.type in ("error", "warning") else None)
         self.page.add_init_script(WATCH)
         self.page.goto(link)
-        self.page.wait_for_selector(".js-plotly-plot .main-svg", timeout=60_000)
+        self.page.wait_for_selector(".js-plotly-plot .main-svg")
+
+    def heard(self, request):
+        """What the page asks the server for, and which commands it sends."""
+        self.asked.append(request.url)
+        if request.method == "POST":
+            self.posted.append(json.loads(request.post_data)["command"])
+
+    def has_said(self, text):
+        """Whether the message or a button has said this, be it for a moment."""
+        return self.page.evaluate("text => said.some(each => each.includes(text))", text)
 
     def __enter__(self):
         return self
@@ -72,7 +101,7 @@ class Opened:
     def picture(self, name):
         """For a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
         if folder := os.environ.get("TRAINER_NB_PICTURES"):
-            time.sleep(1)
+            settle(self.page, 1000)
             self.page.screenshot(path=Path(folder, f"page-{name}.png"), full_page=True)
 
     def clean(self, link):
@@ -92,8 +121,8 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert "token" not in page.url and later(lambda: opened.text("word") == "Running")
         assert opened.text("name") == "<img src=x onerror=document.title='owned'>"
         first = page.evaluate(LAST)
-        assert first > 0 and later(lambda: page.evaluate(LAST) > first + 10), page.evaluate(LAST)
-        assert opened.text("legend").split() == ["train", "valid"]
+        assert later(lambda: page.evaluate(LAST) > max(first, 0) + 10), page.evaluate(LAST)
+        assert later(lambda: opened.text("legend").split() == ["train", "valid"])
         for hidden in (True, False):  # a click hides a curve, with the faint line behind it
             page.locator("#legend button", has_text="train").click()
             assert later(lambda: set(page.evaluate(MAIN)) == (
@@ -106,16 +135,15 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         rate.press("Enter")
         assert later(lambda: any(each["name"] == "lr" and each["new"] == 0.005
                                  and each["source"] == "page" for each in run.journal))
-        assert later(
-            lambda: json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1]).get("lr")
-            == 0.005)
+        assert later(lambda: objects(run.path / "metrics.jsonl")[-1].get("lr") == 0.005)
         assert later(lambda: "→ 0.005 (page" in opened.text("journal"))
         assert later(lambda: rate.input_value() == "0.005")
         rate.fill("-3")
         rate.press("Enter")
         row = page.locator(".row", has=rate)
         assert later(lambda: "refused" in row.get_attribute("class"))
-        assert "0" in row.locator(".hint").inner_text() and rate.input_value() == "-3"
+        assert later(lambda: "0" in row.locator(".hint").inner_text())
+        assert rate.input_value() == "-3"
         opened.picture("refused")
         rate.fill("0.005")
         rate.press("Enter")
@@ -127,7 +155,7 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         opened.button("Pause").click()
         assert later(lambda: opened.text("word") == "Paused") and run.status["state"] == "paused"
         assert later(lambda: opened.button("Resume").is_enabled())
-        assert opened.button("Pause").count() == 0
+        assert later(lambda: opened.button("Pause").count() == 0)
         held = run.step()
         opened.button("Step").click()
         assert later(lambda: run.step() == held + 1 and opened.text("step") == f"{held + 1:,}")
@@ -137,16 +165,16 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert page.locator("#journal b").count() == 0
         opened.picture("paused")
         opened.button("Rewind").click()
-        assert page.locator("#points option").count() >= 1
+        assert later(lambda: page.locator("#points option").count() >= 1)
         opened.button("Rewind here").click()
         assert later(lambda: any(each["kind"] == "rewind" for each in run.journal))
         assert later(lambda: opened.button("Resume").is_enabled())
         opened.button("Resume").click()
         assert later(lambda: opened.text("word") == "Running")
         opened.button("Stop").click()
-        time.sleep(1)
-        # once more would do it
-        assert run.status["state"] == "running" and opened.button("Really stop?").count() == 1
+        assert later(lambda: opened.has_said("Really stop?"))  # for four seconds once more would do
+        step = run.step()
+        assert later(lambda: run.step() > step + 5) and "stop" not in opened.posted
         page.reload()
         assert later(lambda: opened.text("word") == "Running")  # the cookie
         opened.clean(served.steer_url)
@@ -180,9 +208,8 @@ def test_on_a_phone(run, served, browser, scheme):
         page = opened.page
         assert later(lambda: opened.text("word") == "Running")
         for state in ("running", "paused"):
-            found = boxes(page)
-            assert overlaps(found) == []
-            assert [each for each in found if each[1] < 0 or each[3] > 390] == []
+            assert later(lambda: overlaps(boxes(page)) == []), overlaps(boxes(page))
+            assert [each for each in boxes(page) if each[1] < 0 or each[3] > 390] == []
             assert page.evaluate(
                 "[document.documentElement.scrollWidth, document.body.scrollWidth]") == [390, 390]
             low = page.evaluate(
@@ -205,22 +232,16 @@ def test_on_a_phone(run, served, browser, scheme):
 
 
 @pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])
-def test_nothing_overlaps_on_a_wide_page(served, browser, width):
-    """Two columns and one."""
+def test_nothing_overlaps_on_a_wide_page_and_every_control_has_a_name(served, browser, width):
+    """Two columns and one. For those who hear the page: buttons, boxes and lists have names,
+    changes of the state are said, the keyboard shows where it is."""
     with Opened(browser, served.steer_url, width) as opened:
-        assert later(lambda: opened.text("word") == "Running")
-        found = boxes(opened.page)
-        assert overlaps(found) == []
-        assert [each for each in found if each[1] < 0 or each[3] > width] == []
-        opened.picture(f"{width}")
-
-
-def test_every_control_has_a_name(served, browser):
-    """For those who hear the page: buttons, boxes and lists have names, changes of the state are
-    said, the keyboard shows where it is."""
-    with Opened(browser, served.steer_url) as opened:
         page = opened.page
+        assert later(lambda: opened.text("word") == "Running")
         assert later(lambda: page.locator("#tunables .row").count() > 3)
+        assert later(lambda: overlaps(boxes(page)) == []), overlaps(boxes(page))
+        assert [each for each in boxes(page) if each[1] < 0 or each[3] > width] == []
+        opened.picture(f"{width}")
         nameless = page.evaluate(
             "[...document.querySelectorAll('main button, main select, main input, main "
             "progress')].filter(e =>"
@@ -231,7 +252,8 @@ def test_every_control_has_a_name(served, browser):
         assert len(ids) == len(set(ids))
         opened.button("Pause").focus()
         page.keyboard.press("Tab")
-        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        ring = "getComputedStyle(document.activeElement).outlineStyle"
+        assert later(lambda: page.evaluate(ring) == "solid")
 
 
 def test_two_buttons_pressed_at_once_both_act(run, served, browser):
@@ -240,8 +262,9 @@ def test_two_buttons_pressed_at_once_both_act(run, served, browser):
         assert later(lambda: opened.text("word") == "Running")
         opened.page.evaluate("""() => { for (const name of ["validate", "stop", "stop"])
             document.querySelector(`#buttons button[name=${name}]`).click(); }""")
-        assert later(lambda: "validate: applied" in opened.text("message"))
-        assert opened.button("Really stop?").count() == 1 and run.status["state"] == "running"
+        assert later(lambda: opened.has_said("validate: applied"))
+        assert opened.has_said("Really stop?") and opened.posted == ["validate"]
+        assert run.status["state"] == "running"
 
 
 def test_a_link_that_may_only_look(run, served, browser):
@@ -284,6 +307,7 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
         def log_message(self, *_):
             """Nothing."""
 
+    before = len(run.journal)
     other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path))
     threading.Thread(target=other.serve_forever, daemon=True).start()
     try:
@@ -296,8 +320,9 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
                 assert found[1] in ("opaque 0", "blocked")
                 assert not any("Running" in (frame.evaluate("document.body?.innerText ?? ''"))
                                for frame in evil.frames)
-            time.sleep(1)
-            assert run.status["state"] == "running"
+            step = run.step()
+            assert later(lambda: run.step() > step + 5)
+            assert not any(each["kind"] == "pause" for each in run.journal[before:])
     finally:
         other.shutdown()
         other.server_close()

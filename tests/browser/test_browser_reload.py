@@ -2,7 +2,7 @@
 the panel comes back, and the notebook keeps the last picture."""
 
 import pytest
-from live_page import PANEL, SETUP, Live, later
+from live_page import PANEL, Live, later
 
 from trainer_nb.panel.plots import Script
 
@@ -17,15 +17,15 @@ def test_after_a_reload_the_notebook_gets_the_last_picture(jupyterlab, browser):
         run = Live(lab, jupyterlab, ["trainer.start()"]).start()
         lab.save()
         lab.reload()
-        lab.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
+        lab.cell(1).locator(PANEL).first.wait_for()
         run.click("Stop")
+        assert run.ends()
         run.state("paused")
-        assert later(run.freezes)
         def kept():
             lab.save()
             return jupyterlab.read_notebook("run.ipynb").cells[1].outputs[0].data["text/plain"]
         assert later(lambda: "stopped" in kept() and f"as of step {run.step:,}," in kept())
-        assert lab.cell(1).locator(".tnb-kept").is_visible() is False
+        assert later(lambda: lab.cell(1).locator(".tnb-kept").is_visible() is False)
         assert (jupyterlab.folder / "run.ipynb").stat().st_size < 200_000 and lab.problems == []
 
 
@@ -47,10 +47,9 @@ def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloa
     plotly.js travels once, packed, however many charts there are."""
     parts = ["trainer.start()", "trainer.controls", "trainer.plots", "trainer.hook_table",
              "trainer.dashboard"]
-    with jupyterlab.new_page(browser, height=1400) as lab:
+    with jupyterlab.new_page(browser, height=1400, fresh=True) as lab:
         sizes = bytes_received(lab)
-        longer = SETUP.replace("epochs=500", "epochs=50_000")  # than the reloads of a slow machine
-        run = Live(lab, jupyterlab, parts, setup=longer).start()
+        run = Live(lab, jupyterlab, parts).start()
         for cell in range(2, 6):
             lab.run_cell(cell)
             lab.wait_cell(cell)
@@ -60,7 +59,7 @@ def test_after_each_reload_five_parts_come_back_whole(jupyterlab, browser, reloa
             lab.reload()
             for cell in range(1, 6):
                 drawn = PANEL if cell in (1, 3, 5) else ".tnb button:visible"
-                lab.cell(cell).locator(drawn).first.wait_for(timeout=90_000)
+                lab.cell(cell).locator(drawn).first.wait_for()
             assert lab.problems == []
             assert lab.page.get_by_text("Error displaying widget").count() == 0
             record_property(f"bytes of reload {number + 1}", sum(sizes))

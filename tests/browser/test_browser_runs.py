@@ -3,14 +3,11 @@ grows."""
 
 import json
 import os
-import shutil
-import time
 from pathlib import Path
 
 import pytest
-from live_page import PANEL, Live, later
+from live_page import PANEL, Live, later, settle
 from written_runs import WrittenRun, trained
-
 
 pytestmark = pytest.mark.browser
 
@@ -22,7 +19,6 @@ SHOW = "runs = attach('runs/*')\nruns.names['run1'] = '<b>first</b> try'\nruns"
 def page(jupyterlab, browser):
     """A notebook beside a folder with two runs that have ended, and one that goes on."""
     folder = Path(jupyterlab.folder, "runs")
-    shutil.rmtree(folder, ignore_errors=True)
     for number in (1, 2):
         trained(folder / f"run{number}", steps=8 * (3 + number)).close()
     WrittenRun(folder)
@@ -43,7 +39,7 @@ def said(page, x):
     texts = page.page.evaluate(
         "async x => { const p = document.querySelector('.js-plotly-plot'); (await "
         "window.trainer_nb_plotly).Fx.hover(p, {xval: x}, 'xy');"
-        "await new Promise(r => setTimeout(r, 300)); return [...p.querySelectorAll('.hoverlayer "
+        "await new Promise(r => setTimeout(r, 100)); return [...p.querySelectorAll('.hoverlayer "
         ".legendtext')].map(t => t.textContent); }", x)
     return [text.rpartition(" : ")[0] for text in texts]
 
@@ -60,7 +56,7 @@ def picture(page, name):
     """A picture of the page, for a person who wants to see it:
     TRAINER_NB_PICTURES names a folder."""
     if folder := os.environ.get("TRAINER_NB_PICTURES"):
-        time.sleep(1)
+        settle(page.page, 1000)
         page.lab.screenshot(Path(folder, f"runs-{name}.png"))
 
 
@@ -68,14 +64,14 @@ def test_three_runs_overlay_a_name_hides_one_and_a_running_one_grows(page, jupyt
     """All in one plot, with the names as text; the legend is real switches;
     new points come by themselves."""
     page.lab.run_cell(1)
-    page.lab.cell(1).locator(PANEL).first.wait_for(timeout=60_000)
+    page.lab.cell(1).locator(PANEL).first.wait_for()
     names = {"exp1": 24, "&lt;b&gt;first&lt;/b&gt; try": 32, "run2": 40}
     assert later(lambda: ends(page) == names), ends(page)
     table = page.lab.cell(1).locator(".tnb-table table")
     assert "<b>first</b> try" in table.inner_text() and table.locator("b").count() == 0
     picture(page, "1-three")
 
-    assert said(page, 12) == ["exp1", "<b>first</b> try", "run2"]
+    assert later(lambda: said(page, 12) == ["exp1", "<b>first</b> try", "run2"]), said(page, 12)
     picture(page, "2-hover")
 
     page.click("run2")
@@ -87,6 +83,6 @@ def test_three_runs_overlay_a_name_hides_one_and_a_running_one_grows(page, jupyt
         grow(Path(jupyterlab.folder, "runs", name), last)
     assert later(lambda: [ends(page).get(name)
                           for name in ("run2", "exp1")] == [1500, 2000]), ends(page)
-    assert said(page, 701) == ["exp1", "run2"]
+    assert later(lambda: said(page, 701) == ["exp1", "run2"]), said(page, 701)
     assert page.lab.problems == []
     picture(page, "3-grown")

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from live_page import settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def test_all_cells_run_twice(name, lab, jupyterlab):
     for number in (1, 2):
         lab.wait_kernel_ready()
         lab.run_all()
-        lab.wait_cell(seconds=240)
+        lab.wait_cell(seconds=900)
         lab.save()
         cells = jupyterlab.read_notebook(page).cells
         outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
@@ -41,7 +42,7 @@ def test_all_cells_run_twice(name, lab, jupyterlab):
             if "widget-view" in json.dumps(cells[index].get("outputs", [])):
                 shown = lab.cell(index).locator(".tnb, .jupyter-widgets")
                 if name not in CLOSES:
-                    shown.first.wait_for(timeout=30_000)
+                    shown.first.wait_for()
                 if folder := os.environ.get("TRAINER_NB_PICTURES"):
-                    lab.page.wait_for_timeout(500)
+                    settle(lab.page, 500)
                     lab.screenshot(Path(folder, f"{name}-{number}-{index}.png"))
