@@ -208,14 +208,14 @@ def go_on(trainer, plan, event):
         trainer.step(event.length)
     elif event.way == "thread":
         trainer.start()
-        trainer.wait(60)
+        trainer.wait(600)
     elif event.way == "pair":
         with companion(plan.device) as other:
             other.start()
             trainer.start()
-            trainer.wait(60)
+            trainer.wait(600)
             other.stop()
-            other.wait(60)
+            other.wait(600)
     else:
         try:
             trainer.fit()

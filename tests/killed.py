@@ -2,7 +2,7 @@
 started again, it goes on in the same folder.
 
 `python tests/killed.py FOLDER --result FILE` trains to the end, and says "training", each step, and
-"done".
+"done". `--hold 6`: after step 6 it says "held", and waits for a file FOLDER.go.
 """
 
 import argparse
@@ -71,12 +71,12 @@ class Augment(Hook):
 
 
 class Slow(Hook):
-    """Takes its time with every batch, says every step."""
+    """Takes its time with every batch, says every step; after one of them it waits for a file."""
 
     kept = False
 
-    def __init__(self, pause=0.0, told=None):
-        self.pause, self.told = pause, told
+    def __init__(self, pause=0.0, told=None, hold=None, go=None):
+        self.pause, self.told, self.hold, self.go = pause, told, hold, go
 
     def after_pred(self, trainer):
         """In training and in evaluations."""
@@ -87,6 +87,10 @@ class Slow(Hook):
         """The step's number."""
         if self.told is not None:
             self.told("step", trainer.step_state.optimizer_step)
+        if trainer.step_state.optimizer_step == self.hold:
+            self.told("held")
+            while not self.go.exists():
+                time.sleep(0.005)
 
 
 def schedule(name, optim):
@@ -155,6 +159,7 @@ def main(words):
     ask.add_argument("--pause", type=float, default=0.01)
     ask.add_argument("--every", type=int, default=1)
     ask.add_argument("--device", default="cpu")
+    ask.add_argument("--hold", type=int)
     given = ask.parse_args(words)
     # ignored where a shell starts jobs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -162,7 +167,7 @@ def main(words):
     exact_on(given.device)
     # what is imported at the first step is in memory now
     make(epochs=1, sched=given.sched, limit_batches=2, device=given.device).fit()
-    slow = Slow(given.pause, say)
+    slow = Slow(given.pause, say, given.hold, Path(f"{given.folder}.go"))
     with make(given.folder, given.workers, given.sched, [slow],
               {"every_steps": given.every}, device=given.device) as trainer:
         say("training")

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import warm
 from mcp import Client, StdioServerParameters
 from steered import Process, environment, until
 
@@ -28,6 +29,8 @@ from trainer_nb.remote.cli import main as main_of_shell
 from trainer_nb.remote.mcp import ACTS
 
 SAME = "weights", "moments", "ticks", "place"
+
+pytestmark = pytest.mark.slow
 
 
 def drawn(draw):
@@ -59,7 +62,7 @@ class Notebook:
     def sent(self):
         """Ids and names, but for those that were taken back when the run was killed: it said so."""
         return [(reply.id, name) for reply, name in self.replies
-                if "taken back" not in reply.wait(60).reason]
+                if "taken back" not in reply.wait(300).reason]
 
 
 class Shell:
@@ -141,20 +144,23 @@ def steer(folder, count, kills, processes, seed, epochs):
     draw, run = (random.Random(seed),
                  Process(folder, epochs=epochs, every=7, processes=processes, pause=0.003).start())
     words = [sys.executable, __file__, "--send", str(folder)]
-    senders = [subprocess.Popen([*words, source, str(count // 3), str(seed + number)],
-                                stdout=subprocess.PIPE, text=True, env=environment())
+    senders = [warm.Popen([*words, source, str(count // 3), str(seed + number)],
+                          stdout=subprocess.PIPE, text=True, env=environment())
                for number, source in enumerate(CLIENTS)]
-    for _ in range(kills):
-        time.sleep(draw.uniform(0.5, 3.0))
+    for number in range(kills):
+        answered = count * (number + draw.random()) / (kills + 1)
+        until(lambda: len(run.replies.read()) >= answered
+              or all(each.poll() is not None for each in senders))
+        time.sleep(draw.uniform(0, 0.1))
         if run.running.poll() is None:
             run.kill()
         run.start()
     sent = [json.loads(line) for each in senders
-            for line in each.communicate(timeout=900)[0].splitlines()]
+            for line in each.communicate(timeout=3600)[0].splitlines()]
     assert not any(each.returncode for each in senders)
-    run.replies.wait(sent[-1][0], 60)
+    run.replies.wait(sent[-1][0], 300)
     sent.append([run.send("stop"), "stop"])
-    return run, dict(sent), run.end(120)
+    return run, dict(sent), run.end(600)
 
 
 def check(run, sent, found):

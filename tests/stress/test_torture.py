@@ -17,11 +17,13 @@ import threading
 import time
 import warnings
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import killed
 import pytest
 import torch
+import warm
 from killed import STEPS, make, outcome
 
 from trainer_nb import CheckpointHook, Hook
@@ -29,7 +31,10 @@ from trainer_nb.core import saved
 from trainer_nb.core.saved import read_state
 from trainer_nb.hooks.checkpoint import LIST
 
+pytestmark = pytest.mark.slow
 
+
+@cache
 def straight(**settings):
     """The outcome of a run that nothing disturbs and that writes no files."""
     with make(**settings) as trainer:
@@ -50,7 +55,7 @@ class Process:
         command = [sys.executable, killed.__file__, str(folder), "--result", str(self.result),
                    *words]
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             command, stdout=subprocess.PIPE, stderr=self.errors, text=True, start_new_session=True)
         self.lines = []
         self.reader = threading.Thread(target=lambda: self.lines.extend(self._stripped()),
@@ -61,12 +66,12 @@ class Process:
         for line in self.process.stdout:
             yield line.strip()
 
-    def wait_for(self, line, seconds=60):
+    def wait_for(self, line, seconds=300):
         """Until this has been said; False if the process ended without it."""
         end = time.monotonic() + seconds
         while line not in self.lines:
             if self.process.poll() is not None:
-                self.reader.join(2)
+                self.reader.join(seconds)
                 return line in self.lines
             assert time.monotonic() < end, f"{line!r} was never said: {self.lines}"
             time.sleep(0.002)
@@ -84,7 +89,7 @@ class Process:
             with suppress(ProcessLookupError):  # it ends just now
                 (os.killpg if group else os.kill)(self.process.pid, number)
 
-    def end(self, seconds=60):
+    def end(self, seconds=300):
         """The exit code."""
         return self.process.wait(seconds)
 
@@ -100,7 +105,7 @@ class Process:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self.reader.join(2)  # a worker may hold the pipe a little longer
+        self.reader.join(300)  # a worker may hold the pipe a little longer
         self.errors.close()
 
 
@@ -144,7 +149,7 @@ def torture(place, seed, kills, *words, expected=None, tell=lambda text: None):
 
 
 @pytest.mark.parametrize(("kills", "words", "settings"), [
-    (4, (), {}),
+    (3, (), {}),
     pytest.param(2, ("--workers", "2", "--sched", "linear"), {"workers": 2, "sched": "linear"},
                  marks=pytest.mark.long)],
     ids=["alone", "with workers"])
@@ -183,13 +188,14 @@ def in_a_fork(work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_killed_at_each_file_that_is_touched(tmp_path):
-    """Before each opening, renaming, removing in the saves of a short run:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_at_each_file_that_is_touched(tmp_path, every):
+    """Before each opening, renaming, removing in the saves of a short run, or some of them:
     what goes on is always the same run."""
     few = {"epochs": 1, "settings": {"every_steps": 2, "keep_last": 1}}
     expected, number, status = straight(epochs=1), 0, -signal.SIGKILL
     while status != 0:
-        number += 1
+        number += every
         folder = tmp_path / f"at_{number}"
         def work():
             die_at(number, folder)
@@ -313,12 +319,14 @@ def test_a_process_that_is_told_to_end(tmp_path, number, code, workers, group):
     """Exit code 128 + 15, or KeyboardInterrupt; a whole file, of the step that was under way;
     and on from there."""
     folder = tmp_path / "checkpoints"
-    with Process(folder, "--every", "100", "--pause", "0.02", "--workers", str(workers)) as run:
-        assert run.wait_for("step 6"), run.told()
+    with Process(folder, "--every", "100", "--pause", "0", "--hold", "6",
+                 "--workers", str(workers)) as run:
+        assert run.wait_for("held"), run.told()
         run.signal(number, group)
+        Path(f"{folder}.go").touch()
         assert run.end() == code, run.told()
         assert ("KeyboardInterrupt" in run.told()) is (number == signal.SIGINT)
-        run.reader.join(10)
+        run.reader.join(300)
         assert "done" not in run.lines
         said = [line for line in run.lines if line.startswith("step")]
     goes_on(folder, int(said[-1].split()[1]), workers=workers)
@@ -399,16 +407,23 @@ def test_the_code_that_a_process_ends_with(tmp_path, settings, number, code):
     goes_on(tmp_path, 5)
 
 
-def test_a_process_waits_before_its_end(tmp_path):
+def test_a_process_waits_before_its_end(tmp_path, monkeypatch):
     """After the last file is whole; and only if it was told to end."""
-    waits = {"exit_wait": 0.4, "every_steps": 100}
+    waits, waited, sleep = {"exit_wait": 0.4, "every_steps": 100}, [], time.sleep
+
+    def watched_sleep(seconds):
+        """Note which file there is by then."""
+        if seconds == 0.4:
+            waited.append(latest(tmp_path)[1]["position"]["optimizer_step"])
+        sleep(seconds)
+
+    monkeypatch.setattr("trainer_nb.hooks.checkpoint.time.sleep", watched_sleep)
     with handled(signal.SIG_IGN), pytest.raises(SystemExit):
         make(tmp_path, hooks=[Told(5)], settings=waits).fit()
-    assert time.time() - (tmp_path / LIST).stat().st_mtime >= 0.4
+    assert waited == [5]
     goes_on(tmp_path, 5)
-    begun = time.monotonic()
     make(tmp_path, settings=waits).fit(epochs=1)
-    assert time.monotonic() - begun < 0.4
+    assert waited == [5]
 
 
 def test_a_worker_that_is_killed(tmp_path):
