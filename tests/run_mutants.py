@@ -147,19 +147,22 @@ def survival(mutant: Mutant) -> str | None:
 
 def main(words: list[str]) -> int:
     """Plant the chosen mistakes; return 1 if something is wrong."""
-    begun, chosen = time.monotonic(), chosen_mutants(words)
+    begun, wrong, chosen = time.monotonic(), 0, chosen_mutants(words)
     tests = sorted({mutant.test for mutant in chosen})
     with (tempfile.TemporaryDirectory() as root,
           ProcessPoolExecutor(WORKERS, get_context("fork"), copy_package, (root,)) as workers):
         parts = [tests[n::WORKERS] for n in range(WORKERS) if tests[n::WORKERS]]
-        results = workers.map(run_tests, parts)
-        wrong = [f"WITHOUT A MISTAKE\n{output}" for code, output in results if code != 0]
+        for code, output in workers.map(run_tests, parts):
+            if code != 0:
+                wrong += 1
+                print(f"FAILS WITHOUT A MISTAKE\n{output}", flush=True)
         for mutant, why in zip(chosen, workers.map(survival, chosen)):
+            wrong += why is not None
             print("SURVIVED" if why else "killed  ", *mutant[:4], sep="  ", flush=True)
-            wrong += [f"{mutant.module} {mutant.function}: {why}"] if why else []
-    seconds = time.monotonic() - begun
-    print(*wrong, f"{len(chosen)} mistakes, {len(wrong)} failures, {seconds:.0f} s", sep="\n")
-    return int(bool(wrong))
+            if why:
+                print(why)
+    print(f"{len(chosen)} mistakes, {wrong} failures, {time.monotonic() - begun:.0f} s")
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":
