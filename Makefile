@@ -21,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 NOTEBOOKS := $(BIN)/python scripts/notebooks.py
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2
 QUICK_START := nbs/tutorials/10_quick_start.ipynb
 OTHERS := ipykernel-6.31 ipykernel-7.3 colab vision
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -89,7 +89,7 @@ cuda:
 
 # The tests that take minutes, and have a shorter sibling in `make test`.
 long: env $(VENV)-marimo/.made $(VENV)-trackio/.made
-	TRAINER_NB_LONG=1 $(BIN)/python -m pytest -n 2 -m long $(PYTESTFLAGS)
+	TRAINER_NB_LONG=1 $(PYTEST) -m long $(PYTESTFLAGS)
 
 # A thousand commands from three processes at once, to two processes that are killed ten times.
 steering: env

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from jupyter_server import Held, JupyterServer, browser_problem
 from trainer_nb.core.core_trainer import CoreTrainer
 
 LONG = os.environ.get("TRAINER_NB_LONG") == "1"
+TESTS = Path(__file__).parent
+FIRST = ("browser", "project", "processes", "stress", "notebooks", "remote")
 BROWSER_REQUIRED = os.environ.get("TRAINER_NB_REQUIRE_BROWSER") == "1"
 
 # `make test` draws the same examples each time, so that a failure is one of the change at hand;
@@ -40,12 +43,17 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Skip what cannot run here; where the browser is required its absence is an error.
-    `make long` runs what takes minutes."""
+    `make long` runs what takes minutes. Long files come first, so that all workers are busy until
+    the end."""
     if not LONG:
-        left = [item for item in items
-                if item.get_closest_marker("long") and not item.get_closest_marker("short")]
-        config.hook.pytest_deselected(items=left)
+        left = {item for item in items
+                if item.get_closest_marker("long") and not item.get_closest_marker("short")}
+        config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
+    folders = [item.path.relative_to(TESTS).parts[0] for item in items]
+    ranks = {item: FIRST.index(folder) if folder in FIRST else len(FIRST)
+             for item, folder in zip(items, folders)}
+    items.sort(key=ranks.get)
     browser_items = [item for item in items if item.get_closest_marker("browser")]
     problem = browser_problem() if browser_items else None
     if problem and BROWSER_REQUIRED:
