@@ -11,36 +11,37 @@ Every message goes over the main shell channel, as VS Code sends those of widget
 import json
 import os
 import queue
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import warm_kernels
 from jupyter_client.manager import KernelManager
+from jupyter_server import ENVIRONMENTS, LIMIT
 
-ENVIRONMENTS = Path(sys.prefix).parent  # where `make env` puts older kernels, beside its main one
 WIDGETS = "jupyter.widget"
 
 
-def python_of(kernel):
-    """The Python that runs a kernel: "python3" is this one, others are in environments of their
-    own."""
-    return (sys.executable
-            if kernel == "python3" else str(ENVIRONMENTS / f".venv-{kernel}" / "bin" / "python"))
+def command_of(kernel):
+    """The command line of a kernel: "python3" is this Python's, forked from a warm process; others
+    are in environments of their own."""
+    if kernel == "python3":
+        return warm_kernels.command()
+    python = str(ENVIRONMENTS / f".venv-{kernel}" / "bin" / "python")
+    return [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
 @contextmanager
 def client_of(kernel, folder):
     """A front end for a new kernel whose working directory is `folder`."""
     manager = KernelManager()
-    manager.kernel_spec.argv[:] = [python_of(kernel), "-m", "ipykernel_launcher", "-f",
-                                   "{connection_file}"]
+    manager.kernel_spec.argv[:] = command_of(kernel)
     manager.start_kernel(cwd=str(folder),
                          env=os.environ | {"OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder)})
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(60)
+        client.wait_for_ready(LIMIT)
         yield FrontEnd(client, manager)
     finally:
         client.stop_channels()
@@ -54,7 +55,9 @@ class FrontEnd:
         self.client, self.interrupt = client, manager.interrupt_kernel
         self.widgets = {}  # id of a comm to the state of its widget
         self.outputs = {}  # id of a cell to what it printed or displayed, in order
-        self.ended = set()  # ids of cells that have ended
+        self.ended = set()  # ids of cells that have their reply
+        self.idle = set()  # and of those all of whose outputs were read
+        self.echoed = []  # ids of comms whose values the kernel has taken from here
         self.begun = set()
 
     def read(self, seconds=0.0):
@@ -74,6 +77,10 @@ class FrontEnd:
             self.widgets[content["comm_id"]] = dict(content["data"]["state"])
         elif kind == "comm_msg" and content["data"].get("method") == "update":
             self.widgets.get(content["comm_id"], {}).update(content["data"]["state"])
+        elif kind == "comm_msg" and content["data"].get("method") == "echo_update":
+            self.echoed.append(content["comm_id"])
+        elif kind == "status" and content["execution_state"] == "idle":
+            self.idle.add(cell)
         elif kind == "comm_close":
             self.widgets.pop(content["comm_id"], None)
         elif kind == "stream":
@@ -84,10 +91,8 @@ class FrontEnd:
             self.outputs.setdefault(cell, []).append("\n".join(content["traceback"]))
         elif kind == "execute_input":
             self.begun.add(cell)
-        elif kind == "execute_reply":
-            self.ended.add(cell)
 
-    def until(self, condition, seconds=30):
+    def until(self, condition, seconds=LIMIT):
         """Read until the condition holds; False where it does not come to that."""
         end = time.monotonic() + seconds
         while not condition():
@@ -104,22 +109,26 @@ class FrontEnd:
             except queue.Empty:
                 return cell in self.ended
 
-    def run(self, code, seconds=60):
+    def run(self, code):
         """Run a cell to its end; what it printed."""
-        return self.finish(self.client.execute(code), seconds)
+        return self.finish(self.client.execute(code))
 
-    def begin(self, code):
-        """Send a cell and wait until the kernel runs it."""
+    def begin(self, code, said=""):
+        """Send a cell and wait until the kernel runs it, and until it has printed some words."""
         cell = self.client.execute(code)
-        assert self.until(lambda: cell in self.begun), "the cell did not begin"
+        assert self.until(lambda: cell in self.begun and said in self.text(cell)), self.text(cell)
         return cell
 
-    def finish(self, cell, seconds=60):
+    def finish(self, cell):
         """Wait for the end of a cell; what it printed."""
-        assert self.until(lambda: self.replied(cell),
-                          seconds), f"the cell did not end: {self.text(cell)}"
-        self.read(0.2)
+        assert self.until(lambda: self.replied(cell) and cell in self.idle), self.text(cell)
         return self.text(cell)
+
+    def run_to_now(self):
+        """Read all that the kernel has published up to now, while a cell runs: a message of our own
+        is answered after it."""
+        request = self.send("kernel_info_request", {})
+        assert self.until(lambda: request in self.idle)
 
     def text(self, cell):
         """What a cell has printed so far."""

@@ -73,7 +73,7 @@ def test_the_recipe_of_the_page(tmp_path, browser):
             marimo.goto(address)
             link = marimo.get_by_role("link", name=re.compile("run.s page"))
             def run_all():  # a click before the page is connected is lost
-                marimo.get_by_test_id("run-button").last.click(timeout=5000)
+                marimo.get_by_test_id("run-button").last.click()
                 return later(lambda: link.count(), 20)
             marimo.wait_for_load_state("networkidle")
             assert later(run_all)

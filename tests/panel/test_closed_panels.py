@@ -6,19 +6,19 @@ import os
 import queue
 import re
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from jupyter_client.manager import start_new_kernel
+from jupyter_server import LIMIT
+from kernel_client import client_of
 
-import trainer_nb
 from trainer_nb import Trainer
 
+in_a_kernel = pytest.mark.slow
+
 SETUP = """
-import gc, sys, weakref
-sys.path.insert(0, {root!r})
+import gc, weakref
 import torch
 from ipywidgets.widgets.widget import _instances
 from trainer_nb import Trainer
@@ -39,17 +39,17 @@ def counted():
 class Kernel:
     """A kernel that runs cells, and what their messages were."""
 
-    def __init__(self):
-        self.manager, self.client = start_new_kernel(kernel_name="python3")
-        self.run(SETUP.format(root=str(Path(trainer_nb.__file__).parents[1])))
+    def __init__(self, client):
+        self.client = client
+        self.run(SETUP)
 
-    def run(self, code, cell="a", seconds=60):
+    def run(self, code, cell="a"):
         """Execute a cell of the notebook; returns what it printed."""
         message = self.client.session.msg("execute_request", {"code": code, "silent": False},
                                           metadata={"cellId": cell})
         self.client.shell_channel.send(message)
-        self.messages, deadline = [], time.time() + seconds
-        while time.time() < deadline:
+        self.messages, end = [], time.monotonic() + LIMIT
+        while time.monotonic() < end:
             try:
                 told = self.client.get_iopub_msg(timeout=1)
             except queue.Empty:
@@ -75,12 +75,10 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def one_kernel():
-    """A kernel with the package on its path, for all tests of this file."""
-    kernel = Kernel()
-    yield kernel
-    kernel.client.stop_channels()
-    kernel.manager.shutdown_kernel(now=True)
+def one_kernel(tmp_path_factory):
+    """A kernel for all tests of this file."""
+    with client_of("python3", tmp_path_factory.mktemp("kernel")) as front_end:
+        yield Kernel(front_end.client)
 
 
 @pytest.fixture
@@ -92,6 +90,7 @@ def kernel(one_kernel):
     return one_kernel
 
 
+@in_a_kernel
 def test_the_same_cell_again_lets_the_run_before_go(kernel):
     """One model is alive, with its widgets; the first chart brings the plotting script, once for
     all."""
@@ -128,6 +127,7 @@ del panel, search
 """
 
 
+@in_a_kernel
 def test_a_panel_that_was_used_does_not_keep_its_run(kernel):
     """A search, refusals with tracebacks, parts in cells of their own:
     nothing of it holds the model, nothing stays open."""
@@ -138,6 +138,7 @@ def test_a_panel_that_was_used_does_not_keep_its_run(kernel):
     assert kernel.counted() == (0, 1)  # the plotting script
 
 
+@in_a_kernel
 def test_close_leaves_the_picture_and_a_run_that_goes_on_has_a_new_panel(kernel):
     """The last picture is of the moment of closing."""
     kernel.run("trainer = make()\nplots = trainer.plots\ndisplay(plots)\ntrainer.fit(epochs=1)\n"
@@ -154,6 +155,7 @@ def test_close_leaves_the_picture_and_a_run_that_goes_on_has_a_new_panel(kernel)
     assert kernel.counted()[1] > 200
 
 
+@in_a_kernel
 def test_each_picture_says_of_which_moment_it_is_and_the_first_comes_with_the_panel(kernel):
     """A notebook that is saved, or a kernel that ends, before the first minute is over."""
     kernel.run("trainer = make()\ntrainer.fit(epochs=1)")

@@ -15,7 +15,7 @@ def searched(trainer, **texts):
     for name, text in texts.items():
         pane.settings.boxes[name].value = text
     pane.find.click()
-    assert later(lambda: pane.asked.status != "pending", 30)
+    assert later(lambda: pane.asked.status != "pending")
     pane.refresh()
     return pane
 
@@ -85,36 +85,36 @@ def test_progress_and_cancel():
     trainer = make()
     before, threads = whole(trainer), set(threading.enumerate())
     pane = LRPane(trainer.view)
-    pane.settings.boxes["num_steps"].value = "20000"
+    pane.settings.boxes["num_steps"].value = "200000"
     pane.find.click()
-    assert later(lambda: trainer.lr_search is not None and len(trainer.lr_search.sweep) > 5, 30)
+    assert later(lambda: trainer.lr_search is not None and len(trainer.lr_search.sweep) > 5)
     pane.refresh()
-    assert pane.find.description == "Cancel" and "of 20000 rates tried" in pane.words.value
+    assert pane.find.description == "Cancel" and "of 200000 rates tried" in pane.words.value
     assert all(row.use.disabled for row in pane.rows.values())
     pane.find.click()
-    assert later(lambda: pane.asked.status == "applied", 30)
+    assert later(lambda: pane.asked.status == "applied")
     pane.refresh()
     assert "cancelled" in pane.words.value
-    assert pane.find.description == "Run again" and len(trainer.lr_search.lrs) < 20000
-    assert later(lambda: not set(threading.enumerate()) - threads, 30)
+    assert pane.find.description == "Run again" and len(trainer.lr_search.lrs) < 200000
+    assert later(lambda: not set(threading.enumerate()) - threads)
     assert whole(trainer) == before
 
 
 def test_in_a_pause_and_while_it_runs():
     """Asked for in either, it is made between two steps, and the run is where it was."""
-    trainer = make(epochs=400)
+    trainer = make(epochs=1_000_000)
     trainer.tune(lr=1e-6)  # a loss near zero is noise, and the search would end early
     pane = LRPane(trainer.view)
     pane.settings.boxes["num_steps"].value = "20"
     trainer.start()
-    assert later(lambda: trainer.step_state.optimizer_step > 5, 30)
+    assert later(lambda: trainer.step_state.optimizer_step > 5)
     pane.find.click()
-    assert later(lambda: pane.asked.status == "applied", 30) and len(trainer.lr_search.lrs) > 4
+    assert later(lambda: pane.asked.status == "applied") and len(trainer.lr_search.lrs) > 4
     trainer.pause()
-    assert later(lambda: trainer.state is RunState.PAUSED, 30)
+    assert later(lambda: trainer.state is RunState.PAUSED)
     first, step = trainer.lr_search, trainer.step_state.optimizer_step
     pane.find.click()
-    assert later(lambda: pane.asked.status == "applied", 30) and trainer.lr_search is not first
+    assert later(lambda: pane.asked.status == "applied") and trainer.lr_search is not first
     assert trainer.step_state.optimizer_step == step and trainer.state is RunState.PAUSED
     trainer.stop()
     trainer.wait()

@@ -5,16 +5,17 @@ import math
 import re
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pytest
 import torch
+import warm_kernels
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_server import LIMIT
 from nbclient import NotebookClient
 
-import trainer_nb
 from trainer_nb import Trainer
 from trainer_nb.core.control import Reply, Series
 from trainer_nb.core.journal import Journal
@@ -379,15 +380,17 @@ def test_every_state_has_its_word(state):
 # A run and its dashboard
 
 
-def test_drawing_is_rare_and_a_pause_is_drawn_at_once():
+def test_drawing_is_rare_and_a_pause_is_drawn_at_once(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(screen_module, "perf_counter", lambda: now[0])
     run = Run(steps=1)
     board = Dashboard(run)
     drawings = []
     board.refresh = lambda: drawings.append(run.state)
-    end = time.perf_counter() + 1.2
-    while time.perf_counter() < end:
+    for _ in range(1200):
         board.screen.tick("boundary")
-    assert 2 <= len(drawings) <= 4
+        now[0] += 0.001
+    assert len(drawings) == 3
     run.state = RunState.PAUSED
     board.screen.tick("paused")
     assert drawings[-1] is RunState.PAUSED
@@ -430,17 +433,17 @@ def test_a_tab_that_is_being_built_disturbs_no_drawing():
 
     def slowly():
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(LIMIT)
         return make()
 
     board.tabs.makers["journal"] = slowly
     click = threading.Thread(target=board.tabs.buttons["journal"].click)
     click.start()
-    assert begun.wait(20)
+    assert begun.wait(LIMIT)
     board.screen.draw()  # a warning is an error here
     assert board.tabs.open == "hooks" and board.screen.panes == [board]
     go_on.set()
-    click.join(20)
+    click.join(LIMIT)
     assert board.tabs.open == "journal"
     assert board.tabs.ground.children == (board.tabs.built["journal"].widget,)
     shown = [name for name, each in board.tabs.buttons.items() if "on" in each._dom_classes]
@@ -689,14 +692,22 @@ trainer.dashboard
 """
 
 
-def test_without_a_front_end_the_picture_stays():
-    """nbclient runs the same code: no error, and each fit() leaves a picture of its own end."""
-    cells = [f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})",
-             *CELLS.split("---\n")]
+def executed(*cells):
+    """A notebook of these cells that nbclient has run: it has no front end."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)
                                                for source in cells])
-    NotebookClient(notebook, timeout=60, kernel_name="python3", store_widget_state=False).execute()
-    finished, failed, shown = (cell.outputs for cell in notebook.cells[2:])
+    manager = AsyncKernelManager()
+    manager.kernel_spec.argv[:] = warm_kernels.command()
+    client = NotebookClient(notebook, km=manager, timeout=LIMIT, store_widget_state=False)
+    client.execute()
+    return notebook
+
+
+@pytest.mark.slow
+def test_without_a_front_end_the_picture_stays():
+    """nbclient runs the same code: no error, and each fit() leaves a picture of its own end."""
+    notebook = executed(*CELLS.split("---\n"))
+    finished, failed, shown = (cell.outputs for cell in notebook.cells[1:])
     for outputs, word in ((finished, "finished"), (failed, "error"), (shown, "error")):
         picture, live = outputs[0].data, outputs[1].data
         assert "data:image/svg+xml" in picture["text/html"] and f": {word}" in picture["text/plain"]
@@ -706,25 +717,26 @@ def test_without_a_front_end_the_picture_stays():
 
 LONG = """
 import torch
+from trainer_nb.panel import screen
+clock = screen.perf_counter
+screen.perf_counter = lambda: 100 * clock()  # as many drawings as in a hundred times the time
 from trainer_nb import Trainer
 torch.set_num_threads(1)
 x = torch.randn(64, 4)
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=8)
 model = torch.nn.Linear(4, 1)
 trainer = Trainer(model, train_dl=list(data), valid_dl=list(data), loss_fn=torch.nn.MSELoss(),
-                  max_steps=10_000,
+                  max_steps=3_000,
                   eval_every=100, device="cpu", optim=torch.optim.SGD(model.parameters(), lr=0.01))
 trainer.fit().steps
 """
 
 
-def test_ten_thousand_steps_leave_a_small_notebook():
-    source = (f"import sys; sys.path.insert(0, {str(Path(trainer_nb.__file__).parents[1])!r})\n"
-              f"{LONG}")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    NotebookClient(notebook, timeout=120, kernel_name="python3", store_widget_state=False).execute()
+@pytest.mark.slow
+def test_thousands_of_steps_leave_a_small_notebook():
+    notebook = executed(LONG)
     outputs = notebook.cells[0].outputs
-    assert outputs[-1].data["text/plain"] == "10000" and "svg+xml" in outputs[0].data["text/html"]
+    assert outputs[-1].data["text/plain"] == "3000" and "svg+xml" in outputs[0].data["text/html"]
     assert len(nbformat.writes(notebook)) < 200_000
 
 

@@ -1,9 +1,8 @@
 """The panel, the picture and the view of a run with several optimizers:
 each has its losses, its rate and its group of controls."""
 
-import time
-
 import torch
+from live_page import later
 
 from trainer_nb import Trainer
 from trainer_nb.panel.dashboard import Numbers
@@ -100,10 +99,7 @@ def test_the_rate_finder_asks_for_which_and_says_so():
     pane.settings.optimizer.value = "g"
     pane.settings.boxes["num_steps"].value = "12"
     pane.find.click()
-    for _ in range(400):
-        if trainer.lr_search is not None and trainer.lr_search.sweep.ended:
-            break
-        time.sleep(0.05)
+    assert later(lambda: trainer.lr_search is not None and trainer.lr_search.sweep.ended)
     pane.refresh()
     assert trainer.lr_search.sweep.name == "lr.g" and "Optimizer g: " in pane.words.value
     pane._use(0.003)

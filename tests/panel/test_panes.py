@@ -149,11 +149,11 @@ def test_a_note_is_kept_at_its_step_and_the_box_is_empty_again():
 
 
 def test_a_note_in_a_running_run_appears_when_it_has_been_taken():
-    trainer = make(epochs=1000, hooks=[Slow()])
+    trainer = make(epochs=1_000_000, hooks=[Slow()])
     trainer.start()
     pane = JournalPane(trainer.view)
     pane.note.box.value = "in between"
-    assert later(lambda: len(trainer.journal) == 1, 10)
+    assert later(lambda: len(trainer.journal) == 1)
     pane.refresh()
     assert cells(pane.table.value)[0][5] == "“in between”"
     trainer.close()
@@ -478,7 +478,7 @@ def test_the_same_condition_twice_is_one_row_which_removes_both():
 
 @pytest.mark.parametrize("state", ["idle", "paused", "finished", "running"])
 def test_a_refused_condition_stays_to_be_corrected_in_every_state(state):
-    trainer = make(epochs=1 if state == "finished" else 1000, hooks=[Slow()])
+    trainer = make(epochs=1 if state == "finished" else 1_000_000, hooks=[Slow()])
     if state == "running":
         trainer.start()
     elif state != "idle":
@@ -491,7 +491,7 @@ def test_a_refused_condition_stays_to_be_corrected_in_every_state(state):
     pane.refresh()
     assert box.value == "lss <b> 3" and "refused" in pane.breakpoints.widget._dom_classes
     box.value = "loss > 1e9"
-    assert later(lambda: len(trainer.breakpoints) == 1, 10)
+    assert later(lambda: len(trainer.breakpoints) == 1)
     pane.refresh()
     assert box.value == "" and "refused" not in pane.breakpoints.widget._dom_classes
     assert "write" not in hint.value and list(pane.breakpoints.rows) == ["loss > 1e9"]
@@ -522,7 +522,7 @@ def test_what_is_refused_at_the_boundary_comes_back_into_the_box():
 
 
 def test_two_threads_refresh_while_a_third_asks():
-    trainer = make(epochs=1000, hooks=[Slow()])
+    trainer = make(epochs=1_000_000, hooks=[Slow()])
     trainer.start()
     panes, failed = [JournalPane(trainer.view), InspectPane(trainer.view)], []
     panes[1].shown(True)
@@ -543,7 +543,7 @@ def test_two_threads_refresh_while_a_third_asks():
         time.sleep(0.003)
     [thread.join() for thread in threads]
     trainer.resume()
-    assert later(lambda: len(trainer.breakpoints) == 20, 10)
+    assert later(lambda: len(trainer.breakpoints) == 20)
     [pane.refresh() for pane in panes]
     assert failed == [] and len(panes[1].breakpoints.rows) == 20
     assert len({child.model_id for child in panes[1].breakpoints.list.children}) == 20
@@ -562,7 +562,7 @@ def test_box_and_button_at_once_in_two_threads_hand_a_text_over_once():
     line = Entry("", take, "Add")
     box = threading.Thread(target=lambda: setattr(line.box, "value", "once"))
     box.start()
-    assert later(lambda: taken, 10)
+    assert later(lambda: taken)
     line.keep.click()
     clicked.set()
     box.join()

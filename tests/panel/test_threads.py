@@ -3,6 +3,7 @@
 import threading
 
 import ipywidgets as widgets
+from jupyter_server import LIMIT
 from small_runs import make
 
 from trainer_nb import AlertsHook, Hook, SnapshotHook, Tunable
@@ -15,13 +16,13 @@ from trainer_nb.panel.plots import Curves, PastRun, remember_run
 from trainer_nb.panel.view import LocalRunView
 
 
-def beside(*actions, seconds=10):
-    """Start the actions in threads; whether all have ended in time."""
+def beside(*actions):
+    """Start the actions in threads; whether all end."""
     threads = [threading.Thread(target=action, daemon=True) for action in actions]
     for each in threads:
         each.start()
     for each in threads:
-        each.join(seconds)
+        each.join(LIMIT)
     return not any(each.is_alive() for each in threads)
 
 
@@ -46,7 +47,7 @@ def test_a_switch_of_the_tab_runs_and_a_drawing_do_not_wait_for_each_other(monke
         plain()
 
     def draw():
-        assert clicked.wait(10)
+        assert clicked.wait(LIMIT)
         trainer.journal  # the run's thread comes to the tab while the click is at the plots
         pane._drawn = None
         threading.Timer(0.2, drawing.set).start()
@@ -145,11 +146,11 @@ def test_a_search_that_waits_at_the_end_of_a_drive_holds_nobody_up():
             searching.set()
             def click():
                 posted.append(trainer.post(Command("note", {"text": "meanwhile"})))
-            assert beside(click, seconds=5), "post waits for the search"
+            assert beside(click), "post waits for the search"
 
     trainer.at_safe_point = at_safe_point
     trainer.fit()
-    assert replies[0].wait(30).status == "applied" and searching.is_set() and len(posted) == 1
+    assert replies[0].wait(LIMIT).status == "applied" and searching.is_set() and len(posted) == 1
 
 
 def heard(line, shown):
