@@ -117,15 +117,21 @@ def counts(cell, by_clock):
 
 
 @contextmanager
-def compared_with_stored(text):
+def compared_with_stored(text, until=None):
     """While it is open, nbdev's `test_nb` compares each cell of a notebook (of this text) that it
-    runs; gives the list of what is stale."""
+    runs; gives the list of what is stale. With `until` it leaves out the first cell that contains
+    this text, and all that follow."""
     import nbdev.test
 
     plain, by_clock, found = nbdev.test.CaptureShell, is_by_clock(text), []
 
     class ComparingShell(plain):
+        ended = False
+
         def cell(self, cell, **options):
+            self.ended = self.ended or bool(until) and until in cell.source
+            if self.ended:
+                return
             stored, cell.outputs = cell.get("outputs", []), []
             super().cell(cell, **options)
             if counts(cell, by_clock) and not self.exc:

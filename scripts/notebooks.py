@@ -279,15 +279,16 @@ def has_stored_outputs(path):
     return path.is_relative_to(NBS) and is_compared(path.relative_to(NBS)) and not has_gpu()
 
 
-def test_here(path, flags):
+def test_here(path, flags, until=None):
     """Run one notebook's cells as tests in this process, with nbdev's own function.
 
-    It fails too if stored outputs are compared and say something else.
+    It fails too if stored outputs are compared and say something else. `until` leaves out the
+    first cell that contains this text, and all that follow.
     """
     from nbdev.config import get_config
     from nbdev.test import test_nb
 
-    with compared_with_stored(Path(path).read_text(encoding="utf-8")) as stale:
+    with compared_with_stored(Path(path).read_text(encoding="utf-8"), until) as stale:
         passed, _ = test_nb(
             Path(path),
             skip_flags=get_config().tst_flags.split(),
@@ -482,6 +483,7 @@ def parser():
             one.add_argument("--timeout", type=int, default=600, help="seconds for a cell")
         if verb is test_here:
             one.add_argument("path")
+            one.add_argument("--until", help="leave out the cells from the first with this text on")
         if verb in (test, test_here):
             one.add_argument(
                 "--flags",

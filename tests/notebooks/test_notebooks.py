@@ -27,17 +27,28 @@ MOST = 600  # seconds: a notebook that waits for ever is ended
 FIRST = ("real_work", "tutorials", "coming_from", "how_to")
 
 
-def in_order():
-    """Every notebook, or those that the command line names; long ones first."""
+# Pages that train for half a minute, real networks most of them. In `make test` their cells run up
+# to the first that trains: data, model and trainer are made. `make long` runs them whole.
+LONG = ("10_transformer", "11_language_model", "14_images", "15_lora", "16_gan", "18_search")
+
+
+def cases():
+    """(path, text at which the run ends) of every notebook, or of those that the command line
+    names; long ones first."""
     named = os.environ.get("TRAINER_NB_NOTEBOOKS")
     found = notebooks.find_notebooks(named.split(os.pathsep) if named else ())
-    return sorted(found, key=lambda path: (path.parent.name not in FIRST, path))
+    for path in sorted(found, key=lambda path: (path.parent.name not in FIRST, path)):
+        name, short = notebooks.show(path), path.parent.name == "real_work" and path.stem in LONG
+        if short and not named:
+            yield pytest.param(path, ".fit(", id=f"{name} up to the training")
+        yield pytest.param(path, "", id=name,
+                           marks=[pytest.mark.long] if short and not named else [])
 
 
-@pytest.mark.parametrize("path", in_order(), ids=notebooks.show)
-def test_a_notebook_runs_and_makes_what_is_stored(path):
+@pytest.mark.parametrize(("path", "until"), list(cases()))
+def test_a_notebook_runs_and_makes_what_is_stored(path, until):
     command = [sys.executable, str(ROOT / "scripts" / "notebooks.py"), "test_here", str(path),
-               "--flags", os.environ.get("TRAINER_NB_NOTEBOOK_FLAGS", "")]
+               "--flags", os.environ.get("TRAINER_NB_NOTEBOOK_FLAGS", ""), "--until", until]
     done = warm.run(command, modules=MODULES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                     text=True, cwd=ROOT, timeout=MOST)
     assert done.returncode == 0, done.stdout
