@@ -302,7 +302,7 @@ def test_while_it_is_being_driven():
         hooks=[LambdaHook(after_epoch=lambda t: t.ask(lambda: setattr(t, "loss_fn", HUBER)))])
     asking.fit()
     assert equal(asking.model, by_hand([(SQUARES, sgd, 1, loader()), (HUBER, None, 1, loader())]))
-    held = make(epochs=2000)
+    held = make(epochs=1_000_000)
     held.start()
     with pytest.raises(RuntimeError, match=r"in progress \(in start"):
         held.loss_fn = HUBER

@@ -5,13 +5,13 @@ import importlib.util
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import warm
 import yaml
 from comparing import same, streams
 from omegaconf import OmegaConf
@@ -325,11 +325,11 @@ def keep(given):
     return Kept(given)
 
 
+@pytest.mark.slow
 def test_without_hydra_the_extra_is_named():
     code = ("import sys; sys.modules['hydra'] = None\nfrom trainer_nb import Trainer\n"
             "try: Trainer.from_config({'model': 1})\nexcept ImportError as error: print(error)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-                          cwd=ROOT)
+    done = warm.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "pip install 'trainer_nb[config]'" in done.stdout, done.stderr
 
 
@@ -406,10 +406,9 @@ def test_the_same_configuration_with_more_epochs_goes_on(tmp_path, sched):
 
 def run(folder, *arguments):
     """examples/hydra/train.py, started in a folder."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, str(ROOT / "examples" / "hydra" / "train.py"),
-                           *arguments, "epochs=1", "device=cpu"],
-                          capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+    return warm.run([sys.executable, str(ROOT / "examples" / "hydra" / "train.py"),
+                     *arguments, "epochs=1", "device=cpu"],
+                    capture_output=True, text=True, cwd=folder)
 
 
 def records(folder):
@@ -419,6 +418,7 @@ def records(folder):
              if not name.startswith(("seconds", "time/", "samples_per"))} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line_can_be_made_again(tmp_path, monkeypatch):
     done = run(tmp_path, "optim.lr=0.01", "hydra.run.dir=here")
     assert done.returncode == 0, done.stderr
@@ -434,6 +434,7 @@ def test_a_run_from_the_command_line_can_be_made_again(tmp_path, monkeypatch):
     assert records(tmp_path / "here" / "run-2") == records(folder)
 
 
+@pytest.mark.slow
 def test_a_sweep_from_the_command_line(tmp_path):
     done = run(tmp_path, "--multirun", "optim.lr=0.1,0.01", "hydra.sweep.dir=sweep")
     assert done.returncode == 0, done.stderr
@@ -446,6 +447,7 @@ def test_a_sweep_from_the_command_line(tmp_path):
     assert first != second
 
 
+@pytest.mark.slow
 def test_parts_are_chosen_on_the_command_line_and_mistakes_named(tmp_path):
     done = run(tmp_path, "model=cnn", "optim=sgd", "model.channel=3", "hydra.run.dir=here")
     assert done.returncode == 1 and "channel" in done.stderr  # Hydra's own answer
