@@ -19,6 +19,12 @@ from distributed_runs import (  # noqa: E402
     EQUAL, TOGETHER, Adversaries, Unused, collected, data, looked_at, looked_into, network, outcome,
     partly, run, sampled, written)
 
+LONG = os.environ.get("TRAINER_NB_LONG") == "1"
+# what differs from another run in numbers alone; of processes that share the parameters also what
+# concerns the loaders, which know nothing of the engine, and what `resumed` restores as well
+MORE = ["two batches a process", "many epochs"]
+MORE_SHARED = [*MORE, "own generator", "a list", "a stream", "steps", "limited", "overfit",
+               "rewound", "signalled"]
 GOING_ON = ["resumed", "rewound", "steered", "signalled"]
 SHARED = [name for name in EQUAL
           if name not in ("an average and a schedule", "small pieces", "workers", "seeded samples",
@@ -27,6 +33,16 @@ SCRIPT = Path(__file__).parents[1] / "distributed_runs.py"
 
 
 pytestmark = pytest.mark.slow
+
+
+def in_short(names, more):
+    """These names, in a short run without those of `more`."""
+    return [name for name in names if LONG or name not in more]
+
+
+def marked(names, more):
+    """The same names as parameters."""
+    return [pytest.param(name, marks=[pytest.mark.long] if name in more else []) for name in names]
 
 
 def free_port():
@@ -93,8 +109,8 @@ def assert_run_of_one(folder, name):
 def together(tmp_path_factory):
     """The folder with what two processes made of all runs that need no death."""
     folder = tmp_path_factory.mktemp("together")
-    names = [*EQUAL, *TOGETHER, *GOING_ON, "looked_at", "written", "collected", "sampled",
-             "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
+    names = [*in_short(EQUAL, MORE), *TOGETHER, *GOING_ON, "looked_at", "written", "collected",
+             "sampled", "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
              "left_over", "held_at", "persistent", "grown", "spectral", "cancelled", "claimed",
              "looked_into", "in_turn", "at_odds"]
     found = start(folder, *names)
@@ -106,14 +122,15 @@ def together(tmp_path_factory):
 def sharing(tmp_path_factory):
     """The same of processes that have a part of every parameter each."""
     folder = tmp_path_factory.mktemp("sharing")
-    found = start(folder, *SHARED, "normalized, unjudged", *GOING_ON, "looked_at", "written",
-                  "collected", "sampled", "refused", "in_units", "half", "grown",
-                  "looked_into", engine="fsdp")
+    names = [*in_short([*SHARED, *GOING_ON], MORE_SHARED), "normalized, unjudged", "looked_at",
+             "written", "collected", "sampled", "refused", "in_units", "half", "grown",
+             "looked_into"]
+    found = start(folder, *names, engine="fsdp")
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", marked(EQUAL, MORE))
 def test_two_processes_make_the_run_of_one(together, name):
     """Uneven tails, accumulation, clipping, weights by items, any kind of loader:
     with the joined batches of one process."""
@@ -129,9 +146,11 @@ def test_processes_stay_the_same(together, name):
     assert all(weights.isfinite().all() for weights in first["weights"])
 
 
-@pytest.mark.parametrize("name, other",
-                         [("resumed", "resumed"), ("rewound", "rewound"), ("signalled", "again")])
-@pytest.mark.parametrize("kind", ["together", "sharing"])
+@pytest.mark.parametrize("kind, name, other", [
+    ("together", "resumed", "resumed"), ("together", "rewound", "rewound"),
+    ("together", "signalled", "again"), ("sharing", "resumed", "resumed"),
+    pytest.param("sharing", "rewound", "rewound", marks=pytest.mark.long),
+    pytest.param("sharing", "signalled", "again", marks=pytest.mark.long)])
 def test_two_processes_go_on_bit_for_bit(request, kind, name, other):
     """Each with random streams of its own: resumed from a file, after a rewind, after a signal to
     one of them."""
@@ -256,7 +275,7 @@ def test_an_error_in_one_process_ends_the_other(tmp_path):
     assert not list((tmp_path / "failing").glob("*error*"))
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", marked(SHARED, MORE_SHARED))
 def test_processes_that_share_the_parameters_make_the_run_of_one(sharing, name):
     """Also where one of them has no batch: it makes the others' passes, and adds nothing."""
     assert_run_of_one(sharing, name)

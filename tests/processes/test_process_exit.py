@@ -62,12 +62,27 @@ def workers():
     return [each for each in multiprocessing.active_children() if each.daemon]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """What earlier tests have left need not be looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def nothing_is_left():
+    """Whether there are no workers, and none are to be ended, at the latest after a collection."""
+    gc.collect()
+    return not workers() and not OPEN_ITERATORS.ends
+
+
 @pytest.fixture(autouse=True)
 def no_workers():
     """Each test begins and ends without workers."""
-    until(lambda: gc.collect() is not None and not workers())
+    until(nothing_is_left)
     yield
-    until(lambda: gc.collect() is not None and not workers() and not OPEN_ITERATORS.ends)
+    until(nothing_is_left)
 
 
 def kill(worker):

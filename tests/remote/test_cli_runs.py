@@ -71,8 +71,8 @@ def status(folder):
 
 
 def said(folder, *words):
-    """Exit code and the object that a command prints with --json."""
-    done = shell(*words, "--json", cwd=folder)
+    """Exit code and the object that a command prints with --json, once it is answered."""
+    done = shell(*words, "--json", "--wait", "300", cwd=folder)
     return done.returncode, json.loads(done.stdout)
 
 

@@ -122,7 +122,7 @@ def test_a_disk_that_takes_nothing_in_mid_run(disk):
     for each in sent:
         assert run.wait(each)["status"] == "applied"
     until(lambda: run.control.status()["beat"] > beat + 2)
-    assert shell("tune", disk.run, "lr=0.1").returncode == 0
+    assert shell("tune", disk.run, "lr=0.1", "--wait", "300").returncode == 0
     assert attached.tune(lr=0.2).wait(300).status == "applied"
     step = run.trainer.step_state.optimizer_step
     until(lambda: run.control.status()["position"]["step"] > step)

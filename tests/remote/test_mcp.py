@@ -18,12 +18,22 @@ from trainer_nb.remote import mcp
 from trainer_nb.remote.mcp import ACTS, MOST_LETTERS, READS, Budget, Reach, Rules
 
 
+# the server waits for the answer of a run that is slow
+PATIENT = f"""
+from dataclasses import replace
+from trainer_nb.remote import mcp
+rules_of = mcp.rules_of
+mcp.rules_of = lambda options: replace(rules_of(options), wait=300.0)
+{PROGRAM}
+"""
+
+
 @asynccontextmanager
 async def client(folder, *words):
     """The package's client, connected with `trainer-nb mcp FOLDER WORDS` in a process of its
     own."""
     server = StdioServerParameters(command=sys.executable,
-                                   args=["-c", PROGRAM, "mcp", str(folder), *words],
+                                   args=["-c", PATIENT, "mcp", str(folder), *words],
                                    env=environment())
     async with AsyncExitStack() as stack:
         yield await stack.enter_async_context(Client(server))
@@ -143,8 +153,8 @@ def test_an_agent_asks_and_a_person_decides(tmp_path):
         run = attach(tmp_path / "exp1")
         assert [each.name for each in run.waiting] == ["tune", "stop"]
         assert run.waiting[0].reason == "it rises"
-        assert shell("decline", tmp_path / "exp1", stop["id"], "--reason",
-                     "not yet").returncode == 0
+        assert shell("decline", tmp_path / "exp1", stop["id"], "--reason", "not yet",
+                     "--wait", "300").returncode == 0
         assert run.approve(asked["id"]).wait(300).status == "applied"
         assert process.replies.wait(asked["id"], 300)["status"] == "applied"
         assert process.replies.wait(stop["id"], 300)["reason"].endswith("declined it: not yet")
@@ -189,7 +199,7 @@ def test_what_waits_outlives_a_kill(tmp_path):
             assert process.replies.wait(id, 300)["status"] == "applied"
         until(lambda: [each["id"] for each in process.control.status()["waiting"]] == [kept])
         assert [each["by"] for each in journal(process)] == ["ada@lab, approved by eve@lab"]
-        assert shell("approve", tmp_path / "exp1", kept).returncode == 0
+        assert shell("approve", tmp_path / "exp1", kept, "--wait", "300").returncode == 0
         assert process.replies.wait(kept, 300)["status"] == "applied"
         assert process.control.status()["waiting"] == []
 

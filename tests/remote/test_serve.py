@@ -37,6 +37,14 @@ JSON = {"Content_Type": "application/json"}
 pytestmark = pytest.mark.slow
 
 
+# a command waits for its answer until the page is closed
+PATIENT = """
+from trainer_nb.remote.serve import Page
+make = Page.__init__
+Page.__init__ = lambda page, *given: make(page, *given, wait=10**6)
+"""
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run in another process."""
@@ -47,7 +55,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(run):
     """Its page."""
-    with Served(run.path, "--port", 0, "--name", "phone") as served:
+    with Served(run.path, "--port", 0, "--name", "phone", before=PATIENT) as served:
         yield served
 
 
@@ -382,14 +390,6 @@ def test_a_port_that_is_taken(served, run):
     assert "--port 0 takes a free port" in done.stderr and "Traceback" not in done.stderr
     with Served(run.path) as first, Served(run.path) as second:
         assert first.port != second.port and second.state()["standing"] == "running"
-
-
-# a command waits for its answer until the page is closed
-PATIENT = """
-from trainer_nb.remote.serve import Page
-make = Page.__init__
-Page.__init__ = lambda page, *given: make(page, *given, wait=10**6)
-"""
 
 
 def test_ctrl_c_ends_the_page_alone(run, written):
