@@ -68,10 +68,39 @@ def parent_of(folder):
         return None
 
 
+FORKS = """
+import os, random, runpy, socket, sys
+while True:
+    port = random.SystemRandom().randrange(20_000, 32_000)  # which nobody gets unasked
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+        break
+    except OSError:
+        continue
+number, sys.argv = int(sys.argv[1]), sys.argv[2:]
+ranks = []
+for rank in range(number):
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number),
+                       "LOCAL_WORLD_SIZE": str(number), "TORCHELASTIC_RUN_ID": "none",
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        sys.path.insert(0, os.getcwd())
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        break
+else:
+    for rank in ranks:
+        os.waitpid(rank, 0)
+"""
+
+
 def popen(command, **settings):
-    """A script of one process begins with torch in memory."""
-    if "-m" in command or command[0] != sys.executable:
+    """A script begins with torch in memory: as if by Python, or by torchrun."""
+    if command[0] != sys.executable:
         return subprocess.Popen(command, **settings)
+    if command[1:4] == ["-m", "torch.distributed.run", "--standalone"]:
+        assert command[4] == "--nproc-per-node"
+        command = [command[0], "-c", FORKS, *command[5:]]
     unbuffered = ["-u"] if settings["env"].get("PYTHONUNBUFFERED") else []
     return warm.Popen([command[0], *unbuffered, *command[1:]], **settings)
 
@@ -265,8 +294,12 @@ def test_a_run_that_another_process_begins_there_is_not_taken_for_its_own(here):
     other.wait()
 
 
-def test_two_processes(here):
+@pytest.mark.parametrize("launcher", ["as torchrun does", pytest.param(
+    "torchrun", marks=pytest.mark.long)])
+def test_two_processes(here, launcher, monkeypatch):
     """By torchrun: the run is that of the first rank, and makes its steps with both."""
+    if launcher == "torchrun":
+        monkeypatch.setattr(launch_script, "subprocess", subprocess)
     run = launched("train.py", num_processes=2)
     output = Path(run.path) / "output.txt"
     until(lambda: output.read_text().count("ranks 2") == 2)
