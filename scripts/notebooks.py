@@ -303,7 +303,7 @@ def test_here(path, flags, until=None):
 
 def test(paths=(), flags=""):
     """Run notebooks as tests, each in a process of its own, without storing anything."""
-    command = [sys.executable, "-m", "pytest", "-n", "2", "tests/notebooks"]
+    command = [sys.executable, "-m", "pytest", "-n", "2", "tests/notebooks/test_notebooks.py"]
     place = {"TRAINER_NB_NOTEBOOKS": os.pathsep.join(map(str, find_notebooks(paths))),
              "TRAINER_NB_NOTEBOOK_FLAGS": flags}
     sys.exit(subprocess.run(command, cwd=ROOT, env=os.environ | place).returncode)
