@@ -108,6 +108,7 @@ def test_totals_of_the_constructor_and_a_finished_run():
     assert_same(loop, straight(epochs=2))
 
 
+@pytest.mark.slow
 def test_the_event_loop_gets_its_turns():
     """At the first boundary, and then whenever a twentieth of a second is over;
     not at every step."""

@@ -771,7 +771,7 @@ def comparable(state):
     return state
 
 
-@pytest.mark.parametrize("order", [None, 1000, -1000])
+@pytest.mark.parametrize("order", [None, 1000, pytest.param(-1000, marks=pytest.mark.long)])
 def test_the_order_of_hooks_changes_nothing_in_a_file(tmp_path, order):
     """Before or after the hooks whose state it keeps;
     at steps, epochs, evaluations, and at the end."""

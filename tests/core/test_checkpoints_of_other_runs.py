@@ -55,6 +55,7 @@ LAST = {"unfinished": ("step_00000026.pt", "step 26, 1"),
         "finished": ("step_00000048.pt", "step 48, 3")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "given", "ends"), [
     ("unfinished", {}, ""), ("unfinished", {"weights": 1}, ""),
     ("finished", {}, "; nothing is left to train"),
@@ -133,6 +134,7 @@ def test_force_goes_on_and_names_what_differs(folder, capsys):
     assert "the data differ: check sum of samples" in told and told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_folds_of_a_cross_validation(tmp_path):
     """The second fold in the first one's folder is an error;
     with resume=False each is trained, and the best one kept is its own."""

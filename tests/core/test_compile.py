@@ -50,6 +50,7 @@ def noted():
     return sizes, backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [Own, lambda: nn.Linear(4, 1), lambda: nn.Sequential(Own()),
                                    lambda: nn.Sequential(nn.Linear(4, 1))])
 def test_models_of_torch_are_compiled_too(model):
@@ -92,6 +93,7 @@ def test_arguments_reach_torch():
     assert torch.equal(compiled.model[0].weight, plain.model[0].weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "told"), [
     ("reduce-overhead", r"did you mean \{'mode': 'reduce-overhead'\}"),
     ({"mod": "default"}, r"no 'mod'; did you mean 'mode'\?"), (3, "compile=3: True, False, or a"),

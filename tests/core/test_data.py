@@ -271,6 +271,7 @@ def test_chunks_are_as_equal_as_possible(size, limit):
     assert torch.cat([y for _, y in pieces]).tolist() == [i + 0.5 for i in range(size)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(batches_to_cut())
 def test_chunks_of_nested_batches_join_to_the_batch(case):
@@ -459,7 +460,8 @@ def test_torn_off_equals_straight(kind, tears):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tears",
-                         [pytest.param("never", marks=pytest.mark.long), "in two epochs",
+                         [*(pytest.param(tears, marks=pytest.mark.long)
+                            for tears in ("never", "in two epochs")),
                           "at the start of a later one", "between and within"])
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 @pytest.mark.parametrize("kind", [
@@ -583,8 +585,10 @@ def by_hand(workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stops", [(), (3,), (7, 14), (5, 9, 18)], ids=str)
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("workers", "stops"), [
+    *((workers, stops) for workers in WORKERS for stops in ((), (5, 9, 18))),
+    *(pytest.param(workers, stops, marks=pytest.mark.long if workers == "2" else ())
+      for workers in WORKERS for stops in ((3,), (7, 14)))], ids=str)
 def test_a_stopped_run_equals_a_hand_written_loop(workers, stops):
     """Stopped within epochs or between them, continued by fit():
     the weights of a loop that never stopped."""

@@ -1082,6 +1082,7 @@ def test_entering_under_an_open_context_is_refused(verb, context, name):
     assert_same(loop, straight(epochs=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drive", ["start", "detach"])
 def test_thread_settings_go_along(drive):
     """What the calling thread has set holds in the background thread, and there only as long as it

@@ -68,6 +68,7 @@ def test_a_place_that_is_not_there_is_refused(count, place):
         filled(count).take([0, place])
 
 
+@pytest.mark.slow
 def test_what_is_read_is_a_copy():
     """Of what is in memory and of what is in the file; and a read array outlives the numbers."""
     numbers = filled(20)

@@ -56,7 +56,8 @@ def halted_and_resumed(straight, same, other, step):
 
 
 @pytest.mark.parametrize(("workers", "steps"), [
-    (0, range(22)), (2, (7, 10)), pytest.param(2, (0, 3, 20), marks=pytest.mark.long)])
+    (0, (0, 1, 6, 7, 8, 14, 20, 21)), pytest.param(0, range(22), marks=pytest.mark.long),
+    (2, (7, 10)), pytest.param(2, (0, 3, 20), marks=pytest.mark.long)])
 def test_resumed_after_any_step(workers, steps):
     straight = make(workers)
     straight.fit()
@@ -205,9 +206,10 @@ def test_a_search_leaves_no_trace(kind, steps, workers):
     straight.close(), searched.close()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("step", [1, 5, 8])
-def test_an_evaluation_over_one_goes_on_too(workers, step):
+@pytest.mark.parametrize(("step", "workers"), [
+    (1, 0), (5, 0), (8, 0), (5, 1), *(pytest.param(step, 1, marks=pytest.mark.long)
+                                      for step in (1, 8))])
+def test_an_evaluation_over_one_goes_on_too(step, workers):
     def make_with():
         generator = torch.Generator().manual_seed(2)
         return at(valid=StatefulDataLoader(Samples(noisy=not workers), batch_size=5, shuffle=True,

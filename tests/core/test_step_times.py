@@ -493,6 +493,7 @@ def test_calls_are_never_more_than_steps():
     assert all(steps - 32 <= calls <= steps for steps, calls, _ in seen)
 
 
+@pytest.mark.slow
 def test_the_shares_of_hooks_add_up_to_the_bar():
     """In a long run with evaluations, epochs, and a hook within a hook:
     own times in steps make up the part of all hooks."""

@@ -425,6 +425,7 @@ def test_a_rule_goes_back_from_the_step_of_the_alert():
     assert trainer.journal.entries[0].new == (trainer.alerts[0].step - 60) // 5 * 5
 
 
+@pytest.mark.slow
 def test_a_rule_heeds_its_kind():
     """It waits for alerts of its own kind."""
     trainer = make(
@@ -558,6 +559,7 @@ def test_a_slow_disk_changes_no_rule(tmp_path, slow_disk):
     assert [each.new for each in trainer.journal if each.kind == "rewind"] == [200]
 
 
+@pytest.mark.slow
 def test_a_slow_disk_changes_no_rewind(tmp_path, slow_disk):
     """A rewind in the loop goes back to the state that is still being written."""
     def back(trainer):
@@ -620,6 +622,7 @@ def test_rewound_by_hand():
             for each in trainer.alerts][:2] == [(1, "spike", alert.step), (2, "spike", alert.step)]
 
 
+@pytest.mark.slow
 def test_thresholds_are_tunables():
     """They can be changed live, are journaled, and None switches a kind off;
     a wrong name is refused."""

@@ -240,6 +240,7 @@ def numbers_of(trainer, name):
     return trainer.history[name].tolist()
 
 
+@pytest.mark.slow
 def test_the_norm_of_the_gradients():
     """Before clipping, and measured from the first step on because a condition asks for it."""
     norms = numbers_of(make_trainer(grad_clip=0.1), "grad_norm")

@@ -407,6 +407,7 @@ def test_bad_settings_of_the_hook(settings, error):
         EMAHook(**settings)
 
 
+@pytest.mark.slow
 def test_both_curves_are_drawn_and_the_panel_has_its_controls():
     """`valid_ema/loss` is a curve of its own;
     decay, eval and the switch are tunables of the panel."""

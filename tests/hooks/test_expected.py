@@ -146,6 +146,7 @@ def kept(folder):
     return sorted(int(path.stem[5:13]) for path in folder.glob("step_*.pt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["max", "min"])
 @pytest.mark.parametrize("halted", [False, True], ids=["", "in two processes"])
 def test_the_best_few_stay(tmp_path, mode, halted):
@@ -303,6 +304,7 @@ def test_the_allocator_of_the_cpu_itself():
 
 # ---- time that is used up, errors with a message alone
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fit", "step", "start"])
 def test_no_step_when_the_time_is_used_up(tmp_path, way):
     """A job that is started again trained one step each time."""

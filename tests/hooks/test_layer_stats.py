@@ -63,6 +63,7 @@ def equal(a, b):
                                strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {}, {"mixed_precision": "bf16"}, {"gradient_accumulation_steps": 3, "micro_batch_size": 8},
     {"grad_clip": 0.5, "ema": 0.9}])
@@ -237,6 +238,7 @@ def test_a_module_that_is_called_twice():
                             0] == pytest.approx(float(outputs[0].grad.std(correction=0)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_graph_is_kept():
     """After the step its activations and the graph are gone."""
     dead = []
@@ -348,6 +350,7 @@ def test_records():
     assert trainer.history.steps("train/loss").tolist() == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_the_figure():
     """Three lines and a map a layer."""
     stats = LayerStatsHook(every_steps=2, modules=nn.Linear)
@@ -366,6 +369,7 @@ def test_the_figure():
         stats.plot("weights")
 
 
+@pytest.mark.slow
 def test_a_compiled_model():
     """Nothing is measured, a warning says so, and the training goes on."""
     for model in (torch.compile(Net(), backend="eager"), nn.Sequential(nn.Linear(64, 10))):

@@ -247,6 +247,7 @@ def test_the_table_is_shown(tmp_path, capsys):
     assert "Self CPU" in text and "aten::" in text
 
 
+@pytest.mark.slow
 def test_a_profile_changes_no_weights(tmp_path):
     with_it, without = make(ProfilerHook(tmp_path, repeat=2, show=False, record_shapes=True,
                                          profile_memory=True)), make()

@@ -15,6 +15,7 @@ from trainer_nb.hooks.samples import (FAR, LONGEST_TEXT, MOST_CLASSES, SIDE, Sam
                                       SampledEvaluation, as_pixels, joined)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings",
                          [{}, {"mixed_precision": "bf16"}, {"ema": 0.9},
                           {"gradient_accumulation_steps": 2, "micro_batch_size": 7}])
@@ -166,6 +167,7 @@ def test_losses_that_are_not_finite_come_first():
     assert samples.evaluations[-1].worst[0].picture.max() == 0
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded():
     """Evaluations, classes, what is logged; ignored targets are not counted."""
     samples = SamplesHook(worst=1, keep=3, logged=2)
@@ -227,6 +229,7 @@ def test_a_process_without_a_batch_of_a_loader():
     ] == [("few", 2, [(1, 1)]), ("valid", 5, [(3, 3), (0, 0)])]
 
 
+@pytest.mark.slow
 def test_a_rewind_takes_evaluations_back():
     """What came later is forgotten, what was logged too."""
     samples = SamplesHook(worst=1)
