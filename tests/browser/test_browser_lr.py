@@ -35,14 +35,26 @@ def open_finder(live, cell):
     return pane
 
 
+def drawn(pane):
+    """What the curve shows, in words; empty without one."""
+    curve = pane.locator(".lr-curve svg")
+    return curve.get_attribute("aria-label") if curve.count() else ""
+
+
 def find(live, pane, steps):
-    """Ask for n steps, and wait until the run has made them."""
-    searches = live.turn[3]
+    """Ask for n steps, and wait until the run has made them and the pane shows what they found.
+
+    The pane draws the button, the curve and the words in this order: with the button of a search
+    that has ended and no words of one that goes on, a curve that is not the one before is the
+    last one."""
+    searches, before = live.turn[3], drawn(pane)
     pane.locator("input").nth(2).fill(str(steps))
     pane.locator("input").nth(2).press("Tab")
     pane.get_by_role("button",
                      name="Find").or_(pane.get_by_role("button", name="Run again")).click()
     assert later(lambda: live.turn[3] == searches + 1)
+    assert later(lambda: pane.get_by_role("button", name="Run again").is_visible()
+                 and not pane.get_by_text("rates tried").is_visible() and drawn(pane) != before)
 
 
 def told(live, cell=1):
@@ -58,7 +70,6 @@ def test_before_the_run_and_in_a_pause(live):
     pane = open_finder(live, 0)
     assert pane.get_by_role("button", name="Use").first.is_disabled()
     find(live, pane, 100)
-    pane.get_by_text("four readings").wait_for()
     pane.get_by_role("button", name="Use").first.click()
     rate, step, tried, suggestions = told(live)
     assert step == 0 and tried > 50 and rate == pytest.approx(suggestions["valley"])
