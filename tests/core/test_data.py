@@ -258,7 +258,7 @@ def batches_to_cut(draw):
     return size, limit, [tensor, {"rest": Frozen(tuple(["first", *chosen, "last"]), "x")}]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 70))
 def test_chunks_are_as_equal_as_possible(size, limit):
     """As few as the limit allows, sizes within one of each other, every sample once and in
@@ -272,7 +272,7 @@ def test_chunks_are_as_equal_as_possible(size, limit):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(batches_to_cut())
 def test_chunks_of_nested_batches_join_to_the_batch(case):
     """Tensors and lists of samples are cut alike; what belongs to no sample is in every chunk."""

@@ -112,7 +112,7 @@ WHOLE = {"epochs": EPOCHS}
 @example([(0, [{"gradient_accumulation_steps": 4}]), (17, [{"lr": 0.02}])], {"max_steps": 11})
 @example([(8, [{"gradient_accumulation_steps": 2}]), (11, [{"gradient_accumulation_steps": 4}])],
          WHOLE)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_script_of_a_steered_run_makes_the_same_weights(plan, total):
     """Changes at any boundary: in epochs, around evaluations, before the first step, several at one
     place."""

@@ -35,7 +35,7 @@ acts = st.lists(st.one_of(st.tuples(st.just("extend"), st.integers(0, 25)),
 
 @pytest.mark.slow
 @given(acts, bound, bound, st.lists(st.integers(0, 10_000), max_size=9))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 def test_it_reads_as_one_array(steps, start, stop, places):
     """As a NumPy array that is made anew each time."""
     numbers, plain, last = Short(np.float64), np.empty(0), 0

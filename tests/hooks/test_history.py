@@ -81,7 +81,7 @@ class Plain:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [3, LongArray.BLOCK])
 @given(acts=st.lists(st.one_of(append, append, cut, halve, saved), max_size=12))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 def test_each_record_is_what_was_written(block, acts):
     """Whatever the order in which records come together, part, and are cut; also from the file."""
     history, plain = History(), Plain()
