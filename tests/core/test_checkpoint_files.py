@@ -652,13 +652,18 @@ class Marks(Hook):
             trainer.log({"mark": self.values[trainer.step_state.epoch]})
 
 
-@pytest.mark.parametrize(("values", "direction", "best"), [
+BEST = [
     ((1.0, 5.0, 2.0, 3.0, 4.0), "max", 8), ((1.0, 5.0, 2.0, 3.0, 4.0), "min", 4),
     ((5.0, 4.0, 4.0, 4.0, 4.5), "min", 8),
     ((math.nan, 2.0, math.inf, -math.inf, 1.0), "max", 8),
     ((math.nan, 2.0, math.inf, -math.inf, 1.0), "min", 20),
-    ((1.0, 2.0, 3.0, 4.0, 5.0), "max", 20), ((math.nan,) * 5, "max", None)])
-@pytest.mark.parametrize("stop", [None, 10], ids=["in one go", "in two runs"])
+    ((1.0, 2.0, 3.0, 4.0, 5.0), "max", 20), ((math.nan,) * 5, "max", None)]
+
+
+# in one go, or in two runs
+@pytest.mark.parametrize(("values", "direction", "best", "stop"), [
+    *((*case, None) for case in BEST), (*BEST[0], 10), (*BEST[4], 10), (*BEST[6], 10),
+    *(pytest.param(*BEST[number], 10, marks=pytest.mark.long) for number in (1, 2, 3, 5))])
 def test_the_best_file_stays(tmp_path, values, direction, best, stop):
     """By the direction of the metric, the first of equal ones, after the evaluation;
     never by a value like nan."""

@@ -45,11 +45,17 @@ WORKERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)],
-                         ids=["last", "every"])
-@pytest.mark.parametrize("plan, steps", WORKERS.values(), ids=WORKERS)
-def test_two_workers(plan, steps, every):
-    """Real processes; what they loaded ahead is loaded again."""
+SOME = ("shuffle", "persistent", "weighted, batches", "iterable", "iterable, persistent",
+        "augmented, replayed")
+
+
+@pytest.mark.parametrize(("kind", "every"), [
+    *((kind, False) for kind in SOME),
+    *(pytest.param(kind, True, marks=pytest.mark.long) for kind in WORKERS)])
+def test_two_workers(kind, every):
+    """Real processes; what they loaded ahead is loaded again: after one number of steps for some
+    kinds, after several for all."""
+    plan, steps = WORKERS[kind]
     straight = straight_run(plan)
     for k in steps if every else steps[-1:]:
         again = halted_run(plan, Halt("step", k))

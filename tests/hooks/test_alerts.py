@@ -510,7 +510,7 @@ def test_a_rule_pauses_or_stops(then):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [120, 250, 290])
+@pytest.mark.parametrize("at", [pytest.param(120, marks=pytest.mark.long), 250, 290])
 def test_saved_and_loaded(at, tmp_path, whole):
     """At any step, the one of the alert among them:
     another trainer goes on to the same weights, alerts and acts."""
