@@ -246,51 +246,6 @@ def test_a_whole_session_by_the_keyboard(jupyterlab, browser):
         assert said("Stopped at step") and lab.problems == []
 
 
-def test_every_tab_in_light_and_dark(shown):
-    """Paused, so that each tab has what it can show; text keeps its contrast."""
-    page = shown.page
-    for theme in THEMES:
-        paint(page, theme)
-        for at in range(tabs(shown).count()):
-            open_tab(panel(shown), at)
-            dressed(page)
-            picture(page, f"{theme}-{at}")
-            assert later(lambda: wrong(page, theme) == []), (theme, at, wrong(page, theme))
-    assert tabs(shown).count() == 9
-
-
-def test_what_opens_in_the_panel(shown):
-    """The states to go back to, the list of numbers, the question before a far value; running."""
-    page, board = shown.page, panel(shown)
-    chooser, pins = board.locator(".tnb-chooser:has(.cancel)"), board.locator(".tnb-pins")
-    rate = shown.row("lr").locator("input[type=text]")
-    for theme in THEMES:
-        paint(page, theme)
-        shown.click("Rewind")
-        chooser.wait_for()
-        assert later(lambda: wrong(page, theme) == []), ("chooser", theme, wrong(page, theme))
-        page.keyboard.press("Escape")
-        chooser.wait_for(state="hidden")
-        pins.locator("button").first.click()
-        pins.locator(".list").wait_for()
-        assert later(lambda: wrong(page, theme) == []), ("pins", theme, wrong(page, theme))
-        page.keyboard.press("Escape")
-        pins.locator(".list").wait_for(state="hidden")
-        rate.fill("1000")
-        rate.press("Enter")
-        question = board.locator(".tnb-sure")
-        question.wait_for()
-        assert later(lambda: wrong(page, theme) == []), ("question", theme, wrong(page, theme))
-        picture(page, f"question-{theme}")
-        question.get_by_role("button", name="Keep").click()
-        question.wait_for(state="hidden")
-    shown.click("Resume")
-    shown.state("running")
-    for theme in THEMES:
-        paint(page, theme)
-        assert later(lambda: wrong(page, theme) == []), ("running", theme, wrong(page, theme))
-
-
 # Controls that have the focus and no ring of 2 px around them, of a
 # colour that stands out from the ground (3:1).
 UNMARKED = """() => {
@@ -342,67 +297,6 @@ def differing(one, other):
     one, other = (np.asarray(Image.open(io.BytesIO(each)).convert("RGB")).astype(int)
                   for each in (one, other))
     return int((np.abs(one - other).sum(2) > 60).sum())
-
-
-def test_each_control_shows_that_it_has_the_focus(shown):
-    """In all tabs, in both themes; and of each kind the ring is really painted on all sides."""
-    page = shown.page
-    for theme in THEMES:
-        paint(page, theme)
-        kinds = set()
-        for at in range(tabs(shown).count() if theme == "light" else 1):
-            tab = open_tab(panel(shown), at)
-            dressed(page)
-            page.keyboard.press("Tab")  # from here on the browser shows where the focus is
-            poor = lambda: page.evaluate(UNMARKED)["poor"]
-            assert later(lambda: poor() == []), (theme, tab.inner_text(), poor()[:5])
-            kinds |= set(page.evaluate(UNMARKED)["seen"])
-        assert {"slider", "switch", "tab", "text", "submit",
-            "select-one"} <= kinds and ("application" in kinds or theme == "dark"), kinds
-        for kind, (tab, place) in KINDS.items() if theme == "light" else list(KINDS.items())[:7]:
-            open_tab(panel(shown), tab)
-            control = panel(shown).locator(place)
-            control.wait_for()
-            dressed(page)
-            page.keyboard.press("Tab")
-            control.evaluate("node => node.scrollIntoView({ block: 'start' })")  # at the edge
-            assert later(lambda: ring(page, control) > 1.6), (theme, kind, ring(page, control))
-            picture(page, f"focus-{theme}-{kind.replace(' ', '-')}")
-
-
-def test_roles_names_and_values_in_real_units(shown):
-    """Also after a reload, with one line that speaks."""
-    page = shown.page
-    def right():
-        dressed(page)
-        board = panel(shown)
-        named = lambda role, name, **about: board.get_by_role(role, name=name, **about).first
-        assert page.get_by_role("region", name="Training run Sequential").count() == 1
-        assert named("slider", "lr", exact=True).get_attribute("aria-valuetext") == "0.01"
-        window = board.locator(".smooth").first.evaluate(WINDOW)
-        assert named("slider", "Smoothing").get_attribute("aria-valuetext") == f"{window} steps"
-        assert named("switch", "Noise").is_checked() and named("switch", "noise.loud").is_visible()
-        chosen = board.get_by_role("tab", selected=True).first
-        labelled = board.get_by_role("tabpanel").first.get_attribute("aria-labelledby")
-        assert chosen.inner_text().startswith("Hooks") and labelled == chosen.get_attribute("id")
-        assert named("img", "Curves. train/loss").is_visible()
-        assert named("button", "step", exact=True, pressed=True).is_visible()
-        hint = board.locator(".tnb-row .tnb-hint").first.get_attribute("id")
-        assert hint and named("slider", "lr", exact=True).get_attribute("aria-describedby") == hint
-        assert page.locator(".tnb-said").count() == 1
-        ids = page.evaluate(
-            """() => [...document.querySelectorAll('.tnb [id]')]
-                .map((node) => node.id).filter((id) => id.startsWith('tnb-'))""")
-        assert len(ids) == len(set(ids)) > 10
-    right()
-    shown.lab.save()
-    shown.lab.reload()
-    page.locator(PANEL).first.wait_for()
-    tabs(shown).first.wait_for()
-    right()
-
-
-WINDOW = "node => Math.round(10 ** node.querySelector('.noUi-target').noUiSlider.get(true))"
 
 
 def test_states_are_said_once(jupyterlab, browser):
@@ -527,16 +421,16 @@ def test_older_widgets_and_an_end(browser):
 def test_the_page_of_a_run(tmp_path, browser):
     """`trainer-nb serve`: wide and narrow, light and dark, to steer and to look."""
     with training(tmp_path / "exp1") as run, Served(run.path, "--port", 0) as served:
-        steer, look = served.steer_url, served.look_url
-        for link, width, theme in ((steer, 1300, "light"), (steer, 390, "dark"),
-                                   (look, 1300, "dark")):
-            size = {"width": width, "height": 900}
-            context = browser.new_context(viewport=size, color_scheme=theme)
-            try:
-                page = context.new_page()
-                page.goto(link)
-                page.locator(".js-plotly-plot .main-svg").first.wait_for()
-                page.get_by_role("img", name="Curves. train/loss").wait_for()
+        for link, looks in ((served.steer_url, ((1300, "light"), (390, "dark"))),
+                            (served.look_url, ((1300, "dark"),))):
+            page = browser.new_page()
+            page.goto(link)
+            page.locator(".js-plotly-plot .main-svg").first.wait_for()
+            page.get_by_role("img", name="Curves. train/loss").wait_for()
+            for width, theme in looks:
+                page.set_viewport_size({"width": width, "height": 900})
+                page.emulate_media(color_scheme=theme)
+                settle(page)
                 assert later(lambda: findings(page, "html") == []), (width, theme)
                 if width == 390:
                     page.get_by_role("button", name="Pause").click()
@@ -546,5 +440,113 @@ def test_the_page_of_a_run(tmp_path, browser):
                 page.keyboard.press("Tab")
                 assert later(lambda: page.evaluate(UNMARKED)["poor"] == [])
                 picture(page, f"page-{width}-{theme}")
-            finally:
-                context.close()
+            page.context.close()
+
+
+# On a page with all panes, which stays open for these
+
+
+def test_every_tab_in_light_and_dark(shown):
+    """Paused, so that each tab has what it can show; text keeps its contrast."""
+    page = shown.page
+    for theme in THEMES:
+        paint(page, theme)
+        for at in range(tabs(shown).count()):
+            open_tab(panel(shown), at)
+            dressed(page)
+            picture(page, f"{theme}-{at}")
+            assert later(lambda: wrong(page, theme) == []), (theme, at, wrong(page, theme))
+    assert tabs(shown).count() == 9
+
+
+def test_what_opens_in_the_panel(shown):
+    """The states to go back to, the list of numbers, the question before a far value; running."""
+    page, board = shown.page, panel(shown)
+    chooser, pins = board.locator(".tnb-chooser:has(.cancel)"), board.locator(".tnb-pins")
+    rate = shown.row("lr").locator("input[type=text]")
+    for theme in THEMES:
+        paint(page, theme)
+        shown.click("Rewind")
+        chooser.wait_for()
+        assert later(lambda: wrong(page, theme) == []), ("chooser", theme, wrong(page, theme))
+        page.keyboard.press("Escape")
+        chooser.wait_for(state="hidden")
+        pins.locator("button").first.click()
+        pins.locator(".list").wait_for()
+        assert later(lambda: wrong(page, theme) == []), ("pins", theme, wrong(page, theme))
+        page.keyboard.press("Escape")
+        pins.locator(".list").wait_for(state="hidden")
+        rate.fill("1000")
+        rate.press("Enter")
+        question = board.locator(".tnb-sure")
+        question.wait_for()
+        assert later(lambda: wrong(page, theme) == []), ("question", theme, wrong(page, theme))
+        picture(page, f"question-{theme}")
+        question.get_by_role("button", name="Keep").click()
+        question.wait_for(state="hidden")
+    shown.click("Resume")
+    shown.state("running")
+    for theme in THEMES:
+        paint(page, theme)
+        assert later(lambda: wrong(page, theme) == []), ("running", theme, wrong(page, theme))
+
+
+def test_each_control_shows_that_it_has_the_focus(shown):
+    """In all tabs, in both themes; and of each kind the ring is really painted on all sides."""
+    page = shown.page
+    for theme in THEMES:
+        paint(page, theme)
+        kinds = set()
+        for at in range(tabs(shown).count() if theme == "light" else 1):
+            tab = open_tab(panel(shown), at)
+            dressed(page)
+            page.keyboard.press("Tab")  # from here on the browser shows where the focus is
+            poor = lambda: page.evaluate(UNMARKED)["poor"]
+            assert later(lambda: poor() == []), (theme, tab.inner_text(), poor()[:5])
+            kinds |= set(page.evaluate(UNMARKED)["seen"])
+        assert {"slider", "switch", "tab", "text", "submit",
+            "select-one"} <= kinds and ("application" in kinds or theme == "dark"), kinds
+        for kind, (tab, place) in KINDS.items() if theme == "light" else list(KINDS.items())[:7]:
+            open_tab(panel(shown), tab)
+            control = panel(shown).locator(place)
+            control.wait_for()
+            dressed(page)
+            page.keyboard.press("Tab")
+            control.evaluate("node => node.scrollIntoView({ block: 'start' })")  # at the edge
+            assert later(lambda: ring(page, control) > 1.6), (theme, kind, ring(page, control))
+            picture(page, f"focus-{theme}-{kind.replace(' ', '-')}")
+
+
+def test_roles_names_and_values_in_real_units(shown):
+    """Also after a reload, with one line that speaks."""
+    page = shown.page
+    def right():
+        dressed(page)
+        board = panel(shown)
+        named = lambda role, name, **about: board.get_by_role(role, name=name, **about).first
+        assert page.get_by_role("region", name="Training run Sequential").count() == 1
+        assert named("slider", "lr", exact=True).get_attribute("aria-valuetext") == "0.01"
+        window = board.locator(".smooth").first.evaluate(WINDOW)
+        assert named("slider", "Smoothing").get_attribute("aria-valuetext") == f"{window} steps"
+        assert named("switch", "Noise").is_checked() and named("switch", "noise.loud").is_visible()
+        chosen = board.get_by_role("tab", selected=True).first
+        labelled = board.get_by_role("tabpanel").first.get_attribute("aria-labelledby")
+        assert chosen.inner_text().startswith("Hooks") and labelled == chosen.get_attribute("id")
+        assert named("img", "Curves. train/loss").is_visible()
+        assert named("button", "step", exact=True, pressed=True).is_visible()
+        hint = board.locator(".tnb-row .tnb-hint").first.get_attribute("id")
+        assert hint and named("slider", "lr", exact=True).get_attribute("aria-describedby") == hint
+        assert page.locator(".tnb-said").count() == 1
+        ids = page.evaluate(
+            """() => [...document.querySelectorAll('.tnb [id]')]
+                .map((node) => node.id).filter((id) => id.startsWith('tnb-'))""")
+        assert len(ids) == len(set(ids)) > 10
+    right()
+    shown.lab.save()
+    shown.lab.reload()
+    page.locator(PANEL).first.wait_for()
+    tabs(shown).first.wait_for()
+    right()
+
+
+WINDOW = "node => Math.round(10 ** node.querySelector('.noUi-target').noUiSlider.get(true))"

@@ -38,6 +38,7 @@ def server(request, tmp_path_factory):
         yield server
 
 
+@contextmanager
 def sent_to_subshells(page):
     """A list that grows by each comm message that the page sends: whether it names a subshell."""
     sent = []
@@ -47,8 +48,12 @@ def sent_to_subshells(page):
         if b'"comm_msg"' in frame:
             sent.append(b'"subshell_id":"' in frame.replace(b": ", b":"))
 
-    page.page.on("websocket", lambda socket: socket.on("framesent", heard))
-    return sent
+    def opened(socket):
+        socket.on("framesent", heard)
+
+    page.page.on("websocket", opened)
+    yield sent
+    page.page.remove_listener("websocket", opened)
 
 
 @contextmanager
@@ -58,8 +63,7 @@ def training(server, browser, kernel):
 
     for left in reversed(range(ATTEMPTS.get(kernel, 1))):
         place = server.place()
-        with place.new_page(browser, fresh=True) as page:
-            sent = sent_to_subshells(page)
+        with place.new_page(browser) as page, sent_to_subshells(page) as sent:
             try:
                 run = Live(page, place, [FIT, FIRST, SECOND], kernel=kernel).start()
             except TimeoutError:

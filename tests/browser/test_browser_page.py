@@ -231,42 +231,6 @@ def test_on_a_phone(run, served, browser, scheme):
         opened.clean(served.steer_url)
 
 
-@pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])
-def test_nothing_overlaps_on_a_wide_page_and_every_control_has_a_name(served, browser, width):
-    """Two columns and one. For those who hear the page: buttons, boxes and lists have names,
-    changes of the state are said, the keyboard shows where it is."""
-    with Opened(browser, served.steer_url, width) as opened:
-        page = opened.page
-        assert later(lambda: opened.text("word") == "Running")
-        assert later(lambda: page.locator("#tunables .row").count() > 3)
-        assert later(lambda: overlaps(boxes(page)) == []), overlaps(boxes(page))
-        assert [each for each in boxes(page) if each[1] < 0 or each[3] > width] == []
-        opened.picture(f"{width}")
-        nameless = page.evaluate(
-            "[...document.querySelectorAll('main button, main select, main input, main "
-            "progress')].filter(e =>"
-                                 " !(e.textContent.trim() && e.tagName === 'BUTTON') && "
-                                 "!e.labels?.length && !e.ariaLabel).map(e => e.outerHTML)")
-        assert nameless == [] and page.locator("[aria-live=polite]").count() >= 2
-        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
-        assert len(ids) == len(set(ids))
-        opened.button("Pause").focus()
-        page.keyboard.press("Tab")
-        ring = "getComputedStyle(document.activeElement).outlineStyle"
-        assert later(lambda: page.evaluate(ring) == "solid")
-
-
-def test_two_buttons_pressed_at_once_both_act(run, served, browser):
-    """The second half of a double click does nothing; a click on another button does."""
-    with Opened(browser, served.steer_url) as opened:
-        assert later(lambda: opened.text("word") == "Running")
-        opened.page.evaluate("""() => { for (const name of ["validate", "stop", "stop"])
-            document.querySelector(`#buttons button[name=${name}]`).click(); }""")
-        assert later(lambda: opened.has_said("validate: applied"))
-        assert opened.has_said("Really stop?") and opened.posted == ["validate"]
-        assert run.status["state"] == "running"
-
-
 def test_a_link_that_may_only_look(run, served, browser):
     """All controls are off and say why; what a script in the page posts is refused."""
     with Opened(browser, served.look_url) as opened:
@@ -338,3 +302,51 @@ def test_a_server_that_ends_is_said(run, browser):
             assert later(lambda: "cannot be reached" in opened.text("message"))
             with Served(run.path, "--port", first.port):
                 assert later(lambda: "open its new link" in opened.text("message"))
+
+
+# On a page that stays open for these
+
+
+@pytest.fixture(scope="module")
+def wide(server, browser):
+    """The page of the run, open."""
+    with Opened(browser, server.steer_url) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])
+def test_nothing_overlaps_on_a_wide_page_and_every_control_has_a_name(run, wide, width):
+    """Two columns and one. For those who hear the page: buttons, boxes and lists have names,
+    changes of the state are said, the keyboard shows where it is."""
+    page = wide.page
+    page.set_viewport_size({"width": width, "height": 900})
+    assert later(lambda: wide.text("word") == "Running")
+    assert later(lambda: page.locator("#tunables .row").count() > 3)
+    settle(page)
+    assert later(lambda: overlaps(boxes(page)) == []), overlaps(boxes(page))
+    assert [each for each in boxes(page) if each[1] < 0 or each[3] > width] == []
+    wide.picture(f"{width}")
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('main button, main select, main input, main "
+        "progress')].filter(e =>"
+                             " !(e.textContent.trim() && e.tagName === 'BUTTON') && "
+                             "!e.labels?.length && !e.ariaLabel).map(e => e.outerHTML)")
+    assert nameless == [] and page.locator("[aria-live=polite]").count() >= 2
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    wide.button("Pause").focus()
+    page.keyboard.press("Tab")
+    ring = "getComputedStyle(document.activeElement).outlineStyle"
+    assert later(lambda: page.evaluate(ring) == "solid")
+
+
+def test_two_buttons_pressed_at_once_both_act(run, wide):
+    """The second half of a double click does nothing; a click on another button does."""
+    assert later(lambda: wide.text("word") == "Running")
+    wide.page.evaluate("() => { said.length = 0; }")
+    wide.posted.clear()
+    wide.page.evaluate("""() => { for (const name of ["validate", "stop", "stop"])
+        document.querySelector(`#buttons button[name=${name}]`).click(); }""")
+    assert later(lambda: wide.has_said("validate: applied"))
+    assert wide.has_said("Really stop?") and wide.posted == ["validate"]
+    assert run.status["state"] == "running"
