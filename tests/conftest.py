@@ -117,7 +117,7 @@ def no_run_is_left():
     left = [thread for thread in threading.enumerate()
             if thread.name == "trainer_nb" and thread not in before]
     for thread in left:
-        thread.join(2)
+        thread.join(120)
     if any(thread.is_alive() for thread in left):
         close_runs()
         pytest.fail("a run in the background was not ended: close() it")
