@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -80,10 +81,12 @@ def stand_for(address, words):
             try:
                 connection.connect(address)
                 break
-            except (FileNotFoundError, ConnectionRefusedError):  # the nursery is still importing
+            except FileNotFoundError:  # the nursery is still importing
                 if os.getppid() == 1:
                     sys.exit("nobody waits for this kernel")
                 time.sleep(0.02)
+            except ConnectionRefusedError:
+                sys.exit("the nursery of the kernels has ended")
         text = json.dumps({"words": ["-m", "ipykernel_launcher", *words], "cwd": os.getcwd(),
                            "environment": dict(os.environ), "session": True}).encode()
         socket.send_fds(connection, [len(text).to_bytes(8, "little")], [0, 1, 2])
@@ -99,7 +102,26 @@ def stand_for(address, words):
     os._exit(code)
 
 
-# ---- the nursery
+# ---- the nursery; a stand-in may be killed at any moment
+
+
+def ask(connection):
+    """What a stand-in asks for and its descriptors, or None if it has ended."""
+    descriptors = []
+    try:
+        head, descriptors, *_ = socket.recv_fds(connection, 8, 3, socket.MSG_WAITALL)
+        text = connection.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL)
+        return json.loads(text), descriptors
+    except (OSError, ValueError):
+        for each in descriptors:
+            os.close(each)
+        return None, []
+
+
+def tell(connection, number):
+    """Send a stand-in a number, if it is still there."""
+    with suppress(OSError):
+        connection.sendall(number.to_bytes(8, "little", signed=True))
 
 
 def serve(listener, owner):
@@ -119,13 +141,14 @@ def serve(listener, owner):
                 return None
             if key.fileobj is listener:
                 connection, _ = listener.accept()
-                head, descriptors, *_ = socket.recv_fds(connection, 8, 3, socket.MSG_WAITALL)
-                text = connection.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL)
+                request, descriptors = ask(connection)
+                if request is None:
+                    connection.close()
+                    continue
                 pid = os.fork()
                 if not pid:
                     for each in (connection, listener, owner, chosen, *kernels):
                         each.close()
-                    request = json.loads(text)
                     request["environment"]["JPY_PARENT_PID"] = str(os.getppid())
                     return become(request, descriptors)
                 for each in descriptors:
@@ -133,20 +156,19 @@ def serve(listener, owner):
                 kernels[connection] = pid
                 chosen.register(connection, selectors.EVENT_READ)
                 chosen.register(os.pidfd_open(pid), selectors.EVENT_READ, connection)
-                connection.sendall(pid.to_bytes(8, "little"))
-            elif key.data is None:  # nobody waits for this kernel any more
-                chosen.unregister(key.fileobj)
-                os.kill(kernels[key.fileobj], signal.SIGKILL)
-            else:
+                tell(connection, pid)
+            elif key.data is not None:  # a kernel has ended
                 connection = key.data
                 chosen.unregister(key.fileobj)
                 os.close(key.fileobj)
                 _, status = os.waitpid(kernels.pop(connection), 0)
                 if connection in chosen.get_map():
                     chosen.unregister(connection)
-                    connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(
-                        8, "little", signed=True))
+                    tell(connection, os.waitstatus_to_exitcode(status))
                 connection.close()
+            elif key.fileobj in kernels:  # nobody waits for this kernel, which may have just ended
+                chosen.unregister(key.fileobj)
+                os.kill(kernels[key.fileobj], signal.SIGKILL)
 
 
 def main():
@@ -161,8 +183,9 @@ def main():
         __import__(module)
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(f"{address}.new")
     listener.listen(64)
+    os.rename(f"{address}.new", address)  # who finds it can connect
     words = serve(listener, owner)
     if words is not None:
         run_as_main(words)

@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 import warm
+import warm_kernels
+from live_page import later
 
 pytestmark = pytest.mark.slow
 
@@ -65,3 +68,24 @@ def test_a_file_given_as_a_stream_stays_open(tmp_path):
 def test_what_a_warm_child_cannot_be_is_refused():
     with pytest.raises(ValueError, match="use subprocess"):
         warm.run(["ls"])
+
+
+@pytest.mark.parametrize("killed", ["kernel, stand-in", "stand-in, kernel", "stand-in"])
+def test_kernels_still_start_after_some_were_killed(killed, tmp_path):
+    """What is killed at once is seen at once by the nursery, which must outlive it."""
+    *command, _, _ = warm_kernels.command()
+    nursery = psutil.Process(warm_kernels.Nursery.of_this_process().process.pid)
+    before = set(nursery.children())
+    stand_in = subprocess.Popen([*command, "-f", tmp_path / "kernel.json"], cwd=tmp_path)
+    assert later((tmp_path / "kernel.json").exists)
+    kernel, = set(nursery.children()) - before
+    nursery.suspend()
+    for each in killed.split(", "):
+        process = kernel if each == "kernel" else psutil.Process(stand_in.pid)
+        process.kill()
+        assert later(lambda process=process: process.status() == psutil.STATUS_ZOMBIE)
+    asked = subprocess.Popen([*command, "--version"], stdin=subprocess.DEVNULL)
+    asked.kill(), asked.wait(), stand_in.wait()
+    nursery.resume()
+    told = subprocess.run([*command, "--version"], capture_output=True, text=True, cwd=tmp_path)
+    assert told.returncode == 0 and told.stdout.count(".") == 2, told

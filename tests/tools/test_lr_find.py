@@ -36,7 +36,7 @@ SHORT = (0, 7, 12, 36)  # with worker processes: 1 and 17 are within an epoch, a
 
 @pytest.mark.parametrize("loader, at", [
     pytest.param(loader, at, marks=[
-        *([pytest.mark.slow] if loader in ("workers", "persistent") else []),
+        *([pytest.mark.slow] if loader == "workers" or "persistent" in loader else []),
         *([pytest.mark.long] if loader in ("workers", "persistent") and at not in SHORT else [])])
     for loader in LOADERS for at in PLACES])
 def test_it_leaves_no_trace(loader, at):
