@@ -55,6 +55,7 @@ class WrittenRun:
         self.control.write(OFFER, self.offer)
 
     def commands(self):
-        """What was left in the folder, the oldest first."""
-        found = sorted(self.control.commands.iterdir(), key=lambda path: path.stat().st_ctime_ns)
+        """What was left in the folder, the oldest first; not what is still being written."""
+        found = sorted(self.control.commands.glob("[!.]*"),
+                       key=lambda path: path.stat().st_ctime_ns)
         return [json.loads(path.read_text()) for path in found]

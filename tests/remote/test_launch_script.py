@@ -317,9 +317,14 @@ print("reading data")
 while not os.path.exists("go"):
     time.sleep(0.01)
 """ + TRAIN)
-    output = Path("runs/exp1/output.txt")
-    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: (
-        2.0 if output.exists() and "reading data" in output.read_text() else 0.0))
+    output, now = Path("runs/exp1/output.txt"), [0.0]
+
+    def sleep(seconds):
+        """Time passes once the script has said something."""
+        time.sleep(0.01)
+        now[0] += 2.0 if output.exists() and "reading data" in output.read_text() else 0.0
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
     monkeypatch.setattr(launch_script, "time", clock)
     with pytest.raises(TimeoutError,
                        match=r"goes on, and has had no run in 1 s; once it has: "
