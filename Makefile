@@ -32,6 +32,9 @@ MUTATE_TIME ?= 30m
 .PHONY: env lab check test quick cuda torture fuzz storms steering long ends mutants mutate export clean docs chromium lock
 .DEFAULT_GOAL := env
 
+# what Python has compiled is kept, also where the shell asks for the contrary
+unexport PYTHONDONTWRITEBYTECODE
+
 env: $(STAMP) $(OTHERS:%=$(VENV)-%/.made)
 
 $(STAMP): requirements/dev.txt requirements/lock.txt pyproject.toml

@@ -18,6 +18,7 @@ Paths are notebooks or folders; without any, all notebooks are meant.
 import argparse
 import ast
 import filecmp
+import gc
 import os
 import posixpath
 import re
@@ -384,12 +385,13 @@ def docs():
     os.chdir(ROOT)
     config = get_config()
     (NBS / "nbdev.yml").write_text(site_fields(config), encoding="utf-8")
-    cache = proc_nbs(NBS, n_workers=2, force=True)
+    cache = proc_nbs(NBS, n_workers=0, force=True)
     if (ROOT / "docs" / "images").exists():
         shutil.copytree(ROOT / "docs" / "images", cache / "docs" / "images", dirs_exist_ok=True)
     for path in notebooks_in(cache):
         write_if_changed(path, at_root(path.read_text(encoding="utf-8")))
     finish_pages(cache, config)
+    gc.freeze()  # at the end of Python the shell of each page has garbage collected
     print(f"{len(notebooks_in(cache))} notebooks are processed in {show(cache)}")
 
 

@@ -48,6 +48,9 @@ bad = digits(optim=lambda parameters: torch.optim.SGD(parameters, lr=1e30))
 print(bad.fit().status)
 """
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+# Each page is dark once in `make test`, all of its tabs and controls in `make long`.
+in_both_themes = pytest.mark.parametrize(
+    "theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 AXE = """scope => axe.run({ include: [[scope]] }, { resultTypes: ['violations'] }).then(({ violations }) => violations
     .filter(({ impact }) => impact === 'serious' || impact === 'critical').map(({ id, nodes }) => [id, nodes.map(({ html }) => html.slice(0, 200))]))"""  # noqa: E501
 
@@ -316,7 +319,6 @@ def test_states_are_said_once(jupyterlab, browser):
         assert later(lambda: said.inner_text() == "Running"), (
             said.inner_text(), page.evaluate("() => window.said"))
         run.redrawn()
-        run.redrawn()
         settle(page, 500)  # what is new is said within half a second
         assert page.evaluate("() => window.said") == ["Running"]
         amount = run.row("noise.amount").locator("input[type=text]")
@@ -342,6 +344,7 @@ def test_states_are_said_once(jupyterlab, browser):
         paint(page, "light")
 
 
+@pytest.mark.long  # the end by an error, in both themes, is in the test before
 def test_finished_and_a_loss_that_is_not_finite(jupyterlab, browser):
     """What is green or red keeps its contrast, in both themes."""
     with jupyterlab.new_page(browser, width=1600, height=1500) as lab:
@@ -446,75 +449,73 @@ def test_the_page_of_a_run(tmp_path, browser):
 # On a page with all panes, which stays open for these
 
 
-def test_every_tab_in_light_and_dark(shown):
+@in_both_themes
+def test_every_tab_in_light_and_dark(shown, theme):
     """Paused, so that each tab has what it can show; text keeps its contrast."""
     page = shown.page
-    for theme in THEMES:
-        paint(page, theme)
-        for at in range(tabs(shown).count()):
-            open_tab(panel(shown), at)
-            dressed(page)
-            picture(page, f"{theme}-{at}")
-            assert later(lambda: wrong(page, theme) == []), (theme, at, wrong(page, theme))
+    paint(page, theme)
+    for at in range(tabs(shown).count()):
+        open_tab(panel(shown), at)
+        dressed(page)
+        picture(page, f"{theme}-{at}")
+        assert later(lambda: wrong(page, theme) == []), (at, wrong(page, theme))
     assert tabs(shown).count() == 9
 
 
-def test_what_opens_in_the_panel(shown):
+@in_both_themes
+def test_what_opens_in_the_panel(shown, theme):
     """The states to go back to, the list of numbers, the question before a far value; running."""
     page, board = shown.page, panel(shown)
     chooser, pins = board.locator(".tnb-chooser:has(.cancel)"), board.locator(".tnb-pins")
     rate = shown.row("lr").locator("input[type=text]")
-    for theme in THEMES:
-        paint(page, theme)
-        shown.click("Rewind")
-        chooser.wait_for()
-        assert later(lambda: wrong(page, theme) == []), ("chooser", theme, wrong(page, theme))
-        page.keyboard.press("Escape")
-        chooser.wait_for(state="hidden")
-        pins.locator("button").first.click()
-        pins.locator(".list").wait_for()
-        assert later(lambda: wrong(page, theme) == []), ("pins", theme, wrong(page, theme))
-        page.keyboard.press("Escape")
-        pins.locator(".list").wait_for(state="hidden")
-        rate.fill("1000")
-        rate.press("Enter")
-        question = board.locator(".tnb-sure")
-        question.wait_for()
-        assert later(lambda: wrong(page, theme) == []), ("question", theme, wrong(page, theme))
-        picture(page, f"question-{theme}")
-        question.get_by_role("button", name="Keep").click()
-        question.wait_for(state="hidden")
+    paint(page, theme)
+    shown.click("Rewind")
+    chooser.wait_for()
+    assert later(lambda: wrong(page, theme) == []), ("chooser", wrong(page, theme))
+    page.keyboard.press("Escape")
+    chooser.wait_for(state="hidden")
+    pins.locator("button").first.click()
+    pins.locator(".list").wait_for()
+    assert later(lambda: wrong(page, theme) == []), ("pins", wrong(page, theme))
+    page.keyboard.press("Escape")
+    pins.locator(".list").wait_for(state="hidden")
+    rate.fill("1000")
+    rate.press("Enter")
+    question = board.locator(".tnb-sure")
+    question.wait_for()
+    assert later(lambda: wrong(page, theme) == []), ("question", wrong(page, theme))
+    picture(page, f"question-{theme}")
+    question.get_by_role("button", name="Keep").click()
+    question.wait_for(state="hidden")
     shown.click("Resume")
     shown.state("running")
-    for theme in THEMES:
-        paint(page, theme)
-        assert later(lambda: wrong(page, theme) == []), ("running", theme, wrong(page, theme))
+    assert later(lambda: wrong(page, theme) == []), ("running", wrong(page, theme))
 
 
-def test_each_control_shows_that_it_has_the_focus(shown):
-    """In all tabs, in both themes; and of each kind the ring is really painted on all sides."""
-    page = shown.page
-    for theme in THEMES:
-        paint(page, theme)
-        kinds = set()
-        for at in range(tabs(shown).count() if theme == "light" else 1):
-            tab = open_tab(panel(shown), at)
-            dressed(page)
-            page.keyboard.press("Tab")  # from here on the browser shows where the focus is
-            poor = lambda: page.evaluate(UNMARKED)["poor"]
-            assert later(lambda: poor() == []), (theme, tab.inner_text(), poor()[:5])
-            kinds |= set(page.evaluate(UNMARKED)["seen"])
-        assert {"slider", "switch", "tab", "text", "submit",
-            "select-one"} <= kinds and ("application" in kinds or theme == "dark"), kinds
-        for kind, (tab, place) in KINDS.items() if theme == "light" else list(KINDS.items())[:7]:
-            open_tab(panel(shown), tab)
-            control = panel(shown).locator(place)
-            control.wait_for()
-            dressed(page)
-            page.keyboard.press("Tab")
-            control.evaluate("node => node.scrollIntoView({ block: 'start' })")  # at the edge
-            assert later(lambda: ring(page, control) > 1.6), (theme, kind, ring(page, control))
-            picture(page, f"focus-{theme}-{kind.replace(' ', '-')}")
+@in_both_themes
+def test_each_control_shows_that_it_has_the_focus(shown, theme):
+    """In all tabs, in the dark in the first; of each kind the ring is really painted on all
+    sides."""
+    page, kinds, light = shown.page, set(), theme == "light"
+    paint(page, theme)
+    for at in range(tabs(shown).count() if light else 1):
+        tab = open_tab(panel(shown), at)
+        dressed(page)
+        page.keyboard.press("Tab")  # from here on the browser shows where the focus is
+        poor = lambda: page.evaluate(UNMARKED)["poor"]
+        assert later(lambda: poor() == []), (tab.inner_text(), poor()[:5])
+        kinds |= set(page.evaluate(UNMARKED)["seen"])
+    assert {"slider", "switch", "tab", "text", "submit", "select-one",
+            *(["application"] if light else [])} <= kinds, kinds
+    for kind, (tab, place) in KINDS.items() if light else list(KINDS.items())[:7]:
+        open_tab(panel(shown), tab)
+        control = panel(shown).locator(place)
+        control.wait_for()
+        dressed(page)
+        page.keyboard.press("Tab")
+        control.evaluate("node => node.scrollIntoView({ block: 'start' })")  # at the edge
+        assert later(lambda: ring(page, control) > 1.6), (kind, ring(page, control))
+        picture(page, f"focus-{theme}-{kind.replace(' ', '-')}")
 
 
 def test_roles_names_and_values_in_real_units(shown):

@@ -27,9 +27,17 @@ MOST = 600  # seconds: a notebook that waits for ever is ended
 FIRST = ("real_work", "tutorials", "coming_from", "how_to")
 
 
-# Pages that train for half a minute, real networks most of them. In `make test` their cells run up
-# to the first that trains: data, model and trainer are made. `make long` runs them whole.
-LONG = ("10_transformer", "11_language_model", "14_images", "15_lora", "16_gan", "18_search")
+# Pages that train real networks, or start many processes one after the other. In `make test` their
+# cells run up to the first that contains this text; `make long` runs them whole.
+LONG = {
+    "real_work/10_transformer": ".fit(", "real_work/11_language_model": ".fit(",
+    "real_work/14_images": ".fit(", "real_work/15_lora": ".fit(", "real_work/16_gan": ".fit(",
+    "real_work/18_search": ".fit(",
+    "tutorials/14_pause_crash_resume": "def run(",
+    "tutorials/17_train_in_a_script": '"mistyped"',
+    "tutorials/18_several_processes": 'launch("digits.py"',
+    "remote/43_prove": "each=True)",
+}
 
 
 def cases():
@@ -38,9 +46,9 @@ def cases():
     named = os.environ.get("TRAINER_NB_NOTEBOOKS")
     found = notebooks.find_notebooks(named.split(os.pathsep) if named else ())
     for path in sorted(found, key=lambda path: (path.parent.name not in FIRST, path)):
-        name, short = notebooks.show(path), path.parent.name == "real_work" and path.stem in LONG
+        name, short = notebooks.show(path), LONG.get(f"{path.parent.name}/{path.stem}")
         if short and not named:
-            yield pytest.param(path, ".fit(", id=f"{name} up to the training")
+            yield pytest.param(path, short, id=f"{name} up to {short}")
         yield pytest.param(path, "", id=name,
                            marks=[pytest.mark.long] if short and not named else [])
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import trainer_nb
 from trainer_nb import Trainer
 from trainer_nb.core.hook import POINTS
@@ -149,6 +151,7 @@ def test_each_argument_of_the_trainer_is_explained():
             if not re.search(rf"^ *(.*, )?{name}\b", words, re.MULTILINE)] == []
 
 
+@pytest.mark.long  # half a minute; its short form is the one above, of a program that uses it
 def test_the_package_is_right_itself():
     code, report = check_types.check()
     assert code == 0, report

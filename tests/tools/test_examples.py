@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 pytestmark = pytest.mark.slow
+MODULES = (*warm.PRELOADED, "sklearn.datasets")
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "examples" / "digits.py")]
 NOTEBOOK_PARTS = ("plotly ipywidgets anywidget IPython nbdev tsdownsample matplotlib "
@@ -20,8 +22,8 @@ NOTEBOOK_PARTS = ("plotly ipywidgets anywidget IPython nbdev tsdownsample matplo
 
 def test_into_a_pipe_it_prints_plain_lines():
     """A line an epoch, no carriage return, and the validation accuracy is right."""
-    done = subprocess.run(SCRIPT, capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = warm.run(SCRIPT, modules=MODULES, capture_output=True, text=True, timeout=600,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "\r" not in done.stdout and "█" not in done.stdout
     epochs = re.findall(r"^epoch (\d+)/15  step", done.stdout, re.MULTILINE)
@@ -36,7 +38,7 @@ def test_in_a_terminal_it_draws_a_bar():
         os.execve(SCRIPT[0], [*SCRIPT, "--epochs", "2"], os.environ | {"OMP_NUM_THREADS": "1"})
     text = b""
     while True:
-        ready, _, _ = select.select([terminal], [], [], 60)
+        ready, _, _ = select.select([terminal], [], [], 600)
         try:
             part = os.read(terminal, 65536) if ready else b""
         except OSError:  # the other side is closed
@@ -55,7 +57,7 @@ def test_nothing_of_the_notebook_is_imported(tmp_path):
             f"'--epochs', '1']\n"
             "import digits; digits.main()\nprint('LOADED', *sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          cwd=tmp_path, timeout=120)
+                          cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.split("LOADED", 1)[1].split()
     assert "torch" in loaded and "trainer_nb.trainer" in loaded
@@ -66,14 +68,14 @@ def test_nothing_of_the_notebook_is_imported(tmp_path):
 def test_ctrl_c_ends_on_a_whole_step(workers):
     """Ctrl-C goes to the whole process group, as in a terminal:
     the run says how to go on, the exit code is 130."""
-    process = subprocess.Popen([*SCRIPT, "--epochs", "500", "--workers", str(workers)],
-                               stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = warm.Popen([*SCRIPT, "--epochs", "500", "--workers", str(workers)], modules=MODULES,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         start_new_session=True)
     for line in process.stdout:
         if line.startswith("epoch 2/"):
             break
     os.killpg(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert re.search(
         r"interrupted after step \d+, \d+ of 500 epochs done: fit\(\) goes on from there\n"
@@ -86,9 +88,9 @@ def test_ctrl_c_ends_on_a_whole_step(workers):
                           (["lbfgs.py"], 0.95)], ids=["sam", "lbfgs"])
 def test_steps_of_your_own(example, least):
     """SAM and LBFGS train."""
-    done = subprocess.run([SCRIPT[0], str(ROOT / "examples" / example[0]), *example[1:]],
-                          capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = warm.run([SCRIPT[0], str(ROOT / "examples" / example[0]), *example[1:]],
+                    modules=MODULES, capture_output=True, text=True, timeout=600,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "finished" in done.stdout and float(done.stdout.rsplit(" ", 1)[1]) >= least
 
@@ -98,8 +100,8 @@ def test_the_task_says_what_it_has_learnt(arguments):
     """Both loaders with their records, and the test set once, at the end."""
     script = [sys.executable, str(ROOT / "examples" / "task_digits.py"), "--epochs", "5",
               *arguments]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = warm.run(script, modules=MODULES, capture_output=True, text=True, timeout=600,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^epoch \d/5 .*valid/worst_digit [\d.]+ .*noisy/worst_digit",
                           done.stdout, re.MULTILINE)) == 5
@@ -115,8 +117,8 @@ def test_the_script_of_a_folder_goes_on_there(tmp_path):
     """Run again in its folder, it resumes."""
     script, told = [sys.executable, str(ROOT / "examples" / "train_digits.py")], []
     for arguments in (["--epochs", "1"], ["--epochs", "3", "--workspace", "runs/digits"]):
-        done = subprocess.run([*script, *arguments], capture_output=True, text=True, timeout=120,
-                              cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        done = warm.run([*script, *arguments], modules=MODULES, capture_output=True, text=True,
+                        timeout=600, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
         told.append(done.stdout)
     assert "finished: 45 steps" in told[0]
@@ -138,7 +140,7 @@ def test_several_processes_make_the_run_of_one():
     told = []
     for command, more in (([script, "--accumulate", "2"], {}), (launch, {}),
                           (parts, {"ACCELERATE_USE_FSDP": "true"})):
-        done = subprocess.run([SCRIPT[0], *command], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([SCRIPT[0], *command], capture_output=True, text=True, timeout=600,
                               env=quiet | more)
         assert done.returncode == 0, done.stderr
         told.append(done.stdout.strip().splitlines()[-1])
