@@ -15,6 +15,7 @@ Use `subprocess` instead if the start itself is tested: what an import loads, op
 interpreter, variables that it or a library reads when it starts, a terminal.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -87,10 +88,11 @@ class Server:
 class Popen(subprocess.Popen):
     """`subprocess.Popen` of a Python that is forked from the warm server.
 
-    `modules` are imported beforehand, in the server."""
+    `modules` are imported beforehand, in the server. `quick_end`: the third of a second in which
+    Python takes its objects apart at the end is saved; what is registered for the end is done."""
 
-    def __init__(self, *args, modules=PRELOADED, **options):
-        self.modules = tuple(modules)
+    def __init__(self, *args, modules=PRELOADED, quick_end=False, **options):
+        self.modules, self.quick_end = tuple(modules), quick_end
         super().__init__(*args, **options)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env,
@@ -103,7 +105,8 @@ class Popen(subprocess.Popen):
         environment = {os.fsdecode(name): os.fsdecode(value)
                        for name, value in (os.environ if env is None else env).items()}
         request = {"words": words[1:], "environment": environment, "cwd": os.path.join(
-            os.getcwd(), os.fspath(cwd or "")), "session": bool(start_new_session)}
+            os.getcwd(), os.fspath(cwd or "")), "session": bool(start_new_session),
+            "quick_end": self.quick_end}
         given = [number if each == -1 else each
                  for number, each in enumerate((p2cread, c2pwrite, errwrite))]
         try:
@@ -135,7 +138,8 @@ def run(*args, input=None, capture_output=False, timeout=None, check=False, **op
 
 
 def serve(connection):
-    """Fork a child for each request; return its words in the child, None at the end."""
+    """Fork a child for each request; return its words and how it ends in the child, None at the
+    end."""
     while True:
         head, descriptors, *_ = socket.recv_fds(connection, 8, 3, socket.MSG_WAITALL)
         if len(head) < 8:
@@ -152,7 +156,8 @@ def serve(connection):
             os.close(reading), os.close(writing)
             while os.getppid() == parent:  # until it is a child of the tests
                 time.sleep(0.0005)
-            return become(json.loads(text), descriptors)
+            request = json.loads(text)
+            return become(request, descriptors), request["quick_end"]
         os.waitpid(between, 0)  # the child has its new parent now
         answer = os.read(reading, 8)
         for each in (reading, writing, *descriptors):
@@ -203,6 +208,24 @@ def run_as_main(words):
     exec(compile(code, name, "exec"), main)
 
 
+def end_quickly(words):
+    """Run as the main module, and end the process with what is registered for its end."""
+    code = 0
+    try:
+        run_as_main(words)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
 def without_own_frames(kind, error, trace):
     """Show an uncaught exception as a new interpreter would."""
     shown = each = trace
@@ -221,9 +244,10 @@ def main():
         __import__(module)
     gc.freeze()
     try:
-        words = serve(socket.socket(fileno=int(os.environ[SERVER])))
+        asked = serve(socket.socket(fileno=int(os.environ[SERVER])))
     except ConnectionError:  # the tests were interrupted
         return
-    if words is not None:
+    if asked is not None:
+        words, quick_end = asked
         sys.excepthook = without_own_frames
-        run_as_main(words)
+        end_quickly(words) if quick_end else run_as_main(words)

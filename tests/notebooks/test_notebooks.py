@@ -57,6 +57,6 @@ def cases():
 def test_a_notebook_runs_and_makes_what_is_stored(path, until):
     command = [sys.executable, str(ROOT / "scripts" / "notebooks.py"), "test_here", str(path),
                "--flags", os.environ.get("TRAINER_NB_NOTEBOOK_FLAGS", ""), "--until", until]
-    done = warm.run(command, modules=MODULES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    text=True, cwd=ROOT, timeout=MOST)
+    done = warm.run(command, modules=MODULES, quick_end=True, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True, cwd=ROOT, timeout=MOST)
     assert done.returncode == 0, done.stdout

@@ -14,9 +14,11 @@ from live_page import later
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import os, sys, torch
+import atexit, os, sys, threading, torch
+atexit.register(print, "the end")
 print(sys.argv, __name__, sys.path[0], os.getcwd(), os.environ.get("LETTER"), __file__)
 print(os.getppid(), input(), os.getsid(0) == os.getpid(), file=sys.stderr)
+threading.Timer(0.2, print, ["a thread"]).start()
 def deeper(way):
     if way == "raise":
         raise ValueError("a mistake")
@@ -29,14 +31,17 @@ deeper(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("way", ["raise", "signal", "interrupt", "words", "exit"])
-def test_a_warm_child_is_like_a_new_interpreter(way, tmp_path):
+@pytest.mark.parametrize(("way", "quick_end"), [
+    *((way, False) for way in ("raise", "signal", "interrupt", "words", "exit")),
+    *((way, True) for way in ("raise", "words", "exit"))])
+def test_a_warm_child_is_like_a_new_interpreter(way, quick_end, tmp_path):
     """Arguments, folder, environment, streams, session, and every way to end."""
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py"), way]
     options = {"capture_output": True, "text": True, "cwd": tmp_path, "input": "a line\n",
                "env": os.environ | {"LETTER": "b"}, "start_new_session": True}
-    warm_one, new_one = (each(command, **options) for each in (warm.run, subprocess.run))
+    warm_one = warm.run(command, quick_end=quick_end, **options)
+    new_one = subprocess.run(command, **options)
     assert warm_one.returncode == new_one.returncode
     assert warm_one.stdout == new_one.stdout
     assert warm_one.stderr == new_one.stderr
