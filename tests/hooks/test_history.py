@@ -130,6 +130,17 @@ def test_few_points_stand_for_all(bad):
     assert type(few) is Series and few.steps.tolist() == list(range(9_901, 10_001))
 
 
+def test_a_record_that_misses_a_step_has_places_of_its_own():
+    """Also where its next point comes with the same arrays as that of another record."""
+    history = History()
+    for step in (1, 2, 3):
+        where = places(step, 1)
+        history.extend("train/loss", *where, [0.5])
+        if step != 2:
+            history.extend("lr", *where, [0.1])
+    assert history.series("lr").steps.tolist() == [1, 3] and shared(history) == 2
+
+
 def test_records_of_the_same_steps_share_their_places():
     """72 bytes a step with five records, not 200; also when loaded, and after a rewind."""
     history = History()

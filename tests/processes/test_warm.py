@@ -40,8 +40,11 @@ def test_a_warm_child_is_like_a_new_interpreter(way, quick_end, tmp_path):
     command = [sys.executable, str(tmp_path / "program.py"), way]
     options = {"capture_output": True, "text": True, "cwd": tmp_path, "input": "a line\n",
                "env": os.environ | {"LETTER": "b"}, "start_new_session": True}
+    # a shell that starts the tests in the background has children ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     warm_one = warm.run(command, quick_end=quick_end, **options)
     new_one = subprocess.run(command, **options)
+    signal.signal(signal.SIGINT, before)
     assert warm_one.returncode == new_one.returncode
     assert warm_one.stdout == new_one.stdout
     assert warm_one.stderr == new_one.stderr
