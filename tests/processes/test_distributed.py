@@ -62,7 +62,7 @@ def start(folder, *names, processes=2, seconds=600, engine="accelerate"):
     place = {**os.environ, "ENGINE": engine, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
              "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
              "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])}
-    started = [warm.Popen([sys.executable, str(SCRIPT), str(folder), *names],
+    started = [warm.Popen([sys.executable, str(SCRIPT), str(folder), *names], quick_end=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True)
                for rank in range(processes)]

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
+import warm
 import yaml
 
 import trainer_nb
@@ -25,6 +26,8 @@ import pages
 
 PROC = ROOT / "_proc"
 VIEW = "application/vnd.jupyter.widget-view+json"
+MODULES = (*warm.PRELOADED, "nbdev.showdoc", "ipywidgets", "plotly.graph_objects",
+           "sklearn.datasets")  # what pages import
 LARGEST = 300_000  # bytes of a processed notebook
 LINKS = """
 import trainer_nb
@@ -98,9 +101,9 @@ def site(tmp_path_factory):
     with open((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "docs", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # two processes of the tests take turns
         if not is_fresh():
-            done = subprocess.run([sys.executable, ROOT / "scripts" / "notebooks.py", "docs"],
-                                  capture_output=True, text=True, cwd=ROOT,
-                                  env=os.environ | {"PYTHONPATH": str(ROOT)})
+            done = warm.run([sys.executable, ROOT / "scripts" / "notebooks.py", "docs"],
+                            modules=MODULES, quick_end=True, capture_output=True, text=True,
+                            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
             assert done.returncode == 0, done.stderr
         return pages.Site(PROC)
 
