@@ -5,7 +5,6 @@ from collections import namedtuple
 import pytest
 import small_runs
 import torch
-import torchmetrics
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,6 +72,8 @@ def test_models_with_their_own_loss(kind):
 def test_named_loaders_and_torchmetrics():
     """Each loader's records carry its name; a torchmetrics object equals the whole-set value,
     uneven batches included."""
+    import torchmetrics  # takes more than a second
+
     metric = torchmetrics.classification.MulticlassAccuracy(10, average="micro")
     trainer = make(valid_dl={"near": DataLoader(VALID, 32), "far": DataLoader(TRAIN, 100)},
                    metrics={"tm": metric, "accuracy": accuracy})

@@ -18,9 +18,14 @@ import trainer_nb
 from trainer_nb import Trainer
 
 LIB = Path(trainer_nb.__file__).parent
-TREES = {path.relative_to(LIB).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-         for path in sorted(LIB.rglob("*.py")) if path.name != "_modidx.py"}
 FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
+
+
+@cache
+def trees():
+    """The parsed text of each module."""
+    return {path.relative_to(LIB).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+            for path in sorted(LIB.rglob("*.py")) if path.name != "_modidx.py"}
 
 
 def trainer(steps):
@@ -43,7 +48,7 @@ def owner(node):
 def class_sizes():
     """Lines of each class, with those of its bases and of what is attached to it elsewhere."""
     lines, bases = Counter(), {}
-    for node in [node for tree in TREES.values() for node in tree.body]:
+    for node in [node for tree in trees().values() for node in tree.body]:
         name = node.name if isinstance(node, ast.ClassDef) else owner(node)
         if name is not None:
             lines[name] += node.end_lineno - node.lineno + 1
@@ -79,7 +84,7 @@ def public_names():
 def foreign_writes():
     """Places in the core and in the trainer that assign to an attribute of another object."""
     found = set()
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if not path.startswith("core/") and path != "trainer.py":
             continue
         for function in [node for node in ast.walk(tree) if isinstance(node, FUNCTION)]:
@@ -93,7 +98,7 @@ def foreign_writes():
 def modules_that_spell_commands():
     """Modules with the name of a command as text, counted for three commands."""
     found = [(command, path) for command in ("validate", "rewind", "detach")
-             for path, tree in TREES.items()
+             for path, tree in trees().items()
              if any(isinstance(node, ast.Constant) and node.value == command
                     for node in ast.walk(tree))]
     return len(found), found
