@@ -13,8 +13,6 @@ pytest.register_assert_rewrite("digits_runs", "lr_runs", "small_runs")
 
 from jupyter_server import Held, JupyterServer, browser_problem
 
-from trainer_nb.core.core_trainer import CoreTrainer
-
 LONG = os.environ.get("TRAINER_NB_LONG") == "1"
 TESTS = Path(__file__).parent
 FIRST = ("browser", "project", "processes", "stress", "notebooks", "remote")
@@ -125,6 +123,8 @@ def no_run_is_left():
 
 def close_runs():
     """End all runs of this process, so that a test that has failed is the only one that fails."""
+    from trainer_nb.core.core_trainer import CoreTrainer
+
     for trainer in [each for each in gc.get_objects() if isinstance(each, CoreTrainer)]:
         trainer.close()
 

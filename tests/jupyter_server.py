@@ -31,7 +31,6 @@ import uuid
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import nbformat
 import warm_kernels
 
 CHROMIUM = "/usr/bin/chromium"
@@ -109,6 +108,8 @@ class Notebooks:
         """A notebook of code cells, for the current or an older kernel."""
         if kernel != "python3" and not self.kernelspec(kernel).exists():
             raise RuntimeError(f"no kernel in {ENVIRONMENTS / f'.venv-{kernel}'}: run `make env`")
+        import nbformat  # takes a second
+
         nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
         nb.metadata["kernelspec"] = {
             "display_name": kernel,
@@ -119,6 +120,8 @@ class Notebooks:
 
     def read_notebook(self, name):
         """A notebook as it stands on disk."""
+        import nbformat
+
         return nbformat.read(self.folder / name, as_version=4)
 
     def shutdown_kernels(self):

@@ -37,7 +37,9 @@ LONG = {
     "tutorials/14_pause_crash_resume": "def run(",
     "tutorials/17_train_in_a_script": '"--epochs", 6, workspace',
     "tutorials/18_several_processes": 'launch("digits.py"',
+    "remote/42_remote_run": "process = train(",
     "remote/43_prove": "again = repeat(",
+    "remote/48_mcp": "watched = launch(",
 }
 
 
