@@ -68,6 +68,7 @@ def test_a_run_of_this_kernel_is_asked(run):
         run.approve(second)
 
 
+@pytest.mark.slow
 def test_the_thread_that_trains_does_not_wait_for_what_it_approves(run, monkeypatch):
     """Without subshells a click is handled between two steps, by that thread."""
     control, rates, waited, wait = ControlFolder(run.workspace), [], [], Reply.wait
@@ -154,6 +155,7 @@ def test_what_another_program_wrote_is_no_markup():
                                                       3), {})
 
 
+@pytest.mark.slow
 def test_only_a_number_of_requests_wait(run):
     """The next one is refused, and says why."""
     control, replies = ControlFolder(run.workspace), Replies(ControlFolder(run.workspace))

@@ -66,6 +66,7 @@ SETTINGS = {
     "seeded": {"seed_samples": True}, "no seed": {"seed": None}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", list(SETTINGS))
 @pytest.mark.parametrize("at", [0, 3])
 def test_it_leaves_no_trace_whatever_the_step_is(settings, at):
