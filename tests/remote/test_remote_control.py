@@ -17,7 +17,7 @@ from steered import Process, until
 
 from trainer_nb import LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core.control_folder import ControlFolder, Replies, Request, incoming
-from trainer_nb.hooks.remote_control import REMOTE, RemoteControlHook
+from trainer_nb.hooks.remote_control import REMOTE, CommandIntake, RemoteControlHook
 
 
 def make(folder, **settings):
@@ -314,6 +314,22 @@ def test_a_rewind_makes_what_it_undoes_void(tmp_path):
     assert run.replies.of[back["id"]]["status"] == "applied"
     run.ask("stop", at=40)
     run.end()
+
+
+def test_what_a_rewind_undoes_names_the_step_gone_back_to(tmp_path, monkeypatch):
+    """Also where the run has made steps before it looks at what the rewind has undone."""
+    run = Steered(tmp_path / "run", hooks=[SnapshotHook(every_steps=2)])
+    run.trainer.step(4)
+    undone = run.ask("tune", {"grad_clip": 0.5})
+    with monkeypatch.context() as busy:
+        busy.setattr(CommandIntake, "note_rewinds", lambda intake, trainer: None)
+        run.trainer.rewind(4)
+        run.trainer.step(2)
+    run.attendant.look()
+    run.trainer.step(1)
+    until(lambda: run.replies.read()[undone["id"]]["status"] == "void")
+    assert run.replies.of[undone["id"]]["reason"] == "the run went back to step 4, before it"
+    run.trainer.close()
 
 
 @pytest.mark.slow

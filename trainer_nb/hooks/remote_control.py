@@ -460,13 +460,13 @@ class CommandIntake:
         "Say of what a rewind has undone that it is void."
         entries = list(trainer.journal.entries)
         new, self._entries = entries[self._entries:], len(entries)
-        if all(each.survives is None for each in new):
+        rewinds = [each for each in new if each.survives is not None]
+        if not rewinds:
             return
         every = {each.command for each in entries if each.command}
         surviving = {each.command for each in trainer.journal.path()}
-        step = trainer.step_state.optimizer_step
         for line in undone_by_rewinds(self.inbox.replies.of, surviving, every):
-            self._void(line, f"the run went back to step {step}, before it")
+            self._void(line, f"the run went back to step {rewinds[-1].step}, before it")
 
     def end(self) -> None:
         "Answer what will not be done any more."
