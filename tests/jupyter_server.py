@@ -108,19 +108,15 @@ class Notebooks:
         """A notebook of code cells, for the current or an older kernel."""
         if kernel != "python3" and not self.kernelspec(kernel).exists():
             raise RuntimeError(f"no kernel in {ENVIRONMENTS / f'.venv-{kernel}'}: run `make env`")
-        import nbformat  # takes a second
-
-        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-        nb.metadata["kernelspec"] = {
-            "display_name": kernel,
-            "language": "python",
-            "name": kernel,
-        }
-        nbformat.write(nb, self.folder / name)
+        made = [{"cell_type": "code", "id": f"cell-{at}", "metadata": {}, "source": source,
+                 "outputs": [], "execution_count": None} for at, source in enumerate(cells)]
+        spec = {"display_name": kernel, "language": "python", "name": kernel}
+        (self.folder / name).write_text(json.dumps({
+            "cells": made, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}))
 
     def read_notebook(self, name):
         """A notebook as it stands on disk."""
-        import nbformat
+        import nbformat  # takes a second
 
         return nbformat.read(self.folder / name, as_version=4)
 

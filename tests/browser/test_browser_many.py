@@ -31,6 +31,7 @@ trainer = Trainer(Net(4, 1), train_dl=data, valid_dl=loaders, loss_fn=torch.nn.M
                   hooks=[*map(hook, range(37)), LayerStatsHook(every_steps=1), AlertsHook(), SamplesHook()], metrics=dict(map(metric, range(40))))
 """  # noqa: E501
 RUN = "trainer.tune(lr=0.01)\ntrainer.fit().status"
+LEFT_AREA = "() => window.jupyterapp.commands.execute('application:toggle-left-area')"
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 # widths of the window, those at which all tabs are opened, and those with all plots
 SHORT, WHOLE = ((520, 1300), (520,), ()), (
@@ -198,9 +199,7 @@ def test_many_of_everything_at_any_width(jupyterlab, browser, widths, tabs_at, p
     """Nothing overlaps, runs over the panel's edge or leaves a screen empty, in each tab."""
     with jupyterlab.new_page(browser, width=1300, height=3000) as lab:
         run = Live(lab, jupyterlab, [RUN], setup=SETUP)
-        lab.page.evaluate(
-            "() => window.jupyterapp.commands.execute('application:toggle-left-area')"
-        )
+        lab.page.evaluate(LEFT_AREA)
         lab.run_cell(1)
         panel = lab.cell(1).locator(".tnb").first
         panel.locator(".js-plotly-plot .main-svg").first.wait_for()
@@ -232,4 +231,5 @@ def test_many_of_everything_at_any_width(jupyterlab, browser, widths, tabs_at, p
             widen(lab.page, width)
             wrong += wrong_at(panel, width, "all plots")
             picture(lab, f"{width}-all")
+        lab.page.evaluate(LEFT_AREA)
         assert wrong == [], "\n".join(map(str, wrong[:60]))

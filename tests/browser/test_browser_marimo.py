@@ -6,7 +6,6 @@ import subprocess
 import textwrap
 from contextlib import contextmanager
 
-import nbformat
 import pytest
 from jupyter_server import ENVIRONMENTS, free_port
 from live_page import later
@@ -30,6 +29,8 @@ SLOW = 'trainer.hooks.add(LambdaHook(name="slow", after_step=lambda _: time.slee
 
 def recipe():
     """The three cells of the page, in their order."""
+    import nbformat  # takes a second
+
     page = nbformat.read(ROOT / "nbs" / "tutorials" / "20_front_ends.ipynb", as_version=4)
     text = next(cell.source for cell in page.cells if cell.source.startswith("## marimo"))
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import nbformat
 import pytest
 from live_page import PANEL, TURNS, Witnessed, later
 
@@ -27,6 +26,8 @@ trainer.hooks.add(LambdaHook(name="witness", after_step=witness))
 def write_quick_start(place, name, until_fit=False):
     """The quick start with a hook that writes the steps into a file;
     returns the index of fit()'s cell."""
+    import nbformat  # takes a second
+
     notebook = nbformat.read(QUICK_START, as_version=4)
     fit = next(i for i, cell in enumerate(notebook.cells) if "trainer.fit()" in cell.source)
     assert all(any(words in cell.source for cell in notebook.cells) for words, _ in SHORTER)

@@ -3,7 +3,6 @@
 import io
 from pathlib import Path
 
-import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image, ImageStat
@@ -57,6 +56,8 @@ def test_text_can_be_read_in_both_themes_and_on_a_phone(browser):
 @pytest.mark.parametrize("system", ["light", "dark"])
 def test_pictures_of_runs_follow_the_theme_of_the_site(browser, system):
     """The switch of a page decides, whatever look the system has."""
+    import nbformat  # takes a second
+
     cells = nbformat.read(ROOT / "nbs" / "tutorials" / "10_quick_start.ipynb", 4).cells
     shown = [output.get("data", {}).get("text/html", "")
              for cell in cells for output in cell.get("outputs", [])]

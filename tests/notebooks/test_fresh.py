@@ -5,7 +5,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +38,8 @@ NOISE = {
 
 def stale(folder, cells):
     """What is found stale in a notebook of these cells, when it is run."""
+    import nbformat  # takes a second
+
     nb = nbformat.v4.new_notebook(metadata=notebooks.KERNEL, cells=[nbformat.v4.new_code_cell(
         "#| hide\nfrom nbdev.showdoc import show_doc")])
     for source, stored in cells.items():

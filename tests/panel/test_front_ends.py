@@ -4,7 +4,6 @@ be shown."""
 import os
 import sys
 
-import nbformat
 import pytest
 import warm
 import warm_kernels
@@ -12,7 +11,6 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_server import LIMIT
 from kernel_client import client_of, told
 from live_page import SETUP, Witnessed, later
-from nbconvert.preprocessors import ExecutePreprocessor
 
 pytestmark = pytest.mark.slow
 SLIDER = "FloatLogSliderModel"
@@ -141,6 +139,9 @@ def test_ipython_in_a_terminal_has_a_bar(tmp_path):
 def test_nbconvert_keeps_the_picture_and_the_lines(tmp_path):
     """A notebook that is run without a front end says how far it was, and holds the picture of the
     end."""
+    import nbformat  # takes a second
+    from nbconvert.preprocessors import ExecutePreprocessor
+
     cells = [SHORT, SCRIPT.replace("epochs=3", "epochs=20")]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     manager = AsyncKernelManager()

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -26,6 +25,8 @@ def test_times_and_folders_are_noise_and_words_and_numbers_are_not():
 
 
 def test_the_one_that_was_edited_is_brought_to_the_other(tmp_path, monkeypatch):
+    import nbformat  # takes a second
+
     notebook, script = tmp_path / "00_one.ipynb", tmp_path / "scratch_00_one.py"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1")]), notebook)
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import nbformat
 import pytest
 import warm
 import yaml
@@ -60,6 +59,8 @@ def test_with_an_address_each_name_is_linked_to_the_line_that_defines_it(tmp_pat
 
 def reference(name):
     """The Markdown that a page of the reference shows, and the meaning of each name in it."""
+    import nbformat  # takes a second
+
     cells = nbformat.read(ROOT / "nbs" / "reference" / f"{name}.ipynb", as_version=4).cells
     text = "\n".join(output["data"].get("text/markdown", "") for cell in cells
                      for output in cell.get("outputs", []) if "data" in output)

@@ -9,7 +9,6 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
-import nbformat
 import pytest
 import yaml
 
@@ -169,6 +168,8 @@ def machine_paths():
 
 def faults(text):
     """What is wrong with the text of a notebook."""
+    import nbformat  # takes a second
+
     nb = nbformat.reads(text, as_version=4)
     nbformat.validate(nb)
     if len(text) > 300_000:
@@ -192,6 +193,8 @@ def test_notebooks_are_whole_and_light_and_of_no_machine():
 
 
 def test_planted_faults_of_a_notebook_are_found():
+    import nbformat  # takes a second
+
     cell = nbformat.v4.new_code_cell("open('/home/me/a')", outputs=[
         nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])])
     nb = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {}, "more": "x" * 300_000})
@@ -217,6 +220,8 @@ def test_relative_links_and_pictures_name_files():
 
 
 def test_the_extra_has_what_readme_examples_and_pages_import():
+    import nbformat  # takes a second
+
     programs = list((ROOT / "examples").rglob("*.py"))
     texts = [path.read_text() for path in programs]
     for page, path in NOTEBOOKS.items():
