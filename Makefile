@@ -21,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 NOTEBOOKS := $(BIN)/python scripts/notebooks.py
-PYTEST := $(BIN)/python -m pytest -n
+PYTEST := $(BIN)/python -m pytest
 QUICK_START := nbs/tutorials/10_quick_start.ipynb
 OTHERS := ipykernel-6.31 ipykernel-7.3 colab vision
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -66,12 +66,12 @@ check: $(STAMP)
 # One process more than two cores: one of three waits for a browser or a run.
 test: env chromium
 	$(BIN)/ruff check
-	$(PYTEST) 3 $(PYTESTFLAGS)
+	$(PYTEST) -n 3 $(PYTESTFLAGS)
 
 # What to run after each change: no browser, no other process, no notebook.
 quick: $(STAMP)
 	$(BIN)/ruff check
-	$(PYTEST) 2 -m "not slow and not browser" $(addprefix tests/,core hooks tools panel) $(PYTESTFLAGS)
+	$(PYTEST) -n 2 -m "not slow and not browser" $(addprefix tests/,core hooks tools panel) $(PYTESTFLAGS)
 
 # A training process is killed 200 times, resumed each time, and compared with one that was not
 # disturbed.
@@ -93,7 +93,7 @@ cuda:
 
 # The tests that take minutes, and have a shorter sibling in `make test`.
 long: env $(VENV)-marimo/.made $(VENV)-trackio/.made
-	TRAINER_NB_LONG=1 $(PYTEST) 2 -m long $(PYTESTFLAGS)
+	TRAINER_NB_LONG=1 $(PYTEST) -n 2 -m long $(PYTESTFLAGS)
 
 # A thousand commands from three processes at once, to two processes that are killed ten times.
 steering: env
