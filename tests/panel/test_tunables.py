@@ -139,6 +139,20 @@ def test_one_refused_value_refuses_all():
     assert list(run.tunables.refused) == ["part.dept"]
 
 
+@pytest.mark.parametrize("limits, words", [
+    ({}, "a number"),
+    ({"min": 0.5}, "a number, 0.5 or more"),
+    ({"max": 2.0}, "a number, 2.0 or less"),
+    ({"min": 0.5, "max": 2.0}, "a number between 0.5 and 2.0"),
+    ({"max": 2.0, "optional": True}, "a number, 2.0 or less, or None"),
+])
+def test_a_refusal_names_the_limits_that_there_are(limits, words):
+    declared = Tunable(1.0, **limits)
+    with pytest.raises(ValueError) as refusal:
+        declared.check("fast", "speed")
+    assert str(refusal.value) == f"speed = 'fast' is refused: {words}"
+
+
 def test_values_are_applied_one_by_one():
     """The loop around `apply` sees each change before the next is made;
     what does not change anything is not told."""

@@ -376,6 +376,31 @@ def test_only_the_end_of_long_records_is_read(tmp_path):
 # Log, differences, completion
 
 
+def test_the_difference_of_two_runs_is_that_of_their_files(tmp_path, capsys):
+    """Settings, values at the beginning and the end, and results: times are no results."""
+    for name, rate, loss in (("a", 0.1, 0.5), ("b", 0.2, 0.75)):
+        made(tmp_path / name, lines=[
+            {"step": 1, "train/loss": 2.0, "samples_per_second": 10 * rate, "time/step": rate},
+            {"step": 2, "train/loss": loss, "samples_per_second": 20 * rate, "time/step": rate}])
+        entry = {"number": 1, "kind": "tune", "name": "lr", "old": 0.1, "new": rate, "step": 1,
+                 "source": "shell"}
+        (tmp_path / name / "journal.jsonl").write_text(
+            json.dumps({"journal": 1, "seed": 3}) + "\n" + json.dumps(entry) + "\n")
+        (tmp_path / name / "config.json").write_text(json.dumps({"tunables": {"lr": 0.1},
+                                                                 "epochs": 4}))
+    with chdir(tmp_path):
+        assert cli.main(["diff", "a", "b", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert cli.main(["diff", "a", "b"]) == 0
+        shown = capsys.readouterr().out
+    assert found["configuration"] == {}
+    assert found["tunables"] == {"lr": [[0.1, 0.1], [0.1, 0.2]]}
+    assert found["journal"] == ["-step 1: lr 0.1 → 0.1 (shell)", "+step 1: lr 0.1 → 0.2 (shell)"]
+    assert found["results"]["train/loss"] == [0.5, 0.75]
+    assert not {"samples_per_second", "time/step"} & found["results"].keys()
+    assert "configuration: equal" in shown and "0.1 → 0.2" in shown and "+0.25" in shown
+
+
 def test_the_log_goes_on_until_the_run_ends(tmp_path, monkeypatch, capsys):
     """New records and entries appear once, also when the journal is replaced."""
     control = made(tmp_path / "a", lines=[{"step": 1, "train/loss": 0.5}])

@@ -392,6 +392,21 @@ def test_a_port_that_is_taken(served, run):
         assert first.port != second.port and second.state()["standing"] == "running"
 
 
+def test_a_program_that_ends_closes_its_page(written):
+    """Before what was registered earlier runs, also if nobody called `close`."""
+    code = f"""
+import atexit
+from trainer_nb.remote.serve import Server
+server = Server({str(written.path)!r})
+atexit.register(lambda: print("closed:", server.closed))
+server.start()
+assert not server.closed
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, text=True,
+                          capture_output=True, timeout=300, check=False)
+    assert done.stdout.strip() == "closed: True" and done.returncode == 0, done
+
+
 def test_ctrl_c_ends_the_page_alone(run, written):
     """In words, also while a browser looks and a command waits; the run goes on."""
     with Served(written.path, "--port", 0, before=PATIENT) as served:
