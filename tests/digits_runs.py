@@ -39,7 +39,7 @@ def make_model():
         nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.BatchNorm1d(16),
         nn.Linear(16, 10)
     )
-    model[4].eval()
+    model[4].eval().requires_grad_(False)
     return model
 
 

@@ -129,6 +129,8 @@ class Trainer(CoreTrainer):
         eval_step         as train_step, in evaluations; None: train_step
         metrics           {name: f(pred, target), a mean over batches, or one of torchmetrics}
         batch_size        f(batch) -> samples, where batches do not show it
+        keep_modes        True: modes stay as they are; else train mode is set at each epoch, and
+                          only parts whose parameters are all frozen stay in eval mode
         config            plain values that are kept with the run
 
     How it is trained:
@@ -213,6 +215,7 @@ class Trainer(CoreTrainer):
         progress: bool | Literal["bar", "lines"] = True,  # in a notebook: the panel
         resume_data: Literal["skip", "replay"] = "skip",  # to the batch of a state
         seed_samples: bool = False,  # samples draw from streams of (seed, epoch, index)
+        keep_modes: bool = False,  # leave train and eval mode as they are
         eval_first: bool | int = False,  # before the first step: all, or a few batches
         best: tuple[str, str] | None = None,  # ("valid/accuracy", "max"): keep that state
         overfit_batches: int | None = None,  # the same few batches
@@ -232,7 +235,7 @@ class Trainer(CoreTrainer):
             gradient_accumulation_steps=gradient_accumulation_steps,
             micro_batch_size=micro_batch_size, batch_size=batch_size, grad_clip=grad_clip,
             non_finite=non_finite, compile=compile, seed=seed, resume_data=resume_data,
-            seed_samples=seed_samples, eval_first=eval_first, best=best,
+            seed_samples=seed_samples, keep_modes=keep_modes, eval_first=eval_first, best=best,
             overfit_batches=overfit_batches, limit_batches=limit_batches, fast_dev_run=fast_dev_run,
             max_time=max_time, engine=find_engine(engine), every=every)
         self.history = History()

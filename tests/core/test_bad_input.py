@@ -414,7 +414,7 @@ def test_a_step_that_returns_nonsense(refused, kind, accumulation):
     is counted."""
     step, error, words = OUTPUTS[kind]
     model = make_model()
-    model[1].eval()  # a running mean moves with the forward pass itself
+    model[1].eval().requires_grad_(False)  # a running mean moves with the forward pass itself
     loop = make_loop(model, step, gradient_accumulation_steps=accumulation, epochs=1)
     with refused(error, words, loop.model, loop):
         loop.fit()
@@ -429,7 +429,7 @@ def test_a_repaired_step_begins_at_the_beginning(kind):
     loops = []
     for first in (OUTPUTS[kind][0], None):
         model = make_model()
-        model[1].eval()
+        model[1].eval().requires_grad_(False)
         loop = make_loop(model, lambda b, t: {"loss": good(b, t)}, seed=4)
         if first is not None:
             loop.train_step, right = first, loop.train_step
@@ -494,7 +494,7 @@ def test_a_batch_without_samples(refused, accumulation, position):
     """Its loss would be NaN; the place is named, and its window leaves nothing behind."""
     loader = batches_of(*[4] * position, 0, 4)
     loop = make_loop(train_dl=loader, gradient_accumulation_steps=accumulation, epochs=1)
-    loop.model[1].eval()
+    loop.model[1].eval().requires_grad_(False)
     if accumulation == 1 and position:
         loop.step()
     with refused(ValueError, [f"batch {position + 1} of epoch 1", "no sample"], loop.model, loop):
@@ -527,7 +527,7 @@ def test_a_model_without_its_own_loss(refused):
     """Without loss_fn and train_step the model returns its loss;
     the message names all three ways."""
     model = make_model()
-    model[1].eval()
+    model[1].eval().requires_grad_(False)
     loop = Loop(model, None, [torch.ones(2, 3)], device="cpu", epochs=1)
     with refused(TypeError, ["Tensor", "without a loss", "loss_fn=", "train_step", "'loss'"],
                  loop.model, loop):

@@ -415,22 +415,26 @@ def test_in_the_middle_of_a_step_it_is_refused(point):
                      hooks=[Mix(), Bend(), LambdaHook(name="asks")])
 
 
-@pytest.mark.parametrize("what", ["rest", "freeze"])
+@pytest.mark.parametrize("what", ["rest", "freeze", "rest until the epoch ends"])
 def test_layers_changed_between_two_drives(what):
-    """Frozen, or put into eval mode, after a few steps: this is part of the state as well."""
+    """Frozen, or put into eval mode, after a few steps: this is part of the state as well.
+
+    A part in eval mode that is trained is in train mode again from the next epoch on."""
     plan = Plan()
     def change(trainer):
-        if what == "rest":
-            trainer.model[1].eval()
-        else:
+        if what == "freeze":
             trainer.model[0].requires_grad_(False)
+        else:
+            trainer.model[1].eval().requires_grad_(what != "rest")
     straight = new_run(plan)
     straight.step(4)
     change(straight)
     state = through_file(straight.state_dict())
-    straight.fit()
+    straight.step(1)
     assert straight.model[1].training == (what == "freeze")
-    assert straight.model[0].weight.requires_grad == (what == "rest")
+    straight.fit()
+    assert straight.model[1].training == (what != "rest")
+    assert straight.model[0].weight.requires_grad == (what != "freeze")
     again = make_trainer(plan, weights=3)
     again.load_state_dict(state)
     # modes of the moment, not those of the end of the last drive

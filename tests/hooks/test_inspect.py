@@ -348,7 +348,7 @@ def test_off_takes_the_hook_out():
     assert sum(isinstance(hook, InspectHook) for hook in trainer.hooks) == 1
     trainer.fit(epochs=2)
     layers = trainer.inspection.layers
-    assert len(layers) == 4 and trainer.inspection.layers_step == 6
+    assert len(layers) == 3 and trainer.inspection.layers_step == 6
     inspect(trainer, on=False)
     assert trainer.get_hook(InspectHook) is None and trainer.inspection.layers == layers
     trainer.fit(epochs=3)
@@ -377,4 +377,4 @@ def test_asked_for_in_a_pause():
 def test_the_view_has_it():
     """For the panel, through its one door."""
     trainer = looked()
-    assert trainer.view.inspection is trainer.inspection and len(trainer.inspection.layers) == 4
+    assert trainer.view.inspection is trainer.inspection and len(trainer.inspection.layers) == 3

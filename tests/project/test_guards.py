@@ -122,9 +122,9 @@ def calls_of_a_step():
 
 
 FIGURES = {
-    lines_of_the_trainer: 1724,
+    lines_of_the_trainer: 1737,  # the argument keep_modes
     lines_of_another_class: 614,
-    public_names: 212,
+    public_names: 213,
     foreign_writes: 203,
     modules_that_spell_commands: 48,
     calls_of_a_step: 26,  # two above the 24 of today: an early warning

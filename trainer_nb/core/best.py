@@ -61,7 +61,7 @@ class BestState:
 
     def live(self) -> dict:
         "The tensors of model and loss function, by name; the very ones."
-        loss_fn = self.loop.evaluator.modules[1:]
+        loss_fn = self.loop.evaluator.modes.roots[1:]
         return {"model": dict(unwrap(self.engine.model).state_dict()),
                 "loss_fn": dict(loss_fn[0].state_dict()) if loss_fn else {}}
 

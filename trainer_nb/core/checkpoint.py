@@ -28,6 +28,7 @@ from .engine import unwrap
 from .hook import HookRow, has_state
 from .journal import Intervention, Journal, fingerprint
 from .own_state import generator_state, set_generator_state
+from .modes import modes_of, set_modes
 from .runner import WeightDecays
 from .saved import CheckpointError, plain_copy, reason
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn
@@ -90,16 +91,15 @@ class ModelPart:
         self.driver, self.engine, self.evaluator = driver, driver.engine, driver.loop.evaluator
 
     model = property(lambda self: unwrap(self.engine.model))
-    loss_fn = property(lambda self: next(iter(self.evaluator.modules[1:]), None))
+    loss_fn = property(lambda self: next(iter(self.evaluator.modes.roots[1:]), None))
 
     def _loss_state(self) -> dict:
         return {} if self.loss_fn is None else self.loss_fn.state_dict()
 
     def capture(self) -> dict:
         "Values, modes and what is frozen."
-        model, engine, scaler, driver = self.model, self.engine, self.engine.scaler, self.driver
-        # the next drive brings back the modes of the last one
-        modes = {} if driver.driven or model.training else dict(driver.modes or ())
+        model, engine, scaler = self.model, self.engine, self.engine.scaler
+        modes = self.evaluator.modes.of_training()
         return {
             "model": engine.whole(model.state_dict()),
             "optim": engine.whole(engine.optim.state_dict()),
@@ -125,6 +125,7 @@ class ModelPart:
     def restore(self, state: dict, owner) -> None:
         "Take the values, modes and what is frozen."
         model, engine = self.model, self.engine
+        model.train()  # one that merges weights takes the values of train mode
         mine = model.state_dict()
         model.load_state_dict({name: engine.part(value, mine.get(name))
                                for name, value in state["model"].items()})
@@ -137,12 +138,11 @@ class ModelPart:
         if engine.scaler is not None and state["scaler"] is not None:
             engine.scaler.load_state_dict(state["scaler"])
         evaluating, frozen = set(state["modules"]["eval"]), set(state["modules"]["frozen"])
-        for name, module in model.named_modules():
-            module.training = name not in evaluating
         for name, parameter in model.named_parameters():
             if parameter.requires_grad == (name in frozen):
                 parameter.requires_grad_(name not in frozen)
-        self.driver.keep_modes()
+        self.evaluator.modes.become({module: name not in evaluating
+                                     for name, module in model.named_modules()})
         engine.refresh_parameters()
         self.driver.loop.runner.zero_grad(owner)
 
@@ -368,7 +368,7 @@ class ModuleSnapshot:
         held = dict.fromkeys((*module.parameters(), *module.buffers()))
         self.values = [(each, each.detach().clone() if hasattr(each, "full_tensor")
                         else each.detach().to("cpu", copy=True)) for each in held]
-        self.modes = [(each, each.training) for each in module.modules()]
+        self.module, self.modes = module, modes_of([module])
         self.parameters = [(each, each.requires_grad, each.grad) for each in module.parameters()]
         extra = [each for each in module.modules()
                  if type(each).get_extra_state is not torch.nn.Module.get_extra_state]
@@ -376,11 +376,10 @@ class ModuleSnapshot:
 
     def restore(self) -> None:
         "All of it as it was."
+        set_modes([self.module], self.modes)  # first: the module may merge weights then
         with torch.no_grad():
             for each, value in self.values:
                 each.copy_(value)
-        for module, mode in self.modes:
-            module.training = mode
         for each, trained, gradient in self.parameters:
             each.requires_grad_(trained).grad = gradient
         for module, value in self.extra:

@@ -17,6 +17,7 @@ from .engine import unwrap
 from .hook import HookRow, has_state
 from .journal import Intervention, Journal, fingerprint
 from .own_state import generator_state, set_generator_state
+from .modes import modes_of, set_modes
 from .runner import WeightDecays
 from .saved import CheckpointError, plain_copy, reason
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn
@@ -170,6 +171,7 @@ class ModuleSnapshot:
     def restore(self) -> None:
         """All of it as it was."""
     values: Any
+    module: torch.nn.Module
     modes: Any
     parameters: Any
     extra: Any

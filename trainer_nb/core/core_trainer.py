@@ -48,12 +48,13 @@ from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
 from .identity import (Difference, compare, data_identity, given_settings,
-                                      optimizer_settings)
+                                      optimizer_settings, other_code)
 from .journal import Intervention, Journal, checksum, fingerprint, total_text
 from .optimizers import (NamedOptimizer, OptimizersPart, check_apart, check_windows,
                                         decay_tunables, given_optimizers, made_optimizer,
                                         no_eval_step, tunables_of)
 from .own_state import RunObjects, generator_state
+from .modes import Modes, check_keep_modes
 from .runner import (BatchSizes, MicroBatcher, StepContext, StepRunner,
                                     StepSettings, WeightDecays)
 from .several_optimizers import OptimizerHooks, StepRunners
@@ -280,6 +281,7 @@ ATTRIBUTES = {  # what `help()` says of a value that is not a method
     "exception": "The exception that ended the last drive; None: it ended without one.",
     "error_text": "That exception in words.",
     "exit_code": "The code with which the process is to exit after a signal; None: as usual.",
+    "keep_modes": "Whether the modes of the training are left as they are.",
     "seed_samples": "Whether each sample draws its random numbers from a stream of its own.",
 }
 
@@ -498,6 +500,7 @@ class CoreTrainer:
     data, failed, last_records = (
         forwarded(f"loop.{name}") for name in ("data", "failed", "last_records"))
     limit_batches, overfit_batches = forwarded("evaluator.limit"), forwarded("evaluator.overfit")
+    keep_modes = forwarded("evaluator.modes.keep")
     batch_size = forwarded("runner.sizes.given")
     state, journal, exception, error_text, at_safe_point, front_end, exit_code, max_time = (
         forwarded(f"driver.{name}") for name in
@@ -516,9 +519,11 @@ class CoreTrainer:
                  gradient_accumulation_steps=1, micro_batch_size=None, batch_size=None,
                  grad_clip=None, non_finite="raise", compile=False, resume_data="skip",
                  overfit_batches=None, limit_batches=None, fast_dev_run=False, best=None,
-                 seed=None, seed_samples=False, max_time=None, engine=Engine, every=None):
+                 seed=None, seed_samples=False, max_time=None, engine=Engine, every=None,
+                 keep_modes=False):
         seed, max_time = check_seed(seed, seed_samples), check_max_time(max_time)
         check_limits(limit_batches, overfit_batches, fast_dev_run)
+        check_keep_modes(keep_modes)
         if fast_dev_run:
             epochs, max_steps, eval_every = 1, None, None
             limit_batches, overfit_batches = int(fast_dev_run), None
@@ -539,7 +544,8 @@ class CoreTrainer:
         sizes, finite = BatchSizes(self.context, batch_size), FinitePolicy(non_finite)
         self.hooks, self.model = HookSet(hooks), model
         self._build_engine(optim, several, engine.pick_device(device), compiled, engine)
-        self._build_runner(train_step or usual_step(loss_fn), several, sizes, finite, micro)
+        modes = Modes(self._modules(), keep_modes)
+        self._build_runner(train_step or usual_step(loss_fn), several, sizes, finite, micro, modes)
         random = RunRandom(self.step_state, seed, self.engine.split_rng_by_rank)
         self._build_evaluator(random, eval_step, metrics, valid_dl, limit_batches, overfit_batches)
         self._build_loop(data, best)
@@ -603,7 +609,7 @@ def _build_engine(self: CoreTrainer, optim, several, device, compiled, engine) -
     self.hooks.resolve()
 
 @patch
-def _build_runner(self: CoreTrainer, train_step, several, sizes, finite, micro) -> None:
+def _build_runner(self: CoreTrainer, train_step, several, sizes, finite, micro, modes) -> None:
     self.step_state = StepState(grad_accum_steps=self.gradient_accumulation_steps,
                                 num_processes=self.engine.num_processes)
     overrides = {name: getattr(type(self), name) for name in OVERRIDDEN
@@ -611,7 +617,8 @@ def _build_runner(self: CoreTrainer, train_step, several, sizes, finite, micro) 
     hooks = self.hooks if several is None else OptimizerHooks(self.hooks, several.names[-1], True)
     self.runner = StepRunner(
         train_step, self.engine, hooks, self.step_state, self.settings, self.context,
-        finite, micro=micro, sizes=sizes, repeats=self.repeats_windows, overrides=overrides)
+        finite, micro=micro, sizes=sizes, repeats=self.repeats_windows, overrides=overrides,
+        modes=modes)
     self.hook_store: dict = {}
     if several is not None:
         self._build_several(several)
@@ -632,7 +639,8 @@ def _build_several(self: CoreTrainer, given) -> None:
         runners[name] = StepRunner(
             given.steps[name], self.engine.beside(self.optim[name]),
             OptimizerHooks(self.hooks, name, False), StepState(), settings, self.context,
-            FinitePolicy(last.gradients.finite.policy), micro=last.micro, sizes=last.sizes)
+            FinitePolicy(last.gradients.finite.policy), micro=last.micro, sizes=last.sizes,
+            modes=last.modes)
     runners[given.names[-1]] = last
     self.several = StepRunners(runners, given.every, self.hooks)
     check_windows(self.several)
@@ -645,7 +653,7 @@ def _build_evaluator(self: CoreTrainer, random, eval_step, metrics, valid_dl, li
             metric.to(self.device)
     self.evaluator = Evaluator(
         eval_step or self.train_step, self.engine, self.hooks, self.step_state, self.context,
-        self.runner.sizes, random, modules=self._modules(), metrics=metrics,
+        self.runner.sizes, random, modes=self.runner.modes, metrics=metrics,
         loaders=named_loaders(valid_dl), limit=limit, overfit=overfit)
 
 @patch
@@ -879,6 +887,8 @@ def _made_of(self: CoreTrainer) -> dict:
         last = self.runner.hooks.name
         others |= {"every" if name == last else f"every.{name}": self.several.every.get(name, 1)
                    for name in self.several.runners}
+    compiled = self._compiled is not None and (str(self._compiled) if self._compiled else True)
+    others |= {"compile": compiled, "keep_modes": self.keep_modes}
     given = given_settings(self.engine.optim, tunables, sched=name, loss_fn=loss, seed=self.seed,
                            **others)
     return {"given": given, "data": data_identity(self.train_dl)}
@@ -1754,6 +1764,8 @@ def load_state_dict(self: CoreTrainer, state: dict, optimizer: bool = True) -> N
             checkpoint.restore(taken, self)
             checkpoint.journal.restore(state)
             self._take_totals(state["position"]["totals"])
+            here, header = self.step_state, state["journal"]["header"]
+            here.inexact = here.inexact or other_code(header, self._made_of(), here.optimizer_step)
             if not optimizer:
                 self.start_anew()
             self._note_assigned()

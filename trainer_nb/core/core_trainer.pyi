@@ -30,10 +30,11 @@ from .exact import Exactness, batch_sizes, compiled_exactness, data_exactness, d
 from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
-from .identity import Difference, compare, data_identity, given_settings, optimizer_settings
+from .identity import Difference, compare, data_identity, given_settings, optimizer_settings, other_code
 from .journal import Intervention, Journal, checksum, fingerprint, total_text
 from .optimizers import NamedOptimizer, OptimizersPart, check_apart, check_windows, decay_tunables, given_optimizers, made_optimizer, no_eval_step, tunables_of
 from .own_state import RunObjects, generator_state
+from .modes import Modes, check_keep_modes
 from .runner import BatchSizes, MicroBatcher, StepContext, StepRunner, StepSettings, WeightDecays
 from .several_optimizers import OptimizerHooks, StepRunners
 from .saved import CheckpointError, read_state, write_state
@@ -138,6 +139,7 @@ class CoreTrainer:
     last_records: Any
     limit_batches: Any
     overfit_batches: Any
+    keep_modes: Any
     batch_size: Any
     error_text: Any
     at_safe_point: Any
@@ -153,7 +155,7 @@ class CoreTrainer:
     plan_class: Any
     driver_class: Any
 
-    def __init__(self, model, train_step=None, train_dl=None, valid_dl=None, *, loss_fn=None, metrics=None, eval_step=None, optim=None, epochs=None, max_steps=None, eval_every=None, eval_first=False, hooks=(), device=None, mixed_precision=None, gradient_accumulation_steps=1, micro_batch_size=None, batch_size=None, grad_clip=None, non_finite='raise', compile=False, resume_data='skip', overfit_batches=None, limit_batches=None, fast_dev_run=False, best=None, seed=None, seed_samples=False, max_time=None, engine=Engine, every=None):
+    def __init__(self, model, train_step=None, train_dl=None, valid_dl=None, *, loss_fn=None, metrics=None, eval_step=None, optim=None, epochs=None, max_steps=None, eval_every=None, eval_first=False, hooks=(), device=None, mixed_precision=None, gradient_accumulation_steps=1, micro_batch_size=None, batch_size=None, grad_clip=None, non_finite='raise', compile=False, resume_data='skip', overfit_batches=None, limit_batches=None, fast_dev_run=False, best=None, seed=None, seed_samples=False, max_time=None, engine=Engine, every=None, keep_modes=False):
         ...
 
     def do_backward(self, loss: torch.Tensor, seed: torch.Tensor) -> None:
@@ -175,7 +177,7 @@ class CoreTrainer:
     def _build_engine(self, optim, several, device, compiled, engine) -> None:
         ...
 
-    def _build_runner(self, train_step, several, sizes, finite, micro) -> None:
+    def _build_runner(self, train_step, several, sizes, finite, micro, modes) -> None:
         ...
 
     def _build_several(self, given) -> None:

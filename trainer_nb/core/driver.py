@@ -213,7 +213,6 @@ class Driver:
         self.command: Command | None = None  # the one whose effect is recorded
         self.exit_code: int | None = None  # what the process ends with, once the drive has ended
         self.to_totals = False  # the next drive goes to the end of the run
-        self.modes: list | None = None  # of the modules, at the end of the last drive
         self._due_replies: list = []  # of commands whose effect is to come: (name, reply, where)
         self._deferred: list = []  # commands that wait for the end of a held evaluation
         for name in FLOW:
@@ -409,7 +408,7 @@ def begin(self: Driver, owner) -> None:
     if hooks.clock is not None:  # the time between two drives is not a part of a step
         hooks.clock.forget()
     if loop.context.eval_batch is None:  # not in a held evaluation
-        self.restore_modes()
+        loop.evaluator.modes.go_on()
         self.engine.refresh_parameters()
         loop.runner.zero_grad(owner)
     loop.runner.begin_drive()
@@ -423,21 +422,6 @@ def begin(self: Driver, owner) -> None:
     self.state = RunState.RUNNING
     loop.begin_fit(owner)
     self.carried.begin(self.mailbox.schedule)
-
-@patch
-def restore_modes(self: Driver) -> None:
-    "Train mode, and the modes that modules had at the end of the last drive."
-    model = self.loop.evaluator.modules[0]
-    if not model.training:
-        model.train()
-        for module, mode in self.modes or ():
-            module.training = mode
-
-@patch
-def keep_modes(self: Driver) -> None:
-    "The next drive finds the modes that modules have now."
-    model = self.loop.evaluator.modules[0]
-    self.modes = [(module, module.training) for module in model.modules()]
 
 # %% ../../nbs/core/11_driver.ipynb #75765b89
 @patch
@@ -701,7 +685,7 @@ def advance(self: Driver, name: str, owner):
         finally:
             self.clock.run(False)
             if self.loop.context.eval_batch is None:
-                self.keep_modes()
+                self.loop.evaluator.modes.note()
             self.hooks.ask("drive_ended", owner)
             self.tick("ended")
     return outcome
@@ -863,6 +847,7 @@ def may_hold(self: Driver, command: Command) -> bool:
 def begin_pause(self: Driver, command: Command, owner, asked_by: str | None) -> bool:
     "Set the state to paused and call the hooks; whether the pause can be ended."
     self.clock.run(False)
+    self.loop.evaluator.modes.note()
     self.pause_at = Until()
     self.state = RunState.PAUSED
     if asked_by is None:
@@ -881,6 +866,8 @@ def end_pause(self: Driver, command: Command, owner) -> None:
     "Set the state to running and call the hooks."
     if self.hooks.stale:  # a hook that joined in the pause counts in the very next step
         self.loop.resolve_hooks(owner)
+    if self.loop.context.eval_batch is None:
+        self.loop.evaluator.modes.go_on()
     self.state = RunState.RUNNING
     self.clock.run()
     if command.name == "resume":

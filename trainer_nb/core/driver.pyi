@@ -153,12 +153,6 @@ class Driver:
     def begin(self, owner) -> None:
         """Bring the run into the state in which steps are made."""
 
-    def restore_modes(self) -> None:
-        """Train mode, and the modes that modules had at the end of the last drive."""
-
-    def keep_modes(self) -> None:
-        """The next drive finds the modes that modules have now."""
-
     def ended_early(self, owner) -> bool:
         """A line for a run that a hook ended before its totals, or whose time is used up."""
 
@@ -261,7 +255,6 @@ class Driver:
     error_text: str | None
     next_refresh: float
     generator: Any
-    modes: list | None
     to_totals: bool
     pause_at: Until
     exit_code: int | None

@@ -21,6 +21,7 @@ from .data import (NO_BATCH, all_batches, check_loader, close_iterator,
                                   other_length, pass_indices, uncertain_size)
 from .engine import Engine
 from .hook import HookSet
+from .modes import Modes
 from .own_state import generator_state, set_generator_state
 from .runner import BatchSizes, StepContext, batch_name
 from .state import TURNS, RandomStreams, RunRandom, StepState, warn
@@ -66,12 +67,12 @@ def borrowed_generators(shared: list, own: list, done: Callable[[], bool]):
 class Evaluator:
     "Evaluates and predicts without changing the training."
     def __init__(self, eval_step, engine: Engine, hooks: HookSet, state: StepState,
-                 context: StepContext, sizes: BatchSizes, random: RunRandom, *, modules: list,
+                 context: StepContext, sizes: BatchSizes, random: RunRandom, *, modes: Modes,
                  metrics=None, loaders: dict | None = None, limit=None,
                  overfit: int | None = None):
         self.eval_step, self.engine, self.hooks, self.state = eval_step, engine, hooks, state
         self.context, self.sizes, self.random = context, sizes, random
-        self.modules = modules  # whose modes an evaluation sets: the model, and a loss that is one
+        self.modes = modes
         self.metrics, self.loaders = dict(metrics or {}), loaders or {}
         self.limit, self.overfit = limit, overfit
         self.end_of_evaluation = None  # f(loader's name, outputs, owner) -> records
@@ -85,8 +86,8 @@ class Evaluator:
         self._warned: set[str] = set()  # loaders whose length was wrong
 
     def use(self, **parts) -> None:
-        "Replace eval_step, modules, metrics, loaders or records from the next evaluation on."
-        unknown = parts.keys() - {"eval_step", "modules", "metrics", "loaders", "records",
+        "Replace eval_step, metrics, loaders or records from the next evaluation on."
+        unknown = parts.keys() - {"eval_step", "metrics", "loaders", "records",
                                   "end_of_evaluation"}
         if unknown:
             raise TypeError(f"use({', '.join(sorted(unknown))}): not a part of an evaluation")
@@ -113,16 +114,12 @@ class Evaluator:
     @contextmanager
     def _eval_mode(self):
         streams, context = RandomStreams.capture(), self.context
-        modes = [(each, each.training) for root in self.modules for each in root.modules()]
         with context.preserved():
             context.training, context.eval_batch, self.borrowed = False, 0, streams
-            for root in self.modules:
-                root.eval()
             try:
-                yield
+                with self.modes.evaluating():
+                    yield
             finally:
-                for module, mode in modes:
-                    module.training = mode
                 self.borrowed = None
                 if self.random.owned:  # else a generator is dropped outside of the run
                     streams.restore()
@@ -262,7 +259,7 @@ def evaluate(self: Evaluator, loaders: dict, stage: str, owner, shared=(), batch
             context.split = name
             totals = EvaluationTotals(self.metrics, self.end_of_evaluation is not None)
             limit = self.batches_of(loader, stage, batches)
-            with weights():
+            with self.modes.exchanged(weights):
                 yield from self.evaluate_loader(loader, name, totals, limit, owner)
                 values = self.finish_loader(name, totals, owner)
             records |= {f"{name}/{key}": value for key, value in values.items()}
@@ -280,7 +277,7 @@ def predict(self: Evaluator, loader, owner, shared=(), limit: int | float | None
     Predictions of batches that do not join come as a list."""
     predict, context, parts = getattr(self.eval_step, "predict", None), self.context, list[Any]()
     *_, weights = self.weight_sets(owner).values()
-    with self.surroundings(list(shared)), weights(), torch.no_grad():
+    with self.surroundings(list(shared)), self.modes.exchanged(weights), torch.no_grad():
         context.split = "predict"
         with opened(loader) as batches:
             count = limited(loader_length(loader), limit)

@@ -11,6 +11,7 @@ import torch
 from .data import NO_BATCH, all_batches, check_loader, close_iterator, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, uncertain_size
 from .engine import Engine
 from .hook import HookSet
+from .modes import Modes
 from .own_state import generator_state, set_generator_state
 from .runner import BatchSizes, StepContext, batch_name
 from .state import TURNS, RandomStreams, RunRandom, StepState, warn
@@ -28,11 +29,11 @@ def borrowed_generators(shared: list, own: list, done: Callable[[], bool]):
 class Evaluator:
     """Evaluates and predicts without changing the training."""
 
-    def __init__(self, eval_step, engine: Engine, hooks: HookSet, state: StepState, context: StepContext, sizes: BatchSizes, random: RunRandom, *, modules: list, metrics=None, loaders: dict | None=None, limit=None, overfit: int | None=None):
+    def __init__(self, eval_step, engine: Engine, hooks: HookSet, state: StepState, context: StepContext, sizes: BatchSizes, random: RunRandom, *, modes: Modes, metrics=None, loaders: dict | None=None, limit=None, overfit: int | None=None):
         ...
 
     def use(self, **parts) -> None:
-        """Replace eval_step, modules, metrics, loaders or records from the next evaluation on."""
+        """Replace eval_step, metrics, loaders or records from the next evaluation on."""
 
     def forget_error(self) -> None:
         """Forget the exception of a discarded evaluation."""
@@ -93,7 +94,7 @@ class Evaluator:
     context: StepContext
     sizes: BatchSizes
     random: RunRandom
-    modules: list
+    modes: Modes
     metrics: Any
     loaders: Any
     limit: Any

@@ -22,6 +22,7 @@ from .data import (can_split, chunk_edges, collated_size, sample_counter,
                                   split_batch, uncertain_size)
 from .engine import (Engine, FinitePolicy, NonFiniteError, Window, clip_gradients,
                                     multiply)
+from .modes import Modes
 from .state import RandomStreams, StepState
 from .step import RESERVED, check_output, items, step_records
 
@@ -298,10 +299,11 @@ class StepRunner:
                  settings: StepSettings, context: StepContext, finite: FinitePolicy, *,
                  micro: MicroBatcher | None = None, sizes: BatchSizes | None = None,
                  rates: EffectiveRates | None = None, repeats: bool = False,
-                 overrides: dict[str, Callable] | None = None):
+                 overrides: dict[str, Callable] | None = None, modes: Modes | None = None):
         # the hooks: a HookSet, or the view of it that one of several optimizers has
         self.train_step, self.engine, self.hooks, self.state = train_step, engine, hooks, state
         self.settings, self.context, self.sizes = settings, context, sizes or BatchSizes(context)
+        self.modes = modes or Modes([engine.model])
         self.gradients = GradientPolicy(engine, settings, finite)
         self.rates = rates or EffectiveRates(engine, settings)
         self.micro = micro or MicroBatcher()
@@ -374,6 +376,8 @@ def run_chunk(self: StepRunner, chunk, samples: int | None, chunks: int, owner) 
     "Forward and backward of a batch, or of one of its chunks; False if its loss is None."
     context, engine, hooks = self.context, self.engine, self.hooks
     context.pred = None  # free the last one: only one fits into memory
+    if not self.modes.model.training:  # a hook, or the step before, left it in eval mode
+        self.modes.go_on()
     if engine.precision is None:
         output = self.train_step(chunk, owner)
     else:

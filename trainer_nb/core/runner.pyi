@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from .data import can_split, chunk_edges, collated_size, sample_counter, split_batch, uncertain_size
 from .engine import Engine, FinitePolicy, NonFiniteError, Window, clip_gradients, multiply
+from .modes import Modes
 from .state import RandomStreams, StepState
 from .step import RESERVED, check_output, items, step_records
 @dataclass
@@ -167,7 +168,7 @@ class MicroBatcher:
 class StepRunner:
     """Makes optimizer steps: a window is filled with batches, then closed."""
 
-    def __init__(self, train_step, engine: Engine, hooks: Any, state: StepState, settings: StepSettings, context: StepContext, finite: FinitePolicy, *, micro: MicroBatcher | None=None, sizes: BatchSizes | None=None, rates: EffectiveRates | None=None, repeats: bool=False, overrides: dict[str, Callable] | None=None):
+    def __init__(self, train_step, engine: Engine, hooks: Any, state: StepState, settings: StepSettings, context: StepContext, finite: FinitePolicy, *, micro: MicroBatcher | None=None, sizes: BatchSizes | None=None, rates: EffectiveRates | None=None, repeats: bool=False, overrides: dict[str, Callable] | None=None, modes: Modes | None=None):
         ...
 
     def use(self, train_step) -> None:
@@ -248,6 +249,7 @@ class StepRunner:
     settings: StepSettings
     context: StepContext
     sizes: Any
+    modes: Any
     gradients: GradientPolicy
     rates: Any
     micro: Any

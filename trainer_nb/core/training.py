@@ -20,7 +20,7 @@ from .data import (NO_BATCH, EpochIterator, check_end, check_workers,
                                   end_persistent_workers, loader_generators, skips_by_index)
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
-from .state import Phase, StepState, warn
+from .state import Phase, StepState, say, warn
 from .step import flat_records
 
 # %% ../../nbs/core/10_training.ipynb #976c0329
@@ -250,6 +250,9 @@ def end_fit(self: TrainingLoop) -> None:
 def start_epoch(self: TrainingLoop, owner):
     "Call the hooks at the start of an epoch."
     self.resolve_hooks(owner)
+    text = self.evaluator.modes.train()
+    if text and self.engine.is_main:
+        say(f"modes: {text}. keep_modes=True leaves modes as they are")
     self.hooks.fire("before_epoch", owner)
     self.hooks.fire("before_train", owner)
     self.state.phase = Phase.ITERATE

@@ -11,7 +11,7 @@ from typing import Any
 from .data import NO_BATCH, EpochIterator, check_end, check_workers, end_persistent_workers, loader_generators, skips_by_index
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
-from .state import Phase, StepState, warn
+from .state import Phase, StepState, say, warn
 from .step import flat_records
 ASKED: Any
 @dataclass

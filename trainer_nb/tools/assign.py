@@ -43,6 +43,7 @@ ANOTHER = "make another Trainer with it"
 FIXED = {
     "device": f"model, optimizer and batches are there already: {ANOTHER}",
     "engine": ANOTHER, "every": ANOTHER, "resume_data": ANOTHER, "seed_samples": ANOTHER,
+    "keep_modes": ANOTHER,
     "overfit_batches": ANOTHER, "limit_batches": ANOTHER, "fast_dev_run": ANOTHER,
     "workspace": f"the folder of a run is chosen once: {ANOTHER}",
     "config": f"it is written when the run begins: {ANOTHER}",
@@ -115,7 +116,7 @@ def replace_model(trainer, model) -> None:
                          "Trainer(model, ...), or give this one the values: "
                          "trainer.model.load_state_dict(model.state_dict())")
     vars(trainer)["model"] = model
-    trainer.evaluator.use(modules=trainer._modules())
+    trainer.evaluator.modes.use(trainer._modules())
 
 # %% ../../nbs/tools/29_assign.ipynb #0c4bb838
 def swap_component(trainer, old, new) -> None:
@@ -169,7 +170,7 @@ def replace_loss_fn(trainer, loss_fn) -> None:
     if isinstance(loss_fn, torch.nn.Module):
         loss_fn.to(trainer.device)
     vars(trainer)["loss_fn"] = loss_fn
-    trainer.evaluator.use(modules=trainer._modules())
+    trainer.evaluator.modes.use(trainer._modules())
     _use_step(trainer, usual_step(loss_fn))
 
 # %% ../../nbs/tools/29_assign.ipynb #369ce502

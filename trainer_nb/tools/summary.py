@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['windows_text', 'length_text', 'evaluations_text', 'schedule_text', 'optimizers_text',
-           'summary']
+           'modes_text', 'summary']
 
 # %% ../../nbs/tools/20_summary.ipynb #1d361f1e
 from ..core.core_trainer import CoreTrainer
@@ -74,6 +74,15 @@ def optimizers_text(loop: CoreTrainer) -> str:
     return "; ".join(f"{name}: {type(each.optim).__name__}, lr {each.rate:g}"
                      for name, each in loop.optimizers.items())
 
+def modes_text(loop: CoreTrainer) -> str:
+    "The parts in eval mode, and what becomes of them; '' where all train in train mode."
+    modes = loop.evaluator.modes
+    if modes.keep:
+        return "kept as they are (keep_modes)"
+    if not modes.model.training and not modes.noted:
+        return "the model is in eval mode now, and trains in train mode"
+    return modes.text(*modes.parts())
+
 def summary(loop: CoreTrainer) -> str:
     "What `fit()` will do, in a few lines."
     parameters = sum(p.numel() for p in loop.model.parameters())
@@ -94,6 +103,8 @@ def summary(loop: CoreTrainer) -> str:
         "precision": f"{precision}, non-finite gradients: {loop.finite.policy}",
         "hooks": hooks or "none",
     }
+    if modes := modes_text(loop):
+        rows["modes"] = modes
     if (hook := loop.get_hook(SchedulerHook)) is not None:
         rows["schedule"] = schedule_text(loop, hook)
     if step := loop.step_state.optimizer_step:

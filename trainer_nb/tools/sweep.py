@@ -24,6 +24,7 @@ from ..core.engine import FinitePolicy
 from ..core.evaluator import Evaluator
 from ..core.hook import ComponentHook, HookSet, LambdaHook, has_state, taken_points
 from ..core.own_state import ObjectSnapshot, alike, generator_state, set_generator_state
+from ..core.modes import modes_of, set_modes
 from ..core.runner import MicroBatcher, StepRunner
 from ..core.several_optimizers import OptimizerHooks, StepRunners
 from ..core.saved import plain_copy
@@ -41,7 +42,7 @@ class TensorSnapshot:
         self.values = [(each, each.detach().clone()) for each in dict.fromkeys(held)]
         self.gradients = [(each, each.grad) for root in modules for each in root.parameters()]
         self.buffers = [(module, dict(module._buffers)) for module in self.all]
-        self.modes = [(module, module.training) for module in self.all]
+        self.roots, self.modes = modules, modes_of(modules)
         extra = [module for module in self.all
                  if type(module).get_extra_state is not torch.nn.Module.get_extra_state]
         self.extra = [(module, copy.deepcopy(module.get_extra_state())) for module in extra]
@@ -65,6 +66,7 @@ class TensorSnapshot:
     @torch.no_grad()
     def restore(self) -> None:
         "Everything as it was."
+        set_modes(self.roots, self.modes)  # first: a module may merge weights then
         for module, buffers in self.buffers:
             module._buffers.clear()
             module._buffers.update(buffers)
@@ -72,8 +74,6 @@ class TensorSnapshot:
             each.copy_(value)
         for each, gradient in self.gradients:
             each.grad = gradient
-        for module, mode in self.modes:
-            module.training = mode
         for module, value in self.extra:
             module.set_extra_state(value)
         self._restore_optimizer()
@@ -167,7 +167,7 @@ def trial_runner(own: StepRunner, hooks, state, micro: MicroBatcher) -> StepRunn
     return StepRunner(
         own.train_step, own.engine, hooks, state, own.settings, own.context, FinitePolicy(None),
         micro=micro, sizes=own.sizes, rates=own.rates, repeats=own.repeats,
-        overrides=own.overrides)
+        overrides=own.overrides, modes=own.modes)
 
 def trial_runners(own: StepRunners | None, hooks: HookSet, state, micro) -> StepRunners | None:
     "The same for several optimizers; None in a run with one."
@@ -190,7 +190,7 @@ def build_parts(run, data, hooks: HookSet) -> None:
     steps: Any = several or runner
     evaluator = Evaluator(
         judge.eval_step, engine, hooks, state, context, of_run.sizes, judge.random,
-        modules=judge.modules, metrics=judge.metrics, loaders=judge.loaders,
+        modes=judge.modes, metrics=judge.metrics, loaders=judge.loaders,
         limit=judge.limit, overfit=judge.overfit)
     evaluator.use(end_of_evaluation=judge.end_of_evaluation)
     evaluator.wants_indices = judge.wants_indices
@@ -214,9 +214,13 @@ def begin_trial(run, loader, parts: list[StepPart]) -> None:
     made = run.engine.make_data(mine, data.resume_by, data.limit, data.overfit, data.seed)
     made.first_batches = copy.copy(data.first_batches)
     build_parts(run, made, HookSet(parts, run.is_main))
+    modes = run.evaluator.modes
+    if state.phase is Phase.EPOCH_START:
+        modes.train()
+    else:
+        modes.go_on()
     state.phase, state.window_batches = Phase.TRAIN, 0
     context.training, context.split, context.loader = True, "train", mine
-    run.driver.restore_modes()
     # a search of a run at rest draws as the cell would
     if not random.in_place and run.driver.name != "sweep()":
         streams.restore()
@@ -249,7 +253,7 @@ class Trial:
         run.engine.refresh_parameters()
         with ExitStack() as back:
             back.enter_context(OwnStreams().placed())
-            modules = run.evaluator.modules
+            modules = run.evaluator.modes.roots
             for engine in run.engines():
                 held = modules if engine is run.engine else []
                 back.callback(TensorSnapshot(held, engine.optim).restore)
