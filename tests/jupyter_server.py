@@ -44,7 +44,7 @@ CHROMIUM_FLAGS = [
     "--disable-quic",
     "--no-first-run",
 ]
-LIMIT = 180  # seconds: nothing takes so long, however busy the machine is
+LIMIT = 600  # seconds: nothing takes so long, however busy the machine is
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page

@@ -190,8 +190,9 @@ def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path
         assert run.goes_on() and page.is_running(1) and page.is_running(2)
         run.stop()
         page.wait_cell(2)
-        assert page.cell(
-            1).locator(".output_stdout").inner_text().strip() == "stopped 6.17.1 7.7.1 7.34.0 True"
+        # lines before it, if the page of a busy machine was too late to draw the panel
+        *_, last = page.cell(1).locator(".output_stdout").inner_text().strip().splitlines()
+        assert last == "stopped 6.17.1 7.7.1 7.34.0 True"
         assert page.cell(2).locator(".output_stdout").inner_text().strip() == "2"
         assert page.problems == []
 
