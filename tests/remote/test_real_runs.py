@@ -229,12 +229,13 @@ def test_a_run_that_crashes_says_why(tmp_path):
         until(lambda: run.view.position.step > 3)
         (tmp_path / "run" / "crash").touch()
         assert process.wait(300) == 1
+        # the tabs are drawn after the message
         until(lambda: run.standing == "crashed"
-              and "Crashed after step" in board.message.text.value)
+              and "Crashed after step" in board.message.text.value
+              and board.tabs.buttons["hooks"].description.endswith("1 error"))
         assert "ValueError: &lt;b&gt;no such batch" in board.message.text.value
         assert "It saved no checkpoint." in board.message.text.value
         assert "ValueError: <b>no such batch</b>" in run.view.error
-        assert board.tabs.buttons["hooks"].description.endswith("1 error")
         assert run.result.status == "error" and not board.message.action.description
         run.close()
     finally:
