@@ -162,6 +162,7 @@ def test_a_file_of_before_that_says_less_is_resumed(folder, capsys):
         state = read_state(file)
         for name in ("given", "data"):
             del state["journal"]["header"][name]
+        del state["position"]["data"]
         write_state(state, file)
     with make(path, lr=1e-4, data=OTHER) as trainer:
         trainer.fit()
@@ -306,3 +307,104 @@ def test_an_epoch_that_is_shorter_than_the_place_in_it(folder):
         trainer.train_dl = DataLoader(Short(), 8)
         trainer.load(path / LAST["unfinished"][0])
         trainer.fit()
+
+
+# What was changed since the run began
+
+
+def test_values_found_by_hand_may_stand_in_the_code(tmp_path, capsys):
+    """The rate and the clipping in force are those of the file and of the code; so nothing
+    differs. With a third value the line names the one in force."""
+    for name in "ab":
+        with make(tmp_path / name) as first:
+            first.step(10)
+            first.tune(lr=1e-3, grad_clip=0.5, weight_decay=0.1)
+            first.step(3)
+    capsys.readouterr()
+    with make(tmp_path / "a", lr=1e-3, grad_clip=0.5) as again:
+        again.step(1)
+        assert (again.rate, again.grad_clip) == (1e-3, 0.5)
+    assert capsys.readouterr().out.endswith("step 13, 0 of 3 epochs done\n")
+    with make(tmp_path / "b", lr=1e-4, grad_clip=2.0) as other:
+        other.step(1)
+        assert other.grad_clip == 0.5
+    assert ("the file's settings are in force: lr 0.001 (here 0.0001), grad_clip 0.5 (here 2)"
+            in capsys.readouterr().out)
+
+
+def test_the_code_as_it_was_is_no_difference(tmp_path, capsys):
+    """Somebody changed the rate by hand, and starts the same program again."""
+    with make(tmp_path / "a") as first:
+        first.step(10)
+        first.tune(lr=1e-3)
+        first.fit()
+    capsys.readouterr()
+    with make(tmp_path / "a") as again:
+        assert again.fit().steps == 48
+    assert "in force" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("last", [1e-3, 5e-3])
+def test_each_of_several_optimizers_has_its_own_rate(last, tmp_path, capsys):
+    """Changed by hand and found in the code, or not."""
+    def several(rate, last):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"d": nn.Linear(4, 2), "g": nn.Linear(4, 2)})
+
+        def step(name):
+            return lambda batch, trainer: {"loss": model[name](batch[0]).square().mean()}
+
+        return Trainer(
+            model, {name: step(name) for name in "dg"}, DataLoader(DATA, 8), device="cpu",
+            optim={name: torch.optim.SGD(model[name].parameters(), value)
+                   for name, value in (("d", rate), ("g", last))}, epochs=2, progress=False)
+
+    first = several(0.01, 0.01)
+    first.step(3)
+    first.tune(**{"lr.d": 0.02, "lr.g": 1e-3})
+    first.step(3)
+    first.save(tmp_path / "state.pt")
+    several(0.02, last).load(tmp_path / "state.pt")
+    assert ("in force" in capsys.readouterr().out) == (last != 1e-3)
+
+
+@pytest.mark.parametrize("way", ["built with it", "assigned", "the first one"])
+def test_the_data_are_those_of_the_last_assignment(way, tmp_path, capsys):
+    """After `trainer.train_dl = ...` the run goes on with that loader, and with no other."""
+    def later():
+        return DataLoader(DATA, 16, shuffle=True)
+
+    def first(folder, size=8):
+        made = make(folder, size=size)
+        made.step(epochs=1)
+        made.train_dl = later()
+        made.step(2)
+        return made
+
+    straight = first(tmp_path / "straight")
+    straight.fit()
+    first(tmp_path / "kept").close()
+    capsys.readouterr()
+    with make(tmp_path / "kept", size=16 if way == "built with it" else 8) as again:
+        if way == "assigned":
+            again.train_dl = later()
+        if way == "the first one":
+            with pytest.raises(CheckpointError, match=r"batch size 16 \(here 8\)"):
+                again.fit()
+            return
+        again.fit()
+        assert all(map(torch.equal, again.model.parameters(), straight.model.parameters()))
+    assert "differ" not in capsys.readouterr().out
+
+
+def test_other_samples_of_the_same_number_are_seen_after_an_assignment(tmp_path):
+    """By their check sum, as those of the first loader."""
+    with make(tmp_path / "a") as trainer:
+        trainer.step(epochs=1)
+        trainer.train_dl = DataLoader(OTHER, 8, shuffle=True)
+        trainer.step(2)
+    with pytest.raises(CheckpointError, match="check sum of samples"), make(
+            tmp_path / "a") as again:
+        again.fit()
+    with make(tmp_path / "a", data=OTHER) as right:
+        assert right.fit().steps == 48

@@ -26,6 +26,7 @@ from .data import loader_generators, restore_generators
 from .driver import Driver
 from .engine import unwrap
 from .hook import HookRow, has_state
+from .identity import data_identity
 from .journal import Intervention, Journal, fingerprint
 from .own_state import generator_state, set_generator_state
 from .modes import modes_of, set_modes
@@ -42,6 +43,16 @@ class PositionPart:
     "The position of a run, as plain values."
     def __init__(self, driver: Driver, decays: WeightDecays):
         self.driver, self.loop, self.decays = driver, driver.loop, decays
+        self._identified: tuple = None, False, {}  # data; were samples read? what they are
+
+    def data(self) -> dict:
+        "What tells the present data from others, as the journal says it of the first ones."
+        data = self.loop.data
+        samples = "first_samples" in self.driver.journal.header.get("data", {})
+        if self._identified[:2] != (data, samples):
+            found = {"batches": data.length, **data_identity(data.loader, samples)}
+            self._identified = data, samples, found
+        return self._identified[2]
 
     def capture(self) -> dict:
         "The position of this moment."
@@ -56,7 +67,8 @@ class PositionPart:
             "best": loop.best.found, "phase": state.phase, "next_phase": state.next_phase,
             "totals": {"epochs": plan.epochs, "max_steps": plan.max_steps},
             "finite": (finite.skipped, finite.in_a_row), "micro_batch": runner.micro.found,
-            "steps_before": loop.steps_before, **({"carried": dict(found)} if found else {})}}
+            "steps_before": loop.steps_before, "data": self.data(),
+            **({"carried": dict(found)} if found else {})}}
 
     def restore(self, state: dict) -> None:
         "Take the position of a saved run."

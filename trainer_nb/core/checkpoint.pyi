@@ -15,6 +15,7 @@ from .data import loader_generators, restore_generators
 from .driver import Driver
 from .engine import unwrap
 from .hook import HookRow, has_state
+from .identity import data_identity
 from .journal import Intervention, Journal, fingerprint
 from .own_state import generator_state, set_generator_state
 from .modes import modes_of, set_modes
@@ -30,6 +31,9 @@ class PositionPart:
     def __init__(self, driver: Driver, decays: WeightDecays):
         ...
 
+    def data(self) -> dict:
+        """What tells the present data from others, as the journal says it of the first ones."""
+
     def capture(self) -> dict:
         """The position of this moment."""
 
@@ -38,6 +42,7 @@ class PositionPart:
     driver: Driver
     loop: Any
     decays: WeightDecays
+    _identified: Any
 NEW_OPTIMIZER: Any
 class ModelPart:
     """Model, loss function, optimizer and loss scaler."""

@@ -310,6 +310,7 @@ def run_unlike(state: dict) -> str:
             or (scaler and misfit(scaler, SCALER, "the state of the loss scaler")))
     text = text or streams_unlike(state["random"], "random") or data_unlike(state["data"])
     text = text or misfit(place.get("carried", {}), dict[str, str], "what steps carry")
+    text = text or misfit(place.get("data", {}), dict[str, int | str | None], "its data")
     if text:
         return text
     for name, states in state["loaders"].items():

@@ -881,8 +881,8 @@ def _made_of(self: CoreTrainer) -> dict:
     tunables = {name: entry.read() for name, entry in entries.items()}
     name = next((answer for _, answer in self.hooks.ask("schedule_name")), None)
     loss = self.loss_fn and getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
-    others: dict = {f"optimizer {name}": optimizer_settings(each.optim)
-              for name, each in self.optimizers.items()}
+    others: dict = {f"{key} of {name}": value for name, each in self.optimizers.items()
+                    for key, value in optimizer_settings(each.optim).items()}
     if self.several is not None:
         last = self.runner.hooks.name
         others |= {"every" if name == last else f"every.{name}": self.several.every.get(name, 1)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EITHER', 'OF_CODE', 'optimizer_settings', 'given_settings', 'own_generators',
            'sample_checksum', 'data_identity', 'place_text', 'Difference', 'unlike',
-           'differing', 'other_code', 'total_left', 'compare']
+           'differing', 'other_code', 'settings_now', 'total_left', 'compare']
 
 # %% ../../nbs/core/05_identity.ipynb #055328bb
 import copy
@@ -221,11 +221,43 @@ def other_code(there: Mapping, here: Mapping, step: int) -> str | None:
         return None
     return f"the run was taken up at step {step} with {', '.join(others)}"
 
+def settings_now(given: Mapping, state: Mapping) -> dict:
+    """The settings of a saved run as they were when it was saved.
+
+    `given`: those of its first step. What was changed live since is in the state: tunables by
+    name, the weight decay in the optimizer's groups."""
+    found, tunables = dict(given), state["tunables"]
+    # of several optimizers each has a rate of its own; the last one stands there twice
+    rates = {name: tunables.get(f"lr.{name.removeprefix('lr of ')}")
+             for name in found if name.startswith("lr of ")}
+    found |= {name: rate for name, rate in rates.items() if rate is not None}
+    found |= {name: _plain(tunables[name]) for name in found
+              if name in tunables and name not in ("lr", "weight_decay")}
+    rate = [tunables.get("lr"), *rates.values()][-1]
+    if rate is not None:
+        found["lr"] = rate
+    decays = [_plain(group["weight_decay"]) for group in state["optim"]["param_groups"]
+              if "weight_decay" in group]
+    if decays and "weight_decay" in found:
+        found["weight_decay"] = decays[0] if len(set(decays)) == 1 else decays
+    return found
+
 def total_left(totals: Mapping, position: Mapping) -> bool:
     "Whether epochs or steps of a total are left to do."
     if totals.get("max_steps") is not None:
         return position["optimizer_step"] < totals["max_steps"]
     return totals.get("epochs") is None or position["epoch"] < totals["epochs"]
+
+def _settings_differing(state: Mapping, here: Mapping) -> list[tuple]:
+    """Name, value in force in the file, and value here.
+
+    The code may have the values that the run began with, or those that were found by hand."""
+    first = state["journal"]["header"].get("given")
+    if first is None or here is None:
+        return []
+    now = settings_now(first, state)
+    other = {name for name, _, _ in differing(first, here, EITHER)}
+    return [each for each in differing(now, here, EITHER) if each[0] in other]
 
 def _data_differing(there: Mapping, here: Mapping, prints: tuple) -> list[tuple]:
     saved, own = ({"batches": each.get("batches"), **each.get("data", {})}
@@ -255,9 +287,8 @@ def compare(state: Mapping, here: Mapping, fingerprint: Mapping, totals: Mapping
     larger = total_left(mine, position) and (not early or dict(mine) != dict(position["totals"]))
     first = there.get("weights"), here.get("weights")
     other = None not in first and first[0] != first[1] and first[1] != _weights(state)
-    mine_given, given = here.get("given"), there.get("given")
-    settings = ([] if given is None or mine_given is None
-                else differing(given, mine_given, EITHER))
+    if "data" in position:  # of the loader that the run has now, if it was replaced
+        there = {**there, "data": position["data"], "batches": position["data"].get("batches")}
     return Difference(ended or early, larger, not total_left(mine, position),
-                      (ended or early) and other, settings,
+                      (ended or early) and other, _settings_differing(state, here.get("given")),
                       _data_differing(there, here, (state["fingerprint"] or {}, fingerprint)))
