@@ -93,6 +93,7 @@ def outcome(trainer):
     """The end of a run: weights, moments, hooks, counters, streams and what it recorded."""
     state = trainer.state_dict()
     state["position"].pop("seconds")
+    state["position"].pop("data")  # a checkpoint hook looks at samples, too
     points = {name: [column for number, column in enumerate(columns) if number != 3]
               for name, columns in state["history"]["points"].items()
               if not name.startswith(("time/", "samples_per"))}
@@ -172,7 +173,8 @@ def changes(value, draw):
         yield "poorer", lambda old: {key: each for key, each in old.items() if key != gone}
 
 
-FREE = ("fingerprint", "time", "header")  # said, and not what a run is made of
+# said, and not what a run is made of; `inexact` follows from the header
+FREE = ("fingerprint", "time", "header", "inexact")
 
 
 def merged(mine, given, whole, path=()):
@@ -239,7 +241,7 @@ def end_of(sched, begun=0):
 def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken, every):
     """The two schedules have a half of the cases each, or all."""
     sched, state, end = taken
-    drawn = list(cases(state, 1, 160))
+    drawn = list(cases(state, 7, 160))
     if not every:
         drawn = drawn[sched == "one_cycle"::2]
     own, counts = ({begun: end_of(sched, begun) for begun in (0, 2)},
@@ -277,7 +279,7 @@ def test_a_rewind_to_a_malformed_state_changes_nothing(taken):
     trainer.step(3)
     point = trainer.get_hook(SnapshotHook).snapshots[-1]
     state, told = point.take()
-    drawn = list(cases(state, 2, 80))
+    drawn = list(cases(state, 7, 160))
     for number, (case, path, given) in enumerate(drawn):
         if path[0] in ("hooks", "loaders", "tunables") and "gone" in case:
             continue

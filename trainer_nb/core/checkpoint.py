@@ -48,7 +48,8 @@ class PositionPart:
     def data(self) -> dict:
         "What tells the present data from others, as the journal says it of the first ones."
         data = self.loop.data
-        samples = "first_samples" in self.driver.journal.header.get("data", {})
+        first = self.driver.journal.header.get("data")  # of a file, perhaps
+        samples = isinstance(first, dict) and "first_samples" in first
         if self._identified[:2] != (data, samples):
             found = {"batches": data.length, **data_identity(data.loader, samples)}
             self._identified = data, samples, found

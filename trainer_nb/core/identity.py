@@ -214,9 +214,11 @@ def other_code(there: Mapping, here: Mapping, step: int) -> str | None:
     """Why a run goes on in another way where code that its state does not bring is another one.
 
     `there`, `here`: headers; `step`: of the state. None: it goes on as before."""
-    given, mine = there.get("given", {}), here["given"]
+    given, mine = there.get("given"), here["given"]
+    if not isinstance(given, Mapping):
+        return None
     others = [f"{name}={mine[name]} (before: {given[name]})" for name in ("compile", "keep_modes")
-              if name in given and given[name] != mine[name]]
+              if name in given and unlike(given[name], mine[name])]
     if not others or not step:
         return None
     return f"the run was taken up at step {step} with {', '.join(others)}"
@@ -239,7 +241,8 @@ def settings_now(given: Mapping, state: Mapping) -> dict:
     decays = [_plain(group["weight_decay"]) for group in state["optim"]["param_groups"]
               if "weight_decay" in group]
     if decays and "weight_decay" in found:
-        found["weight_decay"] = decays[0] if len(set(decays)) == 1 else decays
+        same = all(each == decays[0] for each in decays)
+        found["weight_decay"] = decays[0] if same else decays
     return found
 
 def total_left(totals: Mapping, position: Mapping) -> bool:
@@ -253,7 +256,7 @@ def _settings_differing(state: Mapping, here: Mapping) -> list[tuple]:
 
     The code may have the values that the run began with, or those that were found by hand."""
     first = state["journal"]["header"].get("given")
-    if first is None or here is None:
+    if not isinstance(first, Mapping) or here is None:
         return []
     now = settings_now(first, state)
     other = {name for name, _, _ in differing(first, here, EITHER)}
