@@ -93,7 +93,6 @@ def outcome(trainer):
     """The end of a run: weights, moments, hooks, counters, streams and what it recorded."""
     state = trainer.state_dict()
     state["position"].pop("seconds")
-    state["position"].pop("data")  # a checkpoint hook looks at samples, too
     points = {name: [column for number, column in enumerate(columns) if number != 3]
               for name, columns in state["history"]["points"].items()
               if not name.startswith(("time/", "samples_per"))}
@@ -173,8 +172,7 @@ def changes(value, draw):
         yield "poorer", lambda old: {key: each for key, each in old.items() if key != gone}
 
 
-# said, and not what a run is made of; `inexact` follows from the header
-FREE = ("fingerprint", "time", "header", "inexact")
+FREE = ("fingerprint", "time", "header")  # said, and not what a run is made of
 
 
 def merged(mine, given, whole, path=()):
@@ -279,7 +277,7 @@ def test_a_rewind_to_a_malformed_state_changes_nothing(taken):
     trainer.step(3)
     point = trainer.get_hook(SnapshotHook).snapshots[-1]
     state, told = point.take()
-    drawn = list(cases(state, 7, 160))
+    drawn = list(cases(state, 2, 80))
     for number, (case, path, given) in enumerate(drawn):
         if path[0] in ("hooks", "loaders", "tunables") and "gone" in case:
             continue
@@ -332,6 +330,7 @@ def test_a_malformed_checkpoint_stops_a_run_that_was_to_go_on_from_it(taken, tmp
                 trainer.fit()
                 end = outcome(trainer)
                 end["hooks"].pop("checkpoint", None)
+                del end["position"]["data"]["first_samples"]  # which that hook wants to know
                 assert alike(end, own), case
         trainer.close()
 

@@ -332,6 +332,38 @@ def test_one_line_names_the_parts_in_eval_mode(kind, words, capsys):
     assert all(word in said[0] and word in summary for word in words)
 
 
+def test_parts_of_a_loss_are_named(capsys):
+    """A frozen judge in a loss stays in eval mode, as a part of the model would."""
+    class Judged(nn.MSELoss):
+        def __init__(self):
+            super().__init__()
+            self.judge = nn.BatchNorm1d(1).eval().requires_grad_(False)
+            self.scale = nn.BatchNorm1d(1).eval()
+
+    trainer = make(nn.Linear(6, 1), loss_fn=Judged())
+    assert "loss_fn.judge stays in eval mode" in trainer.summary()
+    trainer.fit()
+    assert "loss_fn.scale switched" in capsys.readouterr().out
+    assert not trainer.loss_fn.judge.training and trainer.loss_fn.scale.training
+
+
+def test_a_search_before_the_run_does_not_take_the_line_away(capsys):
+    """The rate is found first, as people do."""
+    trainer = make(built("backbone"))
+    trainer.lr_find(num_steps=3)
+    assert not trainer.model.backbone.training and "modes:" not in capsys.readouterr().out
+    trainer.fit()
+    assert capsys.readouterr().out.count("backbone switched from eval to train mode") == 1
+
+
+def test_a_train_of_the_models_own_is_not_foretold():
+    """The summary does not say that its norm changes to train mode."""
+    trainer = make(built("own train()"))
+    trainer.fit()
+    assert "norm in eval mode now (a train() of the model's own" in trainer.summary()
+    assert "switched" not in trainer.summary()
+
+
 def test_a_model_in_eval_mode_is_told_by_the_summary():
     """Before the run; afterwards it is in train mode."""
     trainer = make(built("whole model"))
@@ -352,7 +384,8 @@ def test_modes_are_kept_if_asked(kind, capsys):
     """A backbone in eval mode is trained in eval mode: no dropout, and no new statistics."""
     trainer = make(built(kind), keep_modes=True)
     before = {name: each.training for name, each in trainer.model.named_modules()}
-    assert "kept" in trainer.summary()
+    part = "backbone" if kind == "backbone" else "the model"
+    assert f"kept as they are (keep_modes): {part} in eval mode" in trainer.summary()
     trainer.step(2)
     trainer.validate()
     trainer.fit()

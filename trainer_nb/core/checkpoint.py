@@ -43,23 +43,26 @@ class PositionPart:
     "The position of a run, as plain values."
     def __init__(self, driver: Driver, decays: WeightDecays):
         self.driver, self.loop, self.decays = driver, driver.loop, decays
-        self._identified: tuple = None, False, {}  # data; were samples read? what they are
+        self._checked: tuple = None, None, None  # data, how many samples, and their checksum
 
-    def data(self) -> dict:
-        "What tells the present data from others, as the journal says it of the first ones."
+    def data(self, samples: bool = False) -> dict:
+        "What tells the present data from others; the samples are read once."
         data = self.loop.data
-        first = self.driver.journal.header.get("data")  # of a file, perhaps
-        samples = isinstance(first, dict) and "first_samples" in first
-        if self._identified[:2] != (data, samples):
-            found = {"batches": data.length, **data_identity(data.loader, samples)}
-            self._identified = data, samples, found
-        return self._identified[2]
+        found = data_identity(data.loader)
+        if samples:
+            if self._checked[:2] != (data, found["samples"]):
+                own = data_identity(data.loader, samples=True)["first_samples"]
+                self._checked = data, found["samples"], own
+            found["first_samples"] = self._checked[2]
+        return found
 
     def capture(self) -> dict:
         "The position of this moment."
         loop, state, driver = self.loop, self.loop.state, self.driver
         runner, plan = loop.runner, loop.plan
         finite, found = runner.gradients.finite, driver.carried.found
+        first = driver.journal.header.get("data")  # of a file, perhaps
+        data = self.data(samples=isinstance(first, dict) and "first_samples" in first)
         return {"position": {
             **{name: getattr(state, name) for name in (*COUNTERS, *OF_STATE)},
             "boundaries": state.boundary, "seconds": driver.clock.elapsed(),
@@ -68,7 +71,8 @@ class PositionPart:
             "best": loop.best.found, "phase": state.phase, "next_phase": state.next_phase,
             "totals": {"epochs": plan.epochs, "max_steps": plan.max_steps},
             "finite": (finite.skipped, finite.in_a_row), "micro_batch": runner.micro.found,
-            "steps_before": loop.steps_before, "data": self.data(),
+            "steps_before": loop.steps_before,
+            "data": {"batches": loop.data.length, **data},
             **({"carried": dict(found)} if found else {})}}
 
     def restore(self, state: dict) -> None:

@@ -31,8 +31,8 @@ class PositionPart:
     def __init__(self, driver: Driver, decays: WeightDecays):
         ...
 
-    def data(self) -> dict:
-        """What tells the present data from others, as the journal says it of the first ones."""
+    def data(self, samples: bool=False) -> dict:
+        """What tells the present data from others; the samples are read once."""
 
     def capture(self) -> dict:
         """The position of this moment."""
@@ -42,7 +42,7 @@ class PositionPart:
     driver: Driver
     loop: Any
     decays: WeightDecays
-    _identified: Any
+    _checked: Any
 NEW_OPTIMIZER: Any
 class ModelPart:
     """Model, loss function, optimizer and loss scaler."""

@@ -110,31 +110,43 @@ class Modes:
 
         A `train()` of the model's own may keep one of the first in eval mode, too."""
         modes = self.of_training()
-        found = {name: part for root in self.roots
+        found = {prefix + name: part for prefix, root in zip(("", "loss_fn."), self.roots)
                  for name, part in parts_in_eval_mode(unwrap(root), modes).items()}
         frozen = {name: part for name, part in found.items() if is_frozen(part)}
         return {name: part for name, part in found.items() if name not in frozen}, frozen
 
-    def train(self) -> str:
+    def train(self) -> tuple[dict, dict]:
         """Set train mode as at the start of an epoch; frozen parts stay in eval mode.
 
-        Returns: a line on the parts in eval mode that were not named before, or ''.
+        Returns: the parts that came to train mode, and the frozen ones, by name.
         """
         if self.keep:
-            return ""
+            return {}, {}
         thawed, frozen = self.parts()
         for root in self.roots:
             root.train()
         for part in frozen.values():
             part.eval()
         self.note()
-        thawed = {name: part for name, part in thawed.items() if part.training}
+        return {name: part for name, part in thawed.items() if part.training}, frozen
+
+    def news(self, thawed: dict, frozen: dict) -> str:
+        "A line on the parts that no line has named before; '' if there are none."
         return self.text(self._new(thawed, True), self._new(frozen, False))
 
     def _new(self, parts: dict, training: bool) -> dict:
         new = {name: part for name, part in parts.items() if (name, training) not in self._told}
         self._told.update((name, training) for name in new)
         return new
+
+    def decides(self, name: str) -> bool:
+        "Whether a `train()` of the model's own decides the mode of a part."
+        of_loss = len(self.roots) > 1 and name.startswith("loss_fn.")
+        root = unwrap(self.roots[1]) if of_loss else self.model
+        path = name.removeprefix("loss_fn." if of_loss else "").split(".")[:-1]
+        owners = [".".join(path[:count]) for count in range(len(path) + 1)]
+        usual = torch.nn.Module.train
+        return any(type(root.get_submodule(owner)).train is not usual for owner in owners)
 
     @staticmethod
     def text(thawed: dict, frozen: dict) -> str:

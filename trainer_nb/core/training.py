@@ -250,7 +250,8 @@ def end_fit(self: TrainingLoop) -> None:
 def start_epoch(self: TrainingLoop, owner):
     "Call the hooks at the start of an epoch."
     self.resolve_hooks(owner)
-    text = self.evaluator.modes.train()
+    modes = self.evaluator.modes
+    text = modes.news(*modes.train())
     if text and self.engine.is_main:
         say(f"modes: {text}. keep_modes=True leaves modes as they are")
     self.hooks.fire("before_epoch", owner)

@@ -30,7 +30,6 @@ from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
 from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
 from ..core.hook import Hook
-from ..core.identity import data_identity
 from ..core.saved import CheckpointError, read_state, write_state, write_whole
 from ..core.state import say, warn
 from ..core.training import check_best
@@ -635,7 +634,7 @@ class CheckpointHook(Hook):
 
     def _begin(self, trainer) -> None:
         if trainer.is_main:
-            trainer.journal.header["data"] = data_identity(trainer.train_dl, samples=True)
+            trainer.journal.header["data"] = trainer.checkpoint.position.data(samples=True)
         if self.resume in (None, False):
             self.folder.leave_behind()
             return

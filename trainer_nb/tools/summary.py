@@ -77,11 +77,17 @@ def optimizers_text(loop: CoreTrainer) -> str:
 def modes_text(loop: CoreTrainer) -> str:
     "The parts in eval mode, and what becomes of them; '' where all train in train mode."
     modes = loop.evaluator.modes
+    thawed, frozen = modes.parts()
     if modes.keep:
-        return "kept as they are (keep_modes)"
+        parts = ", ".join(thawed | frozen) or "no part"
+        parts = parts if modes.model.training else "the model"
+        return f"kept as they are (keep_modes): {parts} in eval mode"
     if not modes.model.training and not modes.noted:
         return "the model is in eval mode now, and trains in train mode"
-    return modes.text(*modes.parts())
+    own = [name for name in thawed if modes.decides(name)]
+    text = modes.text({name: thawed[name] for name in thawed if name not in own}, frozen)
+    return "; ".join(filter(None, [text, own and f"{', '.join(own)} in eval mode now (a train() of "
+                                   "the model's own decides)"]))
 
 def summary(loop: CoreTrainer) -> str:
     "What `fit()` will do, in a few lines."
