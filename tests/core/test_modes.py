@@ -260,6 +260,50 @@ def test_a_pause_in_which_the_model_is_put_into_eval_mode():
     assert modes == [True] * 18 and not any(frozen)
 
 
+@pytest.mark.parametrize("way", ["between two drives", "in a pause"])
+def test_hooks_of_the_next_step_see_the_modes_of_the_training(way):
+    """The model is in train mode before its next batch, and a norm that a hook put into eval mode
+    for this epoch is not."""
+    seen = []
+
+    def look(trainer):
+        if trainer.training:
+            seen.append((trainer.model.training, trainer.model.backbone.training))
+
+    def pause(trainer):
+        if way == "in a pause":
+            trainer.pause()
+
+    trainer = make(built("backbone"), max_steps=6, epochs=None, valid_dl=None, hooks=[
+        LambdaHook(name="rest", before_train=lambda trainer: trainer.model.backbone.eval()),
+        LambdaHook(name="see", before_batch=look), at_step(2, pause)])
+    if way == "in a pause":
+        trainer.start()
+        while trainer.state != "paused":
+            trainer.wait(0.05)
+    else:
+        trainer.step(2)
+    trainer.model.eval()
+    if way == "in a pause":
+        trainer.resume()
+        trainer.wait()
+    else:
+        trainer.fit()
+    assert seen == [(True, False)] * 6
+
+
+@pytest.mark.parametrize("kind", ["frozen norm", "both", "backbone"])
+def test_a_state_taken_while_the_model_is_in_eval_mode(kind):
+    """It has the modes of the training."""
+    straight, first, second = make(built(kind)), make(built(kind)), make(built(kind))
+    straight.fit()
+    first.step(8)
+    first.model.eval()
+    second.load_state_dict(first.state_dict())
+    second.fit()
+    assert weights(second) == weights(straight)
+
+
 def test_the_average_is_evaluated_before_it_is_merged():
     """A model that merges weights in eval mode: the average is merged, not put over what is."""
     trainer = make(built("merging"), hooks=[EMAHook(0.5, eval="both")])

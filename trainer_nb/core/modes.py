@@ -23,9 +23,8 @@ def set_modes(roots: list[torch.nn.Module], modes: dict) -> None:
         modes: module to its mode, True for train mode. Other modules keep the one they get.
     """
     for root in roots:
-        wanted = modes.get(root, True)
-        if wanted or root.training:
-            _set_mode(root, wanted)
+        if root.training != modes.get(root, True):
+            _set_mode(root, not root.training)
         for module in root.modules():
             wanted = modes.get(module, module.training)
             if module.training != wanted:
