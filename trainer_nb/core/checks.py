@@ -297,6 +297,13 @@ def data_unlike(state, where: str = "the state of the data") -> str:
                     or generators_unlike(start["generators"], place))
             if text:
                 return text
+    drawn, place = state.get("drawn", {"marks": {}, "full": False}), f"{where}['drawn']"
+    if text := misfit(drawn, {"marks": dict[int, dict], "full": bool}, place):
+        return text
+    texts = (streams_unlike(each, f"{place}['marks'][{number}]")
+             for number, each in drawn["marks"].items())
+    if text := next(filter(None, texts), ""):
+        return text
     return (generators_unlike(state["generators"], f"{where}['generators']")
             if isinstance(state.get("generators"), list) else "")
 

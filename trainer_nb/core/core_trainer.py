@@ -9,8 +9,8 @@ __all__ = ['ATTRIBUTES', 'OF_PARTS', 'OTHER_NAMES', 'OVERRIDDEN', 'IN_BACKGROUND
            'check_metrics', 'check_limits', 'check_eval_first', 'check_data',
            'check_evaluation', 'check_seed', 'check_max_time', 'check_note',
            'check_switch', 'described', 'forwarded', 'CoreTrainer', 'switches',
-           'check_save', 'found_optimizers', 'unheld', 'held_elsewhere', 'check_counts',
-           'end_threads']
+           'user_attributes', 'check_save', 'found_optimizers', 'unheld',
+           'held_elsewhere', 'check_counts', 'end_threads']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -28,7 +28,7 @@ from functools import partial
 from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
@@ -37,13 +37,13 @@ from fastcore.basics import patch
 from .best import BestState
 from .checkpoint import RewindPoint, RunCheckpoint
 from .control import Command, CommandHandler, Mailbox, Reply
-from .data import (check_loader, limited, loader_generators, loader_length,
-                                  restore_generators)
+from .data import (check_loader, data_parts, limited, loader_generators,
+                                  loader_length, restore_generators)
 from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precision,
                                     unwrap)
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
-                                   device_exactness)
+                                   device_exactness, plan_exactness, reads_model)
 from .files import check_place
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
@@ -63,7 +63,8 @@ from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams
                                    RunRandom, RunState, StepState, refuse_open_contexts, say, warn,
                                    weakly)
 from .step import OwnLossStep, SupervisedStep, fetch_numbers
-from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best
+from .training import (ASKED, BestRecord, Plan, TrainingLoop, check_best,
+                                      plan_parts)
 from .torch_private import compile_in_place
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 
@@ -521,6 +522,7 @@ class CoreTrainer:
                  overfit_batches=None, limit_batches=None, fast_dev_run=False, best=None,
                  seed=None, seed_samples=False, max_time=None, engine=Engine, every=None,
                  keep_modes=False):
+        before = set(vars(self))  # attributes of a subclass
         seed, max_time = check_seed(seed, seed_samples), check_max_time(max_time)
         check_limits(limit_batches, overfit_batches, fast_dev_run)
         check_keep_modes(keep_modes)
@@ -553,6 +555,7 @@ class CoreTrainer:
         self.engine.check(self.hooks, self.valid_loaders, self.micro_batch_size,
                           self.repeats_windows)
         self._join_components(train_dl)
+        self._built = frozenset(vars(self)) - before
 
 # %% ../../nbs/core/16_core_trainer.ipynb #db69514e
 @patch
@@ -750,15 +753,24 @@ def _check_tune(self: CoreTrainer, values: dict) -> dict:
     check_windows(self.several, {words[key]: checked[key] for key in words.keys() & checked.keys()})
     return checked
 
+def user_attributes(trainer, built: frozenset) -> dict:
+    "What the user has set on a trainer; `built`: the names that it was made with."
+    own = next((cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trainer_nb.")),
+               CoreTrainer)
+    return {name: value for name, value in vars(trainer).items()
+            if name not in built and not hasattr(own, name)}
+
 @patch
 def _run_objects(self: CoreTrainer) -> RunObjects:
     "What steps work with, as it is now."
     optims = [engine.optim for engine in self.engines()]
     steps = self.train_step if self.several is None else [
         runner.train_step for runner in self.several.runners.values()]
+    others = {**plan_parts(self.plan), **data_parts(self.train_dl),
+              "trainer": SimpleNamespace(**user_attributes(self, self._built))}
     return RunObjects(self.plain_model, optims, steps, self.loss_fn,
-                      getattr(self, "task", None), self.hooks.rows,
-                      (self.batch, self.pred, self.loss))
+                      getattr(self, "task", None), self.hooks.rows, (self.batch, self.pred),
+                      self.loss, others, loader_generators(self.train_dl))
 
 @patch
 def _on_tune(self: CoreTrainer, command: Command) -> None:
@@ -1913,6 +1925,9 @@ def exact(self: CoreTrainer) -> Exactness:
                 *(batch_sizes(each, None) for each in self.valid_loaders.values()),
                 {None} if self.micro_batch_size is not None else ())
             found.obstacles += compiled_exactness(self._compiled, sizes)
+        kept = self._run_objects().kept_by_hooks()
+        found.obstacles += reads_model(self.data, self.plain_model, kept)
+    found.add(plan_exactness(self.plan, (Plan,)))
     if self.inexact:
         found.obstacles.append(self.inexact)
     found.obstacles += self.driver.carried.obstacles()

@@ -45,6 +45,19 @@ class Window:
         self.kept: list = []  # the batches themselves, if the window may be repeated
         # random streams and counters before each batch, if the window may be repeated
         self.streams: list[tuple] = []
+        self.before: tuple = ()  # what is restored where passes run out of memory
+
+    def note_before(self, *before) -> None:
+        "What `empty` restores: what the passes of the window change in other objects."
+        self.before = before
+
+    def empty(self) -> None:
+        "Begin anew with the same batches: nothing is left of their passes."
+        kept, counted, before = self.kept, self.batches, self.before
+        self.open(self.size)
+        self.kept, self.batches, self.before = kept, counted, before
+        for each in before:
+            each.restore()
 
     def ends_next(self, left: int | None, group: int = 1) -> bool:
         """Whether the next pass is certainly the last one of this window.

@@ -25,6 +25,12 @@ class Window:
 
         `usual`: the nominal items of a batch, on which several processes have to agree."""
 
+    def note_before(self, *before) -> None:
+        """What `empty` restores: what the passes of the window change in other objects."""
+
+    def empty(self) -> None:
+        """Begin anew with the same batches: nothing is left of their passes."""
+
     def ends_next(self, left: int | None, group: int=1) -> bool:
         """Whether the next pass is certainly the last one of this window.
 
@@ -41,13 +47,14 @@ class Window:
         """The mean loss of its items, on their device."""
     size: int
     usual: int | None
-    batches: int
+    batches: Any
     samples: int
     items: Any
     reference: Any
     parts: list[tuple]
-    kept: list
+    kept: Any
     streams: list[tuple]
+    before: Any
 PRECISIONS: Any
 def check_precision(name) -> str | None:
     """None, 'bf16' or 'fp16'; ValueError suggests the nearest."""

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['NO_GRADIENT', 'NO_MEMORY', 'StepSettings', 'StepContext', 'batch_name', 'BatchSizes',
            'EffectiveRates', 'WeightDecays', 'no_gradient', 'GradientPolicy',
-           'out_of_memory', 'check_micro_batch_size', 'MicroBatcher', 'StepRunner']
+           'out_of_memory', 'check_micro_batch_size', 'Buffers', 'MicroBatcher',
+           'StepRunner']
 
 # %% ../../nbs/core/08_runner.ipynb #8a7cd340
 import copy
@@ -248,6 +249,19 @@ def check_micro_batch_size(value):
     raise ValueError(f"micro_batch_size={value!r}: a whole number of samples, 1 or more, 'auto', "
                      "or None")
 
+class Buffers:
+    "A copy of the buffers of some modules; `restore` brings them back."
+    def __init__(self, modules):
+        self.held = [(module, name, buffer, buffer.clone()) for root in modules
+                     for module in root.modules()
+                     for name, buffer in module._buffers.items() if buffer is not None]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        "Each buffer is the same tensor with the same values again."
+        for module, name, buffer, values in self.held:
+            module._buffers[name] = buffer.copy_(values)
+
 class MicroBatcher:
     "How many samples go through the model at once, and how a larger batch is split."
     def __init__(self, size: int | str | None = None, changed: Callable | None = None):
@@ -472,6 +486,8 @@ def run_in_chunks(self: StepRunner, batch, samples: int | None, owner) -> bool:
     "A batch in chunks; under 'auto', out of memory, the whole window again in smaller ones."
     micro, window = self.micro, self.window
     automatic, limit = micro.size == "auto", micro.limit
+    if automatic and not window.kept:
+        window.note_before(RandomStreams.capture(), Buffers(self.modes.roots))
     if micro.size is not None:
         micro.check(batch, samples, batch_name(self.state, self.context), self.context.loader)
     if automatic or self.repeats:
@@ -504,15 +520,13 @@ def run_chunks(self: StepRunner, batch, samples: int | None, limit: int | None, 
 
 @patch
 def restart(self: StepRunner, owner) -> list:
-    "Empty the window and drop its gradients; returns its batches."
-    kept, counted = self.window.kept, self.window.batches
+    "Empty the window, take back what its passes have changed; returns its batches."
     self.context.loss = self.context.pred = None  # free the graph of the failed pass
     self.zero_grad(owner)
-    self.window.open(self.window.size)
-    self.window.kept, self.window.batches = kept, counted
+    self.window.empty()  # BatchNorm's averages have seen the failed pass, and random streams
     if self.engine.device.type == "cuda":
         torch.cuda.empty_cache()
-    return kept
+    return self.window.kept
 
 # %% ../../nbs/core/08_runner.ipynb #9dcee1c2
 @patch
@@ -588,7 +602,7 @@ def optimizer_step(self: StepRunner, owner) -> bool:
 def recompute(self: StepRunner, owner, modules: list) -> torch.Tensor:
     "The gradients of the open window again, at the current weights; returns its mean loss."
     context, first, after = self.context, self.window, RandomStreams.capture()
-    buffers = [(each, each.clone()) for module in modules for each in module.buffers()]
+    buffers = Buffers(modules)
     state = copy.copy(self.state)
     self.zero_grad(owner)
     self.window = Window()
@@ -609,9 +623,7 @@ def recompute(self: StepRunner, owner, modules: list) -> torch.Tensor:
         self.window = first
         self.state.become(state)
         after.restore()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        buffers.restore()
 
 # %% ../../nbs/core/08_runner.ipynb #37d39889
 @patch

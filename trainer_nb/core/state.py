@@ -9,6 +9,7 @@ __all__ = ['TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult', '
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
+import ctypes
 import os
 import random
 import sys
@@ -154,9 +155,20 @@ class RandomStreams:
 
     @classmethod
     def capture(cls) -> "RandomStreams":
-        "Copy the states as they are now (about 0.1 ms)."
+        "Copy the states as they are now (about 0.1 ms); `glance()` is for comparing."
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
+
+    @staticmethod
+    def glance() -> tuple:
+        "The states as they are now, only to be compared with each other (0.02 ms)."
+        inner: Any = np.random.get_bit_generator()
+        mersenne = isinstance(inner, np.random.MT19937)
+        # get_state() takes 50 µs; 624 words and the place in them stand at this address
+        of_numpy = ctypes.string_at(inner.ctypes.state_address, 2500) if mersenne else None
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return (random.getstate(), of_numpy or str(inner.state),
+                *(each.numpy().tobytes() for each in (torch.get_rng_state(), *cuda)))
 
     def state_dict(self) -> dict:
         "The states by name, for a checkpoint."

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['step_within', 'run_backward', 'gradient_norms', 'multiply', 'copy_into', 'Marks',
-           'write_count', 'persistent_buffers', 'compiled_module', 'compile_in_place',
-           'scaling_left_to_us', 'module_versions', 'set_module_versions',
-           'is_loader_iterator', 'iterator_workers', 'shut_down_workers',
-           'leave_shut_down', 'forget_worker_pids', 'waiting_iterator',
-           'forget_waiting_iterator', 'can_add_up_within', 'prepare_backward',
-           'rebuild_buckets', 'job_store']
+           'write_count', 'persistent_buffers', 'tensor_hooks', 'module_hooks',
+           'global_hooks', 'compiled_module', 'compile_in_place', 'scaling_left_to_us',
+           'module_versions', 'set_module_versions', 'is_loader_iterator',
+           'iterator_workers', 'shut_down_workers', 'leave_shut_down',
+           'forget_worker_pids', 'waiting_iterator', 'forget_waiting_iterator',
+           'can_add_up_within', 'prepare_backward', 'rebuild_buckets', 'job_store']
 
 # %% ../../nbs/core/00_torch_private.ipynb #0e5492e4
 import os
@@ -140,6 +140,25 @@ def persistent_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
     skipped = getattr(module, "_non_persistent_buffers_set", ())
     own = module.named_buffers(recurse=False, remove_duplicate=False)
     return [buffer for name, buffer in own if name not in skipped]
+
+def tensor_hooks(tensor: torch.Tensor) -> list[Callable]:
+    "The functions that torch calls with the gradient of a tensor, or once it has it."
+    found = (getattr(tensor, name, None) for name in
+             ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    return [hook for hooks in found for hook in (hooks or {}).values()]
+
+def module_hooks(module: torch.nn.Module) -> list[Callable]:
+    "The functions that torch calls before and after a module's own forward and backward."
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return [hook for name in names for hook in (getattr(module, name, None) or {}).values()]
+
+def global_hooks() -> list[Callable]:
+    "The functions that torch calls for every module and every optimizer."
+    places = ((torch.nn.modules.module, ("_global_forward_pre_hooks", "_global_forward_hooks",
+                                         "_global_backward_pre_hooks", "_global_backward_hooks")),
+              (optimizer, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")))
+    return [hook for place, names in places for name in names
+            for hook in getattr(place, name, {}).values()]
 
 def compiled_module(model) -> torch.nn.Module | None:
     "The model inside `torch.compile(model)`; None for any other model."

@@ -196,20 +196,19 @@ class History:
                samples: Sequence[int], seconds: Sequence[float], values: Sequence) -> None:
         "Append points of one name; all five are sequences of equal length."
         with self._lock:
-            self._extend(name, (steps, epochs, samples, seconds, values))
+            self._extend(self._columns, name, (steps, epochs, samples, seconds, values))
 
-    def _extend(self, name: str, columns) -> None:
-        if name not in self._columns:
-            self._columns[name] = Columns()
-        self._columns[name].extend(*columns, others=self._columns)
+    @staticmethod
+    def _extend(found: dict[str, Columns], name: str, columns) -> None:
+        found.setdefault(name, Columns()).extend(*columns, others=found)
 
     def series(self, name: str, start: int = 0) -> Series:
         "The points of a name from number `start` on; KeyError names the known ones."
         self.flush()
-        if name not in self._columns:
-            known = ", ".join(self._columns) or "none yet"
-            raise KeyError(f"no record {name!r}; there are {known}")
         with self._lock:
+            if name not in self._columns:
+                known = ", ".join(self._columns) or "none yet"
+                raise KeyError(f"no record {name!r}; there are {known}")
             return self._columns[name].series(start)
 
     def last_points(self, name: str, most: int) -> Series:
@@ -275,7 +274,8 @@ class History:
 
     def __len__(self) -> int:
         self.flush()
-        return sum(map(len, self._columns.values()))
+        with self._lock:
+            return sum(map(len, self._columns.values()))
 
     def steps(self, name: str) -> np.ndarray:
         "The optimizer step of each point of a name."
@@ -314,13 +314,13 @@ class History:
         def series(found: dict[str, tuple]) -> dict[str, Series]:
             return {name: Series(*map(np.asarray, each)) for name, each in found.items()}
         self.flush()
+        points: dict[str, Columns] = {}
+        for name, each in state["points"].items():
+            self._extend(points, name, each)
+        branches = [Branch(**{**each, "series": series(each["series"])})
+                    for each in state["branches"]]
         with self._lock:
-            self.version += 1
-            self._columns = {}
-            for name, each in state["points"].items():
-                self._extend(name, each)
-            self.branches = [Branch(**{**each, "series": series(each["series"])})
-                             for each in state["branches"]]
+            self._columns, self.branches, self.version = points, branches, self.version + 1
 
 # %% ../../nbs/hooks/10_recorder.ipynb #51bd583c
 def history_table(history: History):

@@ -12,6 +12,7 @@ __all__ = ['IN_STEP', 'TRIAL_PARTS', 'TensorSnapshot', 'StepPart', 'keep_objects
 import copy
 import math
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 
 from ..core.core_trainer import check_same_parameters
-from ..core.data import check_loader, clone_for_skipping, loader_generators, skips_by_index
+from ..core.data import (check_loader, clone_for_skipping, data_parts,
+                                  loader_generators, skips_by_index)
 from ..core.engine import FinitePolicy
 from ..core.evaluator import Evaluator
 from ..core.hook import ComponentHook, HookSet, LambdaHook, has_state, taken_points
@@ -127,8 +129,27 @@ def _load_if_changed(hook, state) -> None:
     if not alike(plain_copy(hook.state_dict()), state):
         hook.load_state_dict(state)
 
+def _take_back(holder, before: dict, names: Callable) -> None:
+    "Give an object the attributes that it had; `names()`: those that it may have got since."
+    for name in names() - before.keys():
+        delattr(holder, name)
+    vars(holder).update(before)
+
+def _keep_attributes(trainer, back: ExitStack) -> None:
+    "Of optimizers, of what makes the batches, and of the trainer those that the user has set."
+    objects = trainer.driver.carried.objects()
+    of_state = {"state", "param_groups", "defaults"}
+    parts = [*objects.optims, *data_parts(trainer.train_dl).values()]
+    for each in {id(each): each for each in parts if hasattr(each, "__dict__")}.values():
+        before = {name: value for name, value in vars(each).items() if name not in of_state}
+        back.callback(_take_back, each, before, lambda each=each: vars(each).keys() - of_state)
+    def given() -> dict:
+        return vars(trainer.driver.carried.objects().others["trainer"])
+    back.callback(_take_back, trainer, given(), lambda: given().keys())
+
 def keep_objects(trainer, back: ExitStack, modules: list) -> None:
     "What users' hooks, metrics and step functions hold is restored when `back` is closed."
+    _keep_attributes(trainer, back)
     rows = [row for row in trainer.hooks.rows if not isinstance(row.hook, ComponentHook)]
     hooks = {row.name: row.hook for row in rows}
     own = {name: hook for name, hook in hooks.items()
@@ -142,7 +163,12 @@ def keep_objects(trainer, back: ExitStack, modules: list) -> None:
     if trainer.several is not None:
         functions |= {f"train_step of {name}": runner.train_step
                       for name, runner in trainer.several.runners.items()}
-    roots = {**own, **given, **functions, "model": trainer.model,
+    objects = trainer.driver.carried.objects()
+    of_optimizers = {name: [value for key, value in vars(each).items()
+                            if key not in ("state", "param_groups", "defaults")]
+                     for name, each in objects.optimizers().items()}
+    roots = {**own, **given, **functions, **of_optimizers, **objects.torch_hooks(),
+             "trainer": objects.others["trainer"], "model": trainer.model,
              "task": getattr(trainer, "task", None)}
     tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
     back.callback(ObjectSnapshot(roots, tensors).restore)

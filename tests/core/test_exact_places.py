@@ -1,0 +1,581 @@
+"""Wherever a program keeps what changes its result: the state has it, or `exact` names it."""
+
+import random
+import time
+from itertools import chain
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+
+from trainer_nb import Hook, SnapshotHook, Trainer
+from trainer_nb.core import data as data_chapter
+from trainer_nb.core.training import Plan
+
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1, keepdim=True)
+
+
+def blend(old, new):
+    """A running mean."""
+    return new if old is None else old * 0.5 + new * 0.5
+
+
+class Slots(torch.optim.SGD):
+    """Keeps slow weights in a list, and a count in a number."""
+
+    turns = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Goes half-way back at each third step."""
+        weights = self.param_groups[0]["params"]
+        if self.turns == 0:
+            self.slow = [each.clone() for each in weights]
+        super().step()
+        self.turns += 1
+        if self.turns % 3 == 0:
+            for weight, slow in zip(weights, self.slow):
+                weight.copy_(slow.lerp_(weight, 0.5))
+
+
+class Warming(torch.optim.SGD):
+    """Its steps grow by a factor in a number."""
+
+    factor = 0.1
+
+    def step(self, closure=None):
+        """A little more each time."""
+        self.factor = min(1.0, self.factor * 1.1)
+        for weight in self.param_groups[0]["params"]:
+            weight.grad.mul_(self.factor)
+        super().step()
+
+
+class Memory(torch.optim.SGD):
+    """Keeps gradients in an array."""
+
+    mean = None
+
+    def step(self, closure=None):
+        """Steps along the mean."""
+        first = self.param_groups[0]["params"][0]
+        self.mean = blend(self.mean, first.grad.numpy().copy())
+        first.grad.copy_(torch.from_numpy(self.mean))
+        super().step()
+
+
+class Around(torch.optim.Optimizer):
+    """Steps another optimizer over the same groups."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.base = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure=None):
+        """One of the other."""
+        self.base.step()
+
+
+class Drifting(Dataset):
+    """Its samples move with a number, and so does what it was asked."""
+
+    drift = 0.0
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.drift = self.drift * 0.9 + 0.1
+        return X[index] + self.drift, Y[index]
+
+
+class Centering:
+    """A collate function with a running mean in an array."""
+
+    mean = np.zeros(4, dtype=np.float32)
+
+    def __call__(self, samples):
+        inputs = torch.stack([x for x, _ in samples])
+        self.mean = self.mean * 0.9 + inputs.mean(0).numpy() * 0.1
+        return inputs - torch.from_numpy(self.mean), torch.stack([y for _, y in samples])
+
+
+class Harder(Dataset):
+    """A curriculum: its level rises with the samples that it gave."""
+
+    level = 0
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.level += 1
+        return X[index] * (1 + self.level // 40), Y[index]
+
+
+class FirstHalf(Sampler):
+    """Gives more of the samples in each pass."""
+
+    share = 16
+
+    def __len__(self):
+        return 32
+
+    def __iter__(self):
+        self.share += 8
+        return iter([index % self.share for index in range(32)])
+
+
+def run(optim=lambda weights: torch.optim.SGD(weights, 0.05), step=None, loader=None, hooks=(),
+        prepare=None, **settings):
+    """A run of three epochs."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = optim(model.parameters())
+    if prepare is not None:
+        prepare(model, optimizer)
+    loader = loader() if loader else DataLoader(TensorDataset(X, Y), 8, shuffle=True)
+    loss = {"train_step": step()} if step else {"loss_fn": mse_loss}
+    return Trainer(model, train_dl=loader, optim=optimizer, epochs=3, seed=0, device="cpu",
+                   progress=False, hooks=[SnapshotHook(every_steps=4), *hooks], **loss, **settings)
+
+
+def scaled(box):
+    """A function of a gradient that keeps a mean in a box."""
+    def scale(gradient):
+        box.mean = blend(getattr(box, "mean", None), gradient.clone())
+        return box.mean
+    return scale
+
+
+def of_parameter(model, _):
+    """A hook of torch's on a parameter."""
+    model.weight.register_hook(scaled(SimpleNamespace()))
+
+
+def after_gradient(model, _):
+    """A hook of torch's that a parameter calls once it has its gradient."""
+    change = scaled(SimpleNamespace())
+    def change_it(weight):
+        weight.grad.copy_(change(weight.grad))
+    model.weight.register_post_accumulate_grad_hook(change_it)
+
+
+def of_module(model, _):
+    """A hook of torch's on a module, with a number in its closure."""
+    gain = 1.0
+    def grow(module, inputs, output):
+        nonlocal gain
+        if module.training:
+            gain *= 1.01
+        return output * gain
+    model.register_forward_hook(grow)
+
+
+def before_forward(model, _):
+    """A hook of torch's before a module, with a tensor."""
+    box = SimpleNamespace(shift=torch.zeros(4))
+    def shift(module, inputs):
+        if module.training:
+            box.shift.lerp_(inputs[0].mean(0), 0.1)
+        return (inputs[0] + box.shift,)
+    model.register_forward_pre_hook(shift)
+
+
+def of_step(model, optimizer):
+    """A hook of torch's on the optimizer's step."""
+    change = scaled(SimpleNamespace())
+    def change_it(*_):
+        model.weight.grad.copy_(change(model.weight.grad))
+    optimizer.register_step_pre_hook(change_it)
+
+
+def last_loss():
+    """A step that keeps its loss, and weighs the next one by it."""
+    box = SimpleNamespace(loss=torch.ones(()))
+    def step(batch, trainer):
+        loss = mse_loss(trainer.model(batch[0]), batch[1]) * (1 + box.loss.clamp(max=1))
+        box.loss = loss.detach()
+        return {"loss": loss}
+    return step
+
+
+def on_trainer():
+    """A step that keeps a mean on the trainer."""
+    def step(batch, trainer):
+        loss = mse_loss(trainer.model(batch[0]), batch[1])
+        trainer.usual = blend(getattr(trainer, "usual", None), loss.item())
+        return {"loss": loss * min(2.0, 1 + trainer.usual)}
+    return step
+
+
+def loader_of(dataset, **settings):
+    """A function that makes a loader of a new dataset."""
+    return lambda: DataLoader(dataset(), 8, **settings)
+
+
+PLACES = {
+    "optimizer: list and count": ({"optim": lambda w: Slots(w, 0.05)}, "optim.slow"),
+    "optimizer: number": ({"optim": lambda w: Warming(w, 0.05)}, "optim.factor"),
+    "optimizer: array": ({"optim": lambda w: Memory(w, 0.05)}, "optim.mean"),
+    "optimizer: another one": ({"optim": lambda w: Around(w, 0.05)}, "optim.base"),
+    "dataset: number": ({"loader": loader_of(Drifting)}, "dataset.drift"),
+    "dataset: count that it reads": ({"loader": loader_of(Harder)}, "dataset.level"),
+    "collate function: array": (
+        {"loader": lambda: DataLoader(TensorDataset(X, Y), 8, collate_fn=Centering())},
+        "collate_fn.mean"),
+    "sampler": ({"loader": lambda: DataLoader(TensorDataset(X, Y), 8, sampler=FirstHalf())},
+                "sampler.share"),
+    "hook on a parameter": ({"prepare": of_parameter}, "box.mean (used by model.weight)"),
+    "hook after a gradient": ({"prepare": after_gradient}, "box.mean (used by model.weight)"),
+    "forward hook": ({"prepare": of_module}, "gain (used by model)"),
+    "hook before forward": ({"prepare": before_forward}, "box.shift (used by model)"),
+    "hook on a step": ({"prepare": of_step}, "box.mean (used by optim)"),
+    "last loss of a step": ({"step": last_loss}, "box.loss (used by train_step)"),
+    "attribute of the trainer": ({"step": on_trainer}, "trainer.usual"),
+}
+
+
+def weights(trainer):
+    """A copy of the weights."""
+    return [each.detach().clone() for each in trainer.model.parameters()]
+
+
+def same(one, other):
+    """Bit for bit."""
+    return all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_steps_keep_elsewhere_is_named(place):
+    """The run that goes on, or goes back, is another one, and `exact` says why."""
+    settings, name = PLACES[place]
+    straight, first, again, back = (run(**settings) for _ in range(4))
+    straight.fit()
+    first.step(10)
+    assert any(text.startswith(f"{name} is not part of the state")
+               for text in first.exact.obstacles), first.exact
+    again.load_state_dict(first.state_dict())
+    assert again.exact.obstacles == first.exact.obstacles
+    again.fit()
+    back.step(10)
+    back.rewind(4)
+    back.fit()
+    assert not back.exact
+    assert not same(weights(again), weights(straight)) or not same(weights(back), weights(straight))
+
+
+class Counting(Dataset):
+    """Counts what it gives; nothing reads the count."""
+
+    given = 0
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.given += 1
+        return X[index], Y[index]
+
+
+class Caching(Counting):
+    """Remembers its samples."""
+
+    def __init__(self):
+        self.known = {}
+
+    def __getitem__(self, index):
+        return self.known.setdefault(index, (X[index], Y[index]))
+
+
+class KeepsNumbers(Hook):
+    """Keeps what an optimizer has in attributes."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def state_dict(self):
+        """The factor."""
+        return {"factor": self.optimizer.factor}
+
+    def load_state_dict(self, state):
+        """The factor that was kept."""
+        self.optimizer.factor = state["factor"]
+
+
+def kept_by_a_hook():
+    """An optimizer's number in the state of a hook."""
+    hooks = []
+    def make(weights):
+        optimizer = Warming(weights, 0.05)
+        hooks.append(KeepsNumbers(optimizer))
+        return optimizer
+    return {"optim": make, "hooks": hooks}
+
+
+@pytest.mark.parametrize("make", [
+    lambda: {"loader": loader_of(Counting)}, lambda: {"loader": loader_of(Caching)},
+    lambda: {"optim": lambda w: torch.optim.Adam(w, 0.01)}, kept_by_a_hook],
+    ids=["a count", "a cache", "torch's optimizer", "kept by a hook"])
+def test_what_changes_nothing_or_is_kept_is_not_named(make):
+    """And the run goes on bit for bit."""
+    straight, first, again = (run(**make()) for _ in range(3))
+    straight.fit()
+    first.step(10)
+    assert first.exact, first.exact
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert same(weights(again), weights(straight))
+
+
+class Buffered(IterableDataset):
+    """An order that is drawn as it goes."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __iter__(self):
+        waiting = []
+        for index in chain(range(64), range(8)):
+            if len(waiting) < 8:
+                waiting.append(index)
+                continue
+            place = self.draw(8)
+            index, waiting[place] = waiting[place], index
+            yield X[index], Y[index]
+
+
+class Augmented(IterableDataset):
+    """Samples that are changed by what is drawn."""
+
+    def __iter__(self):
+        return ((x + torch.rand(4) * 0.1, y) for x, y in zip(X, Y))
+
+
+class DrawnEach(Sampler):
+    """Draws each index when it is asked for."""
+
+    def __len__(self):
+        return 48
+
+    def __iter__(self):
+        return (int(torch.randint(64, ())) if random.random() < 2 else 0 for _ in range(48))
+
+
+class Batches:
+    """A loader of one's own, that draws each batch."""
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        seen = []
+        for _ in range(8):
+            seen.append(int(torch.randint(56, ())))
+            start = seen[int(torch.randint(len(seen), ()))]
+            yield X[start:start + 8], Y[start:start + 8]
+
+
+DRAWN = {
+    "torch": loader_of(lambda: Buffered(lambda n: int(torch.randint(n, ())))),
+    "numpy": loader_of(lambda: Buffered(np.random.randint)),
+    "python": loader_of(lambda: Buffered(random.randrange)),
+    "augmented": loader_of(Augmented),
+    "sampler": lambda: DataLoader(TensorDataset(X, Y), 8, sampler=DrawnEach()),
+    "batches of one's own": Batches,
+}
+
+
+def noisy_step():
+    """A step with dropout, and noise of the other streams."""
+    def step(batch, trainer):
+        hidden = nn.functional.dropout(batch[0], 0.3)
+        noise = np.random.rand() + random.random()
+        return {"loss": mse_loss(trainer.model(hidden), batch[1] + 0.01 * noise)}
+    return step
+
+
+@pytest.mark.parametrize("halts", [(1,), (3, 4), (7, 10), (11, 12, 13)])
+@pytest.mark.parametrize("kind", DRAWN)
+def test_an_order_drawn_between_the_draws_of_steps(kind, halts):
+    """A run that goes on in mid-epoch, also twice in one, draws the same again."""
+    straight = run(step=noisy_step, loader=DRAWN[kind])
+    straight.fit()
+    trainer = run(step=noisy_step, loader=DRAWN[kind])
+    for step in halts:
+        trainer.step(step - trainer.step_state.optimizer_step)
+        state, trainer = trainer.state_dict(), run(step=noisy_step, loader=DRAWN[kind])
+        trainer.load_state_dict(state)
+        assert trainer.exact, trainer.exact
+    trainer.step(2)  # and within one process
+    trainer.rewind(halts[-1])
+    trainer.fit()
+    assert same(weights(trainer), weights(straight))
+
+
+def test_with_more_draws_than_are_kept_it_is_not_called_exact(monkeypatch):
+    """The number is bounded, and a state keeps that there were more."""
+    monkeypatch.setattr(data_chapter, "MOST_MARKS", 4)
+    trainer = run(step=noisy_step, loader=DRAWN["torch"])
+    trainer.step(4)
+    assert trainer.exact
+    trainer.step(2)
+    assert "Buffered draws from the global random streams" in trainer.exact.obstacles[0]
+    again = run(step=noisy_step, loader=DRAWN["torch"])
+    again.load_state_dict(trainer.state_dict())
+    assert again.exact.obstacles == trainer.exact.obstacles
+
+
+class Rollouts(IterableDataset):
+    """What a policy does, collected when an epoch begins."""
+
+    def __init__(self, policy):
+        self.policy, self.made = policy, None
+
+    def __iter__(self):
+        if self.made is None:
+            with torch.no_grad():
+                self.made = X + torch.randn(64, 1) * self.policy(X)
+        yield from zip(self.made, Y)
+        self.made = None
+
+
+class KeepsRollouts(Hook):
+    """Keeps what was collected."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def state_dict(self):
+        """What the epoch is trained on."""
+        return {"made": self.data.made}
+
+    def load_state_dict(self, state):
+        """The same."""
+        self.data.made = state["made"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("halt", [3, 8, 13])
+def test_batches_made_with_the_model(kept, halt):
+    """Named, or kept by a hook: then a run goes on in the middle of what was collected."""
+    def make():
+        torch.manual_seed(0)
+        policy = nn.Linear(4, 1)
+        data = Rollouts(policy)
+        return Trainer(policy, train_dl=DataLoader(data, 8), loss_fn=mse_loss, epochs=3, seed=0,
+                       optim=torch.optim.SGD(policy.parameters(), 0.05), device="cpu",
+                       progress=False, hooks=[KeepsRollouts(data)] if kept else [])
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    assert bool(first.exact) is kept
+    first.step(halt)
+    assert bool(first.exact) is kept, first.exact
+    assert kept or "dataset.policy is the model that is trained" in str(first.exact)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    if kept:
+        assert same(weights(again), weights(straight))
+
+
+class ByTheClock(Plan):
+    """Evaluates when time has passed."""
+
+    def evaluation_due(self, state, epoch_ended=False):
+        """Each second, say."""
+        return time.monotonic() % 2 < 1 and super().evaluation_due(state, epoch_ended)
+
+
+class ByCount(Plan):
+    """Evaluates by a count of its own."""
+
+    turns = 0
+
+    def evaluation_due(self, state, epoch_ended=False):
+        """At each third question."""
+        self.turns += 1
+        return self.turns % 3 == 0 and state.evaluated_at != state.optimizer_step
+
+
+class Timed(Trainer):
+    """With a plan by the clock."""
+
+    plan_class = ByTheClock
+
+
+class Counted(Trainer):
+    """With a plan that carries a count."""
+
+    plan_class = ByCount
+
+
+@pytest.mark.parametrize("kind, text", [(Timed, "ByTheClock asks the clock"),
+                                        (Counted, "plan.turns is not part of the state")])
+def test_a_plan_that_another_run_decides_otherwise_is_named(kind, text):
+    """By the clock, or by what no state has."""
+    trainer = kind(nn.Linear(4, 1), train_dl=[(X, Y)] * 4, valid_dl=[(X, Y)], loss_fn=mse_loss,
+                   epochs=3, device="cpu", progress=False)
+    trainer.step(6)
+    assert any(each.startswith(text) for each in trainer.exact.obstacles), trainer.exact
+    plain = Trainer(nn.Linear(4, 1), train_dl=[(X, Y)] * 4, valid_dl=[(X, Y)], loss_fn=mse_loss,
+                    epochs=3, device="cpu", progress=False)
+    plain.step(6)
+    assert plain.exact and plain.exact.assumed == []
+
+
+class Short(nn.Module):
+    """Has no memory for more than some samples, behind a norm and a dropout."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+        self.norm, self.drop, self.out = nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1)
+
+    def forward(self, inputs):
+        """Raises after the norm."""
+        hidden = self.drop(self.norm(inputs))
+        if len(inputs) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return self.out(hidden)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("room", [2, 6, 8])
+def test_a_pass_that_ran_out_of_memory_leaves_no_trace(room, accumulation):
+    """The same bits, averages and draws as with the size that was found."""
+    def trained(size):
+        torch.manual_seed(1)
+        trainer = Trainer(Short(room), train_dl=DataLoader(TensorDataset(X, Y), 8), epochs=2,
+                          optim=lambda w: torch.optim.SGD(w, 0.01), loss_fn=mse_loss, seed=0,
+                          gradient_accumulation_steps=accumulation, micro_batch_size=size,
+                          device="cpu", progress=False)
+        trainer.fit()
+        return trainer
+    found = trained("auto")
+    fixed = trained(found.runner.micro.limit)
+    states = zip(found.model.state_dict().values(), fixed.model.state_dict().values())
+    assert all(torch.equal(a, b) for a, b in states)
+
+
+@pytest.mark.parametrize("search", ["lr_find", "sweep"])
+# a sampler that is iterated again gives more
+@pytest.mark.parametrize("place", sorted(PLACES.keys() - {"sampler"}))
+def test_a_search_takes_back_what_its_steps_kept_elsewhere(place, search):
+    """The run goes on as if there had been none."""
+    settings, _ = PLACES[place]
+    straight, searched = run(**settings), run(**settings)
+    straight.step(5)
+    searched.step(5)
+    if search == "lr_find":
+        searched.lr_find(num_steps=6)
+    else:
+        searched.sweep("lr", [0.01, 0.1, 0.2])
+    straight.fit()
+    searched.fit()
+    assert same(weights(searched), weights(straight))
