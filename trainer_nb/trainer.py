@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from .core.checks import history_unlike
 from .core.control import (Command, CommandHandler, RatePlan, Reply, RunView,
                                      WaitingCommand)
-from .core.core_trainer import CoreTrainer, check_note, check_switch, forwarded
+from .core.core_trainer import (CoreTrainer, check_note, check_switch, check_weights,
+                                          forwarded, records_of)
 from .core.engine import Engine
 from .core.folder import release
 from .core.hook import ComponentHook
@@ -721,30 +722,27 @@ def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1",
 def export(
     self: Trainer,
     path: str | os.PathLike,
-    weights: str = "raw",  # or "ema", or "best"
+    weights: str = "last",  # or "ema", or "best"
 ) -> Path:
     """Write the weights as safetensors, and what they are as .json beside; returns the path.
 
-    `weights`: "raw", those of this moment, "ema", their average, or "best", those of the best
-    state. `.safetensors` is added where the name has it not. ValueError for "ema" without an
+    `weights`: "last", those of this moment, "ema", their average, or "best", those of the best
+    state; the .json has the scores of these weights, where they were judged at this step.
+    `.safetensors` is added where the name has it not. ValueError for "ema" without an
     average, a folder that is not there, the suffix of another format, and where a .json of other
     contents would be lost; RuntimeError for "best" where none was kept; ImportError without
     safetensors. A run is kept by `save`."""
-    if weights not in ("raw", "ema", "best"):
-        raise ValueError(f"export(weights={weights!r}): 'raw', 'ema' or 'best'")
+    check_weights(self, weights, "export")
     path = weights_file(path)
     state, ema = self.step_state, self.get_hook(EMAHook)
-    if weights == "ema" and (ema is None or not ema.ready(self)):
-        raise ValueError("export(weights='ema'): there is no average of these weights; "
-                         "Trainer(ema=0.999) keeps one")
     reached: dict[str, Any] = {"epochs": state.epoch, "steps": state.optimizer_step,
-                               "last": self.result().last}
+                               "last": records_of(self, weights)}
     with ExitStack() as stack:
         if weights == "best":
             try:
                 stack.enter_context(self.best_weights())
             except RuntimeError as error:
-                raise type(error)(f"export(weights='best'): {error}; weights='raw' writes those "
+                raise type(error)(f"export(weights='best'): {error}; weights='last' writes those "
                                   "of this moment") from None
             reached = {"epochs": int(self.best["epoch"]), "steps": self.best["step"]}
         # by all processes together
@@ -848,12 +846,13 @@ def _take_task(self: Trainer, task, scheduled: bool) -> None:
 
 @patch
 def test(self: Trainer, dl: Iterable | Mapping[str, Iterable] | None = None,
-         weights: Literal["last", "best"] = "last") -> dict[str, float]:
+         weights: Literal["last", "ema", "best"] | None = None) -> dict[str, float]:
     """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     Without one on what the task's `build_test_dl` gives; ValueError where there is none.
-    `weights`: "last", those of this moment, or "best", those of the best state (RuntimeError where
-    none was kept). Without a trace, as `validate`."""
+    `weights`: "last", those of this moment, "ema", their average (ValueError without one), "best",
+    those of the best state (RuntimeError where none was kept), or None, those that validations
+    judge: the average where `ema=` keeps one. Without a trace, as `validate`."""
     if dl is None and self._test_dl is None:
         if self.task is None or not overridden(self.task, "build_test_dl"):
             raise ValueError("test(): pass a loader, or train a Task with build_test_dl")

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from .core.checks import history_unlike
 from .core.control import Command, CommandHandler, RatePlan, Reply, RunView, WaitingCommand
-from .core.core_trainer import CoreTrainer, check_note, check_switch, forwarded
+from .core.core_trainer import CoreTrainer, check_note, check_switch, check_weights, forwarded, records_of
 from .core.engine import Engine
 from .core.folder import release
 from .core.hook import ComponentHook
@@ -351,11 +351,12 @@ class Trainer(CoreTrainer):
     `port`: 0 takes a free one; `host`: 127.0.0.1 means this machine only. ValueError without a
     workspace, ImportError without starlette and uvicorn."""
 
-    def export(self, path: str | os.PathLike, weights: str='raw') -> Path:
+    def export(self, path: str | os.PathLike, weights: str='last') -> Path:
         """Write the weights as safetensors, and what they are as .json beside; returns the path.
 
-    `weights`: "raw", those of this moment, "ema", their average, or "best", those of the best
-    state. `.safetensors` is added where the name has it not. ValueError for "ema" without an
+    `weights`: "last", those of this moment, "ema", their average, or "best", those of the best
+    state; the .json has the scores of these weights, where they were judged at this step.
+    `.safetensors` is added where the name has it not. ValueError for "ema" without an
     average, a folder that is not there, the suffix of another format, and where a .json of other
     contents would be lost; RuntimeError for "best" where none was kept; ImportError without
     safetensors. A run is kept by `save`."""
@@ -393,12 +394,13 @@ class Trainer(CoreTrainer):
     def _take_task(self, task, scheduled: bool) -> None:
         ...
 
-    def test(self, dl: Iterable | Mapping[str, Iterable] | None=None, weights: Literal['last', 'best']='last') -> dict[str, float]:
+    def test(self, dl: Iterable | Mapping[str, Iterable] | None=None, weights: Literal['last', 'ema', 'best'] | None=None) -> dict[str, float]:
         """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     Without one on what the task's `build_test_dl` gives; ValueError where there is none.
-    `weights`: "last", those of this moment, or "best", those of the best state (RuntimeError where
-    none was kept). Without a trace, as `validate`."""
+    `weights`: "last", those of this moment, "ema", their average (ValueError without one), "best",
+    those of the best state (RuntimeError where none was kept), or None, those that validations
+    judge: the average where `ema=` keeps one. Without a trace, as `validate`."""
 
     def result(self) -> FitResult:
         """How the run stands, as `fit()` returns it."""

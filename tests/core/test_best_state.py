@@ -168,13 +168,13 @@ def test_there_is_no_best_to_export(tmp_path):
     trainer.fit()
     with pytest.raises(RuntimeError, match=r"export\(weights='best'\): the weights of the best "
                                            r"state were not kept: Trainer\(best=.*keeps them; "
-                                           r"weights='raw' writes those of this moment"):
+                                           r"weights='last' writes those of this moment"):
         trainer.export(tmp_path / "x", weights="best")
     with pytest.raises(RuntimeError, match=r"export\(weights='best'\): there is no best state "
-                                           r"yet: nothing has been evaluated.*weights='raw'"):
+                                           r"yet: nothing has been evaluated.*weights='last'"):
         make(best=ACCURACY).export(tmp_path / "x", weights="best")
-    with pytest.raises(ValueError, match=r"weights='last'\): 'raw', 'ema' or 'best'"):
-        trainer.export(tmp_path / "x", weights="last")
+    with pytest.raises(ValueError, match=r"weights='raw'\): 'last', 'ema' or 'best' \(the raw"):
+        trainer.export(tmp_path / "x", weights="raw")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,12 +2,16 @@
 it."""
 
 import copy
+import json
 import sys
+import threading
+import warnings
 
 import pytest
 import torch
 import warm
 from digits_runs import wait_for
+from safetensors.torch import load_file, load_model
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
@@ -373,7 +377,6 @@ def test_a_layer_that_is_replaced():
 
 def test_exported(tmp_path):
     """`weights="ema"` writes the average, with BatchNorm's numbers of the training."""
-    from safetensors.torch import load_file
     trainer = make(ema=0.9)
     with pytest.raises(ValueError, match="no average"):
         trainer.export(tmp_path / "early", weights="ema")
@@ -385,7 +388,7 @@ def test_exported(tmp_path):
     assert not torch.equal(raw["head.weight"], mean["head.weight"])
     assert torch.equal(mean["norm.running_mean"], trainer.model.norm.running_mean)
     assert '"weights": "ema"' in (tmp_path / "mean.json").read_text()
-    with pytest.raises(ValueError, match="'raw', 'ema' or 'best'"):
+    with pytest.raises(ValueError, match="'last', 'ema' or 'best'"):
         trainer.export(tmp_path / "x", weights="avg")
 
 
@@ -446,3 +449,196 @@ def test_the_average_is_there_after_a_load(tmp_path):
     resumed = make(CheckpointHook(tmp_path / "run"), ema=0.9)
     resumed.fit()
     assert equal(resumed.get_hook(EMAHook).ema_model, wanted)
+
+
+class Exactly(Hook):
+    """The same average in double precision."""
+
+    def __init__(self):
+        self.mean, self.updates = None, 1
+
+    def after_step(self, trainer):
+        """One update."""
+        now = {name: each.detach().double()
+               for name, each in trainer.model.named_parameters()}
+        if self.mean is None:
+            self.mean = now
+            return
+        decay = min(0.99, (1 + self.updates) / (10 + self.updates))
+        self.mean = {name: mean * decay + now[name] * (1 - decay)
+                     for name, mean in self.mean.items()}
+        self.updates += 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_an_average_of_narrow_weights_is_kept_in_float32(dtype):
+    """It moves, also by less than the weights can show; and goes on from a state."""
+    def run(hook):
+        torch.manual_seed(0)
+        x = torch.randn(64, 6).to(dtype)
+        model = nn.Linear(6, 1).to(dtype)
+        with torch.no_grad():
+            model.weight.fill_(0.5)
+        return Trainer(model, train_dl=DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8),
+                       loss_fn=nn.MSELoss(), epochs=12, ema=0.99, hooks=[hook], device="cpu",
+                       optim=torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9),
+                       progress=False)
+    exactly = Exactly()
+    straight, first, again = run(exactly), run(Exactly()), run(Exactly())
+    straight.fit()
+    mean = straight.get_hook(EMAHook).state_dict()["ema_model"]
+    assert {each.dtype for each in mean.values()} == {
+        torch.float64 if dtype is torch.float64 else torch.float32}
+    for name, each in exactly.mean.items():
+        assert (mean[name].double() - each).abs().max() < 1e-5, name
+    module = straight.get_hook(EMAHook).ema_model
+    assert module.weight.dtype is dtype and torch.equal(module.weight, mean["weight"].to(dtype))
+    first.step(37)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert equal(again.get_hook(EMAHook).ema_model, module)
+    assert straight.test(straight.train_dl, weights="ema") == straight.test(straight.train_dl)
+
+
+class KeepsAttention(Net):
+    """Keeps what it made of the last batch, in lists too."""
+
+    def forward(self, x):
+        """The output, and traces of it."""
+        hidden = self.body(x)
+        self.seen, self.parts = hidden, [hidden * 2, {"last": hidden}]
+        return super().forward(x)
+
+
+class HoldsALock(Net):
+    """Cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x):
+        """Under the lock."""
+        with self.lock:
+            return super().forward(x)
+
+
+class OldWeightNorm(Net):
+    """Has a weight that is made anew before each pass."""
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.head = torch.nn.utils.weight_norm(self.head)
+
+
+class Growing(Net):
+    """Has a buffer that follows the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(0), persistent=False)
+
+    def forward(self, x):
+        """Another tensor each time."""
+        self.mask = torch.full((len(x), 1), 0.5)
+        return super().forward(x) * self.mask
+
+
+@pytest.mark.parametrize("buffers", ["copy", "average"])
+@pytest.mark.parametrize("kind", [KeepsAttention, HoldsALock, OldWeightNorm, Growing])
+def test_a_model_that_keeps_things(kind, buffers):
+    """The run is that without an average, its numbers are torch's, and `ema_model` computes."""
+    torch.manual_seed(1)
+    plain, averaged = make(model=kind()), None
+    torch.manual_seed(1)
+    hook = EMAHook(0.9, buffers=buffers)
+    averaged = make(hook, model=kind())
+    plain.fit()
+    averaged.fit()
+    assert [torch.equal(a, b) for a, b in zip(plain.model.parameters(),
+                                              averaged.model.parameters())]
+    x = torch.randn(5, 6)
+    module = hook.ema_model
+    given = module(x)
+    assert given.shape == (5, 1) and torch.isfinite(given).all()
+    live = [each.clone() for each in averaged.model.parameters()]
+    with hook._average.swapped_in(), torch.no_grad():
+        assert torch.allclose(averaged.model.eval()(x), given) or buffers == "average"
+    averaged.model.train()
+    assert all(map(torch.equal, live, averaged.model.parameters()))
+    assert module is hook.ema_model and not module.training
+    averaged.fit(epochs=4)  # the same module goes on
+    names = dict(hook.ema_model.named_parameters())
+    assert all(torch.equal(names[name], mean) for name, mean in hook._average.mean.items()
+               if name in names)
+
+
+@pytest.mark.parametrize("judged", ["ema", "raw", "both"])
+def test_a_file_and_its_score_belong_together(judged, tmp_path):
+    """Of the last weights, their average, and the best: what the .json says is what a test says."""
+    hook = EMAHook(0.9, eval=judged)
+    trainer = make(hook, best=("valid/loss", "min"))
+    trainer.fit()
+    scores = {}
+    for weights in ("last", "ema", "best"):
+        path = trainer.export(tmp_path / weights, weights=weights)
+        fresh = Net()
+        load_model(fresh, path)
+        fresh.eval()
+        total = [(nn.functional.mse_loss(fresh(x), y) * len(x)).item() for x, y in trainer.valid_dl]
+        tested = trainer.test(trainer.valid_dl, weights=weights)["test/loss"]
+        assert tested == pytest.approx(sum(total) / 80, rel=1e-5)
+        scores[weights] = json.loads(path.with_suffix(".json").read_text()).get("last", {})
+        told = scores[weights].get("valid/loss")
+        assert told is None or told == pytest.approx(tested, rel=1e-5)
+        assert not any("_ema" in name for name in scores[weights])
+    assert [("valid/loss" in scores[each]) for each in ("last", "ema")] == {
+        "ema": [False, True], "raw": [True, False], "both": [True, True]}[judged]
+    assert "train/loss" in scores["last"]
+    usual = trainer.test(trainer.valid_dl)["test/loss"]
+    other = "last" if judged in ("raw", "both") else "ema"
+    assert usual == trainer.test(trainer.valid_dl, weights=other)["test/loss"]
+    early = make(EMAHook(0.9, eval=judged))
+    early.step(12)  # evaluated after step 10: that is not the score of these weights
+    for weights in ("last", "ema"):
+        path = early.export(tmp_path / "early", weights=weights)
+        assert "valid/loss" not in json.loads(path.with_suffix(".json").read_text())["last"]
+
+
+def test_weights_that_are_not_there():
+    """In one set of names, for test and export."""
+    trainer = make()
+    trainer.fit()
+    for verb in (lambda name: trainer.test(trainer.valid_dl, weights=name),
+                 lambda name: trainer.export("nowhere", weights=name)):
+        with pytest.raises(ValueError, match="there is no average.*'last' or 'best'"):
+            verb("ema")
+        with pytest.raises(ValueError, match="'last', 'ema' or 'best'"):
+            verb("raw")
+
+
+class Counted(nn.Linear):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self):
+        """Any object."""
+        return {"vocabulary": 30}
+
+    def set_extra_state(self, state):
+        """Nothing to do."""
+
+
+def test_an_export_with_an_extra_state_and_compiled_parts(tmp_path):
+    """The tensors are written, under plain names; what is left out is named."""
+    model = nn.Sequential(torch.compile(nn.Linear(6, 6), backend="eager"), Counted(6, 1))
+    trainer = make(model=model)
+    trainer.step(2)
+    with pytest.warns(UserWarning, match="1._extra_state is no tensor"):
+        path = trainer.export(tmp_path / "weights")
+    assert sorted(load_file(path)) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert json.loads(path.with_suffix(".json").read_text())["left_out"] == ["1._extra_state"]
+    fresh = nn.Sequential(nn.Linear(6, 6), Counted(6, 1))
+    fresh.load_state_dict(load_file(path), strict=False)
+    assert torch.equal(fresh[0].weight, model[0].weight)

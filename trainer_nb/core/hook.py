@@ -37,7 +37,7 @@ IN_STEPS = HOOK_POINTS["batch"] + HOOK_POINTS["step"]
 HOOK_QUESTIONS = {
     "state": ("state_dict", "load_state_dict", "check_state", "state_loaded"),
     "optimizer": ("split_optimizer", "split_again", "start_anew", "schedule_name"),
-    "weights": ("weight_sets", "weight_sets_in", "best_state", "best_kept"),
+    "weights": ("weight_sets", "weight_sets_in", "best_state", "best_kept", "average_in"),
     "rewind": ("rewind_points", "finish_writing"),
     "drive": ("drive_ended", "ended_early", "leads", "where_saved"),
     "tunables": ("own_tunables",),
@@ -173,6 +173,9 @@ class Hook:
         """Weights to evaluate with: suffix of the split's name to a context manager factory.
 
         The model has these weights while the context is open. None: the trained weights."""
+
+    def average_in(self, trainer) -> Callable | None:
+        "A context manager factory: the model has the average that this hook keeps; None without."
 
     def weight_sets_in(self, state: dict, name: str) -> dict | None:
         "The same from a checkpoint, where this hook is called `name`: suffix to tensors by name."

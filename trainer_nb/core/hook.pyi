@@ -178,6 +178,9 @@ class Hook:
 
         The model has these weights while the context is open. None: the trained weights."""
 
+    def average_in(self, trainer: Trainer) -> Callable | None:
+        """A context manager factory: the model has the average that this hook keeps; None without."""
+
     def weight_sets_in(self, state: dict, name: str) -> dict | None:
         """The same from a checkpoint, where this hook is called `name`: suffix to tensors by name."""
 
