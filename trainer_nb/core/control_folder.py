@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'LARGEST', 'STATUS', 'OFFER', 'REPLIES', 'COMMANDS', 'TAKEN', 'STALE',
-           'REFUSED', 'FINAL', 'started', 'this_process', 'is_running', 'zombie',
-           'Request', 'sender', 'open_regular', 'Lines', 'parsed', 'ControlError',
-           'append', 'check_own', 'put', 'ControlFolder', 'incoming', 'list_times',
-           'read_request', 'set_aside', 'Replies']
+           'REFUSED', 'FINAL', 'REPLY', 'started', 'this_process', 'is_running', 'zombie',
+           'is_id', 'Request', 'sender', 'open_regular', 'Lines', 'parsed',
+           'ControlError', 'append', 'check_own', 'put', 'ControlFolder', 'incoming',
+           'list_times', 'read_request', 'set_aside', 'is_reply', 'Replies']
 
 # %% ../../nbs/core/04_control_folder.ipynb #c0ce5e35
 import errno
 import getpass
 import json
 import os
+import re
 import secrets
 import socket
 import stat
@@ -23,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import (PLAIN, check_inner_folder, check_plain, not_plain, open_plain,
-                                   parse_json, read_bounded)
+from .files import (PLAIN, check_inner_folder, check_plain, fits, is_number,
+                                   not_plain, open_plain, parse_json, read_bounded)
 
 # %% ../../nbs/core/04_control_folder.ipynb #225e0488
 def started(process: int) -> str:
@@ -65,6 +66,10 @@ def zombie(process: int) -> bool:
 VERSION = 1  # of the protocol
 LARGEST = 64 * 1024  # bytes of a command
 
+def is_id(value) -> bool:
+    "Whether this may be the id of a command: the name of a file, and no path."
+    return isinstance(value, str) and re.fullmatch(r"\w[\w.-]{0,99}", value) is not None
+
 @dataclass
 class Request:
     "A command as its file has it."
@@ -94,6 +99,9 @@ class Request:
             value, most = getattr(made, name), {"reason": 2000, "approved": 300}.get(name, 100)
             if not isinstance(value, str) or len(value) > most or not value.isprintable():
                 raise ValueError(f"{name} is not a text of at most {most} letters")
+        if not is_id(made.id):
+            raise ValueError(f"id={made.id!r}: letters, digits, '_', '-' and '.', the first one no "
+                             "'.' or '-': it is the name of a file")
         if type(made.approve) is not bool:
             raise ValueError(f"approve={made.approve!r}: true or false")
         if made.protocol != VERSION:
@@ -117,6 +125,10 @@ class Request:
             isinstance(value, PLAIN) for value in self.values.values())
         if not plain:
             raise ValueError("values is an object of texts, numbers, true, false and null")
+        for name, value in self.values.items():
+            if type(value) is int and not is_number(value):
+                raise ValueError(f"{name}: a whole number has 64 bits at most, this one "
+                                 f"{value.bit_length()}")
 
 def sender() -> dict:
     "User and host of this process, for a request."
@@ -348,6 +360,14 @@ def set_aside(control: ControlFolder, path: Path, why: str) -> None:
 
 # %% ../../nbs/core/04_control_folder.ipynb #a6aaa633
 FINAL = ("applied", "refused", "void")
+# of a line of the replies; anyone may have written into the file
+REPLY = {"id": str, "status": str, "name": str, "source": str, "reason": str | None,
+         "where": str | None, "entry": int | None, "boundary": int | None}
+
+def is_reply(line: dict) -> bool:
+    "Whether a line is the reply to a command."
+    return ({"id", "status"} <= line.keys() and is_id(line["id"])
+            and all(fits(line[name], kind) for name, kind in REPLY.items() if name in line))
 
 class Replies:
     "What became of the commands: the last word of each, by id."
@@ -356,12 +376,12 @@ class Replies:
         self.of: dict[str, dict] = {}
 
     def read(self) -> dict[str, dict]:
-        "The last line of each command."
+        "The last line of each command; what is no reply is passed over."
         found, over = self.lines.read()
         if over:
             self.of.clear()
         for line in found:
-            if isinstance(line.get("id"), str):
+            if is_reply(line):
                 self.of[line["id"]] = line
         return self.of
 

@@ -8,16 +8,16 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'like_samples', 'BatchParts', 'batch_size', 'collated_size', 'GivenSize',
            'sample_counter', 'uncertain_size', 'can_split', 'chunk_edges', 'split_batch',
            'loader_length', 'limited', 'counts_only', 'keeps_place', 'loader_like',
-           'as_torch', 'IgnoreInterrupt', 'workers_ignore_interrupt', 'check_loader',
-           'check_end', 'iterator_behind', 'check_workers', 'all_batches', 'other_length',
-           'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'open_loader',
-           'close_iterator', 'keeps_workers', 'end_persistent_workers', 'opened', 'left',
-           'too_short', 'DrawWatch', 'WatchedPass', 'SkippingSampler', 'SeededSamples',
-           'EpochMark', 'clone_for_skipping', 'samplers_of', 'own_sampler', 'data_parts',
-           'skips_by_index', 'loader_generators', 'sample_generators',
-           'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
-           'pass_indices', 'batch_indices', 'LoaderSource', 'FirstBatches', 'PassOpener',
-           'EpochIterator']
+           'as_torch', 'IgnoreInterrupt', 'workers_ignore_interrupt', 'several_loaders',
+           'check_loader', 'check_end', 'iterator_behind', 'check_workers', 'all_batches',
+           'other_length', 'has_workers', 'end_workers', 'kill_workers', 'OpenIterators',
+           'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers',
+           'opened', 'left', 'too_short', 'DrawWatch', 'WatchedPass', 'SkippingSampler',
+           'SeededSamples', 'EpochMark', 'clone_for_skipping', 'samplers_of',
+           'own_sampler', 'data_parts', 'skips_by_index', 'loader_generators',
+           'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart',
+           'drawn', 'replay_indices', 'pass_indices', 'batch_indices', 'LoaderSource',
+           'FirstBatches', 'PassOpener', 'EpochIterator']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import atexit
@@ -43,7 +43,7 @@ from fastcore.basics import patch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from .own_state import generator_state, generators_in, set_generator_state
+from .own_state import generator_state, generators_in, search, set_generator_state
 from .state import RandomStreams, warn
 from .torch_private import (
     forget_waiting_iterator, forget_worker_pids, is_loader_iterator, iterator_workers,
@@ -286,19 +286,20 @@ def chunk_edges(size: int, limit: int) -> list[int]:
     return [(index * size + count - 1) // count for index in range(count + 1)]
 
 def split_batch(batch, size: int, limit: int) -> list:
-    "Chunks of at most `limit` samples; tensors and lists of length `size` are split."
+    "Chunks of at most `limit` samples; tensors, arrays and lists of length `size` are split."
     if size <= limit:
         return [batch]
     edges = chunk_edges(size, limit)
+    arrays = torch.Tensor, np.ndarray
     def sample_list(item):
         return (isinstance(item, (list, tuple)) and len(item) == size
                 and not hasattr(item, "_fields")
-                and not any(isinstance(x, (torch.Tensor, list, tuple, Mapping)) for x in item))
+                and not any(isinstance(x, (*arrays, list, tuple, Mapping)) for x in item))
     def is_leaf(item):
-        return isinstance(item, torch.Tensor) or sample_list(item)
+        return isinstance(item, arrays) or sample_list(item)
     def piece(first, last):
         def cut(item):
-            whole = isinstance(item, torch.Tensor) and (item.dim() == 0 or item.shape[0] != size)
+            whole = isinstance(item, arrays) and (item.ndim == 0 or item.shape[0] != size)
             return item if whole else item[first:last]
         return map_nested(cut, batch, is_leaf)
     return [piece(first, last) for first, last in zip(edges, edges[1:])]
@@ -413,6 +414,13 @@ def workers_ignore_interrupt(loader):
             signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
 
 # %% ../../nbs/core/05_data.ipynb #bf06416a
+def several_loaders(value) -> bool:
+    "Whether this is a list or a dict of loaders, not of batches."
+    if not isinstance(value, (list, tuple, Mapping)):
+        return False
+    items = value.values() if isinstance(value, Mapping) else value
+    return any(isinstance(each, DataLoader) for each in items)
+
 def check_loader(name: str, loader) -> None:
     "TypeError for an object that gives samples or rows instead of batches."
     if isinstance(loader, Dataset):
@@ -422,6 +430,12 @@ def check_loader(name: str, loader) -> None:
     if isinstance(loader, (torch.Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(loader).__name__}, which gives rows: "
                         "DataLoader(TensorDataset(inputs, targets), batch_size=...)")
+    if several_loaders(loader):
+        kind = "dict" if isinstance(loader, Mapping) else type(loader).__name__
+        raise TypeError(f"{name} is a {kind} of loaders, and one loader is meant: "
+                        "DataLoader(ConcatDataset([...]), ...) gives the samples of several")
+    if isinstance(loader, Mapping):
+        raise TypeError(f"{name} is a dict, which gives its keys: a loader of batches is meant")
     if isinstance(loader, type):
         raise TypeError(f"{name} is the class {loader.__name__}: an object of it is meant")
 
@@ -978,11 +992,20 @@ class LoaderSource:
         batch_sampler = getattr(self.loader, "batch_sampler", None)
         holders: tuple = (self.loader, getattr(self.loader, "sampler", None), batch_sampler,
                           getattr(batch_sampler, "sampler", None))
-        for holder in {id(holder): holder for holder in holders}.values():  # each once
-            if hasattr(holder, "set_epoch"):
-                holder.set_epoch(epoch)
+        told = [each for each in holders if hasattr(each, "set_epoch")] + self.told_epoch()
+        for holder in {id(holder): holder for holder in told}.values():  # each once
+            holder.set_epoch(epoch)
         if self.seed is not None:
             self.sampler.mark.epoch = epoch
+
+    def told_epoch(self) -> list:
+        "The dataset, and those in it (of Subset, ConcatDataset, a wrapper), with a set_epoch."
+        def gives(value) -> bool:
+            return (isinstance(value, Dataset) or hasattr(type(value), "__getitem__")
+                    or hasattr(type(value), "__iter__"))
+        dataset = getattr(self.loader, "dataset", None)
+        return [each for _, each in search({"dataset": dataset}, gives)
+                if gives(each) and callable(getattr(type(each), "set_epoch", None))]
 
     def skip(self, count: int, start: EpochStart, omit, then) -> None:
         """Let the next pass, drawn from `start`, skip its first `count` batches and `omit`.

@@ -25,6 +25,7 @@ from fastcore.basics import patch
 
 from .control import Command, CommandHandler, Mailbox, Reply
 from .evaluator import BOUNDARY
+from .files import is_number
 from .journal import Intervention, Journal
 from .own_state import CarriedState
 from .state import TURNS, Phase, RunRandom, RunState, StepState, ThreadState, warn
@@ -68,7 +69,8 @@ def check_step(values: dict) -> dict:
 def check_more(values: dict) -> dict:
     "ValueError for anything but a number of epochs, 1 or more."
     epochs = values.get("epochs")
-    if set(values) != {"epochs"} or type(epochs) is not int or epochs < 1:
+    if (set(values) != {"epochs"} or type(epochs) is not int or epochs < 1
+        or not is_number(epochs)):
         raise ValueError(f"train_more: epochs={epochs!r}, a whole number, 1 or more")
     return values
 

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 from .control import Command, CommandHandler, Mailbox, Reply
 from .evaluator import BOUNDARY
+from .files import is_number
 from .journal import Intervention, Journal
 from .own_state import CarriedState
 from .state import TURNS, Phase, RunRandom, RunState, StepState, ThreadState, warn

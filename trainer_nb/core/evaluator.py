@@ -18,7 +18,7 @@ from fastcore.basics import patch
 
 from .data import (NO_BATCH, all_batches, check_loader, close_iterator,
                                   keeps_workers, limited, loader_generators, loader_length, opened,
-                                  other_length, pass_indices, uncertain_size)
+                                  other_length, pass_indices, several_loaders, uncertain_size)
 from .engine import Engine
 from .hook import HookSet
 from .modes import Modes
@@ -37,9 +37,13 @@ def limit_of(limit, stage: str) -> int | float | None:
     return limit.get(stage) if isinstance(limit, dict) else limit
 
 def named_loaders(valid_dl) -> dict:
-    "One or several validation loaders as a dict; ValueError for a name that would mislead."
+    """One or several validation loaders as a dict; those of a list are called "0", "1", ...
+
+    ValueError for a name that would mislead."""
     if valid_dl is None:
         return {}
+    if isinstance(valid_dl, (list, tuple)) and several_loaders(valid_dl):
+        valid_dl = {str(number): each for number, each in enumerate(valid_dl)}
     if not isinstance(valid_dl, dict):
         check_loader("the validation loader", valid_dl)
         return {"valid": valid_dl}

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from math import inf
 from typing import Any
 import torch
-from .data import NO_BATCH, all_batches, check_loader, close_iterator, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, uncertain_size
+from .data import NO_BATCH, all_batches, check_loader, close_iterator, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, several_loaders, uncertain_size
 from .engine import Engine
 from .hook import HookSet
 from .modes import Modes
@@ -22,7 +22,9 @@ STAGES: Any
 def limit_of(limit, stage: str) -> int | float | None:
     """The limit of a stage, from one for all or a dict of stages; None: all batches."""
 def named_loaders(valid_dl) -> dict:
-    """One or several validation loaders as a dict; ValueError for a name that would mislead."""
+    """One or several validation loaders as a dict; those of a list are called "0", "1", ...
+
+    ValueError for a name that would mislead."""
 @contextmanager
 def borrowed_generators(shared: list, own: list, done: Callable[[], bool]):
     """Restore generators at the end: shared ones always, own ones unless the evaluation is done."""

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult', 'RandomStreams',
-           'seed_everything', 'StreamTurns', 'OwnStreams', 'ThreadState',
+           'seed_everything', 'StreamTurns', 'OwnStreams', 'ThreadState', 'start_thread',
            'refuse_open_contexts', 'warn', 'say', 'RunRandom', 'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
@@ -360,6 +360,16 @@ class ThreadState:
         return self.context.run(function)
 
 # %% ../../nbs/core/00_state.ipynb #0be0a277
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread; an error that a signal's handler raises meanwhile is raised as it is.
+
+    torch tells of a worker that was killed in this way, and Thread.start() covers it up with a
+    KeyError of its own."""
+    try:
+        thread.start()
+    except KeyError as error:
+        raise error.__context__ or error from None
+
 def refuse_open_contexts(what: str) -> None:
     "Raise RuntimeError if a torch context is open in which training goes wrong."
     if torch.is_inference_mode_enabled():

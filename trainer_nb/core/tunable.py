@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
 
+from .files import is_number
 from .state import weakly
 
 # %% ../../nbs/core/02_tunable.ipynb #be7e3963
@@ -96,7 +97,9 @@ class Tunable(Generic[_Value]):
         taken = value if self.choices is not None else self.converted(value)
         if not self.allows(taken):
             name = name or self.name or "value"
-            raise ValueError(f"{name} = {value!r} is refused: {self.allowed()}")
+            wide = type(taken) is int and not is_number(taken)
+            raise ValueError(f"{name} = {value!r} is refused: {self.allowed()}"
+                             f"{', of 64 bits' if wide else ''}")
         return taken
 
     def converted(self, value: Any) -> Any:
@@ -118,6 +121,8 @@ class Tunable(Generic[_Value]):
         if value is None and self.optional:
             return True
         if type(value) is not self.kind or (self.kind is float and not math.isfinite(value)):
+            return False
+        if self.kind is int and not is_number(value):  # no journal and no checkpoint could hold it
             return False
         low, high = self.min, self.max
         return (low is None or value >= low) and (high is None or value <= high)

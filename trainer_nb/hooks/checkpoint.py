@@ -31,7 +31,7 @@ from ..core.folder import FolderTakenError, hold
 from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
 from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, write_state, write_whole
-from ..core.state import say, warn
+from ..core.state import say, start_thread, warn
 from ..core.training import check_best
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #0ef90b07
@@ -51,7 +51,7 @@ class Writer:
                 self.error = error
         self._thread = threading.Thread(target=main, name="trainer_nb checkpoint")
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except RuntimeError:  # Python 3.12 starts no thread at the end of a process
             self._thread = None
             main()

@@ -21,7 +21,7 @@ from ..core.core_trainer import (ATTRIBUTES, check_counts, check_eval_first,
                                           check_function,
                                           check_max_time, check_metrics, check_seed,
                                           make_optimizer, usual_step)
-from ..core.data import end_persistent_workers
+from ..core.data import check_loader, end_persistent_workers
 from ..core.engine import FinitePolicy, unwrap
 from ..core.evaluator import named_loaders
 from ..core.hook import ComponentHook
@@ -261,6 +261,7 @@ def replace_sched(trainer, sched) -> None:
 # %% ../../nbs/tools/29_assign.ipynb #0d5039c1
 def replace_train_dl(trainer, loader) -> None:
     "Another training loader, from the next epoch on; RuntimeError in the middle of one."
+    check_loader("train_dl", loader)
     state, old = trainer.step_state, trainer.data
     if state.phase not in (Phase.EPOCH_START, Phase.ITERATE):
         raise RuntimeError(f"trainer.train_dl = ...: epoch {state.epoch + 1} is at batch "
