@@ -24,7 +24,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from .data import EpochIterator, move_to_device, open_loader
 from .torch_private import (Marks, compiled_module, gradient_norms, multiply,
-                                           run_backward, scaling_left_to_us, step_within)
+                                           run_backward, scaling_left_to_us, step_within,
+                                           write_count)
 
 # %% ../../nbs/core/06_engine.ipynb #6b317dcd
 class Window:
@@ -480,6 +481,11 @@ class Engine:
         if self.optim.param_groups[-1] is not self.params.last_group:  # a hook has added one
             self.refresh_parameters()
         return list(filter(_GIVEN, map(_GRADIENT, self.params.held)))
+
+    def gradient_marks(self) -> list:
+        "What shows later whether a gradient was added to, for each of the optimizer's parameters."
+        return [None if p.grad is None else (id(p.grad), write_count(p.grad))
+                for p in self.params.held]
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         "Names and gradients of the optimizer's parameters that have a gradient."

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 from .data import EpochIterator, move_to_device, open_loader
-from .torch_private import Marks, compiled_module, gradient_norms, multiply, run_backward, scaling_left_to_us, step_within
+from .torch_private import Marks, compiled_module, gradient_norms, multiply, run_backward, scaling_left_to_us, step_within, write_count
 class Window:
     """The batches of one optimizer step: their weights, losses and records."""
 
@@ -264,6 +264,9 @@ class Engine:
 
     def gradients(self) -> list:
         """The gradients of the optimizer's parameters that have one."""
+
+    def gradient_marks(self) -> list:
+        """What shows later whether a gradient was added to, for each of the optimizer's parameters."""
 
     def named_gradients(self) -> list[tuple[str, torch.Tensor]]:
         """Names and gradients of the optimizer's parameters that have a gradient."""

@@ -16,6 +16,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from time import perf_counter
 from typing import Any
 
@@ -361,8 +362,16 @@ class HookRow:
     in_steps = property(lambda self: self.tally.in_steps)
 
     def trait(self, name: str):
-        "An attribute of the hook (one of `TRAITS`), else that of `Hook`."
-        return getattr(self.hook, name, getattr(Hook, name))
+        """An attribute of the hook (one of `TRAITS`), else that of `Hook`.
+
+        TypeError where the hook has something else under the name of one that every hook has."""
+        value = getattr(self.hook, name, getattr(Hook, name))
+        wanted = {"order": "a number, low runs first", "enabled": "True or False"}.get(name)
+        if wanted and not isinstance(value, Real if name == "order" else int):
+            raise TypeError(f"{self.label}.{name} is a {type(value).__name__}, and must be "
+                            f"{wanted}: every hook has it, so give an attribute of your own "
+                            "another name")
+        return value
 
     def answers(self, question: str) -> bool:
         "The hook has a method of its own for this (one of `QUESTIONS`)."

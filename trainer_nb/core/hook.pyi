@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from time import perf_counter
 from typing import Any
 HOOK_POINTS: Any
@@ -300,7 +301,9 @@ class HookRow:
     in_steps: Any
 
     def trait(self, name: str):
-        """An attribute of the hook (one of `TRAITS`), else that of `Hook`."""
+        """An attribute of the hook (one of `TRAITS`), else that of `Hook`.
+
+        TypeError where the hook has something else under the name of one that every hook has."""
 
     def answers(self, question: str) -> bool:
         """The hook has a method of its own for this (one of `QUESTIONS`)."""
