@@ -106,6 +106,14 @@ def test_a_dataset_is_told_the_epoch(kind, workers):
         each.close()
 
 
+def test_a_persistent_worker_does_not_hear_of_the_epoch():
+    """It has a copy: that is named."""
+    loader = DataLoader(Subset(Moved(), range(32)), 8, num_workers=1, persistent_workers=True)
+    trainer = Trainer(nn.Linear(4, 1), train_dl=loader, loss_fn=mse_loss, epochs=1, device="cpu",
+                      progress=False)
+    assert "Moved.set_epoch() is not heard" in trainer.exact.obstacles[0]
+
+
 class Note:
     """An object that is no part of the data."""
 

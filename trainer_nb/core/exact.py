@@ -183,6 +183,9 @@ def data_exactness(data) -> Exactness:
                                "in a new process it begins again")
     if workers:
         found.obstacles += worker_exactness(data)
+    if workers and keeps_workers(loader) and (told := data.source.told_epoch()):
+        found.obstacles.append(f"{type(told[0]).__name__}.set_epoch() is not heard in persistent "
+                               "workers, which have copies of it: persistent_workers=False")
     if workers and data.seed is None:
         found.assumed += worker_assumptions(data)
     return found

@@ -70,7 +70,7 @@ def export_weights(
 ) -> Path:
     "Write a model's weights, and what it is; ImportError names the extra to install."
     try:
-        from safetensors.torch import save_model
+        from safetensors.torch import save_file, save_model
     except ImportError as error:
         raise ImportError("export() needs safetensors: pip install 'trainer_nb[export]'") from error
     path = weights_file(path)
@@ -82,7 +82,11 @@ def export_weights(
         described = {**described, "left_out": given.others}
     text = json.dumps(plain_copy(described, "config"), indent=1, default=str)
     with whole_file(path) as beside:
-        save_model(given, str(beside), {"format": "pt"})  # type: ignore[arg-type]
+        if tensors is None:
+            save_model(given, str(beside), {"format": "pt"})  # type: ignore[arg-type]
+        else:  # put together of parts, each in a storage of several
+            whole = {name: tensor.contiguous() for name, tensor in given.tensors.items()}
+            save_file(whole, str(beside), {"format": "pt"})
         with open(beside, "rb") as file:
             os.fsync(file.fileno())
     write_whole(path.with_suffix(".json"), lambda file: file.write(text.encode()))
