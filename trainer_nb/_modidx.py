@@ -2234,6 +2234,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'trainer_nb/core/torch_private.py'),
                                                'trainer_nb.core.torch_private.persistent_buffers': ( 'core/torch_private.html#persistent_buffers',
                                                                                                      'trainer_nb/core/torch_private.py'),
+                                               'trainer_nb.core.torch_private.plain_name': ( 'core/torch_private.html#plain_name',
+                                                                                             'trainer_nb/core/torch_private.py'),
                                                'trainer_nb.core.torch_private.prepare_backward': ( 'core/torch_private.html#prepare_backward',
                                                                                                    'trainer_nb/core/torch_private.py'),
                                                'trainer_nb.core.torch_private.rebuild_buckets': ( 'core/torch_private.html#rebuild_buckets',

@@ -416,7 +416,7 @@ def workers_ignore_interrupt(loader):
 # %% ../../nbs/core/05_data.ipynb #bf06416a
 def several_loaders(value) -> bool:
     "Whether this is a list or a dict of loaders, not of batches."
-    if not isinstance(value, (list, tuple, Mapping)):
+    if type(value) not in (list, tuple, dict):  # another one may do anything when iterated
         return False
     items = value.values() if isinstance(value, Mapping) else value
     return any(isinstance(each, DataLoader) for each in items)
@@ -825,6 +825,8 @@ def own_sampler(loader):
 
 def data_parts(loader) -> dict:
     "The objects that make the batches of a loader, by name."
+    if isinstance(loader, list):
+        return {}  # to look into it is to iterate it, which may do anything
     if not isinstance(loader, DataLoader):
         return {"train_dl": loader}
     parts = {name: getattr(loader, name) for name in

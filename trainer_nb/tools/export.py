@@ -15,6 +15,7 @@ import torch
 from ..core.files import check_place, parse_json, read_bounded, whole_file
 from ..core.saved import plain_copy, write_whole
 from ..core.state import warn
+from ..core.torch_private import plain_name
 
 # %% ../../nbs/tools/22_export.ipynb #5f0c863b
 OTHER_FORMATS = (".bin", ".ckpt", ".h5", ".json", ".keras", ".npz", ".onnx", ".pickle", ".pkl",
@@ -53,7 +54,7 @@ def is_description(path: Path) -> bool:
 class Exported:
     "A model's tensors under the names of its plain parts, for `save_model`; and what is no tensor."
     def __init__(self, state: dict):
-        state = {name.replace("_orig_mod.", ""): each for name, each in state.items()}
+        state = {plain_name(name): each for name, each in state.items()}
         self.tensors = {name: each for name, each in state.items()
                         if isinstance(each, torch.Tensor)}
         self.others = sorted(state.keys() - self.tensors.keys())
