@@ -851,6 +851,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'trainer_nb.core.data.as_torch': ('core/data.html#as_torch', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.batch_indices': ('core/data.html#batch_indices', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.batch_size': ('core/data.html#batch_size', 'trainer_nb/core/data.py'),
+                                      'trainer_nb.core.data.by_number': ('core/data.html#by_number', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.can_split': ('core/data.html#can_split', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.check_end': ('core/data.html#check_end', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.check_loader': ('core/data.html#check_loader', 'trainer_nb/core/data.py'),

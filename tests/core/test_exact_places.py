@@ -579,3 +579,18 @@ def test_a_search_takes_back_what_its_steps_kept_elsewhere(place, search):
     straight.fit()
     searched.fit()
     assert same(weights(searched), weights(straight))
+
+
+def test_a_search_with_a_class_as_collate_function():
+    """A class, `list` say, is no object with attributes to be taken back."""
+    def step(batch, trainer):
+        inputs = torch.stack([x for x, _ in batch])
+        return {"loss": trainer.model(inputs).square().mean(), "n": len(batch)}
+    searched, straight = (
+        run(step=lambda: step, loader=lambda: DataLoader(TensorDataset(X, Y), 8, collate_fn=list))
+        for _ in range(2))
+    searched.step(2)
+    searched.lr_find(num_steps=4)
+    searched.fit()
+    straight.fit()
+    assert same(weights(searched), weights(straight))

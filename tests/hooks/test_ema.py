@@ -557,8 +557,7 @@ def test_a_model_that_keeps_things(kind, buffers):
     averaged = make(hook, model=kind())
     plain.fit()
     averaged.fit()
-    assert [torch.equal(a, b) for a, b in zip(plain.model.parameters(),
-                                              averaged.model.parameters())]
+    assert all(map(torch.equal, plain.model.parameters(), averaged.model.parameters()))
     x = torch.randn(5, 6)
     module = hook.ema_model
     given = module(x)

@@ -38,8 +38,8 @@ from fastcore.basics import patch
 from .best import BestState
 from .checkpoint import RewindPoint, RunCheckpoint
 from .control import Command, CommandHandler, Mailbox, Reply
-from .data import (check_loader, data_parts, limited, loader_generators,
-                                  loader_length, restore_generators, several_loaders)
+from .data import (by_number, check_loader, data_parts, limited, loader_generators,
+                                  loader_length, restore_generators)
 from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precision,
                                     unwrap)
@@ -1692,8 +1692,7 @@ def test(self: CoreTrainer, dl: Iterable | Mapping[str, Iterable],
     """Evaluate on a test loader, or on a dict of named ones; records are named `test/...`.
 
     `weights`: those of `WEIGHTS`; by default the weights that evaluations judge."""
-    if isinstance(dl, (list, tuple)) and several_loaders(dl):
-        dl = {str(number): each for number, each in enumerate(dl)}
+    dl = by_number(dl)
     loaders = dict(dl) if isinstance(dl, Mapping) else {"test": dl}
     with chosen_weights(self, weights, "test"):
         return self.look("test()", loaders, "test")

@@ -23,7 +23,7 @@ import torch
 from .best import BestState
 from .checkpoint import RewindPoint, RunCheckpoint
 from .control import Command, CommandHandler, Mailbox, Reply
-from .data import check_loader, data_parts, limited, loader_generators, loader_length, restore_generators, several_loaders
+from .data import by_number, check_loader, data_parts, limited, loader_generators, loader_length, restore_generators
 from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import OUTSIDE, Engine, FinitePolicy, check_compile, check_precision, unwrap
 from .exact import Exactness, batch_sizes, compiled_exactness, data_exactness, device_exactness, plan_exactness, reads_model

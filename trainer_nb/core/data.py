@@ -9,15 +9,16 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'sample_counter', 'uncertain_size', 'can_split', 'chunk_edges', 'split_batch',
            'loader_length', 'limited', 'counts_only', 'keeps_place', 'loader_like',
            'as_torch', 'IgnoreInterrupt', 'workers_ignore_interrupt', 'several_loaders',
-           'check_loader', 'check_end', 'iterator_behind', 'check_workers', 'all_batches',
-           'other_length', 'has_workers', 'end_workers', 'kill_workers', 'OpenIterators',
-           'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers',
-           'opened', 'left', 'too_short', 'DrawWatch', 'WatchedPass', 'SkippingSampler',
-           'SeededSamples', 'EpochMark', 'clone_for_skipping', 'samplers_of',
-           'own_sampler', 'data_parts', 'skips_by_index', 'loader_generators',
-           'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart',
-           'drawn', 'replay_indices', 'pass_indices', 'batch_indices', 'LoaderSource',
-           'FirstBatches', 'PassOpener', 'EpochIterator']
+           'by_number', 'check_loader', 'check_end', 'iterator_behind', 'check_workers',
+           'all_batches', 'other_length', 'has_workers', 'end_workers', 'kill_workers',
+           'OpenIterators', 'open_loader', 'close_iterator', 'keeps_workers',
+           'end_persistent_workers', 'opened', 'left', 'too_short', 'DrawWatch',
+           'WatchedPass', 'SkippingSampler', 'SeededSamples', 'EpochMark',
+           'clone_for_skipping', 'samplers_of', 'own_sampler', 'data_parts',
+           'skips_by_index', 'loader_generators', 'sample_generators',
+           'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
+           'pass_indices', 'batch_indices', 'LoaderSource', 'FirstBatches', 'PassOpener',
+           'EpochIterator']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import atexit
@@ -420,6 +421,12 @@ def several_loaders(value) -> bool:
         return False
     items = value.values() if isinstance(value, Mapping) else value
     return any(isinstance(each, DataLoader) for each in items)
+
+def by_number(value):
+    "A list of loaders as a dict, by their numbers; anything else as it is."
+    if isinstance(value, Mapping) or not several_loaders(value):
+        return value
+    return {str(number): each for number, each in enumerate(value)}
 
 def check_loader(name: str, loader) -> None:
     "TypeError for an object that gives samples or rows instead of batches."
@@ -825,7 +832,7 @@ def own_sampler(loader):
 
 def data_parts(loader) -> dict:
     "The objects that make the batches of a loader, by name."
-    if isinstance(loader, list):
+    if isinstance(loader, (list, tuple)):
         return {}  # to look into it is to iterate it, which may do anything
     if not isinstance(loader, DataLoader):
         return {"train_dl": loader}

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from fastcore.basics import patch
 
-from .data import (NO_BATCH, all_batches, check_loader, close_iterator,
+from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterator,
                                   keeps_workers, limited, loader_generators, loader_length, opened,
-                                  other_length, pass_indices, several_loaders, uncertain_size)
+                                  other_length, pass_indices, uncertain_size)
 from .engine import Engine
 from .hook import HookSet
 from .modes import Modes
@@ -42,8 +42,7 @@ def named_loaders(valid_dl) -> dict:
     ValueError for a name that would mislead."""
     if valid_dl is None:
         return {}
-    if isinstance(valid_dl, (list, tuple)) and several_loaders(valid_dl):
-        valid_dl = {str(number): each for number, each in enumerate(valid_dl)}
+    valid_dl = by_number(valid_dl)
     if not isinstance(valid_dl, dict):
         check_loader("the validation loader", valid_dl)
         return {"valid": valid_dl}

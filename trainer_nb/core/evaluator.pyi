@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from math import inf
 from typing import Any
 import torch
-from .data import NO_BATCH, all_batches, check_loader, close_iterator, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, several_loaders, uncertain_size
+from .data import NO_BATCH, all_batches, by_number, check_loader, close_iterator, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, uncertain_size
 from .engine import Engine
 from .hook import HookSet
 from .modes import Modes

@@ -282,6 +282,8 @@ class EMAHook(Hook):
     def ema_model(self) -> torch.nn.Module:
         """The averaged model, a module of its own that goes on with the run.
 
+        Weights narrower than the average, and those of a model with a train() or eval() of its
+        own, are copies: they go on when this is read.
         RuntimeError before the first step."""
         if self._average is None:
             first = f"step {self.start_step}" if self.start_step > 1 else "the first step"

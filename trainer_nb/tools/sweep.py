@@ -140,7 +140,9 @@ def _keep_attributes(trainer, back: ExitStack) -> None:
     objects = trainer.driver.carried.objects()
     of_state = {"state", "param_groups", "defaults"}
     parts = [*objects.optims, *data_parts(trainer.train_dl).values()]
-    for each in {id(each): each for each in parts if hasattr(each, "__dict__")}.values():
+    holders = {id(each): each for each in parts
+               if hasattr(each, "__dict__") and not isinstance(each, type)}
+    for each in holders.values():
         before = {name: value for name, value in vars(each).items() if name not in of_state}
         back.callback(_take_back, each, before, lambda each=each: vars(each).keys() - of_state)
     def given() -> dict:
