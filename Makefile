@@ -92,7 +92,7 @@ cuda:
 	$(PYTHON) -m pytest -m cuda $(PYTESTFLAGS)
 
 # The tests that take minutes, and have a shorter sibling in `make test`.
-long: env $(VENV)-marimo/.made $(VENV)-trackio/.made
+long: env $(addprefix $(VENV)-,$(addsuffix /.made,fastai marimo trackio))
 	TRAINER_NB_LONG=1 $(PYTEST) -n 2 -m long $(PYTESTFLAGS)
 
 # A thousand commands from three processes at once, to two processes that are killed ten times.

@@ -5,7 +5,6 @@ import contextlib
 import io
 import logging
 import warnings
-from importlib.metadata import version
 
 import torch
 from torch import nn
@@ -173,9 +172,6 @@ def fastai(work, loader):
     from fastai.basics import DataLoaders, Learner, OptimWrapper
     from fastai.callback.training import GradientAccumulation, GradientClip
 
-    if version("fastcore").startswith("1."):
-        raise ImportError("fastai 2.8.12 asks for fastcore 2.2.22 or later, and this package for "
-                          "one below 2")
     wants = work.features
     if "bf16" in wants:
         raise NotImplementedError("no bf16 in this adapter")
