@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import trainer_nb
 
@@ -219,22 +222,89 @@ def test_relative_links_and_pictures_name_files():
     assert dead == [] and count > 20
 
 
-def test_the_extra_has_what_readme_examples_and_pages_import():
+# What pages and examples say to install
+
+
+EXTRAS = PROJECT["optional-dependencies"]
+IMPORTED_AS = {"scikit-learn": "sklearn", "hydra-core": "hydra", "pillow": "PIL"}
+OF_THE_KERNEL = {"IPython"}
+
+
+def modules_of(requirements):
+    """The modules that these requirements bring, by the names that a program imports."""
+    names = [canonicalize_name(Requirement(text).name) for text in requirements]
+    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
+
+
+OF_THE_PACKAGE = modules_of(PROJECT["dependencies"]) | {"trainer_nb"}
+
+
+def installed_by(text):
+    """The modules that the `pip install` lines of a text bring beside the package."""
+    found = set()
+    for line in re.findall(r"pip install ([^`\n#]+)", text):
+        words = [word for word in shlex.split(line) if not re.match(r"-|\.|https?:", word)]
+        for requirement in map(Requirement, words):
+            if requirement.name == "trainer_nb":
+                found |= modules_of(each for extra in requirement.extras for each in EXTRAS[extra])
+            else:
+                found |= modules_of([str(requirement)])
+    return found - OF_THE_PACKAGE
+
+
+def needed_by(*programs):
+    """The modules that programs import beside the package and Python's own."""
+    files = set(re.findall(r"^%%writefile (\w+)\.py", "\n".join(programs), re.MULTILINE))
+    found = set()
+    for text in programs:
+        plain = re.sub(r"^[%!].*|^await .*", "", text, flags=re.MULTILINE)
+        found |= {name.split(".")[0] for node, _ in import_nodes(ast.parse(plain))
+                  for name in imported(node, "main")}
+    return found - files - OF_THE_PACKAGE - OF_THE_KERNEL - sys.stdlib_module_names
+
+
+def texts_of(path):
+    """The text of a notebook, and its cells that import something; hidden cells are left out."""
     import nbformat  # takes a second
 
-    programs = list((ROOT / "examples").rglob("*.py"))
-    texts = [path.read_text() for path in programs]
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells
+             if "hide" not in notebooks.directives(cell)]
+    return "\n".join(cell.source for cell in cells), [
+        cell.source for cell in cells if cell.cell_type == "code" and "import " in cell.source]
+
+
+def test_each_page_says_how_to_install_what_it_imports():
+    missing = {}
     for page, path in NOTEBOOKS.items():
-        if re.match("index|tutorials/|real_work/|how_to/|coming_from/", page):
-            texts += [re.sub(r"^[%!].*|^await .*", "", cell.source, flags=re.MULTILINE)
-                      for cell in nbformat.read(path, as_version=4).cells
-                      if cell.cell_type == "code" and "import " in cell.source
-                      and "hide" not in notebooks.directives(cell)]
-    extras = PROJECT["optional-dependencies"]
-    installed = PROJECT["dependencies"] + extras["examples"] + extras["trackers"]
-    names = {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in installed}
-    known = {{"scikit_learn": "sklearn", "hydra_core": "hydra", "pillow": "PIL"}.get(each, each)
-             for each in names} | {path.stem for path in programs} | {"trainer_nb", "IPython"}
-    imports = {name.split(".")[0] for text in texts for node, _ in import_nodes(ast.parse(text))
-               for name in imported(node, "main")}
-    assert imports - known - sys.stdlib_module_names == set()
+        if re.match("index|tutorials/|real_work/|how_to/|coming_from/|explanation/", page):
+            text, code = texts_of(path)
+            missing[page] = needed_by(*code) - installed_by(text)
+    assert {page: names for page, names in missing.items() if names} == {}
+
+
+def test_a_planted_import_without_an_install_line_is_found():
+    code = "import torch, pandas\nfrom sklearn import svm\nfrom digits import a"
+    assert needed_by(code, "%%writefile digits.py\nimport os") == {"pandas", "sklearn"}
+    assert installed_by("Do `pip install -U scikit-learn` and `pip install \"trainer_nb[search]\"`"
+                        " or\n%pip install trainer_nb\nx = 1  # pip install pandas") == {
+        "sklearn", "optuna", "pandas"}
+
+
+def test_the_readme_of_the_examples_says_how_to_install_what_they_import():
+    programs = list((ROOT / "examples").rglob("*.py"))
+    needed = needed_by(*[path.read_text("utf-8") for path in programs])
+    prose = (ROOT / "examples" / "README.md").read_text("utf-8")
+    assert needed - {path.stem for path in programs} - installed_by(prose) == set()
+
+
+def test_only_the_extra_vision_can_replace_torch():
+    """torchvision is compiled for one version of torch, and brings that version along."""
+    brings = {extra for extra, listed in EXTRAS.items()
+              if modules_of(listed) & {"torchvision", "timm", "torchaudio", "torch"}}
+    assert brings == {"vision"}
+    assert modules_of(EXTRAS["examples"]) == {"sklearn", "pandas", "PIL", "torchmetrics"}
+
+
+def test_the_install_page_has_every_extra():
+    text, _ = texts_of(NBS / "how_to" / "09_install.ipynb")
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(EXTRAS)
