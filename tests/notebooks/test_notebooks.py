@@ -33,7 +33,6 @@ LONG = {
     "real_work/10_transformer": ".fit(", "real_work/11_language_model": ".fit(",
     "real_work/14_images": ".fit(", "real_work/15_lora": ".fit(", "real_work/16_gan": ".fit(",
     "real_work/18_search": ".fit(",
-    "tutorials/10_quick_start": "result = trainer.fit()",  # test_browser_quick_start runs it
     "tutorials/14_pause_crash_resume": "def run(",
     "tutorials/17_train_in_a_script": '"--epochs", 6, workspace',
     "tutorials/18_several_processes": 'launch("digits.py"',
