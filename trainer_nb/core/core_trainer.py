@@ -1033,11 +1033,6 @@ def evaluate(self: CoreTrainer, loaders: dict, stage: str = "valid",
     return self.evaluator.evaluate(loaders, stage, self, shared, batches)
 
 @patch
-def _predict_batches(self: CoreTrainer, loader, limit: int | float | None = None):
-    "The predictions of a loader, joined on the CPU."
-    return self.evaluator.predict(loader, self, loader_generators(self.train_dl), limit)
-
-@patch
 def weight_sets(self: CoreTrainer) -> dict:
     "What an evaluation is made with: ending of the split's name to a context."
     return self.evaluator.weight_sets(self)
@@ -1749,21 +1744,25 @@ def records_of(trainer, weights: str) -> dict[str, float]:
 
 
 @patch
-def predict(self: CoreTrainer, dl: Iterable, limit_batches: int | float | None = None) -> Any:
+def predict(self: CoreTrainer, dl: Iterable, limit_batches: int | float | None = None,
+            indices: bool = False) -> Any:
     """The predictions of a loader, joined along the first dimension, on the CPU.
 
     Inputs come with or without targets; what the model returns comes with [samples, ...] as shape.
     `limit_batches`: of that many batches, or of such a share of them; default:
     `Trainer(limit_batches={"predict": ...})`, or all. Predictions that do not join (of batches
-    padded to several lengths, say) come as a list, one entry a batch, with a warning. TypeError
-    for a dataset or tensor in place of a loader, ValueError for a `limit_batches` that makes no
-    sense, RuntimeError while the run is driven in another thread and not paused."""
+    padded to several lengths, say) come as a list, one entry a batch, with a warning. `indices`:
+    return the samples' places in the dataset too, as (predictions, indices); without it there is a
+    warning if the loader is shuffled. TypeError for a dataset or tensor in place of a loader,
+    ValueError for a `limit_batches` that makes no sense or `indices` that the loader does not
+    tell, RuntimeError while the run is driven in another thread and not paused."""
     check_loader("predict(): the loader", dl)
     check_limits({"predict": limit_batches}, None, False)
     if limit_batches is None and isinstance(self.limit_batches, dict):
         limit_batches = self.limit_batches.get("predict")
     with self._exclusive_access("predict()"), OwnStreams().placed():
-        return self._predict_batches(dl, limit_batches)
+        return self.evaluator.predict(dl, self, loader_generators(self.train_dl), limit_batches,
+                                      indices)
 
 @patch
 def close(self: CoreTrainer) -> None:

@@ -311,9 +311,6 @@ class CoreTrainer:
     def evaluate(self, loaders: dict, stage: str='valid', batches: int | None=None) -> Generator[str, None, dict]:
         """Evaluate on named loaders; a generator that returns the records."""
 
-    def _predict_batches(self, loader, limit: int | float | None=None):
-        """The predictions of a loader, joined on the CPU."""
-
     def weight_sets(self) -> dict:
         """What an evaluation is made with: ending of the split's name to a context."""
 
@@ -534,15 +531,17 @@ class CoreTrainer:
 
     `weights`: those of `WEIGHTS`; by default the weights that evaluations judge."""
 
-    def predict(self, dl: Iterable, limit_batches: int | float | None=None) -> Any:
+    def predict(self, dl: Iterable, limit_batches: int | float | None=None, indices: bool=False) -> Any:
         """The predictions of a loader, joined along the first dimension, on the CPU.
 
     Inputs come with or without targets; what the model returns comes with [samples, ...] as shape.
     `limit_batches`: of that many batches, or of such a share of them; default:
     `Trainer(limit_batches={"predict": ...})`, or all. Predictions that do not join (of batches
-    padded to several lengths, say) come as a list, one entry a batch, with a warning. TypeError
-    for a dataset or tensor in place of a loader, ValueError for a `limit_batches` that makes no
-    sense, RuntimeError while the run is driven in another thread and not paused."""
+    padded to several lengths, say) come as a list, one entry a batch, with a warning. `indices`:
+    return the samples' places in the dataset too, as (predictions, indices); without it there is a
+    warning if the loader is shuffled. TypeError for a dataset or tensor in place of a loader,
+    ValueError for a `limit_batches` that makes no sense or `indices` that the loader does not
+    tell, RuntimeError while the run is driven in another thread and not paused."""
 
     def close(self) -> None:
         """End the run: background thread, worker processes, files of hooks."""

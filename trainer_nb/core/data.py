@@ -17,8 +17,8 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'clone_for_skipping', 'samplers_of', 'own_sampler', 'data_parts',
            'skips_by_index', 'loader_generators', 'sample_generators',
            'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
-           'pass_indices', 'batch_indices', 'LoaderSource', 'FirstBatches', 'PassOpener',
-           'EpochIterator']
+           'pass_indices', 'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
+           'PassOpener', 'EpochIterator']
 
 # %% ../../nbs/core/05_data.ipynb #6e3fee3a
 import atexit
@@ -42,7 +42,8 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import (DataLoader, Dataset, IterableDataset, SequentialSampler,
+                              default_collate, get_worker_info)
 
 from .own_state import generator_state, generators_in, search, set_generator_state
 from .state import RandomStreams, warn
@@ -954,6 +955,10 @@ def pass_indices(loader, start: EpochStart | None = None) -> list[np.ndarray] | 
     with replay_indices(loader, start) as batches:
         found = [np.atleast_1d(np.asarray(each)) for each in batches]
     return found if all(each.dtype.kind in "iu" for each in found) else None
+
+def keeps_order(loader) -> bool:
+    "Whether a loader gives its samples in the order of the dataset, as its sampler's class says."
+    return type(getattr(loader, "sampler", None)) is SequentialSampler
 
 def batch_indices(loader, start: EpochStart, number: int) -> list | None:
     "The indices in one batch of the pass that began at `start`; None where a loader has none."

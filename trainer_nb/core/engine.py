@@ -74,13 +74,19 @@ class Window:
             n = n.detach().reshape(()).to(torch.float32 if n.device.type == "mps"
                                           else torch.float64)
         if not self.parts:
-            self.reference = self.size * (n * chunks if self.usual is None else self.usual)
+            first = n * chunks if self.usual is None else self.usual
+            # a tensor may turn out to be 0, which nothing waits for
+            self.reference = self.size * (first.clamp(min=1) if isinstance(first, torch.Tensor)
+                                          else first)
         self.items = self.items + n
         return n / self.reference
 
     def correction(self):
         "The factor for all gradients when the window closes."
-        return self.reference / self.items
+        factor = self.reference / self.items
+        # without any item there is no gradient, and none times infinity would be NaN
+        return (factor.where(factor.isfinite(), 0.0) if isinstance(factor, torch.Tensor)
+                else factor)
 
     def loss(self) -> torch.Tensor:
         "The mean loss of its items, on their device."

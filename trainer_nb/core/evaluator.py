@@ -17,8 +17,8 @@ import torch
 from fastcore.basics import patch
 
 from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterator,
-                                  keeps_workers, limited, loader_generators, loader_length, opened,
-                                  other_length, pass_indices, uncertain_size)
+                                  keeps_order, keeps_workers, limited, loader_generators,
+                                  loader_length, opened, other_length, pass_indices, uncertain_size)
 from .engine import Engine
 from .hook import HookSet
 from .modes import Modes
@@ -274,14 +274,21 @@ def evaluate(self: Evaluator, loaders: dict, stage: str, owner, shared=(), batch
 
 # %% ../../nbs/core/09_evaluator.ipynb #a3e2e557
 @patch
-def predict(self: Evaluator, loader, owner, shared=(), limit: int | float | None = None):
+def predict(self: Evaluator, loader, owner, shared=(), limit: int | float | None = None,
+            indices: bool = False):
     """The predictions of a loader, joined on the CPU; `limit`: of that many batches, or a share.
 
-    Predictions of batches that do not join come as a list."""
+    Predictions of batches that do not join come as a list. With `indices` also the samples'
+    places in the dataset; ValueError for a loader that does not tell them."""
     predict, context, parts = getattr(self.eval_step, "predict", None), self.context, list[Any]()
     *_, weights = self.weight_sets(owner).values()
     with self.surroundings(list(shared)), self.modes.exchanged(weights), torch.no_grad():
         context.split = "predict"
+        order = None if keeps_order(loader) and not indices else pass_indices(loader)
+        if indices and order is None:
+            raise ValueError("predict(indices=True): this loader does not tell which samples are "
+                             "in its batches. Give a DataLoader over a dataset with indices and "
+                             "one of torch's samplers")
         with opened(loader) as batches:
             count = limited(loader_length(loader), limit)
             named = all_batches(batches, lambda: f"batch {len(parts)} of the loader of predict()")
@@ -291,7 +298,16 @@ def predict(self: Evaluator, loader, owner, shared=(), limit: int | float | None
                     parts.append(to_cpu(predict(context.batch, owner) if predict
                                         else self.step_pred(owner)))
                 TURNS.give_way()
-    return joined_or_listed(parts)
+    joined = joined_or_listed(parts)
+    if order is None:
+        return joined
+    places = [torch.from_numpy(each) for each in order[:len(parts)]]
+    if indices:
+        return joined, places if joined is parts else torch.cat(places)
+    if not torch.equal(found := torch.cat(places), torch.arange(len(found))):
+        warn("predict(): the loader does not keep the order of its dataset (is it shuffled?), so "
+             "row i is not sample i. predict(..., indices=True) returns the samples' places too")
+    return joined
 
 @patch
 def step_pred(self: Evaluator, owner):

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from math import inf
 from typing import Any
 import torch
-from .data import NO_BATCH, all_batches, by_number, check_loader, close_iterator, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, uncertain_size
+from .data import NO_BATCH, all_batches, by_number, check_loader, close_iterator, keeps_order, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, uncertain_size
 from .engine import Engine
 from .hook import HookSet
 from .modes import Modes
@@ -79,10 +79,11 @@ class Evaluator:
     With `batches`, at most that many of each loader, and no trace: `before_` and `after_` of the
     stage are not fired, `records` stay as they are."""
 
-    def predict(self, loader, owner, shared=(), limit: int | float | None=None):
+    def predict(self, loader, owner, shared=(), limit: int | float | None=None, indices: bool=False):
         """The predictions of a loader, joined on the CPU; `limit`: of that many batches, or a share.
 
-    Predictions of batches that do not join come as a list."""
+    Predictions of batches that do not join come as a list. With `indices` also the samples'
+    places in the dataset; ValueError for a loader that does not tell them."""
 
     def step_pred(self, owner):
         """The prediction that the evaluation step returns for the current batch."""
