@@ -8,7 +8,7 @@ __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 # %% ../nbs/40_trainer.ipynb #a2b7df3e
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
@@ -39,7 +39,8 @@ from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
 from .hooks.remote_control import DECISIONS, NOBODY, RemoteControlHook
 from .hooks.run_folder import FinalWeightsHook, RunFolderHook
-from .hooks.schedule import OptimizerSchedule, SchedulerHook
+from .hooks.schedule import (OptimizerSchedule, SchedulerHook, schedule_hooks,
+                                       schedules_of)
 from .tools.assign import assignable
 from .tools.config import build_config, check_config, read_config
 from .tools.export import export_weights, weights_file
@@ -137,8 +138,9 @@ class Trainer(CoreTrainer):
     How it is trained:
 
         optim             an optimizer, f(parameters), or {name: one of these}; None: AdamW, 1e-3
-        sched             "one_cycle" and others by name, a scheduler, f(optimizer), a
-                          SchedulerHook, or {name: one of these}; None: a constant rate
+        sched             "one_cycle", "cosine" or "warmup_stable_decay" (the last two rise over
+                          the first 5 % of the run), a scheduler, f(optimizer), a SchedulerHook, a
+                          list of these, or {name: one of these}; None: a constant rate
         every             of several optimizers, batches a turn: {"g": 2}
         grad_clip         largest norm of all gradients; None: no clipping
         gradient_accumulation_steps     batches an optimizer step, 1 or more
@@ -196,7 +198,8 @@ class Trainer(CoreTrainer):
         eval_step: Callable | None = None,  # as train_step; default: train_step
         optim: Optimizer | Callable | Mapping[str, Any] | None = None,  # or f(parameters)
         # a name, a scheduler, f(optimizer); default: a constant rate
-        sched: str | LRScheduler | Callable | SchedulerHook | Mapping[str, Any] | None = None,
+        sched: (str | LRScheduler | Callable | SchedulerHook | Sequence[Any] | Mapping[str, Any]
+                | None) = None,
         every: Mapping[str, int] | None = None,  # of several optimizers, batches a turn: {"g": 2}
         epochs: int | None = None,  # of the whole run; or give them to fit()
         max_steps: int | None = None,  # instead of epochs
@@ -517,11 +520,11 @@ def _add_schedule(self: Trainer, sched) -> None:
     if self.several is not None or isinstance(sched, Mapping):
         self._add_schedules(sched)
         return
-    hook = sched if isinstance(sched, SchedulerHook) else SchedulerHook(sched)
-    hook.fit_length(self)
-    self.hooks.add(hook)
-    if ComponentHook.wanted(hook.scheduler):
-        self.hooks.add(ComponentHook(hook.scheduler))
+    for hook in schedule_hooks(sched):
+        hook.fit_length(self)
+        self.hooks.add(hook)
+        if ComponentHook.wanted(hook.scheduler):
+            self.hooks.add(ComponentHook(hook.scheduler))
 
 @patch
 def _draw(self: Trainer):
@@ -557,20 +560,23 @@ def _add_schedules(self: Trainer, given) -> None:
 def sched(self: Trainer) -> Any:
     """The scheduler; None without one, and as long as it needs a length that is not known.
 
-    With several optimizers a dict by name. Assigned, it replaces the schedule, from the next
-    step on."""
+    A list of several schedules, and with several optimizers a dict by name. Assigned, it replaces
+    the schedule, from the next step on."""
     if self.several is not None:
         found = [each for each in self.hooks if isinstance(each, OptimizerSchedule)]
         return {each.optimizer: each.scheduler for each in found} or None
-    hook = self.get_hook(SchedulerHook)
-    return None if hook is None else hook.scheduler
+    schedulers = [hook.scheduler for hook in schedules_of(self)]
+    return schedulers if len(schedulers) > 1 else next(iter(schedulers), None)
 
 @patch(as_prop=True)
 def rate_plan(self: Trainer) -> RatePlan | None:
-    "The rates to come, as things stand; computed again when something was changed by hand."
-    hook = self.get_hook(SchedulerHook)
-    if hook is None or not hook.enabled:
+    """The rates to come, as things stand; computed again when something was changed by hand.
+
+    None without a schedule, and with several of them: what they make together is not known."""
+    hooks = schedules_of(self)
+    if len(hooks) != 1 or not hooks[0].enabled:
         return None
+    hook = hooks[0]
     version = (len(self.journal), self.branch, self.epochs, self.max_steps, id(hook.scheduler),
                self.lr, self.lr_scale)
     plan, next_step = self._plan, self.step_state.optimizer_step + 1
@@ -745,6 +751,8 @@ def export(
                 raise type(error)(f"export(weights='best'): {error}; weights='last' writes those "
                                   "of this moment") from None
             reached = {"epochs": int(self.best["epoch"]), "steps": self.best["step"]}
+        elif weights == "last":
+            stack.enter_context(self.evaluator.modes.own_weights()())
         # by all processes together
         whole = self.engine.whole(self.plain_model.state_dict()) if self.engine.sharded else None
         if not self.is_main:

@@ -4,7 +4,7 @@ from typing import Any
 __all__ = ['PUBLIC', 'RunRecords', 'Trainer', 'check_optimizer_name', 'runs_in']
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
@@ -30,7 +30,7 @@ from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
 from .hooks.remote_control import DECISIONS, NOBODY, RemoteControlHook
 from .hooks.run_folder import FinalWeightsHook, RunFolderHook
-from .hooks.schedule import OptimizerSchedule, SchedulerHook
+from .hooks.schedule import OptimizerSchedule, SchedulerHook, schedule_hooks, schedules_of
 from .tools.assign import assignable
 from .tools.config import build_config, check_config, read_config
 from .tools.export import export_weights, weights_file
@@ -102,8 +102,9 @@ class Trainer(CoreTrainer):
     How it is trained:
 
         optim             an optimizer, f(parameters), or {name: one of these}; None: AdamW, 1e-3
-        sched             "one_cycle" and others by name, a scheduler, f(optimizer), a
-                          SchedulerHook, or {name: one of these}; None: a constant rate
+        sched             "one_cycle", "cosine" or "warmup_stable_decay" (the last two rise over
+                          the first 5 % of the run), a scheduler, f(optimizer), a SchedulerHook, a
+                          list of these, or {name: one of these}; None: a constant rate
         every             of several optimizers, batches a turn: {"g": 2}
         grad_clip         largest norm of all gradients; None: no clipping
         gradient_accumulation_steps     batches an optimizer step, 1 or more
@@ -150,7 +151,7 @@ class Trainer(CoreTrainer):
     def __init_subclass__(cls, **kwargs):
         ...
 
-    def __init__(self, model: torch.nn.Module, train_step: Callable | Mapping[str, Callable] | None=None, train_dl: Iterable | None=None, valid_dl: Iterable | Mapping[str, Iterable] | None=None, *, loss_fn: Callable | None=None, metrics: Mapping[str, Callable] | None=None, eval_step: Callable | None=None, optim: Optimizer | Callable | Mapping[str, Any] | None=None, sched: str | LRScheduler | Callable | SchedulerHook | Mapping[str, Any] | None=None, every: Mapping[str, int] | None=None, epochs: int | None=None, max_steps: int | None=None, eval_every: int | None=None, hooks: list | tuple=(), device: str | torch.device | None=None, mixed_precision: str | None=None, gradient_accumulation_steps: int=1, micro_batch_size: int | Literal['auto'] | None=None, batch_size: Callable[[Any], int] | None=None, grad_clip: float | None=None, non_finite: str | None='raise', ema: float | EMAHook | None=None, compile: bool | Mapping=False, seed: int | None=None, record: bool=True, progress: bool | Literal['bar', 'lines']=True, resume_data: Literal['skip', 'replay']='skip', seed_samples: bool=False, keep_modes: bool=False, eval_first: bool | int=False, best: tuple[str, str] | None=None, overfit_batches: int | None=None, limit_batches: float | Mapping[str, float] | None=None, fast_dev_run: bool | int=False, max_time: float | timedelta | None=None, workspace: str | os.PathLike | None=None, config: Mapping[str, Any] | None=None, engine: str | type[Engine]='local'):
+    def __init__(self, model: torch.nn.Module, train_step: Callable | Mapping[str, Callable] | None=None, train_dl: Iterable | None=None, valid_dl: Iterable | Mapping[str, Iterable] | None=None, *, loss_fn: Callable | None=None, metrics: Mapping[str, Callable] | None=None, eval_step: Callable | None=None, optim: Optimizer | Callable | Mapping[str, Any] | None=None, sched: str | LRScheduler | Callable | SchedulerHook | Sequence[Any] | Mapping[str, Any] | None=None, every: Mapping[str, int] | None=None, epochs: int | None=None, max_steps: int | None=None, eval_every: int | None=None, hooks: list | tuple=(), device: str | torch.device | None=None, mixed_precision: str | None=None, gradient_accumulation_steps: int=1, micro_batch_size: int | Literal['auto'] | None=None, batch_size: Callable[[Any], int] | None=None, grad_clip: float | None=None, non_finite: str | None='raise', ema: float | EMAHook | None=None, compile: bool | Mapping=False, seed: int | None=None, record: bool=True, progress: bool | Literal['bar', 'lines']=True, resume_data: Literal['skip', 'replay']='skip', seed_samples: bool=False, keep_modes: bool=False, eval_first: bool | int=False, best: tuple[str, str] | None=None, overfit_batches: int | None=None, limit_batches: float | Mapping[str, float] | None=None, fast_dev_run: bool | int=False, max_time: float | timedelta | None=None, workspace: str | os.PathLike | None=None, config: Mapping[str, Any] | None=None, engine: str | type[Engine]='local'):
         ...
 
     def lr_find(self, start_lr: float=1e-07, end_lr: float=10, num_steps: int=100, mode: str='exp', smooth: float=0.98, stop_factor: float | None=4, valid_dl: Iterable | None=None, train_dl: Iterable | None=None, optimizer: str | None=None) -> LRFind:
@@ -286,7 +287,9 @@ class Trainer(CoreTrainer):
 
     @property
     def rate_plan(self) -> RatePlan | None:
-        """The rates to come, as things stand; computed again when something was changed by hand."""
+        """The rates to come, as things stand; computed again when something was changed by hand.
+
+    None without a schedule, and with several of them: what they make together is not known."""
 
     @property
     def view(self) -> RunView:

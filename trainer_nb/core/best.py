@@ -34,8 +34,11 @@ class BestState:
                     None)
 
     def note(self, owner) -> None:
-        "Keep the weights in memory, if that was asked for and no hook keeps them in files."
-        if self.wanted() is None or self.keeper(owner) is not None:
+        """Keep the weights in memory, if that was asked for and no hook keeps them in files.
+
+        Also where a file would have the weights of the training, and others were judged."""
+        switching = self.loop.evaluator.modes.switching()
+        if self.wanted() is None or (self.keeper(owner) is not None and not switching):
             return
         # the step is made, but its hooks may not be done, or the average is put in
         generator = self.driver.generator
@@ -76,7 +79,7 @@ class BestState:
                 "nothing has been evaluated here; fit() trains, or first takes up the saved run "
                 "of the workspace")
             raise RuntimeError(f"there is no best state yet: {text}")
-        keeper = self.keeper(owner)
+        keeper = None if self.loop.evaluator.modes.switching() else self.keeper(owner)
         state = None if keeper is None else keeper.best_state()
         if state is not None and state["position"]["optimizer_step"] == best["step"]:
             return self.judged_in(state)

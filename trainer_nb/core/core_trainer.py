@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ATTRIBUTES', 'OF_PARTS', 'OTHER_NAMES', 'OVERRIDDEN', 'IN_BACKGROUND', 'WEIGHTS',
-           'check_optimizer', 'check_same_parameters', 'check_closure', 'make_optimizer',
-           'make_optimizers', 'check_function', 'usual_step', 'check_parts',
-           'check_metrics', 'check_limits', 'check_eval_first', 'check_data',
-           'check_evaluation', 'check_seed', 'check_max_time', 'check_note',
+           'check_rates', 'check_optimizer', 'check_same_parameters', 'check_closure',
+           'make_optimizer', 'make_optimizers', 'check_function', 'usual_step',
+           'check_parts', 'check_metrics', 'check_limits', 'check_eval_first',
+           'check_data', 'check_evaluation', 'check_seed', 'check_max_time', 'check_note',
            'check_switch', 'described', 'forwarded', 'CoreTrainer', 'switches',
            'user_attributes', 'check_save', 'found_optimizers', 'unheld',
            'held_elsewhere', 'check_counts', 'end_threads', 'average_of', 'check_weights',
@@ -23,7 +23,7 @@ import textwrap
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from numbers import Integral
@@ -72,8 +72,21 @@ from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 _Hook = TypeVar("_Hook")  # the class that get_hook() is asked for
 
 # %% ../../nbs/core/16_core_trainer.ipynb #9d4d2271
+def check_rates(optim: torch.optim.Optimizer) -> None:
+    "ValueError for a parameter group without a learning rate that can be read and changed."
+    for number, group in enumerate(optim.param_groups):
+        rate = group.get("lr")
+        single = isinstance(rate, torch.Tensor) and rate.numel() == 1 and not rate.is_complex()
+        if not single and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
+            name = type(optim).__name__
+            raise ValueError(f"{name}: parameter group {number} has lr={rate!r}. It is the "
+                             "trainer's to read and to change while the run goes on, so it has to "
+                             f"be a number: {name}(parameters, lr=1e-3), with what the class has "
+                             "to switch off a rate of its own (of transformers' Adafactor, "
+                             "relative_step=False)")
+
 def check_optimizer(optim, model, loss_fn=None) -> None:
-    "Raise ValueError for an optimizer whose parameters belong to something else."
+    "Raise ValueError for an optimizer without a rate, or whose parameters are not the model's."
     if isinstance(optim, Mapping):
         raise TypeError(f"optim= returned a dict: several optimizers take a step each, "
                         f"train_step={{{', '.join(f'{name!r}: ...' for name in optim)}}}")
@@ -88,6 +101,7 @@ def check_optimizer(optim, model, loss_fn=None) -> None:
         raise ValueError(f"the optimizer holds {len(foreign)} parameter(s) that are not the "
                          f"model's (shapes {shapes}): build it from model.parameters() of this "
                          "very model, or pass a callable")
+    check_rates(optim)
 
 def check_same_parameters(engine, loss_fn=None) -> None:
     "RuntimeError where a layer was replaced: the optimizer's parameters are the model's no more."
@@ -547,7 +561,7 @@ class CoreTrainer:
         sizes, finite = BatchSizes(self.context, batch_size), FinitePolicy(non_finite)
         self.hooks, self.model = HookSet(hooks), model
         self._build_engine(optim, several, engine.pick_device(device), compiled, engine)
-        modes = Modes(self._modules(), keep_modes)
+        modes = Modes(self._modules(), keep_modes, weakly(self.engines))
         self._build_runner(train_step or usual_step(loss_fn), several, sizes, finite, micro, modes)
         random = RunRandom(self.step_state, seed, self.engine.split_rng_by_rank)
         self._build_evaluator(random, eval_step, metrics, valid_dl, limit_batches, overfit_batches)
@@ -663,7 +677,8 @@ def _build_evaluator(self: CoreTrainer, random, eval_step, metrics, valid_dl, li
 @patch
 def _build_loop(self: CoreTrainer, data, best) -> None:
     runner: Any = self.several or self.runner
-    self.loop = TrainingLoop(self.plan, data, runner, self.evaluator, BestRecord(best))
+    self.loop = TrainingLoop(self.plan, data, runner, self.evaluator, BestRecord(best),
+                             looks=[lambda owner: owner._warn_of_unheld()])
     for engine in self.engines():
         engine.nominal_batch_size = data.nominal_batch_size
 
@@ -892,7 +907,7 @@ def _made_of(self: CoreTrainer) -> dict:
     "Settings and data of the run as the code has them: what tells it from another one."
     entries = self.checkpoint.of_hooks.entries()
     tunables = {name: entry.read() for name, entry in entries.items()}
-    name = next((answer for _, answer in self.hooks.ask("schedule_name")), None)
+    name = ", ".join(answer for _, answer in self.hooks.ask("schedule_name")) or None
     loss = self.loss_fn and getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
     others: dict = {f"{key} of {name}": value for name, each in self.optimizers.items()
                     for key, value in optimizer_settings(each.optim).items()}
@@ -939,6 +954,65 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
                                  (OSError, CheckpointError))}
     for name, handler in handlers.items():
         self.mailbox.register(name, handler)
+
+# %% ../../nbs/core/16_core_trainer.ipynb #74d27064
+def _within(value) -> list:
+    "What an object holds: entries, attributes, or the variables that a function uses."
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        return cells + [value.__globals__[name] for name in value.__code__.co_names
+                        if name in value.__globals__]
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).values())
+
+def found_optimizers(value, depth: int = 3,
+                     seen: set | None = None) -> list[torch.optim.Optimizer]:
+    "The optimizers within an object, `depth` levels deep; of each thing the first 100 entries."
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.optim.Optimizer):
+        return [value]
+    if id(value) in seen or not depth or isinstance(value, (torch.Tensor, str, type, ModuleType)):
+        return []
+    seen.add(id(value))
+    return [found for each in _within(value)[:100]
+            for found in found_optimizers(each, depth - 1, seen)]
+
+# %% ../../nbs/core/16_core_trainer.ipynb #a4e64ff6
+def unheld(loop) -> dict[str, torch.nn.Parameter]:
+    "The trainable parameters of model and loss function that the optimizer does not hold, by name."
+    mine = dict(loop.plain_model.named_parameters())
+    if isinstance(loop.loss_fn, torch.nn.Module):
+        mine |= {f"loss_fn.{name}": p for name, p in loop.loss_fn.named_parameters()}
+    groups = [group for engine in loop.engines() for group in engine.optim.param_groups]
+    held = {id(p) for group in groups for p in group["params"]}
+    return {name: p for name, p in mine.items() if p.requires_grad and id(p) not in held}
+
+def held_elsewhere(loop) -> set[int]:
+    "Ids of the parameters that other optimizers hold."
+    hooks = [row.hook for row in loop.hooks.rows]
+    components = [getattr(hook, "component", None) for hook in hooks]
+    owners = [*vars(loop).values(), loop.train_step, loop.eval_step, *hooks, *components]
+    seen: set = set()
+    found = [optim for owner in owners for optim in found_optimizers(owner, seen=seen)]
+    return {id(p) for optim in found for group in optim.param_groups for p in group["params"]}
+
+@patch
+def _warn_of_unheld(self: CoreTrainer) -> None:
+    "Name the trainable parameters that no optimizer holds, once."
+    free = unheld(self)
+    if free.keys() == self._seen_unheld:
+        return
+    self._seen_unheld, elsewhere = frozenset(free), held_elsewhere(self) if free else set()
+    names = [name for name, p in free.items() if id(p) not in elsewhere]
+    if names and self.is_main:
+        more = " ..." if len(names) > 5 else ""
+        warn(f"no optimizer holds {len(names)} trainable parameters "
+             f"({', '.join(names[:5])}{more}): they stay as they are. Give them to it, "
+             "optim=lambda parameters: AdamW([*parameters, *others]), or freeze them, "
+             "requires_grad_(False)")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #f8660d1d
 @patch
@@ -1143,65 +1217,6 @@ def position(self: CoreTrainer, seconds: float = 0.0) -> Position:
         state.phase.value, state.epoch, plan.epochs if plan.max_steps is None else None,
         state.batch_idx, self.data.length, state.optimizer_step, planned, state.samples_seen,
         seconds, fraction, self.eval_batch, state.boundary)
-
-# %% ../../nbs/core/16_core_trainer.ipynb #74d27064
-def _within(value) -> list:
-    "What an object holds: entries, attributes, or the variables that a function uses."
-    if isinstance(value, MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        return cells + [value.__globals__[name] for name in value.__code__.co_names
-                        if name in value.__globals__]
-    if isinstance(value, (list, tuple, set)):
-        return list(value)
-    return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).values())
-
-def found_optimizers(value, depth: int = 3,
-                     seen: set | None = None) -> list[torch.optim.Optimizer]:
-    "The optimizers within an object, `depth` levels deep; of each thing the first 100 entries."
-    seen = set() if seen is None else seen
-    if isinstance(value, torch.optim.Optimizer):
-        return [value]
-    if id(value) in seen or not depth or isinstance(value, (torch.Tensor, str, type, ModuleType)):
-        return []
-    seen.add(id(value))
-    return [found for each in _within(value)[:100]
-            for found in found_optimizers(each, depth - 1, seen)]
-
-# %% ../../nbs/core/16_core_trainer.ipynb #a4e64ff6
-def unheld(loop) -> dict[str, torch.nn.Parameter]:
-    "The trainable parameters of model and loss function that the optimizer does not hold, by name."
-    mine = dict(loop.plain_model.named_parameters())
-    if isinstance(loop.loss_fn, torch.nn.Module):
-        mine |= {f"loss_fn.{name}": p for name, p in loop.loss_fn.named_parameters()}
-    groups = [group for engine in loop.engines() for group in engine.optim.param_groups]
-    held = {id(p) for group in groups for p in group["params"]}
-    return {name: p for name, p in mine.items() if p.requires_grad and id(p) not in held}
-
-def held_elsewhere(loop) -> set[int]:
-    "Ids of the parameters that other optimizers hold."
-    hooks = [row.hook for row in loop.hooks.rows]
-    components = [getattr(hook, "component", None) for hook in hooks]
-    owners = [*vars(loop).values(), loop.train_step, loop.eval_step, *hooks, *components]
-    seen: set = set()
-    found = [optim for owner in owners for optim in found_optimizers(owner, seen=seen)]
-    return {id(p) for optim in found for group in optim.param_groups for p in group["params"]}
-
-@patch
-def _warn_of_unheld(self: CoreTrainer) -> None:
-    "Name the trainable parameters that no optimizer holds, once."
-    free = unheld(self)
-    if free.keys() == self._seen_unheld:
-        return
-    self._seen_unheld, elsewhere = frozenset(free), held_elsewhere(self) if free else set()
-    names = [name for name, p in free.items() if id(p) not in elsewhere]
-    if names and self.is_main:
-        more = " ..." if len(names) > 5 else ""
-        warn(f"no optimizer holds {len(names)} trainable parameters "
-             f"({', '.join(names[:5])}{more}): they stay as they are. Give them to it, "
-             "optim=lambda parameters: AdamW([*parameters, *others]), or freeze them, "
-             "requires_grad_(False)")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #4dfbbcfa
 def check_counts(name: str, **counts) -> None:
@@ -1720,7 +1735,8 @@ def chosen_weights(trainer, weights: str | None, verb: str) -> Iterator[None]:
         with trainer.best_weights():
             yield
     else:
-        set_in = average_of(trainer) if weights == "ema" else nullcontext
+        own = trainer.evaluator.modes.own_weights()
+        set_in = average_of(trainer) if weights == "ema" else own
         with trainer._exclusive_access(f"{verb}()"), set_in(), trainer.evaluator.given_weights():
             yield
 
@@ -1730,7 +1746,7 @@ def records_of(trainer, weights: str) -> dict[str, float]:
     Those of the training, and of the evaluation of this step where it judged these weights."""
     last, state, splits = trainer.result().last, trainer.step_state, trainer.evaluator.loaders
     sets = trainer.weight_sets()
-    raw = sets.get("") is nullcontext
+    raw = sets.get("") == trainer.evaluator.modes.own_weights()
     beside = "_ema" if weights == "ema" and "_ema" in sets else None
     ending = "" if raw == (weights == "last") else beside
     judged = {f"{split}{end}/": split for split in splits for end in ("", "_ema")}

@@ -132,7 +132,9 @@ class Evaluator:
         if self.weights_given:
             return {"": nullcontext}
         offered = [sets for _, sets in self.hooks.ask("weight_sets", owner, enabled=True)]
-        return next(filter(None, offered), {"": nullcontext})
+        own = self.modes.own_weights()
+        return {ending: own if weights is nullcontext else weights for ending, weights
+                in next(filter(None, offered), {"": nullcontext}).items()}
 
     @contextmanager
     def given_weights(self):

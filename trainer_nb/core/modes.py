@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_NAMES', 'set_modes', 'modes_of', 'parts_in_eval_mode', 'is_frozen',
-           'check_keep_modes', 'Modes']
+           'check_keep_modes', 'switches', 'Modes']
 
 # %% ../../nbs/core/08_modes.ipynb #3d295362
 from collections.abc import Callable
@@ -73,15 +73,24 @@ def check_keep_modes(value) -> None:
     if not isinstance(value, bool):
         raise ValueError(f"keep_modes={value!r}: True or False")
 
+def switches(optim) -> bool:
+    """Whether an optimizer has a train and an eval mode, as schedule-free ones have.
+
+    Its steps are made from other weights than those that are to be judged (Defazio et al., "The
+    Road Less Scheduled", 2024)."""
+    return all(callable(getattr(optim, name, None)) for name in ("train", "eval"))
+
 class Modes:
-    """Train and eval mode of the model, and of a loss function that is a module.
+    """Train and eval mode of the model, of a loss function that is a module, and of optimizers.
 
     Args:
         roots: the model first, then the loss function if it is a module.
         keep: leave the modes of the training as they are.
+        engines: returns the engines, whose optimizers may have modes of their own.
     """
-    def __init__(self, roots: list[torch.nn.Module], keep: bool = False):
-        self.keep = keep
+    def __init__(self, roots: list[torch.nn.Module], keep: bool = False,
+                 engines: Callable[[], list] = list):
+        self.keep, self.engines = keep, engines
         self.noted: dict = {}  # the modes of the training, when they were last known
         self._told: set[tuple[str, bool]] = set()  # parts that a line has named, and their modes
         self.use(roots)
@@ -119,6 +128,7 @@ class Modes:
 
         Returns: the parts that came to train mode, and the frozen ones, by name.
         """
+        self.train_optimizers()
         if self.keep:
             return {}, {}
         thawed, frozen = self.parts()
@@ -159,7 +169,8 @@ class Modes:
         return "; ".join(words)
 
     def go_on(self) -> None:
-        "Set the modes of the training again if somebody left the model in eval mode."
+        "Set the modes of the training again if somebody left model or optimizer in eval mode."
+        self.train_optimizers()
         if not self.keep and not self.model.training:
             set_modes(self.roots, self.noted)
 
@@ -198,6 +209,38 @@ class Modes:
                     self._set_all(True)
         finally:
             self._set_all(False)
+
+    def switching(self) -> list:
+        "The optimizers with a train and an eval mode."
+        return [engine.optim for engine in self.engines() if switches(engine.optim)]
+
+    def train_optimizers(self) -> None:
+        "Give the model the weights that its optimizers make steps from."
+        for optim in self.switching():
+            optim.train()
+
+    @contextmanager
+    def judged(self):
+        """The weights that the optimizers have for evaluations; afterwards those of the training.
+
+        The optimizer computes the latter again, to within rounding, so copies are kept of them."""
+        optims = self.switching()
+        self.train_optimizers()
+        held = [(each, each.detach().clone()) for optim in optims for group in optim.param_groups
+                for each in group["params"]]
+        try:
+            for optim in optims:
+                optim.eval()
+            yield
+        finally:
+            self.train_optimizers()
+            with torch.no_grad():
+                for each, values in held:
+                    each.copy_(values)
+
+    def own_weights(self) -> Callable:
+        "A context with the weights that an evaluation judges, if no hook keeps others."
+        return self.judged if self.switching() else nullcontext
 
     def _own_methods(self) -> bool:
         usual = torch.nn.Module.train, torch.nn.Module.eval

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from .checkpoint import AttributeSnapshot, OptimizerSnapshot
+from .checkpoint import AttributeSnapshot, OptimizerSnapshot, optimizer_state
 from .checks import misfit, optimizer_unlike
 from .runner import StepRunner, WeightDecays
 from .saved import plain_copy
@@ -278,7 +278,7 @@ class OptimizersPart:
 
     def _captured(self, name: str, runner: StepRunner) -> dict:
         engine, finite, state = runner.engine, runner.gradients.finite, runner.state
-        return {"optim": engine.whole(engine.optim.state_dict()),
+        return {"optim": optimizer_state(engine),
                 "kind": type(engine.optim).__name__,
                 "scaler": None if engine.scaler is None else engine.scaler.state_dict(),
                 "optimizer_step": state.optimizer_step, "skipped_steps": state.skipped_steps,

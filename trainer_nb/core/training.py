@@ -8,7 +8,7 @@ __all__ = ['ASKED', 'END', 'OPEN', 'FULL', 'Plan', 'plan_parts', 'FailedBatch', 
 
 # %% ../../nbs/core/10_training.ipynb #565aa24a
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
@@ -155,7 +155,8 @@ END, OPEN, FULL = object(), object(), object()  # the loader has ended; the wind
 class TrainingLoop:
     "Batches to steps, steps to epochs: a generator that can stop between any two steps."
     def __init__(self, plan: Plan, data: EpochIterator, runner: StepRunner, evaluator: Evaluator,
-                 best: BestRecord):
+                 best: BestRecord, looks: Iterable[Callable] = ()):
+        self.looks = list(looks)  # f(owner), called at the start and the end of an epoch's steps
         self.plan, self.data, self.runner, self.evaluator = plan, data, runner, evaluator
         self.engine, self.hooks, self.state = runner.engine, runner.hooks, runner.state
         self.context, self.best = runner.context, best
@@ -273,6 +274,8 @@ def open_data(self: TrainingLoop, owner):
     state = self.state
     self.data_length = self.data.length
     self.engine.refresh_parameters()  # a hook may have added or frozen some
+    for look in self.looks:
+        look(owner)
     self.data.begin(state.epoch)
     state.batch_idx = 0
     self.steps_before = state.optimizer_step + state.skipped_steps
@@ -436,6 +439,8 @@ def evaluate(self: TrainingLoop, owner):
 @patch
 def end_epoch(self: TrainingLoop, owner):
     "The epoch counts as finished."
+    for look in self.looks:
+        look(owner)
     state = self.state
     state.closing = True
     state.epoch += 1

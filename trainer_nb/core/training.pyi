@@ -3,7 +3,7 @@
 from typing import Any
 __all__ = ['ASKED', 'END', 'OPEN', 'FULL', 'Plan', 'plan_parts', 'FailedBatch', 'check_best', 'BestRecord', 'no_record', 'TrainingLoop']
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
@@ -83,7 +83,7 @@ FULL: Any
 class TrainingLoop:
     """Batches to steps, steps to epochs: a generator that can stop between any two steps."""
 
-    def __init__(self, plan: Plan, data: EpochIterator, runner: StepRunner, evaluator: Evaluator, best: BestRecord):
+    def __init__(self, plan: Plan, data: EpochIterator, runner: StepRunner, evaluator: Evaluator, best: BestRecord, looks: Iterable[Callable]=()):
         ...
 
     def use_data(self, data: EpochIterator) -> None:
@@ -182,6 +182,7 @@ class TrainingLoop:
     steps_before: int
     failed: Any
     data_seconds: float
+    looks: Any
     plan: Plan
     data: EpochIterator
     runner: StepRunner

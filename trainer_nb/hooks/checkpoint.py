@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ..core.checks import misfit
-from ..core.checkpoint import RewindPoint
+from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
 from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
@@ -623,6 +623,8 @@ class CheckpointHook(Hook):
                 lambda command: save_by_hand(self, run(), command),
                 recoverable=(OSError, CheckpointError, FolderTakenError)))
             try:
+                for engine in () if trainer.engine.is_distributed else trainer.engines():
+                    optimizer_state(engine)  # an error now, not after the first epoch
                 if trainer.boundaries == 0:
                     self._begin(trainer)
             except BaseException:

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['improves', 'stop_reason', 'threshold_of', 'ended_text', 'is_number', 'check_early_stop',
-           'unknown_record', 'mean_since', 'EarlyStopHook']
+           'unknown_record', 'EarlyStopHook']
 
 # %% ../../nbs/hooks/25_early_stop.ipynb #4be02e40
-import difflib
 import math
 
 from ..core.checks import state_check
@@ -15,6 +14,7 @@ from ..core.control import Command
 from ..core.hook import Hook
 from ..core.state import Phase
 from ..core.tunable import Tunable
+from .recorder import among_records, mean_since
 
 # %% ../../nbs/hooks/25_early_stop.ipynb #e483dd94
 def improves(value: float, best: float | None, mode: str, min_delta: float,
@@ -83,25 +83,7 @@ def check_early_stop(metric, mode, min_delta, relative, reached, diverged, min_e
 # %% ../../nbs/hooks/25_early_stop.ipynb #7868c5ca
 def unknown_record(metric: str, names) -> str:
     "The error for a metric that is not among the records."
-    near = difflib.get_close_matches(metric, names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    known = ", ".join(names) or "none"
-    return f"EarlyStopHook waits for the record {metric!r}: {hint}There are {known}"
-
-def mean_since(trainer, metric: str, step: int) -> float:
-    "The mean of a record of the training over the steps after `step`; ValueError if there is none."
-    value: float | None = None
-    names: list[str] = []
-    if trainer.is_main:
-        names = trainer.history.names
-        if metric in names:
-            points = trainer.history.series(metric)
-            values = points.values[points.steps > step]
-            value = float(values.mean()) if len(values) else None
-    value, names = trainer.engine.gather((value, names))[0]
-    if value is None:
-        raise ValueError(unknown_record(metric, names))
-    return value
+    return f"EarlyStopHook waits for the record {metric!r}: {among_records(metric, names)}"
 
 # %% ../../nbs/hooks/25_early_stop.ipynb #f6a0c928
 class EarlyStopHook(Hook):
@@ -191,7 +173,13 @@ class EarlyStopHook(Hook):
             self._stop(trainer)
         step = trainer.step_state.optimizer_step
         if self._of_training and step != self.judged:
-            self._take(trainer, mean_since(trainer, self.metric, self.judged), step)
+            self._take(trainer, self._mean(trainer), step)
+
+    def _mean(self, trainer) -> float:
+        value, names = mean_since(trainer, self.metric, self.judged)
+        if value is None:
+            raise ValueError(unknown_record(self.metric, names))
+        return value
 
     def _at_threshold(self) -> bool:
         at = ("early stop: reached", "early stop: diverged")

@@ -29,7 +29,7 @@ from ..core.runner import check_micro_batch_size
 from ..core.state import Phase
 from ..core.step import OwnLossStep, SupervisedStep
 from ..hooks.progress import progress_style
-from ..hooks.schedule import SchedulerHook
+from ..hooks.schedule import schedule_hooks, schedules_of
 
 # %% ../../nbs/tools/29_assign.ipynb #bfee8840
 def described(value):
@@ -193,8 +193,7 @@ def check_new_optimizer(trainer, optim) -> None:
     if trainer.engine.is_distributed:
         raise ValueError("trainer.optim = ...: several processes make each step together; "
                          f"{ANOTHER}")
-    schedule = trainer.get_hook(SchedulerHook)
-    if schedule is not None and schedule.recipe is None:
+    for schedule in (each for each in schedules_of(trainer) if each.recipe is None):
         raise ValueError(f"trainer.optim = ...: the {type(schedule.scheduler).__name__} was built "
                          "for the optimizer that is there. trainer.sched = None comes first, or "
                          "a schedule by name or function")
@@ -203,7 +202,7 @@ def check_new_optimizer(trainer, optim) -> None:
 def replace_optim(trainer, optim) -> None:
     "Another optimizer, a callable that takes the parameters, or None: the default one."
     check_new_optimizer(trainer, optim)
-    old, schedule = trainer.optim, trainer.get_hook(SchedulerHook)
+    old, schedules = trainer.optim, schedules_of(trainer)
     made = make_optimizer(optim, trainer.model, trainer.loss_fn, closure=trainer.repeats_windows)
     wanted = ComponentHook.wanted(made)
     vars(trainer)["optim"] = made
@@ -220,7 +219,7 @@ def replace_optim(trainer, optim) -> None:
     trainer.runner.rates.read_groups()
     trainer.weight_decays.read_groups()
     trainer.tunables.invalidate()
-    if schedule is not None:
+    for schedule in schedules:
         schedule.use_optimizer(trainer)
     trainer.runner.zero_grad(trainer)
 
@@ -233,30 +232,31 @@ def _reset_rates(trainer) -> None:
         group.pop("initial_lr", None)
 
 def replace_sched(trainer, sched) -> None:
-    "Another schedule, over what is left of the run; None: the optimizer's own rate from here on."
-    made = sched if sched is None or isinstance(sched, SchedulerHook) else SchedulerHook(sched)
-    built = None if made is None else made.scheduler
-    if built is not None and built.optimizer is not trainer.optim:
-        raise ValueError("trainer.sched = ...: this scheduler was made for another optimizer than "
-                         "the trainer's")
-    old = trainer.get_hook(SchedulerHook)
+    """Another schedule, or a list of them, over what is left of the run.
+
+    None: the optimizer's own rate from here on."""
+    made = [] if sched is None else schedule_hooks(sched)
+    for hook in made:
+        if hook.scheduler is not None and hook.scheduler.optimizer is not trainer.optim:
+            raise ValueError("trainer.sched = ...: this scheduler was made for another optimizer "
+                             "than the trainer's")
+    old = schedules_of(trainer)
     groups = [(group, dict(group)) for group in trainer.optim.param_groups]
     try:
-        if made is None or made.recipe is not None:
+        if all(hook.recipe is not None for hook in made):
             _reset_rates(trainer)
-        if made is not None:
-            made.begin_here(trainer)
-            made.before_fit(trainer)
+        for hook in made:
+            hook.begin_here(trainer)
+            hook.before_fit(trainer)
     except Exception:
         for group, before in groups:
             group.clear()
             group.update(before)
         raise
-    if old is not None:
-        swap_component(trainer, old.scheduler, None)
-        trainer.hooks.remove(old)
-    if made is not None:
-        trainer._add_schedule(made)
+    for hook in old:
+        swap_component(trainer, hook.scheduler, None)
+        trainer.hooks.remove(hook)
+    trainer._add_schedule(made)
 
 # %% ../../nbs/tools/29_assign.ipynb #0d5039c1
 def replace_train_dl(trainer, loader) -> None:

@@ -8,7 +8,7 @@ __all__ = ['windows_text', 'length_text', 'evaluations_text', 'schedule_text', '
 
 # %% ../../nbs/tools/20_summary.ipynb #1d361f1e
 from ..core.core_trainer import CoreTrainer
-from ..hooks.schedule import SchedulerHook, rate_after
+from ..hooks.schedule import SchedulerHook, rate_after, schedules_of
 
 # %% ../../nbs/tools/20_summary.ipynb #c45722ce
 def _plural(count: int, word: str, ending: str = "s") -> str:
@@ -53,7 +53,7 @@ def evaluations_text(loop: CoreTrainer) -> str:
 # %% ../../nbs/tools/20_summary.ipynb #4bd501da
 def schedule_text(loop: CoreTrainer, hook: SchedulerHook) -> str:
     "The scheduler, how often it moves the rate, and the rate at the end."
-    name = hook.schedule_name()
+    name = " ".join(filter(None, (hook.schedule_name(), hook.schedule.warmup_text)))
     if hook.scheduler is None:
         return f"{name}, built when the length of the run is known"
     text, planned = f"{name}, changes each {hook.every}", hook.planned(loop)
@@ -111,8 +111,8 @@ def summary(loop: CoreTrainer) -> str:
     }
     if modes := modes_text(loop):
         rows["modes"] = modes
-    if (hook := loop.get_hook(SchedulerHook)) is not None:
-        rows["schedule"] = schedule_text(loop, hook)
+    if hooks := schedules_of(loop):
+        rows["schedule"] = "; ".join(schedule_text(loop, hook) for hook in hooks)
     if step := loop.step_state.optimizer_step:
         rows["position"] = f"step {step}, epoch {loop.epoch_float():.2f}: fit() goes on from there"
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
