@@ -8,9 +8,9 @@ __all__ = ['ATTRIBUTES', 'OF_PARTS', 'OTHER_NAMES', 'OVERRIDDEN', 'IN_BACKGROUND
            'make_optimizer', 'make_optimizers', 'check_function', 'usual_step',
            'check_parts', 'check_metrics', 'check_limits', 'check_eval_first',
            'check_data', 'check_evaluation', 'check_seed', 'check_max_time', 'check_note',
-           'check_switch', 'described', 'forwarded', 'CoreTrainer', 'switches',
-           'user_attributes', 'check_save', 'found_optimizers', 'unheld',
-           'held_elsewhere', 'check_counts', 'end_threads', 'average_of', 'check_weights',
+           'check_switch', 'found_optimizers', 'unheld', 'held_elsewhere', 'UnheldWatch',
+           'described', 'forwarded', 'CoreTrainer', 'switches', 'user_attributes',
+           'check_save', 'check_counts', 'end_threads', 'average_of', 'check_weights',
            'chosen_weights', 'records_of']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
@@ -252,6 +252,69 @@ def check_switch(values: dict) -> dict:
     if type(values.get("on")) is not bool:
         raise ValueError(f"on={values.get('on')!r}: True or False")
     return values
+
+# %% ../../nbs/core/16_core_trainer.ipynb #74d27064
+def _within(value) -> list:
+    "What an object holds: entries, attributes, or the variables that a function uses."
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        return cells + [value.__globals__[name] for name in value.__code__.co_names
+                        if name in value.__globals__]
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).values())
+
+def found_optimizers(value, depth: int = 3,
+                     seen: set | None = None) -> list[torch.optim.Optimizer]:
+    "The optimizers within an object, `depth` levels deep; of each thing the first 100 entries."
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.optim.Optimizer):
+        return [value]
+    if id(value) in seen or not depth or isinstance(value, (torch.Tensor, str, type, ModuleType)):
+        return []
+    seen.add(id(value))
+    return [found for each in _within(value)[:100]
+            for found in found_optimizers(each, depth - 1, seen)]
+
+# %% ../../nbs/core/16_core_trainer.ipynb #a4e64ff6
+def unheld(loop) -> dict[str, torch.nn.Parameter]:
+    "The trainable parameters of model and loss function that the optimizer does not hold, by name."
+    mine = dict(loop.plain_model.named_parameters())
+    if isinstance(loop.loss_fn, torch.nn.Module):
+        mine |= {f"loss_fn.{name}": p for name, p in loop.loss_fn.named_parameters()}
+    groups = [group for engine in loop.engines() for group in engine.optim.param_groups]
+    held = {id(p) for group in groups for p in group["params"]}
+    return {name: p for name, p in mine.items() if p.requires_grad and id(p) not in held}
+
+def held_elsewhere(loop) -> set[int]:
+    "Ids of the parameters that other optimizers hold."
+    hooks = [row.hook for row in loop.hooks.rows]
+    components = [getattr(hook, "component", None) for hook in hooks]
+    owners = [*vars(loop).values(), loop.train_step, loop.eval_step, *hooks, *components]
+    seen: set = set()
+    found = [optim for owner in owners for optim in found_optimizers(owner, seen=seen)]
+    return {id(p) for optim in found for group in optim.param_groups for p in group["params"]}
+
+class UnheldWatch:
+    "Names the trainable parameters that no optimizer holds, once."
+    def __init__(self):
+        self.seen: frozenset[str] = frozenset()  # those of the last look
+
+    def look(self, loop) -> None:
+        "Warn of parameters that are not those of the last look."
+        free = unheld(loop)
+        if free.keys() == self.seen:
+            return
+        self.seen, elsewhere = frozenset(free), held_elsewhere(loop) if free else set()
+        names = [name for name, p in free.items() if id(p) not in elsewhere]
+        if names and loop.is_main:
+            more = " ..." if len(names) > 5 else ""
+            warn(f"no optimizer holds {len(names)} trainable parameters "
+                 f"({', '.join(names[:5])}{more}): they stay as they are. Give them to it, "
+                 "optim=lambda parameters: AdamW([*parameters, *others]), or freeze them, "
+                 "requires_grad_(False)")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #020ee24b
 ATTRIBUTES = {  # what `help()` says of a value that is not a method
@@ -525,7 +588,6 @@ class CoreTrainer:
     driven, seed = forwarded("driver.driven"), forwarded("driver.random.seed")
     pending, refused = forwarded("tunables.pending"), forwarded("tunables.refused")
     at_trial, sweeping = None, None  # what belongs to the run itself during a trial; the last sweep
-    _seen_unheld: frozenset = frozenset()  # the parameters that the last drive warned of
     several: StepRunners | None = None  # the runners of all optimizers, where there are several
     plan_class, driver_class = Plan, Driver  # parts that a subclass may replace
     best = forwarded("loop.best.found")
@@ -677,8 +739,9 @@ def _build_evaluator(self: CoreTrainer, random, eval_step, metrics, valid_dl, li
 @patch
 def _build_loop(self: CoreTrainer, data, best) -> None:
     runner: Any = self.several or self.runner
+    self._unheld = UnheldWatch()
     self.loop = TrainingLoop(self.plan, data, runner, self.evaluator, BestRecord(best),
-                             looks=[lambda owner: owner._warn_of_unheld()])
+                             looks=[self._unheld.look])
     for engine in self.engines():
         engine.nominal_batch_size = data.nominal_batch_size
 
@@ -955,65 +1018,6 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
     for name, handler in handlers.items():
         self.mailbox.register(name, handler)
 
-# %% ../../nbs/core/16_core_trainer.ipynb #74d27064
-def _within(value) -> list:
-    "What an object holds: entries, attributes, or the variables that a function uses."
-    if isinstance(value, MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        return cells + [value.__globals__[name] for name in value.__code__.co_names
-                        if name in value.__globals__]
-    if isinstance(value, (list, tuple, set)):
-        return list(value)
-    return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).values())
-
-def found_optimizers(value, depth: int = 3,
-                     seen: set | None = None) -> list[torch.optim.Optimizer]:
-    "The optimizers within an object, `depth` levels deep; of each thing the first 100 entries."
-    seen = set() if seen is None else seen
-    if isinstance(value, torch.optim.Optimizer):
-        return [value]
-    if id(value) in seen or not depth or isinstance(value, (torch.Tensor, str, type, ModuleType)):
-        return []
-    seen.add(id(value))
-    return [found for each in _within(value)[:100]
-            for found in found_optimizers(each, depth - 1, seen)]
-
-# %% ../../nbs/core/16_core_trainer.ipynb #a4e64ff6
-def unheld(loop) -> dict[str, torch.nn.Parameter]:
-    "The trainable parameters of model and loss function that the optimizer does not hold, by name."
-    mine = dict(loop.plain_model.named_parameters())
-    if isinstance(loop.loss_fn, torch.nn.Module):
-        mine |= {f"loss_fn.{name}": p for name, p in loop.loss_fn.named_parameters()}
-    groups = [group for engine in loop.engines() for group in engine.optim.param_groups]
-    held = {id(p) for group in groups for p in group["params"]}
-    return {name: p for name, p in mine.items() if p.requires_grad and id(p) not in held}
-
-def held_elsewhere(loop) -> set[int]:
-    "Ids of the parameters that other optimizers hold."
-    hooks = [row.hook for row in loop.hooks.rows]
-    components = [getattr(hook, "component", None) for hook in hooks]
-    owners = [*vars(loop).values(), loop.train_step, loop.eval_step, *hooks, *components]
-    seen: set = set()
-    found = [optim for owner in owners for optim in found_optimizers(owner, seen=seen)]
-    return {id(p) for optim in found for group in optim.param_groups for p in group["params"]}
-
-@patch
-def _warn_of_unheld(self: CoreTrainer) -> None:
-    "Name the trainable parameters that no optimizer holds, once."
-    free = unheld(self)
-    if free.keys() == self._seen_unheld:
-        return
-    self._seen_unheld, elsewhere = frozenset(free), held_elsewhere(self) if free else set()
-    names = [name for name, p in free.items() if id(p) not in elsewhere]
-    if names and self.is_main:
-        more = " ..." if len(names) > 5 else ""
-        warn(f"no optimizer holds {len(names)} trainable parameters "
-             f"({', '.join(names[:5])}{more}): they stay as they are. Give them to it, "
-             "optim=lambda parameters: AdamW([*parameters, *others]), or freeze them, "
-             "requires_grad_(False)")
-
 # %% ../../nbs/core/16_core_trainer.ipynb #f8660d1d
 @patch
 def gradients_allowed(self: CoreTrainer) -> bool:
@@ -1247,7 +1251,7 @@ def _check_ready(self: CoreTrainer, name: str) -> None:
         raise ValueError(f"{name}: train_dl is empty, it gives no batch (len is 0)")
     for engine in self.engines():
         check_same_parameters(engine, self.loss_fn)
-    self._warn_of_unheld()
+    self._unheld.look(self)
     for loader_name, loader in self.valid_loaders.items():
         if loader_length(loader) == 0:
             raise ValueError(f"{name}: the loader {loader_name!r} is empty, there is nothing to "
