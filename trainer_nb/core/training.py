@@ -161,6 +161,7 @@ class TrainingLoop:
         self.engine, self.hooks, self.state = runner.engine, runner.hooks, runner.state
         self.context, self.best = runner.context, best
         self.data_seconds = 0.0  # waiting for the loader in this window
+        self.evaluating_seconds = 0.0  # of the run's, those of evaluations; pauses are in neither
         self.data_length: int | None = None  # batches of the current epoch, where known
         self.steps_before = -1  # steps made, or skipped by the scaler, before the current epoch
         self.failed: FailedBatch | None = None  # at the end of the last drive
@@ -426,8 +427,11 @@ def evaluate(self: TrainingLoop, owner):
     if not self.still_due():
         state.phase = state.next_phase
         return
-    shared = loader_generators(self.data.loader)
-    records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
+    shared, began = loader_generators(self.data.loader), owner.elapsed()
+    try:
+        records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
+    finally:
+        self.evaluating_seconds += owner.elapsed() - began
     state.closing = True
     state.evaluated_at = state.optimizer_step
     state.phase = state.next_phase  # done, whatever a listener does now

@@ -192,5 +192,6 @@ class TrainingLoop:
     state: Any
     context: Any
     best: BestRecord
+    evaluating_seconds: float
     last_records: dict
     found_best: Callable | None

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['Places', 'Columns', 'Branch', 'of_each_step', 'History', 'among_records', 'mean_since',
            'history_table', 'with_values', 'window_means', 'weighted_means',
-           'step_values', 'named', 'RecorderHook']
+           'step_values', 'named', 'Throughput', 'RecorderHook']
 
 # %% ../../nbs/hooks/10_recorder.ipynb #966b8c6f
 import difflib
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
@@ -22,6 +23,7 @@ from ..core.control import Series, ThinSeries
 from ..core.hook import Hook
 from ..core.long_array import LongArray
 from ..core.step import fetch_numbers
+from ..core.words import THROUGHPUT
 
 if TYPE_CHECKING:
     import pandas
@@ -406,6 +408,34 @@ def named(values: dict[str, tuple], optimizer: str) -> dict[str, tuple]:
     return {own(name): value for name, value in values.items()}
 
 # %% ../../nbs/hooks/10_recorder.ipynb #549705f1
+class Throughput:
+    "Samples by seconds of training, over some seconds or steps."
+    def __init__(self, seconds: float = 5.0, steps: int = 20):
+        self.seconds, self.steps = seconds, steps
+        self.points: deque[tuple[float, float]] = deque()  # samples and seconds, after each step
+
+    def add(self, samples: int, seconds: float, apart: float, begun: int, spent: float) -> float:
+        """The rate after one more step.
+
+        Args:
+            samples, seconds: of the run so far.
+            apart: those of the seconds that were no training.
+            begun: the samples before this step.
+            spent: the seconds of this step."""
+        points, now = self.points, seconds - apart
+        if points and (begun < points[-1][0] or now <= points[-1][1]):  # back at an earlier state
+            points.clear()
+        if not points:
+            points.append((begun, now - spent))
+        points.append((samples, now))
+        while len(points) > self.steps + 1 and now - points[1][1] >= self.seconds:
+            points.popleft()
+        # a multiple of steps: else a late batch more or less is in it, of every second or fourth
+        whole = len(points) - 1
+        first = points[whole % self.steps if whole > self.steps else 0]
+        return (samples - first[0]) / max(now - first[1], 1e-9)
+
+# %% ../../nbs/hooks/10_recorder.ipynb #edacdff0
 class RecorderHook(Hook):
     """Records loss, lr, gradient norm, times and what the step returns, into `trainer.history`.
 
@@ -427,6 +457,7 @@ class RecorderHook(Hook):
         self._last: str | None = None  # the name of the last one
         self._lock = threading.RLock()
         self._history: Any = None
+        self._throughput = Throughput()
 
     def before_fit(self, trainer):
         "Take `trainer.history` as the place to write to."
@@ -451,7 +482,8 @@ class RecorderHook(Hook):
             runner.window.parts, state.optimizer_step, epoch, state.samples_seen,
             state.seconds + now - trainer.driver.clock.since, rate, runner.context.grad_norm,
             now - runner.began, trainer.loop.data_seconds, runner.start[1],
-            state.skipped_steps + runner.gradients.finite.skipped))
+            state.skipped_steps + runner.gradients.finite.skipped,
+            trainer.loop.evaluating_seconds))
         self._noted += 1
         if self._noted >= self.flush_every:
             self.flush()
@@ -509,17 +541,17 @@ class RecorderHook(Hook):
                 self._write(rows)
 
     def _write(self, rows: list) -> None:
-        parts, *place, rates, norms, seconds, waited, begun, skipped = zip(*rows)
-        whole, samples = range(len(rows)), place[2]
+        parts, *place, rates, norms, seconds, waited, begun, skipped, apart = zip(*rows)
+        whole = range(len(rows))
         values = step_values(parts, rates, norms, skipped)
         if self._last is not None:
             self._extend(named(values, self._last), place)
         self._extend(values | {
             "time/step": (whole, list(seconds)),
             "time/data": (whole, list(waited)),
-            "samples_per_second": (whole, [
-                (now - before) / (spent or 1e-9)
-                for now, before, spent in zip(samples, begun, seconds)])}, place)
+            THROUGHPUT: (whole, [
+                self._throughput.add(*each)
+                for each in zip(place[2], place[3], apart, begun, seconds)])}, place)
 
     def _extend(self, values: dict[str, tuple], place: list) -> None:
         "Write records (name to indices and values) of steps at these places."

@@ -28,6 +28,7 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import Position, RunState
+from ..core.words import THROUGHPUT
 from ..hooks.progress import as_clock
 from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
@@ -106,7 +107,7 @@ class Cell:
 
 # %% ../../nbs/panel/39_dashboard.ipynb #91e6bedb
 BEST = "best "  # before the name of a record: its best value
-NAMES = {"samples_per_second": "Samples/s"}
+NAMES = {THROUGHPUT: "Samples/s"}
 
 class Numbers:
     "The numbers of the head: the usual ones, or those that a person has pinned."
@@ -139,7 +140,7 @@ class Numbers:
         to_come = [f"{name}/loss" for name in self.view.loaders]
         losses = [*(name for name in names if name.endswith("/loss")), *to_come][:1]
         found = losses + [name for name in names if not name.endswith("/loss")][:1]
-        return ["samples_per_second", self.memory()[0], "lr", "grad_norm", "train/loss", *found,
+        return [THROUGHPUT, self.memory()[0], "lr", "grad_norm", "train/loss", *found,
                 *(BEST + name for name in found[-1:])]
 
     def shown(self) -> list[str]:
@@ -191,7 +192,7 @@ class Numbers:
         curve, label = self.curves.of.get(name), self._label(name)
         if curve is None or not curve.count:
             return Cell(label)
-        mean = MEAN if noisy(name) else 1
+        mean = MEAN if noisy(name) and name != THROUGHPUT else 1  # which is a mean already
         values = curve.column("values", -mean).astype(float)
         value, step = float(values.mean()), int(curve.at("step", -1))
         what = f"mean of the last {len(values)} steps" if mean > 1 else "last value"

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..core.control import RunView, Series, ThinSeries
 from ..core.journal import Intervention
+from ..core.words import THROUGHPUT
 from ..hooks.progress import as_clock
 
 # %% ../../nbs/panel/31_still.ipynb #745dd746
@@ -216,10 +217,10 @@ def _facts(view: RunView, records: dict) -> list[str]:
     facts = [_count(place.epoch, place.epochs, "epoch")] if place.epoch or place.epochs else []
     planned = place.max_steps if place.epochs is None else None
     facts += [_count(place.step, planned, "step"), as_clock(place.seconds)]
-    speeds = records.get("samples_per_second")
+    speeds = records.get(THROUGHPUT)
     speeds = speeds.values[np.isfinite(speeds.values)] if speeds is not None else ()
     if len(speeds):
-        speed = float(np.median(speeds))
+        speed = float(speeds[-1])
         facts.append(f"{speed:,.0f} samples/s" if speed >= 10 else f"{_short(speed)} samples/s")
     return [*facts, str(view.description)]
 

@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 
 from ..core.control_folder import ControlError, Lines
-from ..core.words import plain_number
+from ..core.words import THROUGHPUT, plain_number
 from .cli import allowed, duration, gone_text, name_of, none_word
 from ..core.files import is_number
 from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
@@ -81,7 +81,7 @@ def numbers(status: dict, values: LastValues, most: int = 12) -> list[dict]:
     used = at({"used": memory[1]}, "used") if len(memory) == 3 else None
     cells = [("Elapsed", duration(seconds) if seconds else "", ""),
              ("Left", duration(left) if left is not None else "", ""),
-             ("Samples/s", number_text(values.mean("samples_per_second")), ""),
+             ("Samples/s", number_text(values.last(THROUGHPUT)), ""),
              ("Memory", f"{used / 2**30:.1f}" if used is not None else "", "GB")]
     steady = [name for name in values.of if name.partition(".")[0] == "lr"]
     noisy = [name for name in values.of if name.partition(".")[0] == "grad_norm"
