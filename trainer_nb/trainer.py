@@ -31,6 +31,7 @@ from .core.folder import release
 from .core.hook import ComponentHook
 from .core.optimizers import for_each
 from .core.state import FitResult, warn, weakly
+from .core.words import epoch_number
 from .hooks.alerts import Alert, AlertsHook
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay
@@ -894,7 +895,8 @@ def summary(self: Trainer) -> str:
 @patch
 def __repr__(self: Trainer):
     state = self.step_state
-    return (f"Trainer({type(self.model).__name__}, {self.state}, epoch {state.epoch}, "
+    epoch = epoch_number(state.epoch, self.epochs)
+    return (f"Trainer({type(self.model).__name__}, {self.state}, epoch {epoch}, "
             f"step {state.optimizer_step}, {self.device})")
 
 @patch

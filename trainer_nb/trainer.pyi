@@ -22,6 +22,7 @@ from .core.folder import release
 from .core.hook import ComponentHook
 from .core.optimizers import for_each
 from .core.state import FitResult, warn, weakly
+from .core.words import epoch_number
 from .hooks.alerts import Alert, AlertsHook
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay

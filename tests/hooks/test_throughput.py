@@ -1,5 +1,5 @@
-"""How fast a run is: samples by seconds of training, the same number wherever it is shown, also where
-the loader waits at some steps."""
+"""How fast a run is: samples by seconds of training, the same number wherever it is shown, also
+where the loader waits at some steps."""
 
 import re
 import time

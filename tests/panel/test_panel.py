@@ -39,7 +39,8 @@ class Run:
         self.commands, self.breakpoints, self.step_times, self.inspection = (
             frozenset(), [], None, None)
         self.memory = "Memory", 2**30, None
-        self.branches, self.records_version, self.can_rewind, self.last_saved = [], 0, False, None
+        self.averaged, self.branches, self.records_version = [], [], 0
+        self.can_rewind, self.last_saved = False, None
         self.rate_plan = self.invalid_since = self.lr_search = None
         self.notice, self.waiting, self.alerts = ("", ""), [], []
         self.panes = "hooks", "lr", "journal", "inspect"

@@ -39,7 +39,7 @@ def make_view(records=(), steps=None, name="Net", state=RunState.FINISHED, error
         description="cpu",
         state=state,
         position=place,
-        error=error, invalid_since=None,
+        error=error, invalid_since=None, averaged=[],
         journal=Journal(),
         history=history,
         branches=[],

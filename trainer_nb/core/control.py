@@ -309,6 +309,7 @@ class RunView(Protocol):
     waiting: list[WaitingCommand]  # until a person posts "approve" or "decline" with its id
     failed: str  # "batch 12 of epoch 3", "" unless a training batch failed
     loaders: list[str]  # names of the validation loaders
+    averaged: list[str]  # those of them whose records are of an average of the weights
     in_cell: bool  # a cell waits for the run, and may be detached
     branches: list  # of Branch: steps that rewinds have undone
     records_version: int  # changes when points that were read are no longer valid

@@ -28,7 +28,7 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import Position, RunState
-from ..core.words import THROUGHPUT
+from ..core.words import THROUGHPUT, epoch_number
 from ..hooks.progress import as_clock
 from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
@@ -208,8 +208,10 @@ class Numbers:
             tip = f"{what} up to step {step:,}; no longer recorded"
             return Cell(label, write(value), f"at step {step:,}", tip, "old")
         if name in self.evaluated():
-            tip = f"{what}, at step {step:,}"
-            return Cell(label, write(value), f"at step {step:,}", tip, "", self._change(name))
+            average = name.partition("/")[0] in self.view.averaged
+            tip = f"{what}{', of the average of the weights' if average else ''}, at step {step:,}"
+            unit = f"{'average, step' if average else 'at step'} {step:,}"
+            return Cell(label, write(value), unit, tip, "", self._change(name))
         return Cell(label, write(value), f"avg {len(values)}" if mean > 1 else "last", what)
 
     def _is_old(self, curve: Curve) -> bool:
@@ -304,7 +306,7 @@ class Head:
 
     def _place(self, place: Position, percent: float, path: str) -> str:
         about = " · ".join(filter(None, (self.view.description, path)))
-        epoch = min(place.epoch + 1, place.epochs) if place.epochs else place.epoch + 1
+        epoch = epoch_number(place.epoch, place.epochs)
         epochs = f'<span class="quiet"> / {place.epochs}</span>' if place.epochs else ""
         steps = f'<span class="quiet"> / {place.max_steps:,}</span>' if place.max_steps else ""
         known = f"{percent:.0f} %" if place.fraction is not None else ""

@@ -18,6 +18,7 @@ import ipywidgets as widgets
 import numpy as np
 
 from ..core.control import RunView
+from ..core.words import epoch_number
 from ..hooks.samples import Sample, SampledEvaluation
 from .controls import button
 from .inspect_pane import number_short
@@ -194,7 +195,7 @@ def evaluation_words(one: SampledEvaluation, at: int, count: int) -> str:
     "Which evaluation it is; HTML."
     return (f'<span aria-live="polite">evaluation {at + 1} of {count} '
             f'<span class="quiet">· {html.escape(one.split)} · step {one.step:,} · epoch '
-            f"{one.epoch:,} · {one.samples:,} samples</span></span>")
+            f"{epoch_number(one.epoch):,} · {one.samples:,} samples</span></span>")
 
 def matrix_part(one: SampledEvaluation, names: list[str] | None) -> str:
     "The confusion matrix with its heading, or why there is none; HTML."

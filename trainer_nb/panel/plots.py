@@ -465,9 +465,12 @@ def noisy(name: str) -> bool:
     "A record of each step, which is smoothed."
     return not is_rate(name) and ("/" not in name or name.startswith("train/"))
 
-def short_name(loss: str) -> str:
-    "The loader of a loss, or of several optimizers the name of one: 'valid', 'd'."
-    return loss.removesuffix("/loss").removeprefix("train/")
+def short_name(loss: str, averaged: Collection[str] = ()) -> str:
+    """The loader of a loss, or of several optimizers the name of one: 'valid', 'd'.
+
+    `averaged`: the loaders whose losses are of an average of the weights, which the name says."""
+    name = loss.removesuffix("/loss").removeprefix("train/")
+    return f"{name} (average)" if loss.partition("/")[0] in averaged else name
 
 def is_rate(name: str) -> bool:
     "A learning rate, of the run or of one of its optimizers."
@@ -559,7 +562,8 @@ def traces(curves: Curves, groups: dict, axis: str, window: int,
             found.append(_line(*line, ink, 1, short_name(name)))
         else:
             line = curve.raw(axis, span=span)
-            found.append(_line(*line, ink, 1, name.removesuffix("/loss"), points=True))
+            title = short_name(name, curves.view.averaged)
+            found.append(_line(*line, ink, 1, title, points=True))
     for number, (title, members) in enumerate(groups.items(), 2):
         for name in members or [title]:
             curve, ink = curves.of.get(name, Curve()), colour(name, names)
@@ -1060,8 +1064,9 @@ class PlotBar:
     def write(self, curves: Curves, hidden: Collection[str]) -> list[dict]:
         "Legend and smoothing in words; returns the keys that have no room here."
         names = list(curves.of)
-        keys = [legend_key(name, short_name(name), colour(name, names), name not in hidden)
-                for name in curves.losses()]
+        averaged = curves.view.averaged
+        keys = [legend_key(name, short_name(name, averaged), colour(name, names),
+                           name not in hidden) for name in curves.losses()]
         # three names in the legend need the room of these words
         words = f'<span class="quiet">smooth {self.window}</span>'
         self.words.value = words if len(keys) < 3 else ""

@@ -448,14 +448,18 @@ def _ink(losses: dict[str, Series], name: str) -> int:
     rest = trained[1:] + others[1:]  # in the colours of further loaders
     return 2 + rest.index(name)
 
-def _legend(losses: dict[str, Series], box: Box, log: bool) -> str:
+def _loader(loss: str, averaged) -> str:
+    average = loss.partition("/")[0] in averaged
+    return loss.removesuffix("/loss") + (" (average)" if average else "")
+
+def _legend(losses: dict[str, Series], box: Box, log: bool, averaged=()) -> str:
     "Names of the curves above their right end."
     room = (box.width - 80) / max(1, len(losses)) - 24
     names = []
     for name in losses if len(losses) <= LEGEND else ():
         sign = "—" if is_training_loss(name) else "●"
         names += [f'<tspan class="ts-f{_ink(losses, name)} ts-b" dx="12">{sign}</tspan> ',
-                  _text(name.removesuffix("/loss"), room, 11, middle=True)]
+                  _text(_loader(name, averaged), room, 11, middle=True)]
     title, y = "loss, powers of ten" if log else "loss", box.top - 8
     return _label(20, y, title, "sq") + _label(box.right, y, "".join(names), "esq")
 
@@ -530,7 +534,8 @@ def _curves(view: RunView, records: dict, losses: dict[str, Series], box: Box) -
     branches = {name: _branches(view, name, series) for name, series in losses.items()}
     y = _loss_axis(losses, box, [line for lines in branches.values() for line in lines])
     x = _steps(view, losses, box)
-    parts = [_legend(losses, box, y.log), *_grid(box, x, y), *_rewound(branches, losses, x, y)]
+    parts = [_legend(losses, box, y.log, view.averaged), *_grid(box, x, y),
+             *_rewound(branches, losses, x, y)]
     points = VALIDATION // max(1, len([name for name in losses if not is_training_loss(name)]))
     for name, series in losses.items():
         parts += (_train(series, x, y, _ink(losses, name)) if is_training_loss(name) else

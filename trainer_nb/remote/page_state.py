@@ -91,7 +91,9 @@ def numbers(status: dict, values: LastValues, most: int = 12) -> list[dict]:
     cells += [(name, number_text(values.last(name)), "") for name in steady or ["lr"]]
     cells += [(name, number_text(values.mean(name)), f"avg {len(values.of[name])}")
               for name in noisy]
-    cells += [(name, number_text(values.last(name)), "") for name in measured]
+    averaged = texts(status, "averaged")
+    cells += [(name, number_text(values.last(name)),
+               "average" if name.partition("/")[0] in averaged else "") for name in measured]
     best = at(status, "best", "name", kind=str)
     if best is not None:
         cells = [*cells[:most - 1], (f"best {best}", number_text(at(status, "best", "value")), "")]

@@ -583,6 +583,7 @@ class RemoteRunView:
     error = property(lambda self: self.watch.of("error", str | None, None))
     invalid_since = property(lambda self: self.watch.of("invalid_since", int | None, None))
     loaders = property(lambda self: self.watch.of("loaders", list[str], []))
+    averaged = property(lambda self: self.watch.of("averaged", list[str], []))
     breakpoints = property(lambda self: self.watch.of("breakpoints", list[str], []))
     waiting = property(lambda self: read_waiting(self.watch))
     alerts = property(lambda self: read_alerts(self.watch))
