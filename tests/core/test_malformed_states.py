@@ -3,10 +3,14 @@ loaded whole, or refused with nothing changed; drawn by chance, leaf by leaf."""
 
 import copy
 import random
+import shutil
 import warnings
+from contextlib import suppress
 
+import hypothesis
 import pytest
 import torch
+from hypothesis.strategies import integers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -155,12 +159,15 @@ def put(state, path, change):
 GONE = object()
 KINDS = (None, "text", -3, 2.5, True, [], {}, torch.zeros(2, 3),
          torch.zeros(2, 3, dtype=torch.long))
+ODD = (1 + 2j, float("nan"), float("inf"), 10**400, 10**12, 0, b"x", (), set(), [1, 2], {"a": 1},
+       [[None]], {None: None}, torch.tensor(0.5), torch.tensor([1j]), torch.tensor(True),
+       torch.zeros(0))
 
 
-def changes(value, draw):
+def changes(value, draw, kinds=KINDS):
     """What may have become of a value: gone, of another kind, of another form."""
     yield "gone", lambda old: GONE
-    other = draw.choice([each for each in KINDS
+    other = draw.choice([each for each in kinds
                          if type(each) is not type(value) or isinstance(each, torch.Tensor)])
     yield f"now {type(other).__name__}", lambda old: other
     if isinstance(value, torch.Tensor) and value.numel() > 1:
@@ -211,17 +218,18 @@ def tried(sched, state, begun, load):
     return trainer, error, [str(each.message) for each in said]
 
 
-def cases(state, seed, count):
+def cases(state, seed, count, kinds=KINDS):
     """Drawn changes, of every section alike."""
     draw = random.Random(seed)
     sections = {}
     for path in leaves(state):
         kind = "/".join("#" if isinstance(key, int) else str(key) for key in path)
         sections.setdefault((path[0], kind), []).append(path)
-    kinds = list(sections.values())
+    places = list(sections.values())
+    places = places[seed % len(places):] + places[:seed % len(places)]
     for number in range(count):
-        path = draw.choice(kinds[number % len(kinds)])
-        name, change = draw.choice(list(changes(at(state, path), draw)))
+        path = draw.choice(places[number % len(places)])
+        name, change = draw.choice(list(changes(at(state, path), draw, kinds)))
         yield f"{'.'.join(map(str, path))} {name}", path, put(state, path, change)
 
 
@@ -267,6 +275,44 @@ def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken, every):
     assert counts["late"] > 0, counts
 
 
+OPTIMIZERS = {
+    "AdamW": (torch.optim.AdamW, "one_cycle"), "Adafactor": (torch.optim.Adafactor, "cosine"),
+    "SGD": (lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9, nesterov=True),
+            lambda optim: SCHEDULER.CosineAnnealingWarmRestarts(optim, 3)),
+    "NAdam": (torch.optim.NAdam, lambda optim: SCHEDULER.SequentialLR(
+        optim, [SCHEDULER.LinearLR(optim), SCHEDULER.ExponentialLR(optim, 0.9)], [3])),
+    "Rprop": (torch.optim.Rprop, lambda optim: SCHEDULER.LambdaLR(optim, lambda step: 0.9**step)),
+    "RMSprop": (torch.optim.RMSprop, lambda optim: SCHEDULER.CyclicLR(
+        optim, 0.001, 0.1, cycle_momentum=False))}
+FILES: dict = {}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@hypothesis.given(seed=integers(0, 2**32))
+@hypothesis.settings(suppress_health_check=list(hypothesis.HealthCheck))
+def test_a_malformed_file_is_loaded_or_refused_and_never_breaks_the_run(name, seed, tmp_path):
+    """Of any seed: no other error comes from the load, nor from the steps after it."""
+    optim, sched = OPTIMIZERS[name]
+    if name not in FILES:
+        trainer = make(optim=optim, sched=sched)
+        trainer.step(TAKEN)
+        trainer.note("half way")
+        FILES[name] = trainer.state_dict()
+    for case, _, state in cases(FILES[name], seed, 2, KINDS + ODD):
+        trainer = make(optim=optim, sched=sched, seed=2)
+        before = trainer.state_dict()
+        path = write_state(state, tmp_path / "run.pt")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                trainer.load(path)
+            except CheckpointError:
+                assert alike(before, trainer.state_dict()), case
+                continue
+            with suppress(ArithmeticError):  # numbers that are allowed, and of no use
+                trainer.fit()
+
+
 def test_a_rewind_to_a_malformed_state_changes_nothing(taken):
     """In a pause and at a boundary of a run that goes on."""
     sched, _, _ = taken
@@ -303,14 +349,56 @@ def test_a_rewind_to_a_malformed_state_changes_nothing(taken):
     assert refused > 15 and alike(outcome(trainer), end)
 
 
+def test_a_malformed_checkpoint_is_passed_over_for_the_one_before(taken, tmp_path):
+    """Of a file whose check sum is right; the message names file and reason."""
+    sched, _, _ = taken
+    first = tmp_path / "first"
+    trainer = make(CheckpointHook(first, every_steps=2, every_epochs=None), sched=sched)
+    trainer.step(6)
+    trainer.close()
+    state = read_state(first / "step_00000006.pt")
+    for change in (lambda it: it.pop("position"), lambda it: it.update(hooks=[]),
+                   lambda it: it["optim"]["param_groups"][0].update(eps=torch.ones(1)),
+                   lambda it: it["journal"].update(header=3),
+                   lambda it: it["hooks"]["counter"].pop("sums")):
+        given = copy.deepcopy(state)
+        change(given)
+        folder = shutil.copytree(first, tmp_path / "again")
+        write_state(given, folder / "step_00000006.pt")
+        hook = CheckpointHook(folder, every_steps=None, every_epochs=None)
+        trainer = make(hook, sched=sched, seed=2)
+        with pytest.warns(UserWarning, match="step_00000006.pt is passed over: .*is tried"):
+            trainer.step(1)
+        assert hook.resumed_from == folder / "step_00000004.pt"
+        assert trainer.step_state.optimizer_step == 5
+        trainer.close()
+        shutil.rmtree(folder)
+
+
+def test_a_state_that_no_trainer_of_this_kind_can_load_ends_the_search(taken, tmp_path):
+    """One reason for three files is not damage: a hundred others need not be read."""
+    sched, _, _ = taken
+    trainer = make(CheckpointHook(tmp_path, every_steps=1, every_epochs=None, keep_last=None),
+                   sched=sched)
+    trainer.step(6)
+    trainer.close()
+    other = make(CheckpointHook(tmp_path, every_epochs=None), sched=sched,
+                 optim=torch.optim.RAdam)
+    with pytest.warns(UserWarning) as said, pytest.raises(CheckpointError, match="here is RAdam"):
+        other.fit()
+    assert sum("passed over" in str(each.message) for each in said) == 2
+
+
 def test_a_malformed_checkpoint_stops_a_run_that_was_to_go_on_from_it(taken, tmp_path):
-    """Nothing of it is left in the trainer, whose own run is another one."""
+    """Where there is no other: nothing of it is left in the trainer, whose run is another one."""
     sched, state, _ = taken
     own = end_of(sched)
     trainer = make(CheckpointHook(tmp_path, every_steps=4, every_epochs=None), sched=sched)
     trainer.step(5)
     trainer.close()
-    path = sorted(tmp_path.glob("*.pt"))[-1]
+    *others, path = sorted(tmp_path.glob("*.pt"))
+    for other in others:
+        other.unlink()
     state = read_state(path)
     for case, _, given in list(cases(state, 3, 60))[::4]:
         write_state(given, path)

@@ -12,7 +12,7 @@ import torch
 
 from .driver import Driver
 from .engine import unwrap
-from .saved import CheckpointError, plain_copy
+from .saved import CheckpointError, plain_copy, reading
 from .training import no_record
 
 # %% ../../nbs/core/15_best.ipynb #345e90e8
@@ -81,8 +81,9 @@ class BestState:
             raise RuntimeError(f"there is no best state yet: {text}")
         keeper = None if self.loop.evaluator.modes.switching() else self.keeper(owner)
         state = None if keeper is None else keeper.best_state()
-        if state is not None and state["position"]["optimizer_step"] == best["step"]:
-            return self.judged_in(state)
+        with reading("model"):
+            if state is not None and state["position"]["optimizer_step"] == best["step"]:
+                return self.judged_in(state)
         if self.kept is not None and self.kept[0] == best:
             return self.kept[1]
         raise RuntimeError(f"the best state, {best['name']} {best['value']:.6g} at step "
@@ -103,7 +104,8 @@ class BestState:
         given, live = self.tensors(owner), self.live()
         pairs = [(each, given[part].get(name)) for part, tensors in live.items()
                  for name, each in tensors.items() if isinstance(each, torch.Tensor)]
-        if any(value is None or value.shape != each.shape for each, value in pairs):
+        if any(not isinstance(value, torch.Tensor) or value.shape != each.shape
+               for each, value in pairs):
             raise CheckpointError("the best state is of another model: layers were added or "
                                   "replaced since")
         held = [each.clone() for each, _ in pairs]

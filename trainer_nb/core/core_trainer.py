@@ -59,7 +59,7 @@ from .modes import Modes, check_keep_modes
 from .runner import (BatchSizes, MicroBatcher, StepContext, StepRunner,
                                     StepSettings, WeightDecays)
 from .several_optimizers import OptimizerHooks, StepRunners
-from .saved import CheckpointError, read_state, write_state
+from .saved import CheckpointError, read_state, reading, write_state
 from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams,
                                    RunRandom, RunState, StepState, refuse_open_contexts, say, warn,
                                    weakly)
@@ -1838,11 +1838,8 @@ def load_state_dict(self: CoreTrainer, state: dict, optimizer: bool = True) -> N
         checkpoint.check_state(state, self, optimizer)
         taken = state if optimizer else checkpoint.with_own_optimizer(state)
         checkpoint.compare(state)
-        hooks: Any = self.hooks
-        hooks.fire("on_load_state_dict", self, taken)
-        if hooks.on_load_state_dict:  # they may have edited it
-            checkpoint.check_state(taken, self, optimizer)
         with checkpoint.all_or_nothing(self):
+            checkpoint.show_hooks(taken, self, optimizer)
             checkpoint.restore(taken, self)
             checkpoint.journal.restore(state)
             self._take_totals(state["position"]["totals"])
@@ -1926,7 +1923,7 @@ def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> 
     begin again; RuntimeError in a trainer whose own run has begun."""
     self.checkpoint.check_new(optimizer)
     state = read_state(path)
-    found = self.difference(state) if "journal" in state and optimizer else Difference()
+    found = self.difference(state) if optimizer else Difference()
     self.load_state_dict(state, optimizer)
     if self.is_main:
         totals = {"epochs": self.epochs, "max_steps": self.max_steps}
@@ -1934,10 +1931,14 @@ def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> 
 
 @patch
 def difference(self: CoreTrainer, state: dict) -> Difference:
-    "What is different between the run of a state and this one, as far as both say."
+    """What is different between the run of a state and this one, as far as both say.
+
+    CheckpointError for a state that is damaged."""
+    self.checkpoint.check_identity(state)
     here = {"batches": self.data.length, **self._made_of(), **self.journal.header}
     totals = {"epochs": self.epochs, "max_steps": self.max_steps}
-    return compare(state, here, self.fingerprint(), totals)
+    with reading("journal or fingerprint"):
+        return compare(state, here, self.fingerprint(), totals)
 
 @patch
 def fingerprint(self: CoreTrainer) -> dict:

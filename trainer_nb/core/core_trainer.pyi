@@ -37,7 +37,7 @@ from .own_state import RunObjects, generator_state
 from .modes import Modes, check_keep_modes
 from .runner import BatchSizes, MicroBatcher, StepContext, StepRunner, StepSettings, WeightDecays
 from .several_optimizers import OptimizerHooks, StepRunners
-from .saved import CheckpointError, read_state, write_state
+from .saved import CheckpointError, read_state, reading, write_state
 from .state import TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams, RunRandom, RunState, StepState, refuse_open_contexts, say, warn, weakly
 from .step import OwnLossStep, SupervisedStep, fetch_numbers
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best, plan_parts
@@ -617,7 +617,9 @@ class CoreTrainer:
     begin again; RuntimeError in a trainer whose own run has begun."""
 
     def difference(self, state: dict) -> Difference:
-        """What is different between the run of a state and this one, as far as both say."""
+        """What is different between the run of a state and this one, as far as both say.
+
+    CheckpointError for a state that is damaged."""
 
     def fingerprint(self) -> dict:
         """What must be equal for two runs to be equal bit for bit."""

@@ -201,7 +201,10 @@ def unlike(there, here) -> bool:
     "Whether two values differ; a tensor (from a damaged file) differs from every value."
     if isinstance(there, torch.Tensor) or isinstance(here, torch.Tensor):
         return there is not here
-    return there != here
+    try:
+        return bool(there != here)
+    except Exception:  # tensors in a list
+        return there is not here
 
 def differing(there: Mapping, here: Mapping, either: tuple = ()) -> list[tuple]:
     "Name and both values of each difference; a name on one side counts only if in `either`."
@@ -282,7 +285,7 @@ def _weights(state: Mapping) -> str | None:
 def compare(state: Mapping, here: Mapping, fingerprint: Mapping, totals: Mapping) -> Difference:
     "Compare the run of a state with the header, fingerprint and totals of this trainer."
     there, position = state["journal"]["header"], state["position"]
-    early = any(name.startswith("early_stop") and each.get("reason")
+    early = any(name.startswith("early_stop") and isinstance(each, Mapping) and each.get("reason")
                 for name, each in state["hooks"].items())
     ended = (there.get("end", {}).get("state") == "finished"
              or not total_left(position["totals"], position))

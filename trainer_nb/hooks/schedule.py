@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnea
                                       MultiplicativeLR, MultiStepLR, OneCycleLR, PolynomialLR,
                                       ReduceLROnPlateau, StepLR)
 
-from ..core.checks import misfit, unlike
+from ..core.checks import is_of_torch, misfit, unlike
 from ..core.hook import Hook
 from ..core.state import warn
 from .recorder import among_records, mean_since
@@ -412,6 +412,8 @@ def schedule_unlike(state, schedule: Schedule, optimizer) -> str:
         return text if same else f"it is of another schedule than {here or schedule.name}: {text}"
     own = schedule.scheduler
     if schedule.takes_length:
+        if text := misfit(state.get("began", 0), int, "began"):  # older files do not have it
+            return text
         rates, groups = len(state["rates"]), len(optimizer.param_groups)
         if rates != groups:
             return (f"it has {rates} rate{'s' * (rates != 1)} for {groups} "
@@ -421,11 +423,11 @@ def schedule_unlike(state, schedule: Schedule, optimizer) -> str:
             own = schedule.recipe.build(twin(optimizer), state["rates"], state["total"], 0)
     if own is None:
         return ""
-    own = own.state_dict()
+    own, strict = own.state_dict(), is_of_torch(own)
     more = sorted(state["scheduler"].keys() - own.keys() - {*_HOUSEKEEPING})
     if there is None and more:
         return f"it is of another schedule than {here}: it has {', '.join(more)}"
-    return unlike(state["scheduler"], own, "its scheduler", _HOUSEKEEPING)
+    return unlike(state["scheduler"], own, "its scheduler", _HOUSEKEEPING, strict)
 
 # %% ../../nbs/hooks/12_schedule.ipynb #634b55a2
 def length_of(schedule: Schedule, trainer) -> int | None:

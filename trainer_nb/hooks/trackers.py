@@ -437,11 +437,12 @@ class TrackerHook(Hook):
 
     def on_load_state_dict(self, trainer, state):
         "Go on where the loaded run was writing; begin a new place for a run that was not."
+        given = state.get("trackers", {}).get(self._row_name(trainer))
+        place = None if given is None else dict(given)
         if self.sender.opened:
             or_switch_off(self, trainer, self.sender.send_new, self, trainer)
         or_switch_off(self, trainer, self.give_up, trainer)
-        given = state.get("trackers", {}).get(self._row_name(trainer))
-        self.place = None if given is None else self.read_place(trainer, dict(given))
+        self.place = None if place is None else self.read_place(trainer, place)
         self.sender.resumed_at = state["position"]["optimizer_step"]
 
     def _row_name(self, trainer) -> str:
