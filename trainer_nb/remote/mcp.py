@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MOST_RUNS', 'MOST_LETTERS', 'MOST_ITEMS', 'MOST_POINTS', 'MOST_NAMES', 'ENTRY', 'ACTS',
-           'LONGEST_REASON', 'ENDS', 'Plain', 'INSTRUCTIONS', 'MISSING', 'READS',
-           'is_linked', 'Reach', 'bounded', 'answer', 'thinned', 'chosen_records',
-           'curve', 'last_entries', 'Rules', 'parsed_range', 'check_reason', 'Budget',
+           'LONGEST_REASON', 'OF_OPTIMIZERS', 'ENDS', 'Plain', 'INSTRUCTIONS', 'MISSING',
+           'READS', 'is_linked', 'Reach', 'bounded', 'answer', 'thinned',
+           'chosen_records', 'curve', 'last_entries', 'group_factors', 'changes_of_rate',
+           'rates_after', 'Rules', 'parsed_range', 'check_reason', 'Budget', 'used_by',
            'delivered', 'taken_back', 'Actions', 'Reading', 'Acting', 'strict', 'told',
            'server_of', 'add_arguments', 'words_of', 'rules_of', 'run']
 
@@ -23,7 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..core.control_folder import FINAL, ControlError, Replies, Request, sender
-from .cli import gone_text, json_line, run_row, tunable_values, tunables_of
+from .cli import (gone_text, json_line, offered_tunables, run_row,
+                                   tunable_values, tunables_of)
 from ..core.files import is_number
 from .run_files import (Records, RunFiles, at, is_loss, is_run,
                                          journal_entries, nearest, printable, reachable, runs_below,
@@ -141,6 +143,37 @@ def last_entries(run: RunFiles, last: int) -> list[dict]:
 ACTS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note")
 LONGEST_REASON = 500
 
+# tunables that each of several optimizers has, as lr.d
+OF_OPTIMIZERS = ("lr", "lr_scale", "grad_clip", "gradient_accumulation_steps", "weight_decay")
+
+def group_factors(views: dict) -> dict[str, str]:
+    "The tunables that multiply the rate of a group of layers, and the switches of their hooks."
+    factors = {name: at(view, "owner", kind=str) or name.rpartition(".")[0].rpartition(".")[0]
+               for name, view in views.items() if name.endswith(".lr_scale")}
+    return {name: f"{owner}.enabled" for name, owner in factors.items()}
+
+def changes_of_rate(name: str, values: dict, views: dict) -> list[str]:
+    "The names in `values` that change a learning rate in force: `name` itself, and its factors."
+    groups = group_factors(views)
+    acting = {name, name.replace("lr", "lr_scale", 1), *groups, *groups.values()}
+    return [each for each in values if each in acting]
+
+def rates_after(name: str, values: dict, views: dict) -> list[float]:
+    "The rates in force with these values: that of the optimizer, and those of groups of layers."
+    def number(each: str, before: bool = False) -> float:
+        value = at(views, each, "value")
+        if not before and each in values:
+            value = values[each]
+        return float(value) if is_number(value) else math.nan  # in no range
+    scale = name.replace("lr", "lr_scale", 1)
+    rate, groups = number(name), group_factors(views)
+    if name not in values and scale in values:
+        before = number(scale, before=True)
+        rate = rate / before * number(scale) if before else math.nan
+    def on(switch: str) -> bool:
+        return values.get(switch, at(views, switch, "value", kind=bool)) is not False
+    return [rate, *(rate * number(each) for each, switch in groups.items() if on(switch))]
+
 @dataclass
 class Rules:
     "What an agent may do."
@@ -166,11 +199,47 @@ class Rules:
         "ValueError for a tunable that may not be changed, or not to this value."
         if self.only and name not in self.only:
             raise ValueError(f"{name}: this agent may change {', '.join(self.only)} only")
-        low, high = self.ranges.get(name, (-math.inf, math.inf))
-        fits = is_number(value) and low <= value <= high
-        if name in self.ranges and not fits:
-            raise ValueError(f"{name}={value}: this agent may set it from {low:g} to {high:g} "
-                             f"(--range {name}={low:g}:{high:g}); nothing was sent")
+        found = self.range_of(name)
+        if found is not None and not (is_number(value) and found[0] <= value <= found[1]):
+            raise ValueError(f"{name}={value}: this agent may set it {self.words(name)}")
+
+    def range_of(self, name: str) -> tuple[float, float] | None:
+        "The range of a tunable; that of `lr` holds for `lr.d` of several optimizers, too."
+        family = name.partition(".")[0]
+        return self.ranges.get(name, self.ranges.get(family) if family in OF_OPTIMIZERS else None)
+
+    def words(self, name: str) -> str:
+        "The range of a tunable, in words."
+        low, high = self.range_of(name) or (-math.inf, math.inf)
+        given = name if name in self.ranges else name.partition(".")[0]
+        return (f"from {low:g} to {high:g} (--range {given}={low:g}:{high:g}); nothing was sent")
+
+    def check_rates(self, values: dict, views: dict) -> None:
+        """ValueError for values that take a learning rate in force out of its range.
+
+        `views`: what the run offers of each tunable, by name."""
+        rates = [name for name in views if name == "lr" or name.startswith("lr.")]
+        for name in filter(self.range_of, rates):
+            changed = changes_of_rate(name, values, views)
+            if not changed:
+                continue
+            if at(views[name], "moves", kind=bool):  # a schedule may multiply it later
+                for each in changed:
+                    if name not in values and each not in self.ranges:
+                        raise ValueError(
+                            f"{each}: it multiplies {name}, which a schedule of this run moves and "
+                            f"this agent may set {self.words(name)}. A range of its own, --range "
+                            f"{each}=LOW:HIGH, would allow it")
+            for rate in rates_after(name, values, views):
+                self.check_rate(name, rate, changed)
+
+    def check_rate(self, name: str, rate: float, changed: list[str]) -> None:
+        "ValueError for a rate in force that is out of its range, or not known."
+        low, high = self.range_of(name) or (-math.inf, math.inf)
+        # what was multiplied may be off in its last digit
+        if not any(low <= each <= high for each in (rate, rate * (1 + 1e-9), rate * (1 - 1e-9))):
+            raise ValueError(f"{', '.join(changed)}: a rate in force would be {rate:g}, and this "
+                             f"agent may set {name} {self.words(name)}")
 
 def parsed_range(text: str) -> tuple[str, tuple[float, float]]:
     "Name and ends of lr=1e-5:1e-3; an end that is left out is open."
@@ -194,17 +263,17 @@ def check_reason(reason: str) -> str:
 # %% ../../nbs/remote/48_mcp.ipynb #48a00013
 class Budget:
     "The actions that are left; several calls may come at once."
-    def __init__(self, most: int):
-        self.most, self.used, self._lock = most, 0, threading.Lock()
+    def __init__(self, most: int, used: int = 0):
+        self.most, self.used, self._lock = most, used, threading.Lock()
 
-    left = property(lambda self: self.most - self.used)
+    left = property(lambda self: max(0, self.most - self.used))
 
     def take(self) -> None:
         "Count one; ValueError where none is left."
         with self._lock:
             if self.used >= self.most:
                 raise ValueError(f"the budget is spent: {self.most} actions (--max-actions) were "
-                                 "made since this server began; nothing was sent")
+                                 "made in these runs; nothing was sent")
             self.used += 1
 
     def give_back(self) -> None:
@@ -213,6 +282,12 @@ class Budget:
             self.used -= 1
 
 # %% ../../nbs/remote/48_mcp.ipynb #48a00015
+def used_by(reach: Reach, source: str) -> int:
+    "How many actions of a source the runs have taken, as their replies say."
+    replies = (Replies(RunFiles(path).control).read() for path in reach.runs().values())
+    return sum(line.get("source") == source and line.get("status") != "refused"
+               for found in replies for line in found.values())
+
 ENDS = (*FINAL, "waiting")  # a reply after which there is nothing to wait for here
 
 def delivered(run: RunFiles, request: Request, wait: float) -> dict:
@@ -240,7 +315,8 @@ def taken_back(run: RunFiles, id: str) -> dict:
 class Actions:
     "What an agent does, as far as it may."
     def __init__(self, reach: Reach, rules: Rules):
-        self.reach, self.rules, self.budget = reach, rules, Budget(rules.max_actions)
+        self.reach, self.rules = reach, rules
+        self.budget = Budget(rules.max_actions, used_by(reach, rules.source))
         self.seen: dict[str, int] = {}  # step at the last look, by name of the run
 
     def act(self, run: str, name: str, values: dict, reason: str,
@@ -270,6 +346,7 @@ class Actions:
         found = tunable_values(values, run.offer())
         for name, value in found.items():
             self.rules.check(name, value)
+        self.rules.check_rates(found, offered_tunables(run.offer()))
         return found
 
     def send(self, run: RunFiles, request: Request) -> dict:
@@ -331,7 +408,7 @@ class Reading:
             if (name := at(view, "name", kind=str)) is not None:
                 may = "tune" in rules.allow and (not rules.only or name in rules.only)
                 found.append({key: view.get(key) for key in shown} | {
-                    "agent_range": rules.ranges.get(name), "agent_may": may})
+                    "agent_range": rules.range_of(name), "agent_may": may})
         return answer({"run": run, "tunables": found})
 
     def journal(self, run: str, last: int = 50) -> str:
@@ -349,7 +426,8 @@ class Reading:
         names = {name for each in runs for name in tunables_of(each)}
         return [f"no run has a tunable {name!r}{nearest(name, names)}"
                 for name in dict.fromkeys([*self.rules.ranges, *self.rules.only])
-                if names and name not in names]
+                if names and name not in names and not (
+                    name in OF_OPTIMIZERS and any(each.startswith(f"{name}.") for each in names))]
 
 # %% ../../nbs/remote/48_mcp.ipynb #48a00018
 Plain = float | int | bool | str | None
@@ -455,7 +533,8 @@ def add_arguments(parser) -> None:
     add("--allow", default="", metavar="NAME,...",
         help=f"what the agent may do (default: nothing): {', '.join(ACTS)}")
     add("--max-actions", type=int, default=20, metavar="N",
-        help="most actions while the server lives (default: 20); refused ones do not count")
+        help="most actions in these runs, under this --name (default: 20); refused ones do not "
+             "count")
     add("--range", action="append", default=[], metavar="NAME=LOW:HIGH",
         help="narrower ends for a tunable, as lr=1e-5:1e-3 (may be given again)")
     add("--only", default="", metavar="NAME,...", help="the tunables that tune may change")
