@@ -1,7 +1,9 @@
 """The page of a run over real HTTP: what it shows and sends, who may do that, and what keeps
 everybody else out."""
 
+import contextlib
 import gzip
+import http.client
 import json
 import os
 import shutil
@@ -26,7 +28,14 @@ from written_runs import WrittenRun, trained
 
 from trainer_nb import Trainer
 from trainer_nb.core.control_folder import Replies
-from trainer_nb.remote.serve import LARGEST, MOST_COMMANDS, Page, Server
+from trainer_nb.remote.serve import (
+    LARGEST,
+    MOST_COMMANDS,
+    MOST_KNOWN,
+    MOST_STRANGERS,
+    Page,
+    Server,
+)
 
 READS = ("", "state", "figure", "plotly.js", "page.js", "page.css", "panel.css", "chart.js")
 SEALS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
@@ -357,6 +366,94 @@ def test_few_commands_wait_at_once(written, monkeypatch):
     assert statuses == [200] * MOST_COMMANDS and written.commands() == []
     answer = json.loads(page.command(b'{"command": "pause"}').body)
     assert answer["status"] == "no answer" and "withdrawn" in answer["reason"]
+
+
+# Connections without a token
+
+
+HURRY = "import trainer_nb.remote.serve as serve\nserve.HEAD_SECONDS = 0.5\n"
+HALF = b"GET /state HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "
+
+
+def connected(served, text=b""):
+    """A connection that has sent this much."""
+    made = socket.create_connection(("127.0.0.1", served.port), timeout=300)
+    made.sendall(text)
+    return made
+
+
+def dropped(connection):
+    """Whether the server has ended it; waits for that."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("text", [b"", HALF], ids=["silent", "half a request"])
+def test_connections_without_a_token_keep_nobody_out(guarded, text):
+    """Those who come later find the page; the oldest strangers have given way to them. A
+    connection that has shown the token stays."""
+    known = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=300)
+    seal = {"Authorization": f"Bearer {guarded.look}"}
+    def asked():
+        known.request("GET", "/state", headers=seal)
+        with known.getresponse() as answer:
+            return answer.status, known.sock.getsockname()
+    with contextlib.ExitStack() as stack:
+        stack.callback(known.close)
+        status, place = asked()
+        strangers = [stack.enter_context(connected(guarded, text))
+                     for _ in range(2 * MOST_STRANGERS + 20)]
+        assert all(dropped(each) for each in strangers[:MOST_STRANGERS + 20])
+        assert status == 200 and asked() == (200, place)  # over the same connection
+        assert guarded.ask("state")[0] == guarded.ask("")[0] == 200
+
+
+def test_the_head_of_a_request_has_a_time_limit(written):
+    """Also of one that comes letter by letter, and of the second one of a connection."""
+    with Served(written.path, "--port", 0, before=HURRY) as served:
+        whole = (f"GET /state HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {served.look}"
+                 "\r\n\r\n").encode()
+        with connected(served) as silent, connected(served, HALF) as half:
+            assert dropped(silent) and dropped(half)
+        with connected(served, HALF) as slow:
+            slow.settimeout(0.05)
+            def sent():
+                """Whether it was ended, after one letter more."""
+                try:
+                    slow.sendall(b"x")
+                    return slow.recv(1) == b""
+                except TimeoutError:
+                    return False
+                except ConnectionError:
+                    return True
+            until(sent)
+        with connected(served, whole) as second:
+            answer = http.client.HTTPResponse(second)
+            answer.begin()
+            assert answer.status == 200 and answer.read()
+            second.sendall(HALF)
+            assert dropped(second)
+        assert served.state()["standing"] == "running"
+
+
+def test_who_may_only_look_cannot_take_all_places(guarded):
+    """As many connections as are allowed with one link leave the other link as many."""
+    head = ("GET /page.js HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+            f"{guarded.look}\r\n\r\n")
+    def code(connection):
+        """The code of its answer, which is read."""
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        answer.read()
+        return answer.status
+    with contextlib.ExitStack() as stack:
+        codes = [code(stack.enter_context(connected(guarded, head.encode())))
+                 for _ in range(MOST_KNOWN + 1)]
+        assert codes.count(200) == MOST_KNOWN and codes.count(503) == 1
+        assert guarded.ask("state", "look")[0] == 503 and guarded.ask("state")[0] == 200
+    until(lambda: guarded.ask("state", "look")[0] == 200)  # those have gone
 
 
 # Where it listens, and its end
