@@ -101,7 +101,7 @@ class Served:
         self.steer_url, self.look_url = links.get("to steer", ""), links.get("to look", "")
         self.steer, self.look = (self.steer_url.partition("token=")[2],
                                  self.look_url.partition("token=")[2])
-        self.port = int(re.search(r":(\d+)/\?", self.said)[1])
+        self.port = int(re.search(r":(\d+)/#", self.said)[1])
 
     def ask(self, path="state", token="steer", method="GET", body=None, host=None, **headers):
         """Status, headers and body of an answer; headers as `If_None_Match=`;

@@ -176,7 +176,9 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         step = run.step()
         assert later(lambda: run.step() > step + 5) and "stop" not in opened.posted
         page.reload()
-        assert later(lambda: opened.text("word") == "Running")  # the cookie
+        assert later(lambda: opened.text("word") == "Running")  # this tab has kept the token
+        assert opened.context.cookies() == [] and not any(
+            served.steer in address for address in opened.asked if "#" not in address)
         opened.clean(served.steer_url)
 
 
@@ -243,8 +245,10 @@ def test_a_link_that_may_only_look(run, served, browser):
         assert opened.button("Pause").get_attribute("title") == "This link may only look"
         before = len(run.journal)
         status = page.evaluate(
-            "fetch('command', {method: 'POST', headers: {'Content-Type': 'application/json'}, "
+            "fetch('command', {method: 'POST', headers: {'Content-Type': 'application/json', "
+            "Authorization: `Bearer ${sessionStorage.token}`}, "
             "body: '{\"command\": \"pause\"}'}).then(r => r.status)")
+        assert page.evaluate("sessionStorage.token") == served.look
         assert status == 403 and run.status["state"] == "running" and len(run.journal) == before
         assert first_growth(page)
 
@@ -256,8 +260,8 @@ def first_growth(page):
 
 
 def test_another_site_reaches_nothing(run, served, browser, tmp_path):
-    """A page of another address, open in the browser that has the cookie:
-    it can neither write nor read, nor show the page in a frame."""
+    """A page of another address, open in the same browser, in the same tab at last: it can neither
+    write nor read, nor show the page in a frame, and nothing that it receives has the token."""
     (tmp_path / "evil.html").write_text(f"""<iframe src="http://127.0.0.1:{served.port}/"></iframe><script>
         const at = "http://127.0.0.1:{served.port}/", json = {{"Content-Type": "application/json"}};
         const body = JSON.stringify({{command: "pause"}}), tell = (p) => p.then((r) => r.type + " " + r.status, () => "blocked");
@@ -267,15 +271,17 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
             tell(fetch(at + "command", {{method: "POST", credentials: "include", body, headers: json}})),
             tell(fetch(at + "state", {{credentials: "include"}}))]);
         </script><script src="http://127.0.0.1:{served.port}/state"></script>""")  # noqa: E501
+    received = []
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
-            """Nothing."""
+            """Note what was asked."""
+            received.append(f"{self.path} {self.headers}")
 
     before = len(run.journal)
     other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path))
     threading.Thread(target=other.serve_forever, daemon=True).start()
     try:
-        with Opened(browser, served.steer_url) as opened:  # its context has the cookie
+        with Opened(browser, served.steer_url) as opened:
             for host in ("127.0.0.1", "localhost"):  # the same site by its name, and another one
                 evil = opened.context.new_page()
                 evil.goto(f"http://{host}:{other.server_port}/evil.html")
@@ -284,12 +290,43 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
                 assert found[1] in ("opaque 0", "blocked")
                 assert not any("Running" in (frame.evaluate("document.body?.innerText ?? ''"))
                                for frame in evil.frames)
+            opened.page.goto(f"http://127.0.0.1:{other.server_port}/evil.html")
+            assert opened.page.evaluate("window.found")[0] == "blocked"
+            assert opened.page.evaluate("Object.keys(sessionStorage)") == []
             step = run.step()
             assert later(lambda: run.step() > step + 5)
             assert not any(each["kind"] == "pause" for each in run.journal[before:])
+            assert len(received) >= 3 and served.steer not in "".join(received)
     finally:
         other.shutdown()
         other.server_close()
+
+
+def test_without_the_token_it_is_asked_for(run, served, browser):
+    """An address alone shows nothing of the run; the token is pasted, or comes with a link that is
+    opened in the same tab; then a reload shows the run again."""
+    address = served.steer_url.partition("#")[0]
+    for paste in (True, False):
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(address)
+        key = page.get_by_label("Token", exact=True)
+        key.wait_for()
+        assert page.locator("#word").inner_text() == "Locked"
+        assert "exp1" not in page.content() and "Open the whole link" in page.content()
+        if paste:
+            key.fill("wrong")
+            key.press("Enter")
+            assert later(lambda: "does not know" in page.locator("#message").inner_text())
+            key.fill(served.steer)
+            key.press("Enter")
+        else:
+            page.goto(served.steer_url)  # changes what stands after "#": the page is not loaded
+        for _ in range(2):
+            assert later(lambda: page.locator("#word").inner_text() == "Running")
+            assert page.url == address and not key.is_visible()
+            page.reload()
+        context.close()
 
 
 @pytest.mark.long
@@ -301,7 +338,7 @@ def test_a_server_that_ends_is_said(run, browser):
             first.interrupt()
             assert later(lambda: "cannot be reached" in opened.text("message"))
             with Served(run.path, "--port", first.port):
-                assert later(lambda: "open its new link" in opened.text("message"))
+                assert later(lambda: "does not know the token" in opened.text("message"))
 
 
 # On a page that stays open for these

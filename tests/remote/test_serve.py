@@ -37,7 +37,8 @@ from trainer_nb.remote.serve import (
     Server,
 )
 
-READS = ("", "state", "figure", "plotly.js", "page.js", "page.css", "panel.css", "chart.js")
+FILES = ("", "plotly.js", "page.js", "page.css", "panel.css", "chart.js")
+READS = (*FILES, "state", "figure")
 SEALS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
          "Referrer-Policy": "no-referrer",
          "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin"}
@@ -168,7 +169,7 @@ def test_the_curves_are_those_of_the_records(served, run):
 
 def test_an_unchanged_file_is_not_sent_again(guarded):
     """The script of plotly is packed, and comes once."""
-    for path in READS[3:]:
+    for path in FILES[1:]:
         status, headers, body = guarded.ask(path)
         assert status == 200 and body
         assert guarded.ask(path, If_None_Match=headers["ETag"])[::2] == (304, b"")
@@ -181,36 +182,30 @@ def test_an_unchanged_file_is_not_sent_again(guarded):
 
 
 @pytest.mark.parametrize("token", [None, "guess", "", "é"])
-@pytest.mark.parametrize("path", [*READS, "command", "nothing"])
-def test_nothing_without_the_token(guarded, path, token):
-    """403, with words that say what to open, which the page itself says in HTML; no cookie."""
+@pytest.mark.parametrize("path", [*READS[len(FILES):], "command", "nothing"])
+def test_nothing_of_the_run_without_the_token(guarded, path, token):
+    """403, with words that say what is needed. Only the header counts: no address, no cookie."""
     token = token and token.encode().decode("latin-1")
-    answers = [guarded.ask(path, token),
-               guarded.ask(path, None, Cookie=f"{cookie_name(guarded)}={token}"),
-               guarded.ask(f"{path}?token={urllib.request.quote(token or '')}", None)]
+    cookies = "; ".join(f"{name}={guarded.steer}" for name in ("token", "trainer_nb", "steer"))
+    answers = [guarded.ask(path, token), guarded.ask(path, token, Cookie=cookies),
+               guarded.ask(f"{path}?token={guarded.steer}", token),
+               guarded.ask(path, None, Authorization=f"Basic {guarded.steer}")]
     for status, headers, body in answers:
-        assert status == 403 and b"link with its token" in body and "Set-Cookie" not in headers
-        assert headers["Content-Type"].partition(";")[0] == (
-            "application/json" if path else "text/html")
+        assert status == 403 and b"token of the link" in body
+        assert headers["Content-Type"].partition(";")[0] == "application/json"
         assert guarded.steer.encode() not in body and b"exp1" not in body
 
 
-def cookie_name(served):
-    """The name that the server gives its cookie."""
-    return served.ask(f"?token={served.look}", None)[1]["Set-Cookie"].partition("=")[0]
-
-
-def test_the_token_of_the_link_becomes_a_cookie(guarded):
-    """Which no script can read and no other site's request carries;
-    elsewhere than on the page the address has no token."""
-    status, headers, body = guarded.ask(f"?token={guarded.steer}", None)
-    cookie, *flags = headers["Set-Cookie"].split("; ")
-    assert status == 200
-    assert b"page.js" in body and {"HttpOnly", "SameSite=Strict", "Path=/"} == set(flags)
-    assert guarded.ask("state", None, Cookie=f"other=1; {cookie}")[0] == 200
-    assert guarded.ask("", None, Cookie=cookie)[0] == 200
-    assert guarded.ask(f"state?token={guarded.steer}", None)[0] == 403
-    assert cookie.partition("=")[2] == guarded.steer and guarded.steer != guarded.look
+@pytest.mark.parametrize("path", FILES)
+def test_the_files_of_the_page_hold_nothing_of_a_run(guarded, path):
+    """They come without a token: the link has it after "#", which a browser sends to nobody.
+    Nothing but reading is allowed, and no answer sets a cookie."""
+    status, headers, body = guarded.ask(path, None)
+    assert (status, body) == (200, guarded.ask(path)[2]) and "Set-Cookie" not in headers
+    for secret in (guarded.steer, guarded.look, "exp1", str(guarded.port)):
+        assert secret.encode() not in (gzip.decompress(body) if path == "plotly.js" else body)
+    assert guarded.ask(path, None, "POST", b"{}", **JSON)[0] == 403
+    assert guarded.steer != guarded.look and "/#token=" in guarded.steer_url
 
 
 def test_each_start_has_new_tokens(guarded, unread):
@@ -219,7 +214,6 @@ def test_each_start_has_new_tokens(guarded, unread):
         assert other.ask("state", guarded.steer)[0] == 403 and other.ask("state")[0] == 200
         assert len({other.steer, other.look, guarded.steer, guarded.look}) == 4
         assert len(other.steer) >= 43
-        assert cookie_name(other) != cookie_name(guarded)
 
 
 @pytest.mark.parametrize("host",
@@ -228,8 +222,7 @@ def test_each_start_has_new_tokens(guarded, unread):
 @pytest.mark.parametrize("path", READS)
 def test_a_strange_host_is_refused(guarded, host, path):
     """A name that a web site points to this machine is none of ours, right token or not."""
-    assert guarded.ask(path, host=host)[0] == 403
-    assert guarded.ask(f"?token={guarded.steer}", None, host=host)[1]["Set-Cookie"] is None
+    assert guarded.ask(path, host=host)[0] == guarded.ask(path, None, host=host)[0] == 403
 
 
 def test_the_names_of_this_machine_are_taken(guarded):
@@ -275,13 +268,10 @@ def test_other_methods_do_nothing(guarded, method):
 
 
 def test_a_link_that_may_only_look(guarded, unread):
-    """It sees the run, without the line that starts it, and changes nothing;
-    neither does its cookie."""
+    """It sees the run, without the line that starts it, and changes nothing."""
     for command in ("pause", "tune", "note", "stop"):
         status, answer = guarded.post(command, {"text": "x"}, token="look")
         assert status == 403 and "may only look" in answer["reason"]
-    cookie = f"{cookie_name(guarded)}={guarded.look}"
-    assert guarded.post("pause", token=None, Cookie=cookie)[0] == 403
     state = guarded.state("look")
     assert state["may_steer"] is False
     assert state["standing"] == "running" and unread.commands() == []
@@ -293,7 +283,7 @@ def test_read_only_has_no_link_that_steers(written):
     with Served(written.path, "--port", 0, "--read-only") as served:
         assert served.steer_url == "" and served.state("look")["may_steer"] is False
         assert served.post("pause", token="look")[0] == 403
-        assert served.post("pause", token=None, Cookie="x=", Authorization="Bearer ")[0] == 403
+        assert served.post("pause", token=None, Authorization="Bearer ")[0] == 403
     assert written.commands() == []
 
 
@@ -399,14 +389,14 @@ def test_connections_without_a_token_keep_nobody_out(guarded, text):
     def asked():
         known.request("GET", "/state", headers=seal)
         with known.getresponse() as answer:
-            return answer.status, known.sock.getsockname()
+            return answer.status, known.sock.getsockname(), answer.read()[:1]
     with contextlib.ExitStack() as stack:
         stack.callback(known.close)
-        status, place = asked()
+        first = asked()
         strangers = [stack.enter_context(connected(guarded, text))
                      for _ in range(2 * MOST_STRANGERS + 20)]
         assert all(dropped(each) for each in strangers[:MOST_STRANGERS + 20])
-        assert status == 200 and asked() == (200, place)  # over the same connection
+        assert first[0] == 200 and asked() == first  # over the same connection
         assert guarded.ask("state")[0] == guarded.ask("")[0] == 200
 
 
@@ -622,7 +612,7 @@ def test_bad_options(written, words):
 
 def get(link, path="state"):
     """What a server in this process answers to the holder of a link."""
-    address, _, token = link.partition("?token=")
+    address, _, token = link.partition("#token=")
     return json.load(
         urllib.request.urlopen(urllib.request.Request(
             address + path, headers={"Authorization": f"Bearer {token}"})))
@@ -640,7 +630,7 @@ def test_a_trainer_serves_its_own_run(tmp_path):
     trainer.start()
     until(lambda: get(server.url)["standing"] == "running")
     assert get(server.url)["may_steer"] is True
-    request = urllib.request.Request(server.url.partition("?")[0] + "command",
+    request = urllib.request.Request(server.url.partition("#")[0] + "command",
                                      b'{"command": "stop"}',
                                      {"Authorization": f"Bearer {server.access.steer}",
                                       "Content-Type": "application/json"})
@@ -667,7 +657,7 @@ def test_behind_the_proxy_of_colab_the_page_steers(tmp_path, monkeypatch, capsys
     trainer = trained(tmp_path / "exp1")
     server = trainer.serve()
     try:
-        assert f"In Colab: https://{name}/?token={server.access.steer}" in capsys.readouterr().out
+        assert f"In Colab: https://{name}/#token={server.access.steer}" in capsys.readouterr().out
         address = f"http://127.0.0.1:{server.port}/command"
         for host in (name, f"127.0.0.1:{server.port}"):
             for origin, expected in ((f"https://{name}", 200), ("https://evil.example", 403)):

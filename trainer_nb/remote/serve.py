@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOCAL', 'SEALS', 'CLOSED', 'LARGEST', 'HEAD_SECONDS', 'MOST_STRANGERS', 'MOST_KNOWN',
-           'COMMANDS', 'FILES', 'MOST_COMMANDS', 'MISSING', 'PORT', 'Access', 'host_of',
-           'is_address', 'Names', 'Answer', 'refused', 'cookie_value', 'Visitors',
+           'COMMANDS', 'FILES', 'OPEN', 'MOST_COMMANDS', 'MISSING', 'PORT', 'Access',
+           'host_of', 'is_address', 'Names', 'Answer', 'refused', 'Visitors',
            'Connection', 'Gate', 'written', 'act', 'packed', 'plain_titles', 'Figures',
            'versioned', 'Page', 'body_of', 'in_thread', 'application', 'listening',
            'Server', 'greeting', 'add_arguments', 'check_name', 'run', 'colab_link',
@@ -32,7 +32,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from ..core.control_folder import ControlError
 from ..core.files import parse_json
@@ -47,13 +47,12 @@ class Access:
     "The tokens of a server: `steer` is '' where all may only look."
     look: str
     steer: str = ""
-    cookie: str = ""  # its name; cookies know no port, so each server has one of its own
 
     @classmethod
     def new(cls, read_only: bool = False) -> "Access":
         "Fresh tokens."
         tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        return cls(tokens[0], "" if read_only else tokens[1], f"trainer_nb_{secrets.token_hex(4)}")
+        return cls(tokens[0], "" if read_only else tokens[1])
 
     def role(self, given: str) -> str:
         "'steer', 'look', or '' for a wrong token."
@@ -106,8 +105,8 @@ SEALS = {
     "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin", "Cache-Control": "no-store"}
-CLOSED = ("This page needs the link with its token. Open the whole link that `trainer-nb serve` or "
-          "`trainer.serve()` has printed; each start of the server makes a new one.")
+CLOSED = ("This request needs the token of the link that `trainer-nb serve` or `trainer.serve()` "
+          "printed: `Authorization: Bearer TOKEN`; each start of the server makes a new one")
 LARGEST = 16 * 1024  # bytes of the body of a request
 
 @dataclass
@@ -121,11 +120,6 @@ class Answer:
 def refused(status: int, reason: str) -> Answer:
     "A refusal, with its reason as JSON."
     return Answer(json_line({"status": "refused", "reason": reason}).encode(), status)
-
-def cookie_value(header: str, name: str) -> str:
-    "The value of a cookie; '' without it."
-    pairs = (each.strip().partition("=") for each in header.split(";"))
-    return next((value for key, _, value in pairs if key == name), "")
 
 # %% ../../nbs/remote/49_serve.ipynb #eb7c5cef
 HEAD_SECONDS = 10.0  # in which the head of a request must arrive
@@ -142,14 +136,6 @@ class Visitors:
         if len(strangers) >= MOST_STRANGERS:
             next((each for each in strangers if not each.asking), strangers[0]).drop()
         self.open[connection.address] = connection
-
-    def admit(self, connection: "Connection", role: str) -> bool:
-        "Give a role to the one that has shown its token; False if there are too many of that role."
-        others = [each for each in self.open.values() if each is not connection]
-        if [each.role for each in others].count(role) >= MOST_KNOWN:
-            return False
-        connection.role = role
-        return True
 
     def leave(self, connection: "Connection") -> None:
         "Forget a connection that was closed."
@@ -187,6 +173,14 @@ class Connection(asyncio.Protocol):
             self._limit.cancel()
             self._limit = None
 
+    def admit(self, role: str) -> bool:
+        "Take the role of a token that was shown; False if too many connections have it."
+        others = [each.role for each in self.visitors.open.values() if each is not self]
+        if others.count(role) >= MOST_KNOWN:
+            return False
+        self.role = role
+        return True
+
     @contextmanager
     def answered(self):
         "While the block runs, a request of this connection is being answered."
@@ -222,9 +216,11 @@ class Connection(asyncio.Protocol):
 
 # %% ../../nbs/remote/49_serve.ipynb #971c314e
 class Gate:
-    "What a request passes first: host, token and origin; an ASGI application around another."
-    def __init__(self, app, access: Access, names: Names):
-        self.app, self.access, self.names = app, access, names
+    """What a request passes first: host, token and origin; an ASGI application around another.
+
+    `files`: paths that are read without a token."""
+    def __init__(self, app, access: Access, names: Names, files=frozenset()):
+        self.app, self.access, self.names, self.files = app, access, names, files
         self.visitors = Visitors()
 
     async def __call__(self, scope, receive, send):
@@ -232,20 +228,17 @@ class Gate:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1")
                    for name, value in scope["headers"]}
-        given = self.given(scope)
-        role = self.access.role(given) or self.known(headers)
-        answer, more = self.refusal(scope, headers, role), dict(SEALS)
-        if answer is None and self.access.role(given):
-            more["Set-Cookie"] = (f"{self.access.cookie}={given}; HttpOnly; SameSite=Strict; "
-                                  "Path=/")
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        role = self.access.role(token) if kind.lower() == "bearer" else ""
+        answer = self.refusal(scope, headers, role)
         async def sealed(message):
             if message["type"] == "http.response.start":
                 held = message.get("headers", ())
                 message = message | {"headers": [*held, *(
-                    (name.lower().encode(), value.encode()) for name, value in more.items())]}
+                    (name.lower().encode(), value.encode()) for name, value in SEALS.items())]}
             await send(message)
         visitor = self.visitors.open.get(tuple(scope.get("client") or ()))
-        if answer is None and role and visitor and not self.visitors.admit(visitor, role):
+        if answer is None and role and visitor and not visitor.admit(role):
             answer = refused(503, f"{MOST_KNOWN} connections are open with this link already")
         with visitor.answered() if visitor else nullcontext():  # None: it has just been closed
             if answer is None:
@@ -253,32 +246,15 @@ class Gate:
             else:
                 await written(answer, sealed)
 
-    @staticmethod
-    def given(scope) -> str:
-        "The token in the address of the page; '' anywhere else."
-        query = scope["query_string"][:1000].decode("latin-1")
-        return parse_qs(query).get("token", [""])[0] if scope["path"] == "/" else ""
-
-    def known(self, headers: dict) -> str:
-        "The role of a cookie, or of a program's Authorization."
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        of_program = self.access.role(token) if kind.lower() == "bearer" else ""
-        return of_program or self.access.role(cookie_value(headers.get("cookie", ""),
-                                                           self.access.cookie))
-
     def refusal(self, scope, headers: dict, role: str) -> Answer | None:
         "Why a request goes no further; None where it does."
         if not self.names.has(headers.get("host", "")):
             name = printable(headers.get("host", ""), 100)
             return refused(403, f"this server is not {name}: see --allow-host")
-        if not role and scope["path"] == "/":
-            page = f"<!DOCTYPE html><title>trainer_nb</title><p>{html.escape(CLOSED)}</p>"
-            return Answer(page.encode(), 403, "text/html; charset=utf-8")
-        if not role:
+        reads = scope["method"] in ("GET", "HEAD")
+        if not role and not (reads and scope["path"] in self.files):
             return refused(403, CLOSED)
-        if scope["method"] not in ("GET", "HEAD"):
-            return self.foreign(headers, role)
-        return None
+        return None if reads else self.foreign(headers, role)
 
     def foreign(self, headers: dict, role: str) -> Answer | None:
         "Why a request may change nothing; None where it may."
@@ -376,6 +352,7 @@ FILES = {  # name in the address: package, file, type
     "page.js": ("trainer_nb.remote", "page/page.js", "text/javascript; charset=utf-8"),
     "panel.css": ("trainer_nb.panel", "panel.css", "text/css; charset=utf-8"),
     "chart.js": ("trainer_nb.panel", "chart.js", "text/javascript; charset=utf-8")}
+OPEN = frozenset(f"/{name}" for name in (*FILES, "plotly.js", "favicon.ico"))  # without a token
 MOST_COMMANDS = 8  # that wait for an answer of the run
 
 def versioned(answer: Answer, known: str, version: str = "") -> Answer:
@@ -493,7 +470,7 @@ def application(page: Page, access: Access, names: Names):
         *map(serving, FILES), Route("/state", state), Route("/figure", figure),
         Route("/plotly.js", lambda request: response(page.plotly(known(request)))),
         Route("/favicon.ico", lambda request: Response(status_code=204)),
-        Route("/command", command, methods=["POST"])]), access, names)
+        Route("/command", command, methods=["POST"])]), access, names, OPEN)
 
 # %% ../../nbs/remote/49_serve.ipynb #55c72071
 PORT = 8765  # of `trainer-nb serve`, where it is free
@@ -535,7 +512,7 @@ class Server:
         "The address with a token."
         wide = self.host in ("0.0.0.0", "::")
         host = socket.gethostname() if wide else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={token}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/#token={token}"
 
     def allow(self, name: str) -> None:
         "Answer under this name, too, say of a proxy that stands before this server."
@@ -656,7 +633,7 @@ def colab_link(server: Server) -> str:
         return ""
     from google.colab.output import eval_js
     address = eval_js(f"google.colab.kernel.proxyPort({server.port})")
-    return str(address).rstrip("/") + f"/?token={server.access.steer or server.access.look}"
+    return str(address).rstrip("/") + f"/#token={server.access.steer or server.access.look}"
 
 def serve_trainer(trainer, port: int = 0, host: str = "127.0.0.1",
                   read_only: bool = False) -> Server | None:

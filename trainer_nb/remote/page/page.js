@@ -2,8 +2,6 @@
 // put in as text, never as HTML.
 import chart from "./chart.js";
 
-history.replaceState(null, "", location.pathname);  // from here on the cookie has the token: the address can be shown to others
-
 const at = (id) => document.getElementById(id);
 const set = (node, text) => { if (node.textContent !== text) node.textContent = text; };
 const made = (tag, words = "", names = "") => {
@@ -19,6 +17,26 @@ let seen = null;  // its version
 let answer = null;  // of the last command: what to say, until when, and whether it was refused
 let silent = "";  // why nothing comes from the server
 
+// token: from the link's "#token=...", which is not sent to a server, or from this tab before a reload; sessionStorage belongs to one port, unlike a cookie
+
+let token = "";
+
+function keepToken(found) {
+  token = found;
+  try { sessionStorage.setItem("token", found); } catch (_) { /* storage is turned off: a reload needs the link again */ }
+}
+
+function takeToken() {
+  const found = new URLSearchParams(location.hash.slice(1)).get("token");
+  history.replaceState(null, "", location.pathname);  // the address can be shown to others
+  if (found) return keepToken(found);
+  try { token = sessionStorage.getItem("token") ?? ""; } catch (_) { /* as above */ }
+}
+
+function ask(address, { headers = {}, ...more } = {}) {
+  return fetch(address, { ...more, headers: { ...headers, Authorization: `Bearer ${token}` } });
+}
+
 // commands
 
 async function send(command, values = {}, reason = "") {
@@ -26,7 +44,7 @@ async function send(command, values = {}, reason = "") {
   say(`${said}: asked for; it takes effect at the next step.`, 60);
   let found;
   try {
-    const response = await fetch("command", {
+    const response = await ask("command", {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ command, values, reason }) });
     found = await response.json();
   } catch (error) {
@@ -238,9 +256,12 @@ function drawJournal() {
 
 async function look(now = false) {
   try {
-    const response = await fetch("state", seen && !now ? { headers: { "If-None-Match": seen } } : {});
+    const response = await ask("state", seen && !now ? { headers: { "If-None-Match": seen } } : {});
     silent = "";
-    if (response.status === 403) silent = "This server does not know the page any more: open its new link.";
+    at("key").hidden = response.status !== 403;
+    if (response.status === 403 && !state) set(at("word"), "Locked");
+    if (response.status === 403) silent = token ? "This server does not know the token: open the link that it printed at its start, or paste its token." :
+      "Open the whole link that `trainer-nb serve` or `trainer.serve()` printed, or paste the token, the part after “token=”.";
     else if (response.status !== 304) {
       state = await response.json();
       seen = response.headers.get("ETag");
@@ -329,7 +350,7 @@ async function lookAtCurves() {
   const wanted = new URLSearchParams({ axis: at("axis").value, window: at("window").value, log: Number(at("log").checked) });
   try {
     const headers = figure.version ? { "If-None-Match": figure.version } : {};
-    const response = await fetch(`figure?${wanted}`, { headers });
+    const response = await ask(`figure?${wanted}`, { headers });
     if (response.status === 200) {
       figure.version = response.headers.get("ETag");
       figure.value = unpacked(await response.arrayBuffer());
@@ -364,6 +385,14 @@ at("note-form").addEventListener("submit", async (event) => {
   const text = at("note").value.trim();
   if (text && (await send("note", { text })).status === "applied") at("note").value = "";
 });
+at("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepToken(at("token").value.trim().replace(/^.*token=/, ""));
+  at("token").value = "";
+  look(true), lookAtCurves();
+});
+addEventListener("hashchange", () => { if (location.hash) takeToken(), look(true), lookAtCurves(); });  // a new link in the same tab
+takeToken();
 repeat(look, 500);
 chart.render({ model, el: at("chart"), loaded: Promise.all([script("plotly.js"), first]).then(([found]) => found) });
 repeat(lookAtCurves, 1000);
