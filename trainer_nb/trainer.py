@@ -27,6 +27,7 @@ from .core.control import (Command, CommandHandler, RatePlan, Reply, RunView,
 from .core.core_trainer import (CoreTrainer, check_note, check_switch, check_weights,
                                           forwarded, records_of)
 from .core.engine import Engine
+from .core.files import given_path
 from .core.folder import release
 from .core.hook import ComponentHook
 from .core.optimizers import for_each
@@ -506,6 +507,7 @@ def _add_hooks(self: Trainer, record: bool, progress, sched, ema) -> None:
     if self._workspace is not None:
         self.hooks.add(weights := FinalWeightsHook())
         self.hooks.add(RunFolderHook(self._workspace, self.config, weights, not proves))
+        self._workspace = given_path(self._workspace)
         self.hooks.add(RemoteControlHook())
     if record and self.get_hook(RecorderHook) is None:
         self.hooks.add(RecorderHook())
@@ -713,7 +715,7 @@ def workspace(self: Trainer) -> Path | None:
     "The folder of this run; before the first step the one that was asked for."
     if self.run_folder:
         return self.run_folder.path
-    return Path(self._workspace) if self._workspace else None
+    return given_path(self._workspace) if self._workspace else None
 
 @patch
 def serve(self: Trainer, port: int = 0, host: str = "127.0.0.1",

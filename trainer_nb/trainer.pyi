@@ -18,6 +18,7 @@ from .core.checks import history_unlike
 from .core.control import Command, CommandHandler, RatePlan, Reply, RunView, WaitingCommand
 from .core.core_trainer import CoreTrainer, check_note, check_switch, check_weights, forwarded, records_of
 from .core.engine import Engine
+from .core.files import given_path
 from .core.folder import release
 from .core.hook import ComponentHook
 from .core.optimizers import for_each

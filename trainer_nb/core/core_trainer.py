@@ -45,7 +45,7 @@ from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precisi
                                     unwrap)
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
                                    device_exactness, plan_exactness, reads_model)
-from .files import check_place
+from .files import check_place, current_folder, given_path, near
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
 from .identity import (Difference, compare, data_identity, given_settings,
@@ -616,6 +616,7 @@ class CoreTrainer:
             train_step, grad_clip, accumulation = several.of_last()
             engine, eval_step = engine.for_several(), eval_step or no_eval_step
         check_parts(model, train_step, loss_fn, optim, hooks)
+        self.made_in = current_folder()  # where files go without a workspace
         self.plan = self.plan_class(epochs, max_steps, None, eval_first, bool(fast_dev_run))
         self.settings, self.context, self.loss_fn = StepSettings(), StepContext(), loss_fn
         self._set_tunables(eval_every, grad_clip, accumulation, mixed_precision)
@@ -880,7 +881,7 @@ def _check_validate(self: CoreTrainer, values: dict) -> dict:
 
 def check_save(values: dict) -> dict:
     "ValueError for a path that no file can have."
-    path = Path(values["path"])
+    path = given_path(values["path"])
     if not path.parent.is_dir():
         raise ValueError(f"save({str(path)!r}): there is no folder {str(path.parent)!r}")
     if path.is_dir():
@@ -1908,8 +1909,9 @@ def save(self: CoreTrainer, path: str | os.PathLike) -> Path:
     All that going on bit for bit takes, as `state_dict()`; the path is returned, and an existing
     file replaced as a whole. ValueError for a folder that is not there, CheckpointError for a
     state that cannot be kept, OSError where it cannot be written."""
+    path = given_path(path)
     self.do("save", path=path)
-    return Path(path)
+    return path
 
 @patch
 def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> None:
@@ -1927,7 +1929,7 @@ def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> 
     self.load_state_dict(state, optimizer)
     if self.is_main:
         totals = {"epochs": self.epochs, "max_steps": self.max_steps}
-        say(f"loaded {path}: {found.summary(state['position'], totals)}")
+        say(f"loaded {near(path)}: {found.summary(state['position'], totals)}")
 
 @patch
 def difference(self: CoreTrainer, state: dict) -> Difference:

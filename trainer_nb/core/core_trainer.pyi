@@ -27,7 +27,7 @@ from .data import by_number, check_loader, data_parts, limited, loader_generator
 from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .engine import OUTSIDE, Engine, FinitePolicy, check_compile, check_precision, unwrap
 from .exact import Exactness, batch_sizes, compiled_exactness, data_exactness, device_exactness, plan_exactness, reads_model
-from .files import check_place
+from .files import check_place, current_folder, given_path, near
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
 from .identity import Difference, compare, data_identity, given_settings, optimizer_settings, other_code
@@ -671,6 +671,7 @@ class CoreTrainer:
     checkpoint: RunCheckpoint
     best_state: BestState
     assigned: dict[str, object]
+    made_in: Any
     plan: Any
     settings: StepSettings
     context: StepContext

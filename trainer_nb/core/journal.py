@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .files import (check_place, fits, open_plain, parse_json, read_bounded, typed,
-                                   whole_file)
+from .files import (check_place, fits, given_path, open_plain, parse_json,
+                                   read_bounded, typed, whole_file)
 from .words import ARROWS, SOURCES, change_words
 
 # %% ../../nbs/core/04_journal.ipynb #851d690a
@@ -323,7 +323,7 @@ class Journal:
     def save(self, path: str | PathLike) -> None:
         "Write JSON lines: the header, then one line for each entry."
         text = "".join(json.dumps(line) + "\n" for line in self.lines())
-        with whole_file(check_place(path, "save")) as beside:
+        with whole_file(check_place(given_path(path), "save")) as beside:
             with open_plain(beside, "xb", private=True) as file:
                 file.write(text.encode())
 
@@ -332,7 +332,7 @@ class Journal:
         "Read a file of `save`; the ValueError names the first line that is not valid."
         names = {each.name for each in fields(Intervention)}
         journal = cls()
-        for number, text in enumerate(read_bounded(path, 1 << 28).splitlines(), 1):
+        for number, text in enumerate(read_bounded(given_path(path), 1 << 28).splitlines(), 1):
             try:
                 line = parse_json(text, "it")
                 if number == 1:

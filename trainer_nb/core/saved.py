@@ -24,7 +24,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from .files import open_plain, reason, whole_file
+from .files import given_path, open_plain, reason, whole_file
 from .torch_private import module_versions, set_module_versions
 
 # %% ../../nbs/core/12_saved.ipynb #1621531a
@@ -247,7 +247,7 @@ def write_state(state: dict, path, follow: bool = True) -> Path:
     """Write a state of plain copies to a file.
 
     On an error (OSError: disk full, no folder) a file of that name stays as it was."""
-    path = Path(path)
+    path = given_path(path)
     def write(file):
         DigestedFile(file).write_archive({"trainer_nb": VERSION, **state})
         torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
@@ -269,7 +269,7 @@ def _load_plain(path: Path):
 
 def read_state(path) -> dict:
     "Read a state and verify its checksums; CheckpointError says why a file cannot be used."
-    path = Path(path)
+    path = given_path(path)
     if not path.is_file():
         near = sorted(each.name for each in path.parent.glob("*.pt"))[-5:]
         there = f"; there are {', '.join(near)}" if near else ""

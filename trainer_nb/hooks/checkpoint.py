@@ -29,7 +29,8 @@ from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
-from ..core.files import check_inner_folder, is_left_over, parse_json, read_bounded
+from ..core.files import (check_inner_folder, given_path, is_left_over, near, parse_json,
+                                   read_bounded, run_place)
 from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, reading, write_state, write_whole
 from ..core.state import say, start_thread, warn
@@ -144,7 +145,7 @@ class CheckpointFolder:
         best: tuple[str, str] | None = None,  # ("valid/accuracy", "max")
         keep_best: int = 1,
     ):
-        self.path = Path(path)
+        self.path = given_path(path)
         self.rules = KeepRules(keep_last, keep_every, best, keep_best)
         self._left: set[str] = set()  # files of a run that is not resumed
 
@@ -360,7 +361,8 @@ class BestValues:
 class HeldFolder:
     "The folder of a run's checkpoints, which the first process locks."
     def __init__(self, given):
-        self.given = given  # None: `checkpoints` in the workspace, or here
+        # None: `checkpoints` in the workspace, or where the trainer was made
+        self.given = None if given is None else given_path(given)
         self.folder: CheckpointFolder | None = None
         self.lock: Any = None  # a FolderLock, in the first process
 
@@ -371,7 +373,7 @@ class HeldFolder:
 
     def claim(self, trainer, rules: KeepRules) -> None:
         "Lock the folder; FolderTakenError in all processes where another run has it."
-        place = self.given or Path(getattr(trainer, "workspace", None) or ".", "checkpoints")
+        place = self.given or run_place(trainer, "checkpoints")
         problem = None
         if trainer.is_main:
             try:
@@ -420,13 +422,15 @@ def check_resume(value):
     "'latest', 'force', a path, None or False; ValueError for anything else."
     if value is None or value is False:
         return value
-    near = []
+    meant = []
     if isinstance(value, (str, os.PathLike)) and str(value):
         words = ("latest", "force") if isinstance(value, str) else ()
-        near = difflib.get_close_matches(str(value).lower(), words, n=1)
-        if not near or value in near or os.path.exists(value):
+        meant = difflib.get_close_matches(str(value).lower(), words, n=1)
+        if value in meant:
             return value
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+        if not meant or given_path(value).exists():
+            return given_path(value)
+    hint = f"; did you mean {meant[0]!r}?" if meant else ""
     raise ValueError(f"resume={value!r}: 'latest', a file or a folder, 'force' (from a run that "
                      "differs, too), "
                      f"or None (a new run){hint}")
@@ -608,7 +612,7 @@ def become(trainer, path: Path, state: dict, refuse: bool = False) -> None:
     trainer.load_state_dict(state)
     if trainer.is_main:
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
-        say(f"resumed from {path}: {found.summary(state['position'], totals)}")
+        say(f"resumed from {near(path)}: {found.summary(state['position'], totals)}")
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #432146dc
 def save_by_hand(hook, trainer, command) -> None:

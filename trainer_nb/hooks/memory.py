@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule
 
-from ..core.files import check_inner_folder, check_plain
+from ..core.files import check_inner_folder, check_plain, given_path, run_place
 from ..core.hook import Hook, MainProcessHook
 from ..core.state import warn
 from ..core.tunable import Tunable
@@ -72,7 +72,8 @@ class MemoryHook(MainProcessHook):
             if (value is not None or name == "keep_last") and (type(value) is not int or value < 1):
                 or_none = ", or None" if name == "snapshot_every" else ""
                 raise ValueError(f"{name}={value!r}: a whole number, 1 or more{or_none}")
-        self.every_steps, self.folder, self.trace = every_steps, folder, trace
+        self.every_steps, self.trace = every_steps, trace
+        self.folder = None if folder is None else given_path(folder)
         self.snapshot_every, self.keep_last = snapshot_every, keep_last
         self.snapshot: Path | None = None  # the last one
         self._periodic: list[Path] = []  # the last ones of `snapshot_every`
@@ -119,7 +120,7 @@ class MemoryHook(MainProcessHook):
 
     def _write(self, trainer) -> Path | None:
         "The snapshot of this step; None where it could not be written."
-        folder = Path(self.folder or getattr(trainer, "workspace", None) or ".")
+        folder = self.folder or run_place(trainer)
         path = folder / f"memory_step_{trainer.step_state.optimizer_step:08d}.pickle"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,7 @@ class ProfilerHook(MainProcessHook):
             if type(value) is not int or value < least:
                 raise ValueError(f"{name}={value!r}: a whole number, {least} or more")
         self._check_settings(settings)
-        self.given, self.settings = folder, settings
+        self.given, self.settings = None if folder is None else given_path(folder), settings
         self.repeat, self.rows, self.show = repeat, rows, show
         self.plan = {"wait": wait, "warmup": warmup, "active": active}
         self.traces: list[Path] = []
@@ -225,7 +226,7 @@ class ProfilerHook(MainProcessHook):
         if self._recorded <= self.plan["wait"] + self.plan["warmup"]:
             return
         self._recordings += 1
-        folder = Path(self.given or Path(getattr(trainer, "workspace", None) or ".", "profile"))
+        folder = self.given or run_place(trainer, "profile")
         path = folder / f"trace_step_{trainer.step_state.optimizer_step:08d}.json"
         totals = done.key_averages()
         kind = trainer.device.type

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 from ..core.data import pass_indices
-from ..core.files import (check_inner_folder, file_stem, parse_json, read_bounded,
-                                   sync_folder)
+from ..core.files import (check_inner_folder, file_stem, given_path, parse_json,
+                                   read_bounded, run_place, sync_folder)
 from ..core.hook import Hook
 
 # %% ../../nbs/hooks/23_outputs.ipynb #a083b1c9
@@ -281,7 +281,7 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
 
     `mmap`: the arrays stay on disk. FileNotFoundError where no outputs are, ValueError for a
     damaged list."""
-    folder = Path(folder)
+    folder = given_path(folder)
     if not folder.exists() and folder.with_name(f"{folder.name}.replaced").exists():
         folder = folder.with_name(f"{folder.name}.replaced")  # a crash came between the two renames
     if not (folder / ABOUT).is_file():
@@ -303,7 +303,7 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
 class OutputPlaces:
     "The folders of the outputs of a run's splits."
     def __init__(self, folder=None, keep: str = "last"):  # keep: or "all", a folder an evaluation
-        self.folder: Path | None = None if folder is None else Path(folder)
+        self.folder: Path | None = None if folder is None else given_path(folder)
         self.keep = keep
 
     def of(self, split: str) -> Path:
@@ -337,8 +337,7 @@ class OutputPlaces:
     def clear(self, trainer, training: bool) -> None:
         "Remove what an interrupted run has left, before any process begins."
         if self.folder is None:
-            workspace = getattr(trainer, "workspace", None) or "."
-            self.folder = check_inner_folder(Path(workspace, "outputs"))
+            self.folder = check_inner_folder(run_place(trainer, "outputs"))
         self.folder = Path(trainer.engine.gather(str(self.folder))[0])
         if trainer.is_main:
             for path in self.folder.glob("*.unfinished"):

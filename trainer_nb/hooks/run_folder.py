@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from ..core.control import Series
-from ..core.files import check_plain, open_plain, parse_json, read_bounded, reason
+from ..core.files import (check_plain, given_path, near, open_plain, parse_json,
+                                   read_bounded, reason)
 from ..core.folder import FolderLock, FolderTakenError, hold
 from ..core.hook import Hook, MainProcessHook
 from ..core.journal import Intervention, digest
@@ -45,7 +46,7 @@ def claim(path: Path, resumes: bool, owner) -> FolderLock:
     number, free, reason = 1, path, None
     while True:
         if (free / METRICS).exists():
-            reason = reason or f"{free} has the records of another run"
+            reason = reason or f"{near(free)} has the records of another run"
         else:
             try:
                 lock = hold(free, owner, take_over=False)
@@ -53,7 +54,7 @@ def claim(path: Path, resumes: bool, owner) -> FolderLock:
                 reason = reason or str(error)
             else:
                 if reason:
-                    say(f"{reason}: this one goes to {free}")
+                    say(f"{reason}: this one goes to {near(free)}")
                 return lock
         number += 1
         free = path.with_name(f"{path.name}-{number}")
@@ -316,7 +317,8 @@ class RunFolderHook(MainProcessHook):
     "Keeps the folder of a run up to date."
     order, kept = -110, False  # before anything looks for checkpoints there
     def __init__(self, path, config=None, weights=None, writes=True):
-        self.given, self.config, self.writes = Path(path), config, writes
+        self.asked, self.given = Path(path), given_path(path)
+        self.config, self.writes = config, writes
         self.weights = weights  # a FinalWeightsHook
         self.folder: Any = None  # a RunFolder, in the main process
         self._closed: Any = None  # after close(): goes on in it, if the run goes on
@@ -425,7 +427,7 @@ class RunFolderHook(MainProcessHook):
     def _origin(self, trainer) -> dict:
         "What tells whether another run came to the same end."
         return {"weights": self.weights and self.weights.found, "inexact": trainer.inexact,
-                "workspace": str(self.given), "processes": trainer.engine.num_processes,
+                "workspace": str(self.asked), "processes": trainer.engine.num_processes,
                 "decides": list(trainer.best_rule)}
 
     def cleanup_fit(self, trainer):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.files import check_inner_folder, read_bounded
+from ..core.files import check_inner_folder, given_path, read_bounded
 from ..core.saved import write_whole
 from .trackers import (TrackerHook, check_installed, flat_values, holds_to,
                                        is_count,
@@ -72,7 +72,8 @@ class TensorBoardHook(TrackerHook):
     ):
         check_installed("tensorboard", type(self).__name__)
         super().__init__(every_steps, histograms)
-        self.given = folder
+        self.given = folder  # as it is compared with that of an earlier process
+        self._own = None if folder is None else given_path(folder)
         self._wanted: Path | None = None  # the folder's name; it may have a number
 
     @property
@@ -101,8 +102,8 @@ class TensorBoardHook(TrackerHook):
         return self.writer
 
     def _own_folder(self, trainer) -> Path | None:
-        if self.given is not None:
-            return Path(self.given)
+        if self._own is not None:
+            return self._own
         workspace = getattr(trainer, "workspace", None)
         return check_inner_folder(Path(workspace, "tensorboard")) if workspace else None
 
@@ -113,7 +114,8 @@ class TensorBoardHook(TrackerHook):
         # compared, and never used as a path
         given = None if self.given is None else str(self.given)
         made = None if place is None else place.get("made")
-        wanted = own or (Path("runs", made) if made else None)
+        runs = Path(getattr(trainer, "made_in", "."), "runs")
+        wanted = own or (runs / made if made else None)
         folder = self._folder_of(place, wanted)
         is_folder = folder is not None and folder.is_dir() and not folder.is_symlink()
         there = is_folder and place is not None and place["given"] == given
@@ -121,7 +123,7 @@ class TensorBoardHook(TrackerHook):
             self.sender.restart()
             now, kind = f"{datetime.now():%Y-%m-%d_%H-%M-%S}", type(trainer.model).__name__
             made = None if own else f"{now}_{kind}"
-            wanted = own or Path("runs", f"{now}_{kind}")
+            wanted = own or runs / f"{now}_{kind}"
             place = {"number": free_folder(wanted), "made": made, "given": given}
         elif resumed_at is not None:
             purge = holds_to(resumed_at, self.every_steps) + 1
@@ -236,6 +238,8 @@ class WandbRuns:
     "Runs of Weights & Biases, by `wandb.init`."
     LAST = "last_step.txt"  # beside the files of a run
     def __init__(self, project: str | None, tags, init: dict):
+        if init.get("dir") is not None:
+            init = {**init, "dir": str(given_path(init["dir"]))}
         self.project, self.tags, self.init = project, tags, init
 
     def begin(self, settings: dict, place: dict | None, name: str | None):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from ..core.control import Series
 from ..core.engine import unwrap
-from ..core.files import check_inner_folder, check_plain, file_stem, open_plain, parse_json
+from ..core.files import check_inner_folder, check_plain, file_stem, given_path, open_plain, parse_json, run_place
 from ..core.hook import Hook
 from ..core.state import RandomStreams, warn
 from ..core.step import fetch_numbers
@@ -283,7 +283,7 @@ class ImageFileHook(Hook):
 
     def _save(self, name: str, image: np.ndarray, path: Path) -> None:
         ...
-    given: str | os.PathLike | None
+    given: Any
     every_steps: int
     max_images: int | None
     image_format: str
@@ -341,6 +341,6 @@ class JSONLHook(TrackerHook):
 
     def rewound(self, trainer, start, end, held):
         """A line says which of those before it do not hold."""
-    given: str | os.PathLike | None
-    _wanted: Path
+    given: Any
+    _wanted: Any
     _file: LinesFile

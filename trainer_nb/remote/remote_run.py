@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..core.control_folder import ControlError, check_own
-from ..core.files import fits, parse_json, read_bounded
+from ..core.files import fits, given_path, parse_json, read_bounded
 from ..core.journal import Journal
 from ..core.state import FitResult, RunState
 from ..hooks.progress import in_notebook
@@ -147,7 +147,7 @@ class RemoteRun:
     closed: bool = cast(Any, property(lambda self: self._follower.ended))
 
     def __init__(self, path: str | PathLike, source: str | None = None):
-        self.path = Path(path)
+        self.path = given_path(path)
         self.view = RemoteRunView(self.path, source or ("notebook" if in_notebook() else "code"))
         self._parts, self._before, self._trouble = Parts(self), self.view.standing, ""
         self._follower = Follower(self)
@@ -303,9 +303,10 @@ def attach_one(path, source: str | None = None) -> RemoteRun:
     """The run in a folder, whichever process has it; the same object as long as it is held.
 
     ControlError for a folder without a run that this user may steer."""
-    key = str(Path(path).resolve()), source
+    path = given_path(path)
+    key = str(path.resolve()), source
     known = _ATTACHED.get(key)
     if known is None or known.closed:
-        check_run(Path(path))
+        check_run(path)
         known = _ATTACHED[key] = RemoteRun(path, source)
     return known

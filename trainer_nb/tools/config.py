@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from ..core.files import parse_json, read_bounded
+from ..core.files import given_path, parse_json, read_bounded
 from ..hooks.run_folder import CONFIG
 from .task import names_taken, unknown_name
 
@@ -102,7 +102,7 @@ def as_kept(value, written):
 def read_config(cfg) -> tuple[dict, dict]:
     "The values of a dict, OmegaConf object, YAML file or run's folder: resolved, and as stored."
     made = omegaconf()
-    given = load_config(Path(cfg)) if isinstance(cfg, (str, os.PathLike)) else cfg
+    given = load_config(given_path(cfg)) if isinstance(cfg, (str, os.PathLike)) else cfg
     if isinstance(given, Mapping) and not made.is_config(given):
         given = made.create(dict(given))
     if not made.is_dict(given):

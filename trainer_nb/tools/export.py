@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..core.files import check_place, parse_json, read_bounded, whole_file
+from ..core.files import check_place, given_path, parse_json, read_bounded, whole_file
 from ..core.saved import plain_copy, write_whole
 from ..core.state import warn
 from ..core.torch_private import plain_name
@@ -27,7 +27,7 @@ def weights_file(path: str | os.PathLike) -> Path:
 
     ValueError for a folder that is not there, for the suffix of another format, and where a .json
     of other contents lies beside it."""
-    path = Path(path)
+    path = given_path(path)
     if not path.parent.is_dir():
         raise ValueError(f"export({str(path)!r}): there is no folder {str(path.parent)!r}")
     if path.suffix in OTHER_FORMATS:

@@ -9,7 +9,6 @@ __all__ = ['REPLAYED', 'first_difference', 'warn_of_machine', 'check_totals', 'p
 # %% ../../nbs/tools/21_replay.ipynb #cb6df7d6
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..core.control import Command
@@ -115,7 +114,7 @@ class ReplayHook(Hook):
         journal: Journal | str | os.PathLike,  # or the file of one
         without: Iterable[int] = (),  # numbers of the entries that are left out
     ):
-        self.journal = journal if isinstance(journal, Journal) else Journal.load(Path(journal))
+        self.journal = journal if isinstance(journal, Journal) else Journal.load(journal)
         self.waiting: list[Intervention] = []
         self.end: dict | None = self.journal.header.get("end")
         self.without, self._begun, self.diverged = frozenset(without), False, ""
