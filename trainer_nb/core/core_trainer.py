@@ -883,9 +883,9 @@ def check_save(values: dict) -> dict:
     "ValueError for a path that no file can have."
     path = given_path(values["path"])
     if not path.parent.is_dir():
-        raise ValueError(f"save({str(path)!r}): there is no folder {str(path.parent)!r}")
+        raise ValueError(f"save({near(path)!r}): there is no folder {near(path.parent)!r}")
     if path.is_dir():
-        raise ValueError(f"save({str(path)!r}): that is a folder; give the name of a file in it, "
+        raise ValueError(f"save({near(path)!r}): that is a folder; give the name of a file in it, "
                          "say 'run.pt'")
     return {"path": check_place(path, "save")}
 

@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from uuid import uuid4
 
-from .files import check_plain, parse_json, read_bounded
+from .files import check_plain, near, parse_json, read_bounded
 from .state import say
 
 try:
@@ -130,7 +130,7 @@ def _make_free(lock: FolderLock, take_over: bool) -> None:
         owner.close()
     finally:
         lock.close()
-    say(f"{lock.path}: the trainer that had this folder is closed, {owner!r}")
+    say(f"{near(lock.path)}: the trainer that had this folder is closed, {owner!r}")
 
 def hold(
     path,  # made if it is not there

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..core.control_folder import ControlError, check_own
-from ..core.files import fits, given_path, parse_json, read_bounded
+from ..core.files import fits, given_path, near, parse_json, read_bounded
 from ..core.journal import Journal
 from ..core.state import FitResult, RunState
 from ..hooks.progress import in_notebook
@@ -39,23 +39,23 @@ def check_run(path: Path) -> None:
     The message names the nearest folder that is one."""
     if not path.is_dir():
         kind = "not a folder" if path.exists() else "not there"
-        raise ControlError(f"{path} is {kind}: {near_runs(path)}")
+        raise ControlError(f"{near(path)} is {kind}: {near_runs(path)}")
     if (path / "control").is_dir():
         return check_own(path / "control")
     if (path / METRICS).exists():
-        raise ControlError(f"{path} is the folder of a run that cannot be reached from outside: it "
-                           "has no control/. Its trainer was made without it, or by an earlier "
-                           "trainer_nb")
-    raise ControlError(f"{path} is not the folder of a run: {near_runs(path / 'run')}")
+        raise ControlError(f"{near(path)} is the folder of a run that cannot be reached from "
+                           "outside: it has no control/. Its trainer was made without it, or by "
+                           "an earlier trainer_nb")
+    raise ControlError(f"{near(path)} is not the folder of a run: {near_runs(path / 'run')}")
 
 def near_runs(path: Path) -> str:
     "The runs beside a path that is not a run, in words."
     known = sorted(each.parent.name for each in path.parent.glob("*/control"))
-    near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {str(path.parent / near[0])!r}?"
+    alike = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
+    if alike:
+        return f"did you mean {near(path.parent / alike[0])!r}?"
     if known:
-        shown = ", ".join(repr(str(path.parent / name)) for name in known[:8])
+        shown = ", ".join(repr(near(path.parent / name)) for name in known[:8])
         return f"there {'are' if len(known) > 1 else 'is'} {shown}"
     return "Trainer(..., workspace=) makes such a folder with the run's first step"
 
@@ -274,7 +274,7 @@ class RemoteRun:
                   if name.startswith("train/") and name.endswith("loss")}
         last = "".join(f", {name} {value:.4g}" for name, value in losses.items())
         place = f"step {self.view.position.step:,}{last}"
-        return f"RemoteRun({self.path}: {self.standing}, {place}{', closed' * self.closed})"
+        return f"RemoteRun({near(self.path)}: {self.standing}, {place}{', closed' * self.closed})"
 
     def _ipython_display_(self) -> None:
         if in_notebook() and not self.closed:
