@@ -8,10 +8,10 @@ __all__ = ['ATTRIBUTES', 'OF_PARTS', 'OTHER_NAMES', 'OVERRIDDEN', 'IN_BACKGROUND
            'make_optimizer', 'make_optimizers', 'check_function', 'usual_step',
            'check_parts', 'check_metrics', 'check_limits', 'check_eval_first',
            'check_data', 'check_evaluation', 'check_seed', 'check_max_time', 'check_note',
-           'check_switch', 'found_optimizers', 'unheld', 'held_elsewhere', 'UnheldWatch',
-           'described', 'forwarded', 'CoreTrainer', 'switches', 'user_attributes',
-           'check_save', 'check_counts', 'end_threads', 'average_of', 'check_weights',
-           'chosen_weights', 'records_of']
+           'check_switch', 'check_counts', 'check_totals', 'found_optimizers', 'unheld',
+           'held_elsewhere', 'UnheldWatch', 'described', 'forwarded', 'CoreTrainer',
+           'switches', 'user_attributes', 'check_save', 'end_threads', 'average_of',
+           'check_weights', 'chosen_weights', 'records_of']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -61,9 +61,10 @@ from .runner import (BatchSizes, MicroBatcher, StepContext, StepRunner,
 from .several_optimizers import OptimizerHooks, StepRunners
 from .saved import CheckpointError, read_state, reading, write_state
 from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams,
-                                   RunRandom, RunState, StepState, refuse_open_contexts, say, warn,
-                                   weakly)
-from .step import OwnLossStep, SupervisedStep, fetch_numbers
+                                   RunRandom, RunState, StepState, as_int, refuse_open_contexts,
+                                   say, warn, weakly)
+from .step import (WITHOUT, OwnLossStep, SupervisedStep, fetch_numbers,
+                                  has_own_loss)
 from .training import (ASKED, BestRecord, Plan, TrainingLoop, check_best,
                                       plan_parts)
 from .torch_private import compile_in_place
@@ -252,6 +253,20 @@ def check_switch(values: dict) -> dict:
     if type(values.get("on")) is not bool:
         raise ValueError(f"on={values.get('on')!r}: True or False")
     return values
+
+# %% ../../nbs/core/16_core_trainer.ipynb #8d778d5e
+def check_counts(name: str, **counts) -> None:
+    "ValueError for a count that is not a whole number, 1 or more; None is passed over."
+    for label, value in counts.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name}: {label}={value!r}, a whole number, 1 or more")
+
+def check_totals(name: str, epochs, max_steps) -> None:
+    "ValueError for a length of a run that is no whole number, or that is given twice."
+    check_counts(name, epochs=epochs, max_steps=max_steps)
+    if epochs is not None and max_steps is not None:
+        raise ValueError(f"{name}: give epochs= or max_steps=, both are given (epochs={epochs!r}, "
+                         f"max_steps={max_steps!r})")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #74d27064
 def _within(value) -> list:
@@ -600,7 +615,13 @@ class CoreTrainer:
                  seed=None, seed_samples=False, max_time=None, engine=Engine, every=None,
                  keep_modes=False):
         before = set(vars(self))  # attributes of a subclass
+        epochs, max_steps, micro_batch_size, seed, eval_first, overfit_batches, fast_dev_run = map(
+            as_int, (epochs, max_steps, micro_batch_size, seed, eval_first, overfit_batches,
+                     fast_dev_run))
+        limit_batches = ({name: as_int(each) for name, each in limit_batches.items()}
+                         if isinstance(limit_batches, Mapping) else as_int(limit_batches))
         seed, max_time = check_seed(seed, seed_samples), check_max_time(max_time)
+        check_totals("Trainer()", epochs, max_steps)
         check_limits(limit_batches, overfit_batches, fast_dev_run)
         check_keep_modes(keep_modes)
         if fast_dev_run:
@@ -616,6 +637,9 @@ class CoreTrainer:
             train_step, grad_clip, accumulation = several.of_last()
             engine, eval_step = engine.for_several(), eval_step or no_eval_step
         check_parts(model, train_step, loss_fn, optim, hooks)
+        if train_step is None and loss_fn is None and not has_own_loss(unwrap(model)):
+            warn(f"no loss_fn= and no train_step=: {type(unwrap(model)).__name__} has to return "
+                 f"its loss. {WITHOUT}")
         self.made_in = current_folder()  # where files go without a workspace
         self.plan = self.plan_class(epochs, max_steps, None, eval_first, bool(fast_dev_run))
         self.settings, self.context, self.loss_fn = StepSettings(), StepContext(), loss_fn
@@ -1224,22 +1248,15 @@ def position(self: CoreTrainer, seconds: float = 0.0) -> Position:
         seconds, fraction, self.eval_batch, state.boundary)
 
 # %% ../../nbs/core/16_core_trainer.ipynb #4dfbbcfa
-def check_counts(name: str, **counts) -> None:
-    "ValueError for a count that is not a whole number, 1 or more; None is passed over."
-    for label, value in counts.items():
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name}: {label}={value!r}, a whole number, 1 or more")
-
 @patch
 def _totals_for(self: CoreTrainer, name: str, epochs, max_steps) -> tuple:
     "The totals of a drive: those given, else those of the run; ValueError for both or neither."
     if self.plan.fast_dev_run or (epochs is None and max_steps is None):
         epochs, max_steps = self.epochs, self.max_steps
-    check_counts(name, epochs=epochs, max_steps=max_steps)
-    if (epochs is None) == (max_steps is None):
-        both = "both are" if epochs is not None else "neither is"
-        raise ValueError(f"{name}: give epochs= or max_steps=, {both} given (epochs={epochs!r}, "
-                         f"max_steps={max_steps!r})")
+    epochs, max_steps = as_int(epochs), as_int(max_steps)
+    check_totals(name, epochs, max_steps)
+    if epochs is None and max_steps is None:
+        raise ValueError(f"{name}: give epochs= or max_steps=, neither is given")
     return epochs, max_steps
 
 @patch
@@ -1468,6 +1485,7 @@ def step(self: CoreTrainer, n: int = 1, *, epochs: int | None = None) -> FitResu
 
     Evaluations and hooks at the end of an epoch belong to the next drive. The run ends at its total
     all the same. Errors as of `fit()`, and ValueError for a number that is not whole, 1 or more."""
+    n, epochs = as_int(n), as_int(epochs)
     check_counts("step()", n=n, epochs=epochs)
     if not self.enter("step()"):
         return self.result()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult', 'RandomStreams',
            'seed_everything', 'StreamTurns', 'OwnStreams', 'ThreadState', 'start_thread',
-           'refuse_open_contexts', 'warn', 'say', 'RunRandom', 'weakly']
+           'refuse_open_contexts', 'as_int', 'warn', 'say', 'RunRandom', 'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -382,6 +383,12 @@ def refuse_open_contexts(what: str) -> None:
             raise RuntimeError(
                 f"{what} inside torch.autocast({device!r}): leave it and pass mixed_precision= "
                 "instead; an autocast left open over a step trains on stale copies of the weights")
+
+# %% ../../nbs/core/00_state.ipynb #c9d9c0e9
+def as_int(value):
+    "A whole number of another library (`np.int64`) as Python's own; anything else as it is."
+    of_others = isinstance(value, Integral) and not isinstance(value, (int, bool))
+    return int(value) if of_others else value
 
 # %% ../../nbs/core/00_state.ipynb #16929ec0
 def warn(text: str) -> None:

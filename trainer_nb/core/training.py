@@ -22,7 +22,7 @@ from .data import (NO_BATCH, EpochIterator, check_end, check_workers,
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
 from .state import Phase, StepState, say, warn
-from .step import flat_records
+from .step import NoLossError, flat_records
 
 # %% ../../nbs/core/10_training.ipynb #976c0329
 ASKED = -2  # as `evaluated_at`: an evaluation was requested by hand, whatever the settings
@@ -309,6 +309,8 @@ def take(self: TrainingLoop, owner):
             length = data.length
             context.left = None if length is None else length - number
         full = runner.pass_batch(owner) if batch is NO_BATCH else runner.accumulate(batch, owner)
+    except NoLossError:  # each batch would fail, so there is none to leave out
+        raise
     except Exception:
         epoch = self.state.epoch
         self.failed = FailedBatch(batch, epoch, number, data.indices(number))

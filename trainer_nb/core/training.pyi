@@ -13,7 +13,7 @@ from .data import NO_BATCH, EpochIterator, check_end, check_workers, end_persist
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
 from .state import Phase, StepState, say, warn
-from .step import flat_records
+from .step import NoLossError, flat_records
 ASKED: Any
 @dataclass
 class Plan:
