@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import NonFiniteError, SnapshotHook, Trainer
+from trainer_nb import Hook, NonFiniteError, SnapshotHook, Trainer
 from trainer_nb.core.control import Series
 from trainer_nb.core.state import RunState
-from trainer_nb.panel.plots import Curve
+from trainer_nb.panel.plots import Curve, figure
 from trainer_nb.panel.still import still, still_text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -105,6 +105,26 @@ def looks(board):
     main = "main" if "aside" not in board.controls.main._dom_classes else ""
     first = "rewind" if "first" in board.controls.rewind._dom_classes else ""
     return main or first, next(c for c in board.widget._dom_classes if c.startswith("is-"))
+
+
+def test_names_with_markup_are_plain_text_where_the_mouse_is():
+    """Of loaders and of records, on their lines and on their crosses."""
+    loader, name = "<b>v</b>", "<i>m</i>"
+    class Log(Hook):
+        """A metric."""
+        def after_epoch(self, trainer):
+            """One value."""
+            trainer.log({name: 1.0})
+    data = TensorDataset(torch.randn(32, 4), torch.full((32, 1), math.nan))
+    trainer = make(Log(), first=10**9)
+    trainer.valid_dl = {loader: DataLoader(data, 16)}
+    trainer.fit()
+    shown = [words for trace in figure(trainer.view).data
+             for words in (trace.name or "", *(trace.customdata if trace.customdata is not None
+                                               else ()))]
+    assert "&lt;i&gt;m&lt;/i&gt;" in shown and "&lt;b&gt;v&lt;/b&gt;" in shown, shown
+    assert any(words.startswith("&lt;b&gt;v&lt;/b&gt;/loss is NaN") for words in shown), shown
+    assert not any("<b>" in words or "<i>" in words for words in shown), shown
 
 
 def test_a_run_that_failed_shows_where_it_turned():

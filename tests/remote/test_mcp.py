@@ -4,6 +4,7 @@ input and output, against a training process."""
 import asyncio
 import json
 import os
+import re
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
@@ -163,7 +164,7 @@ def test_an_agent_asks_and_a_person_decides(tmp_path):
         until(lambda: journal(process))
         (entry,) = [each for each in journal(process) if each["kind"] == "tune"]
         assert (entry["new"], entry["source"], entry["reason"]) == (1e-3, "agent:night", "it rises")
-        assert ", approved by " in entry["by"]
+        assert re.search(r", approved by \S+@\S+, by \w+$", entry["by"]), entry["by"]
 
         late = process.ask("stop", {}, "agent:night", approve=True, basis=0, max_age_steps=0)
         assert late["status"] == "refused" and "too late" in late["reason"]

@@ -87,6 +87,22 @@ def test_what_is_wrong_is_refused_with_the_reason(steered_run, name, values, wor
     assert all(torch.equal(a, b) for a, b in zip(before, steered_run.trainer.model.parameters()))
 
 
+@pytest.mark.parametrize("approve", [False, True])
+@pytest.mark.parametrize(("name", "values", "words"), [
+    ("pause", {"boundary": True}, "pause has no value 'boundary': it takes none"),
+    ("note", {"text": "a", "txt": "b"}, "note has no value 'txt' (did you mean 'text'?)"),
+    ("stop", {"n": 3}, "stop has no value 'n': it takes none"),
+    ("rewind", {"step": 1, "steps": 2}, "did you mean 'step'?): it takes step"),
+    ("step", {"m": 1}, "step has no value 'm'"), ("resume", {"skip": True}, "it takes skip_failed"),
+    ("watch", {"on": True, "hook": "a"}, "watch has no value 'hook'")])
+def test_a_value_that_a_command_does_not_have_is_refused(steered_run, name, values, words, approve):
+    """It meant something to the sender; nothing has happened."""
+    reply = steered_run.ask(name, values, approve=approve)
+    assert reply["status"] == "refused" and words in reply["reason"], reply
+    assert steered_run.trainer.step_state.optimizer_step == 3
+    assert not [each for each in steered_run.trainer.journal if each.kind == "note"]
+
+
 def test_a_command_that_comes_too_late_is_refused_with_both_steps(steered_run):
     reply = steered_run.ask("tune", {"lr": 0.5}, basis=1, max_age_steps=1)
     assert reply["status"] == "refused"

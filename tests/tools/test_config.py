@@ -286,6 +286,19 @@ def test_files_that_are_not_there_are_named(tmp_path):
         from_config(tmp_path)
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    ("model:\n  a: 1\n b: 2\n", r"run.yaml, line 3, column 2: not YAML"),
+    ("model: [1, 2\n", r"run.yaml, line 2, column 1: not YAML: while parsing a flow sequence"),
+    ("a: 1\nb: {\x01}\n", r"run.yaml: not YAML: .*special characters"),
+    ("a: &x 1\nb: *y\n", r"run.yaml, line 2, column 4: not YAML: found undefined alias 'y'"),
+    ("a: 1\na: 2\n", r"run.yaml, line 2, column 1: not YAML: .*duplicate key a"),
+    ("a: !!python/object:os.system {}\n", r"run.yaml, line 1, column 4: not YAML: could not")])
+def test_a_file_that_is_not_yaml_says_where(tmp_path, text, said):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        from_config(tmp_path / "run.yaml")
+
+
 def test_an_error_in_a_constructor_is_its_own_and_names_the_key():
     broken = {"_target_": f"{HERE}.raises", "value": "gone"}
     for changes, place in (({"loss_fn": broken}, "loss_fn"),

@@ -186,10 +186,16 @@ class CheckpointFolder:
         "Write a checkpoint, then the list, then remove those that no rule keeps."
         self.path.mkdir(parents=True, exist_ok=True)
         write_state(state, self.path / entry.file, follow=False)
-        entries = [each for each in self.kept() if each.file != entry.file] + [entry]
+        kept = self.kept()
+        entries = [each for each in kept if each.file != entry.file] + [entry]
         self._left.discard(entry.file)
         staying = self.rules.staying(entries)
-        self._write_list(staying)
+        try:
+            self._write_list(staying)
+        except OSError:
+            if len(entries) > len(kept):  # no list names it, and it takes room
+                (self.path / entry.file).unlink(missing_ok=True)
+            raise
         self.clean({each.file for each in staying}, entry.step)
 
     def clean(self, staying: set[str], step: int) -> None:
@@ -454,6 +460,7 @@ class Saver:
         self.wanted = False  # at the next boundary
         self._last: tuple[int, int] | None = None  # place that was saved last
         self.file: Path | None = None  # in which it was saved
+        self.failing = False  # the last file could not be written, and this was said
 
     def want(self, trainer, save: Callable) -> None:
         "Ask the trainer to call `save(trainer)` at the next boundary, once."
@@ -471,10 +478,11 @@ class Saver:
         step = state.optimizer_step
         file = f"step_{step:08d}{f'_branch{branch}' if branch else ''}{suffix}.pt"
         entry = Kept(file, step, state.epoch, branch, value, exact=not suffix)
-        self.finish()  # an error of the last file comes before anything new
+        self.pass_over()  # an error of the last file comes before anything new
         taken, run = trainer.state_dict(), weakref.ref(trainer)
         def write():
             folder.add(taken, entry)
+            self.failing = False
             if (there := run()) is not None:
                 there.checkpoint.note_saved(entry.step)
         if trainer.is_main:
@@ -508,6 +516,19 @@ class Saver:
         except BaseException:
             self._last = None  # that file was not written
             raise
+
+    def pass_over(self) -> None:
+        """Wait for the file that is being written; warn of what the disk did not take, once.
+
+        The run goes on, and its next checkpoint is tried again; other errors are raised."""
+        try:
+            self.finish()
+        except OSError as error:
+            if not self.failing:
+                self.failing = True
+                words = "; ".join([str(error), *getattr(error, "__notes__", ())])
+                warn(f"a checkpoint was not written: {words}. The run goes on, and the next one "
+                     "is tried")
 
     def best_state(self, folder: CheckpointFolder) -> dict | None:
         "The state in the best checkpoint, once all are written; None where there is none."
@@ -692,10 +713,10 @@ class CheckpointHook(Hook):
             self.saver.note(trainer, self.resumed_from)
 
     def after_step(self, trainer):
-        "Ask for a save every `every_steps` steps; raise the error of the last file."
+        "Ask for a save every `every_steps` steps; warn of a last file that was not written."
         self.best.value = None
         if self.saver.writer.error is not None:
-            trainer.ask(self.finish_writing)
+            trainer.ask(self.saver.pass_over)
         step = trainer.step_state.optimizer_step
         if (self.every_steps and step % self.every_steps == 0) or is_marked(step, self.rules.every):
             self.saver.want(trainer, self._save)

@@ -7,9 +7,9 @@ __all__ = ['LONGEST_ERROR', 'MOST_ALERTS', 'ANY_STEP', 'TEXT', 'ID', 'ON', 'REMO
            'BEFORE', 'OPEN', 'HOLDING', 'DECISIONS', 'MOST_WAITING', 'NOBODY',
            'HEARTBEAT', 'INTERVAL', 'SOONEST', 'ATTENDANTS', 'plain', 'status_of',
            'hook_values', 'offer_of', 'tunable_values', 'Inbox', 'undone_by_start',
-           'undone_by_rewinds', 'command_of', 'asked', 'refusal', 'unfit', 'Approvals',
-           'CommandIntake', 'starting_command', 'StatusFiles', 'end_attendants',
-           'RunLeft', 'Attendant', 'RemoteControlHook']
+           'undone_by_rewinds', 'command_of', 'asked', 'unknown_values', 'refusal',
+           'unfit', 'Approvals', 'CommandIntake', 'starting_command', 'StatusFiles',
+           'end_attendants', 'RunLeft', 'Attendant', 'RemoteControlHook']
 
 # %% ../../nbs/hooks/26_remote_control.ipynb #2b42befa
 import atexit
@@ -256,6 +256,17 @@ def asked(line: dict) -> Request:
     "The request that a reply answers."
     return Request(line.get("name", ""), source=line.get("source", ""), id=line["id"])
 
+def unknown_values(request: Request) -> str:
+    "Which values a command does not have, in words; '' where it has all of them."
+    taken = REMOTE[request.name][1]
+    extra = [name for name in request.values if name not in taken]
+    if not extra or request.name == "tune":  # whose values are checked by name
+        return ""
+    near = difflib.get_close_matches(extra[0], taken, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    has = f"it takes {', '.join(taken)}" if taken else "it takes none"
+    return f"{request.name} has no value {', '.join(map(repr, extra[:5]))}{hint}: {has}"
+
 def refusal(request: Request, trainer) -> str:
     "Why a run does not even look at a request; '' where it does."
     commands = trainer.commands
@@ -264,6 +275,8 @@ def refusal(request: Request, trainer) -> str:
         near = difflib.get_close_matches(request.name, known, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"no command {request.name!r} for other processes{hint}: {', '.join(known)}"
+    if why := unknown_values(request):
+        return why
     if trainer.engine.is_distributed and not trainer.driven:
         return "the run is not being driven, and its processes have no boundary together"
     return ""
@@ -311,7 +324,8 @@ class Approvals:
         "What an approval lets go; ValueError says why nothing is decided."
         if decision.source.startswith("agent:"):
             raise ValueError(f"{decision.source} is an agent: a person approves and declines")
-        id, who = decision.values.get("id"), f"{decision.user}@{decision.host}"
+        who = f"{decision.user}@{decision.host}, by {decision.source}"[:300]
+        id = decision.values.get("id")
         if id in self.released and decision.name == "approve":  # before this process was killed
             return None
         if id not in self.waiting:

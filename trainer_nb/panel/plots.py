@@ -453,9 +453,10 @@ MOST_MARKERS = 60  # points of an evaluation's line, else they would be a band
 
 def _line(x, y, ink: str, axis: int, name: str, *, width: float = 2.25, opacity: float = 1.0,
           points: bool = False, hover: bool = True) -> dict:
-    "A trace of plotly: a line on an axis, with points if wanted."
+    "A trace of plotly: a line on an axis, with points if wanted; its hover shows the name."
     number = "" if axis == 1 else str(axis)
-    return {"x": x, "y": y, "name": name, "mode": "lines+markers" if points else "lines",
+    return {"x": x, "y": y, "name": html.escape(name),
+            "mode": "lines+markers" if points else "lines",
             "opacity": opacity, "line": {"color": ink, "width": width},
             "marker": {"size": 6 if axis == 1 else 4, "maxdisplayed": MOST_MARKERS},
             "xaxis": f"x{number}", "yaxis": f"y{number}",
@@ -528,7 +529,7 @@ def gap_trace(name: str, curve: Curve, gaps: list, axis: str, number: int) -> di
     return _line(curve.at(axis, firsts), level, BAD, number, "not finite") | {
         "mode": "markers+text", "meta": "axis", "text": [""] * (len(gaps) - 1) + [ends],
         "textposition": "top left", "textfont": {"color": BAD, "size": 11}, "cliponaxis": False,
-        "customdata": [f"{name} is {each}" for each in words],
+        "customdata": [html.escape(f"{name} is {each}") for each in words],
         "marker": {"size": 8 if number == 1 else 6, "color": BAD, "symbol": "x"},
         "hovertemplate": "%{customdata}<extra></extra>"}
 
@@ -752,7 +753,7 @@ def run_traces(run: DrawnRun, numbers: dict[str, int], axis: str, window: int, p
             continue
         line = (curve.smoothed(axis, max(1, window // curve.every), points, span)
                 if noisy(name) else curve.raw(axis, points, span))
-        title = html.escape(f"{run.name} · {short_name(name)}" if several else run.name)
+        title = f"{run.name} · {short_name(name)}" if several else run.name
         dots = not (noisy(name) or is_rate(name) or behind) and len(line[0]) <= 60
         width = 1.25 if behind else 2 if number == 1 else 1.75
         trace = _line(*line, run.ink, number, title, width=width, opacity=0.7 if behind else 1.0,

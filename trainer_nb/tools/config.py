@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['MARKS', 'PACKAGES', 'NAMING', 'TORCH', 'PLAIN_TORCH', 'TORCH_CLASSES', 'REFUSED',
-           'PROCESSES', 'TRUSTING', 'omegaconf', 'missing_file', 'load_config',
-           'plain_values', 'as_kept', 'read_config', 'within', 'refusal', 'check_allowed',
-           'locate', 'check_way', 'of_torch', 'check_origin', 'check_found',
-           'find_target', 'naming_target', 'check_target', 'check_node', 'check_marks',
-           'all_targets', 'check_config', 'node_paths', 'failed_place', 'build_node',
-           'build_config']
+           'PROCESSES', 'TRUSTING', 'omegaconf', 'missing_file', 'yaml_words',
+           'load_config', 'plain_values', 'as_kept', 'read_config', 'within', 'refusal',
+           'check_allowed', 'locate', 'check_way', 'of_torch', 'check_origin',
+           'check_found', 'find_target', 'naming_target', 'check_target', 'check_node',
+           'check_marks', 'all_targets', 'check_config', 'node_paths', 'failed_place',
+           'build_node', 'build_config']
 
 # %% ../../nbs/tools/25_config.ipynb #98ff7558
 import difflib
@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from ..core.files import given_path, parse_json, read_bounded
+from ..core.files import given_path, parse_json, read_bounded, reason
 from ..hooks.run_folder import CONFIG
 from .task import names_taken, unknown_name
 
@@ -48,6 +48,13 @@ def missing_file(path: Path) -> FileNotFoundError:
     return FileNotFoundError(f"{path}: there is no such file{hint}")
 
 # %% ../../nbs/tools/25_config.ipynb #f6f41dc5
+def yaml_words(path: Path, error) -> str:
+    "What YAML says of a file, with the line."
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
+    parts = [getattr(error, name, None) for name in ("context", "problem")]
+    return f"{place}: not YAML: {', '.join(filter(None, parts)) or reason(error)}"
+
 def load_config(path: Path):
     "What a YAML file holds, or the file of a run; ValueError for a run without a configuration."
     path = path / CONFIG if path.is_dir() else path
@@ -55,10 +62,14 @@ def load_config(path: Path):
         raise missing_file(path)
     text = read_bounded(path, 1 << 24)
     if path.suffix != ".json":
+        made = omegaconf()
+        from yaml import YAMLError  # it comes with OmegaConf
         try:
-            return omegaconf().create(text.decode())
+            return made.create(text.decode())
         except RecursionError:
             raise ValueError(f"{path}: nested too deep") from None
+        except YAMLError as error:
+            raise ValueError(yaml_words(path, error)) from error
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: {error}") from None
     held = parse_json(text, path)
