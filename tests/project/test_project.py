@@ -33,7 +33,7 @@ LAYERS = {
     "hooks": ("core", "torch numpy",
               "fastprogress tensorboard wandb trackio pandas PIL IPython pyarrow plotly"),
     "tools": ("core hooks", "torch numpy fastcore",
-              "accelerate safetensors hydra omegaconf plotly IPython nbdev"),
+              "accelerate safetensors hydra omegaconf yaml plotly IPython nbdev"),
     "panel": ("core hooks",
               "torch numpy ipywidgets anywidget traitlets plotly IPython tsdownsample",
               "ipykernel comm zmq tornado google"),
@@ -52,7 +52,7 @@ MADE_ABOVE = {
 }
 NOT_LOADED = set("plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget mcp "
                  "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio "
-                 "hydra omegaconf".split())
+                 "hydra omegaconf yaml".split())
 
 
 def listed(contents):
