@@ -106,8 +106,8 @@ def test_a_folder_with_an_equals_sign_is_no_assignment(tmp_path):
     control = made(tmp_path / "runs" / "lr=0.1")
     made(tmp_path / "runs" / "lr=0.2")
     shell("tune", "runs/lr=0.1", "lr=0.3", "--wait", "0", cwd=tmp_path)
-    (path,) = incoming(control.commands)
-    assert json.loads(path.read_text())["values"] == {"lr": 0.3}
+    (file,) = incoming(control)
+    assert json.loads((control.commands / file).read_text())["values"] == {"lr": 0.3}
 
 
 # What is refused before it is sent
@@ -135,7 +135,7 @@ def test_wrong_words_are_refused_with_what_is_allowed(tmp_path, words, said):
     control = made(tmp_path / "runs" / "a")
     done = shell(*words, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr, done
-    assert incoming(control.commands) == []
+    assert incoming(control) == []
 
 
 def test_a_command_that_the_run_does_not_take(tmp_path):
@@ -159,8 +159,8 @@ def test_a_factor_is_that_of_the_value_in_force(tmp_path, word, waits, sent):
     factor = {"name": "lr", "kind": "float", "min": 0, "value": 0.008} | waits
     control.write("offer.json", {"tunables": [factor], "commands": {"tune": {}}})
     shell("tune", "a", word, "--wait", "0", cwd=tmp_path)
-    (path,) = incoming(control.commands)
-    assert json.loads(path.read_text())["values"] == {"lr": 0.008 * sent}
+    (file,) = incoming(control)
+    assert json.loads((control.commands / file).read_text())["values"] == {"lr": 0.008 * sent}
 
 
 def test_the_command_has_its_sender_reason_and_basis(tmp_path):
@@ -169,8 +169,8 @@ def test_the_command_has_its_sender_reason_and_basis(tmp_path):
     words = ["lr=1e-4", "grad_clip=none", "ema.enabled=off", "--reason", "loss rises",
              "--max-age-steps", "50", "--source", "agent:x"]
     assert shell("tune", "a", *words, "--wait", "0", cwd=tmp_path).returncode == 3
-    (path,) = incoming(control.commands)
-    sent = json.loads(path.read_text())
+    (file,) = incoming(control)
+    sent = json.loads((control.commands / file).read_text())
     assert sent["values"] == {"lr": 1e-4, "grad_clip": None, "ema.enabled": False}
     assert [sent[name]
             for name in ("name", "reason", "basis", "max_age_steps",
@@ -189,8 +189,8 @@ def test_the_values_of_each_command(tmp_path, words, name, values):
     """Folder, numbers and texts in any order with the options."""
     control = made(tmp_path / "a")
     shell(*words, "--wait", "0", cwd=tmp_path)
-    (path,) = incoming(control.commands)
-    sent = json.loads(path.read_text())
+    (file,) = incoming(control)
+    sent = json.loads((control.commands / file).read_text())
     assert (sent["name"], sent["values"]) == (name, values)
 
 
@@ -201,7 +201,7 @@ def test_without_an_answer_the_command_is_withdrawn(tmp_path):
     """It must not take effect hours later."""
     control = made(tmp_path / "a")
     done = shell("pause", "a", "--wait", "0.2", cwd=tmp_path)
-    assert done.returncode == 3 and "withdrawn" in done.stderr and incoming(control.commands) == []
+    assert done.returncode == 3 and "withdrawn" in done.stderr and incoming(control) == []
 
 
 def test_a_command_that_was_read_is_not_called_withdrawn(tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_a_lost_run_says_how_it_was_started(tmp_path, words, monkeypatch):
     done = shell(words[0], "a", *words[1:], cwd=tmp_path)
     assert done.returncode == 3
     assert "cd '/data/a b' && python 'my train.py' --lr 0.1" in done.stdout + done.stderr
-    assert incoming(control.commands) == []
+    assert incoming(control) == []
 
 
 def test_a_process_that_ends_while_waiting(tmp_path, monkeypatch):

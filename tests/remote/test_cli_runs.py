@@ -163,7 +163,7 @@ def test_two_runs_are_compared(tmp_path):
         (folder / "hold").touch()
         with training(folder, epochs=4) as process:
             shell("tune", f"lr={rate}", "--wait", "0", cwd=folder)
-            until(lambda: not incoming(folder / "runs/exp1/control/commands"))
+            until(lambda: not incoming(ControlFolder(folder / "runs/exp1")))
             (folder / "hold").unlink()
             assert process.wait(300) == 0
     found = json.loads(shell("diff", "a/runs/exp1", "b/runs/exp1", "--json", cwd=tmp_path).stdout)

@@ -16,7 +16,15 @@ from test_cli import program, shell
 from test_remote_control import Steered, make
 
 from trainer_nb import LambdaHook, attach
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request, incoming, this_process
+from trainer_nb.core.control_folder import (
+    COMMANDS,
+    TAKEN,
+    ControlFolder,
+    Replies,
+    Request,
+    incoming,
+    this_process,
+)
 from trainer_nb.hooks import remote_control
 from trainer_nb.hooks.remote_control import (OPEN, SOONEST, Attendant, CommandIntake, Inbox,
                                              RemoteControlHook)
@@ -136,7 +144,7 @@ def test_a_disk_that_takes_nothing_in_mid_run(disk):
     assert {line["id"] for line in lines(run.control.path / "replies.jsonl")} == set(entries)
     recorded = [line["step"] for line in lines(disk.run / "metrics.jsonl") if "train/loss" in line]
     assert recorded == list(range(1, run.trainer.step_state.optimizer_step + 1))
-    assert not any(incoming(folder) for folder in (run.control.commands, run.control.taken))
+    assert not any(incoming(run.control, folder) for folder in (COMMANDS, TAKEN))
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_a_rate_is_lowered_within_its_rules(tmp_path):
         assert [each["reason"] for each in journal(process)
                 if each["source"] == "agent:night"] == ["the loss rises", "to remember"]
         assert process.control.status()["state"] == "running"
-        assert incoming(process.control.commands) == []
+        assert incoming(process.control) == []
 
 
 def last(process, id):
@@ -212,7 +212,7 @@ def test_a_run_that_is_held_does_not_answer(tmp_path):
     actions = mcp.Actions(Reach([tmp_path]), rules)
     found = actions.act("a", "pause", {}, "why")
     assert found["status"] == "withdrawn"
-    assert found["actions_left"] == 20 and incoming(control.commands) == []
+    assert found["actions_left"] == 20 and incoming(control) == []
 
 
 # Without a training process
@@ -244,7 +244,7 @@ def test_no_run_outside_is_reached(tmp_path, name):
                          (reading.reply, {"id": "x"}), (acting.pause, {"reason": "why"})):
         with pytest.raises(ValueError, match="there is no such run"):
             tool(run=name, **values)
-    assert incoming(outside.commands) == incoming(control.commands) == []
+    assert incoming(outside) == incoming(control) == []
     assert [each["run"] for each in json.loads(reading.runs())["runs"]] == ["a"]
 
 
@@ -305,7 +305,7 @@ def test_a_value_is_refused_before_it_is_sent(tmp_path, values, said):
     _, acting = agent(tmp_path, ranges={"lr": (0.1, 1.0)}, only=("lr",))
     with pytest.raises(ValueError, match=said):
         acting.tune("a", values, "why")
-    assert incoming(control.commands) == [] and acting.actions.budget.left == 20
+    assert incoming(control) == [] and acting.actions.budget.left == 20
 
 
 def rated(lr, scale=1.0, head=1.0, on=True, moves=False):
@@ -389,7 +389,7 @@ def test_each_action_needs_a_reason(tmp_path, reason):
     _, acting = agent(tmp_path)
     with pytest.raises(ValueError, match="reason"):
         acting.stop("a", reason)
-    assert incoming(control.commands) == []
+    assert incoming(control) == []
 
 
 def test_every_action_says_who_and_what_was_seen(tmp_path, monkeypatch):
@@ -422,7 +422,7 @@ def test_a_run_that_cannot_keep_a_command_is_not_asked(tmp_path):
     lost = made(tmp_path / "b", gone())
     with pytest.raises(ValueError, match="is gone"):
         acting.pause("b", "why")
-    assert incoming(control.commands) == incoming(lost.commands) == []
+    assert incoming(control) == incoming(lost) == []
 
 
 def test_the_budget_holds_for_calls_at_once(tmp_path):
@@ -470,4 +470,4 @@ def test_misspelt_arguments_are_refused(tmp_path):
     made(tmp_path / "a")
     (said, *_) = calls(tmp_path, "--allow", "pause",
                        tools=[("pause", {"run": "a", "reason": "why", "max_age_step": 5})])
-    assert "max_age_step" in said and incoming(ControlFolder(tmp_path / "a").commands) == []
+    assert "max_age_step" in said and incoming(ControlFolder(tmp_path / "a")) == []

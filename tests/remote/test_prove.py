@@ -86,7 +86,7 @@ def test_steered_from_another_process(capsys):
                                  ("second", "shell", {"grad_clip": 0.1})):
         until(Path(f"{gate}.reached").exists)
         ids.append(control.send(Request("tune", values, source, user="somebody", host="here")))
-        until(lambda: not incoming(control.commands))
+        until(lambda: not incoming(control))
         Path(gate).touch()
         assert Replies(control).wait(ids[-1], 300)["status"] == "applied"
     child.communicate(timeout=600)

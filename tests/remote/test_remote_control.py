@@ -275,12 +275,12 @@ def test_a_folder_that_is_removed_ends_nothing(tmp_path):
 SENDER = """
 import sys, time
 from pathlib import Path
-from trainer_nb.core.control_folder import put
+from trainer_nb.core.control_folder import COMMANDS, ControlFolder
 
-number, folder, stop = 0, Path(sys.argv[1]), Path(sys.argv[1] + ".stop")
+number, control, stop = 0, ControlFolder(sys.argv[1]), Path(sys.argv[1], "stop")
 while not stop.exists():
     if number < 30_000:
-        put(folder, f"n{number:06d}.json", "x")
+        control.put(COMMANDS, f"n{number:06d}.json", "x")
         number += 1
 """
 
@@ -288,16 +288,16 @@ while not stop.exists():
 @pytest.mark.slow
 def test_a_command_that_is_seen_has_none_before_it_that_is_not(tmp_path):
     """While another process sends, each look shows the first ones, without a gap."""
-    folder = tmp_path / "commands"
-    folder.mkdir()
-    with subprocess.Popen([sys.executable, "-c", SENDER, folder]) as sender:
+    control = ControlFolder(tmp_path)
+    control.make()
+    with subprocess.Popen([sys.executable, "-c", SENDER, tmp_path]) as sender:
         looks = 0
         while looks <= 10:
             assert sender.poll() is None
-            names = [path.name for path in incoming(folder, 10_000)]
+            names = incoming(control, most=10_000)
             assert names == [f"n{number:06d}.json" for number in range(len(names))]
             looks += len(names) > 1_000  # a smaller folder is listed in one piece
-        (tmp_path / "commands.stop").touch()
+        (tmp_path / "stop").touch()
     assert sender.returncode == 0
 
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'LARGEST', 'STATUS', 'OFFER', 'REPLIES', 'COMMANDS', 'TAKEN', 'STALE',
-           'REFUSED', 'FINAL', 'REPLY', 'started', 'this_process', 'is_running', 'zombie',
-           'is_id', 'Request', 'sender', 'open_regular', 'Lines', 'parsed',
-           'ControlError', 'append', 'check_own', 'put', 'ControlFolder', 'incoming',
-           'list_times', 'read_request', 'set_aside', 'is_reply', 'Replies']
+           'REFUSED', 'FOLDERS', 'FINAL', 'REPLY', 'started', 'this_process',
+           'is_running', 'zombie', 'is_id', 'Request', 'sender', 'open_regular', 'Lines',
+           'parsed', 'ControlError', 'append', 'ControlFolder', 'incoming', 'list_times',
+           'read_request', 'set_aside', 'is_reply', 'Replies']
 
 # %% ../../nbs/core/04_control_folder.ipynb #c0ce5e35
 import errno
@@ -19,13 +19,13 @@ import secrets
 import socket
 import stat
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import (PLAIN, check_inner_folder, check_plain, fits, is_number,
-                                   not_plain, open_plain, parse_json, read_bounded)
+from .files import (PLAIN, NotPlainError, OpenFolder, fits, is_number, not_plain,
+                                   open_folder, parse_json)
 
 # %% ../../nbs/core/04_control_folder.ipynb #225e0488
 def started(process: int) -> str:
@@ -213,36 +213,9 @@ def append(file, text: bytes) -> None:
             os.ftruncate(handle, size)
         raise
 
-def check_own(folder: Path) -> None:
-    "ControlError for a folder that is not there, a link, or another user's."
-    try:
-        found = os.lstat(folder)
-    except FileNotFoundError:
-        raise ControlError(f"{folder} is missing: no run has offered itself there") from None
-    user = getattr(os, "geteuid", lambda: 0)()
-    if not stat.S_ISDIR(found.st_mode):
-        raise ControlError(f"{folder} is not a folder, or a link to one")
-    if user not in (0, found.st_uid):
-        raise ControlError(f"{folder} belongs to another user ({found.st_uid}): only they steer "
-                           "this run")
-
-def put(folder: Path, name: str, text: str) -> None:
-    "A file for this user alone: written under another name, then renamed."
-    beside = folder / f".{name[:40]}.{secrets.token_hex(6)}"
-    try:
-        with open_plain(beside, "xb", private=True) as file:
-            file.write(text.encode())
-        os.replace(beside, folder / name)
-    except BaseException as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(folder / name)
-        raise
-
 # %% ../../nbs/core/04_control_folder.ipynb #cc2971f2
 STATUS, OFFER, REPLIES = "status.json", "offer.json", "replies.jsonl"
-COMMANDS, TAKEN, STALE, REFUSED = "commands", "taken", "stale", "refused"
+COMMANDS, TAKEN, STALE, REFUSED = FOLDERS = "commands", "taken", "stale", "refused"
 
 class ControlFolder:
     "The folder `control` of a run: `path` is that of the run."
@@ -252,36 +225,80 @@ class ControlFolder:
         self.commands, self.taken = self.path / COMMANDS, self.path / TAKEN
         self.stale = self.path / STALE
 
-    def make(self) -> None:
-        "Make the folders, for this user alone; NotPlainError for a link or another user's."
-        for folder in (self.path, self.commands, self.taken, self.stale, self.path / REFUSED):
-            check_inner_folder(folder)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            check_own(folder)
-            if stat.S_IMODE(folder.stat().st_mode) != 0o700:
-                folder.chmod(0o700)
-        self._end_line()
+    @contextmanager
+    def opened(self, folder: str = ""):
+        "Hold it, or a folder in it, open; ControlError if missing, a link or another user's."
+        path = self.path / folder
+        with ExitStack() as stack:
+            try:
+                found = stack.enter_context(open_folder(path, self.run))
+            except FileNotFoundError:
+                raise ControlError(f"{path} is missing: no run has offered itself there") from None
+            except NotPlainError:
+                raise ControlError(f"{path} is not a folder, or a link to one") from None
+            owner, user = found.status().st_uid, getattr(os, "geteuid", lambda: 0)()
+            if user not in (0, owner):
+                raise ControlError(f"{path} belongs to another user ({owner}): only they steer "
+                                   "this run")
+            yield found
 
-    def _end_line(self) -> None:
+    @property
+    def complete(self) -> bool:
+        "Whether all its folders are there."
+        return all((self.path / each).is_dir() for each in FOLDERS)
+
+    def make(self) -> None:
+        "Make the folders, for this user alone; ControlError for a link or another user's."
+        with open_folder(self.run, self.run) as run:
+            run.make(self.path.name)
+        with self.opened() as control:
+            for each in FOLDERS:
+                control.make(each)
+            self._end_line(control)
+        for each in ("", *FOLDERS):
+            with self.opened(each) as found:
+                found.close_to_others()
+
+    @staticmethod
+    def _end_line(control: OpenFolder) -> None:
         "Half a line, of a machine that went down, would take the next reply with it."
-        check_plain(self.path / REPLIES)
-        with open_plain(self.path / REPLIES, "ab", private=True) as file:
-            size = os.fstat(file.fileno()).st_size
-            with open(self.path / REPLIES, "rb") as present:
-                present.seek(max(0, size - 1))
-                if present.read(1) not in (b"", b"\n"):
-                    append(file, b"\n")
+        with control.open(REPLIES, "a+b", private=True) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
+            if file.read(1) not in (b"", b"\n"):
+                append(file, b"\n")
+
+    def put(self, folder: str, name: str, text: str) -> None:
+        "Write a file for this user alone: under another name, then renamed."
+        with self.opened(folder) as found, found.whole(name, private=True) as file:
+            file.write(text.encode())
+
+    def move(self, name: str, source: str, target: str, new_name: str | None = None) -> bool:
+        "Move a file between two of the folders; False if it is gone."
+        with self.opened(source) as old, self.opened(target) as new:
+            try:
+                old.move(name, new, new_name or name)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def remove(self, folder: str, name: str) -> bool:
+        "Remove a file; False if there was none."
+        with self.opened(folder) as found:
+            return found.remove(name)
 
     def write(self, name: str, values: dict) -> None:
         "Replace one of the run's own files."
-        check_own(self.path)
-        put(self.path, name, json.dumps(values))
+        self.put("", name, json.dumps(values))
 
     def read(self, name: str) -> dict:
         "One of them; ControlError where there is none yet, or nothing that can be read."
-        path = self.path / name
+        path, most = self.path / name, 1 << 24
         try:
-            found = parse_json(read_bounded(path, 1 << 24), name)
+            with open_folder(self.path, self.run) as control, control.open(name, "rb") as file:
+                text = file.read(most + 1)
+            if len(text) > most:
+                raise ValueError(f"longer than {most:,} bytes")
+            found = parse_json(text, name)
         except FileNotFoundError:
             raise ControlError(f"{self.run}: no run has offered itself there ({path} is missing); "
                                "Trainer(..., workspace=) makes it") from None
@@ -301,9 +318,15 @@ class ControlFolder:
 
     def send(self, request: Request) -> str:
         "Leave a command for the run; returns its id."
-        check_own(self.commands)
-        put(self.commands, f"{request.id}.json", json.dumps(asdict(request)))
+        self.put(COMMANDS, f"{request.id}.json", json.dumps(asdict(request)))
         return request.id
+
+    def withdraw(self, id: str) -> bool:
+        "Take a command back; False if the run has it, or the folder cannot be reached."
+        try:
+            return self.remove(COMMANDS, f"{id}.json")
+        except (OSError, ControlError):
+            return False
 
     def reply(self, **values) -> None:
         "Append a line to the replies."
@@ -311,23 +334,21 @@ class ControlFolder:
 
     def reply_all(self, lines: list[dict]) -> None:
         "Append lines to the replies: all of them, or none after an OSError."
-        check_own(self.path)
-        with open_plain(self.path / REPLIES, "ab", private=True) as file:
+        with self.opened() as control, control.open(REPLIES, "ab", private=True) as file:
             append(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 # %% ../../nbs/core/04_control_folder.ipynb #6c0d547b
-def incoming(folder: Path, most: int = 200) -> list[Path]:
-    "The files of a folder of commands, the oldest first, `most` at a time."
-    newest = max(list_times(folder), default=None)
-    if newest is None:
-        return []
-    found = [each for each in list_times(folder) if each <= newest]
-    return [folder / name for _, name in sorted(found)[:most]]
+def incoming(control: ControlFolder, folder: str = COMMANDS, most: int = 200) -> list[str]:
+    "The names of the commands in a folder, the oldest first, `most` at a time."
+    with control.opened(folder) as opened:
+        newest = max(list_times(opened), default=None)
+        found = [] if newest is None else [each for each in list_times(opened) if each <= newest]
+    return [name for _, name in sorted(found)[:most]]
 
-def list_times(folder: Path) -> list[tuple[int, str]]:
+def list_times(folder: OpenFolder) -> list[tuple[int, str]]:
     "Time and name of each file, as one listing of the folder shows them."
     found = []
-    with os.scandir(folder) as entries:
+    with folder.entries() as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # its sender has just withdrawn it
                 if not entry.name.startswith("."):
@@ -335,28 +356,25 @@ def list_times(folder: Path) -> list[tuple[int, str]]:
     return found
 
 # %% ../../nbs/core/04_control_folder.ipynb #77b244f9
-def read_request(path: Path) -> Request:
-    "The command in a file; ValueError says why it is none."
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    kind = not_plain(os.lstat(path))
-    if kind:
-        raise ValueError(f"it is {kind}")
-    handle = os.open(path, flags)
-    with open(handle, "rb") as file:
-        kind = not_plain(os.fstat(handle))
-        text = b"" if kind else file.read(LARGEST + 1)
-    if kind or len(text) > LARGEST:
-        raise ValueError(f"it is {kind}" if kind else f"it is larger than {LARGEST:,} bytes")
+def read_request(control: ControlFolder, folder: str, name: str) -> Request:
+    "The command in a file of one of the folders; ValueError says why it is none."
+    with control.opened(folder) as found:
+        if kind := not_plain(found.status(name)):
+            raise ValueError(f"it is {kind}")
+        with found.open(name, "rb") as file:
+            text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ValueError(f"it is larger than {LARGEST:,} bytes")
     request = Request.of(parse_json(text, "it"))
-    if path.name != f"{request.id}.json":
+    if name != f"{request.id}.json":
         raise ValueError(f"its name is not that of its id, {request.id!r}")
     return request
 
-def set_aside(control: ControlFolder, path: Path, why: str) -> None:
+def set_aside(control: ControlFolder, folder: str, name: str, why: str) -> None:
     "Move a file that is not a command out of the way, with the reason beside it."
-    target = control.path / REFUSED / f"{path.name[:80]}.{secrets.token_hex(4)}"
-    os.replace(path, target)
-    put(target.parent, f"{target.name}.why", why + "\n")
+    kept = f"{name[:80]}.{secrets.token_hex(4)}"
+    if control.move(name, folder, REFUSED, kept):
+        control.put(REFUSED, f"{kept}.why", why + "\n")
 
 # %% ../../nbs/core/04_control_folder.ipynb #a6aaa633
 FINAL = ("applied", "refused", "void")

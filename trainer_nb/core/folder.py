@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from uuid import uuid4
 
-from .files import check_plain, near, parse_json, read_bounded
+from .files import check_plain, near, open_plain, parse_json, read_bounded
 from .state import say
 
 try:
@@ -93,15 +93,20 @@ class FolderLock:
                            "since": time.strftime("%Y-%m-%d %H:%M:%S"), "mark": self.mark}).encode()
         self._before = (self.path / ".lock").read_bytes()
         try:
-            (self.path / ".lock").write_bytes(text)
+            self._say(text)
         except OSError as error:  # a full disk: the system does not say of which file
             error.filename = str(self.path / ".lock")
             raise
 
+    def _say(self, text: bytes) -> None:
+        with open_plain(self.path / ".lock", "r+b") as file:  # a link may have taken its place
+            file.truncate()
+            file.write(text)
+
     def give_back(self) -> None:
         "Close a lock under which nothing was written: the folder is that of the run before."
         if self.held:
-            (self.path / ".lock").write_bytes(self._before)
+            self._say(self._before)
             self.close()
 
     def close(self) -> None:

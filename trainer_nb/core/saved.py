@@ -24,7 +24,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from .files import given_path, open_plain, reason, whole_file
+from .files import given_path, open_folder, open_plain, reason, whole_file
 from .torch_private import module_versions, set_module_versions
 
 # %% ../../nbs/core/12_saved.ipynb #1621531a
@@ -146,15 +146,25 @@ def plain_copy(value, where: str = "state", copies: dict | None = None):
     return _plain_leaf(value, where)
 
 # %% ../../nbs/core/12_saved.ipynb #a9a433e4
-def write_whole(path: Path, write, follow: bool = True, private: bool = False) -> None:
+def write_whole(path: Path, write, private: bool = False, within: Path | None = None) -> None:
     """`write(file)` into a file that gets its name when it is whole and on the disk.
 
-    `follow`: also behind a link; `private`: for this user alone."""
-    # x: it is ours, and no link leads elsewhere
-    with whole_file(path, follow) as beside, open_plain(beside, "xb", private) as file:
+    `private`: for this user alone. `within`: a folder that others may write to, say that of a run:
+    no link below it is followed. Without it, the file behind a link is written."""
+    def write_all(file):
         write(file)
         file.flush()
         os.fsync(file.fileno())
+    if within is None:
+        # x: it is ours, and no link leads elsewhere
+        with whole_file(path) as beside, open_plain(beside, "xb", private) as file:
+            write_all(file)
+        return
+    with open_folder(path.parent, within) as folder:
+        folder.check_plain(path.name)
+        with folder.whole(path.name, private) as file:
+            write_all(file)
+        folder.sync()
 
 # %% ../../nbs/core/12_saved.ipynb #5c1f7be2
 _MARK, _DIGEST = b"blake2b:", 16
@@ -243,7 +253,7 @@ def digest_fits(path: Path) -> bool | None:
 # %% ../../nbs/core/12_saved.ipynb #be9cb734
 VERSION = 1  # of what a file holds
 
-def write_state(state: dict, path, follow: bool = True) -> Path:
+def write_state(state: dict, path, within: Path | None = None) -> Path:
     """Write a state of plain copies to a file.
 
     On an error (OSError: disk full, no folder) a file of that name stays as it was."""
@@ -251,7 +261,7 @@ def write_state(state: dict, path, follow: bool = True) -> Path:
     def write(file):
         DigestedFile(file).write_archive({"trainer_nb": VERSION, **state})
         torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
-    write_whole(path, write, follow, private=True)
+    write_whole(path, write, private=True, within=within)
     return path
 
 def _load_plain(path: Path):

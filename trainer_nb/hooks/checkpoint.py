@@ -29,8 +29,8 @@ from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
-from ..core.files import (check_inner_folder, given_path, is_left_over, near, parse_json,
-                                   read_bounded, run_place)
+from ..core.files import (check_inner_folder, given_path, is_left_over, near, open_folder,
+                                   parse_json, read_bounded, run_place)
 from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, reading, write_state, write_whole
 from ..core.state import say, start_thread, warn
@@ -144,8 +144,10 @@ class CheckpointFolder:
         keep_every=None,  # kept for good: a multiple, or steps
         best: tuple[str, str] | None = None,  # ("valid/accuracy", "max")
         keep_best: int = 1,
+        within=None,  # a folder that others may write to: no link below it is followed
     ):
         self.path = given_path(path)
+        self.within = self.path if within is None else given_path(within)
         self.rules = KeepRules(keep_last, keep_every, best, keep_best)
         self._left: set[str] = set()  # files of a run that is not resumed
 
@@ -185,7 +187,7 @@ class CheckpointFolder:
     def add(self, state: dict, entry: Kept) -> None:
         "Write a checkpoint, then the list, then remove those that no rule keeps."
         self.path.mkdir(parents=True, exist_ok=True)
-        write_state(state, self.path / entry.file, follow=False)
+        write_state(state, self.path / entry.file, self.within)
         kept = self.kept()
         entries = [each for each in kept if each.file != entry.file] + [entry]
         self._left.discard(entry.file)
@@ -202,14 +204,17 @@ class CheckpointFolder:
         """Remove all other checkpoints up to a step.
 
         Also what processes left that were killed while they wrote or removed."""
-        for path in self.path.glob("step_*.pt"):
-            parts = _NAME.fullmatch(path.name)
-            if not parts or path.name in staying or int(parts[1]) > step:
-                continue
-            if path.is_symlink() or path.is_file():
-                path.unlink(missing_ok=True)
-        for path in filter(is_left_over, self.path.glob(".*.trainer_nb.new")):
-            path.unlink(missing_ok=True)
+        def goes(entry) -> bool:
+            parts = _NAME.fullmatch(entry.name)
+            if not parts:
+                return is_left_over(self.path / entry.name)
+            late = entry.name in staying or int(parts[1]) > step
+            return not late and (entry.is_symlink() or entry.is_file(follow_symlinks=False))
+        with open_folder(self.path, self.within) as folder:
+            with folder.entries() as entries:
+                names = [entry.name for entry in entries if goes(entry)]
+            for name in names:
+                folder.remove(name)
 
     def _write_list(self, entries: list[Kept]) -> None:
         best = self.best_of(entries)
@@ -217,7 +222,7 @@ class CheckpointFolder:
         listed = {"latest": latest, "best": best.file if best else None,
                   "checkpoints": [asdict(each) for each in entries]}
         text = json.dumps(listed, indent=1).encode()
-        write_whole(self.path / LIST, lambda file: file.write(text), follow=False)
+        write_whole(self.path / LIST, lambda file: file.write(text), within=self.within)
 
     def best_of(self, entries: list[Kept]) -> Kept | None:
         "The checkpoint with the best value, the first of equal ones; None without a metric."
@@ -394,12 +399,15 @@ class HeldFolder:
         if problem is not None:
             raise problem
         if self.folder is None:
+            within = Path(place).parent if self.given is None else None
             self.folder = CheckpointFolder(
-                place, rules.last, rules.every, rules.best, rules.best_count)
+                place, rules.last, rules.every, rules.best, rules.best_count, within)
 
     def hold_again(self, trainer) -> None:
         "Lock the folder again, of a run that is not running."
         assert self.folder is not None
+        if self.given is None:
+            check_inner_folder(self.folder.path)
         self.lock = hold(self.folder.path, trainer, self.lock.mark)
 
     def give_back(self) -> None:

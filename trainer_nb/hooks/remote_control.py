@@ -31,8 +31,8 @@ from typing import Any
 from uuid import uuid4
 
 from ..core.control import Command, Reply, WaitingCommand
-from ..core.control_folder import (FINAL, OFFER, STATUS, ControlError,
-                                            ControlFolder, Replies, Request, incoming, put,
+from ..core.control_folder import (COMMANDS, FINAL, OFFER, STALE, STATUS, TAKEN,
+                                            ControlError, ControlFolder, Replies, Request, incoming,
                                             read_request, sender, set_aside, this_process)
 from ..core.files import PLAIN
 from ..core.hook import HookRow, MainProcessHook
@@ -118,8 +118,9 @@ class Inbox:
         self.control, self.replies = control, Replies(control)
         self.known: set[str] = set()  # the ids of commands that were taken, or answered
         self._unsent: list[dict] = []  # replies that are not written yet
-        self._found: deque[Path] = deque()  # seen in the folder, and not taken yet
-        self._stale: deque[Path] | None = None  # put away, and not answered yet
+        self._answered: deque[str] = deque()  # ids of commands that may have a file yet
+        self._found: deque[str] = deque()  # seen in the folder, and not taken yet
+        self._stale: deque[str] | None = None  # put away, and not answered yet
         self._scanned, self._quiet = -1, 0.0  # modification time of the folder; when it was seen
 
     def answer(self, request: Request, status: str, **values) -> None:
@@ -136,14 +137,16 @@ class Inbox:
         if lines:
             self.control.reply_all(lines)
             del self._unsent[:len(lines)]
-        for line in lines:
-            if line["status"] in FINAL:
-                for folder in (self.control.taken, self.control.stale):
-                    (folder / f"{line['id']}.json").unlink(missing_ok=True)
+        self._answered.extend(line["id"] for line in lines if line["status"] in FINAL)
+        while self._answered:  # each stays until its files are gone: the disk may refuse that
+            for folder in (TAKEN, STALE):
+                self.control.remove(folder, f"{self._answered[0]}.json")
+            self._answered.popleft()
 
     def has_news(self) -> bool:
-        "Whether commands may have come since the last look: one call of the system."
-        changed, now = os.stat(self.control.commands).st_mtime_ns, monotonic()
+        "Whether commands may have come since the last look, by the folder's time of change."
+        with self.control.opened(COMMANDS) as commands:
+            changed, now = commands.status().st_mtime_ns, monotonic()
         if changed != self._scanned:
             # a file that comes within the same tick of the file system's clock, which need not
             # be this machine's, leaves no other time behind
@@ -152,50 +155,44 @@ class Inbox:
 
     def take(self) -> Iterator[Request]:
         "The commands that have come, in order of arrival; what is not a command is moved aside."
-        self._found = self._found or deque(incoming(self.control.commands, MOST))
+        self._found = self._found or deque(incoming(self.control, COMMANDS, MOST))
         while self._found:
-            path = self._found[0]  # stays the first until it is taken: the disk may refuse that
-            request = self._read(path)
+            name = self._found[0]  # stays the first until it is taken: the disk may refuse that
+            request = self._read(COMMANDS, name)
             if request is not None and request.id in self.known:
-                path.unlink(missing_ok=True)
+                self.control.remove(COMMANDS, name)
                 request = None
             if request is not None and request.approved:
-                set_aside(self.control, path, "approved is written by the run alone")
+                set_aside(self.control, COMMANDS, name, "approved is written by the run alone")
                 request = None
-            if request is not None and not self._moved(path, self.control.taken):
-                request = None
+            if request is not None and not self.control.move(name, COMMANDS, TAKEN):
+                request = None  # its sender has just withdrawn it
             self._found.popleft()
             if request is not None:
                 self.known.add(request.id)
                 yield request
 
-    def _moved(self, path: Path, folder: Path) -> bool:
-        try:
-            os.replace(path, folder / path.name)
-        except FileNotFoundError:
-            if os.path.lexists(path):  # it is the folder that is missing
-                raise
-            return False  # its sender has just withdrawn it
-        return True
-
     def put_away(self) -> None:
         "Move all that lies there where `stale` finds it: they were sent to an earlier run."
-        while found := incoming(self.control.commands, MOST):
-            for path in found:
-                if stat.S_ISREG(os.lstat(path).st_mode):
-                    self._moved(path, self.control.stale)
-                else:
-                    set_aside(self.control, path, "it is not a plain file")
+        while found := incoming(self.control, COMMANDS, MOST):
+            for name in found:
+                with suppress(FileNotFoundError):  # its sender has just withdrawn it
+                    with self.control.opened(COMMANDS) as commands:
+                        plain = stat.S_ISREG(commands.status(name).st_mode)
+                    if plain:
+                        self.control.move(name, COMMANDS, STALE)
+                    else:
+                        set_aside(self.control, COMMANDS, name, "it is not a plain file")
 
     def stale(self) -> Iterator[Request]:
         "Those that were put away, by this process or the one before, and have no answer yet."
         if self._stale is None:  # once: later ones are new
-            self._stale = deque(incoming(self.control.stale, MOST))
+            self._stale = deque(incoming(self.control, STALE, MOST))
         while self._stale:
-            path = self._stale.popleft()
-            request = self._read(path)
+            name = self._stale.popleft()
+            request = self._read(STALE, name)
             if request is not None and request.id in self.known:
-                path.unlink(missing_ok=True)
+                self.control.remove(STALE, name)
             elif request is not None:
                 self.known.add(request.id)
                 yield request
@@ -207,16 +204,16 @@ class Inbox:
 
     def left(self) -> list[Request]:
         "The commands that an earlier process has taken, and not answered."
-        found = [self._read(path) for path in incoming(self.control.taken, MOST)]
+        found = [self._read(TAKEN, name) for name in incoming(self.control, TAKEN, MOST)]
         return [request for request in found if request is not None]
 
-    def _read(self, path: Path) -> Request | None:
+    def _read(self, folder: str, name: str) -> Request | None:
         try:
-            return read_request(path)
+            return read_request(self.control, folder, name)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            set_aside(self.control, path, str(error))
+            set_aside(self.control, folder, name, str(error))
             return None
 
 # %% ../../nbs/hooks/26_remote_control.ipynb #595fa4bf
@@ -337,7 +334,7 @@ class Approvals:
             del self.waiting[id]
             return None
         released = replace(request, approve=False, approved=who)
-        put(self.inbox.control.taken, f"{id}.json", json.dumps(asdict(released)))
+        self.inbox.control.put(TAKEN, f"{id}.json", json.dumps(asdict(released)))
         del self.waiting[id]
         return released
 
@@ -377,7 +374,7 @@ class CommandIntake:
         fresh = trainer.boundaries == 0 and not entries
         for request in inbox.left():
             if replies.get(request.id, {}).get("status") in FINAL:
-                (inbox.control.taken / f"{request.id}.json").unlink(missing_ok=True)
+                inbox.control.remove(TAKEN, f"{request.id}.json")
             elif request.id in effective:
                 self.approvals.note(request)
                 inbox.answer(request, "applied", **self.place(request.id, trainer))
@@ -444,7 +441,7 @@ class CommandIntake:
         "Let a command go that waits, or refuse it; the reason where that cannot be."
         try:
             released = self.approvals.decide(decision)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ControlError) as error:
             return str(error)
         if released is not None:
             self.post(released, trainer)
@@ -648,7 +645,7 @@ class Attendant:
                 self._warn(error)
 
     def _look(self, trainer, patience: float) -> None:
-        if not (self._begun and self.control.commands.is_dir() and self.control.taken.is_dir()):
+        if not (self._begun and self.control.complete):
             self.control.make()
         if not self._begun:
             self.intake.begin(trainer)

@@ -217,7 +217,7 @@ def as_table(series: dict[str, Series]) -> list[list]:
 # %% ../../nbs/hooks/17_run_folder.ipynb #b6e01b7e
 def write_whole_text(path: Path, text: str, private: bool = True) -> None:
     "A file of text, whole or not at all; `private`: for this user alone."
-    write_whole(path, lambda file: file.write(text.encode()), follow=False, private=private)
+    write_whole(path, lambda file: file.write(text.encode()), private, within=path.parent)
 
 def cell_text(name: str) -> str:
     """A name as the head of a column.

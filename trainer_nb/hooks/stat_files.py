@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from ..core.checks import misfit
-from ..core.control_folder import ControlFolder, check_own, open_regular
+from ..core.control_folder import ControlFolder, open_regular
 from ..core.files import parse_json, reason
 from .layer_stats import BINS, LayerHistory, some_of
 from .samples import LONGEST_TEXT, MOST_CLASSES, SIDE, Sample, SampledEvaluation
@@ -288,8 +288,7 @@ class StatWriter:
         if name in self._written and self._written[name] == state:
             return
         if hook is None:
-            check_own(self.control.path)
-            (self.control.path / name).unlink(missing_ok=True)
+            self.control.remove("", name)
         else:
             self.control.write(name, values(hook))
         self._written[name] = state

@@ -342,7 +342,8 @@ class WandbHook(TrackerHook):
         run = self.runs.release()
         if self._last is not None:
             text = str(self._last).encode()
-            write_whole(Path(run.dir, WandbRuns.LAST), lambda file: file.write(text), follow=False)
+            last = Path(run.dir, WandbRuns.LAST)
+            write_whole(last, lambda file: file.write(text), within=last.parent)
         run.finish(exit_code=int(trainer.exception is not None))
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #e74e673a

@@ -202,11 +202,8 @@ def without_answer(run: RunFiles, replies: Replies, id: str, wait: float) -> str
     "Why there is no answer, after the command was withdrawn if that was possible."
     if wait == 0:
         return "sent, not waited for"
-    try:
-        os.unlink(run.control.commands / f"{id}.json")
-        state = "the command is withdrawn"
-    except OSError:
-        state = "the run has read the command and may still apply it (trainer-nb log)"
+    state = ("the command is withdrawn" if run.control.withdraw(id) else
+             "the run has read the command and may still apply it (trainer-nb log)")
     status = run.status()
     if not reachable(status):
         return f"{state}; {gone_text(run, status)}"

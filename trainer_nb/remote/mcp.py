@@ -14,7 +14,6 @@ __all__ = ['MOST_RUNS', 'MOST_LETTERS', 'MOST_ITEMS', 'MOST_POINTS', 'MOST_NAMES
 # %% ../../nbs/remote/48_mcp.ipynb #48a00005
 import functools
 import math
-import os
 import re
 import sys
 import threading
@@ -305,12 +304,10 @@ def delivered(run: RunFiles, request: Request, wait: float) -> dict:
 
 def taken_back(run: RunFiles, id: str) -> dict:
     "What to say of a request without an answer."
-    try:
-        os.unlink(run.control.commands / f"{id}.json")
-    except OSError:
-        return {"status": "unanswered", "reason": "the run has read it and may still apply it: "
-                                                  "ask for the reply with this id"}
-    return {"status": "withdrawn", "reason": "the run did not read it in time"}
+    if run.control.withdraw(id):
+        return {"status": "withdrawn", "reason": "the run did not read it in time"}
+    return {"status": "unanswered", "reason": "the run has read it and may still apply it: ask for "
+                                              "the reply with this id"}
 
 class Actions:
     "What an agent does, as far as it may."

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
-from ..core.control_folder import ControlError, check_own
+from ..core.control_folder import ControlError, ControlFolder
 from ..core.files import fits, given_path, near, parse_json, read_bounded
 from ..core.journal import Journal
 from ..core.state import FitResult, RunState
@@ -41,7 +41,8 @@ def check_run(path: Path) -> None:
         kind = "not a folder" if path.exists() else "not there"
         raise ControlError(f"{near(path)} is {kind}: {near_runs(path)}")
     if (path / "control").is_dir():
-        return check_own(path / "control")
+        with ControlFolder(path).opened():
+            return
     if (path / METRICS).exists():
         raise ControlError(f"{near(path)} is the folder of a run that cannot be reached from "
                            "outside: it has no control/. Its trainer was made without it, or by "

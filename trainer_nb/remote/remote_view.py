@@ -472,12 +472,9 @@ class Outbox:
         "No process is left to answer: what it has not read is taken back."
         for id, reply in list(self._open.items()):
             if reply.status == "pending":
-                words = "the run's process was gone before it answered"
-                try:
-                    (self.control.commands / f"{id}.json").unlink()
-                    words = "the run's process was gone before it read this; it was taken back"
-                except OSError:
-                    pass
+                words = ("read this; it was taken back" if self.control.withdraw(id)
+                         else "answered")
+                words = f"the run's process was gone before it {words}"
                 reply.settle({"status": "void", "reason": words})
 
 # %% ../../nbs/remote/41_remote_view.ipynb #39545cb4
