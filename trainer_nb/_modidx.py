@@ -2761,6 +2761,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'trainer_nb/hooks/checkpoint.py'),
                                              'trainer_nb.hooks.checkpoint.HeldFolder.owned': ( 'hooks/checkpoint.html#heldfolder.owned',
                                                                                                'trainer_nb/hooks/checkpoint.py'),
+                                             'trainer_nb.hooks.checkpoint.HeldFolder.within': ( 'hooks/checkpoint.html#heldfolder.within',
+                                                                                                'trainer_nb/hooks/checkpoint.py'),
                                              'trainer_nb.hooks.checkpoint.KeepRules': ( 'hooks/checkpoint.html#keeprules',
                                                                                         'trainer_nb/hooks/checkpoint.py'),
                                              'trainer_nb.hooks.checkpoint.KeepRules.best_few': ( 'hooks/checkpoint.html#keeprules.best_few',

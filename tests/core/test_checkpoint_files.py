@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from killed import STEPS, make, outcome
 
 from trainer_nb import CheckpointError, CheckpointHook, Hook
-from trainer_nb.core import saved
+from trainer_nb.core import files
 from trainer_nb.core.files import open_plain
 from trainer_nb.core.saved import VERSION, plain_copy, read_state, write_state
 from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, Kept, Writer
@@ -397,18 +397,18 @@ class PatchedDisk:
 
     def fill(self, room=20000):
         """No file may become larger than this."""
-        def limited(path, mode, private=False):
+        def limited(path, mode, *more):
             return (io.BufferedWriter(LimitedFile(path, room))
-                    if mode == "xb" else open_plain(path, mode, private))
-        self.monkeypatch.setattr(saved, "open_plain", limited)
+                    if mode == "xb" else open_plain(path, mode, *more))
+        self.monkeypatch.setattr(files, "open_plain", limited)
 
     def lock(self):
         """Nothing can be written."""
-        def refuse(path, mode, private=False):
+        def refuse(path, mode, *more):
             if mode == "xb":
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return open_plain(path, mode, private)
-        self.monkeypatch.setattr(saved, "open_plain", refuse)
+            return open_plain(path, mode, *more)
+        self.monkeypatch.setattr(files, "open_plain", refuse)
 
     def repair(self):
         """All is well again."""
@@ -568,8 +568,8 @@ def test_a_list_that_cannot_be_written(tmp_path, monkeypatch):
     room = PatchedDisk(tmp_path, monkeypatch)
     def end():
         room.fill(room=100)
-        limited = saved.open_plain
-        monkeypatch.setattr(saved, "open_plain",
+        limited = files.open_plain
+        monkeypatch.setattr(files, "open_plain",
                             lambda path, *words: (limited
                                                   if LIST in str(path)
                                                   else open_plain)(path, *words))

@@ -6,6 +6,7 @@
 __all__ = ['FolderTakenError', 'FolderLock', 'hold', 'release']
 
 # %% ../../nbs/core/12_folder.ipynb #dbe351b8
+import contextlib
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ import weakref
 from pathlib import Path
 from uuid import uuid4
 
-from .files import check_plain, near, open_plain, parse_json, read_bounded
+from .files import OpenFolder, near, open_folder, parse_json, read_bounded
 from .state import say
 
 try:
@@ -53,9 +54,12 @@ _GUARD = threading.RLock()
 
 class FolderLock:
     "The lock of one run on a folder, until it is closed or the run is deleted."
-    def __init__(self, path: Path, owner):
+    def __init__(self, path: Path, owner, within=None):
         self.path, self._owner, self.mark = path, weakref.ref(owner), uuid4().hex
+        self.within = path if within is None else within
         self._handle: int | None = None
+        self._folder: OpenFolder | None = None  # held open, as long as the lock is
+        self._opened = contextlib.ExitStack()
         self._before = b""  # what the file said
 
     @property
@@ -74,9 +78,15 @@ class FolderLock:
 
     def _open(self) -> None:
         # for reading: a disk can become read-only while the run goes on
-        check_plain(self.path / ".lock")
-        self._handle = os.open(self.path / ".lock",
-                               os.O_RDONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        self._folder = folder = self._opened.enter_context(open_folder(self.path, self.within))
+        try:
+            folder.check_plain(".lock")
+            self._handle = os.open(folder.at(".lock"), os.O_RDONLY | os.O_CREAT
+                                   | getattr(os, "O_NOFOLLOW", 0), 0o644, dir_fd=folder.handle)
+        except OSError as error:
+            self._opened.close()
+            error.filename = str(self.path / ".lock")
+            raise
         try:
             if fcntl is not None:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +109,8 @@ class FolderLock:
             raise
 
     def _say(self, text: bytes) -> None:
-        with open_plain(self.path / ".lock", "r+b") as file:  # a link may have taken its place
+        assert self._folder is not None
+        with self._folder.open(".lock", "r+b") as file:  # whatever has taken the folder's place
             file.truncate()
             file.write(text)
 
@@ -111,7 +122,8 @@ class FolderLock:
 
     def close(self) -> None:
         "Release the folder; the file still names its last owner."
-        handle, self._handle = self._handle, None
+        handle, self._handle, self._folder = self._handle, None, None
+        self._opened.close()
         if handle is not None:
             os.close(handle)
 
@@ -142,6 +154,7 @@ def hold(
     owner,  # a trainer
     mark: str | None = None,  # of an earlier lock of the same owner
     take_over: bool = True,  # from a trainer of this process that is not running
+    within=None,  # a folder below which no link is followed
 ) -> FolderLock:
     "The folder, for one run; FolderTakenError names the run that has it."
     path = Path(path)
@@ -153,7 +166,7 @@ def hold(
     if known is not None:
         _make_free(known, take_over)
     with _GUARD:
-        lock = FolderLock(path, owner)
+        lock = FolderLock(path, owner, within)
         lock._open()
         before = _read_owner(path).get("mark")
         if mark is not None and before not in (None, mark):

@@ -388,10 +388,11 @@ class HeldFolder:
         problem = None
         if trainer.is_main:
             try:
+                place = self.folder.path if self.folder else place
                 if self.given is None:
                     check_inner_folder(place)
-                mark = self.lock and self.lock.mark
-                self.lock = hold(self.folder.path if self.folder else place, trainer, mark)
+                self.lock = hold(place, trainer, self.lock and self.lock.mark,
+                                 within=self.within(place))
             except Exception as error:
                 problem = error
         # the first process has claimed the workspace, or another one beside it
@@ -399,16 +400,18 @@ class HeldFolder:
         if problem is not None:
             raise problem
         if self.folder is None:
-            within = Path(place).parent if self.given is None else None
-            self.folder = CheckpointFolder(
-                place, rules.last, rules.every, rules.best, rules.best_count, within)
+            self.folder = CheckpointFolder(place, rules.last, rules.every, rules.best,
+                                           rules.best_count, self.within(place))
+
+    def within(self, place) -> Path | None:
+        "The folder below which no link is followed: that of the run; None for a given place."
+        return Path(place).parent if self.given is None else None
 
     def hold_again(self, trainer) -> None:
         "Lock the folder again, of a run that is not running."
         assert self.folder is not None
-        if self.given is None:
-            check_inner_folder(self.folder.path)
-        self.lock = hold(self.folder.path, trainer, self.lock.mark)
+        self.lock = hold(self.folder.path, trainer, self.lock.mark,
+                         within=self.within(self.folder.path))
 
     def give_back(self) -> None:
         "Unlock the folder, which is as it was: nothing was written."
