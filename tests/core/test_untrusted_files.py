@@ -192,7 +192,7 @@ def test_lines_go_on_in_the_file_whose_first_line_says_so(place):
     again = make(None, JSONLHook())
     again.load("one.pt")
     again.fit()
-    assert again.get_hook(JSONLHook).path == Path("records-2.jsonl")
+    assert again.get_hook(JSONLHook).path == Path("records-2.jsonl").absolute()
     assert Path("records.jsonl").read_bytes() == before
 
 
@@ -499,7 +499,10 @@ def test_every_place_that_writes_is_known():
 KNOWN_WRITERS = {
     # Saver.save, which hands the state to write_state under the name of the step
     "checkpoint: save": 1, "checkpoint: self.saver.save": 1, "checkpoint: hook.saver.save": 1,
-    "files: os.open": 2, "folder: os.open": 1, "folder: ": 2, "folder: path.mkdir": 1,
+    # of `files`: a plain file by its path or in a folder that is held open, such a folder, and a
+    # folder to be synced
+    "files: os.open": 5, "files: self.open": 1, "files: os.mkdir": 1,
+    "folder: os.open": 1, "folder: self._folder.open": 1, "folder: path.mkdir": 1,
     "saved: torch.save": 1, "checkpoint: self.path.mkdir": 1,
     "memory: folder.mkdir": 2, "memory: torch.cuda.memory._dump_snapshot": 1,
     "memory: done.export_chrome_trace": 1, "outputs: open": 2,
@@ -510,8 +513,8 @@ KNOWN_WRITERS = {
     # in a folder that did not exist, made for one repetition of a run
     # `os.devnull`, where the reader of a pipe has gone
     "cli: os.open": 1,
-    # the run's own control folder, which is not a link; a command to be read
-    "control_folder: folder.mkdir": 1, "control_folder: os.open": 2,
+    # the replies, in a folder that is held open; a file to be read
+    "control_folder: control.open": 2, "control_folder: os.open": 1,
     "prove: place.mkdir": 1, "prove: open": 1, "prove: ": 1, "prove: run.journal.save": 1}
 
 
@@ -549,14 +552,17 @@ def test_odd_entries_among_checkpoints(place):
 
 
 def test_a_run_whose_folder_is_gone_says_so(place, monkeypatch):
-    """After os.chdir() it would have gone on in another folder of that name."""
+    """And one whose current folder is another one now goes on where it is."""
     work, victim = place
     trainer = make("rel", epochs=2)
     trainer.step(2)
     trainer.close()
     monkeypatch.chdir(victim.parent)
-    with pytest.raises(FileNotFoundError, match="was the working directory changed"):
+    (work / "rel").rename(work / "elsewhere")
+    with pytest.raises(FileNotFoundError, match="rel.*was it moved"):
         trainer.fit()
+    (work / "elsewhere").rename(work / "rel")
+    trainer.fit()
     assert os.listdir(victim.parent) == [victim.name]
 
 

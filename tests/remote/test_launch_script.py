@@ -189,7 +189,7 @@ def test_output_is_appended_and_private(here):
     os.kill(status()["process"]["pid"], signal.SIGKILL)
     until(lambda: children() == [])  # nothing is left in the system's table
     before = Path("runs/exp1/output.txt").read_text()
-    assert before.startswith("step 1\nstep 2\n") and Path(run.path) == Path("runs/exp1")
+    assert before.startswith("step 1\nstep 2\n") and run.path == Path("runs/exp1").absolute()
     with pytest.raises(RuntimeError, match=r"exit code 1[\s\S]*ZeroDivisionError: mine") as failed:
         launched("train.py", "fail")
     after = Path("runs/exp1/output.txt").read_text()
@@ -372,7 +372,7 @@ def test_the_command_in_the_status_starts_the_run_again(here):
     (here / "train.py").write_text(TRAIN.replace('sys.argv[sys.argv.index("--workspace") + 1]',
                                                  'sys.argv[2].removeprefix("out=")'))
     found = launched("train.py", "resume", "out={workspace}")
-    assert Path(found.path) == Path("runs/exp1")
+    assert found.path == Path("runs/exp1").absolute()
 
 
 def test_the_public_name_takes_functions_and_scripts(here):

@@ -508,7 +508,7 @@ BAD = [
     (SAMPLES, ("log", 0, "sample", "text"), "both", "missing"),
     (SAMPLES, ("evaluations", 0, "worst"), [asdict(Sample(1.0))] * 65, "number of samples"),
     (SAMPLES, ("log",), [{}] * 3, "lacks"),
-    (SAMPLES, ("evaluations", 0, "worst", 0, "loss"), 10**400, "loss is out of range"),
+    (SAMPLES, ("evaluations", 0, "worst", 0, "loss"), 10**400, r"\['loss'\] is int 1000"),
 ]
 
 

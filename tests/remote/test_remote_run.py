@@ -594,7 +594,8 @@ def test_attaching_loads_nothing_that_draws(written):
 
 def test_a_folder_that_is_no_run(written, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for path, words in [("exp2", "did you mean 'exp1'"), (".", "there is 'exp1'"),
+    for path, words in [("exp2", "^exp2 is not there: did you mean 'exp1'"),
+                        (".", "there is 'exp1'"),
                         ("exp1/metrics.jsonl", "is not a folder"),
                         ("exp1/control", "not the folder of a run"), ("elsewhere/x", "workspace=")]:
         with pytest.raises(ControlError, match=words):

@@ -362,6 +362,7 @@ def test_few_commands_wait_at_once(written, monkeypatch):
 
 
 HURRY = "import trainer_nb.remote.serve as serve\nserve.HEAD_SECONDS = 0.5\n"
+NO_HURRY = HURRY.replace("0.5", "10**6")
 HALF = b"GET /state HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "
 
 
@@ -381,23 +382,25 @@ def dropped(connection):
 
 
 @pytest.mark.parametrize("text", [b"", HALF], ids=["silent", "half a request"])
-def test_connections_without_a_token_keep_nobody_out(guarded, text):
+def test_connections_without_a_token_keep_nobody_out(written, text):
     """Those who come later find the page; the oldest strangers have given way to them. A
     connection that has shown the token stays."""
-    known = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=300)
-    seal = {"Authorization": f"Bearer {guarded.look}"}
+    stack = contextlib.ExitStack()
+    served = stack.enter_context(Served(written.path, "--port", 0, before=NO_HURRY))
+    known = http.client.HTTPConnection("127.0.0.1", served.port, timeout=300)
+    seal = {"Authorization": f"Bearer {served.look}"}
     def asked():
         known.request("GET", "/state", headers=seal)
         with known.getresponse() as answer:
             return answer.status, known.sock.getsockname(), answer.read()[:1]
-    with contextlib.ExitStack() as stack:
+    with stack:
         stack.callback(known.close)
         first = asked()
-        strangers = [stack.enter_context(connected(guarded, text))
+        strangers = [stack.enter_context(connected(served, text))
                      for _ in range(2 * MOST_STRANGERS + 20)]
         assert all(dropped(each) for each in strangers[:MOST_STRANGERS + 20])
         assert first[0] == 200 and asked() == first  # over the same connection
-        assert guarded.ask("state")[0] == guarded.ask("")[0] == 200
+        assert served.ask("state")[0] == served.ask("")[0] == 200
 
 
 def test_the_head_of_a_request_has_a_time_limit(written):
