@@ -168,7 +168,7 @@ class RunFolder:
         "Go on in the folder after `close()`; FolderTakenError if another run has had it meanwhile."
         if not self.path.is_dir():
             raise FileNotFoundError(f"{self.path}: the folder of this run is not there any more; "
-                                    "was the working directory changed?")
+                                    "was it moved?")
         self.lock = hold(self.path, owner, self.lock.mark)
         self._open()
 
