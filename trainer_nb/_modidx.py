@@ -7229,6 +7229,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'trainer_nb.trainer.Trainer.data_pane': ('trainer.html#trainer.data_pane', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.decide': ('trainer.html#trainer.decide', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.decline': ('trainer.html#trainer.decline', 'trainer_nb/trainer.py'),
+                                    'trainer_nb.trainer.Trainer.enter': ('trainer.html#trainer.enter', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.export': ('trainer.html#trainer.export', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.from_config': ('trainer.html#trainer.from_config', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.from_task': ('trainer.html#trainer.from_task', 'trainer_nb/trainer.py'),
@@ -7257,4 +7258,5 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'trainer_nb.trainer.Trainer.workspace': ('trainer.html#trainer.workspace', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.check_optimizer_name': ( 'trainer.html#check_optimizer_name',
                                                                                  'trainer_nb/trainer.py'),
-                                    'trainer_nb.trainer.runs_in': ('trainer.html#runs_in', 'trainer_nb/trainer.py')}}}
+                                    'trainer_nb.trainer.runs_in': ('trainer.html#runs_in', 'trainer_nb/trainer.py'),
+                                    'trainer_nb.trainer.show_finished': ('trainer.html#show_finished', 'trainer_nb/trainer.py')}}}

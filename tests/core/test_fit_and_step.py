@@ -774,7 +774,8 @@ def test_totals_of_fit_replace_those_of_the_constructor():
     assert make_loop(epochs=5).fit().epochs == 5
     assert make_loop(epochs=5).fit(max_steps=2).steps == 2
     assert make_loop(max_steps=5).fit(epochs=1).steps == 3
-    assert make_loop(epochs=1, max_steps=1).fit(epochs=2).epochs == 2
+    with pytest.raises(ValueError, match="both are given"):
+        make_loop(epochs=1, max_steps=1)
     loop = make_loop(epochs=5)
     loop.fit(max_steps=2)
     assert (loop.epochs, loop.max_steps, loop.fit().steps) == (None, 2, 2)

@@ -122,7 +122,8 @@ def calls_of_a_step():
 
 
 FIGURES = {
-    lines_of_the_trainer: 1744,  # what a run holds: data, plan, attributes that the user sets
+    # what a run holds: data, plan, attributes that the user sets; counts of NumPy's are numbers
+    lines_of_the_trainer: 1757,
     lines_of_another_class: 614,
     public_names: 213,
     foreign_writes: 203,

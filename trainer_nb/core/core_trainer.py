@@ -640,7 +640,7 @@ class CoreTrainer:
         if train_step is None and loss_fn is None and not has_own_loss(unwrap(model)):
             warn(f"no loss_fn= and no train_step=: {type(unwrap(model)).__name__} has to return "
                  f"its loss. {WITHOUT}")
-        self.made_in = current_folder()  # where files go without a workspace
+        self._made_in = current_folder()  # where files go without a workspace
         self.plan = self.plan_class(epochs, max_steps, None, eval_first, bool(fast_dev_run))
         self.settings, self.context, self.loss_fn = StepSettings(), StepContext(), loss_fn
         self._set_tunables(eval_every, grad_clip, accumulation, mixed_precision)

@@ -675,7 +675,7 @@ class CoreTrainer:
     checkpoint: RunCheckpoint
     best_state: BestState
     assigned: dict[str, object]
-    made_in: Any
+    _made_in: Any
     plan: Any
     settings: StepSettings
     context: StepContext

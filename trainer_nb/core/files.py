@@ -47,7 +47,7 @@ def near(path) -> str:
 
 def run_place(trainer, *parts: str) -> Path:
     "A path for files of a run: in its workspace, or without one where its trainer was made."
-    return Path(getattr(trainer, "workspace", None) or getattr(trainer, "made_in", "."), *parts)
+    return Path(getattr(trainer, "workspace", None) or getattr(trainer, "_made_in", "."), *parts)
 
 # %% ../../nbs/core/03_files.ipynb #2a552f43
 class NotPlainError(PermissionError):

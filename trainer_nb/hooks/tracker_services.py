@@ -114,7 +114,7 @@ class TensorBoardHook(TrackerHook):
         # compared, and never used as a path
         given = None if self.given is None else str(self.given)
         made = None if place is None else place.get("made")
-        runs = Path(getattr(trainer, "made_in", "."), "runs")
+        runs = Path(getattr(trainer, "_made_in", "."), "runs")
         wanted = own or (runs / made if made else None)
         folder = self._folder_of(place, wanted)
         is_folder = folder is not None and folder.is_dir() and not folder.is_symlink()
