@@ -123,7 +123,7 @@ def calls_of_a_step():
 
 FIGURES = {
     # what a run holds: data, plan, attributes that the user sets; counts of NumPy's are numbers
-    lines_of_the_trainer: 1757,
+    lines_of_the_trainer: 1758,
     lines_of_another_class: 614,
     public_names: 213,
     foreign_writes: 203,

@@ -637,7 +637,8 @@ class CoreTrainer:
             train_step, grad_clip, accumulation = several.of_last()
             engine, eval_step = engine.for_several(), eval_step or no_eval_step
         check_parts(model, train_step, loss_fn, optim, hooks)
-        if train_step is None and loss_fn is None and not has_own_loss(unwrap(model)):
+        asks_model = train_step is None and loss_fn is None and train_dl is not None
+        if asks_model and not has_own_loss(unwrap(model)):
             warn(f"no loss_fn= and no train_step=: {type(unwrap(model)).__name__} has to return "
                  f"its loss. {WITHOUT}")
         self._made_in = current_folder()  # where files go without a workspace
