@@ -167,8 +167,12 @@ def die_at(number, folder, events=("open", "os.rename", "os.remove", "os.mkdir",
     """From now on count what is done to files in the folder, and be killed right before one of
     these things."""
     left = [number]
+    def within(path):
+        # in a folder that is held open a file has its name alone
+        return (str(folder / name) in path if os.path.isabs(path)
+                else path.startswith(name) and os.path.basename(path) == path)
     def audit(event, words):
-        if event in events and str(folder / name) in str(words[0]):
+        if event in events and within(str(words[0])):
             left[0] -= 1
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
