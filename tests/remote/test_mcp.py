@@ -347,7 +347,7 @@ def test_a_range_of_the_rate_bounds_the_rate_in_force(tmp_path, offered, values,
         return
     with pytest.raises(ValueError, match=said):
         acting.tune("a", values, "why")
-    assert incoming(control.commands) == [] and acting.actions.budget.left == 20
+    assert incoming(control) == [] and acting.actions.budget.left == 20
 
 
 def test_a_factor_with_a_range_of_its_own_is_free_in_it_while_a_schedule_moves_the_rate(tmp_path):
