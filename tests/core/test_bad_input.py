@@ -251,18 +251,15 @@ def test_optimizers_that_are_right():
 TOTALS = [
     ({}, {}, ["epochs=", "max_steps=", "neither is"]),
     ({}, {"epochs": 1, "max_steps": 1}, ["both are", "epochs=1", "max_steps=1"]),
-    ({"epochs": 2, "max_steps": 3}, {}, ["both are", "epochs=2", "max_steps=3"]),
     *[({}, {"epochs": v}, [f"epochs={v!r}", "1 or more"]) for v in (0, -1, 1.5, "3", True)],
     *[({}, {"max_steps": v}, [f"max_steps={v!r}", "1 or more"]) for v in (0, -1, 1.5, "3", True)],
-    *[({"epochs": v}, {}, [f"epochs={v!r}", "1 or more"]) for v in (0, -1, 1.5, "3")],
-    *[({"max_steps": v}, {}, [f"max_steps={v!r}", "1 or more"]) for v in (0, -1, 1.5, "3")],
 ]
 
 
 @pytest.mark.parametrize("verb", ["fit", "start"])
 @pytest.mark.parametrize(("settings", "totals", "words"), TOTALS)
 def test_totals_that_make_no_sense(refused, verb, settings, totals, words):
-    """Neither, both, or no whole number: an error of fit() and start(), not of the constructor."""
+    """Neither, both, or no whole number."""
     seen = []
     loop = make_loop(hooks=[LambdaHook(before_fit=seen.append, cleanup_fit=seen.append)],
                      **settings)
@@ -529,7 +526,7 @@ def test_a_model_without_its_own_loss(refused):
     model = make_model()
     model[1].eval().requires_grad_(False)
     loop = Loop(model, None, [torch.ones(2, 3)], device="cpu", epochs=1)
-    with refused(TypeError, ["Tensor", "without a loss", "loss_fn=", "train_step", "'loss'"],
+    with refused(TypeError, ["tensor of shape", "no loss", "loss_fn=", "train_step", "'loss'"],
                  loop.model, loop):
         loop.fit()
 

@@ -128,8 +128,8 @@ def test_a_file_to_resume_from_is_the_one_that_was_named(places, monkeypatch):
     first.step(3)
     first.save("run.pt")
     hook = CheckpointHook("checkpoints", resume="run.pt")
-    monkeypatch.chdir(other)
     with make(hooks=[hook]) as second:
+        monkeypatch.chdir(other)
         second.fit()
     assert hook.resumed_from == here / "run.pt" and not inside(other)
 

@@ -29,8 +29,9 @@ from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
-from ..core.files import (check_inner_folder, given_path, is_left_over, near, open_folder,
-                                   parse_json, read_bounded, run_place)
+from ..core.files import (as_given, check_inner_folder, given_home, given_path,
+                                   is_left_over, near, open_folder, parse_json, read_bounded,
+                                   run_path)
 from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, reading, write_state, write_whole
 from ..core.state import say, start_thread, warn
@@ -373,7 +374,7 @@ class HeldFolder:
     "The folder of a run's checkpoints, which the first process locks."
     def __init__(self, given):
         # None: `checkpoints` in the workspace, or where the trainer was made
-        self.given = None if given is None else given_path(given)
+        self.given = None if given is None else as_given(given)
         self.folder: CheckpointFolder | None = None
         self.lock: Any = None  # a FolderLock, in the first process
 
@@ -384,7 +385,7 @@ class HeldFolder:
 
     def claim(self, trainer, rules: KeepRules) -> None:
         "Lock the folder; FolderTakenError in all processes where another run has it."
-        place = self.given or run_place(trainer, "checkpoints")
+        place = run_path(trainer, self.given, "checkpoints")
         problem = None
         if trainer.is_main:
             try:
@@ -445,8 +446,8 @@ def check_resume(value):
         meant = difflib.get_close_matches(str(value).lower(), words, n=1)
         if value in meant:
             return value
-        if not meant or given_path(value).exists():
-            return given_path(value)
+        if not meant or given_home(value).exists():
+            return as_given(value)
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
     raise ValueError(f"resume={value!r}: 'latest', a file or a folder, 'force' (from a run that "
                      "differs, too), "
@@ -574,7 +575,7 @@ def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
 
     Returns the file; None where the folder has no checkpoint. CheckpointError where none can be
     loaded, FileNotFoundError for a folder that was named and has none."""
-    named = None if resume in ("latest", "force") else Path(resume)
+    named = None if resume in ("latest", "force") else run_path(trainer, resume)
     if named is not None and not named.is_dir():
         become(trainer, named, read_state(named))
         return named
@@ -720,7 +721,8 @@ class CheckpointHook(Hook):
             self.folder.leave_behind()
             return
         self.resumed_from = resume_run(trainer, self.resume, self.folder)
-        if self.resumed_from not in (None, Path(self.resume)):  # it lies in the folder
+        named = run_path(trainer, self.resume)
+        if self.resumed_from not in (None, named):  # it lies in the folder
             self.saver.note(trainer, self.resumed_from)
 
     def after_step(self, trainer):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule
 
-from ..core.files import check_inner_folder, check_plain, given_path, run_place
+from ..core.files import as_given, check_inner_folder, check_plain, run_path
 from ..core.hook import Hook, MainProcessHook
 from ..core.state import warn
 from ..core.tunable import Tunable
@@ -73,7 +73,7 @@ class MemoryHook(MainProcessHook):
                 or_none = ", or None" if name == "snapshot_every" else ""
                 raise ValueError(f"{name}={value!r}: a whole number, 1 or more{or_none}")
         self.every_steps, self.trace = every_steps, trace
-        self.folder = None if folder is None else given_path(folder)
+        self.folder = None if folder is None else as_given(folder)
         self.snapshot_every, self.keep_last = snapshot_every, keep_last
         self.snapshot: Path | None = None  # the last one
         self._periodic: list[Path] = []  # the last ones of `snapshot_every`
@@ -120,7 +120,7 @@ class MemoryHook(MainProcessHook):
 
     def _write(self, trainer) -> Path | None:
         "The snapshot of this step; None where it could not be written."
-        folder = self.folder or run_place(trainer)
+        folder = run_path(trainer, self.folder)
         path = folder / f"memory_step_{trainer.step_state.optimizer_step:08d}.pickle"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ class ProfilerHook(MainProcessHook):
             if type(value) is not int or value < least:
                 raise ValueError(f"{name}={value!r}: a whole number, {least} or more")
         self._check_settings(settings)
-        self.given, self.settings = None if folder is None else given_path(folder), settings
+        self.given, self.settings = None if folder is None else as_given(folder), settings
         self.repeat, self.rows, self.show = repeat, rows, show
         self.plan = {"wait": wait, "warmup": warmup, "active": active}
         self.traces: list[Path] = []
@@ -226,7 +226,7 @@ class ProfilerHook(MainProcessHook):
         if self._recorded <= self.plan["wait"] + self.plan["warmup"]:
             return
         self._recordings += 1
-        folder = self.given or run_place(trainer, "profile")
+        folder = run_path(trainer, self.given, "profile")
         path = folder / f"trace_step_{trainer.step_state.optimizer_step:08d}.json"
         totals = done.key_averages()
         kind = trainer.device.type

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 from ..core.data import pass_indices
-from ..core.files import (check_inner_folder, file_stem, given_path, parse_json,
-                                   read_bounded, run_place, sync_folder)
+from ..core.files import (as_given, check_inner_folder, file_stem, given_path, parse_json,
+                                   read_bounded, run_path, sync_folder)
 from ..core.hook import Hook
 
 # %% ../../nbs/hooks/23_outputs.ipynb #a083b1c9
@@ -303,7 +303,7 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
 class OutputPlaces:
     "The folders of the outputs of a run's splits."
     def __init__(self, folder=None, keep: str = "last"):  # keep: or "all", a folder an evaluation
-        self.folder: Path | None = None if folder is None else given_path(folder)
+        self.folder: Path | None = None if folder is None else as_given(folder)
         self.keep = keep
 
     def of(self, split: str) -> Path:
@@ -336,8 +336,9 @@ class OutputPlaces:
 
     def clear(self, trainer, training: bool) -> None:
         "Remove what an interrupted run has left, before any process begins."
-        if self.folder is None:
-            self.folder = check_inner_folder(run_place(trainer, "outputs"))
+        given, self.folder = self.folder, run_path(trainer, self.folder, "outputs")
+        if given is None:
+            check_inner_folder(self.folder)
         self.folder = Path(trainer.engine.gather(str(self.folder))[0])
         if trainer.is_main:
             for path in self.folder.glob("*.unfinished"):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.files import check_inner_folder, given_path, read_bounded
+from ..core.files import as_given, check_inner_folder, given_path, read_bounded, run_path
 from ..core.saved import write_whole
 from .trackers import (TrackerHook, check_installed, flat_values, holds_to,
                                        is_count,
@@ -73,7 +73,7 @@ class TensorBoardHook(TrackerHook):
         check_installed("tensorboard", type(self).__name__)
         super().__init__(every_steps, histograms)
         self.given = folder  # as it is compared with that of an earlier process
-        self._own = None if folder is None else given_path(folder)
+        self._own = None if folder is None else as_given(folder)
         self._wanted: Path | None = None  # the folder's name; it may have a number
 
     @property
@@ -103,7 +103,7 @@ class TensorBoardHook(TrackerHook):
 
     def _own_folder(self, trainer) -> Path | None:
         if self._own is not None:
-            return self._own
+            return run_path(trainer, self._own)
         workspace = getattr(trainer, "workspace", None)
         return check_inner_folder(Path(workspace, "tensorboard")) if workspace else None
 

@@ -28,8 +28,8 @@ import torch
 
 from ..core.control import Series
 from ..core.engine import unwrap
-from ..core.files import (check_inner_folder, check_plain, file_stem, given_path,
-                                   open_plain, parse_json, run_place)
+from ..core.files import (as_given, check_inner_folder, check_plain, file_stem,
+                                   open_plain, parse_json, run_path)
 from ..core.hook import Hook
 from ..core.state import RandomStreams, warn
 from ..core.step import fetch_numbers
@@ -621,7 +621,7 @@ class ImageFileHook(Hook):
         check_every("every_steps", every_steps)
         check_every("max_images", max_images, optional=True)
         check_installed("PIL", type(self).__name__)
-        self.given, self.every_steps = None if folder is None else given_path(folder), every_steps
+        self.given, self.every_steps = None if folder is None else as_given(folder), every_steps
         self.max_images, self.image_format = max_images, image_format
         self.last: dict[str, tuple[int, int]] = {}  # branch and step of the last one of each name
         self.files: dict[str, list[Path]] = {}  # that were written, in their order
@@ -643,7 +643,7 @@ class ImageFileHook(Hook):
         or_switch_off(self, trainer, draw)
 
     def _write(self, trainer, images: dict) -> None:
-        folder = self.given or run_place(trainer, "images")
+        folder = run_path(trainer, self.given, "images")
         step, branch = trainer.step_state.optimizer_step, trainer.branch
         stem = f"step_{step:08d}" + (f"_branch{branch}" if branch else "")
         for name, image in images.items():
@@ -742,7 +742,7 @@ class JSONLHook(TrackerHook):
         every_steps: int = 1,  # steps from line to line
     ):
         super().__init__(every_steps)
-        self.given = None if path is None else given_path(path)
+        self.given = None if path is None else as_given(path)
         self._wanted: Path | None = None  # as it was given; the file may have a number
         self._file: Any = None  # a LinesFile, once it is open
 
@@ -761,7 +761,7 @@ class JSONLHook(TrackerHook):
 
     def open(self, trainer, resumed_at):
         "Go on in the file, or begin one."
-        place, self._wanted = self.place, self.given or run_place(trainer, "records.jsonl")
+        place, self._wanted = self.place, run_path(trainer, self.given, "records.jsonl")
         if place is not None:
             self._file = LinesFile(numbered(self._wanted, place["number"]), place)
             if resumed_at is None:
