@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -197,7 +198,8 @@ class CheckpointFolder:
             self._write_list(staying)
         except OSError:
             if len(entries) > len(kept):  # no list names it, and it takes room
-                (self.path / entry.file).unlink(missing_ok=True)
+                with suppress(OSError), open_folder(self.path, self.within) as folder:
+                    folder.remove(entry.file)
             raise
         self.clean({each.file for each in staying}, entry.step)
 
