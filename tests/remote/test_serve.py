@@ -202,7 +202,8 @@ def test_the_files_of_the_page_hold_nothing_of_a_run(guarded, path):
     Nothing but reading is allowed, and no answer sets a cookie."""
     status, headers, body = guarded.ask(path, None)
     assert (status, body) == (200, guarded.ask(path)[2]) and "Set-Cookie" not in headers
-    for secret in (guarded.steer, guarded.look, "exp1", str(guarded.port)):
+    # not the port: five digits are somewhere among the four million of a large file
+    for secret in (guarded.steer, guarded.look, "exp1"):
         assert secret.encode() not in (gzip.decompress(body) if path == "plotly.js" else body)
     assert guarded.ask(path, None, "POST", b"{}", **JSON)[0] == 403
     assert guarded.steer != guarded.look and "/#token=" in guarded.steer_url
