@@ -136,6 +136,15 @@ def test_a_batch_without_a_label_is_left_out(model):
     assert trainer.records["valid/loss"] == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.parametrize("model", [causal, masked])
+def test_a_first_batch_without_a_label_does_not_decide(model, capsys):
+    lengths = (0, 0, 12, 3, 10, 4, 12, 2, 0, 0, 9, 3, 5, 2, 3, 10)
+    net = made(model)
+    trained(net, batches(2, lengths), 4)
+    assert apart(by_hand(model, lengths), net) < 1e-6
+    assert "by rows" not in capsys.readouterr().out.replace("not by rows", "")
+
+
 def test_a_loss_with_a_term_of_its_own_is_weighted_by_rows_and_said_to_be(capsys):
     class Penalty(Own):
         """The mean over labels, and something else."""

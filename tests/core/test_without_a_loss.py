@@ -71,6 +71,13 @@ def test_construction_says_that_the_model_has_to_return_its_loss():
         Trainer(nn.Linear(3, 1), train_dl=PAIRS, loss_fn=nn.MSELoss(), device="cpu")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_that_is_no_code_of_python_s_can_be_trained():
+    model = torch.jit.trace(Own(), PAIRS[0], strict=False)
+    trainer = make(model, PAIRS)
+    assert trainer.fit().steps == 2
+
+
 def test_an_error_of_the_model_s_own_stays_what_it_is():
     trainer = make(Own(TypeError("unsupported operand")), PAIRS)
     with pytest.raises(TypeError, match="^unsupported operand"):

@@ -74,7 +74,9 @@ def mean_over_labels(loss, logits, labels) -> list[int]:
         not tell, or none where the loss is something else.
     """
     known = labels[labels != IGNORED]
-    if not len(known) or known.min() < 0 or known.max() >= logits.shape[-1]:
+    if not len(known) or not loss.isfinite():
+        return [0, 1]
+    if known.min() < 0 or known.max() >= logits.shape[-1]:
         return []
     accuracy = torch.finfo(loss.dtype).eps
     loss, found = float(loss), []
@@ -149,16 +151,21 @@ class NoLossError(TypeError):
     "The model returns no loss, or does not take the batch: that of each batch, so none is skipped."
 
 def takes(model: torch.nn.Module, places, named) -> bool:
-    "Whether a model's forward takes these values, by place and by name."
+    "Whether a model's forward takes these values, by place and by name, or does not tell."
     try:
         inspect.signature(model.forward).bind(*places, **named)
     except TypeError:
         return False
+    except ValueError:  # code that is not Python's
+        pass
     return True
 
 def has_own_loss(model: torch.nn.Module) -> bool:
-    "Whether a model's forward seems to take targets, as one has to that returns its loss."
-    parameters = inspect.signature(model.forward).parameters.values()
+    "Whether a model's forward takes targets, as one has to that returns its loss, or may do so."
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # code that is not Python's
+        return True
     return any(each.name in TARGETS or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
                for each in parameters)
 
@@ -196,8 +203,9 @@ class OwnLossStep:
 
     @staticmethod
     def _call(batch, trainer):
-        named = dict(batch) if isinstance(batch, Mapping) else {}
-        places = () if named else batch if isinstance(batch, (list, tuple)) else (batch,)
+        by_name = isinstance(batch, Mapping)
+        named = dict(batch) if by_name else {}
+        places = () if by_name else batch if isinstance(batch, (list, tuple)) else (batch,)
         try:
             return trainer.model(*places, **named)
         except TypeError as error:
