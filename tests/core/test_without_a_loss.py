@@ -113,3 +113,6 @@ def test_a_whole_number_of_numpy_s_is_one(settings):
     assert type(trainer.state_dict()["position"]["totals"]["epochs"]) in (int, type(None))
     assert trainer.fit(**({"max_steps": np.int64(4)} if trainer.max_steps else
                           {"epochs": np.int64(2)})).steps == 4
+    name = "max_steps" if trainer.max_steps else "epochs"
+    setattr(trainer, name, np.int64(6 if trainer.max_steps else 3))
+    assert trainer.fit().steps == 6

@@ -26,7 +26,7 @@ from ..core.engine import FinitePolicy, unwrap
 from ..core.evaluator import named_loaders
 from ..core.hook import ComponentHook
 from ..core.runner import check_micro_batch_size
-from ..core.state import Phase
+from ..core.state import Phase, as_int
 from ..core.step import OwnLossStep, SupervisedStep
 from ..hooks.progress import progress_style
 from ..hooks.schedule import schedule_hooks, schedules_of
@@ -295,6 +295,7 @@ def replace_valid_dl(trainer, valid_dl) -> None:
 def replace_total(name: str):
     "A `replace` for `epochs` or `max_steps`."
     def replace(trainer, value):
+        value = as_int(value)
         check_counts("trainer", **{name: value})
         if trainer.fast_dev_run:
             raise AttributeError(f"trainer.{name} = {value!r} is refused: "
