@@ -408,3 +408,31 @@ def test_other_samples_of_the_same_number_are_seen_after_an_assignment(tmp_path)
         again.fit()
     with make(tmp_path / "a", data=OTHER) as right:
         assert right.fit().steps == 48
+
+
+@pytest.mark.parametrize(("part", "new", "says"), [
+    ("loss_fn", lambda model: nn.L1Loss(),
+     "the code's settings are in force: loss_fn MSELoss (file L1Loss)"),
+    ("optim", lambda model: torch.optim.AdamW(model.parameters(), 0.05, betas=(0.8, 0.99)),
+     "")])
+def test_parts_are_those_of_the_last_assignment(part, new, says, tmp_path, capsys):
+    """The code that has them is no other; with those of the beginning the state's hold, or a line
+    says that the code's do, and that the bits differ."""
+    with make(tmp_path / "run") as trainer:
+        trainer.step(20)
+        setattr(trainer, part, new(trainer.model))
+        trainer.step(2)
+        straight = trainer.exact
+    for now in (True, False):
+        shutil.copytree(tmp_path / "run", tmp_path / f"again {now}")
+        with make(tmp_path / f"again {now}") as again:
+            if now:
+                setattr(again, part, new(again.model))
+            capsys.readouterr()
+            again.step(1)
+            said = capsys.readouterr().out
+            assert "step 22 of" in said or "step 22," in said
+            assert (says in said) if says and not now else "in force" not in said
+            assert bool(again.exact) == bool(straight and (now or not says))
+            if part == "optim":
+                assert again.optim.param_groups[0]["betas"] == (0.8, 0.99)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from trainer_nb import Hook, SnapshotHook, Trainer
+from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core import data as data_chapter
 from trainer_nb.core.training import Plan
 
@@ -133,17 +133,18 @@ class FirstHalf(Sampler):
 
 
 def run(optim=lambda weights: torch.optim.SGD(weights, 0.05), step=None, loader=None, hooks=(),
-        prepare=None, **settings):
+        prepare=None, model=lambda: nn.Linear(4, 1), loss_fn=lambda: mse_loss, **settings):
     """A run of three epochs."""
     torch.manual_seed(0)
-    model = nn.Linear(4, 1)
+    model = model()
     optimizer = optim(model.parameters())
     if prepare is not None:
         prepare(model, optimizer)
     loader = loader() if loader else DataLoader(TensorDataset(X, Y), 8, shuffle=True)
-    loss = {"train_step": step()} if step else {"loss_fn": mse_loss}
+    loss = {"train_step": step()} if step else {"loss_fn": loss_fn()}
+    hooks = [SnapshotHook(every_steps=4), *(hooks() if callable(hooks) else hooks)]
     return Trainer(model, train_dl=loader, optim=optimizer, epochs=3, seed=0, device="cpu",
-                   progress=False, hooks=[SnapshotHook(every_steps=4), *hooks], **loss, **settings)
+                   progress=False, hooks=hooks, **loss, **settings)
 
 
 def scaled(box):
@@ -215,6 +216,145 @@ def on_trainer():
     return step
 
 
+class Cooling(nn.Linear):
+    """Divides by a temperature, a number, that each pass of the training lowers."""
+
+    heat = 2.0
+
+    def __init__(self):
+        super().__init__(4, 1)
+
+    def forward(self, inputs):
+        """The next one is colder."""
+        if self.training:
+            self.heat *= 0.95
+        return super().forward(inputs) / self.heat
+
+
+class Annealed(nn.Linear):
+    """Its slope is a number that something else sets."""
+
+    slope = 1.0
+
+    def __init__(self):
+        super().__init__(4, 1)
+
+    def forward(self, inputs):
+        """With the slope of now."""
+        return super().forward(inputs) * self.slope
+
+
+class Easing(Hook):
+    """Makes targets larger from batch to batch."""
+
+    factor = 0.1
+
+    def before_batch(self, trainer):
+        """A little more each time."""
+        if trainer.training:
+            self.factor *= 1.1
+            inputs, targets = trainer.batch
+            trainer.batch = inputs, targets * min(1.0, self.factor)
+
+
+class Impatient(Hook):
+    """Stops where the loss has not been lower for a while."""
+
+    best, waited = float("inf"), 0
+
+    def after_step(self, trainer):
+        """Counts, and stops."""
+        loss = float(trainer.loss)
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+        if self.waited > 4:
+            trainer.stop()
+
+
+class Softening:
+    """A loss function with a number of its own."""
+
+    power = 2.0
+
+    def __call__(self, outputs, targets):
+        """Less and less steep."""
+        self.power = max(1.1, self.power * 0.98)
+        return (outputs - targets).abs().pow(self.power).mean()
+
+
+def with_own_rate(optimizer):
+    """A schedule that counts its calls itself."""
+    calls = [0]
+    def rate(_):
+        calls[0] += 1
+        return 1 / calls[0]
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+
+def counted():
+    """A step that weighs its loss by the number of calls."""
+    calls = 0
+    def step(batch, trainer):
+        nonlocal calls
+        calls += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / calls}
+    return step
+
+
+def in_a_dict():
+    """The same in a dict."""
+    kept = {"calls": 0}
+    def step(batch, trainer):
+        kept["calls"] += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / kept["calls"]}
+    return step
+
+
+def on_itself():
+    """The same in an attribute of the function."""
+    def step(batch, trainer):
+        step.calls += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / step.calls}
+    step.calls = 0
+    return step
+
+
+CALLS = 0
+
+
+def globally():
+    """The same in a global variable."""
+    global CALLS  # noqa: PLW0603
+    CALLS = 0
+    def step(batch, trainer):
+        global CALLS  # noqa: PLW0603
+        CALLS += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / CALLS}
+    return step
+
+
+def remembering():
+    """A step that trains on one of all batches so far, too."""
+    seen = []
+    def step(batch, trainer):
+        seen.append(batch)
+        inputs, targets = seen[len(seen) // 2]
+        loss = mse_loss(trainer.model(batch[0]), batch[1])
+        return {"loss": loss + mse_loss(trainer.model(inputs), targets)}
+    return step
+
+
+def second_loader():
+    """A step that takes a batch of a second loader, too."""
+    others = iter(chain.from_iterable(DataLoader(X, 4) for _ in range(10)))
+    def step(batch, trainer):
+        model = trainer.model
+        return {"loss": mse_loss(model(batch[0]), batch[1]) + model(next(others)).square().mean()}
+    return step
+
+
 def loader_of(dataset, **settings):
     """A function that makes a loader of a new dataset."""
     return lambda: DataLoader(dataset(), 8, **settings)
@@ -239,6 +379,19 @@ PLACES = {
     "hook on a step": ({"prepare": of_step}, "box.mean (used by optim)"),
     "last loss of a step": ({"step": last_loss}, "box.loss (used by train_step)"),
     "attribute of the trainer": ({"step": on_trainer}, "trainer.usual"),
+    "model: number": ({"model": Cooling}, "model.heat"),
+    "model: number set by a hook": ({"model": Annealed, "hooks": lambda: [LambdaHook(
+        after_step=lambda t: setattr(t.model, "slope", t.model.slope * 0.9))]}, "model.slope"),
+    "hook that acts": ({"hooks": lambda: [Easing()]}, "easing.factor"),
+    "hook that stops": ({"hooks": lambda: [Impatient()]}, "impatient.best"),
+    "loss function: number": ({"loss_fn": Softening}, "loss_fn.power"),
+    "schedule: list": ({"sched": with_own_rate}, "calls (used by scheduler.lr_lambdas)"),
+    "step: variable": ({"step": counted}, "calls (used by train_step)"),
+    "step: dict": ({"step": in_a_dict}, "kept (used by train_step)"),
+    "step: attribute": ({"step": on_itself}, "train_step.calls"),
+    "step: global variable": ({"step": globally}, "CALLS (used by train_step)"),
+    "step: list that grows": ({"step": remembering}, "seen (used by train_step)"),
+    "step: iterator": ({"step": second_loader}, "others (used by train_step)"),
 }
 
 
@@ -319,10 +472,78 @@ def kept_by_a_hook():
     return {"optim": make, "hooks": hooks}
 
 
+class Looking(Hook):
+    """Counts, times and keeps what it sees, and prints at times."""
+
+    def __init__(self):
+        self.losses, self.steps, self.begun, self.lowest = [], 0, 0.0, float("inf")
+
+    def before_epoch(self, trainer):
+        """When."""
+        self.begun = time.perf_counter()
+
+    def after_step(self, trainer):
+        """How low."""
+        self.steps += 1
+        self.losses.append(float(trainer.loss))
+        self.lowest = min(self.lowest, self.losses[-1])
+        if self.steps % 4 == 0:
+            trainer.log({"lowest": self.lowest})
+
+    def after_epoch(self, trainer):
+        """How long."""
+        trainer.log({"took": time.perf_counter() - self.begun})
+
+
+class Recording(nn.Linear):
+    """Keeps what it saw, and reads only what this pass has set."""
+
+    rows = calls = 0
+
+    def __init__(self):
+        super().__init__(4, 1)
+        self.shapes = []
+
+    def forward(self, inputs):
+        """Numbers of this pass, a count, and a list."""
+        self.rows = len(inputs)
+        self.calls += 1
+        self.shapes.append(inputs.shape)
+        return super().forward(inputs).view(self.rows, 1)
+
+
+def recording():
+    """A step that counts, and keeps its losses."""
+    losses, calls, seen = [], 0, {"samples": 0}
+    def step(batch, trainer):
+        nonlocal calls
+        calls += 1
+        seen["samples"] += len(batch[0])
+        loss = mse_loss(trainer.model(batch[0]), batch[1])
+        losses.append(loss.item())
+        return {"loss": loss}
+    return step
+
+
+class Persevering(Impatient):
+    """Has its numbers in its state."""
+
+    def state_dict(self):
+        """Both."""
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state):
+        """Both."""
+        self.best, self.waited = state["best"], state["waited"]
+
+
 @pytest.mark.parametrize("make", [
+    lambda: {"hooks": [Looking()]}, lambda: {"model": Recording}, lambda: {"step": recording},
+    lambda: {"hooks": [Persevering()]},
     lambda: {"loader": loader_of(Counting)}, lambda: {"loader": loader_of(Caching)},
     lambda: {"optim": lambda w: torch.optim.Adam(w, 0.01)}, kept_by_a_hook],
-    ids=["a count", "a cache", "torch's optimizer", "kept by a hook"])
+    ids=["hook that looks", "model that records", "step that records", "hook with a state",
+         "a count", "a cache", "torch's optimizer", "kept by a hook"])
 def test_what_changes_nothing_or_is_kept_is_not_named(make):
     """And the run goes on bit for bit."""
     straight, first, again = (run(**make()) for _ in range(3))
@@ -564,19 +785,20 @@ def test_a_pass_that_ran_out_of_memory_leaves_no_trace(room, accumulation):
 
 
 @pytest.mark.parametrize("search", ["lr_find", "sweep"])
-# a sampler that is iterated again gives more
-@pytest.mark.parametrize("place", sorted(PLACES.keys() - {"sampler"}))
+# a sampler that is iterated again gives more, and what an iterator gave is gone
+@pytest.mark.parametrize("place", sorted(PLACES.keys() - {"sampler", "step: iterator"}))
 def test_a_search_takes_back_what_its_steps_kept_elsewhere(place, search):
     """The run goes on as if there had been none."""
     settings, _ = PLACES[place]
-    straight, searched = run(**settings), run(**settings)
+    straight = run(**settings)
     straight.step(5)
+    straight.fit()
+    searched = run(**settings)
     searched.step(5)
     if search == "lr_find":
         searched.lr_find(num_steps=6)
     else:
         searched.sweep("lr", [0.01, 0.1, 0.2])
-    straight.fit()
     searched.fit()
     assert same(weights(searched), weights(straight))
 

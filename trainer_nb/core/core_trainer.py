@@ -1863,8 +1863,7 @@ def load_state_dict(self: CoreTrainer, state: dict, optimizer: bool = True) -> N
             checkpoint.restore(taken, self)
             checkpoint.journal.restore(state)
             self._take_totals(state["position"]["totals"])
-            here, header = self.step_state, state["journal"]["header"]
-            here.inexact = here.inexact or other_code(header, self._made_of(), here.optimizer_step)
+            self.step_state.inexact = self.step_state.inexact or other_code(state, self._made_of())
             if not optimizer:
                 self.start_anew()
             self._note_assigned()
@@ -1956,7 +1955,8 @@ def difference(self: CoreTrainer, state: dict) -> Difference:
 
     CheckpointError for a state that is damaged."""
     self.checkpoint.check_identity(state)
-    here = {"batches": self.data.length, **self._made_of(), **self.journal.header}
+    made = self._made_of()
+    here = {"batches": self.data.length, **made, **self.journal.header, "given": made["given"]}
     totals = {"epochs": self.epochs, "max_steps": self.max_steps}
     with reading("journal or fingerprint"):
         return compare(state, here, self.fingerprint(), totals)

@@ -11,21 +11,25 @@ __all__ = ['GENERATORS', 'LONG', 'LARGE', 'SMALL', 'PLAIN', 'SLOTS', 'held_by', 
 import copy
 import dis
 import functools
+import io
+import itertools
 import random
 import re
 import sys
 import sysconfig
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from inspect import unwrap
+from operator import length_hint
 from types import (BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType,
                    SimpleNamespace)
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from .hook import ComponentHook, LambdaHook, has_state
@@ -94,7 +98,9 @@ def held_by(value, long: int = LONG):
         yield from (("", value.__self__), ("", value.__func__))
     elif isinstance(value, FunctionType):
         value = unwrap(value)  # of torch.no_grad(), say
-        yield from _of_function(value) if _own_code(value) else ()
+        if _own_code(value):
+            yield from _of_function(value)
+            yield from ((f".{name}", each) for name, each in vars(value).items())
     elif not _ours(value):
         yield from ((f".{name}", each)
                     for name, each in list(getattr(value, "__dict__", {}).items()))
@@ -217,7 +223,7 @@ def _beside(path: str) -> bool:
     "The last part of a path is a name that a function uses."
     return not path.endswith("]") and path.rfind(" ") > path.rfind(".")
 
-_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, LRScheduler,
              SimpleNamespace)
 
 def _is_object(value) -> bool:
@@ -253,13 +259,23 @@ class ObjectSnapshot:
                 self.back.append((self._fill_array, each, each.copy()))
         elif type(each) in (list, deque) or isinstance(each, (dict, set)):
             if not _beside(path):
-                kept = dict(each) if isinstance(each, dict) else copy.copy(each)
-                self.back.append((_fill, each, kept))
+                self._keep_container(each)
         elif _is_object(each):
             self.back.append((_fill, vars(each), dict(vars(each))))
-        elif isinstance(each, FunctionType) and _own_code(unwrap(each)):
-            for cell in unwrap(each).__closure__ or ():
+        elif isinstance(each, FunctionType) and _own_code(function := unwrap(each)):
+            for cell in function.__closure__ or ():
                 self._keep_cell(cell)
+            for name, value in _of_function(function):
+                if isinstance(value, (list, deque, dict, set)) and _reads(function.__code__, name):
+                    self._keep_container(value)
+            names, outside = _set_outside(function.__code__), function.__globals__
+            for holder, held in ((vars(function), vars(function)),
+                                 (outside, {name: outside[name] for name in names & {*outside}})):
+                self.back.append((dict.update, holder, dict(held)))
+
+    def _keep_container(self, container) -> None:
+        kept = dict(container) if isinstance(container, dict) else copy.copy(container)
+        self.back.append((_fill, container, kept))
 
     def _keep_cell(self, cell) -> None:
         "A name of an outer function, which an inner one may set (`nonlocal`)."
@@ -342,6 +358,11 @@ class RunObjects:
         return {"model": self.model, "task": self.task, **own, **given,
                 "loss_fn": self.loss_fn, "train_step": self.train_step}
 
+    def looking(self) -> set[str]:
+        "The names of the user's hooks that only look."
+        return {row.name for row in self.hooks
+                if not _acts(getattr(row.hook, "component", row.hook))}
+
     def kept_by_hooks(self) -> list:
         "Hooks of the user's with a state, and what they hold."
         hooks = [row.hook for row in self.hooks if row.trait("kept") and has_state(row.hook)
@@ -352,6 +373,15 @@ class RunObjects:
         "The optimizers by name."
         return ({"optim": self.optims[0]} if len(self.optims) == 1
                 else {f"optim[{number}]": each for number, each in enumerate(self.optims)})
+
+    def schedule_functions(self) -> dict:
+        "The functions of schedules, of which a scheduler's state has nothing."
+        schedulers = {row.name: row.hook.scheduler for row in self.hooks
+                      if isinstance(getattr(row.hook, "scheduler", None), LRScheduler)}
+        def enter(value):
+            return isinstance(value, (LRScheduler, list, tuple))
+        return {path: each for path, each in search(schedulers, enter)
+                if isinstance(each, FunctionType) and _own_code(each)}
 
     def torch_hooks(self) -> dict:
         "The functions that torch calls in a step, by what they are registered on."
@@ -388,6 +418,18 @@ SMALL = 2**12  # elements: up to this size a tensor on the CPU is copied into th
 def _is_metric(value) -> bool:
     return all(hasattr(value, name) for name in ("update", "compute", "reset"))
 
+def _is_iterator(value) -> bool:
+    "Something that gives one value after another; a file is not meant."
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
+
+def _place_of(iterator):
+    "What shows whether an iterator has moved; a new object where nothing does."
+    if isinstance(iterator, itertools.count):
+        return repr(iterator)
+    place = getattr(iterator, "_num_yielded", None)  # of a DataLoader's
+    return object() if place is None and (
+        place := length_hint(iterator, -1)) == -1 else (type(place), place)
+
 def _look_of(value):
     """What shows later whether a value has changed.
 
@@ -402,6 +444,8 @@ def _look_of(value):
         return value.shape, value.dtype.str, zlib.crc32(np.ascontiguousarray(value))
     if isinstance(value, PLAIN):
         return value
+    if _is_iterator(value):
+        return _place_of(value)
     entries = [each for state in value.state.values() if isinstance(state, dict)
                for each in state.values()]
     counts = [write_count(each) if isinstance(each, torch.Tensor) else each for each in entries]
@@ -435,83 +479,190 @@ def _name_of(path: str) -> str:
     return f"{name} (used by {user.partition(' ')[0].rstrip(':')})" if user else path
 
 # %% ../../nbs/core/04_own_state.ipynb #9dfd7715
-def _reads(code, name: str) -> int:
-    "How often code reads an attribute, less how often it sets it; 0 for a mere count."
-    found = sum({"LOAD_ATTR": 1, "LOAD_METHOD": 1, "STORE_ATTR": -1}.get(each.opname, 0)
-                for each in dis.get_instructions(code) if each.argval == name)
-    return max(0, found) + sum(_reads(each, name) for each in code.co_consts
-                               if isinstance(each, CodeType))
+def _reads(code, name: str) -> bool:
+    """Whether code reads an attribute (`.name`) or a variable that it has not just set.
 
-def _is_read(kind: type, name: str) -> bool:
-    "Whether methods of a class read an attribute: a count of calls, say, is only added to."
+    Not so of a mere count, nor of a container to which it only adds."""
+    kinds, plain = ("ATTR", "METHOD") if name[0] == "." else _VARIABLES, name.removeprefix(".")
+    lines, straight, loaded = list(dis.get_instructions(code)), True, False
+    for number, each in enumerate(lines):
+        action, _, kind = each.opname.partition("_")
+        if each.argval == plain or (type(each.argval) is tuple and plain in each.argval):
+            if straight and action == "STORE" and kind in kinds and not loaded:
+                return False
+            loaded = loaded or (action == "LOAD" and kind.startswith(kinds))
+            if (action == "LOAD" and kind.startswith(kinds) and not _counts(lines, number)
+                and not _adds(lines, number)
+                or each.opname == "LOAD_CONST" and name[0] == "."):  # getattr()
+                return True
+        straight = straight and "JUMP" not in each.opname and each.opname != "FOR_ITER"
+    return any(_reads(each, name) for each in code.co_consts if isinstance(each, CodeType))
+
+_VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
+_ADDING = "append", "appendleft", "extend", "add", "update", "setdefault"
+
+def _counts(lines, number: int) -> bool:
+    "Whether what is loaded there is only stored again, one more: `x += 1`, `x = x + 1`."
+    name = lines[number].argval
+    if number and lines[number - 1].opname == "COPY":  # self.x += ...
+        return True
+    rest = lines[number + 1:]
+    if len(rest) > 2 and rest[1].opname == "BINARY_OP" and rest[0].opname == "LOAD_CONST":
+        return any(each.opname.startswith("STORE") and each.argval == name for each in rest[2:4])
+    end = next((place for place, each in enumerate(rest) if each.opname.startswith("STORE")), 0)
+    return (end > 0 and rest[end].argval == name and rest[end - 1].opname == "BINARY_OP"
+            and rest[end - 1].argrepr.endswith("=")
+            and not any("JUMP" in each.opname for each in rest[:end]))
+
+def _adds(lines, number: int) -> bool:
+    "Whether the container loaded there is only added to: `x.append()`, `x[k] = `, `x[k] +=`."
+    following = [each.opname for each in lines[number + 1:number + 5]]
+    return (lines[number + 1].argval in _ADDING or following[1:2] == ["STORE_SUBSCR"]
+            or following[1:] == ["COPY", "COPY", "BINARY_SUBSCR"])
+
+def _codes(kind: type) -> list[CodeType]:
+    "The code of the user's methods of a class, without those that make it or keep its state."
     skipped = {*_SETUP, "state_dict", "load_state_dict"}
     methods = [unwrap(value) for base in kind.__mro__ for key, value in vars(base).items()
                if isinstance(value, FunctionType) and key not in skipped]
-    return any(_reads(each.__code__, name) for each in methods if _own_code(each))
+    other_optimizer = issubclass(kind, torch.optim.Optimizer)
+    return [each.__code__ for each in methods if _own_code(each) or (
+        other_optimizer and not each.__module__.startswith(("torch.", "trainer_nb.")))]
 
+def _is_read(holder, name: str) -> bool:
+    """Whether the code of a class or function reads what it holds under a name of `held_by`.
+
+    `.count`: an attribute, `count`: a variable, `.method: count`: a variable of a method."""
+    method, _, inner = name.partition(": ")
+    if isinstance(holder, FunctionType):
+        return _reads(holder.__code__, name)
+    if holder is SimpleNamespace:  # everybody reads it
+        return True
+    if inner:
+        return _reads(unwrap(getattr(holder, method.removeprefix("."))).__code__, inner)
+    return any(_reads(each, name) for each in _codes(holder))
+
+def _set_outside(code) -> set[str]:
+    "The global variables that code sets."
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+
+# %% ../../nbs/core/04_own_state.ipynb #e519b1d9
+_ACTING = re.compile(r"(?!__).*[^_]_|set_\w+|load_\w+|manual_seed|zero_grad|backward|eval|train|"
+                     r"(request_)?(tune|stop|pause|rewind|step|evaluate\w*|validate|skip\w*)")
+
+def _acts(hook) -> bool:
+    "Whether a hook of the user's sets what is not its own, or calls what may change the run."
+    functions = [each for each in vars(hook).values() if isinstance(each, FunctionType)]
+    return (any(_code_acts(each, each.co_varnames[:1]) for each in _codes(type(hook)))
+            or any(_code_acts(unwrap(each).__code__, ()) for each in functions if _own_code(each)))
+
+def _code_acts(code, own) -> bool:
+    "`own`: the names of `self`."
+    lines = list(dis.get_instructions(code))
+    for number, each in enumerate(lines):
+        if (each.opname == "STORE_ATTR" and not _is_of(own, lines, number)
+            or each.opname == "STORE_SUBSCR" and not (
+                lines[number - 2].opname == "LOAD_ATTR" and _is_of(own, lines, number - 2))
+            or each.opname in ("LOAD_ATTR", "LOAD_METHOD") and _ACTING.fullmatch(each.argval)):
+            return True
+    return any(_code_acts(each, own) for each in code.co_consts if isinstance(each, CodeType))
+
+def _is_of(names, lines, number: int) -> bool:
+    "Whether the attribute that is loaded or set there is one of a variable with such a name."
+    before = number - 1
+    if lines[before].opname == "SWAP":  # self.count += 1
+        copied = (place for place in range(before, -1, -1) if lines[place].opname == "COPY")
+        before = next(copied, number) - 1
+    loaded = lines[before].argval
+    return (loaded[-1] if type(loaded) is tuple else loaded) in names
+
+# %% ../../nbs/core/04_own_state.ipynb #f468e36b
 PLAIN = (bool, int, float, complex, str, np.generic)
 SLOTS = 10_000  # items: up to this length a container of an optimizer is searched, for its slots
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 
 class Mark:
     """The values outside the state of a run, at one moment.
 
-    Tensors, optimizers and generators that steps can reach; of optimizers, data, plan, torch's
-    hooks and the user's attributes of the trainer also arrays and plain values, and of optimizers
-    the lengths of lists."""
+    Tensors, optimizers, generators and iterators that steps can reach; arrays, plain values and
+    lengths of lists that the user's code reads there."""
     def __init__(self, objects: RunObjects):
         known, kept = objects.known(), {id(each) for each in objects.kept_modules()}
         outside = {id(each) for each in (*_global_generators(), *objects.result_tensors())}
         self.values, self.modules = {}, []
-        self.holders: dict[str, tuple] = {}  # of a plain attribute: the class, and its name there
+        self.readers: dict[str, list] = {}  # of a plain value: who holds it, and its name there
+        self._owners: dict[int, list] = {}  # of a container, likewise
+        self._of_state = {id(each) for optim in objects.optims
+                          for each in (optim.state, optim.param_groups, optim.defaults)}
+        used, looking = objects.by_name(), objects.looking()
+        beside = (objects.optimizers(), objects.torch_hooks() | objects.schedule_functions(),
+                  objects.others)
+        roots = {id(each) for found in beside for each in found.values()}
         def enter(value):
             inner = isinstance(value, _ENTERED) or _is_object(value)
             return (inner and id(value) not in known
                     and not isinstance(value, torch.optim.Optimizer) and not _is_metric(value))
-        for path, each in search(objects.by_name(), enter, 50_000):
+        def enter_too(value):
+            return (id(value) in roots or isinstance(value, Dataset)
+                    or (enter(value) and id(value) not in self._of_state))
+        for path, each in search(used, enter, 50_000):
             if (isinstance(each, torch.nn.Module) and id(each) not in kept and not _is_metric(each)
                 and " " in path):
                 self.modules.append(_name_of(path))
-            self._keep(path, each, known | outside)
-        of_state = {id(each) for optim in objects.optims
-                    for each in (optim.state, optim.param_groups, optim.defaults)}
-        beside = objects.optimizers(), objects.torch_hooks(), objects.others
-        roots = {id(each) for found in beside for each in found.values()}
-        def enter_too(value):
-            return (id(value) in roots or isinstance(value, Dataset)
-                    or (enter(value) and id(value) not in of_state))
+            looks = re.split(r"[ .[]", path, maxsplit=1)[0] in looking
+            self._keep(path, each, known | outside, not looks)
+            if enter(each):
+                self._keep_plain(path, each, LONG, looks)
         for found, long in zip(beside, (SLOTS, LONG, LONG)):
             for path, each in search(found, enter_too, 50_000, long):
-                self._keep(path, each, known | outside)
+                self._keep(path, each, known | outside, found is not objects.others)
                 if enter_too(each):
-                    self._keep_plain(path, each, long, of_state)
+                    self._keep_plain(path, each, long, lengths=found is not objects.others)
 
-    def _keep(self, path: str, each, known: set) -> None:
-        if (isinstance(each, (torch.Tensor, torch.optim.Optimizer, *GENERATORS))
+    def _keep(self, path: str, each, known: set, iterators: bool) -> None:
+        kinds = (torch.Tensor, torch.optim.Optimizer, *GENERATORS)
+        if ((isinstance(each, kinds) or (iterators and _is_iterator(each)))
             and id(each) not in known and not isinstance(each, random.SystemRandom)
             and getattr(each, "grad_fn", None) is None):
             self.values.setdefault(path, (each, _look_of(each)))
 
-    def _keep_plain(self, path: str, holder, long: int, of_state: set) -> None:
+    def _keep_plain(self, path: str, holder, long: int, looks: bool = False,
+                    lengths: bool = True) -> None:
+        "`looks`: it is a hook's that only looks."
+        container = isinstance(holder, _CONTAINERS)
+        if container:
+            readers = self._owners.setdefault(id(holder), [])
+        elif isinstance(holder, FunctionType):
+            kind: Any = unwrap(holder)
+        elif isinstance(holder, (functools.partial, MethodType)):
+            kind = SimpleNamespace
+        else:
+            kind = type(holder)
         for name, each in held_by(holder, long):
+            if not container:
+                readers = [] if looks else [(kind, name)]
             # a function's names: those that it changes are in its closure, or global
             inner = f"{path}{name}" if name[:1] in ".[" else f"{path} {name}"
-            if isinstance(each, (list, deque)) and long == SLOTS and id(each) not in of_state:
-                inner, each = f"{inner}[]", len(each)  # `[]`: its length
+            if isinstance(each, _CONTAINERS):
+                self._owners.setdefault(id(each), []).extend(readers)
+                if (lengths and isinstance(each, (list, deque)) and len(each) <= SLOTS
+                    and id(each) not in self._of_state):
+                    inner, each = f"{inner}[]", len(each)  # `[]`: its length
             array = isinstance(each, np.ndarray) and each.nbytes <= LARGE and each.flags.writeable
-            # the trainer sets the epoch of what can be told it
+            # the trainer sets the epoch of what can be told it, and the mode of modules
             if ((array or isinstance(each, PLAIN))
-                and not (hasattr(holder, "set_epoch") and "epoch" in name)):
+                and not (hasattr(holder, "set_epoch") and "epoch" in name)
+                and not (isinstance(holder, torch.nn.Module) and name == ".training")):
                 self.values.setdefault(inner, (each, _look_of(each)))
-                if _is_object(holder) or isinstance(holder, Dataset):
-                    self.holders[inner] = type(holder), name.removeprefix(".")
+                self.readers.setdefault(inner, readers)
 
     def changed_since(self, before: "Mark") -> dict:
         "Path and value of each entry of both marks that has changed."
         return {path: value for path, (value, _) in self.values.items()
                 if path in before.values and self._same_kind(value, before.values[path][0])
                 and _is_other(before.values[path][1], value)
-                and (path not in self.holders or self.holders[path][0] is SimpleNamespace
-                     or _is_read(*self.holders[path]))}
+                and (path not in self.readers
+                     or any(_is_read(*each) for each in self.readers[path]))}
 
     @staticmethod
     def _same_kind(value, earlier) -> bool:
@@ -536,6 +687,8 @@ def _is_kept(value, leaves: list) -> bool:
                    for each in leaves)
     if isinstance(value, (np.ndarray, PLAIN)):
         return any(alike(each, value) for each in leaves)
+    if _is_iterator(value):
+        return False
     held = ([generator_state(value)] if isinstance(value, GENERATORS)
             else _leaves([list(state.values()) for state in value.state.values()]))
     tensors = [each for each in held if isinstance(each, torch.Tensor)]
