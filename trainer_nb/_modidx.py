@@ -1796,6 +1796,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.CarriedState.obstacles': ( 'core/own_state.html#carriedstate.obstacles',
                                                                                                  'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state.CarriedState.replacing': ( 'core/own_state.html#carriedstate.replacing',
+                                                                                                 'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Mark': ('core/own_state.html#mark', 'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Mark.__init__': ( 'core/own_state.html#mark.__init__',
                                                                                         'trainer_nb/core/own_state.py'),

@@ -18,6 +18,7 @@ import sysconfig
 import zlib
 from collections import deque
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import unwrap
 from types import (BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType,
@@ -584,6 +585,14 @@ class CarriedState:
             changed = {path: each for path, each in changed.items()
                        if isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
         self._note(objects, mark, changed, "steps change it")
+
+    @contextmanager
+    def replacing(self):
+        "While a part is replaced by hand: the new part is no change that steps have made."
+        self.compare()
+        yield
+        if self.base is not None:
+            self._take()
 
     def end(self) -> None:
         "At the end of a drive."

@@ -72,7 +72,7 @@ def assign(trainer, name: str, value, replace) -> None:
     if trainer.several is not None and name in OF_ONE:
         raise AttributeError(f"trainer.{name} = {described(value)!r} is refused: this run has the "
                              f"optimizers {', '.join(trainer.several.runners)}; {ANOTHER}")
-    with trainer.at_rest(f"trainer.{name} = ..."):
+    with trainer.at_rest(f"trainer.{name} = ..."), trainer.driver.carried.replacing():
         value = as_number(value)
         old = described(getattr(trainer, name, None))
         if replace(trainer, value) is False:
