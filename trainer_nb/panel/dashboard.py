@@ -38,6 +38,7 @@ from .front_end import WIDGET, view_of
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
+from .kernel import AREAS
 from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import Curve, Curves, Plots, colour, is_rate, noisy
@@ -592,6 +593,7 @@ class Dashboard:
         self.refresh()
         self.preview = StaticPreview(view, self.guard)
         self._drawn: RunState | None = None
+        self._area: tuple | None = None  # the output that it was shown in last
         self.screen.add(self)  # the last: a run in another thread draws it from here on
 
     def _notify(self) -> None:
@@ -651,9 +653,15 @@ class Dashboard:
         from IPython.display import display
         if self.widget.comm is None:
             return display({"text/plain": CLOSED}, raw=True)
+        self._area = AREAS.current()
         self.preview.show()
         view = view_of(self.widget)
         display({WIDGET: view[WIDGET], "text/plain": ""}, raw=True)
+
+    def show_once(self) -> None:
+        "Show the panel, unless it is in the output of this cell already."
+        if self._area is None or self._area != AREAS.current() or self.widget.comm is None:
+            self.show()
 
     def _ipython_display_(self) -> None:
         self.show()
