@@ -58,7 +58,8 @@ FLOAT = taking(float)
 def test_the_table_has_the_arguments():
     found = {f"{cls.__name__}.{name}" for cls, name, _ in WHOLE + FLOAT}
     assert len(WHOLE) > 30 and len(FLOAT) > 4
-    assert {"CheckpointHook.keep_last", "EMAHook.every", "SamplesHook.worst", "MemoryHook.keep_last",
+    assert {"CheckpointHook.keep_last", "EMAHook.every", "SamplesHook.worst",
+            "MemoryHook.keep_last",
             "ProgressHook.every_steps", "TensorBoardHook.histograms", "EarlyStopHook.reached",
             "SnapshotHook.every_epochs", "RuleHook.most", "ProfilerHook.rows"} <= found
 

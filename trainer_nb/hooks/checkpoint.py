@@ -30,7 +30,7 @@ from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
-from ..core.files import (as_given, check_inner_folder, given_home, given_path,
+from ..core.files import (check_inner_folder, given_home, given_path,
                                    is_left_over, near, open_folder, parse_json, read_bounded,
                                    run_path)
 from ..core.hook import Hook
@@ -376,7 +376,7 @@ class HeldFolder:
     "The folder of a run's checkpoints, which the first process locks."
     def __init__(self, given):
         # None: `checkpoints` in the workspace, or where the trainer was made
-        self.given = None if given is None else as_given(given)
+        self.given = None if given is None else given_home(given)
         self.folder: CheckpointFolder | None = None
         self.lock: Any = None  # a FolderLock, in the first process
 
@@ -454,7 +454,7 @@ def check_resume(value):
         if value in meant:
             return value
         if not meant or given_home(value).exists():
-            return as_given(value)
+            return given_home(value)
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
     raise ValueError(f"resume={value!r}: 'latest', a file or a folder, 'force' (from a run that "
                      "differs, too), "

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule
 
-from ..core.files import as_given, check_inner_folder, check_plain, run_path
+from ..core.files import check_inner_folder, check_plain, given_home, run_path
 from ..core.hook import Hook, MainProcessHook
 from ..core.state import warn, whole_number
 from ..core.tunable import Tunable
@@ -71,7 +71,7 @@ class MemoryHook(MainProcessHook):
         snapshot_every = whole_number("snapshot_every", snapshot_every, optional=True)
         keep_last = whole_number("keep_last", keep_last)
         self.every_steps, self.trace = every_steps, trace
-        self.folder = None if folder is None else as_given(folder)
+        self.folder = None if folder is None else given_home(folder)
         self.snapshot_every, self.keep_last = snapshot_every, keep_last
         self.snapshot: Path | None = None  # the last one
         self._periodic: list[Path] = []  # the last ones of `snapshot_every`
@@ -184,7 +184,7 @@ class ProfilerHook(MainProcessHook):
         active, repeat = whole_number("active", active), whole_number("repeat", repeat)
         rows = whole_number("rows", rows)
         self._check_settings(settings)
-        self.given, self.settings = None if folder is None else as_given(folder), settings
+        self.given, self.settings = None if folder is None else given_home(folder), settings
         self.repeat, self.rows, self.show = repeat, rows, show
         self.plan = {"wait": wait, "warmup": warmup, "active": active}
         self.traces: list[Path] = []

@@ -28,7 +28,7 @@ import torch
 
 from ..core.control import Series
 from ..core.engine import unwrap
-from ..core.files import (as_given, check_inner_folder, check_plain, file_stem,
+from ..core.files import (check_inner_folder, check_plain, file_stem, given_home,
                                    open_plain, parse_json, run_path)
 from ..core.hook import Hook
 from ..core.state import RandomStreams, warn, whole_number
@@ -615,7 +615,8 @@ class ImageFileHook(Hook):
         every_steps = whole_number("every_steps", every_steps, unit="steps")
         max_images = whole_number("max_images", max_images, optional=True)
         check_installed("PIL", type(self).__name__)
-        self.given, self.every_steps = None if folder is None else as_given(folder), every_steps
+        self.given = None if folder is None else given_home(folder)
+        self.every_steps = every_steps
         self.max_images, self.image_format = max_images, image_format
         self.last: dict[str, tuple[int, int]] = {}  # branch and step of the last one of each name
         self.files: dict[str, list[Path]] = {}  # that were written, in their order
@@ -736,7 +737,7 @@ class JSONLHook(TrackerHook):
         every_steps: int = 1,  # steps from line to line
     ):
         super().__init__(every_steps)
-        self.given = None if path is None else as_given(path)
+        self.given = None if path is None else given_home(path)
         self._wanted: Path | None = None  # as it was given; the file may have a number
         self._file: Any = None  # a LinesFile, once it is open
 

@@ -28,7 +28,7 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import Position, RunState
-from ..core.words import THROUGHPUT, epoch_number
+from ..core.words import THROUGHPUT, epoch_number, is_averaged
 from ..hooks.progress import as_clock
 from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
@@ -209,7 +209,7 @@ class Numbers:
             tip = f"{what} up to step {step:,}; no longer recorded"
             return Cell(label, write(value), f"at step {step:,}", tip, "old")
         if name in self.evaluated():
-            average = name.partition("/")[0] in self.view.averaged
+            average = is_averaged(name, self.view.averaged)
             tip = f"{what}{', of the average of the weights' if average else ''}, at step {step:,}"
             unit = f"{'average, step' if average else 'at step'} {step:,}"
             return Cell(label, write(value), unit, tip, "", self._change(name))
