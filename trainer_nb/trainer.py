@@ -677,7 +677,7 @@ def _shown(self: Trainer, awaited: bool = False):
     lines: AbstractContextManager = nullcontext()
     if self._in_panel():
         self.progress_hook.enabled = False  # one thing to look at
-        self.dashboard.show()
+        self.dashboard.show_once()
         from trainer_nb.panel.plain_lines import PlainLines
         lines = PlainLines(self, self.dashboard.guard).watch(self.screen)
     elif self._screen is None or self.driven:  # nothing to click on
@@ -691,7 +691,7 @@ def show_finished(trainer: Trainer) -> None:
     if trainer.progress is False or not trainer.is_main:
         return
     if trainer._in_panel():
-        trainer.dashboard.show()
+        trainer.dashboard.show_once()
     name, total = (("epochs", trainer.epochs or 0) if trainer.max_steps is None
                    else ("max_steps", trainer.max_steps))
     unit = ("epoch" if name == "epochs" else "step") + "s" * (total != 1)
@@ -726,7 +726,7 @@ def start(self: Trainer, epochs: int | None = None, max_steps: int | None = None
         self.progress_hook.enabled = False
     CoreTrainer.start(self, epochs, max_steps)
     if in_panel and self.driven:
-        self.dashboard.show()
+        self.dashboard.show_once()
 
 # %% ../nbs/40_trainer.ipynb #f2b916ab
 @patch(as_prop=True)

@@ -705,6 +705,59 @@ def test_batches_made_with_the_model(kept, halt):
         assert same(weights(again), weights(straight))
 
 
+def lesson(epoch, dataset=TensorDataset):
+    """The samples of an epoch."""
+    draw = torch.Generator().manual_seed(epoch)
+    x = torch.randn(64, 4, generator=draw) * (1 + epoch)
+    data = TensorDataset(x, x.sum(1, keepdim=True)) if dataset is TensorDataset else dataset()
+    data[0]  # its attributes are there
+    return DataLoader(data, 16, shuffle=True)
+
+
+class NextLesson(Hook):
+    """Replaces the loader at the end of an epoch, and the loss function with its tensor."""
+
+    def __init__(self, dataset=TensorDataset):
+        self.dataset = dataset
+
+    def after_epoch(self, trainer):
+        """At the boundary that follows."""
+        trainer.ask(lambda: self.replace(trainer))
+
+    def replace(self, trainer):
+        """By the number of the epoch."""
+        trainer.train_dl = lesson(trainer.step_state.epoch, self.dataset)
+        trainer.loss_fn = nn.SmoothL1Loss(beta=1.0 / (1 + trainer.step_state.epoch))
+
+
+@pytest.mark.parametrize("halt", [3, 6, 9, 11])
+def test_a_curriculum_is_exact(halt):
+    """A part that was replaced in mid-run is none that steps have changed."""
+    straight, first = (run(loader=lambda: lesson(0), hooks=[NextLesson()]) for _ in range(2))
+    straight.fit()
+    assert straight.exact, straight.exact
+    first.step(halt)
+    assert first.exact, first.exact
+    epoch = first.step_state.epoch
+    again = run(loader=lambda: lesson(epoch), hooks=[NextLesson()])
+    again.loss_fn = nn.SmoothL1Loss(beta=1.0 / (1 + epoch)) if epoch else mse_loss
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert same(weights(again), weights(straight))
+
+
+def test_what_changes_in_a_replaced_part_is_named():
+    """And what had changed before it was replaced."""
+    later = run(loader=lambda: lesson(0), hooks=[NextLesson(Drifting)])
+    later.fit()
+    assert "dataset.drift is not part of the state" in str(later.exact)
+    before = run(loader=loader_of(Drifting))
+    before.step(epochs=1)
+    before.train_dl = lesson(1)
+    before.fit()
+    assert "dataset.drift is not part of the state" in str(before.exact)
+
+
 class ByTheClock(Plan):
     """Evaluates when time has passed."""
 

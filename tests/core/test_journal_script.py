@@ -4,14 +4,18 @@ bit."""
 import ast
 import enum
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trainer_nb import Hook, Trainer, Tunable
+from trainer_nb import Hook, LambdaHook, Trainer, Tunable
 from trainer_nb.core.control import Command
 from trainer_nb.core.journal import Journal
 
@@ -315,3 +319,68 @@ def test_every_name_and_value_can_be_read_again(name, value):
             """Nothing."""
     exec(script, {"make_trainer": Told})
     assert repr(called) == repr([{name: getattr(value, "value", value)}])
+
+
+def other_loader(batches, seed):
+    """Other samples than those of `make_trainer`, shuffled by the run's random stream."""
+    inputs = torch.randn(batches * 3, 3, generator=torch.Generator().manual_seed(seed))
+    data = torch.utils.data.TensorDataset(inputs, inputs.prod(1, keepdim=True))
+    return torch.utils.data.DataLoader(data, batch_size=3, shuffle=True)
+
+
+def harder(epoch, batches, seed):
+    """A hook that gives the run another loader after so many epochs."""
+    def after_epoch(trainer):
+        """At the boundary that follows."""
+        if trainer.step_state.epoch == epoch:
+            trainer.ask(lambda: setattr(trainer, "train_dl", other_loader(batches, seed)))
+    return LambdaHook(name="harder", after_epoch=after_epoch)
+
+
+def test_a_replaced_loader_is_given_to_the_script(tmp_path):
+    """Between two drives, by a hook, and while the run is paused; run in another process."""
+    trainer = make_trainer(seed=3, total={"epochs": 5})
+    trainer.step(epochs=1)
+    trainer.train_dl = other_loader(5, 1)
+    trainer.valid_dl = {"valid": other_loader(2, 2), "hard": other_loader(2, 3)}
+    trainer.step(2)
+    trainer.tune(lr=0.02)
+    trainer.hooks.add(hook := harder(2, 4, 4))
+    trainer.fit()
+    trainer.hooks.remove(hook)
+    trainer.train_dl = other_loader(5, 1)
+    trainer.fit(epochs=6)
+    script = trainer.journal.to_script()
+    lines = script.splitlines()
+    assert [line for line in lines if "_dl" in line] == [
+        "# train_dl_2: DataLoader, from step 7 on", "# valid_dl_2: dict, from step 7 on",
+        "# train_dl_3: DataLoader, from step 12 on", "# train_dl_4: DataLoader, from step 24 on",
+        "trainer.step(epochs=1); trainer.train_dl = train_dl_2",
+        "trainer.valid_dl = valid_dl_2",
+        "trainer.step(epochs=1); trainer.train_dl = train_dl_3",
+        "trainer.step(epochs=3); trainer.train_dl = train_dl_4"]
+    program = tmp_path / "again.py"
+    program.write_text("""\
+import torch
+import test_journal_script as given
+make_trainer = lambda seed: given.make_trainer(seed, {"epochs": 5})
+train_dl_2, train_dl_3, train_dl_4 = (given.other_loader(*each) for each in
+                                      ((5, 1), (4, 4), (5, 1)))
+valid_dl_2 = {"valid": given.other_loader(2, 2), "hard": given.other_loader(2, 3)}
+""" + script + f"torch.save(given.weights(trainer), {str(tmp_path / 'weights.pt')!r})\n")
+    tests = Path(__file__).parent
+    paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+    subprocess.run([sys.executable, program], check=True, cwd=tests.parent.parent,
+                   env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    again = torch.load(tmp_path / "weights.pt")
+    assert all(map(torch.equal, again, weights(trainer)))
+
+
+def test_a_script_of_which_an_object_is_missing_stops_before_it():
+    """With a name that says which one."""
+    trainer = make_trainer(seed=3)
+    trainer.step(epochs=1)
+    trainer.train_dl = other_loader(5, 1)
+    trainer.fit()
+    with pytest.raises(NameError, match="train_dl_2"):
+        exec(trainer.journal.to_script(), {"make_trainer": make_trainer})

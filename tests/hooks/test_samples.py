@@ -263,5 +263,5 @@ def test_several_loaders_and_another_hook_that_wants_indices(tmp_path):
                          [{"worst": 65}, {"worst": -1}, {"keep": 0}, {"logged": 1.5},
                           {"worst": True}])
 def test_bounds_are_checked(settings):
-    with pytest.raises(ValueError, match=f"SamplesHook.{next(iter(settings))}="):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}="):
         SamplesHook(**settings)

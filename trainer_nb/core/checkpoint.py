@@ -34,7 +34,7 @@ from .modes import modes_of, set_modes
 from .runner import WeightDecays
 from .saved import (NO_STATES_FAULT, CheckpointError, plain_copy, reading,
                                    reason)
-from .state import OwnStreams, Phase, RandomStreams, RunState, warn
+from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
 
 # %% ../../nbs/core/14_checkpoint.ipynb #04212a1c
@@ -739,9 +739,7 @@ def point(self: RunCheckpoint, step: int) -> RewindPoint | None:
 @patch
 def check_rewind(self: RunCheckpoint, values: dict) -> dict:
     "ValueError for a step that cannot be gone back to."
-    step = values.get("step")
-    if type(step) is not int or step < 0:
-        raise ValueError(f"rewind({step!r}): a step, a whole number, 0 or more")
+    step = whole_number("rewind(): step", values.get("step"), 0)
     if self.point(step) is None:
         points = self.rewind_points()
         have = (f"the first one is at step {points[0].step}" if points

@@ -21,7 +21,7 @@ from .own_state import generator_state, set_generator_state
 from .modes import modes_of, set_modes
 from .runner import WeightDecays
 from .saved import NO_STATES_FAULT, CheckpointError, plain_copy, reading, reason
-from .state import OwnStreams, Phase, RandomStreams, RunState, warn
+from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
 COUNTERS: Any
 OF_STATE: Any

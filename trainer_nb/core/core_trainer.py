@@ -26,12 +26,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 from fastcore.basics import patch
 
@@ -61,8 +61,8 @@ from .runner import (BatchSizes, MicroBatcher, StepContext, StepRunner,
 from .several_optimizers import OptimizerHooks, StepRunners
 from .saved import CheckpointError, read_state, reading, write_state
 from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams,
-                                   RunRandom, RunState, StepState, as_int, refuse_open_contexts,
-                                   say, warn, weakly)
+                                   RunRandom, RunState, StepState, as_number, refuse_open_contexts,
+                                   say, warn, weakly, whole_number)
 from .step import (WITHOUT, OwnLossStep, SupervisedStep, fetch_numbers,
                                   has_own_loss)
 from .training import (ASKED, BestRecord, Plan, TrainingLoop, check_best,
@@ -74,11 +74,15 @@ _Hook = TypeVar("_Hook")  # the class that get_hook() is asked for
 
 # %% ../../nbs/core/16_core_trainer.ipynb #9d4d2271
 def check_rates(optim: torch.optim.Optimizer) -> None:
-    "ValueError for a parameter group without a learning rate that can be read and changed."
+    """ValueError for a parameter group without a learning rate that can be read and changed.
+
+    A number of NumPy becomes Python's: what a file of a run holds are plain numbers."""
     for number, group in enumerate(optim.param_groups):
+        group.update({name: as_number(value) for name, value in group.items()
+                      if isinstance(value, np.number)})
         rate = group.get("lr")
         single = isinstance(rate, torch.Tensor) and rate.numel() == 1 and not rate.is_complex()
-        if not single and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
+        if not single and type(rate) not in (int, float):
             name = type(optim).__name__
             raise ValueError(f"{name}: parameter group {number} has lr={rate!r}. It is the "
                              "trainer's to read and to change while the run goes on, so it has to "
@@ -231,13 +235,14 @@ def check_seed(value, of_samples: bool = False) -> Any:
     "ValueError for a seed that is not a whole number or None, or None with a stream per sample."
     if of_samples and value is None:
         raise ValueError("seed_samples=True needs seed=: each sample's stream is made from it")
-    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+    number = as_number(value)
+    if number is not None and type(number) is not int:
         raise ValueError(f"seed={value!r}: a whole number, or None")
-    return value
+    return number
 
 def check_max_time(value) -> float | None:
     "Seconds of a number or a timedelta; ValueError for anything else."
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    seconds = value.total_seconds() if isinstance(value, timedelta) else as_number(value)
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
         raise ValueError(f"max_time={value!r}: seconds, more than 0, or a timedelta, or None")
     return seconds
@@ -258,8 +263,7 @@ def check_switch(values: dict) -> dict:
 def check_counts(name: str, **counts) -> None:
     "ValueError for a count that is not a whole number, 1 or more; None is passed over."
     for label, value in counts.items():
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name}: {label}={value!r}, a whole number, 1 or more")
+        whole_number(f"{name}: {label}", value, optional=True)
 
 def check_totals(name: str, epochs, max_steps) -> None:
     "ValueError for a length of a run that is no whole number, or that is given twice."
@@ -615,11 +619,11 @@ class CoreTrainer:
                  seed=None, seed_samples=False, max_time=None, engine=Engine, every=None,
                  keep_modes=False):
         before = set(vars(self))  # attributes of a subclass
-        epochs, max_steps, micro_batch_size, seed, eval_first, overfit_batches, fast_dev_run = map(
-            as_int, (epochs, max_steps, micro_batch_size, seed, eval_first, overfit_batches,
-                     fast_dev_run))
-        limit_batches = ({name: as_int(each) for name, each in limit_batches.items()}
-                         if isinstance(limit_batches, Mapping) else as_int(limit_batches))
+        epochs, max_steps, micro_batch_size, eval_first, overfit_batches, fast_dev_run = map(
+            as_number, (epochs, max_steps, micro_batch_size, eval_first, overfit_batches,
+                        fast_dev_run))
+        limit_batches = ({name: as_number(each) for name, each in limit_batches.items()}
+                         if isinstance(limit_batches, Mapping) else as_number(limit_batches))
         seed, max_time = check_seed(seed, seed_samples), check_max_time(max_time)
         check_totals("Trainer()", epochs, max_steps)
         check_limits(limit_batches, overfit_batches, fast_dev_run)
@@ -1254,7 +1258,7 @@ def _totals_for(self: CoreTrainer, name: str, epochs, max_steps) -> tuple:
     "The totals of a drive: those given, else those of the run; ValueError for both or neither."
     if self.plan.fast_dev_run or (epochs is None and max_steps is None):
         epochs, max_steps = self.epochs, self.max_steps
-    epochs, max_steps = as_int(epochs), as_int(max_steps)
+    epochs, max_steps = as_number(epochs), as_number(max_steps)
     check_totals(name, epochs, max_steps)
     if epochs is None and max_steps is None:
         raise ValueError(f"{name}: give epochs= or max_steps=, neither is given")
@@ -1486,8 +1490,8 @@ def step(self: CoreTrainer, n: int = 1, *, epochs: int | None = None) -> FitResu
 
     Evaluations and hooks at the end of an epoch belong to the next drive. The run ends at its total
     all the same. Errors as of `fit()`, and ValueError for a number that is not whole, 1 or more."""
-    n, epochs = as_int(n), as_int(epochs)
-    check_counts("step()", n=n, epochs=epochs)
+    n = whole_number("step(): n", n)
+    epochs = whole_number("step(): epochs", epochs, optional=True)
     if not self.enter("step()"):
         return self.result()
     self.driver.until = Until.after(self.step_state, n, epochs)
@@ -1797,7 +1801,7 @@ def predict(self: CoreTrainer, dl: Iterable, limit_batches: int | float | None =
     ValueError for a `limit_batches` that makes no sense or `indices` that the loader does not
     tell, RuntimeError while the run is driven in another thread and not paused."""
     check_loader("predict(): the loader", dl)
-    check_limits({"predict": limit_batches}, None, False)
+    check_limits({"predict": (limit_batches := as_number(limit_batches))}, None, False)
     if limit_batches is None and isinstance(self.limit_batches, dict):
         limit_batches = self.limit_batches.get("predict")
     with self._exclusive_access("predict()"), OwnStreams().placed():

@@ -14,11 +14,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from numbers import Integral
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+import numpy as np
 import torch
 from .best import BestState
 from .checkpoint import RewindPoint, RunCheckpoint
@@ -38,14 +38,16 @@ from .modes import Modes, check_keep_modes
 from .runner import BatchSizes, MicroBatcher, StepContext, StepRunner, StepSettings, WeightDecays
 from .several_optimizers import OptimizerHooks, StepRunners
 from .saved import CheckpointError, read_state, reading, write_state
-from .state import TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams, RunRandom, RunState, StepState, as_int, refuse_open_contexts, say, warn, weakly
+from .state import TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams, RunRandom, RunState, StepState, as_number, refuse_open_contexts, say, warn, weakly, whole_number
 from .step import WITHOUT, OwnLossStep, SupervisedStep, fetch_numbers, has_own_loss
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best, plan_parts
 from .torch_private import compile_in_place
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 _Hook = TypeVar('_Hook')
 def check_rates(optim: torch.optim.Optimizer) -> None:
-    """ValueError for a parameter group without a learning rate that can be read and changed."""
+    """ValueError for a parameter group without a learning rate that can be read and changed.
+
+    A number of NumPy becomes Python's: what a file of a run holds are plain numbers."""
 def check_optimizer(optim, model, loss_fn=None) -> None:
     """Raise ValueError for an optimizer without a rate, or whose parameters are not the model's."""
 def check_same_parameters(engine, loss_fn=None) -> None:

@@ -25,11 +25,12 @@ from fastcore.basics import patch
 
 from .control import Command, CommandHandler, Mailbox, Reply
 from .evaluator import BOUNDARY
-from .files import is_number
 from .journal import Intervention, Journal
 from .own_state import CarriedState
-from .state import TURNS, Phase, RunRandom, RunState, StepState, ThreadState, warn
+from .state import (TURNS, Phase, RunRandom, RunState, StepState, ThreadState, warn,
+                                   whole_number)
 from .training import END, TrainingLoop
+from .tunable import WHOLE
 
 # %% ../../nbs/core/11_driver.ipynb #cdd60a42
 FLOW = ("pause", "resume", "stop", "interrupt", "detach", "step")  # commands to the driver itself
@@ -60,19 +61,16 @@ class Until:
 
 # %% ../../nbs/core/11_driver.ipynb #a7123ef0
 def check_step(values: dict) -> dict:
-    "ValueError for a number of steps or epochs that is not 1 or more."
-    for name, value in values.items():
-        if name not in ("n", "epochs") or type(value) is not int or value < 1:
-            raise ValueError(f"step: {name}={value!r}, a whole number, 1 or more")
-    return values
+    "The values as whole numbers; ValueError for a number of steps or epochs that is not 1 or more."
+    if strange := values.keys() - {"n", "epochs"}:
+        raise ValueError(f"step: {min(strange)!r} is no argument of it: n or epochs")
+    return {name: whole_number(f"step: {name}", value) for name, value in values.items()}
 
 def check_more(values: dict) -> dict:
-    "ValueError for anything but a number of epochs, 1 or more."
-    epochs = values.get("epochs")
-    if (set(values) != {"epochs"} or type(epochs) is not int or epochs < 1
-        or not is_number(epochs)):
-        raise ValueError(f"train_more: epochs={epochs!r}, a whole number, 1 or more")
-    return values
+    "The epochs as a whole number; ValueError for anything but a number of epochs, 1 or more."
+    if strange := values.keys() - {"epochs"}:
+        raise ValueError(f"train_more: {min(strange)!r} is no argument of it: epochs")
+    return {"epochs": whole_number("train_more: epochs", values.get("epochs"), 1, WHOLE[-1])}
 
 # %% ../../nbs/core/11_driver.ipynb #cdad3d9e
 class Clock:

@@ -17,11 +17,11 @@ from time import perf_counter
 from typing import Any
 from .control import Command, CommandHandler, Mailbox, Reply
 from .evaluator import BOUNDARY
-from .files import is_number
 from .journal import Intervention, Journal
 from .own_state import CarriedState
-from .state import TURNS, Phase, RunRandom, RunState, StepState, ThreadState, warn
+from .state import TURNS, Phase, RunRandom, RunState, StepState, ThreadState, warn, whole_number
 from .training import END, TrainingLoop
+from .tunable import WHOLE
 FLOW: Any
 CELLS: Any
 @dataclass
@@ -41,9 +41,9 @@ class Until:
     def shifted(self, steps: int, epochs: int) -> 'Until':
         """The same distance from a position that was moved."""
 def check_step(values: dict) -> dict:
-    """ValueError for a number of steps or epochs that is not 1 or more."""
+    """The values as whole numbers; ValueError for a number of steps or epochs that is not 1 or more."""
 def check_more(values: dict) -> dict:
-    """ValueError for anything but a number of epochs, 1 or more."""
+    """The epochs as a whole number; ValueError for anything but a number of epochs, 1 or more."""
 class Clock:
     """The seconds that a run was driven, without pauses."""
 

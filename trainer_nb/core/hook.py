@@ -20,6 +20,8 @@ from numbers import Real
 from time import perf_counter
 from typing import Any
 
+from .state import as_number
+
 # %% ../../nbs/core/01_hook.ipynb #26b6f6e9
 HOOK_POINTS = {
     "fit": ("before_fit", "after_fit", "after_cancel", "after_exception", "cleanup_fit"),
@@ -238,7 +240,7 @@ class LambdaHook(Hook):
         if unknown:
             known = ", ".join(POINTS)
             raise TypeError(f"LambdaHook: {unknown[0]!r} is not a hook point; there are {known}")
-        self.order = order
+        self.order = as_number(order)
         if name:
             self.name = name
         vars(self).update(functions)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
 from typing import Any
+from .state import as_number
 HOOK_POINTS: Any
 POINTS: Any
 IN_STEPS: Any
@@ -228,7 +229,7 @@ class LambdaHook(Hook):
 
     def __init__(self, order: int=0, name: str | None=None, **functions: Callable):
         ...
-    order: int
+    order: Any
     name: str | None
 class MainProcessHook(Hook):
     """A hook that is called in the main process only; it must not use collectives.

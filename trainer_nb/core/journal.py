@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['BETWEEN', 'Intervention', 'checksum', 'digest', 'fingerprint', 'as_source',
-           'tune_source', 'assign_source', 'replay_steps', 'replay_script', 'total_text',
-           'read_total', 'read_entry', 'read_header', 'Journal']
+           'tune_source', 'assigns_object', 'assign_source', 'given_names',
+           'replay_steps', 'replay_script', 'total_text', 'read_total', 'read_entry',
+           'read_header', 'Journal']
 
 # %% ../../nbs/core/04_journal.ipynb #2707e621
 import hashlib
@@ -14,6 +15,7 @@ import keyword
 import math
 import platform
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -26,6 +28,7 @@ import torch
 
 from .files import (check_place, fits, given_path, open_plain, parse_json,
                                    read_bounded, typed, whole_file)
+from .state import whole_number
 from .words import ARROWS, SOURCES, change_words
 
 # %% ../../nbs/core/04_journal.ipynb #851d690a
@@ -127,11 +130,26 @@ def tune_source(name: str, value) -> str:
     return f"trainer.tune(**{{{json.dumps(name)}: {as_source(value)}}})"
 
 # %% ../../nbs/core/04_journal.ipynb #1c3b4dcb
-def assign_source(entry: Intervention) -> str:
-    "The line of an assignment; an object is written as `...`, which every setter refuses."
-    if entry.new is None or isinstance(entry.new, (int, float)) or entry.name == "non_finite":
-        return f"trainer.{entry.name} = {as_source(entry.new)}"
-    return f"trainer.{entry.name} = ...  # put it in here: {entry.new}"
+def assigns_object(entry: Intervention) -> bool:
+    "Whether an object was assigned, of which a journal has no more than a description."
+    plain = entry.new is None or isinstance(entry.new, (int, float)) or entry.name == "non_finite"
+    return entry.kind == "assign" and not plain
+
+def assign_source(entry: Intervention, given: str) -> str:
+    "The line of an assignment; `given` is the name of an object in the script."
+    value = given if assigns_object(entry) else as_source(entry.new)
+    return f"trainer.{entry.name} = {value}"
+
+def given_names(entries: Iterable[Intervention]) -> dict[int, str]:
+    """Names for the objects that a run was given on its way, by the number of the entry.
+
+    The first loader is `make_trainer`'s, so `train_dl_2` is the first that replaced it."""
+    counts: Counter[str] = Counter()
+    names = {}
+    for entry in filter(assigns_object, entries):
+        counts[entry.name] += 1
+        names[entry.number] = f"{entry.name.replace('.', '_')}_{counts[entry.name] + 1}"
+    return names
 
 # %% ../../nbs/core/04_journal.ipynb #2c77ff05
 BETWEEN = "# the next change came after batch {}, between two steps: ReplayHook repeats it exactly"
@@ -142,6 +160,7 @@ def replay_steps(
 ) -> Iterator[tuple[str, str]]:
     "Pairs of lines: the call that goes to a place (empty if already there), the change there."
     entries, epoch, step = list(entries), 0, 0
+    given = given_names(entries)
     loads = [place for place, entry in enumerate(entries) if entry.kind == "load"]
     if loads:  # earlier changes are in the file
         first, *entries = entries[loads[-1]:]
@@ -162,12 +181,14 @@ def replay_steps(
         if entry.batch_idx % every:
             yield "", BETWEEN.format(entry.batch_idx)
         assigned = entry.kind == "assign"
-        yield way, assign_source(entry) if assigned else tune_source(entry.name, entry.new)
+        yield way, (assign_source(entry, given.get(entry.number, "")) if assigned else
+                    tune_source(entry.name, entry.new))
 
 # %% ../../nbs/core/04_journal.ipynb #e69fe884
 def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> str:
     "The script: a new trainer, the steps and changes, and `fit` with the arguments `total`."
     seed, every = header.get("seed"), header.get("given", {}).get("every", 1)
+    entries = list(entries)
     steps = list(replay_steps(entries, every))
     enough = f", for {total} or more" if total else ""
     lines = ["# make_trainer() is your own function:",
@@ -175,6 +196,12 @@ def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> 
     if header and seed is None:
         lines.append("# the run had no seed: "
                      "make_trainer() has to begin with the same random state")
+    given, of = given_names(entries), {entry.number: entry for entry in entries}
+    if used := [number for number in given if any(each.endswith(f" = {given[number]}")
+                                                  for _, each in steps)]:
+        lines.append("# these objects are yours, too, as the run got them:")
+    lines += [f"# {given[number]}: {of[number].new}, from step {of[number].step} on"
+              for number in used]
     lines.append(f"trainer = make_trainer({'' if seed is None else f'seed={seed}'})")
     short = [way for way, change in steps if way and len(way) + len(change) <= 58]
     width = max(map(len, short), default=0) + 2
@@ -301,6 +328,8 @@ class Journal:
         if epochs is not None and max_steps is not None:
             raise ValueError("to_script(): give epochs= or max_steps=, not both "
                              f"({epochs=}, {max_steps=})")
+        epochs = whole_number("to_script(): epochs", epochs, optional=True)
+        max_steps = whole_number("to_script(): max_steps", max_steps, optional=True)
         if epochs is None and max_steps is None:
             epochs, max_steps = self._length()
         totals = {"epochs": epochs, "max_steps": max_steps}

@@ -20,7 +20,7 @@ from .checks import misfit, optimizer_unlike
 from .runner import StepRunner, WeightDecays
 from .saved import plain_copy
 from .several_optimizers import StepRunners
-from .state import StepState
+from .state import StepState, as_number, whole_number
 from .tunable import BoundTunable, Tunable
 
 # %% ../../nbs/core/15_optimizers.ipynb #11362c91
@@ -60,8 +60,7 @@ def check_every(every, names) -> None:
         raise TypeError(f"every={every!r}: a dict, say every={{{names[-1]!r}: 2}}")
     check_names("every=", every or {}, names)
     for name, count in (every or {}).items():
-        if type(count) is not int or count < 1:
-            raise ValueError(f"every[{name!r}]={count!r}: a whole number of batches, 1 or more")
+        whole_number(f"every[{name!r}]", count, unit="batches")
 
 # %% ../../nbs/core/15_optimizers.ipynb #89e90a51
 def made_optimizer(name: str, given, model) -> torch.optim.Optimizer:
@@ -99,7 +98,8 @@ class GivenOptimizers:
     "What a run with several optimizers is made of, checked; nothing is built yet."
     def __init__(self, optim: Mapping, train_step, every, grad_clip, accumulation_steps, loss_fn):
         check_several(optim, train_step, every, loss_fn)
-        self.names, self.every = list(optim), dict(every or {})
+        self.names = list(optim)
+        self.every = {name: as_number(count) for name, count in (every or {}).items()}
         self.steps = {name: train_step[name] for name in self.names}
         self.clips = for_each("grad_clip", grad_clip, self.names)
         counts = for_each("gradient_accumulation_steps", accumulation_steps, self.names)

@@ -20,6 +20,7 @@ import sysconfig
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import unwrap
 from operator import length_hint
@@ -737,6 +738,14 @@ class CarriedState:
             changed = {path: each for path, each in changed.items()
                        if isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
         self._note(objects, mark, changed, "steps change it")
+
+    @contextmanager
+    def replacing(self):
+        "While a part is replaced by hand: the new part is no change that steps have made."
+        self.compare()
+        yield
+        if self.base is not None:
+            self._take()
 
     def end(self) -> None:
         "At the end of a drive."

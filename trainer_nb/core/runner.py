@@ -24,7 +24,7 @@ from .data import (can_split, chunk_edges, collated_size, sample_counter,
 from .engine import (Engine, FinitePolicy, NonFiniteError, Window, clip_gradients,
                                     multiply)
 from .modes import Modes
-from .state import RandomStreams, StepState
+from .state import RandomStreams, StepState, as_number
 from .step import RESERVED, check_output, items, step_records
 
 # %% ../../nbs/core/08_runner.ipynb #86e21ea9
@@ -244,8 +244,9 @@ def out_of_memory(error: Exception) -> bool:
 
 def check_micro_batch_size(value):
     "None, 'auto' or a count of samples; ValueError otherwise."
-    if value is None or value == "auto" or (type(value) is int and value >= 1):
-        return value
+    number = as_number(value)
+    if number is None or number == "auto" or (type(number) is int and number >= 1):
+        return number
     raise ValueError(f"micro_batch_size={value!r}: a whole number of samples, 1 or more, 'auto', "
                      "or None")
 

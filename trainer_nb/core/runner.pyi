@@ -12,7 +12,7 @@ import torch
 from .data import can_split, chunk_edges, collated_size, sample_counter, split_batch, uncertain_size
 from .engine import Engine, FinitePolicy, NonFiniteError, Window, clip_gradients, multiply
 from .modes import Modes
-from .state import RandomStreams, StepState
+from .state import RandomStreams, StepState, as_number
 from .step import RESERVED, check_output, items, step_records
 @dataclass
 class StepSettings:

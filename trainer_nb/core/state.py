@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult', 'RandomStreams',
            'seed_everything', 'StreamTurns', 'OwnStreams', 'ThreadState', 'start_thread',
-           'refuse_open_contexts', 'as_int', 'warn', 'say', 'RunRandom', 'weakly']
+           'refuse_open_contexts', 'as_number', 'whole_number', 'warn', 'say',
+           'RunRandom', 'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -385,10 +386,35 @@ def refuse_open_contexts(what: str) -> None:
                 "instead; an autocast left open over a step trains on stale copies of the weights")
 
 # %% ../../nbs/core/00_state.ipynb #c9d9c0e9
-def as_int(value):
-    "A whole number of another library (`np.int64`) as Python's own; anything else as it is."
-    of_others = isinstance(value, Integral) and not isinstance(value, (int, bool))
-    return int(value) if of_others else value
+def as_number(value):
+    "A number of another library (`np.int64`, `np.float32`) as Python's own; all else as it is."
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+def whole_number(name: str, value, least: int = 1, most: int | None = None, *, unit: str = "",
+                 optional: bool = False) -> Any:
+    """Return the argument `name` as Python's own whole number.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: Value that was given.
+        least: Lowest number allowed.
+        most: Highest number allowed. None: any.
+        unit: What the number counts, for the error, as "steps".
+        optional: Whether None is allowed too.
+
+    Raises:
+        ValueError: If the value is not such a number. True and False are not, and neither is 2.0.
+    """
+    number = as_number(value)
+    if type(number) is int and least <= number and (most is None or number <= most):
+        return number
+    if value is None and optional:
+        return None
+    allowed = f", {least} or more" if most is None else f" from {least} to {most}"
+    raise ValueError(f"{name}={value!r}: a whole number{unit and f' of {unit}'}{allowed}"
+                     f"{', or None' if optional else ''}")
 
 # %% ../../nbs/core/00_state.ipynb #16929ec0
 def warn(text: str) -> None:

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['LIST', 'SAME_REASON', 'Writer', 'Kept', 'read_entry', 'is_marked', 'KeepRules',
            'CheckpointFolder', 'ExitHandler', 'ExitSignals', 'BestValues', 'HeldFolder',
-           'check_rules', 'check_resume', 'read_point', 'Saver', 'is_saved_after_error',
-           'AnotherRunError', 'resume_run', 'refusal', 'difference_of_all', 'become',
-           'save_by_hand', 'CheckpointHook']
+           'checked_rules', 'checked_exit', 'check_resume', 'read_point', 'Saver',
+           'is_saved_after_error', 'AnotherRunError', 'resume_run', 'refusal',
+           'difference_of_all', 'become', 'save_by_hand', 'CheckpointHook']
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #e0fb2caf
 import difflib
@@ -30,12 +30,12 @@ from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
-from ..core.files import (as_given, check_inner_folder, given_home, given_path,
+from ..core.files import (check_inner_folder, given_home, given_path,
                                    is_left_over, near, open_folder, parse_json, read_bounded,
                                    run_path)
 from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, reading, write_state, write_whole
-from ..core.state import say, start_thread, warn
+from ..core.state import as_number, say, start_thread, warn, whole_number
 from ..core.training import check_best
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #0ef90b07
@@ -376,7 +376,7 @@ class HeldFolder:
     "The folder of a run's checkpoints, which the first process locks."
     def __init__(self, given):
         # None: `checkpoints` in the workspace, or where the trainer was made
-        self.given = None if given is None else as_given(given)
+        self.given = None if given is None else given_home(given)
         self.folder: CheckpointFolder | None = None
         self.lock: Any = None  # a FolderLock, in the first process
 
@@ -423,20 +423,25 @@ class HeldFolder:
         self.lock = self.folder = None
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #ff24bedb
-def check_rules(every_steps, every_epochs, keep_last, keep_every, best, keep_best=1) -> None:
-    "ValueError for rules that make no sense."
-    if type(keep_best) is not int or keep_best < 1:
-        raise ValueError(f"keep_best={keep_best!r}: a whole number, 1 or more")
-    counts = (("every_steps", every_steps, 1), ("every_epochs", every_epochs, 1),
-              ("keep_last", keep_last, 0))
-    for name, value, least in counts:
-        if value is not None and (type(value) is not int or value < least):
-            raise ValueError(f"{name}={value!r}: a whole number, {least} or more, or None")
-    several = isinstance(keep_every, (list, tuple, set, frozenset, range))
-    several = several and all(type(each) is int for each in keep_every)
-    if not (keep_every is None or several or (type(keep_every) is int and keep_every >= 1)):
+def checked_rules(keep_last, keep_every, best, keep_best=1) -> KeepRules:
+    "The rules of what is kept; ValueError for those that make no sense."
+    several = isinstance(keep_every, Collection) and not isinstance(keep_every, (str, bytes, dict))
+    whole = isinstance(keep_every, range)  # of any length
+    taken = ([*map(as_number, keep_every)] if several and not whole else as_number(keep_every))
+    steps = whole or several and all(type(each) is int for each in taken)
+    if not (taken is None or steps or (type(taken) is int and taken >= 1)):
         raise ValueError(f"keep_every={keep_every!r}: a number of steps, a list of steps, or None")
-    check_best(best)
+    return KeepRules(whole_number("keep_last", keep_last, 0, optional=True), taken,
+                     check_best(best), whole_number("keep_best", keep_best))
+
+def checked_exit(code, wait) -> tuple[int | str, float]:
+    "Exit code and seconds of waiting at a signal; ValueError for anything else."
+    if code != "128+signal":
+        code = whole_number("exit_code", code, 0, 255)
+    seconds = as_number(wait)
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"exit_wait={wait!r}: seconds, 0 or more")
+    return code, seconds
 
 def check_resume(value):
     "'latest', 'force', a path, None or False; ValueError for anything else."
@@ -449,7 +454,7 @@ def check_resume(value):
         if value in meant:
             return value
         if not meant or given_home(value).exists():
-            return as_given(value)
+            return given_home(value)
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
     raise ValueError(f"resume={value!r}: 'latest', a file or a folder, 'force' (from a run that "
                      "differs, too), "
@@ -684,13 +689,13 @@ class CheckpointHook(Hook):
         exit_wait: float = 0.0,  # seconds between the last save and the exit
         keep_best: int = 1,  # how many of the best stay
     ):
-        check_rules(every_steps, every_epochs, keep_last, keep_every, best, keep_best)
-        self.every_steps, self.every_epochs = every_steps, every_epochs
-        self.rules = KeepRules(keep_last, keep_every, check_best(best), keep_best)
-        self.held, self.best = HeldFolder(folder), BestValues(keep_best)
+        self.every_steps = whole_number("every_steps", every_steps, optional=True)
+        self.every_epochs = whole_number("every_epochs", every_epochs, optional=True)
+        self.rules = checked_rules(keep_last, keep_every, best, keep_best)
+        self.held, self.best = HeldFolder(folder), BestValues(self.rules.best_count)
         self.resume, self.saver, self._ready = check_resume(resume), Saver(), False
         self.resumed_from: Path | None = None
-        self.signals = ExitSignals(exit_signals, exit_code, exit_wait)
+        self.signals = ExitSignals(exit_signals, *checked_exit(exit_code, exit_wait))
 
     folder: CheckpointFolder = cast(Any, property(lambda self: self.held.folder))  # in a run
     writer: Writer = cast(Any, property(lambda self: self.saver.writer))

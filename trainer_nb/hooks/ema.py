@@ -15,6 +15,7 @@ import torch
 from ..core.checks import misfit, tensors_unlike
 from ..core.hook import Hook
 from ..core.own_state import search
+from ..core.state import as_number, whole_number
 from ..core.tunable import Tunable
 
 # %% ../../nbs/hooks/18_ema.ipynb #b05f4f5c
@@ -24,9 +25,10 @@ def warm_decay(decay: float, updates: int) -> float:
 
 def check_decay(value) -> float:
     "A decay; ValueError for anything else."
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    decay = as_number(value)
+    if type(decay) not in (int, float) or not 0 <= decay <= 1:
         raise ValueError(f"ema={value!r}: a decay between 0 and 1, say 0.999, or an EMAHook")
-    return float(value)
+    return float(decay)
 
 def averaged_tensors(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
     "What is averaged, by name: parameters, and with `buffers` those of floating point."
@@ -199,10 +201,8 @@ class EMAHook(Hook):
         start_step: int = 0,  # the average begins with the weights after this step
         eval: Literal["ema", "raw", "both"] = "ema",  # weights that evaluations use
     ):
-        if type(start_step) is not int or start_step < 0:
-            raise ValueError(f"start_step={start_step!r}: a whole number of steps, 0 or more")
-        if type(every) is not int or every < 1:
-            raise ValueError(f"every={every!r}: a whole number of steps, 1 or more")
+        start_step = whole_number("start_step", start_step, 0, unit="steps")
+        every = whole_number("every", every, unit="steps")
         if buffers not in ("copy", "average"):
             raise ValueError(f"buffers={buffers!r}: 'copy' or 'average'")
         self.decay, self.every, self.warmup, self.buffers = decay, every, bool(warmup), buffers

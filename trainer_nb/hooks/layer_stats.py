@@ -23,7 +23,7 @@ import torch
 
 from ..core.engine import unwrap
 from ..core.hook import Hook
-from ..core.state import warn
+from ..core.state import warn, whole_number
 from ..core.tunable import Tunable
 from .weight_stats import WeightHistory, WeightProbe, distance
 from .inspect import named_tensors
@@ -487,8 +487,7 @@ class LayerStatsHook(Hook):
         most: int = 500,  # measurements to keep; older ones are thinned out
         weights: bool = True,  # norms of parameters, and a copy of them in a step that is measured
     ):
-        if type(most) is not int or most < 2:
-            raise ValueError(f"most={most!r}: a whole number of measurements, 2 or more")
+        most = whole_number("most", most, 2, unit="measurements")
         self.every_steps, self.modules, self.log = every_steps, modules, bool(log)
         self.history = LayerHistory(most)
         self.weight_history = WeightHistory(most) if weights else None

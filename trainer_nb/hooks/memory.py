@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.profiler import profile, schedule
 
-from ..core.files import as_given, check_inner_folder, check_plain, run_path
+from ..core.files import check_inner_folder, check_plain, given_home, run_path
 from ..core.hook import Hook, MainProcessHook
-from ..core.state import warn
+from ..core.state import warn, whole_number
 from ..core.tunable import Tunable
 
 # %% ../../nbs/hooks/22_memory.ipynb #799350ba
@@ -68,12 +68,10 @@ class MemoryHook(MainProcessHook):
         snapshot_every: int | None = None,  # steps; on a CUDA device only
         keep_last: int = 3,  # of these snapshots
     ):
-        for name, value in (("snapshot_every", snapshot_every), ("keep_last", keep_last)):
-            if (value is not None or name == "keep_last") and (type(value) is not int or value < 1):
-                or_none = ", or None" if name == "snapshot_every" else ""
-                raise ValueError(f"{name}={value!r}: a whole number, 1 or more{or_none}")
+        snapshot_every = whole_number("snapshot_every", snapshot_every, optional=True)
+        keep_last = whole_number("keep_last", keep_last)
         self.every_steps, self.trace = every_steps, trace
-        self.folder = None if folder is None else as_given(folder)
+        self.folder = None if folder is None else given_home(folder)
         self.snapshot_every, self.keep_last = snapshot_every, keep_last
         self.snapshot: Path | None = None  # the last one
         self._periodic: list[Path] = []  # the last ones of `snapshot_every`
@@ -182,12 +180,11 @@ class ProfilerHook(MainProcessHook):
         show: bool = True,  # print it
         **settings: Any,  # record_shapes, profile_memory, with_stack, ...
     ):
-        for name, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1),
-                                   ("repeat", repeat, 1), ("rows", rows, 1)):
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name}={value!r}: a whole number, {least} or more")
+        wait, warmup = whole_number("wait", wait, 0), whole_number("warmup", warmup, 0)
+        active, repeat = whole_number("active", active), whole_number("repeat", repeat)
+        rows = whole_number("rows", rows)
         self._check_settings(settings)
-        self.given, self.settings = None if folder is None else as_given(folder), settings
+        self.given, self.settings = None if folder is None else given_home(folder), settings
         self.repeat, self.rows, self.show = repeat, rows, show
         self.plan = {"wait": wait, "warmup": warmup, "active": active}
         self.traces: list[Path] = []

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from ..core.data import pass_indices
-from ..core.files import (as_given, check_inner_folder, file_stem, given_path, parse_json,
+from ..core.files import (check_inner_folder, file_stem, given_home, given_path, parse_json,
                                    read_bounded, run_path, sync_folder)
 from ..core.hook import Hook
 
@@ -303,7 +303,7 @@ def load_outputs(folder, mmap: bool = False) -> dict[str, np.ndarray | None]:
 class OutputPlaces:
     "The folders of the outputs of a run's splits."
     def __init__(self, folder=None, keep: str = "last"):  # keep: or "all", a folder an evaluation
-        self.folder: Path | None = None if folder is None else as_given(folder)
+        self.folder: Path | None = None if folder is None else given_home(folder)
         self.keep = keep
 
     def of(self, split: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..core.hook import MainProcessHook
 from ..core.identity import place_text
+from ..core.state import whole_number
 
 # %% ../../nbs/hooks/11_progress.ipynb #7136e020
 def in_notebook() -> bool:
@@ -161,12 +162,9 @@ class ProgressHook(MainProcessHook):
         style: bool | Literal["bar", "lines"] = True,  # True: the one that fits
     ):
         progress_style(style)
-        if every_steps is not None and (type(every_steps) is not int or every_steps < 1):
-            raise ValueError(f"every_steps={every_steps!r}: a whole number of steps, 1 or more")
-        if type(eta_warmup) is not int or eta_warmup < 0:
-            raise ValueError(f"eta_warmup={eta_warmup!r}: a whole number of steps, 0 or more")
-        self.every_steps, self.with_records, self.style = every_steps, with_records, style
-        self.text = RunText(eta_warmup)
+        self.every_steps = whole_number("every_steps", every_steps, unit="steps", optional=True)
+        self.with_records, self.style = with_records, style
+        self.text = RunText(whole_number("eta_warmup", eta_warmup, 0, unit="steps"))
         self.bar: Any = None
         self._next_line, self._lines, self._written = math.inf, False, -1
 

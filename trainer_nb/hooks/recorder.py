@@ -22,6 +22,7 @@ import numpy as np
 from ..core.control import Series, ThinSeries
 from ..core.hook import Hook
 from ..core.long_array import LongArray
+from ..core.state import whole_number
 from ..core.step import fetch_numbers
 from ..core.words import THROUGHPUT
 
@@ -448,9 +449,7 @@ class RecorderHook(Hook):
     """
     order = 20  # before the scheduler moves the rate
     def __init__(self, flush_every: int = 256):
-        if type(flush_every) is not int or flush_every < 1:
-            raise ValueError(f"flush_every={flush_every!r}: a whole number of steps, 1 or more")
-        self.flush_every = flush_every
+        self.flush_every = whole_number("flush_every", flush_every, unit="steps")
         self._rows: list = []
         self._noted = 0  # how many these are
         self._rows_of: dict[str, list] = {}  # with several optimizers: of all but the last one

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIDE', 'MOST_CLASSES', 'LONGEST_TEXT', 'PENDING', 'FAR', 'as_pixels', 'parts_of',
            'usual_inputs', 'Sample', 'SampledEvaluation', 'rows_of', 'plain',
-           'SplitSamples', 'joined', 'check_bounds', 'SamplesHook']
+           'SplitSamples', 'joined', 'checked_bounds', 'SamplesHook']
 
 # %% ../../nbs/hooks/24_samples.ipynb #a0b16f95
 import threading
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..core.hook import Hook
+from ..core.state import whole_number
 from .outputs import Collector, one_per_sample
 from .trackers import as_image
 
@@ -241,12 +242,10 @@ def joined(parts: list[tuple[SampledEvaluation, dict[int, int]]], most: int) -> 
     return whole
 
 # %% ../../nbs/hooks/24_samples.ipynb #c9a43996
-def check_bounds(worst: int, keep: int, logged: int) -> None:
-    "ValueError for a bound that is not a whole number in its range."
-    for name, value, low, high in (("worst", worst, 0, 64), ("keep", keep, 1, 1000),
-                                   ("logged", logged, 0, 64)):
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"SamplesHook({name}={value!r}): a whole number from {low} to {high}")
+def checked_bounds(worst: int, keep: int, logged: int) -> tuple[int, int, int]:
+    "The bounds of a SamplesHook; ValueError for one that is not a whole number in its range."
+    return (whole_number("worst", worst, 0, 64), whole_number("keep", keep, 1, 1000),
+            whole_number("logged", logged, 0, 64))
 
 # %% ../../nbs/hooks/24_samples.ipynb #8a575d7f
 class SamplesHook(Hook):
@@ -273,8 +272,7 @@ class SamplesHook(Hook):
         classes: Iterable | None = None,  # names of the classes
         logged: int = 16,  # pictures and texts that are logged, the newest, 64 at most
     ):
-        check_bounds(worst, keep, logged)
-        self.worst, self.keep, self.logged = worst, keep, logged
+        self.worst, self.keep, self.logged = checked_bounds(worst, keep, logged)
         self.loss, self.predict, self.inputs, self.as_text = loss, predict, inputs, as_text
         self.classes = None if classes is None else [str(each) for each in classes]
         self.evaluations: list[SampledEvaluation] = []  # in the order they were made

@@ -30,12 +30,13 @@ from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnea
 
 from ..core.checks import is_of_torch, misfit, unlike
 from ..core.hook import Hook
-from ..core.state import warn
+from ..core.state import as_number, warn
 from .recorder import among_records, mean_since
 
 # %% ../../nbs/hooks/12_schedule.ipynb #99710767
 def steps_of(name: str, value, total: int) -> int:
     "A share of the run, or a number of steps, in steps; ValueError for other values."
+    value = as_number(value)
     if isinstance(value, float) and 0 <= value <= 1:
         return round(value * total)
     if type(value) is int and value >= 0:

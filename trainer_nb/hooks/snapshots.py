@@ -13,14 +13,15 @@ import torch
 from ..core.checkpoint import RewindPoint
 from ..core.hook import Hook
 from ..core.saved import plain_copy
-from ..core.state import warn
+from ..core.state import as_number, warn, whole_number
 
 # %% ../../nbs/hooks/16_snapshots.ipynb #436ae95b
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 def memory_bytes(memory) -> int:
     "Bytes of '2GB', '500 MB' or a number; ValueError for anything else."
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", str(memory).lower())
+    text = str(as_number(memory)).lower()
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text)
     if found is None or isinstance(memory, bool) or float(found[1]) <= 0:
         raise ValueError(f"memory={memory!r}: bytes, as '2GB', '500MB' or a number")
     return int(float(found[1]) * _UNITS[found[2]])
@@ -74,10 +75,8 @@ class SnapshotHook(Hook):
         every_epochs: int | None = 1,  # None: not by epochs
         memory: str | float = "2GB",  # all of them together; a number: bytes
     ):
-        for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r}: a whole number, 1 or more, or None")
-        self.every_steps, self.every_epochs = every_steps, every_epochs
+        self.every_steps = whole_number("every_steps", every_steps, optional=True)
+        self.every_epochs = whole_number("every_epochs", every_epochs, optional=True)
         self.memory = memory_bytes(memory)
         self.snapshots: list[Snapshot] = []
         self._wanted = False

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.files import as_given, check_inner_folder, given_path, read_bounded, run_path
+from ..core.files import (check_inner_folder, given_home, given_path, read_bounded,
+                                   run_path)
 from ..core.saved import write_whole
 from .trackers import (TrackerHook, check_installed, flat_values, holds_to,
                                        is_count,
@@ -73,7 +74,7 @@ class TensorBoardHook(TrackerHook):
         check_installed("tensorboard", type(self).__name__)
         super().__init__(every_steps, histograms)
         self.given = folder  # as it is compared with that of an earlier process
-        self._own = None if folder is None else as_given(folder)
+        self._own = None if folder is None else given_home(folder)
         self._wanted: Path | None = None  # the folder's name; it may have a number
 
     @property

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to',
-           'counts_to', 'path_with', 'streams_kept', 'check_every', 'check_installed',
-           'or_switch_off', 'plain_settings', 'run_description', 'flat_values',
-           'line_here', 'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve',
-           'as_pr_curve', 'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook',
-           'numbered', 'new_file', 'is_count', 'LinesFile', 'JSONLHook']
+           'counts_to', 'path_with', 'streams_kept', 'check_installed', 'or_switch_off',
+           'plain_settings', 'run_description', 'flat_values', 'line_here',
+           'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve',
+           'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered',
+           'new_file', 'is_count', 'LinesFile', 'JSONLHook']
 
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
@@ -28,10 +28,10 @@ import torch
 
 from ..core.control import Series
 from ..core.engine import unwrap
-from ..core.files import (as_given, check_inner_folder, check_plain, file_stem,
+from ..core.files import (check_inner_folder, check_plain, file_stem, given_home,
                                    open_plain, parse_json, run_path)
 from ..core.hook import Hook
-from ..core.state import RandomStreams, warn
+from ..core.state import RandomStreams, warn, whole_number
 from ..core.step import fetch_numbers
 from ..core.tunable import Tunable
 from .recorder import History, RecorderHook
@@ -135,12 +135,6 @@ def streams_kept():
         yield
     finally:
         before.restore()
-
-def check_every(name: str, value, optional: bool = False) -> None:
-    "ValueError for anything but a number of steps."
-    if not (optional and value is None) and (type(value) is not int or value < 1):
-        none = ", or None" if optional else ""
-        raise ValueError(f"{name}={value!r}: a whole number of steps, 1 or more{none}")
 
 def check_installed(module: str, owner: str) -> None:
     "ImportError, before the run begins, that names the extra."
@@ -346,7 +340,7 @@ class TrackerHook(Hook):
         every_steps: int = 10,  # steps from point to point
         histograms: int | None = None,  # of all parameters: steps between them
     ):
-        check_every("histograms", histograms, optional=True)
+        histograms = whole_number("histograms", histograms, unit="steps", optional=True)
         self.every_steps, self.histograms = every_steps, histograms
         self.place: dict | None = None  # where it writes; None: not known yet
         self.sender, self.in_fit = Sender(), False
@@ -618,10 +612,11 @@ class ImageFileHook(Hook):
         max_images: int | None = None,  # of one name; the oldest goes
         image_format: str = "png",  # or what else PIL can write
     ):
-        check_every("every_steps", every_steps)
-        check_every("max_images", max_images, optional=True)
+        every_steps = whole_number("every_steps", every_steps, unit="steps")
+        max_images = whole_number("max_images", max_images, optional=True)
         check_installed("PIL", type(self).__name__)
-        self.given, self.every_steps = None if folder is None else as_given(folder), every_steps
+        self.given = None if folder is None else given_home(folder)
+        self.every_steps = every_steps
         self.max_images, self.image_format = max_images, image_format
         self.last: dict[str, tuple[int, int]] = {}  # branch and step of the last one of each name
         self.files: dict[str, list[Path]] = {}  # that were written, in their order
@@ -742,7 +737,7 @@ class JSONLHook(TrackerHook):
         every_steps: int = 1,  # steps from line to line
     ):
         super().__init__(every_steps)
-        self.given = None if path is None else as_given(path)
+        self.given = None if path is None else given_home(path)
         self._wanted: Path | None = None  # as it was given; the file may have a number
         self._file: Any = None  # a LinesFile, once it is open
 

@@ -3,7 +3,7 @@
 from typing import Any
 from trainer_nb.trainer import Trainer
 from trainer_nb.core.journal import Intervention
-__all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept', 'check_every', 'check_installed', 'or_switch_off', 'plain_settings', 'run_description', 'flat_values', 'line_here', 'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file', 'is_count', 'LinesFile', 'JSONLHook']
+__all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept', 'check_installed', 'or_switch_off', 'plain_settings', 'run_description', 'flat_values', 'line_here', 'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file', 'is_count', 'LinesFile', 'JSONLHook']
 import importlib.util
 import json
 import os
@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from ..core.control import Series
 from ..core.engine import unwrap
-from ..core.files import as_given, check_inner_folder, check_plain, file_stem, open_plain, parse_json, run_path
+from ..core.files import check_inner_folder, check_plain, file_stem, given_home, open_plain, parse_json, run_path
 from ..core.hook import Hook
-from ..core.state import RandomStreams, warn
+from ..core.state import RandomStreams, warn, whole_number
 from ..core.step import fetch_numbers
 from ..core.tunable import Tunable
 from .recorder import History, RecorderHook
@@ -51,8 +51,6 @@ def path_with(history: History, branch) -> History:
 @contextmanager
 def streams_kept():
     """A context that leaves the global random streams as they were."""
-def check_every(name: str, value, optional: bool=False) -> None:
-    """ValueError for anything but a number of steps."""
 def check_installed(module: str, owner: str) -> None:
     """ImportError, before the run begins, that names the extra."""
 def or_switch_off(hook, trainer, act, *args) -> None:

@@ -28,7 +28,7 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import Position, RunState
-from ..core.words import THROUGHPUT, epoch_number
+from ..core.words import THROUGHPUT, epoch_number, is_averaged
 from ..hooks.progress import as_clock
 from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
@@ -38,6 +38,7 @@ from .front_end import WIDGET, view_of
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
+from .kernel import AREAS
 from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import Curve, Curves, Plots, colour, is_rate, noisy
@@ -208,7 +209,7 @@ class Numbers:
             tip = f"{what} up to step {step:,}; no longer recorded"
             return Cell(label, write(value), f"at step {step:,}", tip, "old")
         if name in self.evaluated():
-            average = name.partition("/")[0] in self.view.averaged
+            average = is_averaged(name, self.view.averaged)
             tip = f"{what}{', of the average of the weights' if average else ''}, at step {step:,}"
             unit = f"{'average, step' if average else 'at step'} {step:,}"
             return Cell(label, write(value), unit, tip, "", self._change(name))
@@ -592,6 +593,7 @@ class Dashboard:
         self.refresh()
         self.preview = StaticPreview(view, self.guard)
         self._drawn: RunState | None = None
+        self._area: tuple | None = None  # the output that it was shown in last
         self.screen.add(self)  # the last: a run in another thread draws it from here on
 
     def _notify(self) -> None:
@@ -651,9 +653,15 @@ class Dashboard:
         from IPython.display import display
         if self.widget.comm is None:
             return display({"text/plain": CLOSED}, raw=True)
+        self._area = AREAS.current()
         self.preview.show()
         view = view_of(self.widget)
         display({WIDGET: view[WIDGET], "text/plain": ""}, raw=True)
+
+    def show_once(self) -> None:
+        "Show the panel, unless it is in the output of this cell already."
+        if self._area is None or self._area != AREAS.current() or self.widget.comm is None:
+            self.show()
 
     def _ipython_display_(self) -> None:
         self.show()

@@ -7,13 +7,13 @@ __all__ = ['AXES', 'GROUP', 'DENSE', 'TRAIN', 'VALID', 'MARK', 'BAD', 'OTHERS', 
            'ACROSS', 'MOST_MARKERS', 'RUN_INKS', 'DASHES', 'MOST_RUNS', 'LONGEST_NAME',
            'MOST_DRAWN', 'MOST_KEPT', 'ENDED', 'KEPT_RUNS', 'PAST', 'MOST_ROWS',
            'MOST_SUMMED', 'MOST_PLOTS', 'ROOM', 'Axes', 'Extremes', 'Curve', 'Curves',
-           'colour', 'layout', 'small_axes', 'noisy', 'short_name', 'is_rate',
-           'axis_numbers', 'rewound_traces', 'branch_traces', 'gap_text', 'gap_trace',
-           'gap_traces', 'traces', 'plan_traces', 'mark_spots', 'mark_traces', 'figure',
-           'Script', 'Chart', 'plain_name', 'free_name', 'DrawnRun', 'legend_key',
-           'Legend', 'run_traces', 'with_records_of', 'behind_traces', 'runs_of',
-           'thinned', 'thin_all', 'PastRun', 'remember_run', 'OtherRuns', 'records_csv',
-           'Save', 'curve_words', 'in_words', 'summary', 'PlotBar', 'is_finite', 'Plots']
+           'colour', 'layout', 'small_axes', 'noisy', 'is_rate', 'axis_numbers',
+           'rewound_traces', 'branch_traces', 'gap_text', 'gap_trace', 'gap_traces',
+           'traces', 'plan_traces', 'mark_spots', 'mark_traces', 'figure', 'Script',
+           'Chart', 'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'Legend',
+           'run_traces', 'with_records_of', 'behind_traces', 'runs_of', 'thinned',
+           'thin_all', 'PastRun', 'remember_run', 'OtherRuns', 'records_csv', 'Save',
+           'curve_words', 'in_words', 'summary', 'PlotBar', 'is_finite', 'Plots']
 
 # %% ../../nbs/panel/32_plots.ipynb #9a74aacd
 import csv
@@ -37,6 +37,7 @@ from tsdownsample import MinMaxLTTBDownsampler
 from ..core.control import RatePlan, RunView, Series
 from ..core.long_array import LongArray
 from ..core.state import RunState
+from ..core.words import short_name
 from .still import (diverged, invalid_weights, is_training_loss, lower_is_better,
                                     not_finite,
                                     optimizers_of, training_losses)
@@ -465,13 +466,6 @@ def _line(x, y, ink: str, axis: int, name: str, *, width: float = 2.25, opacity:
 def noisy(name: str) -> bool:
     "A record of each step, which is smoothed."
     return not is_rate(name) and ("/" not in name or name.startswith("train/"))
-
-def short_name(loss: str, averaged: Collection[str] = ()) -> str:
-    """The loader of a loss, or of several optimizers the name of one: 'valid', 'd'.
-
-    `averaged`: the loaders whose losses are of an average of the weights, which the name says."""
-    name = loss.removesuffix("/loss").removeprefix("train/")
-    return f"{name} (average)" if loss.partition("/")[0] in averaged else name
 
 def is_rate(name: str) -> bool:
     "A learning rate, of the run or of one of its optimizers."

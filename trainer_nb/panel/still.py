@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.control import RunView, Series, ThinSeries
 from ..core.journal import Intervention
-from ..core.words import THROUGHPUT
+from ..core.words import THROUGHPUT, short_name
 from ..hooks.progress import as_clock
 
 # %% ../../nbs/panel/31_still.ipynb #745dd746
@@ -448,10 +448,6 @@ def _ink(losses: dict[str, Series], name: str) -> int:
     rest = trained[1:] + others[1:]  # in the colours of further loaders
     return 2 + rest.index(name)
 
-def _loader(loss: str, averaged) -> str:
-    average = loss.partition("/")[0] in averaged
-    return loss.removesuffix("/loss") + (" (average)" if average else "")
-
 def _legend(losses: dict[str, Series], box: Box, log: bool, averaged=()) -> str:
     "Names of the curves above their right end."
     room = (box.width - 80) / max(1, len(losses)) - 24
@@ -459,7 +455,7 @@ def _legend(losses: dict[str, Series], box: Box, log: bool, averaged=()) -> str:
     for name in losses if len(losses) <= LEGEND else ():
         sign = "—" if is_training_loss(name) else "●"
         names += [f'<tspan class="ts-f{_ink(losses, name)} ts-b" dx="12">{sign}</tspan> ',
-                  _text(_loader(name, averaged), room, 11, middle=True)]
+                  _text(short_name(name, averaged), room, 11, middle=True)]
     title, y = "loss, powers of ten" if log else "loss", box.top - 8
     return _label(20, y, title, "sq") + _label(box.right, y, "".join(names), "esq")
 

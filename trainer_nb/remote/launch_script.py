@@ -21,7 +21,7 @@ from ..core.control_folder import (OFFER, ControlError, ControlFolder, is_runnin
                                             started)
 from ..core.files import open_plain
 from ..core.folder import FolderTakenError, hold
-from ..core.state import say
+from ..core.state import say, whole_number
 from .remote_run import RemoteRun, attach_one
 from ..tools.launch import launch as launch_function
 
@@ -82,8 +82,7 @@ def command_line(
     if not Path(script).is_file():
         raise FileNotFoundError(f"launch({os.fspath(script)!r}): there is no such script in "
                                 f"{Path.cwd()}")
-    if num_processes is not None and (type(num_processes) is not int or num_processes < 1):
-        raise ValueError(f"num_processes={num_processes!r}: a whole number, 1 or more, or None")
+    num_processes = whole_number("num_processes", num_processes, optional=True)
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                str(num_processes)] if num_processes is not None else []
     return [os.fspath(python or sys.executable), *several, os.fspath(script), *arguments]

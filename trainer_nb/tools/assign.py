@@ -26,7 +26,7 @@ from ..core.engine import FinitePolicy, unwrap
 from ..core.evaluator import named_loaders
 from ..core.hook import ComponentHook
 from ..core.runner import check_micro_batch_size
-from ..core.state import Phase, as_int
+from ..core.state import Phase, as_number
 from ..core.step import OwnLossStep, SupervisedStep
 from ..hooks.progress import progress_style
 from ..hooks.schedule import schedule_hooks, schedules_of
@@ -72,7 +72,8 @@ def assign(trainer, name: str, value, replace) -> None:
     if trainer.several is not None and name in OF_ONE:
         raise AttributeError(f"trainer.{name} = {described(value)!r} is refused: this run has the "
                              f"optimizers {', '.join(trainer.several.runners)}; {ANOTHER}")
-    with trainer.at_rest(f"trainer.{name} = ..."):
+    with trainer.at_rest(f"trainer.{name} = ..."), trainer.driver.carried.replacing():
+        value = as_number(value)
         old = described(getattr(trainer, name, None))
         if replace(trainer, value) is False:
             return
@@ -295,7 +296,6 @@ def replace_valid_dl(trainer, valid_dl) -> None:
 def replace_total(name: str):
     "A `replace` for `epochs` or `max_steps`."
     def replace(trainer, value):
-        value = as_int(value)
         check_counts("trainer", **{name: value})
         if trainer.fast_dev_run:
             raise AttributeError(f"trainer.{name} = {value!r} is refused: "

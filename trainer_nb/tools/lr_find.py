@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.state import as_number, whole_number
 from .sweep import Sweep
 
 if TYPE_CHECKING:
@@ -25,15 +26,13 @@ if TYPE_CHECKING:
 # %% ../../nbs/tools/23_lr_find.ipynb #3cfcc516
 def rates(start_lr: float, end_lr: float, num_steps: int, mode: str = "exp") -> list[float]:
     "The rates to try; ValueError names the argument that makes no range."
+    start_lr, end_lr = as_number(start_lr), as_number(end_lr)
     for name, value in (("start_lr", start_lr), ("end_lr", end_lr)):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ValueError(f"{name}={value!r}: a rate above 0")
     if not start_lr < end_lr:
         raise ValueError(f"{start_lr=}, {end_lr=}: the first has to be the lower one")
-    if type(num_steps) is not int or num_steps < 2:
-        raise ValueError(f"{num_steps=}: a whole number of steps, 2 or more; "
-                         "a curve of 10 or more is read")
+    num_steps = whole_number("num_steps", num_steps, 2, unit="steps")  # 10 or more can be read
     if mode not in ("exp", "linear"):
         raise ValueError(f"{mode=}: 'exp' or 'linear'")
     share = np.arange(num_steps) / (num_steps - 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.control import Command
 from ..core.hook import Hook
-from ..core.journal import (Intervention, Journal, assign_source, read_total,
+from ..core.journal import (Intervention, Journal, assigns_object, read_total,
                                      total_text)
 from ..core.state import warn
 from ..core.tunable import BoundTunable, find_tunable
@@ -60,10 +60,10 @@ def path_of(journal: Journal) -> list[Intervention]:
 # %% ../../nbs/tools/21_replay.ipynb #e9c0a4ad
 def check_entry(entry: Intervention, table: Mapping[str, BoundTunable]) -> None:
     "ValueError for an entry that this run cannot repeat; `table` are its tunables."
-    if entry.kind == "assign" and " = ..." in assign_source(entry):
+    if assigns_object(entry):
         raise ValueError(f"entry {entry.number} of the journal: from step {entry.step} on "
                          f"trainer.{entry.name} was another one ({entry.new}), which a journal "
-                         "cannot hold: take the script, journal.to_script(), and put it in there")
+                         "cannot hold: run the script, journal.to_script(), which takes it by name")
     if entry.kind in ("tune", "hook"):
         try:
             find_tunable(table, entry.name).check(entry.new)

@@ -30,7 +30,7 @@ from ..core.modes import modes_of, set_modes
 from ..core.runner import MicroBatcher, StepRunner
 from ..core.several_optimizers import OptimizerHooks, StepRunners
 from ..core.saved import plain_copy
-from ..core.state import TURNS, OwnStreams, Phase
+from ..core.state import TURNS, OwnStreams, Phase, as_number
 from ..core.step import fetch_numbers
 from ..core.training import END, OPEN, BestRecord, TrainingLoop
 from ..core.tunable import BoundTunable, find_tunable
@@ -369,9 +369,9 @@ class Sweep:
 
 def check_smooth(smooth, stop_factor) -> None:
     "ValueError for a smoothing or a factor that makes no sense."
-    if isinstance(smooth, bool) or not isinstance(smooth, (int, float)) or not 0 <= smooth < 1:
+    if type(as_number(smooth)) not in (int, float) or not 0 <= smooth < 1:
         raise ValueError(f"smooth={smooth!r}: a share, 0 (off) or more and less than 1")
-    if stop_factor is not None and (not isinstance(stop_factor, (int, float))
+    if stop_factor is not None and (type(as_number(stop_factor)) not in (int, float)
                                     or not stop_factor > 1):
         raise ValueError(f"stop_factor={stop_factor!r}: more than 1, or None")
 
@@ -379,8 +379,9 @@ def check_smooth(smooth, stop_factor) -> None:
 def planned_sweep(trainer, name: str, values, smooth: float, stop_factor: float | None) -> Sweep:
     "A sweep that was not begun; ValueError for a name, a value or a smoothing that is refused."
     entry = find_tunable(trainer.tunables.table, name)
-    sweep = Sweep(name, [entry.check(value) for value in values], stop_factor, smooth)
     check_smooth(smooth, stop_factor)
+    smooth, stop_factor = as_number(smooth), as_number(stop_factor)
+    sweep = Sweep(name, [entry.check(value) for value in values], stop_factor, smooth)
     if not sweep.planned:
         raise ValueError("values=[]: nothing to try")
     return sweep
