@@ -41,6 +41,7 @@ from .control import Command, CommandHandler, Mailbox, Reply
 from .data import (by_number, check_loader, data_parts, limited, loader_generators,
                                   loader_length, restore_generators)
 from .driver import Background, Driver, SharedMailbox, Until, check_more
+from .errors import check_parameters
 from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precision,
                                     unwrap)
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
@@ -159,6 +160,9 @@ def check_parts(model, train_step, loss_fn, optim, hooks) -> None:
     "Raise TypeError or ValueError for parts that cannot be put together; nothing is changed."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    for module in (model, loss_fn):
+        if isinstance(module, torch.nn.Module):
+            check_parameters(module)
     if train_step is not None and loss_fn is not None:
         raise ValueError("train_step= and loss_fn= are both given: a train_step computes its own "
                          "loss")
@@ -1610,9 +1614,7 @@ def wait(self: CoreTrainer, timeout: float | None = None) -> FitResult:
         self.post(Command("interrupt", source="signal"))
         self.background.wait()
         raise
-    error = self.background.take_error()
-    if error is not None:
-        raise error
+    self.background.raise_error()
     return self.result()
 
 @patch

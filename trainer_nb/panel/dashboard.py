@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['MEAN', 'BEST', 'NAMES', 'PHASES', 'MESSAGES', 'STANDING', 'short', 'rate',
            'change_short', 'searching', 'memory_in_use', 'Cell', 'Numbers', 'PinChooser',
-           'Head', 'what_failed', 'why_paused', 'waiting_text', 'invalid_text',
-           'error_text', 'plural', 'finished_text', 'last_change', 'last_checkpoint',
-           'message_text', 'next_action', 'Tabs', 'tab_titles', 'MessageLine',
-           'Dashboard']
+           'Head', 'why_paused', 'waiting_text', 'invalid_text', 'error_text', 'plural',
+           'finished_text', 'last_change', 'last_checkpoint', 'message_text',
+           'next_action', 'Tabs', 'tab_titles', 'MessageLine', 'Dashboard']
 
 # %% ../../nbs/panel/39_dashboard.ipynb #34edbdba
 import html
@@ -28,7 +27,7 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import Position, RunState
-from ..core.words import THROUGHPUT, epoch_number
+from ..core.words import THROUGHPUT, epoch_number, what_failed
 from ..hooks.progress import as_clock
 from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
@@ -324,17 +323,6 @@ class Head:
                 f'<i style="width:{percent:.2f}%"></i>{ticks}</div>')
 
 # %% ../../nbs/panel/39_dashboard.ipynb #3e6a0f9f
-def what_failed(traceback: str) -> str:
-    "The line of a traceback that names the exception, and the notes below it."
-    text = traceback.rpartition("Traceback (most recent call last):")[2]
-    lines = text.strip("\n").splitlines()
-    named = next((at for at, line in enumerate(lines) if not line.startswith(" ")), len(lines))
-    lines = lines[named:]
-    if lines:
-        lines[0] = re.sub(r"^(\w+\.)+(?=\w+(:|$))", "", lines[0])  # without its module
-    return " · ".join(line.strip() for line in lines if line.strip())[:300] or "an error"
-
-# %% ../../nbs/panel/39_dashboard.ipynb #7a4cc1c3
 def why_paused(view: RunView) -> str:
     "The breakpoint that made the pause, if one did."
     pauses = [entry for entry in view.journal.entries if entry.kind == "pause"]
@@ -366,7 +354,8 @@ def error_text(view: RunView, invalid: str, can_rewind: bool) -> str:
     failed = html.escape(what_failed(view.error or ""))
     if view.invalid_since is not None:
         return f'<span title="{failed}">{invalid_text(view, invalid, can_rewind)}</span>'
-    return f"<b>Failed after step {view.position.step:,}</b>: {failed}"
+    stuck = f" <b>{html.escape(view.dead_end)}</b>" if view.dead_end else ""
+    return f"<b>Failed after step {view.position.step:,}</b>: {failed}{stuck}"
 
 def plural(number: int, what: str) -> str:
     "`1 epoch`, `2 epochs`."
