@@ -500,3 +500,18 @@ def test_an_exception_without_its_frames_is_the_same_otherwise():
         assert type(bare) is type(error) and str(bare) == str(error)
         assert bare.__notes__ == ["a note"] and bare.invalid_since == 4
         assert bare.__traceback__ is None and sys.exc_info() == (None, None, None)
+
+
+SILENT = {"a row": ((8,), (8,), "one sample with as many classes"),
+          "a column": ((8, 1), (8, 1), "a single class"), "probabilities": ((8, 2), (8, 2), None)}
+
+
+@pytest.mark.parametrize("case", SILENT)
+@pytest.mark.parametrize("loss_fn", [F.cross_entropy, nn.CrossEntropyLoss()])
+def test_targets_that_are_silently_taken_for_probabilities(case, loss_fn, recwarn):
+    scores, targets, text = SILENT[case]
+    model = nn.Sequential(nn.Linear(3, scores[-1] if scores[1:] else 1),
+                          *[nn.Flatten(0)] * (len(scores) == 1))
+    trainer_of(model, X, torch.ones(targets), loss_fn).fit()
+    told = [str(each.message) for each in recwarn if "cross_entropy takes" in str(each.message)]
+    assert len(told) == (text is not None) and (text is None or text in told[0])

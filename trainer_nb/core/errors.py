@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SHAPES', 'ABOUT_TENSORS', 'ONE_SAMPLE', 'LOSSES', 'NO_MEMORY', 'BACKWARD',
            'Explanation', 'shown', 'frames_inward', 'tensors_given', 'raised_by_hand',
-           'out_of_memory', 'memory_advice', 'explanation', 'explain', 'release_frames',
-           'without_frames', 'check_parameters']
+           'silent_fault', 'out_of_memory', 'memory_advice', 'explanation', 'explain',
+           'release_frames', 'without_frames', 'check_parameters']
 
 # %% ../../nbs/core/06_errors.ipynb #1aa756a3
 import math
@@ -263,6 +263,22 @@ def _explain_loss(error, frame) -> Explanation | None:
     what = f"{name} was given predictions {shown(pred)} and targets {shown(targets)}"
     return (Explanation(what) if fault is None
             else Explanation(f"{what}: {fault.text}", fault.every))
+
+# %% ../../nbs/core/06_errors.ipynb #6cf4cd60
+def silent_fault(loss_fn, scores, targets) -> str | None:
+    "What a cross entropy takes these targets for, if that cannot be meant; None else."
+    if not (loss_fn is F.cross_entropy or isinstance(loss_fn, nn.CrossEntropyLoss)):
+        return None
+    if not all(isinstance(each, torch.Tensor) for each in (scores, targets)):
+        return None
+    same = scores.shape == targets.shape and targets.is_floating_point()
+    if not same or (scores.ndim > 1 and scores.shape[1] > 1):
+        return None
+    what = ("one sample with as many classes" if scores.ndim < 2 else
+            "samples with a single class, and a loss of 0")
+    return (f"cross_entropy takes scores and float targets of the shape {tuple(scores.shape)} for "
+            f"{what}. For yes or no take BCEWithLogitsLoss; for classes, one score each and whole "
+            "numbers as labels")
 
 # %% ../../nbs/core/06_errors.ipynb #b2db569b
 # cuDNN reports a batch that does not fit by CUDNN_STATUS_NOT_SUPPORTED

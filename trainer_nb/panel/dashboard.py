@@ -37,6 +37,7 @@ from .front_end import WIDGET, view_of
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
+from .kernel import output_cell
 from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import Curve, Curves, Plots, colour, is_rate, noisy
@@ -581,6 +582,7 @@ class Dashboard:
         self.refresh()
         self.preview = StaticPreview(view, self.guard)
         self._drawn: RunState | None = None
+        self._cell: str | None = None  # where the panel was shown last
         self.screen.add(self)  # the last: a run in another thread draws it from here on
 
     def _notify(self) -> None:
@@ -622,6 +624,8 @@ class Dashboard:
 
     def tick(self, kind: str = "") -> None:
         "Draw, and update the picture at the end, when a pause begins, and once in a while."
+        if self.screen.was_cleared(self._cell):  # by a clear_output() of a hook or a step
+            self.show()
         before, self._drawn = self._drawn, self.view.state
         self.refresh()
         pause_began = kind == "paused" and before is not RunState.PAUSED
@@ -640,6 +644,7 @@ class Dashboard:
         from IPython.display import display
         if self.widget.comm is None:
             return display({"text/plain": CLOSED}, raw=True)
+        self._cell = output_cell()
         self.preview.show()
         view = view_of(self.widget)
         display({WIDGET: view[WIDGET], "text/plain": ""}, raw=True)
