@@ -180,6 +180,13 @@ def test_a_step_of_your_own_and_a_wrapped_model_are_explained_too():
         assert "layer '0', Linear" in hints(found.value)[0]
 
 
+def test_a_compiled_model_points_to_the_one_that_is_not():
+    model = torch.compile(linear(784), backend="eager")
+    with pytest.raises(RuntimeError) as found:
+        trainer_of(model, IMAGES).fit()
+    assert "without compile" in hints(found.value)[0]
+
+
 def test_nothing_watches_a_run_without_an_error():
     model = linear()
     trainer_of(model, X).fit()

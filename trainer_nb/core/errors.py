@@ -331,6 +331,8 @@ def explanation(error: BaseException, model: nn.Module, **memory) -> Explanation
                                "device='cpu') raises an error that names it", every=False)
         if not isinstance(error, (RuntimeError, ValueError, IndexError)):
             return None
+        if type(error).__module__.startswith("torch._dynamo") and "fake tensor" in str(error):
+            return Explanation("the model is compiled: without compile, the hint names the layer")
         names = {id(module): name for name, module in unwrap(model).named_modules()}
         for frame in frames_inward(error):
             if frame.f_code.co_name in LOSSES and frame.f_code.co_filename == F.__file__:
