@@ -376,7 +376,7 @@ ATTRIBUTES = {  # what `help()` says of a value that is not a method
     "output": "What the step returned, while `after_loss` is called.",
     "grad_norm": "The norm of the step's gradients, where it was computed.",
     "eval_batch": "Batches evaluated so far, in an evaluation.",
-    "exception": "The exception that ended the last drive, without its frames; None: it ended without one.",
+    "exception": "The exception that ended the last drive, without frames; None without one.",
     "error_text": "That exception in words.",
     "exit_code": "The code with which the process is to exit after a signal; None: as usual.",
     "keep_modes": "Whether the modes of the training are left as they are.",
