@@ -58,7 +58,7 @@ class FrontEnd:
         self.ended = set()  # ids of cells that have their reply
         self.idle = set()  # and of those all of whose outputs were read
         self.echoed = []  # ids of comms whose values the kernel has taken from here
-        self.begun = set()
+        self.begun, self.to_clear = set(), set()  # to_clear: at their next output
 
     def read(self, seconds=0.0):
         """Read what the kernel has published; wait at most so long for the first message."""
@@ -73,6 +73,13 @@ class FrontEnd:
     def _note(self, message):
         kind, content, cell = (message["msg_type"], message["content"],
                                message["parent_header"].get("msg_id"))
+        if kind == "clear_output" and content["wait"]:
+            self.to_clear.add(cell)
+        elif kind == "clear_output":
+            self.outputs[cell] = []
+        elif kind in ("stream", "display_data", "execute_result") and cell in self.to_clear:
+            self.to_clear.remove(cell)
+            self.outputs[cell] = []
         if kind == "comm_open" and content["target_name"] == WIDGETS:
             self.widgets[content["comm_id"]] = dict(content["data"]["state"])
         elif kind == "comm_msg" and content["data"].get("method") == "update":

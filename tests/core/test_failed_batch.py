@@ -262,7 +262,7 @@ def test_the_batch_that_raised_is_kept(place):
     assert (loop.failed.epoch, loop.failed.batch_idx,
             str(loop.failed)) == (1, 2, "batch 3 of epoch 2")
     assert LocalRunView(loop).failed == "batch 3 of epoch 2"
-    assert excinfo.value is loop.exception
+    assert repr(excinfo.value) == repr(loop.exception)
 
 
 @pytest.mark.parametrize("number", [(0, 0), (0, 3), (1, 0), (1, 6)])

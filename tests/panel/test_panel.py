@@ -35,7 +35,7 @@ class Run:
         self.journal, self.tunables, self.hooks = Journal(), [], []
         self.values = {}  # name -> values, where they matter
         self.posted, self.greeted, self.asked_for = [], 0, []
-        self.loaders, self.in_cell, self.failed = ["valid"], True, ""
+        self.loaders, self.in_cell, self.failed, self.dead_end = ["valid"], True, "", ""
         self.commands, self.breakpoints, self.step_times, self.inspection = (
             frozenset(), [], None, None)
         self.memory = "Memory", 2**30, None

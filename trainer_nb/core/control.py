@@ -297,6 +297,7 @@ class RunView(Protocol):
     state: RunState
     position: Position
     error: str | None  # the last exception, with traceback
+    dead_end: str  # what to do where each batch would raise it again; "" else
     invalid_since: int | None  # step of the non-finite gradients, after that error
     tunables: list[TunableView]
     hooks: list  # of HookRow

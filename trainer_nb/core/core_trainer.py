@@ -41,6 +41,7 @@ from .control import Command, CommandHandler, Mailbox, Reply
 from .data import (by_number, check_loader, data_parts, limited, loader_generators,
                                   loader_length, restore_generators)
 from .driver import Background, Driver, SharedMailbox, Until, check_more
+from .errors import check_parameters
 from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precision,
                                     unwrap)
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
@@ -163,6 +164,9 @@ def check_parts(model, train_step, loss_fn, optim, hooks) -> None:
     "Raise TypeError or ValueError for parts that cannot be put together; nothing is changed."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    for module in (model, loss_fn):
+        if isinstance(module, torch.nn.Module):
+            check_parameters(module)
     if train_step is not None and loss_fn is not None:
         raise ValueError("train_step= and loss_fn= are both given: a train_step computes its own "
                          "loss")
@@ -376,7 +380,7 @@ ATTRIBUTES = {  # what `help()` says of a value that is not a method
     "output": "What the step returned, while `after_loss` is called.",
     "grad_norm": "The norm of the step's gradients, where it was computed.",
     "eval_batch": "Batches evaluated so far, in an evaluation.",
-    "exception": "The exception that ended the last drive; None: it ended without one.",
+    "exception": "The exception that ended the last drive, without frames; None without one.",
     "error_text": "That exception in words.",
     "exit_code": "The code with which the process is to exit after a signal; None: as usual.",
     "keep_modes": "Whether the modes of the training are left as they are.",
@@ -1614,9 +1618,7 @@ def wait(self: CoreTrainer, timeout: float | None = None) -> FitResult:
         self.post(Command("interrupt", source="signal"))
         self.background.wait()
         raise
-    error = self.background.take_error()
-    if error is not None:
-        raise error
+    self.background.raise_error()
     return self.result()
 
 @patch

@@ -25,6 +25,7 @@ from .checkpoint import RewindPoint, RunCheckpoint
 from .control import Command, CommandHandler, Mailbox, Reply
 from .data import by_number, check_loader, data_parts, limited, loader_generators, loader_length, restore_generators
 from .driver import Background, Driver, SharedMailbox, Until, check_more
+from .errors import check_parameters
 from .engine import OUTSIDE, Engine, FinitePolicy, check_compile, check_precision, unwrap
 from .exact import Exactness, batch_sizes, compiled_exactness, data_exactness, device_exactness, plan_exactness, reads_model
 from .files import check_place, current_folder, given_path, near

@@ -20,6 +20,7 @@ from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterato
                                   keeps_order, keeps_workers, limited, loader_generators,
                                   loader_length, opened, other_length, pass_indices, uncertain_size)
 from .engine import Engine
+from .errors import explain
 from .hook import HookSet
 from .modes import Modes
 from .own_state import generator_state, set_generator_state
@@ -122,6 +123,10 @@ class Evaluator:
             try:
                 with self.modes.evaluating():
                     yield
+            except Exception as error:  # the context is this evaluation's
+                explain(error, self.engine.model, size=None, training=False, stepping=False,
+                        split=context.split)
+                raise
             finally:
                 self.borrowed = None
                 if self.random.owned:  # else a generator is dropped outside of the run

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from .data import NO_BATCH, all_batches, by_number, check_loader, close_iterator, keeps_order, keeps_workers, limited, loader_generators, loader_length, opened, other_length, pass_indices, uncertain_size
 from .engine import Engine
+from .errors import explain
 from .hook import HookSet
 from .modes import Modes
 from .own_state import generator_state, set_generator_state

@@ -4,7 +4,7 @@ from typing import Any
 from trainer_nb.trainer import Trainer
 from trainer_nb.core.journal import Intervention
 from trainer_nb.hooks.alerts import Alert
-__all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'ALL_COUNTED', 'IN_A_ROW', 'CYCLES', 'PARTS', 'check_point_names', 'check_names', 'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook', 'hook_label', 'hook_name', 'overrides', 'taken_points', 'has_state', 'check_hook', 'HookFailure', 'Tally', 'HookRow', 'HookSet', 'table_text', 'hook_table', 'weight_of', 'stands_for', 'spans_in_words', 'StepClock']
+__all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY_HOOK', 'ALL_COUNTED', 'IN_A_ROW', 'CYCLES', 'PARTS', 'check_point_names', 'check_names', 'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook', 'hook_label', 'hook_name', 'overrides', 'taken_points', 'has_state', 'check_hook', 'raised_by_hook', 'HookFailure', 'Tally', 'HookRow', 'HookSet', 'table_text', 'hook_table', 'weight_of', 'stands_for', 'spans_in_words', 'StepClock']
 import difflib
 import re
 import traceback
@@ -267,6 +267,9 @@ def has_state(hook) -> bool:
     """The hook can save and load a state; every `Hook` can."""
 def check_hook(hook) -> None:
     """Raise TypeError for an object that is not a hook."""
+BY_HOOK: Any
+def raised_by_hook(error: BaseException) -> bool:
+    """Whether an exception came out of a hook."""
 @dataclass
 class HookFailure:
     """An exception of a hook, as plain values."""

@@ -22,13 +22,14 @@ from torch.nn import functional as F
 
 from .data import map_nested_tensor
 from .engine import unwrap
+from .errors import silent_fault
 from .state import say, warn
 
 # %% ../../nbs/core/07_step.ipynb #ac3393dd
 class SupervisedStep:
     "The step of a model, a loss function and batches `(inputs, targets)`."
     def __init__(self, loss_fn):
-        self.loss_fn = loss_fn
+        self.loss_fn, self.checked = loss_fn, False
 
     def __call__(self, batch, trainer) -> dict:
         inputs, targets = (batch if type(batch) in (list, tuple) and len(batch) == 2
@@ -36,7 +37,15 @@ class SupervisedStep:
         pred = trainer.context.pred = trainer.model(inputs)
         if trainer.hooks.after_pred:
             pred = trainer.after_pred(pred)
+        if not self.checked:
+            self.check(pred, targets)
         return {"loss": self.loss_fn(pred, targets), "pred": pred, "target": targets}
+
+    def check(self, pred, targets) -> None:
+        "Warn, at the first batch, of targets that the loss function takes for something else."
+        self.checked = True
+        if (text := silent_fault(self.loss_fn, pred, targets)) is not None:
+            warn(text)
 
     def predict(self, batch, trainer):
         "The model's output for a batch with or without targets."

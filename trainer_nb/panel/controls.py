@@ -276,7 +276,10 @@ class Controls(Pane):
             self._settle(label)
         self.main.description, self.main.icon, self.main.tooltip = label, icon, tip
         gone = self.view.notice[0] != ""  # the process of a run elsewhere has ended
-        self.main.disabled = gone or state in (RunState.FINISHED, RunState.DETACHED)
+        if dead_end := self.view.dead_end:
+            self.main.tooltip = dead_end
+        self.main.disabled = bool(
+            gone or dead_end or state in (RunState.FINISHED, RunState.DETACHED))
         self.step.disabled = not paused
         self.epoch.disabled = self.stop.disabled = not (running or paused)
         self.detach.disabled = not ((running or paused) and self.view.in_cell)

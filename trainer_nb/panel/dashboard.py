@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['MEAN', 'BEST', 'NAMES', 'PHASES', 'MESSAGES', 'STANDING', 'short', 'rate',
            'change_short', 'searching', 'memory_in_use', 'Cell', 'Numbers', 'PinChooser',
-           'Head', 'what_failed', 'why_paused', 'waiting_text', 'invalid_text',
-           'error_text', 'plural', 'finished_text', 'last_change', 'last_checkpoint',
-           'message_text', 'next_action', 'Tabs', 'tab_titles', 'MessageLine',
-           'Dashboard']
+           'Head', 'why_paused', 'waiting_text', 'invalid_text', 'error_text', 'plural',
+           'finished_text', 'last_change', 'last_checkpoint', 'message_text',
+           'next_action', 'Tabs', 'tab_titles', 'MessageLine', 'Dashboard']
 
 # %% ../../nbs/panel/39_dashboard.ipynb #34edbdba
 import html
@@ -28,7 +27,7 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import Position, RunState
-from ..core.words import THROUGHPUT, epoch_number, is_averaged
+from ..core.words import THROUGHPUT, epoch_number, is_averaged, what_failed
 from ..hooks.progress import as_clock
 from .alerts_pane import AlertsPane, alert_line, alerts_title
 from .approvals_pane import ApprovalsPane
@@ -38,7 +37,7 @@ from .front_end import WIDGET, view_of
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
-from .kernel import AREAS
+from .kernel import AREAS, output_cell
 from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import Curve, Curves, Plots, colour, is_rate, noisy
@@ -325,17 +324,6 @@ class Head:
                 f'<i style="width:{percent:.2f}%"></i>{ticks}</div>')
 
 # %% ../../nbs/panel/39_dashboard.ipynb #3e6a0f9f
-def what_failed(traceback: str) -> str:
-    "The line of a traceback that names the exception, and the notes below it."
-    text = traceback.rpartition("Traceback (most recent call last):")[2]
-    lines = text.strip("\n").splitlines()
-    named = next((at for at, line in enumerate(lines) if not line.startswith(" ")), len(lines))
-    lines = lines[named:]
-    if lines:
-        lines[0] = re.sub(r"^(\w+\.)+(?=\w+(:|$))", "", lines[0])  # without its module
-    return " · ".join(line.strip() for line in lines if line.strip())[:300] or "an error"
-
-# %% ../../nbs/panel/39_dashboard.ipynb #7a4cc1c3
 def why_paused(view: RunView) -> str:
     "The breakpoint that made the pause, if one did."
     pauses = [entry for entry in view.journal.entries if entry.kind == "pause"]
@@ -367,7 +355,8 @@ def error_text(view: RunView, invalid: str, can_rewind: bool) -> str:
     failed = html.escape(what_failed(view.error or ""))
     if view.invalid_since is not None:
         return f'<span title="{failed}">{invalid_text(view, invalid, can_rewind)}</span>'
-    return f"<b>Failed after step {view.position.step:,}</b>: {failed}"
+    stuck = f" <b>{html.escape(view.dead_end)}</b>" if view.dead_end else ""
+    return f"<b>Failed after step {view.position.step:,}</b>: {failed}{stuck}"
 
 def plural(number: int, what: str) -> str:
     "`1 epoch`, `2 epochs`."
@@ -594,6 +583,7 @@ class Dashboard:
         self.preview = StaticPreview(view, self.guard)
         self._drawn: RunState | None = None
         self._area: tuple | None = None  # the output that it was shown in last
+        self._cell: str | None = None  # where the panel was shown last
         self.screen.add(self)  # the last: a run in another thread draws it from here on
 
     def _notify(self) -> None:
@@ -635,6 +625,8 @@ class Dashboard:
 
     def tick(self, kind: str = "") -> None:
         "Draw, and update the picture at the end, when a pause begins, and once in a while."
+        if self.screen.was_cleared(self._cell):  # by a clear_output() of a hook or a step
+            self.show()
         before, self._drawn = self._drawn, self.view.state
         self.refresh()
         pause_began = kind == "paused" and before is not RunState.PAUSED
@@ -654,6 +646,7 @@ class Dashboard:
         if self.widget.comm is None:
             return display({"text/plain": CLOSED}, raw=True)
         self._area = AREAS.current()
+        self._cell = output_cell()
         self.preview.show()
         view = view_of(self.widget)
         display({WIDGET: view[WIDGET], "text/plain": ""}, raw=True)

@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['KERNEL_PARTS', 'STREAM_PARTS', 'MOST_HELD', 'AREAS', 'running_kernel',
            'PumpUnavailable', 'require', 'main_shell_stream', 'reply_stream',
-           'stream_receiver', 'cell_identity', 'hold_messages', 'publish_status',
-           'OutputAreas']
+           'stream_receiver', 'cell_identity', 'output_cell', 'is_captured',
+           'watching_outputs', 'hold_messages', 'publish_status', 'OutputAreas']
 
 # %% ../../nbs/panel/28_kernel.ipynb #f9bb5fbf
 import asyncio
 import sys
+from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 from ..hooks.progress import in_notebook
@@ -85,6 +87,40 @@ def cell_identity(kernel):
         return kernel._parent_ident["shell"]
     except (AttributeError, KeyError):
         return b""
+
+# %% ../../nbs/panel/28_kernel.ipynb #fd8c197c
+def output_cell() -> str | None:
+    "The id of the cell that shows what is displayed now; None outside of a kernel."
+    kernel = running_kernel()
+    publisher = None if kernel is None else getattr(kernel.shell, "display_pub", None)
+    return (getattr(publisher, "parent_header", None) or {}).get("msg_id")
+
+def is_captured(cell: str) -> bool:
+    """Whether an Output widget takes what this cell displays now.
+
+    Private: `_instances` of ipywidgets (tried: 8.1); without it no output counts as captured."""
+    from ipywidgets import Output
+    from ipywidgets.widgets import widget
+    instances = list(getattr(widget, "_instances", {}).values())
+    return any(isinstance(each, Output) and each.msg_id == cell for each in instances)
+
+@contextmanager
+def watching_outputs(cleared: Callable[[str], None]):
+    "While this is open, call `cleared` with the id of a cell whose output this thread clears."
+    publisher = getattr(getattr(running_kernel(), "shell", None), "display_pub", None)
+    if not hasattr(publisher, "register_hook"):
+        yield
+        return
+    def look(message):
+        cell = message["parent_header"].get("msg_id")
+        if message["header"]["msg_type"] == "clear_output" and cell and not is_captured(cell):
+            cleared(cell)
+        return message
+    publisher.register_hook(look)
+    try:
+        yield
+    finally:
+        publisher.unregister_hook(look)
 
 # %% ../../nbs/panel/28_kernel.ipynb #65b27b16
 MOST_HELD = 100_000  # messages for a page that is slow

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.control import RunView, Series, ThinSeries
 from ..core.journal import Intervention
-from ..core.words import THROUGHPUT, short_name
+from ..core.words import THROUGHPUT, short_name, what_failed
 from ..hooks.progress import as_clock
 
 # %% ../../nbs/panel/31_still.ipynb #745dd746
@@ -229,10 +229,8 @@ def _changes(view: RunView) -> list[Intervention]:
     return view.journal.changes()
 
 def _error(view: RunView) -> str:
-    "The line of a traceback that names the exception, without its module."
-    named = r"[A-Za-z_][\w.]*(:|$)"
-    lines = [line for line in str(view.error or "").splitlines() if re.match(named, line)]
-    return re.sub(r"^(\w+\.)+(?=\w+(:|$))", "", lines[-1]) if lines else ""
+    "The exception in short; '' without one."
+    return what_failed(str(view.error)) if view.error else ""
 
 def _trouble(view: RunView, records: dict) -> str:
     "What went wrong: the error that ended the run, or why its weights are invalid."

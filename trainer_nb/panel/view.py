@@ -80,6 +80,7 @@ class LocalRunView:
     state = property(lambda self: self.trainer.state)
     journal = property(lambda self: self.trainer.journal)
     error = property(lambda self: self.trainer.error_text)
+    dead_end = property(lambda self: self.trainer.driver.dead_end)
     commands = property(lambda self: self.trainer.commands)
     loaders = property(lambda self: list(self.trainer.valid_loaders))
     averaged = property(lambda self: judged_averages(self.trainer))
@@ -195,8 +196,8 @@ class LocalRunView:
     @property
     def failed(self) -> str:
         "The training batch that raised, in words; '' unless one did."
-        failed, state = self.trainer.failed, self.trainer.state
-        return str(failed) if failed is not None and state is RunState.ERROR else ""
+        failed, stands = self.trainer.failed, self.trainer.state is RunState.ERROR
+        return str(failed) if failed is not None and stands and not self.dead_end else ""
 
     @property
     def tunables(self) -> list[TunableView]:

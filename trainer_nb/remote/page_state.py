@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 
 from ..core.control_folder import ControlError, Lines
-from ..core.words import THROUGHPUT, plain_number
+from ..core.words import THROUGHPUT, plain_number, what_failed
 from .cli import allowed, duration, gone_text, name_of, none_word
 from ..core.files import is_number
 from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
@@ -183,13 +183,14 @@ COLOURS = {"running": "running", "paused": "paused", "idle": "idle", "crashed": 
 def message(how: str, status: dict, silent: float, last: str) -> str:
     "What has just happened, in a line; `last`: the last entry of the journal."
     step = f"step {at(status, 'position', 'step', default=0):,}"
-    error = [line for line in at(status, "error", kind=str, default="").splitlines() if line]
+    error = at(status, "error", kind=str, default="")
+    stuck = printable(at(status, "dead_end", kind=str, default=""), 100)
     words = {"lost": f"Lost at {step}: its process is gone, without a last word.",
              "paused": f"Paused after {step}.", "idle": "Not training now."}
     if how in ("running", "paused", "idle") and silent > SILENT:
         return f"No sign for {duration(silent)}: its process is there, and writes nothing."
     if how == "crashed" or error and how != "running":
-        return f"Failed after {step}: {printable(error[-1] if error else 'an error', 300)}"
+        return f"Failed after {step}: {printable(what_failed(error), 600)} {stuck}".strip()
     if how == "ended":
         state = printable(at(status, "state", kind=str, default="ended"), 20)
         return f"{state.capitalize()} after {step}; its process takes no commands any more."

@@ -38,6 +38,7 @@ from ..core.hook import HookFailure
 from ..core.journal import Journal, read_entry, read_header
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable, Tunable, find_tunable
+from ..core.words import what_failed
 from ..hooks.alerts import Alert
 from ..hooks.progress import as_clock
 from ..hooks.recorder import History
@@ -658,6 +659,11 @@ class RemoteRunView:
             return NOWHERE
 
     @property
+    def dead_end(self) -> str:
+        "What to do where each batch would raise the same; '' else."
+        return self.watch.of("dead_end", str, "")
+
+    @property
     def failed(self) -> str:
         "The training batch that raised, in words, where the run can go on without it."
         return self.watch.of("failed", str, "") if self.watch.reachable else ""
@@ -762,7 +768,6 @@ def notice(view: RemoteRunView) -> tuple[str, str]:
     if standing == "lost":
         return "Lost", f"<b>Lost at {at}</b>: {html.escape(process_words(view))} is gone. {again}"
     if standing == "crashed":
-        from trainer_nb.panel.dashboard import what_failed
         words = html.escape(what_failed(view.error or ""))
         return "Crashed", f"<b>Crashed after {at}</b>: {words}. {again}"
     word = view.state.capitalize()

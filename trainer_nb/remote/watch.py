@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core.control_folder import FINAL, ControlError, Replies
-from ..core.words import plain_number
+from ..core.words import plain_number, what_failed
 from .run_files import (JOURNAL, Records, RunFiles, at, entry_text,
                                          identity, is_loss, journal_entries, printable,
                                          process_there, standing, value_text,
@@ -170,8 +170,8 @@ def head_rows(data: WatchData, width: int) -> list:
     within = number["batch_idx"] / batches if batches else None
     done, epochs = number["epoch"], total["epochs"]
     epochs = f"epochs {done:,} of {epochs:,}" if epochs else f"epochs {done:,}"
-    failed = at(status, "error", kind=str, default="").strip().splitlines()
-    why = printable(failed[-1]) if failed else epochs
+    failed = at(status, "error", kind=str, default="").strip()
+    why = printable(what_failed(failed)) if failed else epochs
     return [[(how, STATE_COLOURS.get(how, "bold")), (f"{extra}  {name}", ""),
              (f"  {why}", "red" if failed else "dim")],
             bar("run", number["step"], total["max_steps"], total["fraction"], width),

@@ -22,6 +22,7 @@ import torch
 from ..core.core_trainer import check_same_parameters
 from ..core.data import (check_loader, clone_for_skipping, data_parts,
                                   loader_generators, skips_by_index)
+from ..core.driver import explain_failure
 from ..core.engine import FinitePolicy
 from ..core.evaluator import Evaluator
 from ..core.hook import ComponentHook, HookSet, LambdaHook, has_state, taken_points
@@ -400,6 +401,9 @@ def run_sweep(trainer, sweep: Sweep, valid_dl=None, train_dl=None) -> None:
         try:
             with Trial(trainer).open(train_dl) as trial, torch.enable_grad():
                 try_values(trial, sweep, entry, valid_dl)
+        except Exception as error:
+            explain_failure(driver, error)
+            raise
         finally:
             entry.write(before)
             trainer.step_state.grad_accum_steps = trainer.gradient_accumulation_steps
