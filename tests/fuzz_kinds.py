@@ -87,15 +87,14 @@ class KeepingMerging(Merging):
     """Gives the weight back as it was."""
 
     def train(self, mode=True):
-        """Adds the update to a copy of the weight."""
-        before = self.weight.data
-        if self.merged and mode:
-            nn.Linear.train(self, mode)
-            self.weight.data, self.merged = self.kept, False
-            return self
-        super().train(mode)
-        if self.merged and self.weight.data is not before:
-            self.kept = before
+        """Keeps the weight while the update is in it."""
+        nn.Linear.train(self, mode)
+        if mode and self.merged:
+            self.weight.data.copy_(self.kept)
+        elif not mode and not self.merged:
+            self.kept = self.weight.data.clone()
+            self.weight.data += self.b @ self.a
+        self.merged = not mode
         return self
 
 
@@ -407,9 +406,10 @@ def by_training_loss(optim):
 def by_tokens(batch, trainer):
     """The mean over those samples that count; it says how many they are."""
     inputs, targets = batch
-    loss = functional.mse_loss(trainer.model(inputs), targets, reduction="none")
+    pred = trainer.model(inputs)
+    loss = functional.mse_loss(pred, targets, reduction="none")
     counts = (targets > -0.5).to(loss.dtype)
-    return {"loss": (loss * counts).sum() / counts.sum().clamp(min=1),
+    return {"loss": (loss * counts).sum() / counts.sum().clamp(min=1), "pred": pred,
             "n": counts.sum().clamp(min=1)}
 
 
@@ -433,7 +433,7 @@ KINDS = {
     # rounded where the update is taken off again, so each evaluation leaves a trace
     "merging": Kind(model=Merging, ways=("step",), plan={"ema": None},
                     whats=("nothing", "another trainer", "its own state", "rewind", "crash")),
-    "merging a copy": Kind(model=KeepingMerging),
+    "merging, and back": Kind(model=KeepingMerging),
     "caching": Kind(model=Caching),
     "backbone": Kind(model=lambda: with_head(backbone=layers())),
     "frozen backbone": Kind(model=lambda: with_head(backbone=layers().requires_grad_(False)),
