@@ -90,7 +90,7 @@ class Scenario:
     plan: Plan
     name: str = "usual"  # in KINDS
     later_from: int | None = None  # the epoch from which on another loader is there
-    replayed: bool = False  # by the journal, in the end
+    replayed: bool = False  # in the end, by the journal or its script
     kind: str = "torch"  # of the loader, or "stateful"
     # "own": a sampler that draws from a generator of its own; "epoch": goes by set_epoch
     random_sampler: str | None = None
@@ -186,13 +186,13 @@ def loader_of(scenario):
     return make
 
 
-def make(scenario, weights=0, prepared=True, hooks=()):
-    """A trainer of the scenario."""
+def make(scenario, weights=0, prepared=True, hooks=(), rewinds=True):
+    """A trainer of the scenario, perhaps with states to go back to."""
     kind = KINDS[scenario.name]
     more = {} if kind.step is None else {"train_step": kind.step}
     return make_trainer(
         scenario.plan, weights, prepared,
-        hooks=[Mix(), Bend(), SnapshotHook(every_steps=1, memory="50MB"), *hooks],
+        hooks=[Mix(), Bend(), *([SnapshotHook(every_steps=2)] if rewinds else []), *hooks],
         loader=loader_of(scenario), model=kind.model, optim=kind.optim, sched=kind.sched,
         kind=kind.trainer, seed_samples=scenario.seed_samples, **more)
 
@@ -258,7 +258,7 @@ def watched(trainer, scenario, safe_points=None, way=None):
 def companion(device):
     """Another run, which draws from the global streams as well."""
     plan = Plan(augment="torch", seed=99, total=(("epochs", 40),), device=device)
-    return make(Scenario(plan))
+    return make(Scenario(plan), rewinds=False)
 
 
 def in_thread(trainer, scenario):
@@ -501,8 +501,9 @@ def scenario_of(seed, number, device="cpu"):
     scales = device != "cpu" and plan.precision == "bf16" and number % 2
     plan = replace(plan, device=device, precision="fp16" if scales else plan.precision)
     later = draw.randint(1, 2) if given.later else None
-    return Scenario(plan, name, later, later is None and draw.random() < 0.25, kind, sampler, own,
-                    mixes, seeded, events)
+    # a script has changes by their steps, a journal by their boundaries
+    replayed = draw.random() < 0.25 and not (later and plan.changes)
+    return Scenario(plan, name, later, replayed, kind, sampler, own, mixes, seeded, events)
 
 
 # The loop by hand
@@ -608,11 +609,18 @@ def judged(trainer):
 
 
 def replay(trainer, scenario, straight):
-    """What is different where the journal of a run is replayed."""
-    hook = ReplayHook(trainer.journal)
-    again = make(scenario, hooks=[hook])
+    """What is different where the journal of a run is replayed, or the script made of it is run."""
+    by_script = scenario.later_from is not None  # a journal does not hold a loader
+    again = make(scenario, hooks=[] if by_script else [ReplayHook(trainer.journal)],
+                 rewinds=False)
     scramble(5)
-    again.fit()
+    if by_script:
+        script = trainer.journal.to_script(**dict(scenario.plan.total))
+        exec(script.replace("trainer.train_dl = ...", "change_loader(trainer, scenario)"),
+             {"make_trainer": lambda seed=None: again, "change_loader": change_loader,
+              "scenario": scenario})
+    else:
+        again.fit()
     found = differences(*(each.state_dict()["model"] for each in (again, straight)), "replayed")
     again.close()
     return found
@@ -624,7 +632,7 @@ def run(seed, number, device="cpu"):
     scenario = scenario_of(seed, number, device)
     draw = random.Random(f"{seed} {number} events")
     scramble(5)
-    straight = make(scenario)
+    straight = make(scenario, rewinds=False)
     scramble(5)
     watched(straight, scenario)
     drive(straight, scenario, straight.fit)

@@ -415,7 +415,8 @@ def by_tokens(batch, trainer):
 
 ONE = {"order": "shuffle", "workers": 0, "persistent": False}
 DATA = {"order": "iterable", "workers": 0, "persistent": False}
-STATES = dict(must=False, plan={"precision": None})
+# it is seen from the second step on that a trainer makes
+STATES = dict(must=False, plan={"precision": None, "overfit": None, "limit": None})
 KINDS = {
     "usual": Kind(must=False),
     # state in attributes of the optimizer
