@@ -246,7 +246,10 @@ def watched(trainer, scenario, safe_points=None, way=None):
                 if boundary == trainer.boundaries:
                     trainer.post(Command("tune", dict(values)))
             if has_other(trainer, scenario):
-                trainer.post(Command("pause" if way == "held" else "stop"))
+                if way in ("pair", "interrupt"):  # as a hook may ask for
+                    trainer.ask(lambda: change_loader(trainer, scenario), trainer.boundaries)
+                else:
+                    trainer.post(Command("pause" if way == "held" else "stop"))
         if kind in ("boundary", "micro"):
             count += 1
             if count == safe_points and way not in ("step", "fit"):

@@ -1808,6 +1808,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.CarriedState.evaluation': ( 'core/own_state.html#carriedstate.evaluation',
                                                                                                   'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state.CarriedState.forget': ( 'core/own_state.html#carriedstate.forget',
+                                                                                              'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.CarriedState.obstacles': ( 'core/own_state.html#carriedstate.obstacles',
                                                                                                  'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Mark': ('core/own_state.html#mark', 'trainer_nb/core/own_state.py'),

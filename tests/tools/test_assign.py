@@ -352,6 +352,35 @@ def test_a_rewind_brings_the_loader_of_its_step_back(back):
             if e.kind == "assign"] == [(5, "train_dl")]
 
 
+@pytest.mark.parametrize("name, value", [("train_dl", lambda: loader(batch=4)),
+                                         ("optim", lambda: Counted), ("loss_fn", lambda: HUBER)])
+def test_another_part_within_a_drive_is_not_what_steps_change(name, value):
+    """Asked for by a hook, or given in a pause: `exact` does not name what is in it."""
+    def change(trainer):
+        if trainer.step_state.epoch == 1:
+            trainer.ask(lambda: setattr(trainer, name, value()))
+
+    trainer = make(hooks=[LambdaHook(after_epoch=change)], optim=Counted, epochs=4)
+    trainer.fit()
+    assert [(e.step, e.name) for e in trainer.journal if e.kind == "assign"] == [(5, name)]
+    assert trainer.exact, trainer.exact
+
+
+class Counted(torch.optim.SGD):
+    """Each has a number of its own."""
+
+    made = 0
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        Counted.made += 1
+        self.number = Counted.made
+
+    def step(self, closure=None):
+        """As usual; it reads the number."""
+        return super().step() if self.number else None
+
+
 def test_a_loader_that_no_rewind_needs_is_let_go():
     """Without states to go back to, none is kept; else those since the first of them."""
     for hooks, kept in (([], 0), ([SnapshotHook(every_steps=5)], 3)):

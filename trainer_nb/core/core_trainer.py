@@ -797,6 +797,7 @@ def use_data(self: CoreTrainer, data) -> None:
     self.data = data
     swap_component(self, *(getattr(each.loader, "dataset", None) for each in (old, data)))
     self.engine.nominal_batch_size = data.nominal_batch_size
+    self.driver.carried.forget()
 
 @patch
 def _modules(self: CoreTrainer) -> list:

@@ -556,16 +556,25 @@ class CarriedState:
         self.warm = False  # a whole window was made, and what begins empty is filled
         self.settled = False  # a step was compared that no evaluation came before or after
         self.drives = 0
+        self.schedule: Callable | None = None  # while a drive goes on
 
     def begin(self, schedule: Callable) -> None:
         "At the start of a drive; `schedule(action, boundary)` calls an action at that boundary."
         if self.objects is None:
             return
         self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
+        self.schedule = schedule
         if self.warm:
             self._take()
         if not self.settled:
             self._look_later(schedule, self.drives)
+
+    def forget(self) -> None:
+        "The run has other parts from here on: their values are compared anew."
+        self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
+        self.warm = self.settled = False
+        if self.schedule is not None:
+            self._look_later(self.schedule, self.drives)
 
     def _look_later(self, schedule: Callable, drive: int) -> None:
         def look():
@@ -603,7 +612,7 @@ class CarriedState:
         "At the end of a drive."
         self.warm = self.warm or self._place()[0] > self.base_at[0]
         self.compare()
-        self.base = None
+        self.base = self.schedule = None
 
     def _note(self, objects: RunObjects, mark: Mark, changed: dict, text: str) -> None:
         if not changed:

@@ -77,6 +77,7 @@ def assign(trainer, name: str, value, replace) -> None:
         if replace(trainer, value) is False:
             return
         trainer.resolve_hooks()
+        trainer.driver.carried.forget()
         if trainer.boundaries:
             trainer.assigned[name] = described(value)
             trainer.record("assign", name, old, trainer.assigned[name])
