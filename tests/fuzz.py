@@ -478,6 +478,8 @@ def scenario_of(seed, number, device="cpu"):
     given, plan = KINDS[name], draw_plan(draw)
     if given.must:  # `exact` names what is drawn in workers
         plan = replace(plan, workers=0, persistent=False)
+    if is_plain and given.model and draw.random() < 0.6:  # evaluations within epochs
+        plan = replace(plan, valid="plain", total=(("max_steps", 11),), eval_every=2)
     plan = replace(plain(plan) if is_plain else plan, **given.plan)
     if plan.sched == "plateau" or plan.valid is None:
         plan = replace(plan, every="step", eval_first=False)

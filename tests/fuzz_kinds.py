@@ -57,7 +57,7 @@ class FrozenNorm(nn.Module):
 
     def forward(self, x):
         """One number."""
-        return self.head(self.norm(x))
+        return self.head(functional.dropout(self.norm(x), 0.2, self.training))
 
 
 class Merging(nn.Linear):
@@ -66,7 +66,8 @@ class Merging(nn.Linear):
     def __init__(self):
         super().__init__(4, 1)
         self.weight.requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(1, 2))
+        # so large that the weight is rounded
+        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.full((1, 2), 3.0))
         self.merged = False
 
     def train(self, mode=True):
@@ -113,7 +114,7 @@ class Caching(nn.Linear):
     def forward(self, x):
         """In eval mode by the weight that was kept."""
         if self.training:
-            return functional.linear(x, self.weight, self.bias)
+            return functional.linear(functional.dropout(x, 0.2), self.weight, self.bias)
         if self.kept is None:
             self.kept = self.weight.detach() * 1.0
         return functional.linear(x, self.kept, self.bias)
