@@ -163,7 +163,7 @@ OPTIMIZERS = {
 }
 
 
-def make_loader(plan, generator):
+def make_loader(plan, generator, model=None):
     """The training loader of a plan."""
     dataset = Samples(plan.augment)
     if plan.order == "list":
@@ -192,32 +192,47 @@ def make_loader(plan, generator):
                       **workers)
 
 
-def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, **more):
-    """A trainer of a plan with initial weights of its own;
-    layers are frozen or at rest only where it is prepared.
-
-    `loader` is a function of the plan and its generator, in place of `make_loader`; `more` goes to
-    the Trainer."""
-    torch.manual_seed(weights)
+def usual_model(plan, prepared):
+    """A small net; layers are frozen or at rest only where it is prepared."""
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2),
                           nn.Linear(8, 1))
     model[0].requires_grad_(not (prepared and plan.frozen))
     model[1].train(not (prepared and plan.resting))
+    return model
+
+
+def parameter_groups(model):
+    """Two groups, of which the last has a rate of its own."""
+    every = list(model.parameters())
+    cut = max(1, len(every) - 2)
+    return [{"params": every[:cut]}, {"params": every[cut:], "lr": 0.005}]
+
+
+def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, model=None, optim=None,
+                 sched=None, kind=Trainer, **more):
+    """A trainer of a plan with initial weights of its own;
+    layers are frozen or at rest only where it is prepared.
+
+    `loader` is a function of the plan, its generator and the model, in place of `make_loader`;
+    `model` a function, `optim` one of parameter groups, `sched` one of the optimizer that returns
+    hooks; `more` goes to the Trainer."""
+    torch.manual_seed(weights)
+    model = usual_model(plan, prepared) if model is None else model()
     generator = torch.Generator().manual_seed(11) if plan.generator else None
     valid = None
     if plan.valid:
         shared = generator if plan.generator == "shared" else None
         valid = DataLoader(Samples(), 7, shuffle=plan.valid == "shuffle", generator=shared)
-    last = {"params": model[3:].parameters(), "lr": 0.005}
-    optim = OPTIMIZERS[plan.optim]([{"params": model[:3].parameters()}, last])
+    optim = (optim or OPTIMIZERS[plan.optim])(parameter_groups(model))
     own = [LayerGroupsHook({"first": ["0", "1"], "last": "4"})] if plan.groups else []
     given = SCHEDULERS.get(plan.sched, plan.sched)
     if callable(given) and not plan.groups:
         given = given(optim)
-    sched = given and SchedulerHook(given, None if plan.sched == "plateau" else plan.every)
-    return Trainer(
-        model, train_dl=(loader or make_loader)(plan, generator), valid_dl=valid,
-        loss_fn=nn.MSELoss(), optim=optim, sched=sched,
+    sched = (sched(optim) if sched else
+             given and SchedulerHook(given, None if plan.sched == "plateau" else plan.every))
+    return kind(
+        model, train_dl=(loader or make_loader)(plan, generator, model), valid_dl=valid,
+        **({} if "train_step" in more else {"loss_fn": nn.MSELoss()}), optim=optim, sched=sched,
         hooks=own + ([Mix(), Bend()] if hooks is None else hooks), mixed_precision=plan.precision,
         grad_clip=plan.clip,
         gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size,

@@ -424,6 +424,24 @@ def test_what_steps_keep_elsewhere_is_named(place):
     assert not same(weights(again), weights(straight)) or not same(weights(back), weights(straight))
 
 
+@pytest.mark.parametrize("place", ["optimizer: list and count", "optimizer: number",
+                                   "optimizer: another one", "dataset: count that it reads",
+                                   "hook after a gradient", "last loss of a step"])
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 5])
+def test_they_are_named_where_evaluations_come_after_few_steps(place, every, length):
+    """However short the drives are: not all that changes may be what an evaluation made."""
+    settings, name = PLACES[place]
+    few = [(X[i:i + 8], Y[i:i + 8]) for i in range(0, 24, 8)]
+    trainer = run(**{"loader": lambda: few, **settings}, valid_dl=few, eval_every=every)
+    trainer.epochs, trainer.max_steps = None, 20
+    for _ in range(3):
+        trainer.step(length)
+    trainer.fit()
+    holder = name.partition(".")[0]
+    assert any(text.startswith(f"{holder}.") for text in trainer.exact.obstacles), trainer.exact
+
+
 class Counting(Dataset):
     """Counts what it gives; nothing reads the count."""
 

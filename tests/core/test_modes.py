@@ -304,6 +304,21 @@ def test_a_state_taken_while_the_model_is_in_eval_mode(kind):
     assert weights(second) == weights(straight)
 
 
+def test_a_state_has_the_weights_of_the_training():
+    """Not those that a model in eval mode has merged; what was merged stays so, bit for bit."""
+    straight, first, second = (make(built("merging")) for _ in range(3))
+    straight.fit()
+    first.step(8)
+    first.model.eval()
+    before = weights(first)
+    second.load_state_dict(first.state_dict())
+    assert weights(first) == before and first.model.merged and not first.model.training
+    for trainer in (first, second):
+        trainer.fit()
+        for one, other in zip(straight.model.parameters(), trainer.model.parameters()):
+            assert torch.allclose(one, other, atol=1e-5)
+
+
 def test_the_average_is_evaluated_before_it_is_merged():
     """A model that merges weights in eval mode: the average is merged, not put over what is."""
     trainer = make(built("merging"), hooks=[EMAHook(0.5, eval="both")])

@@ -6,13 +6,21 @@ import pytest
 import torch
 
 SEED = 20
+EVERY = range(200)  # of each kind several, half of them plain enough for the loop by hand
+SHORT = {fuzz.kind_of(number): number for number in reversed(EVERY)}
+SHORT = [number for (name, plain), number in SHORT.items()
+         if plain is (fuzz.KINDS[name].model is not None)]
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("number",
-                         [*range(8),
-                          *(pytest.param(each, marks=pytest.mark.long) for each in range(8, 60))])
+def test_each_kind_is_drawn():
+    """Once in the short form."""
+    assert sorted(fuzz.kind_of(number)[0] for number in SHORT) == sorted(fuzz.KINDS)
+
+
+@pytest.mark.parametrize("number", [
+    pytest.param(each, marks=[] if each in SHORT else pytest.mark.long) for each in EVERY])
 def test_a_disturbed_run_ends_as_the_one_left_alone(number):
     told = fuzz.outcome(SEED, number)
     assert told.startswith(("equal", "named")), f"seed {SEED} scenario {number}: {told}"

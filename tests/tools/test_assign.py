@@ -1,7 +1,9 @@
 """An argument of the trainer that is assigned later has an effect everywhere, or is refused:
 `trainer.loss_fn = ...` between two fits."""
 
+import gc
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch import nn
 from torch.optim import lr_scheduler as torch_sched
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import (EMAHook, Journal, LambdaHook, LayerGroupsHook, ReplayHook, SchedulerHook,
-                        SnapshotHook, Trainer)
+from trainer_nb import (CheckpointHook, EMAHook, Hook, Journal, LambdaHook, LayerGroupsHook,
+                        ReplayHook, SchedulerHook, SnapshotHook, Trainer)
+from trainer_nb.core.saved import CheckpointError
 from trainer_nb.tools.assign import FIXED, REPLACED
 
 SQUARES, HUBER = nn.MSELoss(), nn.HuberLoss()
@@ -312,6 +315,151 @@ def test_while_it_is_being_driven():
     held.wait()
     assert held.train_step.loss_fn is HUBER
     assert [e.name for e in held.journal if e.kind == "assign"] == ["loss_fn"]
+
+
+def shuffled(batch=8):
+    """In an order that is drawn."""
+    return DataLoader(loader().dataset, batch, shuffle=True)
+
+
+@pytest.mark.parametrize("back", [0, 2, 5, 6])
+def test_a_rewind_brings_the_loader_of_its_step_back(back):
+    """The rest of the run, in the middle of an epoch too, is that of a run without the rewind."""
+    def start():
+        made = make(train_dl=shuffled(), epochs=3, hooks=[SnapshotHook(every_steps=1)])
+        made.step(epochs=1)
+        made.train_dl = shuffled(20)
+        return made
+
+    straight, trainer = start(), start()
+    straight.fit()
+    trainer.step(epochs=1)
+    later = trainer.train_dl
+    trainer.train_dl = shuffled(4)
+    trainer.step(3)
+    trainer.rewind(back)
+    assert trainer.exact, trainer.exact
+    if back > 5:
+        assert trainer.train_dl is later and trainer.assigned == {"train_dl": "DataLoader"}
+    else:
+        assert trainer.train_dl.batch_size == 8 and not trainer.assigned
+        if back < 5:
+            trainer.step(epochs=1)
+        trainer.train_dl = later
+    trainer.fit()
+    assert equal(trainer.model, straight.model)
+    assert [(e.step, e.name) for e in trainer.journal.surviving()
+            if e.kind == "assign"] == [(5, "train_dl")]
+
+
+@pytest.mark.parametrize("name, value", [("train_dl", lambda: loader(batch=4)),
+                                         ("optim", lambda: Counted), ("loss_fn", lambda: HUBER)])
+def test_another_part_within_a_drive_is_not_what_steps_change(name, value):
+    """Asked for by a hook, or given in a pause: `exact` does not name what is in it."""
+    def change(trainer):
+        if trainer.step_state.epoch == 1:
+            trainer.ask(lambda: setattr(trainer, name, value()))
+
+    trainer = make(hooks=[LambdaHook(after_epoch=change)], optim=Counted, epochs=4)
+    trainer.fit()
+    assert [(e.step, e.name) for e in trainer.journal if e.kind == "assign"] == [(5, name)]
+    assert trainer.exact, trainer.exact
+
+
+class Counted(torch.optim.SGD):
+    """Each has a number of its own."""
+
+    made = 0
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        Counted.made += 1
+        self.number = Counted.made
+
+    def step(self, closure=None):
+        """As usual; it reads the number."""
+        return super().step() if self.number else None
+
+
+def test_a_loader_that_no_rewind_needs_is_let_go():
+    """Without states to go back to, none is kept; else those since the first of them."""
+    for hooks, kept in (([], 0), ([SnapshotHook(every_steps=5)], 3)):
+        trainer, loaders = make(epochs=9, hooks=hooks), []
+        for _ in range(5):
+            trainer.step(epochs=1)
+            loaders.append(weakref.ref(trainer.train_dl))
+            trainer.train_dl = loader()
+            if hooks and len(loaders) == 2:
+                hooks[0].snapshots.clear()
+        trainer.step(1)
+        gc.collect()
+        assert sum(each() is not None for each in loaders) == kept
+
+
+def test_a_rewind_to_a_loader_that_is_not_known_is_named(tmp_path):
+    """The trainer that went on from a file never had it."""
+    def hooks():
+        return [CheckpointHook(tmp_path, every_steps=2, keep_last=9)]
+
+    first = make(hooks=hooks())
+    first.step(epochs=1)
+    first.train_dl = shuffled(20)
+    first.step(1)
+    first.close()
+    again = make(train_dl=shuffled(20), hooks=hooks())
+    again.step(1)
+    assert again.exact
+    with pytest.warns(UserWarning, match="train_dl stays"):
+        again.rewind(2)
+    assert "another train_dl" in again.exact.obstacles[0]
+
+
+class Told(TensorDataset):
+    """Has a hook's method."""
+
+    def __init__(self, start):
+        super().__init__(*loader().dataset.tensors)
+        self.count = start
+
+    def cb_after_step(self, trainer):
+        """Counts steps."""
+        self.count += 1
+
+
+class Refusing(Hook):
+    """Takes no state, if asked to."""
+
+    refuses = False
+
+    def state_dict(self):
+        """A number."""
+        return {"number": 1}
+
+    def load_state_dict(self, state):
+        """An error, perhaps."""
+        if self.refuses:
+            raise ValueError("not today")
+
+
+def test_a_dataset_that_is_a_hook_comes_back_with_its_loader():
+    """And where the rewind fails the later one stays."""
+    broken = Refusing()
+    trainer = make(train_dl=DataLoader(Told(0), 8), hooks=[SnapshotHook(every_steps=1), broken])
+    trainer.step(epochs=1)
+    first, later = trainer.train_dl, DataLoader(Told(100), 8)
+    trainer.train_dl = later
+    trainer.step(2)
+    rows = [row.name for row in trainer.hooks.rows]
+    broken.refuses = True
+    with pytest.raises(CheckpointError, match="not today"):
+        trainer.rewind(3)
+    assert trainer.train_dl is later and later.dataset.count == 102
+    broken.refuses = False
+    assert [row.name for row in trainer.hooks.rows] == rows
+    trainer.rewind(3)
+    assert trainer.train_dl is first
+    trainer.step(1)
+    assert first.dataset.count == 6 and later.dataset.count == 102
 
 
 def test_a_rewind_keeps_the_part_and_says_so():

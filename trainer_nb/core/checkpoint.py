@@ -125,15 +125,30 @@ class ModelPart:
     def _loss_state(self) -> dict:
         return {} if self.loss_fn is None else self.loss_fn.state_dict()
 
+    def _values(self) -> dict:
+        "The values of model and loss function; live, or copies of those of the training."
+        modes, engine = self.evaluator.modes, self.engine
+        def values():
+            return {"model": engine.whole(self.model.state_dict()), "loss_fn": self._loss_state()}
+        if modes.keep or modes.model.training or not modes.has_own_methods():
+            return values()
+        # weights that the model has merged in eval mode are merged again, bit for bit
+        back = [ModuleSnapshot(unwrap(each)) for each in modes.roots]
+        try:
+            set_modes(modes.roots, modes.noted)
+            return plain_copy(values())
+        finally:
+            for each in back:
+                each.restore()
+
     def capture(self) -> dict:
         "Values, modes and what is frozen."
         model, engine, scaler = self.model, self.engine, self.engine.scaler
         modes = self.evaluator.modes.of_training()
         return {
-            "model": engine.whole(model.state_dict()),
+            **self._values(),
             "optim": optimizer_state(engine),
             "scaler": None if scaler is None else scaler.state_dict(),
-            "loss_fn": self._loss_state(),
             "modules": {
                 "eval": [n for n, m in model.named_modules() if not modes.get(m, m.training)],
                 "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],

@@ -57,6 +57,9 @@ class ModelPart:
     def _loss_state(self) -> dict:
         ...
 
+    def _values(self) -> dict:
+        """The values of model and loss function; live, or copies of those of the training."""
+
     def capture(self) -> dict:
         """Values, modes and what is frozen."""
 

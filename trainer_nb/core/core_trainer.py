@@ -10,8 +10,8 @@ __all__ = ['ATTRIBUTES', 'OF_PARTS', 'OTHER_NAMES', 'OVERRIDDEN', 'IN_BACKGROUND
            'check_data', 'check_evaluation', 'check_seed', 'check_max_time', 'check_note',
            'check_switch', 'check_counts', 'check_totals', 'found_optimizers', 'unheld',
            'held_elsewhere', 'UnheldWatch', 'described', 'forwarded', 'CoreTrainer',
-           'switches', 'user_attributes', 'check_save', 'end_threads', 'average_of',
-           'check_weights', 'chosen_weights', 'records_of']
+           'swap_component', 'switches', 'user_attributes', 'check_save', 'end_threads',
+           'average_of', 'check_weights', 'chosen_weights', 'records_of']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -786,6 +786,27 @@ def engines(self: CoreTrainer) -> list[Engine]:
         return [self.engine]
     return [runner.engine for runner in self.several.runners.values()]
 
+def swap_component(trainer, old, new) -> None:
+    "The `cb_` methods of the new object in place of the old one's."
+    wanted, hooks = ComponentHook.wanted(new), list(trainer.hooks)
+    for hook in hooks:
+        if old is not None and getattr(hook, "component", None) is old:
+            trainer.hooks.remove(hook)
+    if wanted:
+        trainer.hooks.add(ComponentHook(new))
+
+@patch
+def use_data(self: CoreTrainer, data) -> None:
+    "Train on other passes, an `EpochIterator`, from now on."
+    old = self.data
+    if data is old:
+        return
+    old.close()
+    self.data = data
+    swap_component(self, *(getattr(each.loader, "dataset", None) for each in (old, data)))
+    self.engine.nominal_batch_size = data.nominal_batch_size
+    self.driver.carried.forget()
+
 @patch
 def _modules(self: CoreTrainer) -> list:
     "The modules that have a mode: the model, and a loss function that is one."
@@ -939,13 +960,39 @@ def _on_rewind(self: CoreTrainer, command: Command) -> None:
     "Go back, and journal it."
     state, counts = self.checkpoint.take_point(command.values["step"])
     with self.at_rest("rewind()"):
-        left = self.checkpoint.go_back(state, counts, self)
+        later, boundary = self.data, state["position"]["boundaries"]
+        earlier, until = later.at(boundary)
+        unknown = [entry for entry in self._loaders_set() if boundary <= entry.boundary < until]
+        self.use_data(earlier)
+        try:
+            left = self.checkpoint.go_back(state, counts, self)
+        except BaseException:
+            self.use_data(later)
+            raise
         self.record("rewind", "step", left, self.step_state.optimizer_step, command.source,
                     survives=counts["journal"])
         self._note_totals()
-        for name in self._note_assigned():
-            warn(f"trainer.{name} stays what it was set to by hand ({self.assigned[name]}): a "
-                 "rewind brings states back, no parts")
+        if earlier is not later or unknown:
+            self.assigned.pop("train_dl", None)
+            self.assigned |= {entry.name: entry.new for entry in unknown or self._loaders_set()}
+        self._note_parts()
+
+@patch
+def _loaders_set(self: CoreTrainer) -> list:
+    return [entry for entry in self.journal.surviving()
+            if (entry.kind, entry.name) == ("assign", "train_dl")]
+
+@patch
+def _note_parts(self: CoreTrainer) -> None:
+    "After a rewind: what was set by hand stays, except a loader whose earlier one is known."
+    here, names = self.step_state, self._note_assigned()
+    for name in names:
+        warn(f"trainer.{name} stays what it was set to by hand ({self.assigned[name]}): a "
+             "rewind brings states back, no parts")
+    if "train_dl" in names and here.phase is Phase.TRAIN:
+        here.inexact = here.inexact or (
+            f"the run went back to step {here.optimizer_step}, in the middle of an epoch of "
+            "another train_dl than the one that is here")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #acf26c10
 @patch

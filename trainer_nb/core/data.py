@@ -1205,6 +1205,29 @@ class EpochIterator:
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.loader_state: dict | None = None  # of a loader that saves its own position
         self.skipped_batches: dict[int, set[int]] = {}  # epoch to numbers of batches to be skipped
+        self.earlier: EpochIterator | None = None  # in whose place this one came
+        self.since = 0  # the boundary at which it did
+
+    def follow(self, earlier: "EpochIterator", boundary: int, oldest: int | None) -> None:
+        """Take the place of other passes at a boundary.
+
+        `oldest`: the earliest boundary that a rewind may go back to; what is not needed for that
+        is let go."""
+        self.earlier, self.since = earlier, boundary
+        passes: EpochIterator | None = self
+        while passes is not None:
+            if oldest is None or oldest > passes.since:
+                passes.earlier = None
+            passes = passes.earlier
+
+    def at(self, boundary: int) -> tuple["EpochIterator", float]:
+        """The passes that the run had at a boundary, or the first ones that are known.
+
+        And the boundary at which others took their place."""
+        passes, until = self, float("inf")
+        while passes.earlier is not None and boundary <= passes.since:
+            passes, until = passes.earlier, passes.since
+        return passes, until
 
     @property
     def length(self) -> int | None:

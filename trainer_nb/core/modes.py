@@ -195,7 +195,7 @@ class Modes:
 
         A module with an `eval()` of its own may merge weights. So they are exchanged in train
         mode, before it does and after it has undone that."""
-        if weights is nullcontext or not self._own_methods():
+        if weights is nullcontext or not self.has_own_methods():
             with weights():
                 yield
             return
@@ -242,7 +242,8 @@ class Modes:
         "A context with the weights that an evaluation judges, if no hook keeps others."
         return self.judged if self.switching() else nullcontext
 
-    def _own_methods(self) -> bool:
+    def has_own_methods(self) -> bool:
+        "Whether a `train()` or `eval()` of the user's may change weights, too."
         usual = torch.nn.Module.train, torch.nn.Module.eval
         return any((type(each).train, type(each).eval) != usual
                    for root in self.roots for each in unwrap(root).modules())

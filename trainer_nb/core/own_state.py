@@ -706,37 +706,60 @@ class CarriedState:
         self.objects: Callable[[], RunObjects] | None = None
         self.found: dict[str, str] = {}  # name to what changes it
         self.base: Mark | None = None
-        self.evaluated_at: int | None = None
-        self.settled = False
+        self.base_at = 0, 0  # steps made by then, and the step of the last evaluation
+        self.warm = False  # a whole window was made, and what begins empty is filled
+        self.settled = False  # a step was compared that no evaluation came before or after
+        self.drives = 0
+        self.schedule: Callable | None = None  # while a drive goes on
 
     def begin(self, schedule: Callable) -> None:
         "At the start of a drive; `schedule(action, boundary)` calls an action at that boundary."
         if self.objects is None:
             return
-        if self.settled:
+        self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
+        self.schedule = schedule
+        if self.warm:
             self._take()
-            return
-        self.base = None
-        # after a whole window, and after one more
-        for after, act in ((2, self._take), (3, self.compare)):
-            schedule(act, self.state.boundary + after)
+        if not self.settled:
+            self._look_later(schedule, self.drives)
+
+    def forget(self) -> None:
+        "The run has other parts from here on: their values are compared anew."
+        self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
+        self.warm = self.settled = False
+        if self.schedule is not None:
+            self._look_later(self.schedule, self.drives)
+
+    def _look_later(self, schedule: Callable, drive: int) -> None:
+        def look():
+            if drive != self.drives or self.settled:
+                return
+            self.warm = self.warm or self._place()[0] > self.base_at[0]
+            if self.warm and (self.base is None or self._place()[1] != self.base_at[1]):
+                self._take()
+            self.compare()
+            self._look_later(schedule, drive)
+        schedule(look, self.state.boundary + 1)
+
+    def _place(self) -> tuple[int, int]:
+        return self.state.optimizer_step, self.state.evaluated_at
 
     def _take(self) -> None:
         assert self.objects is not None
-        self.base, self.settled = Mark(self.objects()), True
-        self.evaluated_at = self.state.evaluated_at
+        self.base, self.base_at = Mark(self.objects()), self._place()
 
     def compare(self) -> None:
-        "Name the values that have changed since the start of the drive, or since its first window."
-        if self.base is None or self.objects is None:
+        "Name the values that have changed since the base, if a step was made since then."
+        if self.base is None or self.objects is None or self._place()[0] == self.base_at[0]:
             return
         objects = self.objects()
         mark = Mark(objects)
         changed = mark.changed_since(self.base)
-        # other tensors may be results of the evaluation
-        if self.state.evaluated_at != self.evaluated_at:
-            changed = {path: each for path, each in changed.items()
-                       if isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
+        if self._place()[1] == self.base_at[1]:
+            self.settled = True
+        else:  # other values may be results of the evaluation
+            changed = {path: each for path, each in changed.items() if path.startswith("optim")
+                       or isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
         self._note(objects, mark, changed, "steps change it")
 
     @contextmanager
@@ -749,8 +772,9 @@ class CarriedState:
 
     def end(self) -> None:
         "At the end of a drive."
+        self.warm = self.warm or self._place()[0] > self.base_at[0]
         self.compare()
-        self.base = None
+        self.base = self.schedule = None
 
     def _note(self, objects: RunObjects, mark: Mark, changed: dict, text: str) -> None:
         if not changed:

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['ANOTHER', 'FIXED', 'OF_ONE', 'REPLACED', 'NO_VALUE', 'described', 'refuse', 'assign',
-           'Assigned', 'replace_best', 'replace_model', 'swap_component',
-           'replace_train_step', 'replace_eval_step', 'replace_loss_fn',
-           'replace_metrics', 'check_new_optimizer', 'replace_optim', 'replace_sched',
-           'replace_train_dl', 'replace_valid_dl', 'replace_total',
-           'replace_micro_batch_size', 'replace_batch_size', 'replace_non_finite',
-           'replace_seed', 'replace_eval_first', 'replace_max_time', 'replace_progress',
+           'Assigned', 'replace_best', 'replace_model', 'replace_train_step',
+           'replace_eval_step', 'replace_loss_fn', 'replace_metrics',
+           'check_new_optimizer', 'replace_optim', 'replace_sched', 'replace_train_dl',
+           'replace_valid_dl', 'replace_total', 'replace_micro_batch_size',
+           'replace_batch_size', 'replace_non_finite', 'replace_seed',
+           'replace_eval_first', 'replace_max_time', 'replace_progress',
            'assigned_property', 'assignable']
 
 # %% ../../nbs/tools/29_assign.ipynb #3c956782
@@ -20,7 +20,7 @@ import torch
 from ..core.core_trainer import (ATTRIBUTES, check_counts, check_eval_first,
                                           check_function,
                                           check_max_time, check_metrics, check_seed,
-                                          make_optimizer, usual_step)
+                                          make_optimizer, swap_component, usual_step)
 from ..core.data import check_loader, end_persistent_workers
 from ..core.engine import FinitePolicy, unwrap
 from ..core.evaluator import named_loaders
@@ -78,6 +78,7 @@ def assign(trainer, name: str, value, replace) -> None:
         if replace(trainer, value) is False:
             return
         trainer.resolve_hooks()
+        trainer.driver.carried.forget()
         if trainer.boundaries:
             trainer.assigned[name] = described(value)
             trainer.record("assign", name, old, trainer.assigned[name])
@@ -118,16 +119,6 @@ def replace_model(trainer, model) -> None:
                          "trainer.model.load_state_dict(model.state_dict())")
     vars(trainer)["model"] = model
     trainer.evaluator.modes.use(trainer._modules())
-
-# %% ../../nbs/tools/29_assign.ipynb #0c4bb838
-def swap_component(trainer, old, new) -> None:
-    "The `cb_` methods of the new object in place of the old one's."
-    wanted, hooks = ComponentHook.wanted(new), list(trainer.hooks)
-    for hook in hooks:
-        if old is not None and getattr(hook, "component", None) is old:
-            trainer.hooks.remove(hook)
-    if wanted:
-        trainer.hooks.add(ComponentHook(new))
 
 # %% ../../nbs/tools/29_assign.ipynb #4dfad406
 def _use_step(trainer, step) -> None:
@@ -272,11 +263,10 @@ def replace_train_dl(trainer, loader) -> None:
         raise ValueError("trainer.train_dl = ...: several processes make each step together; "
                          f"{ANOTHER}")
     data = type(old)(loader, old.resume_by, old.limit, old.overfit, old.seed)
-    dataset = getattr(loader, "dataset", None)
-    swap_component(trainer, getattr(old.loader, "dataset", None), dataset)
-    old.close()
-    trainer.data = data
-    trainer.engine.nominal_batch_size = data.nominal_batch_size
+    if trainer.boundaries:
+        oldest = min((point.boundary for point in trainer.rewind_points()), default=None)
+        data.follow(old, trainer.boundaries, oldest)
+    trainer.use_data(data)
 
 # %% ../../nbs/tools/29_assign.ipynb #9bbe3b8e
 def replace_valid_dl(trainer, valid_dl) -> None:
