@@ -5915,6 +5915,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'trainer_nb/remote/page_state.py'),
                                               'trainer_nb.remote.page_state.buttons': ( 'remote/page_state.html#buttons',
                                                                                         'trainer_nb/remote/page_state.py'),
+                                              'trainer_nb.remote.page_state.dead_end': ( 'remote/page_state.html#dead_end',
+                                                                                         'trainer_nb/remote/page_state.py'),
                                               'trainer_nb.remote.page_state.journal_rows': ( 'remote/page_state.html#journal_rows',
                                                                                              'trainer_nb/remote/page_state.py'),
                                               'trainer_nb.remote.page_state.message': ( 'remote/page_state.html#message',

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MEAN', 'CHUNK', 'MOST_NAMES', 'BUTTONS', 'SENT', 'ONLY', 'SILENT', 'MOST_ENTRIES',
            'COLOURS', 'LastValues', 'number_text', 'numbers', 'shown_value',
-           'tunable_row', 'tunable_rows', 'why_not', 'buttons', 'message', 'journal_rows',
-           'position', 'PageState']
+           'tunable_row', 'tunable_rows', 'dead_end', 'why_not', 'buttons', 'message',
+           'journal_rows', 'position', 'PageState']
 
 # %% ../../nbs/remote/48_page_state.ipynb #ead82905
 import math
@@ -150,6 +150,10 @@ SENT = {"epoch": ("step", {"epochs": 1}), "step": ("step", {"n": 1})}  # others:
 ONLY = {"pause": ("running",), "resume": ("paused", "idle"), "step": ("paused",),
         "epoch": ("running", "paused"), "stop": ("running", "paused")}  # where it means something
 
+def dead_end(status: dict) -> str:
+    "What to do where each batch would raise the same again; '' else."
+    return printable(at(status, "dead_end", kind=str, default=""), 200)
+
 def why_not(name: str, how: str, status: dict, offered: dict) -> str:
     "Why a button does nothing now; '' where it acts."
     command = SENT.get(name, (name,))[0]
@@ -160,6 +164,8 @@ def why_not(name: str, how: str, status: dict, offered: dict) -> str:
         return "The run takes no commands any more"
     if how not in ONLY.get(name, (how,)):
         return f"The run is {how}"
+    if command == "resume" and (stuck := dead_end(status)):
+        return stuck
     there = {"validate": bool(texts(status, "loaders")),
              "rewind": status.get("can_rewind") is True}.get(name, True)
     if command not in offered or not there:
@@ -184,13 +190,13 @@ def message(how: str, status: dict, silent: float, last: str) -> str:
     "What has just happened, in a line; `last`: the last entry of the journal."
     step = f"step {at(status, 'position', 'step', default=0):,}"
     error = at(status, "error", kind=str, default="")
-    stuck = printable(at(status, "dead_end", kind=str, default=""), 100)
     words = {"lost": f"Lost at {step}: its process is gone, without a last word.",
              "paused": f"Paused after {step}.", "idle": "Not training now."}
     if how in ("running", "paused", "idle") and silent > SILENT:
         return f"No sign for {duration(silent)}: its process is there, and writes nothing."
     if how == "crashed" or error and how != "running":
-        return f"Failed after {step}: {printable(what_failed(error), 600)} {stuck}".strip()
+        words = printable(what_failed(error), 600)
+        return f"Failed after {step}: {words} {dead_end(status)}".strip()
     if how == "ended":
         state = printable(at(status, "state", kind=str, default="ended"), 20)
         return f"{state.capitalize()} after {step}; its process takes no commands any more."
