@@ -63,7 +63,6 @@ def snapshot(folder, model, loop=None):
                              for m in model.modules()],
         "streams": [random.getstate(), np.random.get_state(), torch.get_rng_state()],
         "files": sorted(str(path) for path in folder.rglob("*")),
-        "threads": threading.active_count(),
     }
     if loop is not None:
         state |= {
@@ -84,10 +83,11 @@ def refused(tmp_path, monkeypatch):
 
     @contextmanager
     def check(error, words, model, loop=None):
-        before = snapshot(tmp_path, model, loop)
+        before, threads = snapshot(tmp_path, model, loop), set(threading.enumerate())
         with pytest.raises(error) as excinfo:
             yield
         after = snapshot(tmp_path, model, loop)
+        assert set(threading.enumerate()) <= threads  # one of another test may have ended
         assert [name for name in before if before[name] != after[name]] == []
         missing = [word for word in words if word not in str(excinfo.value)]
         assert not missing, f"{missing} not in: {excinfo.value}"
