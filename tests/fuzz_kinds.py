@@ -307,6 +307,14 @@ class Rollouts(IterableDataset):
         return zip(made, TARGETS)
 
 
+def walk(draw, count, size):
+    """Each number is a drawn way from the one before: who draws one anew has others after it."""
+    place = 0
+    for _ in range(count):
+        place = (place + draw(size)) % size
+        yield place
+
+
 class Augmented(IterableDataset):
     """Samples that are changed by what is drawn."""
 
@@ -314,7 +322,8 @@ class Augmented(IterableDataset):
         self.draw = DRAWS[draw or "torch"]
 
     def __iter__(self):
-        return ((x + self.draw(100) / 100 + torch.rand(4), y) for x, y in zip(INPUTS, TARGETS))
+        return ((x + part / 100 + torch.rand(4), y)
+                for x, y, part in zip(INPUTS, TARGETS, walk(self.draw, SAMPLES, 100)))
 
 
 class DrawnEach(Sampler):
@@ -327,9 +336,9 @@ class DrawnEach(Sampler):
         return SAMPLES if self.size is None else 5
 
     def __iter__(self):
-        one, size = self.draw, self.size
-        return (one(SAMPLES) if size is None else [one(SAMPLES) for _ in range(size)]
-                for _ in range(len(self)))
+        size = self.size
+        places = walk(self.draw, len(self) * (size or 1), SAMPLES)
+        return places if size is None else map(list, zip(*[places] * size))
 
 
 class OwnLoader:
@@ -342,8 +351,7 @@ class OwnLoader:
         return 5
 
     def __iter__(self):
-        for _ in range(5):
-            start = self.draw(SAMPLES - SIZE)
+        for start in walk(self.draw, 5, SAMPLES - SIZE):
             yield INPUTS[start:start + SIZE], TARGETS[start:start + SIZE]
 
 

@@ -381,6 +381,25 @@ class Counted(torch.optim.SGD):
         return super().step() if self.number else None
 
 
+def test_what_was_the_loader_on_a_branch_that_was_left_is_forgotten():
+    """A second rewind goes by the path that the run really took."""
+    trainer = make(train_dl=shuffled(), epochs=4, hooks=[SnapshotHook(every_steps=1)])
+    first = trainer.train_dl
+    for batch in (20, 10):
+        trainer.step(epochs=1)
+        trainer.train_dl = shuffled(batch)
+    trainer.rewind(3)
+    assert trainer.train_dl is first
+    trainer.step(5)
+    trainer.rewind(7)
+    assert trainer.train_dl is first and trainer.exact
+    trainer.step(epochs=1)
+    trainer.train_dl = shuffled(4)
+    trainer.step(2)
+    trainer.rewind(9)
+    assert trainer.train_dl is first
+
+
 def test_a_loader_that_no_rewind_needs_is_let_go():
     """Without states to go back to, none is kept; else those since the first of them."""
     for hooks, kept in (([], 0), ([SnapshotHook(every_steps=5)], 3)):

@@ -10,8 +10,9 @@ __all__ = ['ATTRIBUTES', 'OF_PARTS', 'OTHER_NAMES', 'OVERRIDDEN', 'IN_BACKGROUND
            'check_data', 'check_evaluation', 'check_seed', 'check_max_time', 'check_note',
            'check_switch', 'check_counts', 'check_totals', 'found_optimizers', 'unheld',
            'held_elsewhere', 'UnheldWatch', 'described', 'forwarded', 'CoreTrainer',
-           'swap_component', 'switches', 'user_attributes', 'check_save', 'end_threads',
-           'average_of', 'check_weights', 'chosen_weights', 'records_of']
+           'swap_component', 'use_data', 'switches', 'user_attributes', 'check_save',
+           'with_loader_of', 'end_threads', 'average_of', 'check_weights',
+           'chosen_weights', 'records_of']
 
 # %% ../../nbs/core/16_core_trainer.ipynb #b6b6fbf8
 import atexit
@@ -795,17 +796,15 @@ def swap_component(trainer, old, new) -> None:
     if wanted:
         trainer.hooks.add(ComponentHook(new))
 
-@patch
-def use_data(self: CoreTrainer, data) -> None:
+def use_data(trainer, data) -> None:
     "Train on other passes, an `EpochIterator`, from now on."
-    old = self.data
+    old = trainer.data
     if data is old:
         return
     old.close()
-    self.data = data
-    swap_component(self, *(getattr(each.loader, "dataset", None) for each in (old, data)))
-    self.engine.nominal_batch_size = data.nominal_batch_size
-    self.driver.carried.forget()
+    trainer.loop.use_data(data)
+    swap_component(trainer, *(getattr(each.loader, "dataset", None) for each in (old, data)))
+    trainer.driver.carried.forget()
 
 @patch
 def _modules(self: CoreTrainer) -> list:
@@ -955,44 +954,43 @@ def _on_save(self: CoreTrainer, command: Command) -> None:
     self.checkpoint.note_saved()
     self.record("save", path.name, source=command.source)
 
+@contextmanager
+def with_loader_of(trainer, boundary: int):
+    """Go back to a boundary with the training loader of then, if it is known.
+
+    What raises while this is open leaves the loader that was there."""
+    def loaders_set():
+        return [entry for entry in trainer.journal.surviving()
+                if (entry.kind, entry.name) == ("assign", "train_dl")]
+    later, (earlier, end) = trainer.data, trainer.data.at(boundary)
+    unknown = [entry for entry in loaders_set() if boundary <= entry.boundary < end]
+    use_data(trainer, earlier)
+    try:
+        yield
+    except BaseException:
+        use_data(trainer, later)
+        raise
+    earlier.went_back(boundary)
+    if earlier is not later or unknown:
+        trainer.assigned.pop("train_dl", None)
+        trainer.assigned |= {entry.name: entry.new for entry in unknown or loaders_set()}
+    if unknown and trainer.phase is Phase.TRAIN:
+        trainer.step_state.inexact = (
+            f"the run went back to step {trainer.step_state.optimizer_step}, in the middle of an "
+            "epoch of another train_dl than the one that is here")
+
 @patch
 def _on_rewind(self: CoreTrainer, command: Command) -> None:
     "Go back, and journal it."
     state, counts = self.checkpoint.take_point(command.values["step"])
-    with self.at_rest("rewind()"):
-        later, boundary = self.data, state["position"]["boundaries"]
-        earlier, until = later.at(boundary)
-        unknown = [entry for entry in self._loaders_set() if boundary <= entry.boundary < until]
-        self.use_data(earlier)
-        try:
-            left = self.checkpoint.go_back(state, counts, self)
-        except BaseException:
-            self.use_data(later)
-            raise
+    with self.at_rest("rewind()"), with_loader_of(self, state["position"]["boundaries"]):
+        left = self.checkpoint.go_back(state, counts, self)
         self.record("rewind", "step", left, self.step_state.optimizer_step, command.source,
                     survives=counts["journal"])
         self._note_totals()
-        if earlier is not later or unknown:
-            self.assigned.pop("train_dl", None)
-            self.assigned |= {entry.name: entry.new for entry in unknown or self._loaders_set()}
-        self._note_parts()
-
-@patch
-def _loaders_set(self: CoreTrainer) -> list:
-    return [entry for entry in self.journal.surviving()
-            if (entry.kind, entry.name) == ("assign", "train_dl")]
-
-@patch
-def _note_parts(self: CoreTrainer) -> None:
-    "After a rewind: what was set by hand stays, except a loader whose earlier one is known."
-    here, names = self.step_state, self._note_assigned()
-    for name in names:
+    for name in self._note_assigned():
         warn(f"trainer.{name} stays what it was set to by hand ({self.assigned[name]}): a "
              "rewind brings states back, no parts")
-    if "train_dl" in names and here.phase is Phase.TRAIN:
-        here.inexact = here.inexact or (
-            f"the run went back to step {here.optimizer_step}, in the middle of an epoch of "
-            "another train_dl than the one that is here")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #acf26c10
 @patch

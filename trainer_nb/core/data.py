@@ -1205,29 +1205,27 @@ class EpochIterator:
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.loader_state: dict | None = None  # of a loader that saves its own position
         self.skipped_batches: dict[int, set[int]] = {}  # epoch to numbers of batches to be skipped
-        self.earlier: EpochIterator | None = None  # in whose place this one came
-        self.since = 0  # the boundary at which it did
+        # those before it, and the boundaries at which others took their place; all share the list
+        self.earlier: list[tuple[int, EpochIterator]] = []
 
-    def follow(self, earlier: "EpochIterator", boundary: int, oldest: int | None) -> None:
+    def follow(self, passes: "EpochIterator", boundary: int, oldest: int | None) -> None:
         """Take the place of other passes at a boundary.
 
         `oldest`: the earliest boundary that a rewind may go back to; what is not needed for that
         is let go."""
-        self.earlier, self.since = earlier, boundary
-        passes: EpochIterator | None = self
-        while passes is not None:
-            if oldest is None or oldest > passes.since:
-                passes.earlier = None
-            passes = passes.earlier
+        self.earlier = passes.earlier
+        self.earlier.append((boundary, passes))
+        self.earlier[:] = [pair for pair in self.earlier
+                           if oldest is not None and oldest <= pair[0]]
+
+    def went_back(self, boundary: int) -> None:
+        "A rewind has taken these passes up again."
+        self.earlier[:] = [pair for pair in self.earlier if pair[0] < boundary]
 
     def at(self, boundary: int) -> tuple["EpochIterator", float]:
-        """The passes that the run had at a boundary, or the first ones that are known.
-
-        And the boundary at which others took their place."""
-        passes, until = self, float("inf")
-        while passes.earlier is not None and boundary <= passes.since:
-            passes, until = passes.earlier, passes.since
-        return passes, until
+        "The passes that the run had at a boundary (the first ones that are known), and their end."
+        return next(((passes, end) for end, passes in self.earlier if boundary <= end),
+                    (self, float("inf")))
 
     @property
     def length(self) -> int | None:

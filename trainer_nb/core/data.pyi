@@ -461,16 +461,17 @@ class EpochIterator:
     def __init__(self, loader, resume: str='skip', limit=None, overfit: int | None=None, seed: int | None=None, opener=PassOpener):
         ...
 
-    def follow(self, earlier: 'EpochIterator', boundary: int, oldest: int | None) -> None:
+    def follow(self, passes: 'EpochIterator', boundary: int, oldest: int | None) -> None:
         """Take the place of other passes at a boundary.
 
         `oldest`: the earliest boundary that a rewind may go back to; what is not needed for that
         is let go."""
 
-    def at(self, boundary: int) -> tuple['EpochIterator', float]:
-        """The passes that the run had at a boundary, or the first ones that are known.
+    def went_back(self, boundary: int) -> None:
+        """A rewind has taken these passes up again."""
 
-        And the boundary at which others took their place."""
+    def at(self, boundary: int) -> tuple['EpochIterator', float]:
+        """The passes that the run had at a boundary (the first ones that are known), and their end."""
 
     @property
     def length(self) -> int | None:
@@ -536,5 +537,4 @@ class EpochIterator:
     seed: int | None
     source: LoaderSource
     opener: Any
-    earlier: 'EpochIterator'
-    since: int
+    earlier: Any

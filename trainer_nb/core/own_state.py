@@ -734,12 +734,15 @@ class CarriedState:
         def look():
             if drive != self.drives or self.settled:
                 return
-            self.warm = self.warm or self._place()[0] > self.base_at[0]
-            if self.warm and (self.base is None or self._place()[1] != self.base_at[1]):
+            if self._is_warm() and (self.base is None or self._place()[1] != self.base_at[1]):
                 self._take()
             self.compare()
             self._look_later(schedule, drive)
         schedule(look, self.state.boundary + 1)
+
+    def _is_warm(self) -> bool:
+        self.warm = self.warm or self._place()[0] > self.base_at[0]
+        return self.warm
 
     def _place(self) -> tuple[int, int]:
         return self.state.optimizer_step, self.state.evaluated_at
@@ -772,7 +775,7 @@ class CarriedState:
 
     def end(self) -> None:
         "At the end of a drive."
-        self.warm = self.warm or self._place()[0] > self.base_at[0]
+        self._is_warm()
         self.compare()
         self.base = self.schedule = None
 

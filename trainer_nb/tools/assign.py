@@ -20,7 +20,8 @@ import torch
 from ..core.core_trainer import (ATTRIBUTES, check_counts, check_eval_first,
                                           check_function,
                                           check_max_time, check_metrics, check_seed,
-                                          make_optimizer, swap_component, usual_step)
+                                          make_optimizer, swap_component, usual_step,
+                                          use_data)
 from ..core.data import check_loader, end_persistent_workers
 from ..core.engine import FinitePolicy, unwrap
 from ..core.evaluator import named_loaders
@@ -78,8 +79,8 @@ def assign(trainer, name: str, value, replace) -> None:
         if replace(trainer, value) is False:
             return
         trainer.resolve_hooks()
-        trainer.driver.carried.forget()
         if trainer.boundaries:
+            trainer.driver.carried.forget()
             trainer.assigned[name] = described(value)
             trainer.record("assign", name, old, trainer.assigned[name])
 
@@ -266,7 +267,7 @@ def replace_train_dl(trainer, loader) -> None:
     if trainer.boundaries:
         oldest = min((point.boundary for point in trainer.rewind_points()), default=None)
         data.follow(old, trainer.boundaries, oldest)
-    trainer.use_data(data)
+    use_data(trainer, data)
 
 # %% ../../nbs/tools/29_assign.ipynb #9bbe3b8e
 def replace_valid_dl(trainer, valid_dl) -> None:
