@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 
@@ -27,6 +28,7 @@ DATA = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(
                      torch.zeros(48, 1))
 WRITERS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 TOUCHED: list | None = None  # paths that are being written to, while a check asks
+EARLIER: set[int] = set()  # threads of other tests, which may write meanwhile
 
 
 def behind(path, itself):
@@ -43,7 +45,7 @@ OTHERS = ("/dev/",
 
 def watch(event, arguments):
     """An audit hook: every file that Python opens for writing, makes, renames or removes."""
-    if TOUCHED is None:
+    if TOUCHED is None or threading.get_ident() in EARLIER:
         return
     if (event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike))
         and (arguments[2] or 0) & WRITERS):
@@ -61,7 +63,8 @@ sys.addaudithook(watch)
 @pytest.fixture
 def touched():
     """What is written to from here on."""
-    global TOUCHED
+    global TOUCHED, EARLIER
+    EARLIER = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
     TOUCHED = found = []
     yield found
     TOUCHED = None

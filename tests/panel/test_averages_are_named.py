@@ -60,6 +60,7 @@ def test_it_says_that_it_is_one_of_the_average(settings, tmp_path):
     for view in (LocalRunView(trainer), attach(trainer.run_folder.path).view):
         found = shown(view, trainer)
         assert all(found.values()), found
+    trainer.close()
 
 
 @pytest.mark.parametrize("settings", OTHERS.values(), ids=OTHERS)
@@ -68,6 +69,7 @@ def test_one_of_the_weights_does_not(settings, tmp_path):
         hook.enabled = False
     trainer = make(tmp_path, **settings)
     assert not any(shown(LocalRunView(trainer), trainer).values())
+    trainer.close()
 
 
 def test_an_epoch_is_counted_from_one(tmp_path):

@@ -68,8 +68,10 @@ def test_an_output_widget_that_is_cleared_is_another_output(kernel):
     assert shown == [own]
 
 
-def test_nothing_listens_after_the_run(kernel):
-    fitted(kernel, "clear_output")
-    assert kernel.run("print(len(get_ipython().display_pub._hooks))").strip() == "0"
+def test_one_function_listens_for_all_runs(kernel):
+    """And draws nothing in a cell of another run."""
+    for _ in range(2):
+        fitted(kernel, "clear_output")
+    assert kernel.run("print(len(get_ipython().display_pub._hooks))").strip() == "1"
     cell = kernel.client.execute("clear_output()\nprint('mine')")
     assert kernel.finish(cell) == "mine\n" and panels(kernel, cell) == []

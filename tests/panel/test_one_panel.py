@@ -25,7 +25,7 @@ CELLS = {  # code to the panels in the cell's output
     "trainer.fit(); other = make(); other.fit(); trainer.fit(epochs=3); other.fit(epochs=3)": 2,
     "for _ in range(3): make().fit()": 3,
     "trainer.fit(); trainer.close(); trainer.fit(epochs=3)": 2,  # of the closed one the picture
-    "trainer.fit(); clear_output(); trainer.fit(epochs=3)": 2,  # the page has dropped the first
+    "trainer.fit(); clear_output(); trainer.fit(epochs=3)": 1,  # the first is gone from the page
     "with capture_output(): trainer.fit()\ntrainer.fit(epochs=3)": 1,  # nobody saw the first
     "trainer.fit(); display(trainer.dashboard)": 2,  # as asked for
     "await trainer.fit_async(); await trainer.fit_async(epochs=3)": 1}

@@ -781,7 +781,6 @@ def take_point(self: RunCheckpoint, step: int) -> tuple[dict, dict]:
 @patch
 def go_back(self: RunCheckpoint, state: dict, counts: dict, owner) -> int:
     "Become the run of an earlier state, on a new branch; returns the step that was left."
-    self.check_state(state, owner)  # it may be of before a new optimizer
     here = self.state
     left = here.optimizer_step
     last = max([here.branch, *(entry.branch for entry in self.driver.journal)])

@@ -379,7 +379,6 @@ def without_frames(error: BaseException) -> BaseException:
         # a class of Python's sets its fields here, one of the user's may want other arguments
         kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
         kind.__init__(bare, *arguments)
-        bare.args = error.args
         vars(bare).update(vars(error))
     except Exception:  # a class that cannot be made like that
         bare = RuntimeError(f"{type(error).__name__}: {error}")

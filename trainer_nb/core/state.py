@@ -412,7 +412,8 @@ def whole_number(name: str, value, least: int = 1, most: int | None = None, *, u
         return number
     if value is None and optional:
         return None
-    allowed = f", {least} or more" if most is None else f" from {least} to {most}"
+    far = most is None or (most >= 2**62 and not (type(number) is int and number > most))
+    allowed = f", {least} or more" if far else f" from {least} to {most}"
     raise ValueError(f"{name}={value!r}: a whole number{unit and f' of {unit}'}{allowed}"
                      f"{', or None' if optional else ''}")
 

@@ -37,7 +37,7 @@ from .front_end import WIDGET, view_of
 from .hook_table import HookTable
 from .inspect_pane import InspectPane
 from .journal_pane import JournalPane
-from .kernel import AREAS, output_cell
+from .kernel import AREAS
 from .layers_pane import LayersPane
 from .lr_pane import LRPane
 from .plots import Curve, Curves, Plots, colour, is_rate, noisy
@@ -583,7 +583,6 @@ class Dashboard:
         self.preview = StaticPreview(view, self.guard)
         self._drawn: RunState | None = None
         self._area: tuple | None = None  # the output that it was shown in last
-        self._cell: str | None = None  # where the panel was shown last
         self.screen.add(self)  # the last: a run in another thread draws it from here on
 
     def _notify(self) -> None:
@@ -625,7 +624,7 @@ class Dashboard:
 
     def tick(self, kind: str = "") -> None:
         "Draw, and update the picture at the end, when a pause begins, and once in a while."
-        if self.screen.was_cleared(self._cell):  # by a clear_output() of a hook or a step
+        if AREAS.was_cleared(self._area):  # by a clear_output() of a hook or a step
             self.show()
         before, self._drawn = self._drawn, self.view.state
         self.refresh()
@@ -646,7 +645,6 @@ class Dashboard:
         if self.widget.comm is None:
             return display({"text/plain": CLOSED}, raw=True)
         self._area = AREAS.current()
-        self._cell = output_cell()
         self.preview.show()
         view = view_of(self.widget)
         display({WIDGET: view[WIDGET], "text/plain": ""}, raw=True)

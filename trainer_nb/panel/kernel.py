@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['KERNEL_PARTS', 'STREAM_PARTS', 'MOST_HELD', 'AREAS', 'running_kernel',
            'PumpUnavailable', 'require', 'main_shell_stream', 'reply_stream',
-           'stream_receiver', 'cell_identity', 'output_cell', 'is_captured',
-           'watching_outputs', 'hold_messages', 'publish_status', 'OutputAreas']
+           'stream_receiver', 'cell_identity', 'hold_messages', 'publish_status',
+           'is_captured', 'OutputAreas']
 
 # %% ../../nbs/panel/28_kernel.ipynb #f9bb5fbf
 import asyncio
 import sys
-from collections.abc import Callable
-from contextlib import contextmanager
+import threading
+from collections import Counter
 from typing import Any
 
 from ..hooks.progress import in_notebook
@@ -88,40 +88,6 @@ def cell_identity(kernel):
     except (AttributeError, KeyError):
         return b""
 
-# %% ../../nbs/panel/28_kernel.ipynb #fd8c197c
-def output_cell() -> str | None:
-    "The id of the cell that shows what is displayed now; None outside of a kernel."
-    kernel = running_kernel()
-    publisher = None if kernel is None else getattr(kernel.shell, "display_pub", None)
-    return (getattr(publisher, "parent_header", None) or {}).get("msg_id")
-
-def is_captured(cell: str) -> bool:
-    """Whether an Output widget takes what this cell displays now.
-
-    Private: `_instances` of ipywidgets (tried: 8.1); without it no output counts as captured."""
-    from ipywidgets import Output
-    from ipywidgets.widgets import widget
-    instances = list(getattr(widget, "_instances", {}).values())
-    return any(isinstance(each, Output) and each.msg_id == cell for each in instances)
-
-@contextmanager
-def watching_outputs(cleared: Callable[[str], None]):
-    "While this is open, call `cleared` with the id of a cell whose output this thread clears."
-    publisher = getattr(getattr(running_kernel(), "shell", None), "display_pub", None)
-    if not hasattr(publisher, "register_hook"):
-        yield
-        return
-    def look(message):
-        cell = message["parent_header"].get("msg_id")
-        if message["header"]["msg_type"] == "clear_output" and cell and not is_captured(cell):
-            cleared(cell)
-        return message
-    publisher.register_hook(look)
-    try:
-        yield
-    finally:
-        publisher.unregister_hook(look)
-
 # %% ../../nbs/panel/28_kernel.ipynb #65b27b16
 MOST_HELD = 100_000  # messages for a page that is slow
 
@@ -140,30 +106,44 @@ def publish_status(kernel, status: str) -> None:
         parent=kernel.get_parent("shell"), ident=f"kernel.{kernel.ident}.status".encode())
 
 # %% ../../nbs/panel/28_kernel.ipynb #5a1c7e21
+def is_captured(cell: str) -> bool:
+    """Whether an Output widget takes what this cell displays now.
+
+    Private: `_instances` of ipywidgets (tried: 8.1); without it no output counts as captured."""
+    from ipywidgets import Output
+    from ipywidgets.widgets import widget
+    instances = list(getattr(widget, "_instances", {}).values())
+    return any(isinstance(each, Output) and each.msg_id == cell for each in instances)
+
 class OutputAreas:
-    "Whose output a cell's displays go to, so that what is there is not displayed again."
+    "Whose output a cell's displays go to: whether a panel is there, and is there still."
     def __init__(self):
-        self.cleared = 0  # times that an output was cleared
-        self._watched: Any = None  # the publisher whose messages are seen
+        self.cleared = Counter()  # cell: times that its output was cleared
+        self._watched = threading.local()  # the publisher whose messages of this thread are seen
 
     def current(self) -> tuple | None:
         """Return what distinguishes the output in which a display would appear now.
 
-        The message that runs the cell, the publisher (`%%capture` has its own), and how often
-        outputs were cleared. None if it cannot be known; all attributes are public."""
-        kernel = running_kernel()
-        try:
-            publisher = kernel.shell.display_pub
-            message = kernel.get_parent("shell")["header"]["msg_id"]
-        except (AttributeError, LookupError, TypeError):
+        The message that runs the cell, the publisher (`%%capture` has its own), and how often the
+        output was cleared. None if it cannot be known; all attributes are public."""
+        publisher = getattr(getattr(running_kernel(), "shell", None), "display_pub", None)
+        cell = (getattr(publisher, "parent_header", None) or {}).get("msg_id")
+        if cell is None:
             return None
-        if publisher is not self._watched and hasattr(publisher, "register_hook"):
+        if (publisher is not getattr(self._watched, "publisher", None)
+            and hasattr(publisher, "register_hook")):
             publisher.register_hook(self._see)
-            self._watched = publisher
-        return message, publisher, self.cleared
+            self._watched.publisher = publisher
+        return cell, publisher, self.cleared[cell]
+
+    def was_cleared(self, area: tuple | None) -> bool:
+        "Whether this output was cleared, with all that was shown there."
+        return area is not None and self.cleared[area[0]] != area[2]
 
     def _see(self, message: dict) -> dict:
-        self.cleared += message.get("msg_type") == "clear_output"
+        cell = message["parent_header"].get("msg_id")
+        if message["header"]["msg_type"] == "clear_output" and cell and not is_captured(cell):
+            self.cleared[cell] += 1
         return message
 
 AREAS = OutputAreas()

@@ -20,7 +20,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ..core.control import RunView
-from .kernel import hold_messages, running_kernel, watching_outputs
+from .kernel import hold_messages, running_kernel
 from .pump import MessagePump
 from .still import MOST, still, still_text
 from .style import Guard, Pane
@@ -72,7 +72,6 @@ class Screen:
         self._failed: dict[Any, int] = {}  # part to how often in a row it could not draw
         self.pump: MessagePump | None = None  # while a cell drives the run
         self.awaited = False  # that cell awaits
-        self._cleared: str | None = None  # the cell whose output was cleared last
         self._next, self._paused, self._process = 0.0, False, os.getpid()
 
     def add(self, pane: Any) -> Any:
@@ -118,21 +117,11 @@ class Screen:
         "Messages are handled in this cell while this is open."
         self.awaited = awaited
         try:
-            with MessagePump() as self.pump, watching_outputs(self._note_cleared):
+            with MessagePump() as self.pump:
                 yield
         finally:
             self.pump, self.awaited = None, False
             self.draw("left")
-
-    def _note_cleared(self, cell: str) -> None:
-        self._cleared = cell
-
-    def was_cleared(self, cell: str | None) -> bool:
-        "Whether the output of this cell was cleared, with all that was shown there."
-        if cell is None or self._cleared != cell:
-            return False
-        self._cleared = None
-        return True
 
     def close(self) -> None:
         "Close the widgets of every part: they leave the page, and their pictures stay."
