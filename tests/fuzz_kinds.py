@@ -426,6 +426,7 @@ ONE = {"order": "shuffle", "workers": 0, "persistent": False}
 DATA = {"order": "iterable", "workers": 0, "persistent": False}
 # it is seen from the second step on that a trainer makes
 STATES = dict(must=False, plan={"precision": None, "overfit": None, "limit": None})
+BACK = ("rewind", "rewind", "another trainer", "its own state", "crash", "validate")
 KINDS = {
     "usual": Kind(must=False),
     # state in attributes of the optimizer
@@ -466,10 +467,11 @@ KINDS = {
     "own loader": Kind(loader=lambda plan, *_: OwnLoader(plan.augment), plan=DATA),
     "told its epoch": Kind(loader=batches_of(lambda *_: Told()), plan=ONE),
     # another loader from an epoch on
-    "other batch size": Kind(loader=make_loader, later=other_size, plan=ONE),
-    "curriculum": Kind(loader=make_loader, later=harder, plan=ONE),
+    "other batch size": Kind(loader=make_loader, later=other_size, plan=ONE, whats=BACK),
+    "curriculum": Kind(loader=make_loader, later=harder, plan=ONE, whats=BACK),
     "from a stream to an order": Kind(
-        loader=batches_of(lambda plan, _: Buffer(plan.augment)), later=other_size, plan=DATA),
+        loader=batches_of(lambda plan, _: Buffer(plan.augment)), later=other_size, plan=DATA,
+        whats=BACK),
     # schedules, losses
     "two schedules": Kind(sched=two_by_name, plan={"sched": None}),
     "warm-up and plateau": Kind(sched=warm_and_plateau, plan={"sched": None, "valid": "plain"}),

@@ -144,11 +144,12 @@ class ModelPart:
     def capture(self) -> dict:
         "Values, modes and what is frozen."
         model, engine, scaler = self.model, self.engine, self.engine.scaler
-        modes = self.evaluator.modes.of_training()
+        modes, values = self.evaluator.modes.of_training(), self._values()
         return {
-            **self._values(),
+            "model": values["model"],
             "optim": optimizer_state(engine),
             "scaler": None if scaler is None else scaler.state_dict(),
+            "loss_fn": values["loss_fn"],
             "modules": {
                 "eval": [n for n, m in model.named_modules() if not modes.get(m, m.training)],
                 "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],

@@ -955,10 +955,13 @@ def _on_save(self: CoreTrainer, command: Command) -> None:
     self.record("save", path.name, source=command.source)
 
 @contextmanager
-def with_loader_of(trainer, boundary: int):
-    """Go back to a boundary with the training loader of then, if it is known.
+def with_loader_of(trainer, state: dict):
+    """Go back to a state with the training loader of then, if it is known.
 
-    What raises while this is open leaves the loader that was there."""
+    CheckpointError for a malformed state. What raises while this is open leaves the loader that
+    was there."""
+    trainer.checkpoint.check_state(state, trainer)
+    boundary = state["position"]["boundaries"]
     def loaders_set():
         return [entry for entry in trainer.journal.surviving()
                 if (entry.kind, entry.name) == ("assign", "train_dl")]
@@ -984,7 +987,7 @@ def _on_rewind(self: CoreTrainer, command: Command) -> None:
     "Go back, and journal it."
     state, counts = self.checkpoint.take_point(command.values["step"])
     self.checkpoint.check_state(state, self)  # it may be of before a new optimizer
-    with self.at_rest("rewind()"), with_loader_of(self, state["position"]["boundaries"]):
+    with self.at_rest("rewind()"), with_loader_of(self, state):
         left = self.checkpoint.go_back(state, counts, self)
         self.record("rewind", "step", left, self.step_state.optimizer_step, command.source,
                     survives=counts["journal"])

@@ -696,10 +696,11 @@ def user_attributes(trainer, built: frozenset) -> dict:
 def check_save(values: dict) -> dict:
     """ValueError for a path that no file can have."""
 @contextmanager
-def with_loader_of(trainer, boundary: int):
-    """Go back to a boundary with the training loader of then, if it is known.
+def with_loader_of(trainer, state: dict):
+    """Go back to a state with the training loader of then, if it is known.
 
-    What raises while this is open leaves the loader that was there."""
+    CheckpointError for a malformed state. What raises while this is open leaves the loader that
+    was there."""
 IN_BACKGROUND: weakref.WeakSet
 def end_threads() -> None:
     """At the end of the process: a thread in the middle of a step would take it down with an abort."""

@@ -1205,26 +1205,26 @@ class EpochIterator:
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.loader_state: dict | None = None  # of a loader that saves its own position
         self.skipped_batches: dict[int, set[int]] = {}  # epoch to numbers of batches to be skipped
-        # those before it, and the boundaries at which others took their place; all share the list
-        self.earlier: list[tuple[int, EpochIterator]] = []
+        # those before it, with the boundary and step of their end; all share the list
+        self.earlier: list[tuple[int, int, EpochIterator]] = []
 
-    def follow(self, passes: "EpochIterator", boundary: int, oldest: int | None) -> None:
-        """Take the place of other passes at a boundary.
+    def follow(self, passes: "EpochIterator", boundary: int, step: int, oldest: int | None) -> None:
+        """Take the place of other passes at a boundary, after a step.
 
-        `oldest`: the earliest boundary that a rewind may go back to; what is not needed for that
-        is let go."""
+        `oldest`: the earliest step that a rewind may go back to; what is not needed for that is
+        let go."""
         self.earlier = passes.earlier
-        self.earlier.append((boundary, passes))
-        self.earlier[:] = [pair for pair in self.earlier
-                           if oldest is not None and oldest <= pair[0]]
+        self.earlier.append((boundary, step, passes))
+        self.earlier[:] = [each for each in self.earlier
+                           if oldest is not None and oldest <= each[1]]
 
     def went_back(self, boundary: int) -> None:
         "A rewind has taken these passes up again."
-        self.earlier[:] = [pair for pair in self.earlier if pair[0] < boundary]
+        self.earlier[:] = [each for each in self.earlier if each[0] < boundary]
 
     def at(self, boundary: int) -> tuple["EpochIterator", float]:
         "The passes that the run had at a boundary (the first ones that are known), and their end."
-        return next(((passes, end) for end, passes in self.earlier if boundary <= end),
+        return next(((passes, end) for end, _, passes in self.earlier if boundary <= end),
                     (self, float("inf")))
 
     @property

@@ -461,11 +461,11 @@ class EpochIterator:
     def __init__(self, loader, resume: str='skip', limit=None, overfit: int | None=None, seed: int | None=None, opener=PassOpener):
         ...
 
-    def follow(self, passes: 'EpochIterator', boundary: int, oldest: int | None) -> None:
-        """Take the place of other passes at a boundary.
+    def follow(self, passes: 'EpochIterator', boundary: int, step: int, oldest: int | None) -> None:
+        """Take the place of other passes at a boundary, after a step.
 
-        `oldest`: the earliest boundary that a rewind may go back to; what is not needed for that
-        is let go."""
+        `oldest`: the earliest step that a rewind may go back to; what is not needed for that is
+        let go."""
 
     def went_back(self, boundary: int) -> None:
         """A rewind has taken these passes up again."""

@@ -265,8 +265,8 @@ def replace_train_dl(trainer, loader) -> None:
                          f"{ANOTHER}")
     data = type(old)(loader, old.resume_by, old.limit, old.overfit, old.seed)
     if trainer.boundaries:
-        oldest = min((point.boundary for point in trainer.rewind_points()), default=None)
-        data.follow(old, trainer.boundaries, oldest)
+        oldest = min((point.step for point in trainer.rewind_points()), default=None)
+        data.follow(old, trainer.boundaries, state.optimizer_step, oldest)
     use_data(trainer, data)
 
 # %% ../../nbs/tools/29_assign.ipynb #9bbe3b8e
