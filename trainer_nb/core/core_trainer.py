@@ -986,7 +986,6 @@ def with_loader_of(trainer, state: dict):
 def _on_rewind(self: CoreTrainer, command: Command) -> None:
     "Go back, and journal it."
     state, counts = self.checkpoint.take_point(command.values["step"])
-    self.checkpoint.check_state(state, self)  # it may be of before a new optimizer
     with self.at_rest("rewind()"), with_loader_of(self, state):
         left = self.checkpoint.go_back(state, counts, self)
         self.record("rewind", "step", left, self.step_state.optimizer_step, command.source,
