@@ -1942,6 +1942,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._is_metric': ( 'core/own_state.html#_is_metric',
                                                                                      'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state._is_module': ( 'core/own_state.html#_is_module',
+                                                                                     'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._is_object': ( 'core/own_state.html#_is_object',
                                                                                      'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._is_of': ( 'core/own_state.html#_is_of',

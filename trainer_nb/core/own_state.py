@@ -543,6 +543,9 @@ def _is_read(holder, name: str) -> bool:
         return _reads(unwrap(getattr(holder, method.removeprefix("."))).__code__, inner)
     return any(_reads(each, name) for each in _codes(holder))
 
+def _is_module(holder) -> bool:
+    return isinstance(holder, type) and issubclass(holder, torch.nn.Module)
+
 def _set_outside(code) -> set[str]:
     "The global variables that code sets."
     return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
@@ -591,6 +594,7 @@ class Mark:
         known, kept = objects.known(), {id(each) for each in objects.kept_modules()}
         outside = {id(each) for each in (*_global_generators(), *objects.result_tensors())}
         self.values, self.modules = {}, []
+        self.training = objects.model.training  # a flag of a module may go with the mode
         self.readers: dict[str, list] = {}  # of a plain value: who holds it, and its name there
         self._owners: dict[int, list] = {}  # of a container, likewise
         self._of_state = {id(each) for optim in objects.optims
@@ -663,7 +667,8 @@ class Mark:
                 if path in before.values and self._same_kind(value, before.values[path][0])
                 and _is_other(before.values[path][1], value)
                 and (path not in self.readers
-                     or any(_is_read(*each) for each in self.readers[path]))}
+                     or any(_is_read(*each) for each in self.readers[path]
+                            if self.training == before.training or not _is_module(each[0])))}
 
     @staticmethod
     def _same_kind(value, earlier) -> bool:
@@ -734,7 +739,8 @@ class CarriedState:
         def look():
             if drive != self.drives or self.settled:
                 return
-            if self._is_warm() and (self.base is None or self._place()[1] != self.base_at[1]):
+            if self._is_warm() and (self.base is None or self._place()[1] != self.base_at[1]
+                                    or self.base.training != self.objects().model.training):
                 self._take()
             self.compare()
             self._look_later(schedule, drive)
@@ -759,7 +765,7 @@ class CarriedState:
         mark = Mark(objects)
         changed = mark.changed_since(self.base)
         if self._place()[1] == self.base_at[1]:
-            self.settled = True
+            self.settled = mark.training == self.base.training
         else:  # other values may be results of the evaluation
             changed = {path: each for path, each in changed.items() if path.startswith("optim")
                        or isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
