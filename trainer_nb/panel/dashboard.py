@@ -355,7 +355,7 @@ def error_text(view: RunView, invalid: str, can_rewind: bool) -> str:
     failed = html.escape(what_failed(view.error or ""))
     if view.invalid_since is not None:
         return f'<span title="{failed}">{invalid_text(view, invalid, can_rewind)}</span>'
-    stuck = f" <b>{html.escape(view.dead_end)}</b>" if view.dead_end else ""
+    stuck = f" · <b>{html.escape(view.dead_end)}</b>" if view.dead_end else ""
     return f"<b>Failed after step {view.position.step:,}</b>: {failed}{stuck}"
 
 def plural(number: int, what: str) -> str:
