@@ -15,6 +15,7 @@ of torch, and half of the runs in bf16 are in fp16, with a scaler.
 import argparse
 import io
 import random
+import re
 import sys
 import threading
 import time
@@ -621,7 +622,8 @@ def replay(trainer, scenario, straight):
     scramble(5)
     if by_script:
         script = trainer.journal.to_script(**dict(scenario.plan.total))
-        exec(script.replace("trainer.train_dl = ...", "change_loader(trainer, scenario)"),
+        exec(re.sub(r"trainer\.train_dl = train_dl_\d+", "change_loader(trainer, scenario)",
+                    script),
              {"make_trainer": lambda seed=None: again, "change_loader": change_loader,
               "scenario": scenario})
     else:
