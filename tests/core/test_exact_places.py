@@ -257,6 +257,24 @@ class Easing(Hook):
             trainer.batch = inputs, targets * min(1.0, self.factor)
 
 
+def weigh(trainer, factor):
+    """Makes the targets of a batch smaller."""
+    inputs, targets = trainer.batch
+    setattr(trainer, "batch", (inputs, targets * factor))  # noqa: B010
+
+
+class Through(Hook):
+    """Acts by a function."""
+
+    factor = 1.0
+
+    def before_batch(self, trainer):
+        """A little less each time."""
+        if trainer.training:
+            self.factor *= 0.9
+            weigh(trainer, self.factor)
+
+
 class Impatient(Hook):
     """Stops where the loss has not been lower for a while."""
 
@@ -383,6 +401,7 @@ PLACES = {
     "model: number set by a hook": ({"model": Annealed, "hooks": lambda: [LambdaHook(
         after_step=lambda t: setattr(t.model, "slope", t.model.slope * 0.9))]}, "model.slope"),
     "hook that acts": ({"hooks": lambda: [Easing()]}, "easing.factor"),
+    "hook that acts by a function": ({"hooks": lambda: [Through()]}, "through.factor"),
     "hook that stops": ({"hooks": lambda: [Impatient()]}, "impatient.best"),
     "loss function: number": ({"loss_fn": Softening}, "loss_fn.power"),
     "schedule: list": ({"sched": with_own_rate}, "calls (used by scheduler.lr_lambdas)"),

@@ -521,13 +521,13 @@ def _adds(lines, number: int) -> bool:
     return (lines[number + 1].argval in _ADDING or following[1:2] == ["STORE_SUBSCR"]
             or following[1:] == ["COPY", "COPY", "BINARY_SUBSCR"])
 
-def _codes(kind: type) -> list[CodeType]:
-    "The code of the user's methods of a class, without those that make it or keep its state."
+def _methods(kind: type) -> list[FunctionType]:
+    "The user's methods of a class, without those that make it or keep its state."
     skipped = {*_SETUP, "state_dict", "load_state_dict"}
     methods = [unwrap(value) for base in kind.__mro__ for key, value in vars(base).items()
                if isinstance(value, FunctionType) and key not in skipped]
     other_optimizer = issubclass(kind, torch.optim.Optimizer)
-    return [each.__code__ for each in methods if _own_code(each) or (
+    return [each for each in methods if _own_code(each) or (
         other_optimizer and not each.__module__.startswith(("torch.", "trainer_nb.")))]
 
 def _is_read(holder, name: str) -> bool:
@@ -541,7 +541,7 @@ def _is_read(holder, name: str) -> bool:
         return True
     if inner:
         return _reads(unwrap(getattr(holder, method.removeprefix("."))).__code__, inner)
-    return any(_reads(each, name) for each in _codes(holder))
+    return any(_reads(each.__code__, name) for each in _methods(holder))
 
 def _is_module(holder) -> bool:
     return isinstance(holder, type) and issubclass(holder, torch.nn.Module)
@@ -555,16 +555,22 @@ _ACTING = re.compile(r"(?!__).*[^_]_|set_\w+|load_\w+|manual_seed|zero_grad|back
                      r"(request_)?(tune|stop|pause|rewind|step|evaluate\w*|validate|skip\w*)")
 
 def _acts(hook) -> bool:
-    "Whether a hook of the user's sets what is not its own, or calls what may change the run."
-    functions = [each for each in vars(hook).values() if isinstance(each, FunctionType)]
-    return (any(_code_acts(each, each.co_varnames[:1]) for each in _codes(type(hook)))
-            or any(_code_acts(unwrap(each).__code__, ()) for each in functions if _own_code(each)))
+    """Whether a hook of the user's sets what is not its own, or calls what may change the run.
+
+    Also in functions that it uses."""
+    methods = _methods(type(hook))
+    def enter(value):
+        return isinstance(value, (list, FunctionType, MethodType, functools.partial))
+    used = search({"": [*methods, *getattr(hook, "__dict__", {}).values()]}, enter)
+    return any(_code_acts(each.__code__, each.__code__.co_varnames[:1] if each in methods else ())
+               for _, each in used if isinstance(each, FunctionType) and _own_code(each))
 
 def _code_acts(code, own) -> bool:
     "`own`: the names of `self`."
     lines = list(dis.get_instructions(code))
     for number, each in enumerate(lines):
-        if (each.opname == "STORE_ATTR" and not _is_of(own, lines, number)
+        if (each.argval == "setattr"
+            or each.opname == "STORE_ATTR" and not _is_of(own, lines, number)
             or each.opname == "STORE_SUBSCR" and not (
                 lines[number - 2].opname == "LOAD_ATTR" and _is_of(own, lines, number - 2))
             or each.opname in ("LOAD_ATTR", "LOAD_METHOD") and _ACTING.fullmatch(each.argval)):
