@@ -1,6 +1,8 @@
 """What steps carry from one to the next in plain attributes is kept by a state, or named by
 `exact`."""
 
+import threading
+
 import pytest
 import torch
 from exact_runs import INPUTS, TARGETS
@@ -332,3 +334,23 @@ def test_what_changes_at_a_later_step_only_is_named_at_the_end_of_the_drive():
     assert trainer.exact
     trainer.step(2)
     assert "seldom.mean is not part of the state" in str(trainer.exact)
+
+
+def test_a_part_that_is_replaced_meanwhile_ends_the_comparison():
+    """In another thread, as while a run is held in the background."""
+    trainer = trainer_of(Plain)
+    trainer.step(4)
+    carried, objects = trainer.driver.carried, trainer.driver.carried.objects
+    carried.begin(lambda action, boundary: None)
+    assert carried.base is not None
+    carried.base_at = (0, carried.base_at[1])  # steps were made since
+
+    def meanwhile():
+        thread = threading.Thread(target=carried.forget)
+        thread.start()
+        thread.join()
+        return objects()
+
+    carried.objects = meanwhile
+    carried.compare()
+    assert carried.base is None and trainer.exact

@@ -17,6 +17,7 @@ import random
 import re
 import sys
 import sysconfig
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -722,12 +723,15 @@ class CarriedState:
         self.settled = False  # a step was compared that no evaluation came before or after
         self.drives = 0
         self.schedule: Callable | None = None  # while a drive goes on
+        # a part may be replaced in one thread while another one holds the run
+        self._lock = threading.RLock()
 
     def begin(self, schedule: Callable) -> None:
         "At the start of a drive; `schedule(action, boundary)` calls an action at that boundary."
         if self.objects is None:
             return
-        self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
+        with self._lock:
+            self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
         self.schedule = schedule
         if self.warm:
             self._take()
@@ -736,7 +740,8 @@ class CarriedState:
 
     def forget(self) -> None:
         "The run has other parts from here on: their values are compared anew."
-        self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
+        with self._lock:
+            self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
         self.warm = self.settled = False
         if self.schedule is not None:
             self._look_later(self.schedule, self.drives)
@@ -745,8 +750,9 @@ class CarriedState:
         def look():
             if drive != self.drives or self.settled:
                 return
-            if self._is_warm() and (self.base is None or self._place()[1] != self.base_at[1]
-                                    or self.base.training != self.objects().model.training):
+            base = self.base
+            if self._is_warm() and (base is None or self._place()[1] != self.base_at[1]
+                                    or base.training != self.objects().model.training):
                 self._take()
             self.compare()
             self._look_later(schedule, drive)
@@ -761,17 +767,21 @@ class CarriedState:
 
     def _take(self) -> None:
         assert self.objects is not None
-        self.base, self.base_at = Mark(self.objects()), self._place()
+        mark = Mark(self.objects())
+        with self._lock:
+            self.base, self.base_at = mark, self._place()
 
     def compare(self) -> None:
         "Name the values that have changed since the base, if a step was made since then."
-        if self.base is None or self.objects is None or self._place()[0] == self.base_at[0]:
+        with self._lock:
+            base, begun = self.base, self.base_at
+        if base is None or self.objects is None or self._place()[0] == begun[0]:
             return
         objects = self.objects()
         mark = Mark(objects)
-        changed = mark.changed_since(self.base)
-        if self._place()[1] == self.base_at[1]:
-            self.settled = mark.training == self.base.training
+        changed = mark.changed_since(base)
+        if self._place()[1] == begun[1]:
+            self.settled = mark.training == base.training
         else:  # other values may be results of the evaluation
             changed = {path: each for path, each in changed.items() if path.startswith("optim")
                        or isinstance(each, (torch.optim.Optimizer, torch.nn.Parameter))}
