@@ -11,7 +11,9 @@ Every message goes over the main shell channel, as VS Code sends those of widget
 import json
 import os
 import queue
+import tempfile
 import time
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,11 +33,20 @@ def command_of(kernel):
     return [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
+def manager_of(command, kind=KernelManager):
+    """A manager of a kernel that is reached by files: another process could take a port that was
+    free before the kernel has it."""
+    sockets = tempfile.TemporaryDirectory(prefix="kernel")
+    manager = kind(transport="ipc", ip=os.path.join(sockets.name, "channel"))
+    weakref.finalize(manager, sockets.cleanup)
+    manager.kernel_spec.argv[:] = command
+    return manager
+
+
 @contextmanager
 def client_of(kernel, folder):
     """A front end for a new kernel whose working directory is `folder`."""
-    manager = KernelManager()
-    manager.kernel_spec.argv[:] = command_of(kernel)
+    manager = manager_of(command_of(kernel))
     manager.start_kernel(cwd=str(folder),
                          env=os.environ | {"OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder)})
     client = manager.client()

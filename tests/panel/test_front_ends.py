@@ -9,7 +9,7 @@ import warm
 import warm_kernels
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_server import LIMIT
-from kernel_client import client_of, told
+from kernel_client import client_of, manager_of, told
 from live_page import SETUP, Witnessed, later
 
 pytestmark = pytest.mark.slow
@@ -144,8 +144,7 @@ def test_nbconvert_keeps_the_picture_and_the_lines(tmp_path):
 
     cells = [SHORT, SCRIPT.replace("epochs=3", "epochs=20")]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    manager = AsyncKernelManager()
-    manager.kernel_spec.argv[:] = warm_kernels.command()
+    manager = manager_of(warm_kernels.command(), AsyncKernelManager)
     execute = ExecutePreprocessor(timeout=LIMIT)  # what `jupyter nbconvert --execute` calls
     notebook, _ = execute.preprocess(notebook, {"metadata": {"path": str(tmp_path)}}, km=manager)
     outputs = notebook.cells[1].outputs

@@ -12,6 +12,7 @@ import pytest
 import torch
 import warm_kernels
 from jupyter_client.manager import AsyncKernelManager
+from kernel_client import manager_of
 from jupyter_server import LIMIT
 
 from trainer_nb import Trainer
@@ -698,8 +699,7 @@ def executed(*cells):
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)
                                                for source in cells])
-    manager = AsyncKernelManager()
-    manager.kernel_spec.argv[:] = warm_kernels.command()
+    manager = manager_of(warm_kernels.command(), AsyncKernelManager)
     client = NotebookClient(notebook, km=manager, timeout=LIMIT, store_widget_state=False)
     client.execute()
     return notebook

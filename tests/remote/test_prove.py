@@ -351,13 +351,17 @@ def test_a_program_that_only_the_folder_names_is_not_started_unasked(capsys, mon
 def test_no_question_is_asked_in_a_notebook():
     """A cell with `!` has a terminal, into which nobody can type:
     the answer is 2, and what to say instead."""
-    from jupyter_client.manager import start_new_kernel
+    from kernel_client import manager_of
     start("plain")
     control = ControlFolder("runs/exp1")
     control.make()
     control.write("status.json", {"command": [str(marks("."))], "folder": os.getcwd()})
-    manager, client = start_new_kernel()
+    manager = manager_of([sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
     try:
+        client.wait_for_ready(300)
         printed = []
         client.execute_interactive(
             f"!{sys.executable} -m trainer_nb prove runs/exp1\nprint('code', _exit_code)",
