@@ -495,7 +495,7 @@ def _reads(code, name: str) -> bool:
             loaded = loaded or (action == "LOAD" and kind.startswith(kinds))
             if (action == "LOAD" and kind.startswith(kinds) and not _counts(lines, number)
                 and not _adds(lines, number)
-                or each.opname == "LOAD_CONST" and name[0] == "."):  # getattr()
+                or each.opname == "LOAD_CONST" and name[0] == "." and "getattr" in code.co_names):
                 return True
         straight = straight and "JUMP" not in each.opname and each.opname != "FOR_ITER"
     return any(_reads(each, name) for each in code.co_consts if isinstance(each, CodeType))
