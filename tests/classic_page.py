@@ -15,8 +15,12 @@ ENVIRONMENT = ENVIRONMENTS / ".venv-colab"
 READY = ("() => window.Jupyter && Jupyter.notebook && Jupyter.notebook.kernel && "
          "Jupyter.notebook.kernel.is_connected() && !Jupyter.notebook.kernel_busy")
 RUN_CELL = "index => { Jupyter.notebook.select(index); Jupyter.notebook.execute_cells([index]); }"
-RUNNING = ("index => { const cell = Jupyter.notebook.get_cell(index); return cell.running || "
-           "cell.element.hasClass('running') || cell.input_prompt_number === '*'; }")
+# The reply sets the number of the prompt and may be there before the last outputs, which have come
+# with the message that the kernel is idle
+RUNNING = ("index => { const cell = Jupyter.notebook.get_cell(index); "
+           "const awaited = Jupyter.notebook.kernel._msg_callbacks[cell.last_msg_id]; "
+           "return cell.running || cell.element.hasClass('running') || "
+           "cell.input_prompt_number === '*' || Boolean(awaited && !awaited.iopub_done); }")
 
 
 class ClassicServer(JupyterServer):
