@@ -7,7 +7,8 @@ from torch import nn
 
 from trainer_nb import Trainer
 from trainer_nb.core.control_folder import OFFER, STATUS, ControlFolder, this_process
-from trainer_nb.hooks.remote_control import REMOTE, offer_of, status_of
+from trainer_nb.core.commands import COMMANDS, offered
+from trainer_nb.hooks.remote_control import offer_of, status_of
 
 def trained(folder, steps=24, **settings):
     """A run of some steps that has its files in the folder."""
@@ -39,8 +40,8 @@ class WrittenRun:
             "command": ["python", "train.py", "--lr", "0.1"], "folder": "/work",
             "totals": {"epochs": None, "max_steps": 24}}))
         self.offer = {"protocol": 1} | json.loads(json.dumps(offer_of(trainer.view)))
-        self.offer["commands"] |= {name: {"doc": doc, "values": values}
-                                   for name, (doc, values) in REMOTE.items()}
+        self.offer["commands"] |= {name: offered(spec, trainer.view)
+                                   for name, spec in COMMANDS.items() if spec.remote}
         self.offer["step_times"] = {"steps": 4,
                                     "seconds": {"data": 0.1, "forward": 0.2, "hooks": 0.1},
                                     "since": "since step 4"}

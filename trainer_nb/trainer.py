@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from .core.checks import history_unlike
+from .core.commands import COMMANDS, DECISIONS, CommandSpec
 from .core.control import (Command, CommandHandler, RatePlan, Reply, RunView,
                                      WaitingCommand)
 from .core.core_trainer import (CoreTrainer, check_note, check_switch, check_weights,
@@ -39,7 +40,7 @@ from .hooks.ema import EMAHook, check_decay
 from .hooks.inspect import InspectHook
 from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
-from .hooks.remote_control import DECISIONS, NOBODY, RemoteControlHook
+from .hooks.remote_control import NOBODY, RemoteControlHook
 from .hooks.run_folder import FinalWeightsHook, RunFolderHook
 from .hooks.schedule import (OptimizerSchedule, SchedulerHook, schedule_hooks,
                                        schedules_of)
@@ -439,10 +440,10 @@ def own_hook(self: Trainer, hook_class: type) -> Any:
     return next((hook for hook in hooks if isinstance(hook, hook_class)), None)
 
 @patch(as_prop=True)
-def commands(self: Trainer) -> frozenset[str]:
-    "The names that `post` accepts."
+def commands(self: Trainer) -> dict[str, CommandSpec]:
+    "What `post` accepts, by name."
     decides = DECISIONS if self.own_hook(RemoteControlHook) is not None else ()
-    return self.mailbox.commands.union(decides)
+    return self.mailbox.commands | {name: COMMANDS[name] for name in decides}
 
 @patch(as_prop=True)
 def waiting(self: Trainer) -> list[WaitingCommand]:

@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from .core.checks import history_unlike
+from .core.commands import COMMANDS, DECISIONS, CommandSpec
 from .core.control import Command, CommandHandler, RatePlan, Reply, RunView, WaitingCommand
 from .core.core_trainer import CoreTrainer, check_note, check_switch, check_weights, forwarded, records_of
 from .core.engine import Engine
@@ -30,7 +31,7 @@ from .hooks.ema import EMAHook, check_decay
 from .hooks.inspect import InspectHook
 from .hooks.progress import ProgressHook, in_notebook, progress_style
 from .hooks.recorder import History, RecorderHook
-from .hooks.remote_control import DECISIONS, NOBODY, RemoteControlHook
+from .hooks.remote_control import NOBODY, RemoteControlHook
 from .hooks.run_folder import FinalWeightsHook, RunFolderHook
 from .hooks.schedule import OptimizerSchedule, SchedulerHook, schedule_hooks, schedules_of
 from .tools.assign import assignable
@@ -243,8 +244,8 @@ class Trainer(CoreTrainer):
         """The first hook of a class, or None; during a search that of the run itself."""
 
     @property
-    def commands(self) -> frozenset[str]:
-        """The names that `post` accepts."""
+    def commands(self) -> dict[str, CommandSpec]:
+        """What `post` accepts, by name."""
 
     @property
     def waiting(self) -> list[WaitingCommand]:

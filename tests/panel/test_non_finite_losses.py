@@ -103,7 +103,7 @@ def number(board, label):
 def looks(board):
     """Buttons that are filled, and the style of the whole."""
     main = "main" if "aside" not in board.controls.main._dom_classes else ""
-    first = "rewind" if "first" in board.controls.rewind._dom_classes else ""
+    first = "rewind" if "first" in board.controls.buttons["Rewind"]._dom_classes else ""
     return main or first, next(c for c in board.widget._dom_classes if c.startswith("is-"))
 
 
@@ -144,11 +144,11 @@ def test_a_run_that_failed_shows_where_it_turned():
     assert x.tolist() == [31] and np.isfinite(y).all() and cross["text"] == ["NaN from step 31"]
     assert cross["customdata"] == ["train/loss is NaN from step 31 on"]
     assert number(board, "train/loss") == ("NaN since 31", "wrong")
-    assert looks(board) == ("rewind", "is-error") and not board.controls.rewind.disabled
+    assert looks(board) == ("rewind", "is-error") and not board.controls.buttons["Rewind"].disabled
     assert ("Failed after step 40: the weights are invalid from step 31 on.</b> <b>Rewind</b> goes "
             "back") in board.message.text.value
     assert 'title="NonFiniteError: the gradients of step 31' in board.message.text.value
-    board.controls.rewind.click()
+    board.controls.buttons["Rewind"].click()
     assert board.controls.chooser.steps.value == 30
     board.controls.chooser.go.click()
     board.refresh()
@@ -180,7 +180,7 @@ def test_unnoticed_it_is_not_green():
     assert number(board, "valid/loss") == ("NaN since 40", "wrong")
     assert number(board, "best loss") == (number(board, "best loss")[0], "")
     assert "nan" not in board.head.widget.value
-    board.controls.rewind.click()
+    board.controls.buttons["Rewind"].click()
     assert board.controls.chooser.steps.value == 30  # the last one that is of any use
     assert board.controls.chooser.steps.options[0][0] == "step 60, weights invalid"
 

@@ -16,6 +16,7 @@ from kernel_client import manager_of
 from jupyter_server import LIMIT
 
 from trainer_nb import Trainer
+from trainer_nb.core.commands import COMMANDS
 from trainer_nb.core.control import Reply, Series
 from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import Position, RunState
@@ -37,8 +38,9 @@ class Run:
         self.values = {}  # name -> values, where they matter
         self.posted, self.greeted, self.asked_for = [], 0, []
         self.loaders, self.in_cell, self.failed, self.dead_end = ["valid"], True, "", ""
-        self.commands, self.breakpoints, self.step_times, self.inspection = (
-            frozenset(), [], None, None)
+        self.commands = {name: spec for name, spec in COMMANDS.items()
+                         if name not in ("checkpoint", "train_more")}
+        self.breakpoints, self.step_times, self.inspection = [], None, None
         self.memory = "Memory", 2**30, None
         self.averaged, self.branches, self.records_version = [], [], 0
         self.can_rewind, self.last_saved = False, None
@@ -222,22 +224,21 @@ def test_names_are_no_markup():
 
 
 ENABLED = {  # main button's label, and what is enabled
-    RunState.IDLE: ("Start", ["main", "validate"]),
-    RunState.RUNNING: ("Pause", ["main", "epoch", "validate", "detach", "stop"]),
-    RunState.PAUSED: ("Resume", ["main", "step", "epoch", "validate", "detach", "stop"]),
-    RunState.STOPPED: ("Resume", ["main", "validate"]),
-    RunState.INTERRUPTED: ("Resume", ["main", "validate"]),
-    RunState.FINISHED: ("Resume", ["validate"]),
-    RunState.ERROR: ("Resume", ["main", "validate"]),
+    RunState.IDLE: ("Start", True, ["Validate"]),
+    RunState.RUNNING: ("Pause", True, ["Next epoch", "Validate", "Detach", "Stop"]),
+    RunState.PAUSED: ("Resume", True, ["Step", "Next epoch", "Validate", "Detach", "Stop"]),
+    RunState.STOPPED: ("Resume", True, ["Validate"]),
+    RunState.INTERRUPTED: ("Resume", True, ["Validate"]),
+    RunState.FINISHED: ("Resume", False, ["Validate"]),
+    RunState.ERROR: ("Resume", True, ["Validate"]),
 }
 
 
 @pytest.mark.parametrize("state", ENABLED)
 def test_buttons_are_there_when_they_mean_something(state):
     controls = Controls(Run(state=state))
-    names = ("main", "step", "epoch", "validate", "detach", "stop")
-    found = [name for name in names if not getattr(controls, name).disabled]
-    assert (controls.main.description, found) == ENABLED[state]
+    found = [label for label, each in controls.buttons.items() if not each.disabled]
+    assert (controls.main.description, not controls.main.disabled, found) == ENABLED[state]
 
 
 def test_nothing_to_detach_from_in_the_background():
@@ -245,14 +246,15 @@ def test_nothing_to_detach_from_in_the_background():
     controls = Controls(run)
     run.in_cell = False
     controls.refresh()
-    assert controls.detach.disabled and not controls.stop.disabled
+    assert controls.buttons["Detach"].disabled and not controls.buttons["Stop"].disabled
 
 
 def test_validate_says_what_is_missing():
     run = Run()
     run.loaders = []
     controls = Controls(run)
-    assert controls.validate.disabled and "no valid_dl" in controls.validate.tooltip
+    button = controls.buttons["Validate"]
+    assert button.disabled and "no valid_dl" in button.tooltip
 
 
 def test_a_click_sends_what_the_label_said():
@@ -264,8 +266,8 @@ def test_a_click_sends_what_the_label_said():
     controls.refresh()
     controls._settled = -1.0
     controls.main.click()
-    controls.step.click()
-    controls.stop.click()
+    controls.buttons["Step"].click()
+    controls.buttons["Stop"].click()
     assert run.posted == [(name, "widget") for name in ("pause", "resume", "step", "stop")]
 
 

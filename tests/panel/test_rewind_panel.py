@@ -86,20 +86,21 @@ def test_a_run_behind_another_one_has_its_branches_and_its_gaps():
 
 def test_buttons_are_there_when_they_mean_something(tmp_path):
     """Without a hook that keeps states both are off and say what is missing."""
-    bare = Controls(make().view)
-    assert bare.rewind.disabled and bare.checkpoint.disabled
-    assert "SnapshotHook" in bare.rewind.tooltip and "CheckpointHook" in bare.checkpoint.tooltip
+    bare = Controls(make().view).buttons
+    assert bare["Rewind"].disabled and bare["Checkpoint"].disabled
+    assert "SnapshotHook" in bare["Rewind"].tooltip
+    assert "CheckpointHook" in bare["Checkpoint"].tooltip
     trainer = make(CheckpointHook(tmp_path))
     controls = Controls(trainer.view)
     # nothing to save before the first step
-    assert controls.checkpoint.disabled and not controls.rewind.disabled
+    assert controls.buttons["Checkpoint"].disabled and not controls.buttons["Rewind"].disabled
     trainer.step(1)
     controls.refresh()
-    assert not controls.checkpoint.disabled
+    assert not controls.buttons["Checkpoint"].disabled
     trainer.fit()
     controls.refresh()
-    assert not controls.checkpoint.disabled and not controls.rewind.disabled
-    assert controls.checkpoint.tooltip == "Write a checkpoint at the next step"
+    assert not controls.buttons["Checkpoint"].disabled and not controls.buttons["Rewind"].disabled
+    assert controls.buttons["Checkpoint"].tooltip == "Write a checkpoint at the next step"
 
 
 def test_checkpoint_is_written_where_the_run_stands(tmp_path):
@@ -107,7 +108,7 @@ def test_checkpoint_is_written_where_the_run_stands(tmp_path):
     trainer = make(CheckpointHook(tmp_path, every_epochs=None))
     board = trainer.dashboard
     trainer.step(7)
-    board.controls.checkpoint.click()
+    board.controls.buttons["Checkpoint"].click()
     assert [path.name for path in tmp_path.glob("*.pt")] == ["step_00000007.pt"]
     assert trainer.last_saved[0] == 7 and board.controls.asked[1].status == "applied"
     assert (trainer.journal.entries[-1].kind,
@@ -121,7 +122,7 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_with_the_reason(tmp_path
     trainer.step(7)
     shutil.rmtree(tmp_path / "kept")
     (tmp_path / "kept").write_text("in the way")
-    board.controls.checkpoint.click()
+    board.controls.buttons["Checkpoint"].click()
     assert board.controls.asked[1].status == "refused" and "kept" in board.message.text.value
     assert trainer.last_saved is None and trainer.step_state.optimizer_step == 7
     trainer.step(1)
@@ -146,12 +147,12 @@ def test_chooser_offers_what_is_kept():
     board = trainer.dashboard
     chooser = board.controls.chooser
     assert not chooser.open and chooser.widget.layout.display == "none"
-    board.controls.rewind.click()
+    board.controls.buttons["Rewind"].click()
     assert chooser.open and chooser.go.disabled and "No state is saved" in chooser.words.value
-    board.controls.rewind.click()  # once more closes it
+    board.controls.buttons["Rewind"].click()  # once more closes it
     assert not chooser.open
     trainer.step(15)
-    board.controls.rewind.click()
+    board.controls.buttons["Rewind"].click()
     assert chooser.steps.options == (("step 15", 15), ("step 10", 10), ("step 5", 5), ("step 0", 0))
     assert chooser.steps.value == 10 and not chooser.go.disabled  # 15 is where the run is
     assert board.message.text.layout.display == board.message.action.layout.display == "none"
@@ -385,7 +386,7 @@ def test_the_controls_alone_have_the_chooser():
     trainer.step(12)
     pane = trainer.controls
     pane.refresh()
-    pane.controls.rewind.click()
+    pane.controls.buttons["Rewind"].click()
     assert pane.controls.chooser.widget in pane.widget.children and pane.controls.chooser.open
     pane.controls.chooser.go.click()
     assert trainer.step_state.optimizer_step == 10

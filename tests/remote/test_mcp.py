@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -14,6 +15,7 @@ from steered import Process, environment, until
 from test_cli import PROGRAM, evil_run, gone, made, program, shell
 
 from trainer_nb import attach
+from trainer_nb.core.commands import COMMANDS
 from trainer_nb.core.control_folder import ControlFolder, Request, incoming
 from trainer_nb.remote import mcp
 from trainer_nb.remote.mcp import ACTS, MOST_LETTERS, READS, Budget, Reach, Rules
@@ -222,7 +224,9 @@ def agent(folder, **rules):
     """The tools as plain functions."""
     rules = Rules(allow=ACTS, wait=0.0, **rules)
     actions = mcp.Actions(Reach([folder]), rules)
-    return mcp.Reading(actions.reach, rules, actions), mcp.Acting(actions)
+    acting = SimpleNamespace(actions=actions, **{
+        name: mcp.tool_of(actions, COMMANDS[name]) for name in ACTS})
+    return mcp.Reading(actions.reach, rules, actions), acting
 
 
 @pytest.mark.parametrize("name",
@@ -304,7 +308,7 @@ def test_a_value_is_refused_before_it_is_sent(tmp_path, values, said):
     control = made(tmp_path / "a")
     _, acting = agent(tmp_path, ranges={"lr": (0.1, 1.0)}, only=("lr",))
     with pytest.raises(ValueError, match=said):
-        acting.tune("a", values, "why")
+        acting.tune(run="a", values=values, reason="why")
     assert incoming(control) == [] and acting.actions.budget.left == 20
 
 
@@ -346,7 +350,7 @@ def test_a_range_of_the_rate_bounds_the_rate_in_force(tmp_path, offered, values,
         assert acting.actions.tuned(acting.actions.reach.find("a"), values) == values
         return
     with pytest.raises(ValueError, match=said):
-        acting.tune("a", values, "why")
+        acting.tune(run="a", values=values, reason="why")
     assert incoming(control) == [] and acting.actions.budget.left == 20
 
 
@@ -376,7 +380,7 @@ def test_the_budget_outlives_the_server(tmp_path):
     assert agent(tmp_path, name="other")[1].actions.budget.left == 19
     _, acting = agent(tmp_path, max_actions=1)
     with pytest.raises(ValueError, match="the budget is spent: 1 actions"):
-        acting.stop("a", "why")
+        acting.stop(run="a", reason="why")
     (control.path / "replies.jsonl").rename(tmp_path / "elsewhere")
     (control.path / "replies.jsonl").symlink_to(tmp_path / "elsewhere")
     assert agent(tmp_path)[1].actions.budget.left == 20
@@ -388,7 +392,7 @@ def test_each_action_needs_a_reason(tmp_path, reason):
     control = made(tmp_path / "a")
     _, acting = agent(tmp_path)
     with pytest.raises(ValueError, match="reason"):
-        acting.stop("a", reason)
+        acting.stop(run="a", reason=reason)
     assert incoming(control) == []
 
 
@@ -418,10 +422,10 @@ def test_a_run_that_cannot_keep_a_command_is_not_asked(tmp_path):
     control = made(tmp_path / "a")
     _, acting = agent(tmp_path, approve=True)
     with pytest.raises(ValueError, match="approve: this run does not take it"):
-        acting.pause("a", "why")
+        acting.pause(run="a", reason="why")
     lost = made(tmp_path / "b", gone())
     with pytest.raises(ValueError, match="is gone"):
-        acting.pause("b", "why")
+        acting.pause(run="b", reason="why")
     assert incoming(control) == incoming(lost) == []
 
 

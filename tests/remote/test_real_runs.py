@@ -202,11 +202,11 @@ def test_clicks_in_the_panel_steer_the_other_process(process, run):
     assert [(each.name, each.source)
             for each in run.journal] == [("grad_clip", run.view.source), ("pause", run.view.source)]
     before = run.view.position.step
-    board.controls.step.click()
+    board.controls.buttons["Step"].click()
     until(lambda: run.view.position.step == before + 1)
     until(lambda: run.standing == "paused" and run.view.rewind_points()
-          and not board.controls.rewind.disabled)
-    board.controls.rewind.click()
+          and not board.controls.buttons["Rewind"].disabled)
+    board.controls.buttons["Rewind"].click()
     board.controls.chooser.go.click()
     until(lambda: board.curves.rewound and run.view.position.step <= before)
     time.sleep(0.3)

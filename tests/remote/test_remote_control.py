@@ -17,7 +17,7 @@ from steered import Process, until
 
 from trainer_nb import LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core.control_folder import ControlFolder, Replies, Request, incoming
-from trainer_nb.hooks.remote_control import REMOTE, CommandIntake, RemoteControlHook
+from trainer_nb.hooks.remote_control import CommandIntake, RemoteControlHook
 
 
 def make(folder, **settings):
@@ -246,8 +246,8 @@ def test_the_offer_has_every_tunable_with_its_range(steered_run):
     assert {each["name"] for each in offer["tunables"]} == set(steered_run.trainer.tunables())
     rate = next(each for each in offer["tunables"] if each["name"] == "grad_clip")
     assert rate["min"] == 0 and rate["kind"] == "float" and rate["optional"]
-    assert set(offer["commands"]) == {name for name in REMOTE
-                                      if name in steered_run.trainer.commands}
+    assert set(offer["commands"]) == {
+        name for name, spec in steered_run.trainer.commands.items() if spec.remote}
     assert {each["name"]
             for each in offer["hooks"]} == {row.name for row in steered_run.trainer.hooks.running()}
 

@@ -686,7 +686,7 @@ def test_clicks_become_commands(written, run):
     board.tunables.rows["lr_scale"].control.box.value = "0.5"
     hook = written.offer["hooks"][0]["name"]
     board.tabs.built["hooks"].controls[hook].switch.value = False
-    board.controls.rewind.click()
+    board.controls.buttons["Rewind"].click()
     assert board.controls.chooser.steps.options[0][1] == 20
     board.controls.chooser.go.click()
     found = [(each["name"], each["values"]) for each in written.commands()[asked:]]

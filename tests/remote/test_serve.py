@@ -125,7 +125,7 @@ def test_state_and_commands_of_a_run_in_another_process(run, served):
 
 @pytest.mark.parametrize("body",
                          [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 10_000,
-                          b'{"command": "watch", "values": {"on": true}}',
+                          b'{"command": "detach"}', b'{"command": 7}',
                           b'{"command": "tune", "values": [1]}', b'{"command": "tune"}',
                           b'{"command": "step", "values": {"n": [1]}}',
                           b'{"command": "note", "values": {"text": "x"}, "reason": "\\u0000"}',

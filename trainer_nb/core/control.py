@@ -11,12 +11,13 @@ __all__ = ['Command', 'Reply', 'CommandHandler', 'Mailbox', 'Series', 'ThinSerie
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from .commands import COMMANDS, CommandSpec
 from .state import TURNS, Position, RunState, weakly
 
 # %% ../../nbs/core/03_control.ipynb #2955a03e
@@ -75,33 +76,37 @@ class Reply:
 class CommandHandler:
     "How one kind of command is checked and applied. Bound methods are held weakly."
     apply: Callable[[Command], None] | None = None  # None: the driver applies it itself
-    validate: Callable[[dict], dict] = dict  # returns the values to use; ValueError refuses them
+    validate: Callable[[dict], dict] | None = None  # the values to use; ValueError refuses them
     recoverable: tuple = ()  # errors of `apply` after which the run can go on unchanged
     blocking: bool = False  # takes seconds: runs in its own thread while the run is not driven
     forget: Callable[[Command], None] | None = None  # it was accepted, and is refused after all
+    repeat: Callable[[Any], None] | None = None  # does in a replay what an entry of it says
 
     def __post_init__(self):
-        self.apply, self.forget = (each and weakly(each) for each in (self.apply, self.forget))
-        self.validate = weakly(self.validate)
+        for name in ("apply", "validate", "forget", "repeat"):
+            setattr(self, name, getattr(self, name) and weakly(getattr(self, name)))
 
 # %% ../../nbs/core/03_control.ipynb #834ccd79
 class Mailbox:
     "Commands that wait for the loop, with their replies; and actions for later boundaries."
     def __init__(self):
         self.handlers: dict[str, CommandHandler] = {}
+        self.commands: dict[str, CommandSpec] = {}  # what `post` accepts, by name
         self.waiting: deque[tuple[Command, Reply]] = deque()
         self.next_due = math.inf  # the first boundary that has an action
         self._scheduled: list[tuple[float, Callable[[], Any]]] = []
         self._lock = threading.RLock()
 
-    def register(self, name: str, handler: CommandHandler | None = None) -> None:
-        "Accept commands of this name; a later handler replaces an earlier one."
-        self.handlers[name] = handler or CommandHandler()
+    def register(self, command: str | CommandSpec, handler: CommandHandler | None = None) -> None:
+        """Accept a command: one of every run by its name, or one of your own.
 
-    @property
-    def commands(self) -> frozenset[str]:
-        "The names that `post` accepts."
-        return frozenset(self.handlers)
+        A later handler replaces an earlier one. Without `validate` the values of your own command
+        are checked as it declares them."""
+        own, handler = isinstance(command, CommandSpec), handler or CommandHandler()
+        spec = command if own else COMMANDS.get(command) or CommandSpec(command)
+        if handler.validate is None:
+            handler.validate = spec.check if own else dict
+        self.commands[spec.name], self.handlers[spec.name] = spec, handler
 
     def __bool__(self):
         return bool(self.waiting)
@@ -302,7 +307,7 @@ class RunView(Protocol):
     tunables: list[TunableView]
     hooks: list  # of HookRow
     journal: Any  # a Journal
-    commands: frozenset[str]  # the names that `post` accepts
+    commands: Mapping[str, CommandSpec]  # what `post` accepts
     step_times: StepTimes | None  # while hooks are watched
     inspection: Inspection | None  # after "inspect"
     breakpoints: list[str]  # conditions of `pause_when`

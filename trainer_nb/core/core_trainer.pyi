@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from .best import BestState
 from .checkpoint import RewindPoint, RunCheckpoint
+from .commands import CommandSpec
 from .control import Command, CommandHandler, Mailbox, Reply
 from .data import by_number, check_loader, data_parts, limited, loader_generators, loader_length, restore_generators
 from .driver import Background, Driver, SharedMailbox, Until, check_more
@@ -247,8 +248,14 @@ class CoreTrainer:
     def _on_note(self, command: Command) -> None:
         """Write a note into the journal."""
 
+    def _repeat_note(self, entry: Intervention) -> None:
+        ...
+
     def _on_validate(self, command: Command) -> None:
         """Evaluate before the next step."""
+
+    def _repeat_validate(self, entry: Intervention) -> None:
+        ...
 
     def _on_watch(self, command: Command) -> None:
         """Count the calls and the time of hooks, or no longer."""
@@ -423,8 +430,8 @@ class CoreTrainer:
         """Raise for what cannot be gone on with."""
 
     @property
-    def commands(self) -> frozenset[str]:
-        """The names that `post` understands."""
+    def commands(self) -> dict[str, CommandSpec]:
+        """What `post` understands, by name."""
 
     def pause(self) -> Reply:
         """Ask for a pause at the next boundary.

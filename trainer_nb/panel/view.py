@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 
+from ..core.commands import DECISIONS
 from ..core.control import (Command, Reply, Series, StepTimes,
                                      TunableView)
 from ..core.driver import CELLS
@@ -21,7 +22,6 @@ from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
 from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
-from ..hooks.remote_control import DECISIONS
 from ..hooks.samples import SamplesHook
 
 # %% ../../nbs/panel/27_view.ipynb #1556138e

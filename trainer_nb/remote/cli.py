@@ -8,14 +8,15 @@ __all__ = ['BOOLS', 'CODES', 'VERBS', 'RUN_NOTE', 'CODES_NOTE', 'parsed_value', 
            'offered_tunables', 'tunable_values', 'assignments', 'split_run', 'is_count',
            'one_count', 'no_words', 'outcome', 'final_reply', 'without_answer',
            'gone_text', 'json_line', 'finite', 'show', 'show_outcome', 'request_for',
-           'send', 'tune_command', 'plain_command', 'step_command', 'rewind_command',
-           'decision_command', 'note_command', 'duration', 'position_text', 'best_text',
-           'name_of', 'host_text', 'tunables_of', 'status_text', 'status_command',
-           'run_row', 'row_cells', 'ls_command', 'log_command', 'diff_command',
-           'watch_command', 'completion_command', 'Verb', 'step_options', 'log_options',
-           'prove_options', 'prove_command', 'agents', 'mcp_options', 'mcp_command',
-           'pages', 'serve_options', 'serve_command', 'sending_options', 'seconds',
-           'parser_of', 'usage', 'options_of', 'complete', 'failed', 'main']
+           'send', 'tune_command', 'own_words', 'first_value', 'plain_command',
+           'duration', 'position_text', 'best_text', 'name_of', 'host_text',
+           'tunables_of', 'status_text', 'status_command', 'run_row', 'row_cells',
+           'ls_command', 'log_command', 'diff_command', 'watch_command',
+           'completion_command', 'Verb', 'value_options', 'log_options', 'prove_options',
+           'prove_command', 'agents', 'mcp_options', 'mcp_command', 'pages',
+           'serve_options', 'serve_command', 'sending_options', 'seconds', 'verb_of',
+           'parser_of', 'usage', 'own_commands', 'own_verb', 'options_of', 'complete',
+           'failed', 'main']
 
 # %% ../../nbs/remote/47_cli.ipynb #bca79de5
 import argparse
@@ -27,7 +28,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
+from ..core.commands import (COMMANDS, KINDS, TUNE, CommandSpec, Value,
+                                      read_commands)
 from ..core.control_folder import ControlError, Replies, Request, sender
 from ..core.words import plain_number
 from .completion import BASH, ZSH, after_breaks, candidates
@@ -283,44 +288,47 @@ def tune_command(options) -> int:
     "Change tunables at the next boundary."
     run, words = split_run(options.run, options.words, is_assignment)
     if not reachable(run.status()):
-        return send(run, "tune", dict(word.split("=", 1) for word in words if "=" in word), options)
-    return send(run, "tune", assignments(words, run.offer()), options)
+        return send(run, TUNE, dict(word.split("=", 1) for word in words if "=" in word), options)
+    return send(run, TUNE, assignments(words, run.offer()), options)
+
+def own_words(rule: Value | None, words: list[str]) -> Callable[[str], bool]:
+    "Which words of a line belong to a command with this first value, and do not name the run."
+    if rule is None:
+        return lambda word: False
+    if rule.kind == "int":
+        return is_count
+    if not rule.words:
+        return lambda word: not is_run(word)
+    first = words[0] if len(words) > 1 else ""
+    is_folder = first != "" and (is_run(first) or "/" in first)
+    return lambda word: not is_folder
+
+def first_value(spec: CommandSpec, name: str, words: list[str]) -> dict:
+    "The value that stands in the words of a line; ValueError where it is missing."
+    rule = spec.values[name]
+    if not words and not rule.needed:
+        return {} if rule.default is None else {name: rule.default}
+    if rule.kind == "int":
+        return {name: one_count(words, rule.doc)}
+    if rule.words and words and not is_run(words[0]):
+        return {name: " ".join(words)}
+    if rule.words or len(words) != 1:
+        raise ValueError(f"{spec.name}: which {name}? {rule.doc}: trainer-nb {spec.name} RUN "
+                         + ('"text"' if rule.words else name.upper()))
+    return {name: parsed_value(words[0], {"name": name, "kind": rule.kind})}
 
 def plain_command(options) -> int:
-    "pause, resume, checkpoint, stop and validate: commands without values."
-    run, words = split_run(options.run, options.words, lambda word: False)
-    no_words(words)
-    return send(run, options.command, {}, options)
-
-def step_command(options) -> int:
-    "Do some steps or epochs, then pause."
-    run, words = split_run(options.run, options.words, is_count)
-    if options.epochs is not None:
+    "A command of a run, with its values."
+    spec, given = options.spec, vars(options)
+    name = next((name for name, rule in spec.values.items() if rule.kind != "bool"), "")
+    rule = spec.values.get(name)
+    run, words = split_run(options.run, options.words, own_words(rule, options.words))
+    values = {each: given[each] for each in spec.values if given.get(each) is not None}
+    if rule is None or values:
         no_words(words)
-        return send(run, "step", {"epochs": options.epochs}, options)
-    return send(run, "step", {"n": one_count(words, "how many steps") if words else 1}, options)
-
-def rewind_command(options) -> int:
-    "Go back to an earlier step."
-    run, words = split_run(options.run, options.words, is_count)
-    return send(run, "rewind", {"step": one_count(words, "the step to go back to")}, options)
-
-def decision_command(options) -> int:
-    "Approve or decline a command that waits."
-    run, words = split_run(options.run, options.words, lambda word: not is_run(word))
-    if len(words) != 1:
-        raise ValueError(f"{options.command}: which command? Its id; trainer-nb status names those "
-                         "that wait")
-    return send(run, options.command, {"id": words[0]}, options)
-
-def note_command(options) -> int:
-    "Write a note into the journal."
-    first = options.words[0] if len(options.words) > 1 else ""
-    is_folder = is_run(first) or "/" in first if first else False
-    run, words = split_run(options.run, options.words, lambda word: not is_folder)
-    if not words or is_run(words[0]):
-        raise ValueError("note: which text? trainer-nb note RUN \"text\"")
-    return send(run, "note", {"text": " ".join(words)}, options)
+    else:
+        values = first_value(spec, name, words)
+    return send(run, spec.name, values, options)
 
 # %% ../../nbs/remote/47_cli.ipynb #bf184f5b
 def duration(seconds: float | None) -> str:
@@ -511,10 +519,16 @@ class Verb:
     sends: bool = False  # a command for the run: waits for an answer
     more: Callable | None = None  # adds options of its own
     alone: bool = False  # these are all that it has
+    spec: CommandSpec | None = None  # of a command that is sent
 
-def step_options(parser) -> None:
-    "Options of step."
-    parser.add_argument("--epochs", type=int, help="number of epochs, instead of steps")
+def value_options(spec: CommandSpec, parser) -> None:
+    "Options of the values of a command, but for the one that stands in the words."
+    words = next((name for name, rule in spec.values.items() if rule.kind != "bool"), "")
+    for name, rule in spec.values.items():
+        how: dict[str, Any] = {"type": KINDS[rule.kind]} if rule.kind != "bool" else {
+            "action": argparse.BooleanOptionalAction}
+        if name != words:
+            parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=rule.doc, **how)
 
 def log_options(parser) -> None:
     "Options of log."
@@ -580,30 +594,20 @@ def seconds(text: str) -> float:
     return value
 
 # %% ../../nbs/remote/47_cli.ipynb #3835666f
+def verb_of(spec: CommandSpec) -> Verb:
+    "The command of the program that sends a command to a run."
+    words = next((name.upper() if rule.needed else f"[{name.upper()}]"
+                  for name, rule in spec.values.items() if rule.kind != "bool"), "")
+    tunes = spec.name == TUNE
+    return Verb(spec.doc[:1].lower() + spec.doc[1:], tune_command if tunes else plain_command,
+                "[RUN] NAME=VALUE ..." if tunes else f"[RUN] {words}".strip(),
+                "\n".join(spec.examples), True, partial(value_options, spec), spec=spec)
+
 VERBS = {
     "status": Verb("how a run stands", status_command, examples="status\nstatus runs/exp1 --json"),
     "watch": Verb("a run in full screen, with keys", watch_command, examples="watch runs/exp1",
                   more=lambda parser: sending_options(parser, waits=False)),
-    "tune": Verb("change tunables", tune_command, "[RUN] NAME=VALUE ...",
-                 "tune lr=1e-4\ntune runs/exp1 lr=1e-4 grad_clip=none ema.enabled=off\n"
-                 "tune lr=1e-4 --reason 'loss rises' --max-age-steps 100", True),
-    "pause": Verb("pause after the current step", plain_command, sends=True,
-                  examples="pause\npause runs/exp1 --reason 'the GPU is needed'"),
-    "resume": Verb("go on after a pause", plain_command, sends=True, examples="resume"),
-    "step": Verb("do N steps (1), then pause", step_command, "[RUN] [N]",
-                 "step\nstep 10\nstep runs/exp1 --epochs 1", True, step_options),
-    "checkpoint": Verb("save a checkpoint", plain_command, sends=True, examples="checkpoint"),
-    "rewind": Verb("go back to an earlier step", rewind_command, "[RUN] STEP",
-                   "rewind 400\nstatus     (shows the steps that can be reached)", True),
-    "stop": Verb("stop the run after the current step", plain_command, sends=True,
-                 examples="stop --reason 'good enough'"),
-    "validate": Verb("validate now", plain_command, sends=True, examples="validate"),
-    "note": Verb("write a note into the journal", note_command, "[RUN] TEXT",
-                 "note 'new data from here on'", True),
-    "approve": Verb("let a command go that waits for a person", decision_command, "[RUN] ID",
-                    "status     (shows what waits, with its id)\napprove 3f2a90c1d4e5b6a7", True),
-    "decline": Verb("refuse a command that waits for a person", decision_command, "[RUN] ID",
-                    "decline 3f2a90c1d4e5b6a7 --reason 'not at night'", True),
+    **{name: verb_of(spec) for name, spec in COMMANDS.items() if spec.remote and spec.shell},
     "log": Verb("journal, records and replies", log_command, more=log_options,
                 examples="log --follow\nlog runs/exp1 --only journal -n 100"),
     "diff": Verb("what differs between two runs", diff_command, "RUN RUN",
@@ -624,11 +628,10 @@ VERBS = {
                        'completion bash\n  eval "$(trainer-nb completion bash)"'),
 }
 
-def parser_of(name: str) -> argparse.ArgumentParser:
+def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
     "The parser of one command."
-    verb = VERBS[name]
     examples = "\n".join(f"  {'' if line.startswith(' ') else 'trainer-nb '}{line.strip()}"
-                         for line in verb.examples.split("\n"))
+                         for line in (verb.examples or name).split("\n"))
     notes = CODES_NOTE if verb.sends else ""
     parser = argparse.ArgumentParser(
         f"trainer-nb {name}", f"trainer-nb {name} {verb.words} [options]", verb.help + RUN_NOTE,
@@ -657,8 +660,11 @@ exit codes: 0 applied, 2 refused, 3 no answer (not running, or not in time)
 # %% ../../nbs/remote/47_cli.ipynb #3ae7f85b
 def usage() -> str:
     "What the program says of itself."
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name.ljust(width)}  {verb.help}" for name, verb in VERBS.items())
+    own = {name: verb_of(spec) for name, spec in own_commands().items()}
+    width = max(map(len, (*VERBS, *own)))
+    def listed(known: dict[str, Verb]) -> str:
+        return "\n".join(f"  {name.ljust(width)}  {verb.help}" for name, verb in known.items())
+    verbs = listed(VERBS) + (f"\n\nof this run:\n{listed(own)}" if own else "")
     return f"""trainer-nb COMMAND [RUN] [options]: see and steer a run through its folder.
 
 {verbs}
@@ -673,31 +679,44 @@ examples:
 trainer-nb COMMAND --help has the options of a command, and more examples.
 Exit codes: 0 applied, 2 refused, 3 no answer."""
 
+def own_commands(given: str | None = None) -> dict[str, CommandSpec]:
+    "The commands that hooks of a run have registered; none where there is no run."
+    try:
+        found = read_commands(RunFiles(find_run(given)).offer())
+    except (ControlError, OSError, ValueError):
+        return {}
+    return {name: spec for name, spec in found.items() if name not in COMMANDS}
+
+def own_verb(words: list[str]) -> Verb | None:
+    "The verb of a command that only the run in question has; None for none."
+    given = next((word for word in words[1:] if is_run(word)), None)
+    spec = own_commands(given).get(words[0])
+    return None if spec is None else verb_of(spec)
+
 def options_of(words: list[str]) -> argparse.Namespace:
     "The options of a command line; ValueError for an unknown command or option."
     name = words[0]
-    if name not in VERBS:
+    verb = VERBS.get(name) or own_verb(words)
+    if verb is None:
         raise ValueError(f"{name}: there is no such command{nearest(name, VERBS)} "
                          f"There are {', '.join(VERBS)}")
-    parser = parser_of(name)
-    if VERBS[name].alone:
-        options = parser.parse_args(words[1:])
-        options.command = name
-        return options
+    parser = parser_of(name, verb)
+    parser.set_defaults(call=verb.call, spec=verb.spec)
+    if verb.alone:
+        return parser.parse_args(words[1:])
     options, unknown = parser.parse_known_intermixed_args(words[1:])
     if unknown:
         known = [each for action in parser._actions for each in action.option_strings]
         raise ValueError(f"{unknown[0]}: {name} has no such option{nearest(unknown[0], known)} "
                          f"It has {', '.join(each for each in known if each.startswith('--'))}")
-    options.command = name
     options.only = getattr(options, "only", None) or ["journal", "record", "reply"]
     return options
 
 def complete(words: list[str]) -> int:
     "Print the candidates for the end of a line, one a line."
     line, breaks = (words + ["", ""])[:2]
-    known = {name: [each for action in parser_of(name)._actions for each in action.option_strings]
-             for name in VERBS}
+    known = {name: [each for action in parser_of(name, verb)._actions
+                    for each in action.option_strings] for name, verb in VERBS.items()}
     for each in candidates(line, known):
         print(after_breaks(each, line.split()[-1] if line[-1:].strip() else "", breaks))
     return 0
@@ -722,7 +741,7 @@ def main(argv: list[str] | None = None) -> int:
         if words[0] == "__complete":
             return complete(words[1:])
         options = options_of(words)
-        return VERBS[options.command].call(options)
+        return options.call(options)
     except SystemExit as done:  # of argparse, or a signal during watch
         return done.code if isinstance(done.code, int) else 0
     except BrokenPipeError:  # of `trainer-nb log | head`

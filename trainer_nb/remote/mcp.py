@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['MOST_RUNS', 'MOST_LETTERS', 'MOST_ITEMS', 'MOST_POINTS', 'MOST_NAMES', 'ENTRY', 'ACTS',
-           'LONGEST_REASON', 'OF_OPTIMIZERS', 'ENDS', 'Plain', 'INSTRUCTIONS', 'MISSING',
-           'READS', 'is_linked', 'Reach', 'bounded', 'answer', 'thinned',
-           'chosen_records', 'curve', 'last_entries', 'group_factors', 'changes_of_rate',
-           'rates_after', 'Rules', 'parsed_range', 'check_reason', 'Budget', 'used_by',
-           'delivered', 'taken_back', 'Actions', 'Reading', 'Acting', 'strict', 'told',
-           'server_of', 'add_arguments', 'words_of', 'rules_of', 'run']
+           'LONGEST_REASON', 'OF_OPTIMIZERS', 'ENDS', 'Plain', 'OF_TUNABLES', 'ASKED',
+           'INSTRUCTIONS', 'MISSING', 'READS', 'is_linked', 'Reach', 'bounded', 'answer',
+           'thinned', 'chosen_records', 'curve', 'last_entries', 'group_factors',
+           'changes_of_rate', 'rates_after', 'Rules', 'parsed_range', 'check_reason',
+           'Budget', 'used_by', 'delivered', 'taken_back', 'Actions', 'Reading',
+           'tool_of', 'own_commands', 'strict', 'told', 'server_of', 'add_arguments',
+           'words_of', 'rules_of', 'run']
 
 # %% ../../nbs/remote/48_mcp.ipynb #48a00005
 import functools
@@ -19,9 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from inspect import Parameter, Signature
 from pathlib import Path
 
+from ..core.commands import COMMANDS, KINDS, TUNE, CommandSpec, read_commands
 from ..core.control_folder import FINAL, ControlError, Replies, Request, sender
 from .cli import (gone_text, json_line, offered_tunables, run_row,
                                    tunable_values, tunables_of)
@@ -139,7 +143,7 @@ def last_entries(run: RunFiles, last: int) -> list[dict]:
         for each in entries[-last:]]
 
 # %% ../../nbs/remote/48_mcp.ipynb #48a00010
-ACTS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note")
+ACTS = tuple(name for name, spec in COMMANDS.items() if spec.agent and spec.remote)
 LONGEST_REASON = 500
 
 # tunables that each of several optimizers has, as lr.d
@@ -177,18 +181,20 @@ def rates_after(name: str, values: dict, views: dict) -> list[float]:
 class Rules:
     "What an agent may do."
     name: str = "mcp"
-    allow: tuple[str, ...] = ()  # of ACTS
+    allow: tuple[str, ...] = ()  # of `known`
     max_actions: int = 20
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # by name of a tunable
     only: tuple[str, ...] = ()  # the tunables that may be changed; (): all
     approve: bool = False  # a person decides on each
     wait: float = 10.0  # seconds for the answer of a run
+    known: tuple[str, ...] = ACTS  # what may be allowed: also commands of the runs' own
     source = property(lambda self: f"agent:{self.name}")
 
     def __post_init__(self):
         for each in self.allow:
-            if each not in ACTS:
-                raise ValueError(f"--allow {each}: one of {', '.join(ACTS)}{nearest(each, ACTS)}")
+            if each not in self.known:
+                raise ValueError(f"--allow {each}: one of {', '.join(self.known)}"
+                                 f"{nearest(each, self.known)}")
         if not re.fullmatch(r"[\w.-]{1,60}", self.name):
             raise ValueError(f"--name {self.name!r}: letters, digits, '.', '-' and '_'")
         if self.max_actions < 0:
@@ -331,7 +337,7 @@ class Actions:
             if each not in offered:
                 raise ValueError(f"{each}: this run does not take it. It takes "
                                  f"{', '.join(offered)}")
-        values = self.tuned(files, values) if name == "tune" else values
+        values = self.tuned(files, values) if name == TUNE else values
         request = Request.of(asdict(Request(
             name, values, self.rules.source, **sender(), reason=check_reason(reason), basis=basis,
             max_age_steps=max_age_steps, approve=self.rules.approve)))
@@ -403,7 +409,7 @@ class Reading:
         rules, found = self.rules, []
         for view in at(self.reach.find(run).offer(), "tunables", kind=list, default=[]):
             if (name := at(view, "name", kind=str)) is not None:
-                may = "tune" in rules.allow and (not rules.only or name in rules.only)
+                may = TUNE in rules.allow and (not rules.only or name in rules.only)
                 found.append({key: view.get(key) for key in shown} | {
                     "agent_range": rules.range_of(name), "agent_may": may})
         return answer({"run": run, "tunables": found})
@@ -428,52 +434,46 @@ class Reading:
 
 # %% ../../nbs/remote/48_mcp.ipynb #48a00018
 Plain = float | int | bool | str | None
+OF_TUNABLES = dict[str, Plain]  # the values of tune, which has those that the run offers
 
-class Acting:
-    "The tools that change something; `reason` stands in the journal of the run."
-    def __init__(self, actions: Actions):
-        self.actions = actions
+def tool_of(actions: Actions, spec: CommandSpec) -> Callable[..., str]:
+    "The tool of a command: its values are arguments, and `reason` stands in the journal."
+    def act(run: str, reason: str, max_age_steps: int | None = None, **given) -> str:
+        if spec.name == TUNE:
+            return answer(actions.act(run, spec.name, given["values"], reason, max_age_steps))
+        values = {name: value for name, value in given.items() if value is not None} or {
+            name: rule.default for name, rule in spec.values.items() if rule.default is not None}
+        for name, value in values.items():
+            if isinstance(value, str) and len(value) > spec.values[name].most:
+                raise ValueError(f"{name} has {len(value):,} letters: at most "
+                                 f"{spec.values[name].most:,}")
+        return answer(actions.act(run, spec.name, values, reason, max_age_steps))
+    rules = {name: (KINDS[rule.kind], rule.needed) for name, rule in spec.values.items()}
+    if spec.name == TUNE:
+        rules = {"values": (OF_TUNABLES, True)}
+    needed = [(name, kind) for name, (kind, must) in rules.items() if must]
+    may = [(name, kind | None) for name, (kind, must) in rules.items() if not must]
+    taken = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind)
+             for name, kind in [("run", str), *needed, ("reason", str)]]
+    taken += [Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=None)
+              for name, kind in [*may, ("max_age_steps", int | None)]]
+    about = "; ".join(f"{name}: {rule.doc}" for name, rule in spec.values.items())
+    act.__name__, act.__doc__ = spec.name, f"{spec.doc}.{about and f' {about}.'} {ASKED}"
+    act.__signature__ = Signature(taken, return_annotation=str)  # type: ignore[attr-defined]
+    act.__annotations__ = {each.name: each.annotation for each in taken} | {"return": str}
+    return act
 
-    def tune(self, run: str, values: dict[str, Plain], reason: str,
-             max_age_steps: int | None = None) -> str:
-        """Change tunables at the run's next step, all of them or none: {"lr": 0.001}.
+ASKED = ("`reason` stands in the journal of the run. `max_age_steps`: refused where the run is "
+         "more steps past your last status.")
 
-        `max_age_steps`: refused where the run is more steps past your last status."""
-        return answer(self.actions.act(run, "tune", values, reason, max_age_steps))
-
-    def pause(self, run: str, reason: str, max_age_steps: int | None = None) -> str:
-        "Pause after the current step; the run holds its memory and waits for resume."
-        return answer(self.actions.act(run, "pause", {}, reason, max_age_steps))
-
-    def resume(self, run: str, reason: str, max_age_steps: int | None = None) -> str:
-        "Let a paused run go on."
-        return answer(self.actions.act(run, "resume", {}, reason, max_age_steps))
-
-    def step(self, run: str, reason: str, n: int = 1, max_age_steps: int | None = None) -> str:
-        "Make n steps of a paused run, then pause again."
-        return answer(self.actions.act(run, "step", {"n": n}, reason, max_age_steps))
-
-    def checkpoint(self, run: str, reason: str, max_age_steps: int | None = None) -> str:
-        "Save the run into its folder."
-        return answer(self.actions.act(run, "checkpoint", {}, reason, max_age_steps))
-
-    def rewind(self, run: str, step: int, reason: str, max_age_steps: int | None = None) -> str:
-        "Go back to the state at or before a step, one of `rewind_points` in the status."
-        return answer(self.actions.act(run, "rewind", {"step": step}, reason, max_age_steps))
-
-    def stop(self, run: str, reason: str, max_age_steps: int | None = None) -> str:
-        "End the training after the current step."
-        return answer(self.actions.act(run, "stop", {}, reason, max_age_steps))
-
-    def validate(self, run: str, reason: str, max_age_steps: int | None = None) -> str:
-        "Evaluate now; the training is not disturbed."
-        return answer(self.actions.act(run, "validate", {}, reason, max_age_steps))
-
-    def note(self, run: str, text: str, reason: str, max_age_steps: int | None = None) -> str:
-        "Write a note of at most 1000 letters into the journal."
-        if len(text) > 1000:
-            raise ValueError(f"text has {len(text):,} letters: at most 1,000")
-        return answer(self.actions.act(run, "note", {"text": text}, reason, max_age_steps))
+def own_commands(reach: Reach) -> dict[str, CommandSpec]:
+    "What hooks of the runs have registered, and an agent may be allowed to ask for."
+    found: dict[str, CommandSpec] = {}
+    for path in reach.runs().values():
+        with suppress(ControlError, OSError):  # one without an offer
+            found |= {name: spec for name, spec in read_commands(RunFiles(path).offer()).items()
+                      if spec.agent and name not in COMMANDS and name not in READS}
+    return found
 
 # %% ../../nbs/remote/48_mcp.ipynb #48a0001c
 INSTRUCTIONS = """Training runs of PyTorch, each with a journal. Look at `runs`, then at `status`.
@@ -512,12 +512,13 @@ def server_of(folders, rules: Rules):
     except ImportError as error:
         raise ImportError(f"{MISSING} ({error})") from None
     actions = Actions(reach := Reach(folders), rules)
-    reading, acting = Reading(reach, rules, actions), Acting(actions)
-    def made(owner, name: str):
-        hints = ToolAnnotations(read_only_hint=owner is reading)
-        call = told(getattr(owner, name), ToolError)
+    reading, known = Reading(reach, rules, actions), {**own_commands(reach), **COMMANDS}
+    def made(call: Callable, looks: bool):
+        hints = ToolAnnotations(read_only_hint=looks)
+        call = told(call, ToolError)
         return strict(Tool.from_function(call, structured_output=False, annotations=hints))
-    tools = [made(reading, name) for name in READS] + [made(acting, name) for name in rules.allow]
+    tools = [made(getattr(reading, name), True) for name in READS]
+    tools += [made(tool_of(actions, known[name]), False) for name in rules.allow if name in known]
     for each in reading.notes():
         print(f"trainer-nb mcp: {each}", file=sys.stderr)
     return MCPServer("trainer_nb", instructions=INSTRUCTIONS, tools=tools, log_level="WARNING")
@@ -549,7 +550,8 @@ def rules_of(options) -> Rules:
     if len(dict(ranges)) < len(ranges):
         raise ValueError("--range: the same name is given twice")
     return Rules(options.name, words_of(options.allow), options.max_actions, dict(ranges),
-                 words_of(options.only), options.approve)
+                 words_of(options.only), options.approve,
+                 known=(*ACTS, *own_commands(Reach(options.folders))))
 
 def run(options) -> int:
     "What `trainer-nb mcp` does: serve on standard input and output until that ends."

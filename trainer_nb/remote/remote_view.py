@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['MOST_POINTS', 'MOST_NAMES', 'MOST_BRANCHES', 'CHUNK', 'MOST_ENTRIES', 'SILENT',
-           'STANDINGS', 'TYPES', 'PARTS', 'NOWHERE', 'POLL', 'WRITTEN', 'Rewind',
-           'add_records', 'cut', 'ThinHistory', 'RecordReader', 'JournalReader',
-           'LatestFile', 'Watch', 'RemoteHookRow', 'read_hook', 'read_tunable',
-           'read_times', 'rule_of', 'nearest', 'each_read', 'Offer', 'RemoteReply',
-           'Outbox', 'Asked', 'Waiting', 'check_protocol', 'files_seen', 'read_waiting',
-           'read_alerts', 'stat_files', 'remote_panes', 'RemoteRunView', 'resume_command',
-           'where_from', 'process_words', 'unreachable_text', 'as_html', 'notice',
-           'result_words']
+           'STANDINGS', 'PARTS', 'NOWHERE', 'POLL', 'WRITTEN', 'Rewind', 'add_records',
+           'cut', 'ThinHistory', 'RecordReader', 'JournalReader', 'LatestFile', 'Watch',
+           'RemoteHookRow', 'read_hook', 'read_tunable', 'read_times', 'rule_of',
+           'nearest', 'each_read', 'Offer', 'RemoteReply', 'Outbox', 'Asked', 'Waiting',
+           'check_protocol', 'files_seen', 'read_waiting', 'read_alerts', 'stat_files',
+           'remote_panes', 'RemoteRunView', 'resume_command', 'where_from',
+           'process_words', 'unreachable_text', 'as_html', 'notice', 'result_words']
 
 # %% ../../nbs/remote/41_remote_view.ipynb #ca20c68a
 import difflib
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.commands import KINDS, read_commands
 from ..core.control import Command, Series, StepTimes, TunableView, WaitingCommand
 from ..core.control_folder import (FINAL, LARGEST, OFFER, REPLIES, STATUS, VERSION,
                                             ControlError, ControlFolder, Lines, Replies, Request,
@@ -272,7 +272,6 @@ class Watch:
         return "lost" if self.alive else "ended"
 
 # %% ../../nbs/remote/41_remote_view.ipynb #718eda72
-TYPES = {"float": float, "int": int, "bool": bool, "str": str}
 PARTS = ("data", "forward", "backward", "optimizer", "hooks", "rest")  # of a step
 
 @dataclass
@@ -303,7 +302,7 @@ def read_hook(found: dict) -> RemoteHookRow:
 def read_tunable(found: dict) -> TunableView:
     "A tunable of an offer; ValueError for one that cannot be shown."
     view = typed(TunableView, found)
-    kind = TYPES.get(view.kind, Any)
+    kind = KINDS.get(view.kind, Any)
     values = [value for value in (view.value, view.pending) if value is not None]
     if not all(fits(value, kind) for value in values):
         raise ValueError(f"{view.name}: a value is not of kind {view.kind}")
@@ -322,7 +321,7 @@ def read_times(found: dict) -> StepTimes:
 # %% ../../nbs/remote/41_remote_view.ipynb #d0ffe104
 def rule_of(view: TunableView) -> Any:
     "The rule by which a value is checked; None where only the run knows it."
-    kind = TYPES.get(view.kind)
+    kind = KINDS.get(view.kind)
     if kind is None and view.choices is None:
         return None
     default = None if view.optional and kind is not None else view.value
@@ -352,11 +351,7 @@ def each_read(read: Callable, found) -> list:
 class Offer:
     "The commands, tunables and hooks of a run, from its file."
     def __init__(self, found: dict):
-        commands: Any = found.get("commands")
-        self.commands: dict[str, dict] = {  # name to its values: name to {"kind", "needed"}
-            name: each["values"] for name, each in (commands if fits(commands, dict[str, dict])
-                                                    else {}).items()
-            if fits(each.get("values"), dict[str, dict])}
+        self.commands = read_commands(found)
         self.hooks: list[RemoteHookRow] = each_read(read_hook, found.get("hooks"))
         owners = {"", *(row.name for row in self.hooks)}
         self.tunables: list[TunableView] = [
@@ -376,17 +371,7 @@ class Offer:
         return self._tuned(values) if name == "tune" else self._checked(name, values)
 
     def _checked(self, name: str, values: dict) -> dict:
-        taken = self.commands[name]
-        for key, value in values.items():
-            if key not in taken:
-                raise ValueError(f"{name}({key}=): there is no such value, {nearest(key, taken)}")
-            kind, needed = taken[key].get("kind"), taken[key].get("needed") is True
-            if not (fits(value, TYPES.get(kind, Any)) or (value is None and not needed)):
-                raise ValueError(f"{name}({key}={value!r}) is refused: of type {kind}")
-        for key, rule in taken.items():
-            if rule.get("needed") is True and key not in values:
-                raise ValueError(f"{name}() needs {key}=")
-        return values
+        return self.commands[name].check(values)
 
     def _tuned(self, values: dict) -> dict:
         if not values:
@@ -574,7 +559,7 @@ class RemoteRunView:
     history = property(lambda self: self._records.history)
     branches = property(lambda self: self.history.branches)
     records_version = property(lambda self: self.history.version)
-    commands = property(lambda self: frozenset(self._offer.commands))
+    commands = property(lambda self: self._offer.commands)
     hooks = property(lambda self: self._offer.hooks)
     step_times = property(lambda self: self._offer.step_times)
     description = property(lambda self: self.watch.of("description", str, ""))

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['LOCAL', 'SEALS', 'CLOSED', 'LARGEST', 'HEAD_SECONDS', 'MOST_STRANGERS', 'MOST_KNOWN',
-           'COMMANDS', 'FILES', 'OPEN', 'MOST_COMMANDS', 'MISSING', 'PORT', 'Access',
-           'host_of', 'is_address', 'Names', 'Answer', 'refused', 'Visitors',
-           'Connection', 'Gate', 'written', 'act', 'packed', 'plain_titles', 'Figures',
-           'versioned', 'Page', 'body_of', 'in_thread', 'application', 'listening',
-           'Server', 'greeting', 'add_arguments', 'check_name', 'run', 'colab_link',
-           'serve_trainer']
+           'FILES', 'OPEN', 'MOST_COMMANDS', 'MISSING', 'PORT', 'Access', 'host_of',
+           'is_address', 'Names', 'Answer', 'refused', 'Visitors', 'Connection', 'Gate',
+           'written', 'act', 'packed', 'plain_titles', 'Figures', 'versioned', 'Page',
+           'body_of', 'in_thread', 'application', 'listening', 'Server', 'greeting',
+           'add_arguments', 'check_name', 'run', 'colab_link', 'serve_trainer']
 
 # %% ../../nbs/remote/49_serve.ipynb #500044e5
 import asyncio
@@ -34,6 +33,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..core.commands import TUNE
 from ..core.control_folder import ControlError
 from ..core.files import parse_json
 from .cli import (finite, json_line, no_words, outcome, request_for,
@@ -279,17 +279,14 @@ async def written(answer: Answer, send) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 # %% ../../nbs/remote/49_serve.ipynb #d466b0e9
-COMMANDS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note",
-            "approve", "decline")
-
 def act(run: RunFiles, source: str, body: bytes, wait: float = 10.0) -> dict:
     "Send what a page asks for; what the run answers. ValueError where nothing was sent."
     asked = parse_json(body, "the request")
     name, values = at(asked, "command", kind=str), at(asked, "values", kind=dict, default={})
     reason = at(asked, "reason", kind=str, default="")
-    if name not in COMMANDS:
-        raise ValueError(f"command: one of {', '.join(COMMANDS)}")
-    if name == "tune":
+    if name is None:
+        raise ValueError("command: the name of one is missing")
+    if name == TUNE:
         values = tunable_values(values, run.offer())
     about = SimpleNamespace(source=source, reason=reason, max_age_steps=None)
     return outcome(run, request_for(run, name, values, about), wait)

@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..core.commands import COMMANDS
 from ..core.control import CommandHandler, Mailbox
 from ..core.files import parse_json, read_bounded
 from ..core.hook import Hook
@@ -48,13 +49,15 @@ class Order:
         return Path(self.workspace).parent / "others" / (Path(workspace).name or "run")
 
 # %% ../../nbs/tools/30_proving.ipynb #9e0b1a08
-LEFT_TO_THE_JOURNAL = ("tune", "note", "validate", "rewind", "save")
+LEFT_TO_THE_JOURNAL = (*(name for name, spec in COMMANDS.items() if spec.replayed),
+                       "rewind", "save")
 
 def leave_to_journal(mailbox: Mailbox) -> None:
     "Commands that change a run are checked and answered as before, and change nothing."
     for name in LEFT_TO_THE_JOURNAL:
-        validate = mailbox.handlers[name].validate
-        mailbox.register(name, CommandHandler(lambda command: None, validate))
+        handler = mailbox.handlers[name]
+        mailbox.register(name, CommandHandler(lambda command: None, handler.validate,
+                                              repeat=handler.repeat))
 
 # %% ../../nbs/tools/30_proving.ipynb #9e0b1a0b
 @dataclass

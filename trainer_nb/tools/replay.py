@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..core.commands import COMMANDS
 from ..core.control import Command
 from ..core.hook import Hook
 from ..core.journal import (Intervention, Journal, assigns_object, read_total,
@@ -50,7 +51,8 @@ def check_totals(journal: Journal, waiting: list[Intervention], total: str) -> N
                          f"it was to have {known[-1]}, this one {total}")
 
 # %% ../../nbs/tools/21_replay.ipynb #8be0047c
-REPLAYED = ("tune", "hook", "validate", "totals", "skip", "note", "assign")
+REPLAYED = ("hook", "totals", "skip", "assign",
+            *(name for name, spec in COMMANDS.items() if spec.replayed))
 
 def path_of(journal: Journal) -> list[Intervention]:
     "The entries that a replay acts on, in the order in which they took effect."
@@ -186,8 +188,6 @@ class ReplayHook(Hook):
         if entry.kind in ("tune", "hook"):
             value = find_tunable(trainer.tunables(), entry.name).check(entry.new)
             trainer.apply_tune({entry.name: value}, source="replay")
-        elif entry.kind == "validate":
-            trainer.evaluate_next("replay")
         elif entry.kind == "assign":
             setattr(trainer, entry.name, entry.new)
         elif entry.kind == "totals":
@@ -199,4 +199,4 @@ class ReplayHook(Hook):
             trainer.driver.new_generator(trainer)
             trainer.record("skip", "batch", number, entry.new, source="replay")
         else:
-            trainer.record("note", "note", new=entry.new, source="replay")
+            trainer.mailbox.handlers[entry.kind].repeat(entry)

@@ -113,16 +113,16 @@ function keep(box, items, key, make, update) {
 }
 
 function drawButtons() {
-  const main = new Set(["pause", "resume"]);
-  keep(at("buttons"), state.buttons ?? [], (each) => main.has(each.name) ? "main" : each.name, () => {
+  keep(at("buttons"), state.buttons ?? [], (each) => each.main ? "main" : `${each.name} ${each.label}`, () => {
     const button = made("button");
     button.type = "button";
     button.addEventListener("click", () => press(button));
     return button;
   }, (button, each) => {
     button.name = each.name;
-    button.classList.toggle("main", main.has(each.name));
-    button.classList.toggle("stop", each.name === "stop");
+    button.values = each.values;
+    button.classList.toggle("main", each.main);
+    button.classList.toggle("stop", each.style === "stop");
     if (!button.dataset.sure) set(button, each.label);
     const blocked = state.may_steer ? each.why_not : "This link may only look";
     button.disabled = blocked !== "";
@@ -130,7 +130,6 @@ function drawButtons() {
   });
 }
 
-const SENT = { step: ["step", { n: 1 }], epoch: ["step", { epochs: 1 }] };
 const pressed = { button: null, at: 0 };
 
 function press(button) {
@@ -138,14 +137,14 @@ function press(button) {
   if (button === pressed.button && now - pressed.at < 250) return;  // the second half of a double click
   Object.assign(pressed, { button, at: now });
   if (name === "rewind") return choose(at("chooser").hidden);
-  if (name === "stop" && !button.dataset.sure) {  // a thumb slips easily
+  if (button.classList.contains("stop") && !button.dataset.sure) {  // a thumb slips easily
     button.dataset.sure = "asked";
     set(button, "Really stop?");
     setTimeout(() => { delete button.dataset.sure; drawButtons(); }, 4000);
     return;
   }
   delete button.dataset.sure;
-  send(...(SENT[name] ?? [name]));
+  send(name, button.values);
 }
 
 function choose(open, step = Infinity) {

@@ -1,0 +1,184 @@
+"""A command that a hook registers is one in every front end: panel, offer, attached run, page,
+shell and agents, each from the same record."""
+
+import asyncio
+import json
+import os
+
+import pytest
+import torch
+from steered import until
+from torch import nn
+
+from trainer_nb import Hook, Trainer, attach
+from trainer_nb.core.commands import Button, CommandSpec, Value, read_commands
+from trainer_nb.core.control import CommandHandler
+from trainer_nb.panel.controls import Controls
+from trainer_nb.remote import mcp, serve
+from trainer_nb.remote.cli import main
+
+NAME = "keep_weights"
+
+
+class Keeper(Hook):
+    """Keeps copies of the weights when it is asked to, three at most."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def before_fit(self, trainer):
+        """Register the command."""
+        spec = CommandSpec(
+            NAME, "Keep a copy of the weights", {"label": Value(doc="its name", needed=False)},
+            (Button("Keep", "camera", values={"label": "panel"}),),
+            lambda view: "Three copies are kept" if len(self.kept) == 3 else "")
+        trainer.mailbox.register(spec, CommandHandler(self.keep))
+        self.trainer = trainer.view
+
+    def keep(self, command):
+        """Keep a copy."""
+        self.kept[command.values.get("label", "none")] = self.trainer.position.step
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that is trained in the background, in runs/exp1 of the current folder."""
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    x = torch.ones(8, 3)
+    keeper = Keeper()
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[(x, x[:, :1])] * 4, loss_fn=nn.MSELoss(),
+                      max_steps=10**7, device="cpu", progress=False, hooks=[keeper],
+                      workspace="runs/exp1", seed=0)
+    trainer.start()
+    until(lambda: NAME in read_commands(json.loads(offer_text(tmp_path))))
+    yield trainer, keeper
+    trainer.stop().wait()
+    trainer.wait()
+    trainer.close()
+    os.chdir(before)
+
+
+def offer_text(folder):
+    """The file in which the run says what it takes."""
+    path = folder / "runs" / "exp1" / "control" / "offer.json"
+    return path.read_text() if path.exists() else "{}"
+
+
+def test_the_panel_has_its_button(run):
+    """It sends the button's values; where it is off, the tooltip says why."""
+    trainer, keeper = run
+    controls = Controls(trainer.view)
+    labels = list(controls.buttons)
+    assert labels.index("Rewind") < labels.index("Keep") and (
+        controls.buttons["Keep"] in controls.widget.children)
+    controls.buttons["Keep"].click()
+    controls.asked[1].wait()
+    assert list(keeper.kept) == ["panel"] and controls.asked[1].status == "applied"
+    keeper.kept |= {"a": 1, "b": 2}
+    controls.refresh()
+    button = controls.buttons["Keep"]
+    assert button.disabled and button.tooltip == "Three copies are kept"
+
+
+def test_an_attached_run_has_it(run):
+    """Label, tooltip and reason come from what the run offers; wrong values are not sent."""
+    _, keeper = run
+    there = attach("runs/exp1")
+    until(lambda: NAME in there.view.commands)
+    controls = Controls(there.view)
+    assert controls.buttons["Keep"].tooltip == "Keep a copy of the weights"
+    with pytest.raises(ValueError, match="label=5.* is refused: of type str"):
+        there._ask(NAME, label=5)
+    with pytest.raises(ValueError, match="did you mean 'label'"):
+        there._ask(NAME, labl="x")
+    controls.buttons["Keep"].click()
+    controls.asked[1].wait()
+    assert list(keeper.kept) == ["panel"]
+    keeper.kept |= {"a": 1, "b": 2}
+    until(lambda: there.view.commands[NAME].why_not(there.view) == "Three copies are kept")
+    there.close()
+
+
+def test_it_is_a_verb_in_the_shell(run, capsys):
+    """Its help, its value, the list of verbs, and a wrong word."""
+    _, keeper = run
+    assert main([NAME, "evening"]) == 0 and list(keeper.kept) == ["evening"]
+    assert main([NAME, "runs/exp1", "late", "--json"]) == 0 and "late" in keeper.kept
+    assert main([NAME]) == 0 and "none" in keeper.kept
+    capsys.readouterr()
+    assert main(["--help"]) == 0
+    assert "of this run:\n  keep_weights  keep a copy of the weights" in capsys.readouterr().out
+    assert main([NAME, "--help"]) == 0 and "[RUN] [LABEL]" in capsys.readouterr().out
+    assert main([NAME, "a", "b"]) == 2 and main(["keep_weight"]) == 2
+    said = capsys.readouterr().err
+    assert "which label? its name" in said and "there is no such command" in said
+
+
+def test_the_page_has_its_button(run):
+    """With what it does, and the values that it sends."""
+    _, keeper = run
+    page = serve.Page("runs/exp1")
+    state = json.loads(page.state("steer").body)
+    button, = [each for each in state["buttons"] if each["name"] == NAME]
+    assert button == {"name": NAME, "label": "Keep", "does": "Keep a copy of the weights",
+                      "values": {"label": "panel"}, "main": False, "style": "", "why_not": ""}
+    sent = json.dumps({"command": NAME, "values": button["values"]}).encode()
+    assert json.loads(page.command(sent).body)["status"] == "applied" and keeper.kept
+
+
+def test_an_agent_may_be_allowed_to(run, capsys):
+    """Only where it is named; the tool has the value and its description."""
+    _, keeper = run
+    own = mcp.own_commands(mcp.Reach(["runs"]))
+    rules = mcp.Rules(allow=(NAME,), known=(*mcp.ACTS, *own))
+    server = mcp.server_of(["runs"], rules)
+    tools = {each.name: each for each in asyncio.run(server.list_tools())}
+    assert set(tools) == {*mcp.READS, NAME}
+    assert "Keep a copy of the weights. label: its name." in tools[NAME].description
+    asked = {"run": "exp1", "reason": "why", "label": "night"}
+    asyncio.run(server.call_tool(NAME, asked))
+    until(lambda: "night" in keeper.kept)
+    with pytest.raises(ValueError, match="--allow keep_weights: one of"):
+        mcp.Rules(allow=(NAME,))
+    assert main(["mcp", "runs", "--allow", "keep_weight"]) == 2
+    assert "did you mean keep_weights?" in capsys.readouterr().err
+
+
+WRONG = [("Keep", {}, "small letters"), ("", {}, "small letters"),
+         ("keep", {"run": Value()}, "'run' as a value of keep"),
+         ("keep", {"a b": Value()}, "'a b' as a value")]
+
+
+@pytest.mark.parametrize(("name", "values", "words"), WRONG, ids=str)
+def test_wrong_declarations_are_refused(name, values, words):
+    """Before anything is registered."""
+    with pytest.raises(ValueError, match=words):
+        CommandSpec(name, values=values)
+
+
+def test_a_strange_kind_is_refused():
+    with pytest.raises(ValueError, match="kind='date'.*int, float, bool, str"):
+        Value("date")
+
+
+HOSTILE = {"a name": {"../x": {"values": {}}}, "no object": {"keep": 5}, "no values": {"keep": {}},
+           "values of texts": {"keep": {"values": {"a": "int"}}},
+           "a kind": {"keep": {"values": {"a": {"kind": "__import__"}}}},
+           "many values": {"keep": {"values": {f"v{i}": {"kind": "int"} for i in range(21)}}},
+           "a reserved one": {"keep": {"values": {"run": {"kind": "str"}}}}}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_offer_is_data(kind):
+    """What cannot be read is left out; the rest stands."""
+    good = {"keep_it": {"doc": "x\x1b[31m" + "y" * 500, "values": {},
+                        "buttons": [{"label": "\x07Keep", "states": 5}] * 9}}
+    found = read_commands({"commands": HOSTILE[kind] | good})
+    assert list(found) == ["keep_it"]
+    spec = found["keep_it"]
+    assert len(spec.doc) == 200 and spec.doc.isprintable() and len(spec.buttons) == 5
+    assert spec.buttons[0].label == "Keep" and spec.buttons[0].states == ()
+    for offer in ({}, {"commands": []}, {"commands": {"keep": []}}):
+        assert read_commands(offer) == {}
+    assert len(read_commands({"commands": {f"c{i}": {"values": {}} for i in range(99)}})) == 50
