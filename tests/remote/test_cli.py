@@ -295,7 +295,7 @@ def evil_run(folder):
                          [["status", "a"], ["ls", "."], ["log", "a"], ["diff", "a", "b"],
                           ["tune", "a", "x=1"],
                           ["stop", "a"], ["pause", "a", "--wait", "0.1"],
-                          ["__complete", "trainer-nb tune a "]])
+                          ["completion", "bash"]])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_no_control_character_reaches_the_terminal(tmp_path, words, form):
     """Names, values and reasons of files are shown with their escapes."""
@@ -305,7 +305,7 @@ def test_no_control_character_reaches_the_terminal(tmp_path, words, form):
     assert not RAW.search(done.stdout + done.stderr) and "Traceback" not in done.stderr
     assert "fake: ok" not in [line.strip() for line in (done.stdout + done.stderr).splitlines()
                               if words[0] != "status"]
-    if form and words[0] != "__complete":
+    if form and words[0] != "completion":
         for line in done.stdout.splitlines():
             json.loads(line)
 
@@ -471,7 +471,8 @@ def test_bash_completes_runs_tunables_and_values(tmp_path):
     # what bash makes of each line and the Tab key
     script = """eval "$(trainer-nb completion bash)"
         for COMP_LINE in "$@"
-        do COMP_POINT=${#COMP_LINE}; _trainer_nb; echo "${COMPREPLY[@]}"
+        do COMP_POINT=${#COMP_LINE}; COMP_TYPE=9; _python_argcomplete trainer-nb
+           echo "${COMPREPLY[@]}"
         done"""
     done = subprocess.run(["bash", "-c", script, "bash", *lines], cwd=tmp_path, capture_output=True,
                           text=True, check=True,

@@ -12,7 +12,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,10 +80,9 @@ class CommandHandler:
     recoverable: tuple = ()  # errors of `apply` after which the run can go on unchanged
     blocking: bool = False  # takes seconds: runs in its own thread while the run is not driven
     forget: Callable[[Command], None] | None = None  # it was accepted, and is refused after all
-    repeat: Callable[[Any], None] | None = None  # does in a replay what an entry of it says
 
     def __post_init__(self):
-        for name in ("apply", "validate", "forget", "repeat"):
+        for name in ("apply", "validate", "forget"):
             setattr(self, name, getattr(self, name) and weakly(getattr(self, name)))
 
 # %% ../../nbs/core/03_control.ipynb #834ccd79
@@ -105,7 +104,7 @@ class Mailbox:
         own, handler = isinstance(command, CommandSpec), handler or CommandHandler()
         spec = command if own else COMMANDS.get(command) or CommandSpec(command)
         if handler.validate is None:
-            handler.validate = spec.check if own else dict
+            handler = replace(handler, validate=spec.check if own else dict)
         self.commands[spec.name], self.handlers[spec.name] = spec, handler
 
     def __bool__(self):

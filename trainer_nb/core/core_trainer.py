@@ -917,17 +917,9 @@ def _on_note(self: CoreTrainer, command: Command) -> None:
     self.record("note", "note", new=command.values["text"], source=command.source)
 
 @patch
-def _repeat_note(self: CoreTrainer, entry: Intervention) -> None:
-    self.record("note", "note", new=entry.new, source="replay")
-
-@patch
 def _on_validate(self: CoreTrainer, command: Command) -> None:
     "Evaluate before the next step."
     self.evaluate_next(command.source)
-
-@patch
-def _repeat_validate(self: CoreTrainer, entry: Intervention) -> None:
-    self.evaluate_next("replay")
 
 @patch
 def _on_watch(self: CoreTrainer, command: Command) -> None:
@@ -1099,9 +1091,8 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
     handlers = {
         "tune": CommandHandler(self._on_tune, self.tunables.validate if self.several is None
                                else self._check_tune, forget=self._forget_tune),
-        "note": CommandHandler(self._on_note, check_note, repeat=self._repeat_note),
-        "validate": CommandHandler(self._on_validate, self._check_validate,
-                                   repeat=self._repeat_validate),
+        "note": CommandHandler(self._on_note, check_note),
+        "validate": CommandHandler(self._on_validate, self._check_validate),
         "train_more": CommandHandler(None, check_more),
         "watch": CommandHandler(self._on_watch, check_switch),
         "save": CommandHandler(self._on_save, check_save, (OSError, CheckpointError)),

@@ -248,14 +248,8 @@ class CoreTrainer:
     def _on_note(self, command: Command) -> None:
         """Write a note into the journal."""
 
-    def _repeat_note(self, entry: Intervention) -> None:
-        ...
-
     def _on_validate(self, command: Command) -> None:
         """Evaluate before the next step."""
-
-    def _repeat_validate(self, entry: Intervention) -> None:
-        ...
 
     def _on_watch(self, command: Command) -> None:
         """Count the calls and the time of hooks, or no longer."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..core.commands import COMMANDS
-from ..core.control import CommandHandler, Mailbox
+from ..core.control import Command, CommandHandler, Mailbox
 from ..core.files import parse_json, read_bounded
 from ..core.hook import Hook
 from ..core.saved import write_whole
@@ -56,8 +56,10 @@ def leave_to_journal(mailbox: Mailbox) -> None:
     "Commands that change a run are checked and answered as before, and change nothing."
     for name in LEFT_TO_THE_JOURNAL:
         handler = mailbox.handlers[name]
-        mailbox.register(name, CommandHandler(lambda command: None, handler.validate,
-                                              repeat=handler.repeat))
+        def repeat(command: Command, apply=handler.apply) -> None:
+            if command.source == "replay":
+                apply(command)
+        mailbox.register(name, CommandHandler(repeat, handler.validate))
 
 # %% ../../nbs/tools/30_proving.ipynb #9e0b1a0b
 @dataclass

@@ -199,4 +199,5 @@ class ReplayHook(Hook):
             trainer.driver.new_generator(trainer)
             trainer.record("skip", "batch", number, entry.new, source="replay")
         else:
-            trainer.mailbox.handlers[entry.kind].repeat(entry)
+            values = dict(zip(COMMANDS[entry.kind].values, [entry.new]))
+            trainer.mailbox.handlers[entry.kind].apply(Command(entry.kind, values, "replay"))
