@@ -4,15 +4,12 @@
 
 # %% auto #0
 __all__ = ['COUNTERS', 'OF_STATE', 'NEW_OPTIMIZER', 'PositionPart', 'optimizer_state', 'ModelPart',
-           'HooksPart', 'RandomPart', 'JournalPart', 'AttributeSnapshot',
-           'ModuleSnapshot', 'OptimizerSnapshot', 'HookSnapshot', 'RunCheckpoint',
-           'write_changed', 'RewindPoint']
+           'HooksPart', 'RandomPart', 'JournalPart', 'undo_hook', 'undo_generators',
+           'undo_optimizer', 'RunCheckpoint', 'write_changed', 'RewindPoint']
 
 # %% ../../nbs/core/14_checkpoint.ipynb #9e5cd3e6
-import copy
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -30,12 +27,12 @@ from .hook import HookRow, has_state
 from .identity import data_identity, unlike
 from .journal import Intervention, Journal, fingerprint
 from .own_state import generator_state, set_generator_state
-from .modes import modes_of, set_modes
 from .runner import WeightDecays
 from .saved import (NO_STATES_FAULT, CheckpointError, plain_copy, reading,
                                    reason)
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
+from .undo import Undo, set_modes
 
 # %% ../../nbs/core/14_checkpoint.ipynb #04212a1c
 COUNTERS = ("epoch", "batch_idx", "optimizer_step", "samples_seen")
@@ -133,13 +130,10 @@ class ModelPart:
         if modes.keep or modes.model.training or not modes.has_own_methods():
             return values()
         # weights that the model has merged in eval mode are merged again, bit for bit
-        back = [ModuleSnapshot(unwrap(each)) for each in modes.roots]
-        try:
+        with Undo() as undo:
+            undo.modules([unwrap(each) for each in modes.roots], on_cpu=True)
             set_modes(modes.roots, modes.noted)
             return plain_copy(values())
-        finally:
-            for each in back:
-                each.restore()
 
     def capture(self) -> dict:
         "Values, modes and what is frozen."
@@ -391,101 +385,44 @@ class JournalPart:
             self.history.cut(counts["history"], state.branch - 1, state.optimizer_step, left, owner)
 
 # %% ../../nbs/core/14_checkpoint.ipynb #e344611a
-class AttributeSnapshot:
-    "The attributes of an object, to be put back; `contents`: its lists', dicts' and sets' too."
-    def __init__(self, owner, contents: bool = False):
-        self.owner, self.before = owner, dict(vars(owner))
-        kinds = (list, dict, set, deque) if contents else ()
-        self.contents = [(each, copy.copy(each)) for each in self.before.values()
-                         if type(each) in kinds]
+def undo_hook(undo: Undo, hook) -> None:
+    "Restore what a load or a trial step changes in a hook: its attributes, and its `state_dict`."
+    stateful = has_state(hook)
+    owners = [hook, getattr(hook, "component", None)] if stateful else [hook]
+    held = [each for each in owners if hasattr(each, "__dict__")]
+    undo.attributes(*held, contents=True)
+    try:
+        state = plain_copy(hook.state_dict()) if stateful else None
+    except CheckpointError:  # it cannot be kept in a file either
+        state = None
+    if state:
+        undo.add(_load_again, hook, state)
+        undo.attributes(*held, contents=True)
 
-    def restore(self) -> None:
-        "All of them as they were; those that came later are gone."
-        for each, content in self.contents:
-            each.clear()
-            (each.update if isinstance(each, (dict, set)) else each.extend)(content)
-        now = vars(self.owner)
-        now.update(self.before)
-        for name in now.keys() - self.before.keys():
-            del now[name]
+def _load_again(hook, state) -> None:
+    with suppress(Exception):  # one that takes no state at all
+        hook.load_state_dict(state)
 
-class ModuleSnapshot:
-    """What a load changes in a module, to be put back.
+def undo_generators(undo: Undo, *loaders) -> None:
+    "Restore the generators of loaders, their samplers and their datasets."
+    for generator in [each for loader in loaders for each in loader_generators(loader)]:
+        undo.add(set_generator_state, generator, generator_state(generator))
 
-    Values (kept on the CPU), modes, what is frozen, gradients."""
-    def __init__(self, module: torch.nn.Module):
-        held = dict.fromkeys((*module.parameters(), *module.buffers()))
-        self.values = [(each, each.detach().clone() if hasattr(each, "full_tensor")
-                        else each.detach().to("cpu", copy=True)) for each in held]
-        self.module, self.modes = module, modes_of([module])
-        self.parameters = [(each, each.requires_grad, each.grad) for each in module.parameters()]
-        extra = [each for each in module.modules()
-                 if type(each).get_extra_state is not torch.nn.Module.get_extra_state]
-        self.extra = [(each, copy.deepcopy(each.get_extra_state())) for each in extra]
+def undo_optimizer(undo: Undo, engine, values: bool | None = None) -> None:
+    """Restore the optimizer and the loss scaler of an engine.
 
-    def restore(self) -> None:
-        "All of it as it was."
-        set_modes([self.module], self.modes)  # first: the module may merge weights then
-        with torch.no_grad():
-            for each, value in self.values:
-                each.copy_(value)
-        for each, trained, gradient in self.parameters:
-            each.requires_grad_(trained).grad = gradient
-        for module, value in self.extra:
-            module.set_extra_state(value)
-
-class OptimizerSnapshot:
-    """What a load changes in an optimizer, to be put back.
-
-    torch's own way to load makes new tensors: the old ones need no copy."""
-    def __init__(self, optim: torch.optim.Optimizer):
-        own = type(optim).load_state_dict is not torch.optim.Optimizer.load_state_dict
-        self.attributes = AttributeSnapshot(optim)
-        self.groups = [(group, dict(group)) for group in optim.param_groups]
-        self.rates = [(group["lr"], group["lr"].clone()) for group in optim.param_groups
-                      if isinstance(group.get("lr"), torch.Tensor)]
-        self.groups_list, self.state = list(optim.param_groups), dict(optim.state)
-        tensors = [each for values in optim.state.values() if own and isinstance(values, dict)
-                   for each in values.values()]
-        self.values = [(each, each.clone()) for each in tensors if isinstance(each, torch.Tensor)]
-
-    def restore(self) -> None:
-        "All of it as it was."
-        self.attributes.restore()
-        optim = self.attributes.owner
-        optim.param_groups[:] = self.groups_list
-        for group, kept in self.groups:
-            group.clear()
-            group.update(kept)
-        optim.state.clear()
-        optim.state.update(self.state)
-        for each, value in self.rates + self.values:
-            each.copy_(value)
-
-class HookSnapshot:
-    "What a load changes in a hook, to be put back: its attributes, and its `state_dict`."
-    def __init__(self, hook):
-        stateful = has_state(hook)
-        owners = [hook, getattr(hook, "component", None)] if stateful else [hook]
-        self.hook = hook
-        self.attributes = [AttributeSnapshot(each, stateful) for each in owners
-                           if hasattr(each, "__dict__")]
-        try:
-            self.state = plain_copy(hook.state_dict()) if stateful else None
-        except CheckpointError:  # it cannot be kept in a file either
-            self.state = None
-
-    def restore(self) -> None:
-        "The hook as it was."
-        for each in self.attributes:
-            each.restore()
-        if self.state:
-            try:
-                self.hook.load_state_dict(self.state)
-            except Exception:  # one that takes no state at all
-                pass
-            for each in self.attributes:
-                each.restore()
+    Args:
+        undo: The stack that restores them.
+        engine: The engine of the optimizer.
+        values: Copy the tensors of the optimizer's state. By default only if the optimizer loads
+            a state in its own way: PyTorch makes new tensors.
+    """
+    optim, scaler = engine.optim, engine.scaler
+    if values is None:
+        values = type(optim).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    undo.optimizer(optim, values)
+    if scaler is not None:
+        undo.add(scaler.load_state_dict, plain_copy(scaler.state_dict()))
 
 # %% ../../nbs/core/14_checkpoint.ipynb #5a84f003
 class RunCheckpoint:
@@ -663,38 +600,29 @@ def check_identity(self: RunCheckpoint, state: dict) -> None:
 
 # %% ../../nbs/core/14_checkpoint.ipynb #0f816706
 @patch
-def way_back(self: RunCheckpoint, owner) -> ExitStack:
-    "Everything that a load changes in a run: `close()` restores all of it."
-    back, engine, loop, random = ExitStack(), self.engine, self.loop, self.driver.random
+def undo_load(self: RunCheckpoint, undo: Undo, owner) -> None:
+    "Restore everything that a load changes in a run."
+    engine, loop, random = self.engine, self.loop, self.driver.random
     if random.in_place:
-        back.callback(RandomStreams.capture().restore)
+        undo.add(RandomStreams.capture().restore)
     else:
-        back.callback(random.hold, random.own.held)
-    for loader in (loop.data.loader, *loop.evaluator.loaders.values()):
-        for generator in loader_generators(loader):
-            back.callback(set_generator_state, generator, generator_state(generator))
-    back.callback(AttributeSnapshot(loop.data).restore)
-    back.callback(loop.data.load_state_dict, plain_copy(loop.data.state_dict()))
-    back.callback(engine.refresh_parameters)
-    modules = [each for each in (self.model.model, self.model.loss_fn) if each is not None]
-    snapshots: list = [*map(ModuleSnapshot, modules), OptimizerSnapshot(engine.optim),
-                 AttributeSnapshot(engine)]
-    for snapshot in snapshots:
-        back.callback(snapshot.restore)
-    if engine.scaler is not None:
-        scaler = plain_copy(engine.scaler.state_dict())
-        back.callback(engine.scaler.load_state_dict, scaler)
+        undo.add(random.hold, random.own.held)
+    undo_generators(undo, loop.data.loader, *loop.evaluator.loaders.values())
+    undo.attributes(loop.data)
+    undo.add(loop.data.load_state_dict, plain_copy(loop.data.state_dict()))
+    undo.add(engine.refresh_parameters)
+    undo.modules([each for each in (self.model.model, self.model.loss_fn) if each is not None],
+                 on_cpu=True)
+    undo_optimizer(undo, engine)
+    undo.attributes(engine)
     for row in self.of_hooks.rows():
-        back.callback(HookSnapshot(row.hook).restore)
-    for restore in [] if self.optimizers is None else self.optimizers.way_back():
-        back.callback(restore)
-    for each in (owner, *self.parts()):
-        back.callback(AttributeSnapshot(each).restore)
+        undo_hook(undo, row.hook)
+    if self.optimizers is not None:
+        self.optimizers.undo_load(undo)
+    undo.attributes(owner, *self.parts())
     pending = self.of_hooks.tunables.pending
-    back.callback(pending.update, dict(pending))
-    entries = [(entry, entry.read()) for entry in self.of_hooks.entries().values()]
-    back.callback(write_changed, entries)
-    return back
+    undo.add(pending.update, dict(pending))
+    undo.add(write_changed, [(entry, entry.read()) for entry in self.of_hooks.entries().values()])
 
 @patch
 def parts(self: RunCheckpoint) -> list:
@@ -718,11 +646,12 @@ def all_or_nothing(self: RunCheckpoint, owner):
     "What raises while this is open leaves the run as it was; CheckpointError says so."
     driver = self.driver
     driver.drop_generator(owner)
-    back = self.way_back(owner)
     try:
-        yield
+        with Undo() as undo:
+            self.undo_load(undo, owner)
+            yield
+            undo.keep()
     except BaseException as error:
-        back.close()
         self.hooks.resolve()
         driver.generator = self.loop.run(owner) if driver.driven else None
         if not isinstance(error, Exception) or isinstance(error, NO_STATES_FAULT):
