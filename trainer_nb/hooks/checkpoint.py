@@ -723,7 +723,7 @@ class CheckpointHook(Hook):
 
     def _begin(self, trainer) -> None:
         if trainer.is_main:
-            trainer.journal.header["data"] = trainer.checkpoint.position.data(samples=True)
+            trainer.journal.header["data"] = trainer.checkpoint.parts.position.data(samples=True)
         if self.resume in (None, False):
             self.folder.leave_behind()
             return
