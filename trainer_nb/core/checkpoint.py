@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .checks import (data_unlike, groups_unlike, header_unlike, journal_unlike,
-                                    kind_of, misfit, optimizer_unlike, rates_unlike, run_unlike,
+                                    optimizer_unlike, rates_unlike, run_unlike,
                                     streams_unlike, tensors_unlike)
 from .data import loader_generators, restore_generators
 from .driver import Driver
@@ -32,6 +32,7 @@ from .saved import (NO_STATES_FAULT, CheckpointError, plain_copy, reading,
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
 from .undo import Undo, set_modes
+from .validate import kind_of, misfit
 
 # %% ../../nbs/core/14_checkpoint.ipynb #04212a1c
 COUNTERS = ("epoch", "batch_idx", "optimizer_step", "samples_seen")

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import torch
 
-from ..core.checks import misfit, tensors_unlike
+from ..core.checks import tensors_unlike
 from ..core.hook import Hook
 from ..core.own_state import search
 from ..core.state import as_number, whole_number
 from ..core.tunable import Tunable
 from ..core.undo import Undo, set_values
+from ..core.validate import misfit
 
 # %% ../../nbs/hooks/18_ema.ipynb #b05f4f5c
 def warm_decay(decay: float, updates: int) -> float:
