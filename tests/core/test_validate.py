@@ -36,17 +36,18 @@ def test_what_fits(value, rule):
 
 
 @pytest.mark.parametrize("value, rule, text", [
-    (-1, COUNT, "it is int -1, and not int 0 or more"),
+    (-1, COUNT | None, "it is -1 and out of range: 0 or more"),
     (True, int, "it is bool True, and not int"),
-    (2**63, int, "it is an int of 64 bits, and not int"),
+    (2**63, int, "it is int 9223372036854775808, and not int"),
     ([1], Any, "it is a list of 1, and not Any"),
-    (200, Annotated[int, range(-1, 100)], "it is int 200, and not int from -1 to 99"),
+    (200, Annotated[int, range(-1, 100)], "it is 200 and out of range: -1 to 99 are allowed"),
     ([[0], [1, "2"]], list[list[int]], "it[1][1] is str '2', and not int"),
     ({"a": {3: 4}}, dict[str, dict[str, int]], "a key of it['a'] is int 3, and not str"),
     ({"a": 1}, {"a": int, "b": str}, "it lacks 'b'"),
     ({"b": 2}, {"b": NotRequired[str]}, "it['b'] is int 2, and not str"),
     ({"a": [{"a": "x"}]}, {"a": list[INNER] | None}, "it['a'][0]['a'] is str 'x', and not int"),
-    ([1, 2], Annotated[list[int], Most(1)], "it is a list of 2, and not a list with at most 1")])
+    ([1, 2], Annotated[list[int], Most(1)], "it has 2 items, and at most 1 are allowed"),
+    ("abcd", Annotated[str, Most(3)], "it has 4 characters, and at most 3 are allowed")])
 def test_what_does_not_fit_is_named(value, rule, text):
     assert not fits(value, rule) and misfit(value, rule, "it", plain=True) == text
     with pytest.raises(ValueError) as told:

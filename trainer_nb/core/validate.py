@@ -38,7 +38,7 @@ def kind_of(value) -> str:
         return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, (list, tuple, dict, set)):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and value not in WHOLE:  # its digits may be too many to print
+    if isinstance(value, int) and value.bit_length() > 10_000:  # too many digits to print
         return f"an int of {value.bit_length()} bits"
     return repr(value) if value is None else f"{type(value).__name__} {value!r:.40}"
 
@@ -49,16 +49,21 @@ class Most:
 
 COUNT = Annotated[int, range(2**63)]
 
-def _limit_text(limit) -> str:
+def _limit_text(value, limit) -> str | None:
+    "How a value is beyond a limit; None if it is not."
     if isinstance(limit, Most):
-        return f"with at most {limit.count}"
-    return f"{limit[0]} or more" if limit[-1] == WHOLE[-1] else f"from {limit[0]} to {limit[-1]}"
+        what = "characters" if isinstance(value, str) else "items"
+        beyond = f" has {len(value)} {what}, and at most {limit.count} are allowed"
+        return None if len(value) <= limit.count else beyond
+    allowed = (f"{limit[0]} or more" if limit[-1] == WHOLE[-1]
+               else f"{limit[0]} to {limit[-1]} are allowed")
+    return None if value in limit else f" is {value} and out of range: {allowed}"
 
 def rule_text(rule) -> str:
     "Describe a rule in a few words."
     origin, given = get_origin(rule), get_args(rule)
-    if origin is Annotated:
-        return f"{rule_text(given[0])} {' and '.join(map(_limit_text, given[1:]))}"
+    if origin in (Annotated, NotRequired):
+        return rule_text(given[0])
     if origin in (Union, UnionType):
         return " or ".join(map(rule_text, given))
     if origin is Literal:
@@ -82,11 +87,10 @@ def _fault(value, rule, plain: bool) -> Fault | None:
     wrong = "", "", lambda: f" is {kind_of(value)}, and not {rule_text(rule)}"
     parts: list[tuple] = []  # key, value and rule of each
     if origin in (Annotated, NotRequired):
-        inner = _fault(value, given[0], plain)
-        allowed = inner is not None or all(
-            len(value) <= each.count if isinstance(each, Most) else value in each
-            for each in given[1:])
-        return inner if allowed else wrong
+        if found := _fault(value, given[0], plain):
+            return found
+        texts = [text for each in given[1:] if (text := _limit_text(value, each)) is not None]
+        return ("", texts[0], str) if texts else None
     if origin in (Union, UnionType):
         faults = [_fault(value, each, plain) for each in given]
         below = (each for each in faults if each is not None and (each[0] or each[1]))
@@ -155,7 +159,8 @@ def typed(cls, found):
     for each in fields(cls):
         if each.name in found:
             value = found[each.name]
-            check(value, each.type, f"{cls.__name__}.{each.name}")
+            if not fits(value, each.type):
+                check(value, each.type, f"{cls.__name__}.{each.name}")
             values[each.name] = tuple(value) if isinstance(value, list) else value
     try:
         return cls(**values)
