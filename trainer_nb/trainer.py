@@ -247,7 +247,7 @@ class Trainer(CoreTrainer):
             max_time=max_time, engine=find_engine(engine), every=every)
         self.history = History()
         self.records_of_run = RunRecords(self.history, not self.is_main and workspace is not None)
-        self.checkpoint.keep_history(self.records_of_run)
+        self.checkpoint.parts.keep_history(self.records_of_run)
         self.history.draw = weakly(self._draw)
         self.progress: bool | Literal["bar", "lines"] = progress
         self.config, self._workspace = config, workspace

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import Hook, Trainer
 from trainer_nb.core import own_state
-from trainer_nb.core.own_state import ObjectSnapshot
+from trainer_nb.core.own_state import undo_objects
+from trainer_nb.core.undo import Undo
 
 
 class Bank(Hook):
@@ -167,8 +168,7 @@ def test_a_large_tensor_is_named(monkeypatch):
     """It is not copied; what became of it is said."""
     monkeypatch.setattr(own_state, "LARGE", 8)
     holder = SimpleNamespace(table=torch.zeros(4), other=torch.zeros(4))
-    kept = ObjectSnapshot({"holder": holder})
-    holder.table += 1
-    with pytest.warns(UserWarning, match="^holder.table: larger than") as told:
-        kept.restore()
+    with pytest.warns(UserWarning, match="^holder.table: larger than") as told, Undo() as undo:
+        undo_objects(undo, {"holder": holder})
+        holder.table += 1
     assert len(told) == 1

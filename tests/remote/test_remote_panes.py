@@ -498,7 +498,7 @@ BAD = [
         [3, 3, 3],
         "18 bytes where 27 belong",
     ),
-    (SAMPLES, ("evaluations", 0, "worst", 0, "picture"), "/etc/passwd", "not a dict"),
+    (SAMPLES, ("evaluations", 0, "worst", 0, "picture"), "/etc/passwd", "not dict"),
     (SAMPLES, ("evaluations", 0, "matrix"), [[1, 2], [3]], "counts"),
     (SAMPLES, ("evaluations", 0, "matrix"), [[1.5]], "counts"),
     (SAMPLES, ("evaluations", 0, "matrix"), [[-1]], "counts"),
@@ -506,7 +506,7 @@ BAD = [
     (SAMPLES, ("evaluations", 0, "matrix"), [[0] * 101] * 101, "counts"),
     (SAMPLES, ("evaluations", 0, "step"), -1, "out of range"),
     (SAMPLES, ("log", 0, "sample", "text"), "both", "missing"),
-    (SAMPLES, ("evaluations", 0, "worst"), [asdict(Sample(1.0))] * 65, "number of samples"),
+    (SAMPLES, ("evaluations", 0, "worst"), [asdict(Sample(1.0))] * 65, "has 65 items"),
     (SAMPLES, ("log",), [{}] * 3, "lacks"),
     (SAMPLES, ("evaluations", 0, "worst", 0, "loss"), 10**400, r"\['loss'\] is int 1000"),
 ]

@@ -340,9 +340,10 @@ def test_a_rewind_brings_the_loader_of_its_step_back(back):
     trainer.rewind(back)
     assert trainer.exact, trainer.exact
     if back > 5:
-        assert trainer.train_dl is later and trainer.assigned == {"train_dl": "DataLoader"}
+        assigned = trainer.checkpoint.assigned
+        assert trainer.train_dl is later and assigned == {"train_dl": "DataLoader"}
     else:
-        assert trainer.train_dl.batch_size == 8 and not trainer.assigned
+        assert trainer.train_dl.batch_size == 8 and not trainer.checkpoint.assigned
         if back < 5:
             trainer.step(epochs=1)
         trainer.train_dl = later

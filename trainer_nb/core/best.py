@@ -14,6 +14,7 @@ from .driver import Driver
 from .engine import unwrap
 from .saved import CheckpointError, plain_copy, reading
 from .training import no_record
+from .undo import Undo, set_values
 
 # %% ../../nbs/core/15_best.ipynb #345e90e8
 class BestState:
@@ -108,16 +109,8 @@ class BestState:
                for each, value in pairs):
             raise CheckpointError("the best state is of another model: layers were added or "
                                   "replaced since")
-        held = [each.clone() for each, _ in pairs]
-        try:
-            self.write(pairs)
+        with Undo() as undo:
+            undo.tensors(each for each, _ in pairs)
+            set_values((each, self.engine.part(value, each)) for each, value in pairs)
             with self.loop.evaluator.given_weights():
                 yield
-        finally:
-            self.write([(each, value) for (each, _), value in zip(pairs, held)])
-
-    @torch.no_grad()
-    def write(self, pairs: list) -> None:
-        "Write values into tensors, in place."
-        for each, value in pairs:
-            each.copy_(self.engine.part(value, each))

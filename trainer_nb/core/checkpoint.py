@@ -4,38 +4,35 @@
 
 # %% auto #0
 __all__ = ['COUNTERS', 'OF_STATE', 'NEW_OPTIMIZER', 'PositionPart', 'optimizer_state', 'ModelPart',
-           'HooksPart', 'RandomPart', 'JournalPart', 'AttributeSnapshot',
-           'ModuleSnapshot', 'OptimizerSnapshot', 'HookSnapshot', 'RunCheckpoint',
-           'write_changed', 'RewindPoint']
+           'HooksPart', 'RandomPart', 'JournalPart', 'undo_hook', 'undo_generators',
+           'undo_optimizer', 'RunParts', 'StateChecks', 'RewindPoint', 'RunCheckpoint']
 
 # %% ../../nbs/core/14_checkpoint.ipynb #9e5cd3e6
-import copy
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import torch
-from fastcore.basics import patch
 
 from .checks import (data_unlike, groups_unlike, header_unlike, journal_unlike,
-                                    kind_of, misfit, optimizer_unlike, rates_unlike, run_unlike,
+                                    optimizer_unlike, rates_unlike, run_unlike,
                                     streams_unlike, tensors_unlike)
 from .data import loader_generators, restore_generators
 from .driver import Driver
 from .engine import unwrap
 from .hook import HookRow, has_state
-from .identity import data_identity, unlike
-from .journal import Intervention, Journal, fingerprint
+from .identity import data_identity, other_code, unlike
+from .journal import Intervention, Journal, fingerprint, total_text
 from .own_state import generator_state, set_generator_state
-from .modes import modes_of, set_modes
 from .runner import WeightDecays
 from .saved import (NO_STATES_FAULT, CheckpointError, plain_copy, reading,
                                    reason)
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
+from .undo import Undo, set_modes
+from .validate import kind_of, misfit
 
 # %% ../../nbs/core/14_checkpoint.ipynb #04212a1c
 COUNTERS = ("epoch", "batch_idx", "optimizer_step", "samples_seen")
@@ -133,13 +130,10 @@ class ModelPart:
         if modes.keep or modes.model.training or not modes.has_own_methods():
             return values()
         # weights that the model has merged in eval mode are merged again, bit for bit
-        back = [ModuleSnapshot(unwrap(each)) for each in modes.roots]
-        try:
+        with Undo() as undo:
+            undo.modules([unwrap(each) for each in modes.roots], on_cpu=True)
             set_modes(modes.roots, modes.noted)
             return plain_copy(values())
-        finally:
-            for each in back:
-                each.restore()
 
     def capture(self) -> dict:
         "Values, modes and what is frozen."
@@ -237,6 +231,15 @@ class HooksPart:
         runner = self.driver.loop.runner
         runner.state.grad_accum_steps = runner.settings.gradient_accumulation_steps
         self.tunables.pending.clear()
+
+    def undo_tunables(self, undo: Undo) -> None:
+        "Restore the values of tunables, and those that are still to be applied."
+        def write_changed(values):
+            for entry, value in values:
+                if entry.read() != value:
+                    entry.write(value)
+        undo.add(self.tunables.pending.update, dict(self.tunables.pending))
+        undo.add(write_changed, [(entry, entry.read()) for entry in self.entries().values()])
 
     def restore(self, states: dict, owner) -> None:
         "Give each hook its state; CheckpointError names one that does not take it."
@@ -391,105 +394,48 @@ class JournalPart:
             self.history.cut(counts["history"], state.branch - 1, state.optimizer_step, left, owner)
 
 # %% ../../nbs/core/14_checkpoint.ipynb #e344611a
-class AttributeSnapshot:
-    "The attributes of an object, to be put back; `contents`: its lists', dicts' and sets' too."
-    def __init__(self, owner, contents: bool = False):
-        self.owner, self.before = owner, dict(vars(owner))
-        kinds = (list, dict, set, deque) if contents else ()
-        self.contents = [(each, copy.copy(each)) for each in self.before.values()
-                         if type(each) in kinds]
+def undo_hook(undo: Undo, hook) -> None:
+    "Restore what a load or a trial step changes in a hook: its attributes, and its `state_dict`."
+    stateful = has_state(hook)
+    owners = [hook, getattr(hook, "component", None)] if stateful else [hook]
+    held = [each for each in owners if hasattr(each, "__dict__")]
+    undo.attributes(*held, contents=True)
+    try:
+        state = plain_copy(hook.state_dict()) if stateful else None
+    except CheckpointError:  # it cannot be kept in a file either
+        state = None
+    if state:
+        undo.add(_load_again, hook, state)
+        undo.attributes(*held, contents=True)
 
-    def restore(self) -> None:
-        "All of them as they were; those that came later are gone."
-        for each, content in self.contents:
-            each.clear()
-            (each.update if isinstance(each, (dict, set)) else each.extend)(content)
-        now = vars(self.owner)
-        now.update(self.before)
-        for name in now.keys() - self.before.keys():
-            del now[name]
+def _load_again(hook, state) -> None:
+    with suppress(Exception):  # one that takes no state at all
+        hook.load_state_dict(state)
 
-class ModuleSnapshot:
-    """What a load changes in a module, to be put back.
+def undo_generators(undo: Undo, *loaders) -> None:
+    "Restore the generators of loaders, their samplers and their datasets."
+    for generator in [each for loader in loaders for each in loader_generators(loader)]:
+        undo.add(set_generator_state, generator, generator_state(generator))
 
-    Values (kept on the CPU), modes, what is frozen, gradients."""
-    def __init__(self, module: torch.nn.Module):
-        held = dict.fromkeys((*module.parameters(), *module.buffers()))
-        self.values = [(each, each.detach().clone() if hasattr(each, "full_tensor")
-                        else each.detach().to("cpu", copy=True)) for each in held]
-        self.module, self.modes = module, modes_of([module])
-        self.parameters = [(each, each.requires_grad, each.grad) for each in module.parameters()]
-        extra = [each for each in module.modules()
-                 if type(each).get_extra_state is not torch.nn.Module.get_extra_state]
-        self.extra = [(each, copy.deepcopy(each.get_extra_state())) for each in extra]
+def undo_optimizer(undo: Undo, engine, values: bool | None = None) -> None:
+    """Restore the optimizer and the loss scaler of an engine.
 
-    def restore(self) -> None:
-        "All of it as it was."
-        set_modes([self.module], self.modes)  # first: the module may merge weights then
-        with torch.no_grad():
-            for each, value in self.values:
-                each.copy_(value)
-        for each, trained, gradient in self.parameters:
-            each.requires_grad_(trained).grad = gradient
-        for module, value in self.extra:
-            module.set_extra_state(value)
-
-class OptimizerSnapshot:
-    """What a load changes in an optimizer, to be put back.
-
-    torch's own way to load makes new tensors: the old ones need no copy."""
-    def __init__(self, optim: torch.optim.Optimizer):
-        own = type(optim).load_state_dict is not torch.optim.Optimizer.load_state_dict
-        self.attributes = AttributeSnapshot(optim)
-        self.groups = [(group, dict(group)) for group in optim.param_groups]
-        self.rates = [(group["lr"], group["lr"].clone()) for group in optim.param_groups
-                      if isinstance(group.get("lr"), torch.Tensor)]
-        self.groups_list, self.state = list(optim.param_groups), dict(optim.state)
-        tensors = [each for values in optim.state.values() if own and isinstance(values, dict)
-                   for each in values.values()]
-        self.values = [(each, each.clone()) for each in tensors if isinstance(each, torch.Tensor)]
-
-    def restore(self) -> None:
-        "All of it as it was."
-        self.attributes.restore()
-        optim = self.attributes.owner
-        optim.param_groups[:] = self.groups_list
-        for group, kept in self.groups:
-            group.clear()
-            group.update(kept)
-        optim.state.clear()
-        optim.state.update(self.state)
-        for each, value in self.rates + self.values:
-            each.copy_(value)
-
-class HookSnapshot:
-    "What a load changes in a hook, to be put back: its attributes, and its `state_dict`."
-    def __init__(self, hook):
-        stateful = has_state(hook)
-        owners = [hook, getattr(hook, "component", None)] if stateful else [hook]
-        self.hook = hook
-        self.attributes = [AttributeSnapshot(each, stateful) for each in owners
-                           if hasattr(each, "__dict__")]
-        try:
-            self.state = plain_copy(hook.state_dict()) if stateful else None
-        except CheckpointError:  # it cannot be kept in a file either
-            self.state = None
-
-    def restore(self) -> None:
-        "The hook as it was."
-        for each in self.attributes:
-            each.restore()
-        if self.state:
-            try:
-                self.hook.load_state_dict(self.state)
-            except Exception:  # one that takes no state at all
-                pass
-            for each in self.attributes:
-                each.restore()
+    Args:
+        undo: The stack that restores them.
+        engine: The engine of the optimizer.
+        values: Copy the tensors of the optimizer's state. By default only if the optimizer loads
+            a state in its own way: PyTorch makes new tensors.
+    """
+    optim, scaler = engine.optim, engine.scaler
+    if values is None:
+        values = type(optim).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    undo.optimizer(optim, values)
+    if scaler is not None:
+        undo.add(scaler.load_state_dict, plain_copy(scaler.state_dict()))
 
 # %% ../../nbs/core/14_checkpoint.ipynb #5a84f003
-class RunCheckpoint:
-    "The whole state of a run as one plain dict, taken at a boundary and given back."
+class RunParts:
+    "All parts of a run's state: captured as one dict, and restored as a whole or not at all."
     def __init__(self, driver: Driver, tunables: Tunables, decays: WeightDecays):
         self.driver, self.loop, self.engine = driver, driver.loop, driver.engine
         self.hooks, self.state = driver.hooks, driver.step_state
@@ -497,7 +443,6 @@ class RunCheckpoint:
         self.of_hooks, self.random = HooksPart(driver, tunables), RandomPart(driver)
         self.journal = JournalPart(driver)
         self.settings = [decays]  # whose attributes a load may change, beside the parts of a run
-        self.last_saved: tuple[int, float] | None = None  # step of the last file; perf_counter
         self.optimizers: Any = None  # a part that captures those that are not the run's last one
 
     def keep_history(self, history) -> None:
@@ -521,215 +466,179 @@ class RunCheckpoint:
         return {**self.model.capture(), **self.position.capture(), **self.of_hooks.capture(),
                 **self.random.capture(), **more}
 
-    def counts(self) -> dict:
-        "The lengths of the log: a rewind truncates there."
-        return self.journal.counts()
+    def whole(self) -> dict:
+        "Everything, live: with journal, history and fingerprint."
+        return {**self.capture(), **self.journal.capture(), "fingerprint": self.fingerprint()}
 
-    def state_dict(self, owner) -> dict:
-        "The whole state: copies on the CPU, plain values."
-        self.loop.runner.gradients.finite.check()  # spoiled weights are not kept
-        state = {**self.capture(), **self.journal.capture(), "fingerprint": self.fingerprint()}
-        self.hooks.fire("on_state_dict", owner, state)
-        return plain_copy(state)
+    def with_own_optimizer(self, state: dict) -> dict:
+        "The state with what is here in place of the saved optimizer, its rates and schedule."
+        own, new = self.capture(), {row.name for row in self.of_hooks.new_with_optimizer()}
+        rates = {name: own["position"][name] for name in ("base_rates", "base_decays")}
+        def is_own(name):
+            return name.partition(".")[0] in ("lr", "lr_scale") or name.rpartition(".")[0] in new
+        more: dict = {} if self.optimizers is None else {"optimizers": own["optimizers"]}
+        return {**state, **more, "optim": own["optim"], "position": {**state["position"], **rates},
+                "hooks": {name: each for name, each in state["hooks"].items() if name not in new},
+                "tunables": {name: value for name, value in state["tunables"].items()
+                             if not is_own(name)}}
 
-    def note_saved(self, step: int | None = None) -> None:
-        "A file of a step, by default of the present one, is written."
-        step = self.state.optimizer_step if step is None else step
-        self.last_saved = step, perf_counter()
+    def restore(self, state: dict, owner) -> None:
+        "Take over what `capture` gave; between two generators."
+        own = ("model", "journal", "history")  # these are copied when they are loaded
+        kept = {key: plain_copy(value) for key, value in state.items() if key not in own}
+        kept["model"] = state["model"]
+        driver = self.driver
+        driver.drop_generator(owner)
+        with reading("tunables"):
+            self.of_hooks.restore_tunables(kept["tunables"])
+        with reading("model"):
+            self.model.restore(kept, owner)
+        if self.optimizers is not None:
+            with reading("optimizers"):
+                self.optimizers.restore(kept["optimizers"])
+        self.of_hooks.restore(kept["hooks"], owner)
+        with reading("data"):
+            self.random.restore(kept)
+        with reading("position"):
+            self.position.restore(kept)
+        self.hooks.stale = True
+        if driver.driven:
+            driver.new_generator(owner)
+        else:
+            driver.set_state(RunState.PAUSED if self.state.boundary else RunState.IDLE)
 
-# %% ../../nbs/core/14_checkpoint.ipynb #a02179f5
-@patch
-def check_new(self: RunCheckpoint, optimizer) -> None:
-    "Raise for an `optimizer=` that is not a switch, or comes too late."
-    if type(optimizer) is not bool:
-        raise ValueError(f"optimizer={optimizer!r}: True, as it was saved; False: the one of this "
-                         "trainer, Trainer(optim=), begins again")
-    if not optimizer and self.state.boundary:
-        raise RuntimeError(f"optimizer=False: this run is at step {self.state.optimizer_step}, its "
-                           "optimizer and schedule are not new any more. Make a new trainer and "
-                           "load there")
+    def objects(self) -> list:
+        "The objects that hold what a run is."
+        loop, driver, runner = self.loop, self.driver, self.loop.runner
+        history = self.journal.history
+        return [self.state, runner.settings, runner.context, loop.plan, runner, runner.rates,
+                runner.gradients, runner.gradients.finite, runner.micro, runner.sizes,
+                loop.evaluator, loop, loop.best, driver, driver.clock, *self.settings,
+                *([] if history is None else history.parts())]
 
-@patch
-def with_own_optimizer(self: RunCheckpoint, state: dict) -> dict:
-    "The state with what is here in place of the saved optimizer, its rates and schedule."
-    own, new = self.capture(), {row.name for row in self.of_hooks.new_with_optimizer()}
-    rates = {name: own["position"][name] for name in ("base_rates", "base_decays")}
-    def is_own(name):
-        return name.partition(".")[0] in ("lr", "lr_scale") or name.rpartition(".")[0] in new
-    more: dict = {} if self.optimizers is None else {"optimizers": own["optimizers"]}
-    return {**state, **more, "optim": own["optim"], "position": {**state["position"], **rates},
-            "hooks": {name: each for name, each in state["hooks"].items() if name not in new},
-            "tunables": {name: value for name, value in state["tunables"].items()
-                         if not is_own(name)}}
+    def undo_load(self, undo: Undo, owner) -> None:
+        "Restore everything that a load changes in a run."
+        engine, loop, random = self.engine, self.loop, self.driver.random
+        if random.in_place:
+            undo.add(RandomStreams.capture().restore)
+        else:
+            undo.add(random.hold, random.own.held)
+        undo_generators(undo, loop.data.loader, *loop.evaluator.loaders.values())
+        undo.attributes(loop.data)
+        undo.add(loop.data.load_state_dict, plain_copy(loop.data.state_dict()))
+        undo.add(engine.refresh_parameters)
+        roots = [self.model.model, self.model.loss_fn]
+        undo.modules([each for each in roots if each is not None], on_cpu=True)
+        undo_optimizer(undo, engine)
+        undo.attributes(engine)
+        for row in self.of_hooks.rows():
+            undo_hook(undo, row.hook)
+        if self.optimizers is not None:
+            self.optimizers.undo_load(undo)
+        undo.attributes(owner, *self.objects())
+        self.of_hooks.undo_tunables(undo)
 
-@patch
-def check_whole(self: RunCheckpoint, state: dict) -> None:
-    "CheckpointError for what is not the state of a run: a dict with all parts."
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"this is not a state of a run: it is {kind_of(state)}")
-    wanted = {**self.capture(), **self.journal.capture(), "fingerprint": None}
-    # which one process has not
-    missing = [key for key in wanted if key not in state and key != "others"]
-    if missing:
-        raise CheckpointError(f"this is not a state of a run: it lacks {', '.join(missing)}")
+    @contextmanager
+    def all_or_nothing(self, owner):
+        "What raises while this is open leaves the run as it was; CheckpointError says so."
+        driver = self.driver
+        driver.drop_generator(owner)
+        try:
+            with Undo() as undo:
+                self.undo_load(undo, owner)
+                yield
+                undo.keep()
+        except BaseException as error:
+            self.hooks.resolve()
+            driver.generator = self.loop.run(owner) if driver.driven else None
+            if not isinstance(error, Exception) or isinstance(error, NO_STATES_FAULT):
+                raise
+            text = str(error) if isinstance(error, CheckpointError) else reason(error)
+            message = f"the state cannot be loaded: {text}. Nothing was changed"
+            raise CheckpointError(message) from error
 
-@patch
-def check_state(self: RunCheckpoint, state: dict, owner, optimizer: bool = True) -> None:
-    "CheckpointError for a state that is damaged, or of other parts, before anything has changed."
-    hooks = self.of_hooks
-    def hooks_unlike():
-        taken = state if optimizer else self.with_own_optimizer(state)
-        return hooks.unlike(taken["hooks"], owner)
-    checks: dict[str, Callable] = {
-        "optimizers": lambda: self.optimizers_unlike(state, optimizer),
-        "form": lambda: run_unlike(state), "model": lambda: self.model.unlike(state),
-        "data": lambda: self.random.unlike(state),
-        "tunables": lambda: hooks.tunables_unlike(state["tunables"]),
-        "journal": lambda: "journal" in state and self.journal.unlike(state),
-        "fingerprint": lambda: misfit(state.get("fingerprint", {}), dict, "the fingerprint"),
-        "schedule": lambda: optimizer and hooks.schedule_unlike(state), "hooks": hooks_unlike,
-        "optimizer": lambda: optimizer and self.model.optimizer_unlike(state)}
-    for part, check in checks.items():
-        with reading(part):
-            if text := check():
+# %% ../../nbs/core/14_checkpoint.ipynb #6c6da3c6
+class StateChecks:
+    "Whether the state of a run fits the run that is here."
+    def __init__(self, parts: RunParts):
+        self.parts = parts
+
+    def check_new(self, optimizer) -> None:
+        "Raise for an `optimizer=` that is not a switch, or comes too late."
+        state = self.parts.state
+        if type(optimizer) is not bool:
+            raise ValueError(f"optimizer={optimizer!r}: True, as it was saved; False: the one of "
+                             "this trainer, Trainer(optim=), begins again")
+        if not optimizer and state.boundary:
+            raise RuntimeError(f"optimizer=False: this run is at step {state.optimizer_step}, its "
+                               "optimizer and schedule are not new any more. Make a new trainer "
+                               "and load there")
+
+    def check_whole(self, state: dict) -> None:
+        "CheckpointError for what is not the state of a run: a dict with all parts."
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"this is not a state of a run: it is {kind_of(state)}")
+        # which one process has not
+        missing = [key for key in self.parts.whole() if key not in state and key != "others"]
+        if missing:
+            raise CheckpointError(f"this is not a state of a run: it lacks {', '.join(missing)}")
+
+    def check_identity(self, state: dict) -> None:
+        "CheckpointError for a state whose run cannot be compared with another one."
+        self.check_whole(state)
+        with reading("form"):
+            if text := (run_unlike(state) or header_unlike(state["journal"])
+                        or misfit(state["fingerprint"], dict, "the fingerprint")):
                 raise CheckpointError(text)
 
-@patch
-def show_hooks(self: RunCheckpoint, state: dict, owner, optimizer: bool = True) -> None:
-    "Fire `on_load_state_dict`; a hook may have edited the state, which is checked again."
-    hooks: Any = self.hooks
-    with reading("hooks"):
-        hooks.fire("on_load_state_dict", owner, state)
-    if hooks.on_load_state_dict:
-        self.check_state(state, owner, optimizer)
+    def check(self, state: dict, owner, optimizer: bool = True) -> None:
+        "CheckpointError for a state that is damaged, or of other parts, before anything changes."
+        parts, hooks = self.parts, self.parts.of_hooks
+        def hooks_unlike():
+            taken = state if optimizer else parts.with_own_optimizer(state)
+            return hooks.unlike(taken["hooks"], owner)
+        checks: dict[str, Callable] = {
+            "optimizers": lambda: self.optimizers_unlike(state, optimizer),
+            "form": lambda: run_unlike(state), "model": lambda: parts.model.unlike(state),
+            "data": lambda: parts.random.unlike(state),
+            "tunables": lambda: hooks.tunables_unlike(state["tunables"]),
+            "journal": lambda: "journal" in state and parts.journal.unlike(state),
+            "fingerprint": lambda: misfit(state.get("fingerprint", {}), dict, "the fingerprint"),
+            "schedule": lambda: optimizer and hooks.schedule_unlike(state), "hooks": hooks_unlike,
+            "optimizer": lambda: optimizer and parts.model.optimizer_unlike(state)}
+        for part, unlike_here in checks.items():
+            with reading(part):
+                if text := unlike_here():
+                    raise CheckpointError(text)
 
-@patch
-def optimizers_unlike(self: RunCheckpoint, state: dict, optimizer: bool) -> str:
-    "What of a run with several optimizers does not fit this one, in words; '' where all does."
-    if self.optimizers is not None:
-        return self.optimizers.unlike(state["optimizers"], optimizer)
-    if "optimizers" not in state:
-        return ""
-    return f"this state is of a run with {len(state['optimizers']) + 1} optimizers, here is one"
+    def optimizers_unlike(self, state: dict, optimizer: bool) -> str:
+        "What of a run with several optimizers does not fit this one; '' where all does."
+        if self.parts.optimizers is not None:
+            return self.parts.optimizers.unlike(state["optimizers"], optimizer)
+        if "optimizers" not in state:
+            return ""
+        return (f"this state is of a run with {len(state['optimizers']) + 1} optimizers, here is "
+                "one")
 
-@patch
-def compare(self: RunCheckpoint, state: dict) -> None:
-    "Warn of what may make the run differ in bits."
-    here, there = self.fingerprint(), state["fingerprint"]
-    with reading("fingerprint"):
-        other = [f"{name} {value!r} (here {here.get(name)!r})" for name, value in there.items()
-                 if unlike(value, here.get(name))]
-    if other:
-        warn("the state was taken with " + ", ".join(other) + ": what goes on from it may differ "
-             "in bits")
-    with reading("data"):
-        self.random.compare(state)
+    def show_hooks(self, state: dict, owner, optimizer: bool = True) -> None:
+        "Fire `on_load_state_dict`; a hook may have edited the state, which is checked again."
+        hooks: Any = self.parts.hooks
+        with reading("hooks"):
+            hooks.fire("on_load_state_dict", owner, state)
+        if hooks.on_load_state_dict:
+            self.check(state, owner, optimizer)
 
-# %% ../../nbs/core/14_checkpoint.ipynb #9de13eb7
-@patch
-def restore(self: RunCheckpoint, state: dict, owner) -> None:
-    "Take over what `capture` gave; between two generators."
-    own = ("model", "journal", "history")  # these are copied when they are loaded
-    kept = {key: plain_copy(value) for key, value in state.items() if key not in own}
-    kept["model"] = state["model"]
-    driver = self.driver
-    driver.drop_generator(owner)
-    with reading("tunables"):
-        self.of_hooks.restore_tunables(kept["tunables"])
-    with reading("model"):
-        self.model.restore(kept, owner)
-    if self.optimizers is not None:
-        with reading("optimizers"):
-            self.optimizers.restore(kept["optimizers"])
-    self.of_hooks.restore(kept["hooks"], owner)
-    with reading("data"):
-        self.random.restore(kept)
-    with reading("position"):
-        self.position.restore(kept)
-    self.hooks.stale = True
-    if driver.driven:
-        driver.new_generator(owner)
-    else:
-        driver.set_state(RunState.PAUSED if self.state.boundary else RunState.IDLE)
-
-@patch
-def check_identity(self: RunCheckpoint, state: dict) -> None:
-    "CheckpointError for a state whose run cannot be compared with another one."
-    self.check_whole(state)
-    with reading("form"):
-        if text := (run_unlike(state) or header_unlike(state["journal"])
-                    or misfit(state["fingerprint"], dict, "the fingerprint")):
-            raise CheckpointError(text)
-
-# %% ../../nbs/core/14_checkpoint.ipynb #0f816706
-@patch
-def way_back(self: RunCheckpoint, owner) -> ExitStack:
-    "Everything that a load changes in a run: `close()` restores all of it."
-    back, engine, loop, random = ExitStack(), self.engine, self.loop, self.driver.random
-    if random.in_place:
-        back.callback(RandomStreams.capture().restore)
-    else:
-        back.callback(random.hold, random.own.held)
-    for loader in (loop.data.loader, *loop.evaluator.loaders.values()):
-        for generator in loader_generators(loader):
-            back.callback(set_generator_state, generator, generator_state(generator))
-    back.callback(AttributeSnapshot(loop.data).restore)
-    back.callback(loop.data.load_state_dict, plain_copy(loop.data.state_dict()))
-    back.callback(engine.refresh_parameters)
-    modules = [each for each in (self.model.model, self.model.loss_fn) if each is not None]
-    snapshots: list = [*map(ModuleSnapshot, modules), OptimizerSnapshot(engine.optim),
-                 AttributeSnapshot(engine)]
-    for snapshot in snapshots:
-        back.callback(snapshot.restore)
-    if engine.scaler is not None:
-        scaler = plain_copy(engine.scaler.state_dict())
-        back.callback(engine.scaler.load_state_dict, scaler)
-    for row in self.of_hooks.rows():
-        back.callback(HookSnapshot(row.hook).restore)
-    for restore in [] if self.optimizers is None else self.optimizers.way_back():
-        back.callback(restore)
-    for each in (owner, *self.parts()):
-        back.callback(AttributeSnapshot(each).restore)
-    pending = self.of_hooks.tunables.pending
-    back.callback(pending.update, dict(pending))
-    entries = [(entry, entry.read()) for entry in self.of_hooks.entries().values()]
-    back.callback(write_changed, entries)
-    return back
-
-@patch
-def parts(self: RunCheckpoint) -> list:
-    "The objects that hold what a run is."
-    loop, driver, runner = self.loop, self.driver, self.loop.runner
-    history = self.journal.history
-    return [self.state, runner.settings, runner.context, loop.plan, runner, runner.rates,
-            runner.gradients, runner.gradients.finite, runner.micro, runner.sizes, loop.evaluator,
-            loop, loop.best, driver, driver.clock, *self.settings,
-            *([] if history is None else history.parts())]
-
-def write_changed(values: list) -> None:
-    "Write earlier values of tunables, where they are others now."
-    for entry, value in values:
-        if entry.read() != value:
-            entry.write(value)
-
-@patch
-@contextmanager
-def all_or_nothing(self: RunCheckpoint, owner):
-    "What raises while this is open leaves the run as it was; CheckpointError says so."
-    driver = self.driver
-    driver.drop_generator(owner)
-    back = self.way_back(owner)
-    try:
-        yield
-    except BaseException as error:
-        back.close()
-        self.hooks.resolve()
-        driver.generator = self.loop.run(owner) if driver.driven else None
-        if not isinstance(error, Exception) or isinstance(error, NO_STATES_FAULT):
-            raise
-        text = str(error) if isinstance(error, CheckpointError) else reason(error)
-        message = f"the state cannot be loaded: {text}. Nothing was changed"
-        raise CheckpointError(message) from error
+    def compare(self, state: dict) -> None:
+        "Warn of what may make the run differ in bits."
+        here, there = self.parts.fingerprint(), state["fingerprint"]
+        with reading("fingerprint"):
+            other = [f"{name} {value!r} (here {here.get(name)!r})" for name, value in there.items()
+                     if unlike(value, here.get(name))]
+        if other:
+            warn("the state was taken with " + ", ".join(other) + ": what goes on from it may "
+                 "differ in bits")
+        with reading("data"):
+            self.parts.random.compare(state)
 
 # %% ../../nbs/core/14_checkpoint.ipynb #d9dd0c20
 @dataclass
@@ -740,54 +649,152 @@ class RewindPoint:
     take: Callable[[], tuple[dict, dict]]  # the state, and the lengths of the log then
 
 # %% ../../nbs/core/14_checkpoint.ipynb #12ad510c
-@patch
-def rewind_points(self: RunCheckpoint) -> list[RewindPoint]:
-    "All states to go back to, by step; of one step the later ones last."
-    offered = [points for _, points in self.hooks.ask("rewind_points")]
-    return sorted((point for points in offered for point in points),
-                  key=lambda point: (point.step, point.boundary))
+class RunCheckpoint:
+    "The state of a run: save it, load that of another run, or go back to an earlier one."
+    def __init__(self, driver: Driver, tunables: Tunables, decays: WeightDecays):
+        self.driver, self.loop, self.state = driver, driver.loop, driver.step_state
+        self.parts = RunParts(driver, tunables, decays)
+        self.checks = StateChecks(self.parts)
+        self.assigned: dict[str, object] = {}  # parts that were replaced by hand, in words
+        self.last_saved: tuple[int, float] | None = None  # step of the last file; perf_counter
 
-@patch
-def point(self: RunCheckpoint, step: int) -> RewindPoint | None:
-    "The nearest state at or before a step."
-    return next((each for each in reversed(self.rewind_points()) if each.step <= step), None)
+    def capture(self) -> dict:
+        "What goes back in a rewind, live: everything but journal and history."
+        return self.parts.capture()
 
-@patch
-def check_rewind(self: RunCheckpoint, values: dict) -> dict:
-    "ValueError for a step that cannot be gone back to."
-    step = whole_number("rewind(): step", values.get("step"), 0)
-    if self.point(step) is None:
-        points = self.rewind_points()
-        have = (f"the first one is at step {points[0].step}" if points
-                else "add a SnapshotHook() or a CheckpointHook()")
-        raise ValueError(f"rewind({step}): no snapshot or checkpoint at or before this step; "
-                         f"{have}")
-    return {"step": step}
+    def counts(self) -> dict:
+        "The lengths of the log: a rewind truncates there."
+        return self.parts.journal.counts()
 
-@patch
-def settle_files(self: RunCheckpoint) -> None:
-    "What the first process is still writing is there for all."
-    self.hooks.ask("finish_writing")
-    if self.engine.is_distributed:
-        self.engine.gather(None)
+    def state_dict(self, owner) -> dict:
+        "The whole state: copies on the CPU, plain values."
+        self.loop.runner.gradients.finite.check()  # spoiled weights are not kept
+        state = self.parts.whole()
+        self.driver.hooks.fire("on_state_dict", owner, state)
+        return plain_copy(state)
 
-@patch
-def take_point(self: RunCheckpoint, step: int) -> tuple[dict, dict]:
-    "The state to go back to, and the lengths of the log then."
-    self.settle_files()
-    found: Any = self.point(step)
-    with reading("journal or history"):
-        return found.take()
+    def note_saved(self, step: int | None = None) -> None:
+        "A file of a step, by default of the present one, is written."
+        step = self.state.optimizer_step if step is None else step
+        self.last_saved = step, perf_counter()
 
-@patch
-def go_back(self: RunCheckpoint, state: dict, counts: dict, owner) -> int:
-    "Become the run of an earlier state, on a new branch; returns the step that was left."
-    here = self.state
-    left = here.optimizer_step
-    last = max([here.branch, *(entry.branch for entry in self.driver.journal)])
-    with self.all_or_nothing(owner):
-        self.restore(state, owner)
-        here.branch = last + 1
-        self.journal.cut(counts, left, owner)
-    self.loop.resolve_hooks(owner)
-    return left
+    def load(self, state: dict, owner, made_of: Callable[[], dict], optimizer: bool = True) -> None:
+        """Become the run of a state.
+
+        Args:
+            state: What `state_dict` returned.
+            owner: The trainer, which hooks get.
+            made_of: Returns the settings and data of the run that is here.
+            optimizer: False: the optimizer and the schedule of this run begin again.
+
+        Raises:
+            CheckpointError: If the state does not fit. Then nothing has changed.
+        """
+        checks, parts = self.checks, self.parts
+        checks.check_whole(state)
+        checks.check(state, owner, optimizer)
+        taken = state if optimizer else parts.with_own_optimizer(state)
+        checks.compare(state)
+        with parts.all_or_nothing(owner):
+            checks.show_hooks(taken, owner, optimizer)
+            parts.restore(taken, owner)
+            parts.journal.restore(state)
+            self.take_totals(state["position"]["totals"], owner)
+            self.state.inexact = self.state.inexact or other_code(state, made_of())
+            if not optimizer:
+                self.start_anew(owner)
+            self.log_assigned(owner)
+            parts.journal.restore_history(state)
+            self.loop.resolve_hooks(owner)  # hooks that join now find the records
+
+    def start_anew(self, owner) -> None:
+        "The schedule begins again, with an optimizer that is new."
+        for row in self.parts.of_hooks.rows():
+            row.ask("start_anew", owner)
+        new = "new, not those that were saved"
+        self.driver.record("load", "optimizer and schedule", None, new, "code", owner)
+
+    def set_totals(self, epochs: int | None, max_steps: int | None, owner,
+                   source: str = "code") -> None:
+        "Other totals; those of a run that is under way are journalled."
+        plan, state, header = self.loop.plan, self.state, self.driver.journal.header
+        before = plan.epochs, plan.max_steps
+        plan.set_totals(epochs, max_steps)
+        if state.boundary and before != (epochs, max_steps):
+            old, new = total_text(*before), total_text(epochs, max_steps)
+            self.driver.record("totals", "totals", old, new, source, owner)
+        elif not state.boundary and header:  # begun, and not at its first boundary yet
+            header["totals"] = {"epochs": epochs, "max_steps": max_steps}
+
+    def take_totals(self, totals: dict, owner) -> None:
+        "The totals of a state; those of this trainer, where it has any, take their place."
+        plan = self.loop.plan
+        mine = plan.epochs, plan.max_steps
+        plan.set_totals(totals["epochs"], totals["max_steps"])
+        if mine != (None, None):
+            self.set_totals(*mine, owner)
+
+    def log_totals(self, owner) -> None:
+        "Journal totals again that stay what they are over a rewind to before they were set."
+        plan, journal = self.loop.plan, self.driver.journal
+        first = journal.header.get("totals")
+        logged: list = [total_text(**first)] if first else []
+        logged += [entry.new for entry in journal.surviving() if entry.kind == "totals"]
+        here = total_text(plan.epochs, plan.max_steps)
+        if logged and logged[-1] != here:
+            self.driver.record("totals", "totals", logged[-1], here, "code", owner)
+
+    def log_assigned(self, owner) -> list[str]:
+        "Journal again what was set by hand and stays so over a state of before; returns the names."
+        surviving = self.driver.journal.surviving()
+        logged = {entry.name: entry.new for entry in surviving if entry.kind == "assign"}
+        names = [name for name, text in self.assigned.items() if logged.get(name) != text]
+        for name in names:
+            self.driver.record("assign", name, logged.get(name), self.assigned[name], "code", owner)
+        return names
+
+    def rewind_points(self) -> list[RewindPoint]:
+        "All states to go back to, by step; of one step the later ones last."
+        offered = [points for _, points in self.driver.hooks.ask("rewind_points")]
+        return sorted((point for points in offered for point in points),
+                      key=lambda point: (point.step, point.boundary))
+
+    def point(self, step: int) -> RewindPoint | None:
+        "The nearest state at or before a step."
+        return next((each for each in reversed(self.rewind_points()) if each.step <= step), None)
+
+    def check_rewind(self, values: dict) -> dict:
+        "ValueError for a step that cannot be gone back to."
+        step = whole_number("rewind(): step", values.get("step"), 0)
+        if self.point(step) is None:
+            points = self.rewind_points()
+            have = (f"the first one is at step {points[0].step}" if points
+                    else "add a SnapshotHook() or a CheckpointHook()")
+            raise ValueError(f"rewind({step}): no snapshot or checkpoint at or before this step; "
+                             f"{have}")
+        return {"step": step}
+
+    def settle_files(self) -> None:
+        "What the first process is still writing is there for all."
+        self.driver.hooks.ask("finish_writing")
+        if self.driver.engine.is_distributed:
+            self.driver.engine.gather(None)
+
+    def take_point(self, step: int) -> tuple[dict, dict]:
+        "The state to go back to, and the lengths of the log then."
+        self.settle_files()
+        found: Any = self.point(step)
+        with reading("journal or history"):
+            return found.take()
+
+    def go_back(self, state: dict, counts: dict, owner) -> int:
+        "Become the run of an earlier state, on a new branch; returns the step that was left."
+        here, parts = self.state, self.parts
+        left = here.optimizer_step
+        last = max([here.branch, *(entry.branch for entry in self.driver.journal)])
+        with parts.all_or_nothing(owner):
+            parts.restore(state, owner)
+            here.branch = last + 1
+            parts.journal.cut(counts, left, owner)
+        self.loop.resolve_hooks(owner)
+        return left

@@ -4,91 +4,27 @@
 
 # %% auto #0
 __all__ = ['OPTIM', 'GROUP_FREE', 'MOMENTS', 'SHAPED', 'NUMBER', 'PHASES', 'COUNTS', 'POSITION',
-           'BEST', 'SCALER', 'RUN', 'DATA', 'COLUMNS', 'kind_of', 'rule_text',
-           'container_text', 'is_kind', 'misfit', 'state_check', 'unlike',
+           'BEST', 'SCALER', 'RUN', 'DATA', 'START', 'COLUMNS', 'state_check', 'unlike',
            'tensors_unlike', 'is_of_torch', 'groups_unlike', 'moments', 'entries_unlike',
            'optimizer_unlike', 'streams_unlike', 'generators_unlike', 'data_unlike',
-           'counts_unlike', 'run_unlike', 'rates_unlike', 'header_unlike',
+           'records_unlike', 'run_unlike', 'rates_unlike', 'header_unlike',
            'journal_unlike', 'columns_unlike', 'history_unlike']
 
 # %% ../../nbs/core/11_checks.ipynb #b2492a90
 import random
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, NotRequired, get_type_hints
 
 import numpy as np
 import torch
 
 from .own_state import set_generator_state
 from .journal import Intervention
-from .tunable import WHOLE
+from .validate import COUNT, is_kind, kind_of, misfit
 
 # %% ../../nbs/core/11_checks.ipynb #41d70b75
-def kind_of(value) -> str:
-    "A value's kind in a few words."
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, (list, tuple, dict, set)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return repr(value) if value is None else f"{type(value).__name__} {value!r:.40}"
-
-def rule_text(rule) -> str:
-    "A rule in a few words."
-    if get_origin(rule) in (Union, UnionType):
-        return " or ".join(map(rule_text, get_args(rule)))
-    if get_origin(rule) is Literal:
-        return f"one of {', '.join(map(repr, get_args(rule)))}"
-    return ("a dict" if isinstance(rule, dict) else "None" if rule is NoneType
-            else getattr(rule, "__name__", str(rule)))
-
-def container_text(kind) -> str:
-    "A kind of container in a few words; '' for another one."
-    return "a dict" if kind is dict else "a list" if kind in (list, tuple) else ""
-
-def is_kind(value, kind: type) -> bool:
-    """It is of this kind; a whole number is a float too, and True is not a number.
-
-    Whole numbers have 64 bits, as in the files of a run."""
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    if kind in (int, float) and isinstance(value, int):
-        return value in WHOLE if kind is int else abs(value) <= sys.float_info.max
-    return isinstance(value, kind)
-
-def misfit(value, rule, where: str) -> str:
-    "What of a value does not fit a rule, in words; '' where everything does."
-    origin, given = get_origin(rule), get_args(rule)
-    wrong = f"{where} is {kind_of(value)}, and not {container_text(origin) or rule_text(rule)}"
-    if isinstance(rule, dict):
-        if not isinstance(value, Mapping):
-            return wrong
-        texts = (misfit(value[name], each, f"{where}[{name!r}]") if name in value
-                 else f"{where} lacks {name!r}" for name, each in rule.items())
-    elif origin in (Union, UnionType):
-        near = [text for text in (misfit(value, each, where) for each in given)]
-        inner = (text for text in near if not text.startswith(f"{where} is "))
-        return "" if "" in near else next(inner, wrong)
-    elif origin is Literal:
-        return "" if any(type(value) is type(each) and value == each for each in given) else wrong
-    elif origin is dict:
-        if not isinstance(value, Mapping):
-            return wrong
-        texts = (misfit(key, given[0], f"a key of {where}")
-                 or misfit(item, given[1], f"{where}[{key!r}]") for key, item in value.items())
-    elif origin in (list, tuple):
-        rules = (given if origin is tuple else given * len(value)
-                 if isinstance(value, (list, tuple)) else ())
-        if not isinstance(value, (list, tuple)) or len(value) != len(rules):
-            return wrong + (f" of {len(rules)}" if origin is tuple else "")
-        texts = (misfit(item, each, f"{where}[{number}]")
-                 for number, (item, each) in enumerate(zip(value, rules)))
-    else:
-        return "" if is_kind(value, NoneType if rule is None else rule) else wrong
-    return next(filter(None, texts), "")
-
 def state_check(rule: dict) -> Callable:
     "The method `check_state` of a hook whose state has to fit a rule."
     def check_state(self, trainer, state):
@@ -310,52 +246,49 @@ NUMBER = float | torch.Tensor
 PHASES = Literal["epoch_start", "iterate", "train", "after_train", "valid", "check", "after_valid"]
 COUNTS = ("epoch", "batch_idx", "optimizer_step", "samples_seen", "boundaries", "skipped_steps",
           "branch")
+_TOTALS: Any = {"epochs": COUNT | None, "max_steps": COUNT | None}
 POSITION = {
-    **dict.fromkeys((*COUNTS, "evaluated_at", "steps_before"), int),
+    **dict.fromkeys(COUNTS, COUNT), "evaluated_at": int, "steps_before": int,
     "seconds": float, "base_rates": list[float], "base_decays": list[float],
     "last_records": dict[str, NUMBER], "records": dict[str, NUMBER], "best": dict,
     "inexact": str | None, "phase": PHASES, "next_phase": PHASES,
-    "totals": {"epochs": int | None, "max_steps": int | None}, "finite": tuple[int, int],
-    "micro_batch": int | None}
+    "totals": _TOTALS, "finite": tuple[int, int],
+    "micro_batch": int | None, "carried": NotRequired[dict[str, str]],
+    "data": NotRequired[dict[str, int | str | None]]}
 BEST = {"name": str, "value": float, "epoch": float, "step": int}
 SCALER = {"scale": float, "growth_factor": float, "backoff_factor": float, "growth_interval": int,
           "_growth_tracker": int}
 RUN = {"model": dict, "optim": OPTIM, "scaler": dict | None, "loss_fn": dict,
        "modules": {"eval": list[str], "frozen": list[str]}, "position": POSITION,
        "hooks": dict[str, object], "tunables": dict[str, object], "data": dict, "loaders": dict}
+_DRAWN: Any = {"marks": dict[int, dict], "full": bool}
 DATA = {"start": dict | None, "kept_start": dict | None, "epoch": int, "workers_persist": bool,
-        "left_out": dict[int, set], "loader": object, "generators": list}
+        "left_out": dict[int, set], "loader": object, "generators": list,
+        "kept_epoch": NotRequired[int],  # older files have none of these
+        "drawn": NotRequired[_DRAWN]}
+START = {"streams": dict, "generators": list, "reused": bool}
 # of the points of a name, as `Series` has them
 COLUMNS = (np.int64, np.float64, np.int64, np.float64, np.float64)
 
 def data_unlike(state, where: str = "the state of the data") -> str:
     "What is wrong with where a run is in its data, in words; '' where nothing is."
-    if text := (misfit(state, DATA, where)  # older files have no kept_epoch
-                or misfit(state.get("kept_epoch", 0), int, f"{where}['kept_epoch']")):
+    if text := misfit(state, DATA, where):
         return text
     for name in ("start", "kept_start"):
         start, place = state[name], f"{where}[{name!r}]"
         if start is not None:
-            text = (misfit(start, {"streams": dict, "generators": list, "reused": bool}, place)
+            text = (misfit(start, START, place)
                     or streams_unlike(start["streams"], place)
                     or generators_unlike(start["generators"], place))
             if text:
                 return text
-    drawn, place = state.get("drawn", {"marks": {}, "full": False}), f"{where}['drawn']"
-    if text := misfit(drawn, {"marks": dict[int, dict], "full": bool}, place):
-        return text
-    texts = (streams_unlike(each, f"{place}['marks'][{number}]")
-             for number, each in drawn["marks"].items())
-    if text := next(filter(None, texts), ""):
-        return text
-    return generators_unlike(state["generators"], f"{where}['generators']")
+    texts = (streams_unlike(each, f"{where}['drawn']['marks'][{number}]")
+             for number, each in state.get("drawn", {"marks": {}})["marks"].items())
+    return next(filter(None, texts), "") or generators_unlike(state["generators"],
+                                                              f"{where}['generators']")
 
-def counts_unlike(place: dict) -> str:
-    "Which number of a position no run can have, in words; '' where each can be."
-    counts = {name: place[name] for name in COUNTS} | {
-        f"totals[{name!r}]": value for name, value in place["totals"].items()}
-    if below := [name for name, value in counts.items() if value is not None and value < 0]:
-        return f"the state['position'][{below[0]!r}] is {counts[below[0]]}, and not 0 or more"
+def records_unlike(place: dict) -> str:
+    "Which record of a position is no number, in words; '' where each is one."
     for records in (place["last_records"], place["records"]):
         for name, value in records.items():
             if isinstance(value, torch.Tensor) and (value.numel() != 1 or value.is_complex()):
@@ -370,11 +303,8 @@ def run_unlike(state: dict) -> str:
     best = place["best"]
     text = ((best and misfit(best, BEST, "the best record"))
             or (scaler and misfit(scaler, SCALER, "the state of the loss scaler")))
-    text = text or counts_unlike(place) or streams_unlike(state["random"], "random")
-    text = text or data_unlike(state["data"])
-    text = text or misfit(place.get("carried", {}), dict[str, str], "what steps carry")
-    text = text or misfit(place.get("data", {}), dict[str, int | str | None], "its data")
-    if text:
+    text = text or records_unlike(place) or streams_unlike(state["random"], "random")
+    if text := text or data_unlike(state["data"]):
         return text
     for name, states in state["loaders"].items():
         if text := generators_unlike(states, f"loaders[{name!r}]"):
@@ -398,8 +328,10 @@ def rates_unlike(place: dict, groups: int) -> str:
 # %% ../../nbs/core/11_checks.ipynb #a76330ce
 _ENTRY = ("number", "kind", "name", "old", "new", "source", "branch", "boundary", "order", "step",
           "epoch", "batch_idx", "samples_seen", "seconds", "time", "survives")  # of every version
-_HEADER = {"totals": {"epochs": int | None, "max_steps": int | None}, "fingerprint": dict,
-           "given": dict | None, "data": dict, "end": {"state": str, "boundary": int}}
+_LENGTH: Any = {"epochs": int | None, "max_steps": int | None}
+_END: Any = {"state": str, "boundary": int}
+_HEADER = {"totals": NotRequired[_LENGTH], "fingerprint": NotRequired[dict],
+           "given": NotRequired[dict | None], "data": NotRequired[dict], "end": NotRequired[_END]}
 _VALUE = float | str | bool | None  # as `Journal.record` keeps them
 
 def header_unlike(state) -> str:
@@ -410,8 +342,7 @@ def header_unlike(state) -> str:
     seed = header.get("seed")
     if not (seed is None or type(seed) is int):  # of any length
         return f"the journal's header['seed'] is {kind_of(seed)}, and not int or None"
-    return misfit(header, {name: rule for name, rule in _HEADER.items() if name in header},
-                  "the journal's header")
+    return misfit(header, _HEADER, "the journal's header")
 
 def journal_unlike(state) -> str:
     "What is wrong with the state of a journal, in words; '' where nothing is."

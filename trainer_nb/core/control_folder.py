@@ -22,10 +22,10 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
-from .files import (PLAIN, NotPlainError, OpenFolder, fits, is_number, not_plain,
-                                   open_folder, parse_json)
+from .files import NotPlainError, OpenFolder, not_plain, open_folder, parse_json
+from .validate import PLAIN, fits, is_number
 
 # %% ../../nbs/core/04_control_folder.ipynb #225e0488
 def started(process: int) -> str:
@@ -379,13 +379,13 @@ def set_aside(control: ControlFolder, folder: str, name: str, why: str) -> None:
 # %% ../../nbs/core/04_control_folder.ipynb #a6aaa633
 FINAL = ("applied", "refused", "void")
 # of a line of the replies; anyone may have written into the file
-REPLY = {"id": str, "status": str, "name": str, "source": str, "reason": str | None,
-         "where": str | None, "entry": int | None, "boundary": int | None}
+REPLY = {"id": str, "status": str, "name": NotRequired[str], "source": NotRequired[str],
+         "reason": NotRequired[str | None], "where": NotRequired[str | None],
+         "entry": NotRequired[int | None], "boundary": NotRequired[int | None]}
 
 def is_reply(line: dict) -> bool:
     "Whether a line is the reply to a command."
-    return ({"id", "status"} <= line.keys() and is_id(line["id"])
-            and all(fits(line[name], kind) for name, kind in REPLY.items() if name in line))
+    return fits(line, REPLY) and is_id(line["id"])
 
 class Replies:
     "What became of the commands: the last word of each, by id."

@@ -52,8 +52,8 @@ from .files import check_place, current_folder, given_path, near
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
 from .identity import (Difference, compare, data_identity, given_settings,
-                                      optimizer_settings, other_code)
-from .journal import Intervention, Journal, checksum, fingerprint, total_text
+                                      optimizer_settings)
+from .journal import Intervention, Journal, checksum, fingerprint
 from .optimizers import (NamedOptimizer, OptimizersPart, check_apart, check_windows,
                                         decay_tunables, given_optimizers, made_optimizer,
                                         no_eval_step, tunables_of)
@@ -872,7 +872,7 @@ def set_precision(self: CoreTrainer, value: str | None) -> None:
 def _keep_optimizers(self: CoreTrainer, several: StepRunners) -> None:
     self.decays = {name: WeightDecays(each.engine) for name, each in several.runners.items()}
     self.weight_decays = self.decays[self.runner.hooks.name]
-    self.checkpoint.keep_optimizers(OptimizersPart(several, self.decays))
+    self.checkpoint.parts.keep_optimizers(OptimizersPart(several, self.decays))
 
 @patch
 def _forget_tune(self: CoreTrainer, command: Command) -> None:
@@ -961,7 +961,7 @@ def with_loader_of(trainer, state: dict):
 
     CheckpointError for a malformed state. What raises while this is open leaves the loader that
     was there."""
-    trainer.checkpoint.check_state(state, trainer)
+    trainer.checkpoint.checks.check(state, trainer)
     boundary = state["position"]["boundaries"]
     def loaders_set():
         return [entry for entry in trainer.journal.surviving()
@@ -976,8 +976,9 @@ def with_loader_of(trainer, state: dict):
         raise
     earlier.went_back(boundary)
     if earlier is not later or unknown:
-        trainer.assigned.pop("train_dl", None)
-        trainer.assigned |= {entry.name: entry.new for entry in unknown or loaders_set()}
+        assigned = trainer.checkpoint.assigned
+        assigned.pop("train_dl", None)
+        assigned.update({entry.name: entry.new for entry in unknown or loaders_set()})
     if unknown and trainer.phase is Phase.TRAIN:
         trainer.step_state.inexact = (
             f"the run went back to step {trainer.step_state.optimizer_step}, in the middle of an "
@@ -991,10 +992,10 @@ def _on_rewind(self: CoreTrainer, command: Command) -> None:
         left = self.checkpoint.go_back(state, counts, self)
         self.record("rewind", "step", left, self.step_state.optimizer_step, command.source,
                     survives=counts["journal"])
-        self._note_totals()
-    for name in self._note_assigned():
-        warn(f"trainer.{name} stays what it was set to by hand ({self.assigned[name]}): a "
-             "rewind brings states back, no parts")
+        self.checkpoint.log_totals(self)
+    for name in self.checkpoint.log_assigned(self):
+        warn(f"trainer.{name} stays what it was set to by hand ({self.checkpoint.assigned[name]}): "
+             "a rewind brings states back, no parts")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #acf26c10
 @patch
@@ -1051,7 +1052,7 @@ def header(self: CoreTrainer) -> dict:
 @patch
 def _made_of(self: CoreTrainer) -> dict:
     "Settings and data of the run as the code has them: what tells it from another one."
-    entries = self.checkpoint.of_hooks.entries()
+    entries = self.checkpoint.parts.of_hooks.entries()
     tunables = {name: entry.read() for name, entry in entries.items()}
     name = ", ".join(answer for _, answer in self.hooks.ask("schedule_name")) or None
     loss = self.loss_fn and getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
@@ -1087,7 +1088,6 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
         self._keep_optimizers(self.several)
     self.best_state = BestState(self.driver)
     self.loop.found_best = weakly(self.best_state.note)
-    self.assigned: dict[str, object] = {}  # parts that were replaced by hand, in words
     handlers = {
         "tune": CommandHandler(self._on_tune, self.tunables.validate if self.several is None
                                else self._check_tune, forget=self._forget_tune),
@@ -1353,13 +1353,7 @@ def _rank_invariants(self: CoreTrainer) -> dict:
 def set_totals(self: CoreTrainer, epochs: int | None, max_steps: int | None,
                source: str = "code") -> None:
     "Other totals; those of a run that is under way are journalled."
-    before, state = (self.epochs, self.max_steps), self.step_state
-    self.plan.set_totals(epochs, max_steps)
-    if state.boundary and before != (epochs, max_steps):
-        old, new = total_text(*before), total_text(epochs, max_steps)
-        self.record("totals", "totals", old, new, source)
-    elif not state.boundary and self.journal.header:  # begun, and not at its first boundary yet
-        self.journal.header["totals"] = {"epochs": epochs, "max_steps": max_steps}
+    self.checkpoint.set_totals(epochs, max_steps, self, source)
 
 @patch
 def enter(self: CoreTrainer, name: str, totals: tuple | None = None) -> bool:
@@ -1906,58 +1900,9 @@ def load_state_dict(self: CoreTrainer, state: dict, optimizer: bool = True) -> N
 
     CheckpointError says why not, and then nothing has changed; RuntimeError in the middle of a
     step, and while the run is driven."""
-    checkpoint = self.checkpoint
-    checkpoint.check_new(optimizer)
+    self.checkpoint.checks.check_new(optimizer)
     with self.at_rest("load_state_dict()"):
-        checkpoint.check_whole(state)
-        checkpoint.check_state(state, self, optimizer)
-        taken = state if optimizer else checkpoint.with_own_optimizer(state)
-        checkpoint.compare(state)
-        with checkpoint.all_or_nothing(self):
-            checkpoint.show_hooks(taken, self, optimizer)
-            checkpoint.restore(taken, self)
-            checkpoint.journal.restore(state)
-            self._take_totals(state["position"]["totals"])
-            self.step_state.inexact = self.step_state.inexact or other_code(state, self._made_of())
-            if not optimizer:
-                self.start_anew()
-            self._note_assigned()
-            checkpoint.journal.restore_history(state)
-            self.resolve_hooks()  # hooks that join now find the records
-
-@patch
-def _take_totals(self: CoreTrainer, totals: dict) -> None:
-    "The totals of a state; those of this trainer, where it has any, take their place."
-    mine = self.epochs, self.max_steps
-    self.plan.set_totals(totals["epochs"], totals["max_steps"])
-    if mine != (None, None):
-        self.set_totals(*mine)
-
-@patch
-def start_anew(self: CoreTrainer) -> None:
-    "The schedule begins again, with an optimizer that is new."
-    for row in self.checkpoint.of_hooks.rows():
-        row.ask("start_anew", self)
-    self.record("load", "optimizer and schedule", new="new, not those that were saved")
-
-@patch
-def _note_totals(self: CoreTrainer) -> None:
-    "Journal totals again that stay what they are over a rewind to before they were set."
-    first = self.journal.header.get("totals")
-    logged: list = [total_text(**first)] if first else []
-    logged += [entry.new for entry in self.journal.surviving() if entry.kind == "totals"]
-    here = total_text(self.epochs, self.max_steps)
-    if logged and logged[-1] != here:
-        self.record("totals", "totals", logged[-1], here)
-
-@patch
-def _note_assigned(self: CoreTrainer) -> list[str]:
-    "Journal again what was set by hand, and stays so over a state of before; returns the names."
-    logged = {entry.name: entry.new for entry in self.journal.surviving() if entry.kind == "assign"}
-    names = [name for name, text in self.assigned.items() if logged.get(name) != text]
-    for name in names:
-        self.record("assign", name, logged.get(name), self.assigned[name])
-    return names
+        self.checkpoint.load(state, self, self._made_of, optimizer)
 
 # %% ../../nbs/core/16_core_trainer.ipynb #35fdf245
 @patch
@@ -1996,7 +1941,7 @@ def load(self: CoreTrainer, path: str | os.PathLike, optimizer: bool = True) -> 
 
     With `optimizer=False` all but the optimizer and the schedule is as it was saved, and these
     begin again; RuntimeError in a trainer whose own run has begun."""
-    self.checkpoint.check_new(optimizer)
+    self.checkpoint.checks.check_new(optimizer)
     state = read_state(path)
     found = self.difference(state) if optimizer else Difference()
     self.load_state_dict(state, optimizer)
@@ -2009,7 +1954,7 @@ def difference(self: CoreTrainer, state: dict) -> Difference:
     """What is different between the run of a state and this one, as far as both say.
 
     CheckpointError for a state that is damaged."""
-    self.checkpoint.check_identity(state)
+    self.checkpoint.checks.check_identity(state)
     made = self._made_of()
     here = {"batches": self.data.length, **made, **self.journal.header, "given": made["given"]}
     totals = {"epochs": self.epochs, "max_steps": self.max_steps}
@@ -2019,7 +1964,7 @@ def difference(self: CoreTrainer, state: dict) -> Difference:
 @patch
 def fingerprint(self: CoreTrainer) -> dict:
     "What must be equal for two runs to be equal bit for bit."
-    return self.checkpoint.fingerprint()
+    return self.checkpoint.parts.fingerprint()
 
 @patch(as_prop=True)
 def last_saved(self: CoreTrainer) -> tuple[int, float] | None:
@@ -2081,7 +2026,7 @@ def exact(self: CoreTrainer) -> Exactness:
     found.obstacles += [f"from step {entry.step} on optimizer and schedule are {entry.new}"
                         for entry in self.journal.surviving() if entry.kind == "load"]
     found.assumed += [f"a trainer that goes on from a file has the {name} that was set by hand "
-                      f"here ({text})" for name, text in self.assigned.items()]
+                      f"here ({text})" for name, text in self.checkpoint.assigned.items()]
     found.obstacles += device_exactness(self.device)
     if self.background.alive():
         found.assumed.append("no cell draws from the global random streams while the run goes on "

@@ -32,8 +32,8 @@ from .exact import Exactness, batch_sizes, compiled_exactness, data_exactness, d
 from .files import check_place, current_folder, given_path, near
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
-from .identity import Difference, compare, data_identity, given_settings, optimizer_settings, other_code
-from .journal import Intervention, Journal, checksum, fingerprint, total_text
+from .identity import Difference, compare, data_identity, given_settings, optimizer_settings
+from .journal import Intervention, Journal, checksum, fingerprint
 from .optimizers import NamedOptimizer, OptimizersPart, check_apart, check_windows, decay_tunables, given_optimizers, made_optimizer, no_eval_step, tunables_of
 from .own_state import RunObjects, generator_state
 from .modes import Modes, check_keep_modes
@@ -592,18 +592,6 @@ class CoreTrainer:
     CheckpointError says why not, and then nothing has changed; RuntimeError in the middle of a
     step, and while the run is driven."""
 
-    def _take_totals(self, totals: dict) -> None:
-        """The totals of a state; those of this trainer, where it has any, take their place."""
-
-    def start_anew(self) -> None:
-        """The schedule begins again, with an optimizer that is new."""
-
-    def _note_totals(self) -> None:
-        """Journal totals again that stay what they are over a rewind to before they were set."""
-
-    def _note_assigned(self) -> list[str]:
-        """Journal again what was set by hand, and stays so over a state of before; returns the names."""
-
     def do(self, name: str, **values) -> None:
         """What a command asks for, now; at the next boundary while the run goes on."""
 
@@ -678,7 +666,6 @@ class CoreTrainer:
     tunables: Tunables
     checkpoint: RunCheckpoint
     best_state: BestState
-    assigned: dict[str, object]
     _made_in: Any
     plan: Any
     settings: StepSettings

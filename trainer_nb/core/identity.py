@@ -22,17 +22,16 @@ from torch.utils.data import IterableDataset
 
 from .journal import checksum
 from .state import RandomStreams, seed_everything
+from .validate import PLAIN
 
 # %% ../../nbs/core/05_identity.ipynb #b4e814a9
-_PLAIN = (bool, int, float, str, type(None))
-
 def _plain(value):
     "A value as JSON stores it; text for other types."
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    return value if isinstance(value, _PLAIN) else str(value)
+    return value if isinstance(value, PLAIN) else str(value)
 
 def optimizer_settings(optimizer) -> dict:
     "Its class, and the settings of its parameter groups: one value, or a list of one each."
@@ -94,7 +93,7 @@ def _sum(value, crc: int = 0) -> int:
     if callable(getattr(value, "tobytes", None)):
         return zlib.crc32(value.tobytes(), crc)
     # the repr of an object may contain its address
-    text = repr(value) if isinstance(value, _PLAIN) else type(value).__name__
+    text = repr(value) if isinstance(value, PLAIN) else type(value).__name__
     return zlib.crc32(text.encode(), crc)
 
 def sample_checksum(dataset) -> str | None:

@@ -9,19 +9,21 @@ __all__ = ['OF_OPTIMIZER', 'check_names', 'for_each', 'check_several', 'check_ev
            'tunables_of', 'decay_tunables', 'OptimizersPart']
 
 # %% ../../nbs/core/15_optimizers.ipynb #cc7519bc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from .checkpoint import AttributeSnapshot, OptimizerSnapshot, optimizer_state
-from .checks import misfit, optimizer_unlike
+from .checkpoint import optimizer_state, undo_optimizer
+from .checks import optimizer_unlike
 from .runner import StepRunner, WeightDecays
 from .saved import plain_copy
 from .several_optimizers import StepRunners
 from .state import StepState, as_number, whole_number
 from .tunable import BoundTunable, Tunable
+from .undo import Undo
+from .validate import misfit
 
 # %% ../../nbs/core/15_optimizers.ipynb #11362c91
 def check_names(argument: str, given: Mapping, names) -> None:
@@ -317,16 +319,9 @@ class OptimizersPart:
             self.decays[name].become(given["base_decays"])
             runner.gradients.finite.become(*given["finite"])
 
-    def way_back(self) -> list[Callable]:
-        "Functions that restore what a load changes."
-        found = []
+    def undo_load(self, undo: Undo) -> None:
+        "Restore what a load changes."
         for name, runner in self.runners.items():
-            engine, finite = runner.engine, runner.gradients.finite
-            parts = (runner, runner.state, runner.settings, runner.rates, runner.gradients, finite,
-                     self.decays[name], engine)
-            found += [AttributeSnapshot(each).restore for each in parts]
-            found.append(OptimizerSnapshot(engine.optim).restore)
-            if engine.scaler is not None:
-                found.append(partial(engine.scaler.load_state_dict,
-                                     plain_copy(engine.scaler.state_dict())))
-        return found
+            undo_optimizer(undo, runner.engine)
+            undo.attributes(runner, runner.state, runner.settings, runner.rates, runner.gradients,
+                            runner.gradients.finite, runner.engine, self.decays[name])

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['GENERATORS', 'LONG', 'LARGE', 'SMALL', 'PLAIN', 'SLOTS', 'held_by', 'search',
            'generators_in', 'generator_state', 'set_generator_state', 'alike',
-           'ObjectSnapshot', 'RunObjects', 'Mark', 'CarriedState']
+           'undo_objects', 'RunObjects', 'Mark', 'CarriedState']
 
 # %% ../../nbs/core/04_own_state.ipynb #09b128cb
-import copy
 import dis
 import functools
 import io
@@ -21,7 +20,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from inspect import unwrap
 from operator import length_hint
@@ -38,6 +37,7 @@ from .hook import ComponentHook, LambdaHook, has_state
 from .state import StepState, warn
 from .torch_private import (global_hooks, module_hooks, persistent_buffers,
                                            tensor_hooks, write_count)
+from .undo import CONTAINERS, Undo
 
 # %% ../../nbs/core/04_own_state.ipynb #7587e852
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -198,19 +198,6 @@ def alike(a, b) -> bool:
         return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
     return a is b or a == b
 
-# %% ../../nbs/core/04_own_state.ipynb #7db195cd
-def _same_items(a, b) -> bool:
-    "The same objects under the same keys or in the same places."
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
-    same = a == b if isinstance(a, set) else all(map(lambda x, y: x is y, a, b))
-    return len(a) == len(b) and same
-
-def _fill(container, items) -> None:
-    if not _same_items(container, items):
-        container.clear()
-        (container.extend if isinstance(container, (list, deque)) else container.update)(items)
-
 # %% ../../nbs/core/04_own_state.ipynb #b939d4ca
 LARGE = 2**26  # bytes: a larger tensor is not copied; a change of it is reported
 
@@ -237,89 +224,69 @@ def _is_object(value) -> bool:
     return isinstance(value, _STATEFUL) or _own_class(type(value))
 
 # %% ../../nbs/core/04_own_state.ipynb #5edfaf1c
-class ObjectSnapshot:
-    "The contents of some objects at this moment; `restore` brings them back in place."
-    def __init__(self, roots: dict, known=()):
-        self.back: list[tuple] = []  # (function, object, contents)
-        self.large: list = []
-        known = {id(each) for each in known}
-        def enter(value):
-            return isinstance(value, _ENTERED) or _is_object(value)
-        for path, each in search(roots, enter, 200_000, 10_000):
-            if id(each) not in known:
-                self._keep(path, each)
+def undo_objects(undo: Undo, roots: dict, known=()) -> None:
+    """Restore the contents of the objects that are reached from named roots.
 
-    def _keep(self, path: str, each) -> None:
+    Args:
+        undo: The stack that restores them. It warns of large tensors that have changed.
+        roots: Objects by name, where the search begins.
+        known: Objects that are restored by others.
+    """
+    known, large = {id(each) for each in known}, []
+    def enter(value):
+        return isinstance(value, _ENTERED) or _is_object(value)
+    undo.add(_warn_of_changed, large)
+    for path, each in search(roots, enter, 200_000, 10_000):
+        if id(each) in known:
+            continue
         if isinstance(each, torch.Tensor):
-            self._keep_tensor(path, each)
+            if each.numel() * each.element_size() > LARGE:
+                large.append((path, each, write_count(each)))
+            else:
+                _undo_tensor(undo, each)
         elif isinstance(each, GENERATORS):
             if (not isinstance(each, random.SystemRandom)
                 and all(each is not one for one in _global_generators())):
-                self.back.append((set_generator_state, each, generator_state(each)))
+                undo.add(set_generator_state, each, generator_state(each))
         elif isinstance(each, np.ndarray):
             if each.nbytes <= LARGE and each.flags.writeable:
-                self.back.append((self._fill_array, each, each.copy()))
+                undo.add(np.copyto, each, each.copy())
         elif type(each) in (list, deque) or isinstance(each, (dict, set)):
             if not _beside(path):
-                self._keep_container(each)
+                undo.contents(each)
         elif _is_object(each):
-            self.back.append((_fill, vars(each), dict(vars(each))))
+            undo.attributes(each)
         elif isinstance(each, FunctionType) and _own_code(function := unwrap(each)):
-            for cell in function.__closure__ or ():
-                self._keep_cell(cell)
-            for name, value in _of_function(function):
-                if isinstance(value, (list, deque, dict, set)) and _reads(function.__code__, name):
-                    self._keep_container(value)
-            names, outside = _set_outside(function.__code__), function.__globals__
-            for holder, held in ((vars(function), vars(function)),
-                                 (outside, {name: outside[name] for name in names & {*outside}})):
-                self.back.append((dict.update, holder, dict(held)))
+            _undo_function(undo, function)
 
-    def _keep_container(self, container) -> None:
-        kept = dict(container) if isinstance(container, dict) else copy.copy(container)
-        self.back.append((_fill, container, kept))
+def _undo_function(undo: Undo, function) -> None:
+    "Restore the names that a function sets outside, its attributes and the containers it reads."
+    for cell in function.__closure__ or ():  # names of outer functions, for `nonlocal`
+        with suppress(ValueError):  # not filled yet
+            undo.add(setattr, cell, "cell_contents", cell.cell_contents)
+    undo.contents(*(value for name, value in _of_function(function)
+                    if isinstance(value, CONTAINERS) and _reads(function.__code__, name)))
+    names, outside = _set_outside(function.__code__), function.__globals__
+    undo.add(vars(function).update, dict(vars(function)))
+    undo.add(outside.update, {name: outside[name] for name in names & {*outside}})
 
-    def _keep_cell(self, cell) -> None:
-        "A name of an outer function, which an inner one may set (`nonlocal`)."
-        try:
-            self.back.append((self._fill_cell, cell, cell.cell_contents))
-        except ValueError:  # not filled yet
-            pass
+def _undo_tensor(undo: Undo, tensor: torch.Tensor) -> None:
+    if tensor.layout is torch.strided and not tensor.is_inference():
+        grad = tensor.grad if tensor.is_leaf else None
+        undo.add(_fill_tensor, tensor, write_count(tensor), tensor.detach().clone(), grad,
+                 None if grad is None else grad.detach().clone())
 
-    def _keep_tensor(self, path: str, tensor) -> None:
-        version = write_count(tensor)
-        if tensor.numel() * tensor.element_size() > LARGE:
-            self.large.append((path, tensor, version))
-        elif tensor.layout is torch.strided and not tensor.is_inference():
-            grad = tensor.grad if tensor.is_leaf else None
-            values = tensor.detach().clone(), grad, None if grad is None else grad.detach().clone()
-            self.back.append((self._fill_tensor, tensor, (version, *values)))
+@torch.no_grad()
+def _fill_tensor(tensor, version, values, grad, grad_values) -> None:
+    if version is None or write_count(tensor) != version:
+        tensor.copy_(values)
+    if tensor.is_leaf and (tensor.grad is not grad or grad is not None):
+        tensor.grad = grad if grad is None else grad.copy_(grad_values)
 
-    @staticmethod
-    def _fill_cell(cell, value) -> None:
-        cell.cell_contents = value
-
-    @staticmethod
-    def _fill_array(array, values) -> None:
-        array[...] = values
-
-    @staticmethod
-    def _fill_tensor(tensor, kept) -> None:
-        version, values, grad, grad_values = kept
-        with torch.no_grad():
-            if version is None or write_count(tensor) != version:
-                tensor.copy_(values)
-            if tensor.is_leaf and (tensor.grad is not grad or grad is not None):
-                tensor.grad = grad if grad is None else grad.copy_(grad_values)
-
-    def restore(self) -> None:
-        "Restore everything; a warning names large tensors that have changed."
-        for act, holder, values in self.back:
-            act(holder, values)
-        if changed := [path for path, tensor, version in self.large
-                       if write_count(tensor) != version]:
-            warn(f"{', '.join(changed)}: larger than {LARGE >> 20} MB, and changed by steps that "
-                 "were taken back; it stays changed")
+def _warn_of_changed(large: list) -> None:
+    if changed := [path for path, tensor, version in large if write_count(tensor) != version]:
+        warn(f"{', '.join(changed)}: larger than {LARGE >> 20} MB, and changed by steps that "
+             "were taken back; it stays changed")
 
 # %% ../../nbs/core/04_own_state.ipynb #274c0fcc
 def _of_package(hook) -> bool:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['NO_GRADIENT', 'TWICE', 'StepSettings', 'StepContext', 'batch_name', 'BatchSizes',
            'EffectiveRates', 'WeightDecays', 'no_gradient', 'GradientPolicy',
-           'check_micro_batch_size', 'Buffers', 'MicroBatcher', 'StepRunner',
-           'own_backward', 'spent_graph']
+           'check_micro_batch_size', 'MicroBatcher', 'StepRunner', 'own_backward',
+           'spent_graph']
 
 # %% ../../nbs/core/08_runner.ipynb #8a7cd340
 import copy
@@ -27,6 +27,7 @@ from .errors import out_of_memory
 from .modes import Modes
 from .state import RandomStreams, StepState, as_number
 from .step import RESERVED, check_output, items, step_records
+from .undo import Undo
 
 # %% ../../nbs/core/08_runner.ipynb #86e21ea9
 @dataclass
@@ -245,19 +246,6 @@ def check_micro_batch_size(value):
         return number
     raise ValueError(f"micro_batch_size={value!r}: a whole number of samples, 1 or more, 'auto', "
                      "or None")
-
-class Buffers:
-    "A copy of the buffers of some modules; `restore` brings them back."
-    def __init__(self, modules):
-        self.held = [(module, name, buffer, buffer.clone()) for root in modules
-                     for module in root.modules()
-                     for name, buffer in module._buffers.items() if buffer is not None]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        "Each buffer is the same tensor with the same values again."
-        for module, name, buffer, values in self.held:
-            module._buffers[name] = buffer.copy_(values)
 
 class MicroBatcher:
     "How many samples go through the model at once, and how a larger batch is split."
@@ -509,7 +497,9 @@ def run_in_chunks(self: StepRunner, batch, samples: int | None, owner) -> bool:
     micro, window = self.micro, self.window
     automatic, limit = micro.size == "auto", micro.limit
     if automatic and not window.kept:
-        window.note_before(RandomStreams.capture(), Buffers(self.modes.roots))
+        before = Undo()
+        before.buffers(self.modes.roots)
+        window.note_before(RandomStreams.capture(), before)
     if micro.size is not None:
         micro.check(batch, samples, batch_name(self.state, self.context), self.context.loader)
     if automatic or self.repeats:
@@ -623,7 +613,8 @@ def optimizer_step(self: StepRunner, owner) -> bool:
 def recompute(self: StepRunner, owner, modules: list) -> torch.Tensor:
     "The gradients of the open window again, at the current weights; returns its mean loss."
     context, first, after = self.context, self.window, RandomStreams.capture()
-    buffers = Buffers(modules)
+    before = Undo()
+    before.buffers(modules)
     state = copy.copy(self.state)
     self.zero_grad(owner)
     self.window = Window()
@@ -644,7 +635,7 @@ def recompute(self: StepRunner, owner, modules: list) -> torch.Tensor:
         self.window = first
         self.state.become(state)
         after.restore()
-        buffers.restore()
+        before.restore()
 
 # %% ../../nbs/core/08_runner.ipynb #37d39889
 @patch

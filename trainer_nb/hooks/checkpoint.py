@@ -26,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ..core.checks import misfit
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
@@ -37,6 +36,7 @@ from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, reading, write_state, write_whole
 from ..core.state import as_number, say, start_thread, warn, whole_number
 from ..core.training import check_best
+from ..core.validate import misfit
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #0ef90b07
 class Writer:
@@ -723,7 +723,7 @@ class CheckpointHook(Hook):
 
     def _begin(self, trainer) -> None:
         if trainer.is_main:
-            trainer.journal.header["data"] = trainer.checkpoint.position.data(samples=True)
+            trainer.journal.header["data"] = trainer.checkpoint.parts.position.data(samples=True)
         if self.resume in (None, False):
             self.folder.leave_behind()
             return

@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import torch
 
-from ..core.checks import misfit, tensors_unlike
+from ..core.checks import tensors_unlike
 from ..core.hook import Hook
 from ..core.own_state import search
 from ..core.state import as_number, whole_number
 from ..core.tunable import Tunable
+from ..core.undo import Undo, set_values
+from ..core.validate import misfit
 
 # %% ../../nbs/hooks/18_ema.ipynb #b05f4f5c
 def warm_decay(decay: float, updates: int) -> float:
@@ -128,17 +130,10 @@ class Average:
     @contextmanager
     def swapped_in(self):
         "The model has the averaged values while this is open, and then its own again, bit for bit."
-        held = [each.clone() for each in self.live.values()]
-        try:
-            self._write(self.mean.values())
+        with Undo() as undo:
+            undo.tensors(self.live.values())
+            set_values(zip(self.live.values(), self.mean.values()))
             yield
-        finally:
-            self._write(held)
-
-    @torch.no_grad()
-    def _write(self, values) -> None:
-        for each, value in zip(self.live.values(), values):
-            each.copy_(value)
 
     @torch.no_grad()
     def whole(self, step: int) -> torch.nn.Module:

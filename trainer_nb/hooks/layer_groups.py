@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..core.checks import misfit
 from ..core.hook import Hook
 from ..core.tunable import BoundTunable, Tunable
+from ..core.validate import misfit
 
 # %% ../../nbs/hooks/19_layer_groups.ipynb #75c31d8c
 PART = (str, torch.Tensor, torch.nn.Module)  # one part: a name, a parameter or a module

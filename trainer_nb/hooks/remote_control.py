@@ -34,10 +34,10 @@ from ..core.control import Command, Reply, WaitingCommand
 from ..core.control_folder import (COMMANDS, FINAL, OFFER, STALE, STATUS, TAKEN,
                                             ControlError, ControlFolder, Replies, Request, incoming,
                                             read_request, sender, set_aside, this_process)
-from ..core.files import PLAIN
 from ..core.hook import HookRow, MainProcessHook
 from ..core.journal import Journal
 from ..core.state import StepState, warn
+from ..core.validate import PLAIN
 from .stat_files import StatWriter
 
 # %% ../../nbs/hooks/26_remote_control.ipynb #952e58c1

@@ -28,9 +28,10 @@ from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnea
                                       MultiplicativeLR, MultiStepLR, OneCycleLR, PolynomialLR,
                                       ReduceLROnPlateau, StepLR)
 
-from ..core.checks import is_of_torch, misfit, unlike
+from ..core.checks import is_of_torch, unlike
 from ..core.hook import Hook
 from ..core.state import as_number, warn
+from ..core.validate import misfit
 from .recorder import among_records, mean_since
 
 # %% ../../nbs/hooks/12_schedule.ipynb #99710767

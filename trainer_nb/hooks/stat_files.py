@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LAYERS', 'SAMPLES', 'MOST_BYTES', 'LARGEST_STEP', 'MOST_STEPS', 'MOST_EVALUATIONS',
-           'MOST_OF_ONE', 'MOST_LAYERS', 'NAME', 'LARGEST_COUNT', 'ROW', 'ROWS', 'SAMPLE',
-           'EVALUATION', 'LOGGED', 'SAMPLES_FORM', 'SOONEST', 'REST', 'packed',
-           'unpacked', 'check_ascending', 'steps_values', 'layer_values', 'newest',
-           'sample_values', 'evaluation_values', 'samples_values', 'check', 'within',
+           'MOST_OF_ONE', 'MOST_LAYERS', 'NAME', 'LARGEST_COUNT', 'STEP', 'PLACE', 'ROW',
+           'ROWS', 'SAMPLE', 'EVALUATION', 'LOGGED', 'SAMPLES_FORM', 'SOONEST', 'REST',
+           'packed', 'unpacked', 'check_ascending', 'steps_values', 'layer_values',
+           'newest', 'sample_values', 'evaluation_values', 'samples_values',
            'checked_rows', 'SeenLayers', 'checked_pixels', 'checked_matrix',
            'checked_sample', 'checked_evaluation', 'SeenSamples', 'StatWriter',
            'StatFile']
@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from ..core.checks import misfit
 from ..core.control_folder import ControlFolder, open_regular
 from ..core.files import parse_json, reason
+from ..core.validate import Most, check
 from .layer_stats import BINS, LayerHistory, some_of
 from .samples import LONGEST_TEXT, MOST_CLASSES, SIDE, Sample, SampledEvaluation
 from .weight_stats import WIDTH, WeightHistory
@@ -130,25 +130,20 @@ def samples_values(hook) -> dict:
 
 # %% ../../nbs/hooks/25_stat_files.ipynb #a0a0330c
 LARGEST_COUNT = 1 << 40
-ROW: Any = {"step": int, "layers": list[int], "numbers": str}
-ROWS = {"names": list[str], "rows": list[ROW]}
-SAMPLE: Any = {"loss": float, "index": int, "place": int, "target": float | None,
-          "prediction": float | None, "scaled": bool, "text": str | None, "picture": object}
-EVALUATION: Any = {"split": str, "step": int, "epoch": int, "samples": int, "worst": list[SAMPLE],
-              "matrix": list | None, "absent": dict[str, str]}
-LOGGED: Any = {"step": int, "name": str, "sample": SAMPLE}
-SAMPLES_FORM = {"evaluations": list[EVALUATION], "classes": list[str] | None, "log": list[LOGGED]}
-
-def check(value, rule, what: str) -> None:
-    "ValueError for a value that does not fit a rule."
-    if text := misfit(value, rule, what):
-        raise ValueError(text[:300])
-
-def within(value: int, low: int, high: int, what: str) -> int:
-    "A whole number from low to below high; ValueError for another one."
-    if not low <= value < high:
-        raise ValueError(f"{what} is out of range")
-    return value
+STEP = Annotated[int, range(LARGEST_STEP)]
+PLACE = Annotated[int, range(-1, LARGEST_STEP)]
+ROW: Any = {"step": STEP, "layers": list[int], "numbers": str}
+ROWS = {"names": Annotated[list[str], Most(MOST_LAYERS)],
+        "rows": Annotated[list[ROW], Most(MOST_STEPS)]}
+SAMPLE: Any = {"loss": float, "index": PLACE, "place": PLACE, "target": float | None,
+               "prediction": float | None, "scaled": bool, "text": str | None,
+               "picture": dict | None}
+EVALUATION: Any = {"split": str, "step": STEP, "epoch": STEP, "samples": STEP,
+                   "worst": Annotated[list[SAMPLE], Most(MOST_OF_ONE)], "matrix": list | None,
+                   "absent": dict[str, str]}
+LOGGED: Any = {"step": STEP, "name": str, "sample": SAMPLE}
+SAMPLES_FORM = {"evaluations": Annotated[list[EVALUATION], Most(MOST_EVALUATIONS)],
+                "classes": list[str] | None, "log": Annotated[list[LOGGED], Most(MOST_OF_ONE)]}
 
 # %% ../../nbs/hooks/25_stat_files.ipynb #7a1b5522
 _VERSIONS = itertools.count(1)  # two readings are never taken for each other
@@ -157,8 +152,8 @@ def checked_rows(found: dict, width: int) -> list[tuple]:
     "Step, layers and numbers of each measurement of a file; ValueError for what none has written."
     check(found, ROWS, "a table")
     names, rows, made = found["names"], found["rows"], []
-    if len(set(names)) != len(names) or len(names) > MOST_LAYERS or len(rows) > MOST_STEPS:
-        raise ValueError("too many names or steps, or a name twice")
+    if len(set(names)) != len(names):
+        raise ValueError("a name twice")
     check_ascending([row["step"] for row in rows], LARGEST_STEP, "the steps")
     for row in rows:
         check_ascending(row["layers"], len(names), "the layers of a step")
@@ -216,8 +211,6 @@ def checked_matrix(found: list) -> np.ndarray:
 
 def checked_sample(found: dict) -> Sample:
     "A sample of a file whose kinds are right."
-    for name in ("index", "place"):
-        within(found[name], -1, LARGEST_STEP, name)
     values = {name: found[name] for name in SAMPLE}
     for name in ("loss", "target", "prediction"):
         if values[name] is not None and abs(values[name]) > 1e300 and values[name] not in (
@@ -232,9 +225,6 @@ def checked_sample(found: dict) -> Sample:
 def checked_evaluation(found: dict) -> SampledEvaluation:
     "An evaluation of a file whose kinds are right."
     values = {name: found[name] for name in EVALUATION}
-    for name in ("step", "epoch", "samples"):
-        within(values[name], 0, LARGEST_STEP, name)
-    within(len(values["worst"]), 0, MOST_OF_ONE + 1, "the number of samples")
     values["worst"] = [checked_sample(each) for each in values["worst"]]
     if values["matrix"] is not None:
         values["matrix"] = checked_matrix(values["matrix"])
@@ -254,10 +244,8 @@ class SeenSamples:
     def of(cls, found: dict) -> "SeenSamples":
         "From a file; ValueError for what no run has written."
         check(found, SAMPLES_FORM, "it")
-        within(len(found["evaluations"]), 0, MOST_EVALUATIONS + 1, "the number of evaluations")
-        within(len(found["log"]), 0, MOST_OF_ONE + 1, "the number of pictures and texts")
-        log = [(within(each["step"], 0, LARGEST_STEP, "a step"), each["name"][:80],
-                checked_sample(each["sample"])) for each in found["log"]]
+        log = [(each["step"], each["name"][:80], checked_sample(each["sample"]))
+               for each in found["log"]]
         if not all((each.picture is None) != (each.text is None) for _, _, each in log):
             raise ValueError("a picture or a text is missing")
         return cls(list(map(checked_evaluation, found["evaluations"])), log, found["classes"])

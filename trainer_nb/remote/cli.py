@@ -37,7 +37,7 @@ from ..core.control_folder import ControlError, Replies, Request, sender
 from ..core.words import plain_number
 from .completion import Candidates
 from .run_diff import compare, diff_text, table
-from ..core.files import is_number
+from ..core.validate import is_number
 from .run_files import (RunFiles, at, find_run, is_run, nearest,
                                          printable, reachable, runs_below, standing,
                                          texts, value_text, waiting_text)

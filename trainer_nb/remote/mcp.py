@@ -29,7 +29,7 @@ from ..core.commands import COMMANDS, KINDS, TUNE, CommandSpec, read_commands
 from ..core.control_folder import FINAL, ControlError, Replies, Request, sender
 from .cli import (gone_text, json_line, offered_tunables, run_row,
                                    tunable_values, tunables_of)
-from ..core.files import is_number
+from ..core.validate import is_number
 from .run_files import (Records, RunFiles, at, is_loss, is_run,
                                          journal_entries, nearest, printable, reachable, runs_below,
                                          standing, surviving)

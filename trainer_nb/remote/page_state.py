@@ -21,7 +21,7 @@ from ..core.commands import COMMANDS, GONE, in_order, read_commands
 from ..core.control_folder import ControlError, Lines
 from ..core.words import THROUGHPUT, plain_number, what_failed
 from .cli import allowed, duration, gone_text, name_of, none_word
-from ..core.files import is_number
+from ..core.validate import is_number
 from .run_files import (JOURNAL, METRICS, PLACE, RunFiles, at, entry_text,
                                          identity, is_loss, journal_entries, printable,
                                          process_there, reachable, standing,

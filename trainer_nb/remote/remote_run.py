@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..core.control_folder import ControlError, ControlFolder
-from ..core.files import fits, given_path, near, parse_json, read_bounded
+from ..core.files import given_path, near, parse_json, read_bounded
 from ..core.journal import Journal
 from ..core.state import FitResult, RunState
+from ..core.validate import fits
 from ..hooks.progress import in_notebook
 from ..hooks.recorder import History
 from ..hooks.run_folder import METRICS, RESULT

@@ -33,11 +33,11 @@ from ..core.control import Command, Series, StepTimes, TunableView, WaitingComma
 from ..core.control_folder import (FINAL, LARGEST, OFFER, REPLIES, STATUS, VERSION,
                                             ControlError, ControlFolder, Lines, Replies, Request,
                                             is_running, sender)
-from ..core.files import PLAIN, fits, is_number, typed
 from ..core.hook import HookFailure
 from ..core.journal import Journal, read_entry, read_header
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable, Tunable, find_tunable
+from ..core.validate import PLAIN, fits, is_number, typed
 from ..core.words import what_failed
 from ..hooks.alerts import Alert
 from ..hooks.progress import as_clock

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core.control_folder import parsed
 from ..core.settings import flat
 from ..core.words import plain_number
-from ..core.files import is_number
+from ..core.validate import is_number
 from .run_files import (JOURNAL, Records, RunFiles, at, check_file, entry_text,
                                          journal_entries, printable, read_object,
                                          surviving, value_text)

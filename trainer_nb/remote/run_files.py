@@ -17,7 +17,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ..core.control_folder import (ControlError, ControlFolder, Lines, is_running, parsed)
-from ..core.files import is_number, parse_json
+from ..core.files import parse_json
+from ..core.validate import fits, is_number
 from ..core.words import ARROWS, SOURCES, change_words, plain_number
 
 # %% ../../nbs/remote/45_run_files.ipynb #f224446a
@@ -46,14 +47,13 @@ def plain_value(value):
     return value if plain else printable(value)
 
 # %% ../../nbs/remote/45_run_files.ipynb #ac92f098
-NUMBER = (int, float)
+NUMBER = int | float
 
 def at(found, *keys, kind=NUMBER, default=None):
     "The value below these keys if it is of that kind, else `default`; numbers as `is_number`."
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
-    fits = isinstance(found, kind) and (kind not in (int, NUMBER) or is_number(found))
-    return found if fits else default
+    return found if fits(found, kind) else default
 
 def texts(found, *keys) -> list[str]:
     "The texts in the list below these keys."

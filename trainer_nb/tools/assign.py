@@ -81,8 +81,8 @@ def assign(trainer, name: str, value, replace) -> None:
         trainer.resolve_hooks()
         if trainer.boundaries:
             trainer.driver.carried.forget()
-            trainer.assigned[name] = described(value)
-            trainer.record("assign", name, old, trainer.assigned[name])
+            new = trainer.checkpoint.assigned[name] = described(value)
+            trainer.record("assign", name, old, new)
 
 # %% ../../nbs/tools/29_assign.ipynb #73dc91e1
 class Assigned:
