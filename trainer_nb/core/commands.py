@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .files import fits
+from .validate import fits
 
 # %% ../../nbs/core/03_commands.ipynb #871040b3
 KINDS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
