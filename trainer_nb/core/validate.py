@@ -160,7 +160,8 @@ def typed(cls, found):
         if each.name in found:
             value = found[each.name]
             if not fits(value, each.type):
-                check(value, each.type, f"{cls.__name__}.{each.name}")
+                kind = getattr(each.type, "__name__", each.type)
+                raise ValueError(f"{cls.__name__}.{each.name} = {str(value)[:80]!r}: not {kind}")
             values[each.name] = tuple(value) if isinstance(value, list) else value
     try:
         return cls(**values)
