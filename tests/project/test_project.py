@@ -39,7 +39,7 @@ LAYERS = {
               "ipykernel comm zmq tornado google"),
     "trainer": ("core hooks tools panel", "torch numpy fastcore", "IPython plotly pandas"),
     "remote": ("core hooks tools panel trainer", "numpy",
-               "rich mcp starlette uvicorn plotly google"),
+               "rich argcomplete mcp starlette uvicorn plotly google"),
 }
 # Verbs that a lower module offers and a higher one makes: a user looks for `serve` at the trainer,
 # and for all commands in one program. Module, function, and what it imports when it is called.
