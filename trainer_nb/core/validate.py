@@ -47,7 +47,7 @@ class Most:
     "The largest number of characters or items, for `Annotated[str, Most(100)]`."
     count: int
 
-COUNT = Annotated[int, range(2**63)]
+COUNT = Annotated[int, range(2**63)]  # a whole number of 0 or more
 
 def _limit_text(value, limit) -> str | None:
     "How a value is beyond a limit; None if it is not."

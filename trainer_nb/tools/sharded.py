@@ -12,6 +12,7 @@ import torch
 
 from ..core.data import NO_BATCH, map_nested_tensor, move_to_device
 from ..core.state import RandomStreams
+from ..core.undo import Undo
 from .distributed import OwnBatches, ProcessEngine, World, add_up_gradients
 
 # %% ../../nbs/tools/27_sharded.ipynb #bb346d65
@@ -151,19 +152,14 @@ class ShardedEngine(ProcessEngine):
         """Forward, and in training backward, of that batch with weight zero; nothing is left of it.
 
         `step(batch)` gives its loss."""
-        streams = RandomStreams.capture()
-        buffers = [(buffer, buffer.clone()) for buffer in self.plain_model.buffers()]
-        batch, self._spare = move_to_device(self._spare, self.device), None
-        try:
+        with Undo() as undo:
+            undo.add(RandomStreams.capture().restore)
+            undo.buffers([self.plain_model])
+            batch, self._spare = move_to_device(self._spare, self.device), None
             with torch.set_grad_enabled(training), self.autocast:
                 loss = step(batch)
             if training:
                 self.backward(loss, torch.zeros_like(loss))
-        finally:
-            streams.restore()
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
 
     def after_pass(self, contributed: bool) -> None:
         "RuntimeError where there was no loss: the others wait for this process's pass."
