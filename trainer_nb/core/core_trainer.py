@@ -589,7 +589,8 @@ class CoreTrainer:
         ("phase", "evaluated_at", "skipped_steps", "branch", "inexact"))
     boundaries, window_open = forwarded("step_state.boundary"), forwarded("runner.window_open")
     window = forwarded("runner.window")
-    train_step, micro_batch_size = forwarded("runner.train_step"), forwarded("runner.micro.size")
+    train_step = forwarded("runner.passes.train_step")
+    micro_batch_size = forwarded("runner.micro.size")
     finite, wants_grad_norm = (forwarded("runner.gradients.finite"),
                                forwarded("runner.gradients.wants_norm"))
     base_rates = forwarded("runner.rates.base")
@@ -741,7 +742,7 @@ def _build_runner(self: CoreTrainer, train_step, several, sizes, finite, micro, 
 @patch
 def _build_several(self: CoreTrainer, given) -> None:
     last, own = self.runner, type(self)
-    if changed := [*last.overrides, *["repeats_windows"] * last.repeats]:
+    if changed := [*last.overrides, *["repeats_windows"] * last.passes.repeats]:
         raise ValueError(f"{own.__name__} makes steps in a way of its own ({', '.join(changed)}), "
                          "which a run with several optimizers does not take")
     runners = {}
@@ -898,7 +899,7 @@ def _run_objects(self: CoreTrainer) -> RunObjects:
     "What steps work with, as it is now."
     optims = [engine.optim for engine in self.engines()]
     steps = self.train_step if self.several is None else [
-        runner.train_step for runner in self.several.runners.values()]
+        runner.passes.train_step for runner in self.several.runners.values()]
     others = {**plan_parts(self.plan), **data_parts(self.train_dl),
               "trainer": SimpleNamespace(**user_attributes(self, self._built))}
     return RunObjects(self.plain_model, optims, steps, self.loss_fn,

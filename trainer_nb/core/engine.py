@@ -13,7 +13,7 @@ import copy
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter, is_not
 from typing import Any
@@ -58,6 +58,16 @@ class Window:
         self.kept, self.batches, self.before = kept, counted, before
         for each in before:
             each.restore()
+
+    @contextmanager
+    def emptied(self):
+        "Without its batches while this is open, for other passes of them; then as it was."
+        before = dict(vars(self))
+        self.open(self.size)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def ends_next(self, left: int | None, group: int = 1) -> bool:
         """Whether the next pass is certainly the last one of this window.

@@ -124,7 +124,7 @@ def replace_model(trainer, model) -> None:
 # %% ../../nbs/tools/29_assign.ipynb #4dfad406
 def _use_step(trainer, step) -> None:
     own_eval = trainer.eval_step is not trainer.train_step
-    trainer.runner.use(step)
+    trainer.runner.passes.use(step)
     if not own_eval:
         trainer.evaluator.use(eval_step=step)
 

@@ -164,7 +164,7 @@ def keep_objects(trainer, back: ExitStack, modules: list) -> None:
     functions = {name: getattr(trainer, name) for name in
                  ("train_step", "eval_step", "end_of_evaluation", "metrics", "loss_fn")}
     if trainer.several is not None:
-        functions |= {f"train_step of {name}": runner.train_step
+        functions |= {f"train_step of {name}": runner.passes.train_step
                       for name, runner in trainer.several.runners.items()}
     objects = trainer.driver.carried.objects()
     of_optimizers = {name: [value for key, value in vars(each).items()
@@ -194,9 +194,9 @@ TRIAL_PARTS = ("runner", "evaluator", "loop", "hooks", "hook_store", "several")
 def trial_runner(own: StepRunner, hooks, state, micro: MicroBatcher) -> StepRunner:
     "A runner that makes the steps of another one, with hooks and counters of its own."
     return StepRunner(
-        own.train_step, own.engine, hooks, state, own.settings, own.context, FinitePolicy(None),
-        micro=micro, sizes=own.sizes, rates=own.rates, repeats=own.repeats,
-        overrides=own.overrides, modes=own.modes)
+        own.passes.train_step, own.engine, hooks, state, own.settings, own.context,
+        FinitePolicy(None), micro=micro, sizes=own.sizes, rates=own.rates,
+        repeats=own.passes.repeats, overrides=own.overrides, modes=own.modes)
 
 def trial_runners(own: StepRunners | None, hooks: HookSet, state, micro) -> StepRunners | None:
     "The same for several optimizers; None in a run with one."
