@@ -602,7 +602,7 @@ class CoreTrainer:
         forwarded(f"plan.{name}") for name in
         ("epochs", "max_steps", "eval_first", "fast_dev_run"))
     data, failed, last_records = (
-        forwarded(f"loop.{name}") for name in ("data", "failed", "last_records"))
+        forwarded(f"loop.{name}") for name in ("feed.data", "feed.failed", "last_records"))
     limit_batches, overfit_batches = forwarded("evaluator.limit"), forwarded("evaluator.overfit")
     keep_modes = forwarded("evaluator.modes.keep")
     batch_size = forwarded("runner.sizes.given")
@@ -803,7 +803,7 @@ def use_data(trainer, data) -> None:
     if data is old:
         return
     old.close()
-    trainer.loop.use_data(data)
+    trainer.loop.feed.use(data)
     swap_component(trainer, *(getattr(each.loader, "dataset", None) for each in (old, data)))
     trainer.driver.carried.forget()
 
@@ -1201,7 +1201,7 @@ def weight_sets(self: CoreTrainer) -> dict:
 @patch
 def check_failed(self: CoreTrainer, name: str) -> None:
     "RuntimeError if there is no failed batch that could be left out."
-    self.loop.check_failed(name)
+    self.loop.feed.check_failed(name)
 
 @patch(as_prop=True)
 def train_dl(self: CoreTrainer):
@@ -1452,7 +1452,7 @@ def _check_idle(self: CoreTrainer, command: Command) -> None:
     self._check_ready(name)
     self.driver.check_free(name)
     if command.values.get("skip_failed"):
-        self.loop.check_failed("skip_failed")
+        self.loop.feed.check_failed("skip_failed")
 
 @patch(as_prop=True)
 def commands(self: CoreTrainer) -> frozenset[str]:
@@ -1530,7 +1530,7 @@ def fit(self: CoreTrainer, epochs: int | None = None, max_steps: int | None = No
     step raised."""
     totals = self._totals_for("fit()", epochs, max_steps)
     if skip_failed:
-        self.loop.check_failed("fit(skip_failed=True)")
+        self.loop.feed.check_failed("fit(skip_failed=True)")
     if not self.enter("fit()", totals):
         return self.result()
     if skip_failed:
@@ -1558,7 +1558,7 @@ def step(self: CoreTrainer, n: int = 1, *, epochs: int | None = None) -> FitResu
 @patch
 def skip_failed(self: CoreTrainer, source: str) -> None:
     "Go on without the batch that failed."
-    failed = self.loop.leave_failed_out()
+    failed = self.loop.feed.leave_failed_out()
     self.record("skip", "batch", failed.batch_idx, str(failed), source)
 
 @patch

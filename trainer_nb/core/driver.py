@@ -414,7 +414,7 @@ def begin(self: Driver, owner) -> None:
     "Bring the run into the state in which steps are made."
     self.acting, self.exception, self.error_text, self.dead_end = "", None, None, ""
     loop, state, hooks = self.loop, self.step_state, self.hooks
-    loop.forget_failed()
+    loop.feed.forget_failed()
     hooks.error_after_all = None
     loop.evaluator.forget_error()
     state.closing, self.next_refresh = False, 0.0
@@ -478,7 +478,7 @@ def leave(self: Driver, outcome: RunState, owner) -> None:
     self.state = outcome
     self.end_fit("after_fit" if outcome is RunState.FINISHED else "after_cancel", owner)
     if outcome is RunState.FINISHED:
-        self.loop.warn_of_best()
+        self.loop.best.warn_if_none(self.loop.last_records, self.hooks)
 
 @patch
 def end_fit(self: Driver, point: str, owner) -> None:
@@ -572,7 +572,7 @@ def cost(self: Driver, error: BaseException) -> str | None:
     if open_window and closing:
         return (f"{name} in the optimizer's step {step + 1}: parameters may have moved, and its "
                 "batches are taken again")
-    if open_window or loop.failed is not None:
+    if open_window or loop.feed.failed is not None:
         return (f"{name} in the middle of step {step + 1}: its batches are taken again, with "
                 "other random numbers")
     if self.acting and not isinstance(error, Exception):

@@ -314,7 +314,7 @@ class Trial:
         judged = run.runner if optimizer is None else run.several.runners[optimizer]
         for _ in range(2):
             run.loop.runner.open()
-            while (taken := run.loop.take(run)) is OPEN:
+            while (taken := run.loop.feed.take(run)) is OPEN:
                 pass
             run.loop.runner.optimizer_step(run)
             parts = judged.window.parts
