@@ -374,9 +374,9 @@ class JournalPart:
             told = plain_copy(state["journal"])
             journal = Journal(told["header"])
             journal.entries = [Intervention(**entry) for entry in told["entries"]]
-        self.driver.become(journal)
+        self.driver.logbook.become(journal)
         if self.driver.driven and not journal.header:  # of a run that had not begun
-            journal.header = self.driver.make_header()
+            journal.header = self.driver.logbook.make_header()
 
     def restore_history(self, state: dict) -> None:
         "Go on with the history of a state; the last thing that a load does."
@@ -633,7 +633,7 @@ def restore(self: RunCheckpoint, state: dict, owner) -> None:
     kept = {key: plain_copy(value) for key, value in state.items() if key not in own}
     kept["model"] = state["model"]
     driver = self.driver
-    driver.drop_generator(owner)
+    driver.points.drop(owner)
     with reading("tunables"):
         self.of_hooks.restore_tunables(kept["tunables"])
     with reading("model"):
@@ -648,9 +648,9 @@ def restore(self: RunCheckpoint, state: dict, owner) -> None:
         self.position.restore(kept)
     self.hooks.stale = True
     if driver.driven:
-        driver.new_generator(owner)
+        driver.points.renew(owner)
     else:
-        driver.set_state(RunState.PAUSED if self.state.boundary else RunState.IDLE)
+        driver.status.become(RunState.PAUSED if self.state.boundary else RunState.IDLE)
 
 @patch
 def check_identity(self: RunCheckpoint, state: dict) -> None:
@@ -703,7 +703,7 @@ def parts(self: RunCheckpoint) -> list:
     history = self.journal.history
     return [self.state, runner.settings, runner.context, loop.plan, runner, runner.rates,
             runner.gradients, runner.gradients.finite, runner.micro, runner.sizes, loop.evaluator,
-            loop, loop.best, driver, driver.clock, *self.settings,
+            loop, loop.best, driver, *driver.parts(), *self.settings,
             *([] if history is None else history.parts())]
 
 def write_changed(values: list) -> None:
@@ -717,14 +717,15 @@ def write_changed(values: list) -> None:
 def all_or_nothing(self: RunCheckpoint, owner):
     "What raises while this is open leaves the run as it was; CheckpointError says so."
     driver = self.driver
-    driver.drop_generator(owner)
+    driver.points.drop(owner)
     back = self.way_back(owner)
     try:
         yield
     except BaseException as error:
         back.close()
         self.hooks.resolve()
-        driver.generator = self.loop.run(owner) if driver.driven else None
+        if driver.driven:
+            driver.points.renew(owner)
         if not isinstance(error, Exception) or isinstance(error, NO_STATES_FAULT):
             raise
         text = str(error) if isinstance(error, CheckpointError) else reason(error)

@@ -606,10 +606,10 @@ class CoreTrainer:
     limit_batches, overfit_batches = forwarded("evaluator.limit"), forwarded("evaluator.overfit")
     keep_modes = forwarded("evaluator.modes.keep")
     batch_size = forwarded("runner.sizes.given")
-    state, journal, exception, error_text, at_safe_point, front_end, exit_code, max_time = (
+    state, at_safe_point, front_end, exception, error_text, journal, exit_code, max_time = (
         forwarded(f"driver.{name}") for name in
-        ("state", "journal", "exception", "error_text", "at_safe_point", "front_end", "exit_code",
-         "max_time"))
+        ("status.state", "status.at_safe_point", "status.front_end", "lifecycle.exception",
+         "lifecycle.error_text", "logbook.journal", "boundary.exit_code", "clock.max_time"))
     driven, seed = forwarded("driver.driven"), forwarded("driver.random.seed")
     pending, refused = forwarded("tunables.pending"), forwarded("tunables.refused")
     at_trial, sweeping = None, None  # what belongs to the run itself during a trial; the last sweep
@@ -1002,7 +1002,7 @@ def record(self: CoreTrainer, kind: str, name: str, old: Any = None, new: Any = 
            source: str = "code", survives: int | None = None, was: Any = None) -> Intervention:
     "Write an intervention down with its place; `was`: what was in force where `old` is None."
     unset = "initial" if getattr(self, "sched", None) is None else "schedule"
-    return self.driver.record(kind, name, old, new, source, self, survives, was, unset)
+    return self.driver.logbook.record(kind, name, old, new, source, self, survives, was, unset)
 
 @patch
 def elapsed(self: CoreTrainer) -> float:
@@ -1073,11 +1073,11 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
     is_distributed = self.engine.is_distributed
     self.mailbox = SharedMailbox(self.engine) if is_distributed else Mailbox()
     self.driver = self.driver_class(self.loop, self.mailbox, random, Journal(), max_time)
-    self.driver.make_header = weakly(self.header)
+    self.driver.logbook.make_header = weakly(self.header)
     self.driver.carried.objects = weakly(self._run_objects)
     if is_distributed:
         for runner in [self.runner] if self.several is None else self.several.runners.values():
-            runner.attention = weakly(self.driver.has_pending_commands)
+            runner.attention = weakly(self.driver.boundary.has_pending_commands)
     self.background = Background()
     self.weight_decays = WeightDecays(self.engine)
     self.tunables = Tunables(self._tunable_sources)
@@ -1365,14 +1365,14 @@ def set_totals(self: CoreTrainer, epochs: int | None, max_steps: int | None,
 def enter(self: CoreTrainer, name: str, totals: tuple | None = None) -> bool:
     "Raise before anything has changed; False if there is nothing left to do."
     self._check_ready(name)
-    self.driver.check_free(name)
+    self.driver.status.check_free(name)
     self.background.forget_error()
     if totals is not None:
         self.set_totals(*totals)
     self.engine.check_alike(self._rank_invariants)
     if self.loop.finished() and self.state is RunState.FINISHED:
         return False
-    self.driver.to_totals = totals is not None
+    self.driver.lifecycle.to_totals = totals is not None
     return True
 
 # %% ../../nbs/core/16_core_trainer.ipynb #e6139094
@@ -1392,12 +1392,12 @@ def post(self: CoreTrainer, command: Command) -> Reply:
                                                    "has ended; stop() ends it"))
         return reply
     if not driver.driven and mailbox.handlers[command.name].blocking:
-        driver.apply_aside(command, reply, self)
+        driver.boundary.apply_aside(command, reply, self)
         return reply
     mailbox.put(command, reply)
-    with driver.lock:
+    with driver.status.lock:
         if not driver.driven:
-            driver.settle_idle(self)
+            driver.boundary.settle_idle(self)
     return reply
 
 @patch
@@ -1407,19 +1407,19 @@ def _ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
     if command.name == "stop":
         with driver.exclusive("stop()", self), driver.random.active():
             if self.loop.begun is not None:
-                with driver.effect_of(command):
+                with driver.logbook.effect_of(command):
                     self.record("stop", "stop", source=command.source)
-                driver.leave(RunState.STOPPED, self)
-        reply.settle("applied", driver.here())
+                driver.lifecycle.leave(RunState.STOPPED, self)
+        reply.settle("applied", driver.boundary.here())
         return reply
     try:
-        with driver.lock:
+        with driver.status.lock:
             self._check_idle(command)
-            with driver.effect_of(command):
+            with driver.logbook.effect_of(command):
                 self._begin_idle(command)
-            driver.reserve("start()")
+            driver.status.reserve("start()")
             self._start_thread()
-        reply.settle("applied", driver.here())
+        reply.settle("applied", driver.boundary.here())
     except (RuntimeError, ValueError) as error:
         reply.settle("refused", error=error)
     return reply
@@ -1428,11 +1428,11 @@ def _ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
 def _begin_idle(self: CoreTrainer, command: Command) -> None:
     "What a command asks before the run goes on."
     if command.name == "step":
-        self.driver.pause_after(command.values)
+        self.driver.pause.after(command.values)
     elif command.name == "validate":
         self.evaluate_next(command.source)
         if self.state is not RunState.FINISHED:
-            self.driver.pause_at_boundary(self.step_state.boundary + 1)
+            self.driver.pause.at_boundary(self.step_state.boundary + 1)
     elif command.name == "train_more":
         state = self.step_state
         done = state.epoch + (state.batch_idx > 0)  # an epoch that has begun is finished, too
@@ -1450,7 +1450,7 @@ def _check_idle(self: CoreTrainer, command: Command) -> None:
         raise RuntimeError("the run is finished: fit() with more epochs or steps goes on")
     self._totals_for(name, None, None)
     self._check_ready(name)
-    self.driver.check_free(name)
+    self.driver.status.check_free(name)
     if command.values.get("skip_failed"):
         self.loop.feed.check_failed("skip_failed")
 
@@ -1577,17 +1577,17 @@ def report(self: CoreTrainer, outcome: RunState) -> FitResult:
         result = self.result()
         self._start_thread()
     except BaseException:
-        with self.driver.lock:
-            self.driver.set_state(RunState.PAUSED)
-            self.driver.reserve(None)
-            self.driver.settle_idle(self)
+        with self.driver.status.lock:
+            self.driver.status.become(RunState.PAUSED)
+            self.driver.status.reserve(None)
+            self.driver.boundary.settle_idle(self)
         raise
     return result
 
 @patch
 def _raise_end(self: CoreTrainer, outcome: RunState) -> None:
     "What ends the cell or the process, once everything is closed."
-    code, self.driver.exit_code = self.driver.exit_code, None
+    code, self.driver.boundary.exit_code = self.driver.boundary.exit_code, None
     if code is not None:
         raise SystemExit(code)
     if outcome is RunState.INTERRUPTED:
@@ -1631,15 +1631,15 @@ def start(self: CoreTrainer, epochs: int | None = None, max_steps: int | None = 
     """Train in a background thread; the cell returns at once, `wait()` joins.
 
     Where the process ends before the run, the run is interrupted as by Ctrl-C."""
-    with self.driver.lock:
+    with self.driver.status.lock:
         if self.enter("start()", self._totals_for("start()", epochs, max_steps)):
-            self.driver.reserve("start()")
+            self.driver.status.reserve("start()")
             self._start_thread()
 
 @patch
 def _start_thread(self: CoreTrainer) -> None:
     "Drive in a new thread; from now on it is the driver, and what is asked reaches it."
-    self.driver.set_state(RunState.RUNNING)
+    self.driver.status.become(RunState.RUNNING)
     self.background.start(lambda: self.driver.drive("start()", self))
     IN_BACKGROUND.add(self)
 
@@ -1673,7 +1673,7 @@ def wait(self: CoreTrainer, timeout: float | None = None) -> FitResult:
 @patch
 def _check_not_own_thread(self: CoreTrainer) -> None:
     "RuntimeError in the run's own thread, which would wait for itself."
-    if self.driver.mine():
+    if self.driver.status.mine():
         raise RuntimeError("wait() or close() from within the run's own thread would wait for "
                            "itself")
 
@@ -1689,7 +1689,7 @@ def paused(self: CoreTrainer) -> Iterator[Self]:
     if not driver.driven:
         yield self
         return
-    if driver.mine():
+    if driver.status.mine():
         raise RuntimeError("paused() from within the run's own thread: a hook is called at a safe "
                            "point already")
     held = self.state is RunState.PAUSED
@@ -1750,12 +1750,12 @@ def look(self: CoreTrainer, name: str, loaders: dict, stage: str) -> dict:
 def _exclusive_access(self: CoreTrainer, name: str):
     "No drive in another thread, unless it is held; the random streams stay as they are."
     driver, context = self.driver, self.context
-    if driver.driven and not driver.mine() and self.state is not RunState.PAUSED:
-        raise RuntimeError(f"{name}: this run is in progress (in {driver.name}); use "
+    if driver.driven and not driver.status.mine() and self.state is not RunState.PAUSED:
+        raise RuntimeError(f"{name}: this run is in progress (in {driver.status.name}); use "
                            "`with trainer.paused():`")
     if context.eval_batch is not None and not driver.driven:
         with driver.random.active():  # paused in an evaluation: it is run again later
-            driver.discard_evaluation(self)
+            driver.boundary.discard_evaluation(self)
     if context.eval_batch is not None:
         raise RuntimeError(f"{name}: an evaluation is going on already")
     with driver.random.owning():
@@ -1884,7 +1884,7 @@ def __exit__(self: CoreTrainer, *exception):
 @contextmanager
 def at_rest(self: CoreTrainer, name: str) -> Iterator[None]:
     "Nothing is half done, and nothing goes on meanwhile."
-    if self.driver.in_step() and self.driver.mine():
+    if self.driver.points.in_step() and self.driver.status.mine():
         raise RuntimeError(f"{name} in the middle of a step: trainer.ask(function) calls at the "
                            "next boundary")
     with self._exclusive_access(name):
@@ -1966,11 +1966,11 @@ def do(self: CoreTrainer, name: str, **values) -> None:
     handler = self.mailbox.handlers[name]
     apply: Any = handler.apply
     command = Command(name, handler.validate(values))
-    if self.driven and not self.driver.mine():
+    if self.driven and not self.driver.status.mine():
         reply = self.post(command).wait()
         if reply.error is not None:
             raise reply.error
-    elif self.driven and self.driver.in_step():  # called by a hook
+    elif self.driven and self.driver.points.in_step():  # called by a hook
         self.ask(lambda: apply(command))
     else:
         apply(command)

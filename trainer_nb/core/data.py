@@ -854,13 +854,14 @@ def loader_generators(loader) -> list:
     batch_sampler = getattr(loader, "batch_sampler", None)
     holders = (loader, getattr(loader, "sampler", None), batch_sampler,
                getattr(batch_sampler, "sampler", None))
-    named = [getattr(holder, "generator", None) for holder in holders]
     # these come first, as in older checkpoints
-    found = [each for each in named if isinstance(each, torch.Generator)]
-    held = vars(loader).items() if isinstance(loader, DataLoader) else [("train_dl", loader)]
-    public = {name: value for name, value in held if name[0] != "_"}
-    found += [each for _, each in generators_in(**public)]
-    return list({id(each): each for each in found}.values())
+    found = [named for holder in holders
+             if isinstance(named := getattr(holder, "generator", None), torch.Generator)]
+    held = {"train_dl": loader}
+    if isinstance(loader, DataLoader):
+        held = {name: value for name, value in vars(loader).items() if name[0] != "_"}
+    found += [each for _, each in generators_in(**held)]
+    return list(dict(zip(map(id, found), found)).values())
 
 def sample_generators(loader) -> list:
     "The generators that samples are made with; the others draw the order of samples."

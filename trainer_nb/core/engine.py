@@ -354,8 +354,12 @@ class HeldParameters:
         self.every = list(self.model.parameters())
         self.every += [p for key, p in stepped.items() if key not in named]
         self.names = [named.get(id(p)) or before.get(id(p), OUTSIDE) for p in self.every]
-        held = [(p, name) for p, name in zip(self.every, self.names) if id(p) in stepped]
-        self.held, self.held_names = [p for p, _ in held], [name for _, name in held]
+        held, held_names = [], []
+        for p, name in zip(self.every, self.names):
+            if id(p) in stepped:
+                held.append(p)
+                held_names.append(name)
+        self.held, self.held_names = held, held_names
         self.last_group = optim.param_groups[-1]  # if another is last, a group was added
 
     def trained(self) -> dict[str, bool]:

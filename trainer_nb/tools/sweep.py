@@ -251,7 +251,7 @@ def begin_trial(run, loader, parts: list[StepPart]) -> None:
     state.phase, state.window_batches = Phase.TRAIN, 0
     context.training, context.split, context.loader = True, "train", mine
     # a search of a run at rest draws as the cell would
-    if not random.in_place and run.driver.name != "sweep()":
+    if not random.in_place and run.driver.status.name != "sweep()":
         streams.restore()
     state.batch_idx = 0
     run.data.begin(state.epoch)
@@ -263,9 +263,9 @@ def reopen_data(run, state: dict, loader) -> None:
     if not shared or skips_by_index(loader) or not hasattr(loader, "dataset"):
         return
     run.data.load_state_dict(state)
-    run.driver.drop_generator(run)
+    run.driver.points.drop(run)
     if run.driven:
-        run.driver.new_generator(run)
+        run.driver.points.renew(run)
 
 class Trial:
     "Steps of a run that leave no trace: a runner, a loop, data and hooks of its own."
@@ -402,13 +402,13 @@ def run_sweep(trainer, sweep: Sweep, valid_dl=None, train_dl=None) -> None:
             with Trial(trainer).open(train_dl) as trial, torch.enable_grad():
                 try_values(trial, sweep, entry, valid_dl)
         except Exception as error:
-            explain_failure(driver, error)
+            explain_failure(trainer.loop, error)
             raise
         finally:
             entry.write(before)
             trainer.step_state.grad_accum_steps = trainer.gradient_accumulation_steps
             sweep.ended = sweep.ended or "failed"
-            driver.tick("swept")
+            driver.status.tick("swept")
 
 def try_values(trial: Trial, sweep: Sweep, entry: BoundTunable, valid_dl) -> None:
     "One step at each value, until the sweep ends."
@@ -426,7 +426,7 @@ def try_values(trial: Trial, sweep: Sweep, entry: BoundTunable, valid_dl) -> Non
         if not sweep.add(value, loss):
             return
         TURNS.give_way()
-        run.driver.tick("sweep")
+        run.driver.status.tick("sweep")
     sweep.ended = "done"
 
 def validation_loss(trainer, valid_dl) -> float:
