@@ -411,7 +411,7 @@ def test_a_cancelled_run_can_be_resumed(where):
     assert loop.step_state.batch_idx % 2 == 0
     assert all(p.grad is None for p in loop.model.parameters())
     assert seen == ["before_fit", "after_cancel", "cleanup_fit"]
-    assert (loop.failed_batch, loop.data.iterator, loop.driver.name) == (None, None, None)
+    assert (loop.failed_batch, loop.data.iterator, loop.driver.status.name) == (None, None, None)
     disturb()
     assert loop.fit(epochs=2).status == "finished"
     assert_same(loop, straight(epochs=2))
@@ -430,7 +430,7 @@ def test_cancelled_after_the_last_step():
     """Too late to stop anything: cancelled all the same, and nothing is left to do twice."""
     loop = make_loop(slow_in(after_epoch=2))
     cancelled(loop, lambda: loop.step_state.epoch == 2)
-    assert loop.state in ("finished", "interrupted") and loop.driver.name is None
+    assert loop.state in ("finished", "interrupted") and loop.driver.status.name is None
     assert loop.fit(epochs=2).status == "finished"
     assert_same(loop, straight(epochs=2))
     assert loop.fit(epochs=3).status == "finished"
@@ -448,7 +448,7 @@ def test_cancelled_before_it_began():
             await task
 
     asyncio.run(main())
-    assert (loop.state, loop.epochs, loop.driver.name) == ("idle", None, None)
+    assert (loop.state, loop.epochs, loop.driver.status.name) == ("idle", None, None)
     loop.fit(epochs=2)
     assert_same(loop, straight(epochs=2))
 
@@ -590,6 +590,6 @@ def test_bad_totals_are_refused_at_the_await():
             awaited(loop, **totals)
     with torch.no_grad(), pytest.raises(RuntimeError, match="no_grad"):
         awaited(loop, epochs=1)
-    assert (loop.state, loop.boundaries, loop.driver.name) == ("idle", 0, None)
+    assert (loop.state, loop.boundaries, loop.driver.status.name) == ("idle", 0, None)
     awaited(loop, epochs=1)
     assert_same(loop, straight(epochs=1))

@@ -590,7 +590,7 @@ def test_two_that_resume_at_once_are_one_drive():
     """One of several threads that found nobody driving starts the run; the others are told."""
     loop = make_loop(epochs=2)
     loop.step(2)
-    replies, lock, waiting = [], loop.driver.lock, set()
+    replies, lock, waiting = [], loop.driver.status.lock, set()
 
     class Lock:
         """The lock of the drive, which notes who has come as far as this."""
@@ -601,7 +601,7 @@ def test_two_that_resume_at_once_are_one_drive():
             lock.release()
 
     threads = [threading.Thread(target=lambda: replies.append(loop.resume())) for _ in range(4)]
-    loop.driver.lock = Lock()
+    loop.driver.status.lock = Lock()
     with lock:
         for thread in threads:
             thread.start()

@@ -22,11 +22,11 @@ class Watch(Hook):
         """Switch at both ends."""
         step = trainer.step_state.optimizer_step
         if step == 20:
-            trainer.driver.next_refresh = math.inf
+            trainer.driver.boundary.next_refresh = math.inf
             torch.cuda.set_sync_debug_mode("error")
         elif step == 220:
             torch.cuda.set_sync_debug_mode("default")
-            trainer.driver.next_refresh = 0.0
+            trainer.driver.boundary.next_refresh = 0.0
         self.steps += 20 < step <= 220
 
 

@@ -551,7 +551,7 @@ def test_a_change_in_a_pause_during_an_evaluation_discards_it(held):
         loop.start(epochs=2)
     else:
         loop.fit(epochs=2)
-    wait_for(lambda: loop.state == "paused" and loop.driver.name is None or held
+    wait_for(lambda: loop.state == "paused" and loop.driver.status.name is None or held
              and loop.eval_batch == 2)
     wait_for(lambda: loop.state == "paused")
     outside = global_streams() if not held else None

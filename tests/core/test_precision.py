@@ -487,7 +487,7 @@ def test_values_are_not_fetched_each_step(policy, expected):
         settings = {"grad_clip": 0.1, "gradient_accumulation_steps": 2, "non_finite": policy}
         loop = Loop(model, step, make_data(batches), optim=optim, device="cpu", **settings)
         # what is looked at twice a second is not counted here
-        loop.driver.next_refresh = float("inf")
+        loop.driver.boundary.next_refresh = float("inf")
         with CountSyncs() as counter:
             loop.fit(epochs=1)
         return counter.count

@@ -91,7 +91,7 @@ def test_a_reply_is_given_when_it_is_so(verb, wanted):
     loop.start(epochs=4)
     if verb in ("resume", "step"):
         loop.pause().wait(120)
-    with loop.driver.lock:  # who asks is faster than the run
+    with loop.driver.status.lock:  # who asks is faster than the run
         replies.append(getattr(loop, verb)()
                        if verb != "step" else loop.post(Command("step", {"n": 1000})))
     replies[0].wait(120)

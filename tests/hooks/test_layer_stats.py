@@ -411,7 +411,7 @@ class Watch(Hook):
         """Switch at both ends."""
         step = trainer.step_state.optimizer_step
         if step in (4, 9):
-            trainer.driver.next_refresh = math.inf if step == 4 else 0.0
+            trainer.driver.boundary.next_refresh = math.inf if step == 4 else 0.0
             torch.use_deterministic_algorithms(step == 4)
             torch.cuda.set_sync_debug_mode("error" if step == 4 else "default")
 

@@ -162,7 +162,7 @@ def test_between_two_lines_nothing_is_fetched():
     seen = []
     trainer = make(recorder,
                    LambdaHook(order=95, after_step=lambda t: seen.append(len(recorder._rows))))
-    trainer.driver.next_refresh = float("inf")  # the looks twice a second fetch too
+    trainer.driver.boundary.next_refresh = float("inf")  # the looks twice a second fetch too
     trainer.fit()
     assert seen == [1, 2, 3, 4, 0] * 4
 

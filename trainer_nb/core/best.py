@@ -42,7 +42,7 @@ class BestState:
         if self.wanted() is None or (self.keeper(owner) is not None and not switching):
             return
         # the step is made, but its hooks may not be done, or the average is put in
-        generator = self.driver.generator
+        generator = self.driver.points.generator
         running = generator is not None and generator.gi_running
         if running and not self.loop.runner.window_open:
             self.driver.mailbox.schedule(lambda: self.keep(owner))

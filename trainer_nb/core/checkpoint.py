@@ -377,9 +377,9 @@ class JournalPart:
             told = plain_copy(state["journal"])
             journal = Journal(told["header"])
             journal.entries = [Intervention(**entry) for entry in told["entries"]]
-        self.driver.become(journal)
+        self.driver.logbook.become(journal)
         if self.driver.driven and not journal.header:  # of a run that had not begun
-            journal.header = self.driver.make_header()
+            journal.header = self.driver.logbook.make_header()
 
     def restore_history(self, state: dict) -> None:
         "Go on with the history of a state; the last thing that a load does."
@@ -488,7 +488,7 @@ class RunParts:
         kept = {key: plain_copy(value) for key, value in state.items() if key not in own}
         kept["model"] = state["model"]
         driver = self.driver
-        driver.drop_generator(owner)
+        driver.points.drop(owner)
         with reading("tunables"):
             self.of_hooks.restore_tunables(kept["tunables"])
         with reading("model"):
@@ -503,9 +503,9 @@ class RunParts:
             self.position.restore(kept)
         self.hooks.stale = True
         if driver.driven:
-            driver.new_generator(owner)
+            driver.points.renew(owner)
         else:
-            driver.set_state(RunState.PAUSED if self.state.boundary else RunState.IDLE)
+            driver.status.become(RunState.PAUSED if self.state.boundary else RunState.IDLE)
 
     def objects(self) -> list:
         "The objects that hold what a run is."
@@ -513,7 +513,7 @@ class RunParts:
         history = self.journal.history
         return [self.state, runner.settings, runner.context, loop.plan, runner, runner.rates,
                 runner.gradients, runner.gradients.finite, runner.micro, runner.sizes,
-                loop.evaluator, loop, loop.best, driver, driver.clock, *self.settings,
+                loop.evaluator, loop, loop.best, driver, *driver.parts(), *self.settings,
                 *([] if history is None else history.parts())]
 
     def undo_load(self, undo: Undo, owner) -> None:
@@ -542,7 +542,7 @@ class RunParts:
     def all_or_nothing(self, owner):
         "What raises while this is open leaves the run as it was; CheckpointError says so."
         driver = self.driver
-        driver.drop_generator(owner)
+        driver.points.drop(owner)
         try:
             with Undo() as undo:
                 self.undo_load(undo, owner)
@@ -550,7 +550,8 @@ class RunParts:
                 undo.keep()
         except BaseException as error:
             self.hooks.resolve()
-            driver.generator = self.loop.run(owner) if driver.driven else None
+            if driver.driven:
+                driver.points.renew(owner)
             if not isinstance(error, Exception) or isinstance(error, NO_STATES_FAULT):
                 raise
             text = str(error) if isinstance(error, CheckpointError) else reason(error)
@@ -712,7 +713,7 @@ class RunCheckpoint:
         for row in self.parts.of_hooks.rows():
             row.ask("start_anew", owner)
         new = "new, not those that were saved"
-        self.driver.record("load", "optimizer and schedule", None, new, "code", owner)
+        self.driver.logbook.record("load", "optimizer and schedule", None, new, "code", owner)
 
     def set_totals(self, epochs: int | None, max_steps: int | None, owner,
                    source: str = "code") -> None:
@@ -722,7 +723,7 @@ class RunCheckpoint:
         plan.set_totals(epochs, max_steps)
         if state.boundary and before != (epochs, max_steps):
             old, new = total_text(*before), total_text(epochs, max_steps)
-            self.driver.record("totals", "totals", old, new, source, owner)
+            self.driver.logbook.record("totals", "totals", old, new, source, owner)
         elif not state.boundary and header:  # begun, and not at its first boundary yet
             header["totals"] = {"epochs": epochs, "max_steps": max_steps}
 
@@ -742,7 +743,7 @@ class RunCheckpoint:
         logged += [entry.new for entry in journal.surviving() if entry.kind == "totals"]
         here = total_text(plan.epochs, plan.max_steps)
         if logged and logged[-1] != here:
-            self.driver.record("totals", "totals", logged[-1], here, "code", owner)
+            self.driver.logbook.record("totals", "totals", logged[-1], here, "code", owner)
 
     def log_assigned(self, owner) -> list[str]:
         "Journal again what was set by hand and stays so over a state of before; returns the names."
@@ -750,7 +751,8 @@ class RunCheckpoint:
         logged = {entry.name: entry.new for entry in surviving if entry.kind == "assign"}
         names = [name for name, text in self.assigned.items() if logged.get(name) != text]
         for name in names:
-            self.driver.record("assign", name, logged.get(name), self.assigned[name], "code", owner)
+            self.driver.logbook.record("assign", name, logged.get(name), self.assigned[name],
+                                       "code", owner)
         return names
 
     def rewind_points(self) -> list[RewindPoint]:

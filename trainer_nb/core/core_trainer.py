@@ -590,7 +590,8 @@ class CoreTrainer:
         ("phase", "evaluated_at", "skipped_steps", "branch", "inexact"))
     boundaries, window_open = forwarded("step_state.boundary"), forwarded("runner.window_open")
     window = forwarded("runner.window")
-    train_step, micro_batch_size = forwarded("runner.train_step"), forwarded("runner.micro.size")
+    train_step = forwarded("runner.passes.train_step")
+    micro_batch_size = forwarded("runner.micro.size")
     finite, wants_grad_norm = (forwarded("runner.gradients.finite"),
                                forwarded("runner.gradients.wants_norm"))
     base_rates = forwarded("runner.rates.base")
@@ -602,14 +603,14 @@ class CoreTrainer:
         forwarded(f"plan.{name}") for name in
         ("epochs", "max_steps", "eval_first", "fast_dev_run"))
     data, failed, last_records = (
-        forwarded(f"loop.{name}") for name in ("data", "failed", "last_records"))
+        forwarded(f"loop.{name}") for name in ("feed.data", "feed.failed", "last_records"))
     limit_batches, overfit_batches = forwarded("evaluator.limit"), forwarded("evaluator.overfit")
     keep_modes = forwarded("evaluator.modes.keep")
     batch_size = forwarded("runner.sizes.given")
-    state, journal, exception, error_text, at_safe_point, front_end, exit_code, max_time = (
+    state, at_safe_point, front_end, exception, error_text, journal, exit_code, max_time = (
         forwarded(f"driver.{name}") for name in
-        ("state", "journal", "exception", "error_text", "at_safe_point", "front_end", "exit_code",
-         "max_time"))
+        ("status.state", "status.at_safe_point", "status.front_end", "lifecycle.exception",
+         "lifecycle.error_text", "logbook.journal", "boundary.exit_code", "clock.max_time"))
     driven, seed = forwarded("driver.driven"), forwarded("driver.random.seed")
     pending, refused = forwarded("tunables.pending"), forwarded("tunables.refused")
     at_trial, sweeping = None, None  # what belongs to the run itself during a trial; the last sweep
@@ -742,7 +743,7 @@ def _build_runner(self: CoreTrainer, train_step, several, sizes, finite, micro, 
 @patch
 def _build_several(self: CoreTrainer, given) -> None:
     last, own = self.runner, type(self)
-    if changed := [*last.overrides, *["repeats_windows"] * last.repeats]:
+    if changed := [*last.overrides, *["repeats_windows"] * last.passes.repeats]:
         raise ValueError(f"{own.__name__} makes steps in a way of its own ({', '.join(changed)}), "
                          "which a run with several optimizers does not take")
     runners = {}
@@ -803,7 +804,7 @@ def use_data(trainer, data) -> None:
     if data is old:
         return
     old.close()
-    trainer.loop.use_data(data)
+    trainer.loop.feed.use(data)
     swap_component(trainer, *(getattr(each.loader, "dataset", None) for each in (old, data)))
     trainer.driver.carried.forget()
 
@@ -899,7 +900,7 @@ def _run_objects(self: CoreTrainer) -> RunObjects:
     "What steps work with, as it is now."
     optims = [engine.optim for engine in self.engines()]
     steps = self.train_step if self.several is None else [
-        runner.train_step for runner in self.several.runners.values()]
+        runner.passes.train_step for runner in self.several.runners.values()]
     others = {**plan_parts(self.plan), **data_parts(self.train_dl),
               "trainer": SimpleNamespace(**user_attributes(self, self._built))}
     return RunObjects(self.plain_model, optims, steps, self.loss_fn,
@@ -1003,7 +1004,7 @@ def record(self: CoreTrainer, kind: str, name: str, old: Any = None, new: Any = 
            source: str = "code", survives: int | None = None, was: Any = None) -> Intervention:
     "Write an intervention down with its place; `was`: what was in force where `old` is None."
     unset = "initial" if getattr(self, "sched", None) is None else "schedule"
-    return self.driver.record(kind, name, old, new, source, self, survives, was, unset)
+    return self.driver.logbook.record(kind, name, old, new, source, self, survives, was, unset)
 
 @patch
 def elapsed(self: CoreTrainer) -> float:
@@ -1074,11 +1075,11 @@ def _build_driver(self: CoreTrainer, random, max_time) -> None:
     is_distributed = self.engine.is_distributed
     self.mailbox = SharedMailbox(self.engine) if is_distributed else Mailbox()
     self.driver = self.driver_class(self.loop, self.mailbox, random, Journal(), max_time)
-    self.driver.make_header = weakly(self.header)
+    self.driver.logbook.make_header = weakly(self.header)
     self.driver.carried.objects = weakly(self._run_objects)
     if is_distributed:
         for runner in [self.runner] if self.several is None else self.several.runners.values():
-            runner.attention = weakly(self.driver.has_pending_commands)
+            runner.attention = weakly(self.driver.boundary.has_pending_commands)
     self.background = Background()
     self.weight_decays = WeightDecays(self.engine)
     self.tunables = Tunables(self._tunable_sources)
@@ -1201,7 +1202,7 @@ def weight_sets(self: CoreTrainer) -> dict:
 @patch
 def check_failed(self: CoreTrainer, name: str) -> None:
     "RuntimeError if there is no failed batch that could be left out."
-    self.loop.check_failed(name)
+    self.loop.feed.check_failed(name)
 
 @patch(as_prop=True)
 def train_dl(self: CoreTrainer):
@@ -1359,14 +1360,14 @@ def set_totals(self: CoreTrainer, epochs: int | None, max_steps: int | None,
 def enter(self: CoreTrainer, name: str, totals: tuple | None = None) -> bool:
     "Raise before anything has changed; False if there is nothing left to do."
     self._check_ready(name)
-    self.driver.check_free(name)
+    self.driver.status.check_free(name)
     self.background.forget_error()
     if totals is not None:
         self.set_totals(*totals)
     self.engine.check_alike(self._rank_invariants)
     if self.loop.finished() and self.state is RunState.FINISHED:
         return False
-    self.driver.to_totals = totals is not None
+    self.driver.lifecycle.to_totals = totals is not None
     return True
 
 # %% ../../nbs/core/16_core_trainer.ipynb #e6139094
@@ -1386,12 +1387,12 @@ def post(self: CoreTrainer, command: Command) -> Reply:
                                                    "has ended; stop() ends it"))
         return reply
     if not driver.driven and mailbox.handlers[command.name].blocking:
-        driver.apply_aside(command, reply, self)
+        driver.boundary.apply_aside(command, reply, self)
         return reply
     mailbox.put(command, reply)
-    with driver.lock:
+    with driver.status.lock:
         if not driver.driven:
-            driver.settle_idle(self)
+            driver.boundary.settle_idle(self)
     return reply
 
 @patch
@@ -1401,19 +1402,19 @@ def _ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
     if command.name == "stop":
         with driver.exclusive("stop()", self), driver.random.active():
             if self.loop.begun is not None:
-                with driver.effect_of(command):
+                with driver.logbook.effect_of(command):
                     self.record("stop", "stop", source=command.source)
-                driver.leave(RunState.STOPPED, self)
-        reply.settle("applied", driver.here())
+                driver.lifecycle.leave(RunState.STOPPED, self)
+        reply.settle("applied", driver.boundary.here())
         return reply
     try:
-        with driver.lock:
+        with driver.status.lock:
             self._check_idle(command)
-            with driver.effect_of(command):
+            with driver.logbook.effect_of(command):
                 self._begin_idle(command)
-            driver.reserve("start()")
+            driver.status.reserve("start()")
             self._start_thread()
-        reply.settle("applied", driver.here())
+        reply.settle("applied", driver.boundary.here())
     except (RuntimeError, ValueError) as error:
         reply.settle("refused", error=error)
     return reply
@@ -1422,11 +1423,11 @@ def _ask_idle(self: CoreTrainer, command: Command, reply: Reply) -> Reply:
 def _begin_idle(self: CoreTrainer, command: Command) -> None:
     "What a command asks before the run goes on."
     if command.name == "step":
-        self.driver.pause_after(command.values)
+        self.driver.pause.after(command.values)
     elif command.name == "validate":
         self.evaluate_next(command.source)
         if self.state is not RunState.FINISHED:
-            self.driver.pause_at_boundary(self.step_state.boundary + 1)
+            self.driver.pause.at_boundary(self.step_state.boundary + 1)
     elif command.name == "train_more":
         state = self.step_state
         done = state.epoch + (state.batch_idx > 0)  # an epoch that has begun is finished, too
@@ -1444,9 +1445,9 @@ def _check_idle(self: CoreTrainer, command: Command) -> None:
         raise RuntimeError("the run is finished: fit() with more epochs or steps goes on")
     self._totals_for(name, None, None)
     self._check_ready(name)
-    self.driver.check_free(name)
+    self.driver.status.check_free(name)
     if command.values.get("skip_failed"):
-        self.loop.check_failed("skip_failed")
+        self.loop.feed.check_failed("skip_failed")
 
 @patch(as_prop=True)
 def commands(self: CoreTrainer) -> dict[str, CommandSpec]:
@@ -1524,7 +1525,7 @@ def fit(self: CoreTrainer, epochs: int | None = None, max_steps: int | None = No
     step raised."""
     totals = self._totals_for("fit()", epochs, max_steps)
     if skip_failed:
-        self.loop.check_failed("fit(skip_failed=True)")
+        self.loop.feed.check_failed("fit(skip_failed=True)")
     if not self.enter("fit()", totals):
         return self.result()
     if skip_failed:
@@ -1552,7 +1553,7 @@ def step(self: CoreTrainer, n: int = 1, *, epochs: int | None = None) -> FitResu
 @patch
 def skip_failed(self: CoreTrainer, source: str) -> None:
     "Go on without the batch that failed."
-    failed = self.loop.leave_failed_out()
+    failed = self.loop.feed.leave_failed_out()
     self.record("skip", "batch", failed.batch_idx, str(failed), source)
 
 @patch
@@ -1571,17 +1572,17 @@ def report(self: CoreTrainer, outcome: RunState) -> FitResult:
         result = self.result()
         self._start_thread()
     except BaseException:
-        with self.driver.lock:
-            self.driver.set_state(RunState.PAUSED)
-            self.driver.reserve(None)
-            self.driver.settle_idle(self)
+        with self.driver.status.lock:
+            self.driver.status.become(RunState.PAUSED)
+            self.driver.status.reserve(None)
+            self.driver.boundary.settle_idle(self)
         raise
     return result
 
 @patch
 def _raise_end(self: CoreTrainer, outcome: RunState) -> None:
     "What ends the cell or the process, once everything is closed."
-    code, self.driver.exit_code = self.driver.exit_code, None
+    code, self.driver.boundary.exit_code = self.driver.boundary.exit_code, None
     if code is not None:
         raise SystemExit(code)
     if outcome is RunState.INTERRUPTED:
@@ -1625,15 +1626,15 @@ def start(self: CoreTrainer, epochs: int | None = None, max_steps: int | None = 
     """Train in a background thread; the cell returns at once, `wait()` joins.
 
     Where the process ends before the run, the run is interrupted as by Ctrl-C."""
-    with self.driver.lock:
+    with self.driver.status.lock:
         if self.enter("start()", self._totals_for("start()", epochs, max_steps)):
-            self.driver.reserve("start()")
+            self.driver.status.reserve("start()")
             self._start_thread()
 
 @patch
 def _start_thread(self: CoreTrainer) -> None:
     "Drive in a new thread; from now on it is the driver, and what is asked reaches it."
-    self.driver.set_state(RunState.RUNNING)
+    self.driver.status.become(RunState.RUNNING)
     self.background.start(lambda: self.driver.drive("start()", self))
     IN_BACKGROUND.add(self)
 
@@ -1667,7 +1668,7 @@ def wait(self: CoreTrainer, timeout: float | None = None) -> FitResult:
 @patch
 def _check_not_own_thread(self: CoreTrainer) -> None:
     "RuntimeError in the run's own thread, which would wait for itself."
-    if self.driver.mine():
+    if self.driver.status.mine():
         raise RuntimeError("wait() or close() from within the run's own thread would wait for "
                            "itself")
 
@@ -1683,7 +1684,7 @@ def paused(self: CoreTrainer) -> Iterator[Self]:
     if not driver.driven:
         yield self
         return
-    if driver.mine():
+    if driver.status.mine():
         raise RuntimeError("paused() from within the run's own thread: a hook is called at a safe "
                            "point already")
     held = self.state is RunState.PAUSED
@@ -1744,12 +1745,12 @@ def look(self: CoreTrainer, name: str, loaders: dict, stage: str) -> dict:
 def _exclusive_access(self: CoreTrainer, name: str):
     "No drive in another thread, unless it is held; the random streams stay as they are."
     driver, context = self.driver, self.context
-    if driver.driven and not driver.mine() and self.state is not RunState.PAUSED:
-        raise RuntimeError(f"{name}: this run is in progress (in {driver.name}); use "
+    if driver.driven and not driver.status.mine() and self.state is not RunState.PAUSED:
+        raise RuntimeError(f"{name}: this run is in progress (in {driver.status.name}); use "
                            "`with trainer.paused():`")
     if context.eval_batch is not None and not driver.driven:
         with driver.random.active():  # paused in an evaluation: it is run again later
-            driver.discard_evaluation(self)
+            driver.boundary.discard_evaluation(self)
     if context.eval_batch is not None:
         raise RuntimeError(f"{name}: an evaluation is going on already")
     with driver.random.owning():
@@ -1878,7 +1879,7 @@ def __exit__(self: CoreTrainer, *exception):
 @contextmanager
 def at_rest(self: CoreTrainer, name: str) -> Iterator[None]:
     "Nothing is half done, and nothing goes on meanwhile."
-    if self.driver.in_step() and self.driver.mine():
+    if self.driver.points.in_step() and self.driver.status.mine():
         raise RuntimeError(f"{name} in the middle of a step: trainer.ask(function) calls at the "
                            "next boundary")
     with self._exclusive_access(name):
@@ -1911,11 +1912,11 @@ def do(self: CoreTrainer, name: str, **values) -> None:
     handler = self.mailbox.handlers[name]
     apply: Any = handler.apply
     command = Command(name, handler.validate(values))
-    if self.driven and not self.driver.mine():
+    if self.driven and not self.driver.status.mine():
         reply = self.post(command).wait()
         if reply.error is not None:
             raise reply.error
-    elif self.driven and self.driver.in_step():  # called by a hook
+    elif self.driven and self.driver.points.in_step():  # called by a hook
         self.ask(lambda: apply(command))
     else:
         apply(command)

@@ -168,9 +168,9 @@ class CoreTrainer:
     overfit_batches: Any
     keep_modes: Any
     batch_size: Any
-    error_text: Any
     at_safe_point: Any
     front_end: Any
+    error_text: Any
     exit_code: Any
     max_time: Any
     pending: Any

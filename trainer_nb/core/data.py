@@ -40,7 +40,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fastcore.basics import patch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (DataLoader, Dataset, IterableDataset, SequentialSampler,
                               default_collate, get_worker_info)
@@ -855,13 +854,14 @@ def loader_generators(loader) -> list:
     batch_sampler = getattr(loader, "batch_sampler", None)
     holders = (loader, getattr(loader, "sampler", None), batch_sampler,
                getattr(batch_sampler, "sampler", None))
-    named = [getattr(holder, "generator", None) for holder in holders]
     # these come first, as in older checkpoints
-    found = [each for each in named if isinstance(each, torch.Generator)]
-    held = vars(loader).items() if isinstance(loader, DataLoader) else [("train_dl", loader)]
-    public = {name: value for name, value in held if name[0] != "_"}
-    found += [each for _, each in generators_in(**public)]
-    return list({id(each): each for each in found}.values())
+    found = [named for holder in holders
+             if isinstance(named := getattr(holder, "generator", None), torch.Generator)]
+    held = {"train_dl": loader}
+    if isinstance(loader, DataLoader):
+        held = {name: value for name, value in vars(loader).items() if name[0] != "_"}
+    found += [each for _, each in generators_in(**held)]
+    return list(dict(zip(map(id, found), found)).values())
 
 def sample_generators(loader) -> list:
     "The generators that samples are made with; the others draw the order of samples."
@@ -1125,56 +1125,52 @@ class PassOpener:
             batches = islice(batches, limit - taken - data.count_skipped(taken, limit))
         return raw, batches
 
-# %% ../../nbs/core/05_data.ipynb #eb2fbd0c
-@patch
-def reopen(self: PassOpener, data, taken: int) -> tuple:
-    "As `begin`, for the rest of a pass from batch `taken` on; global streams do not advance."
-    now = SampleStreams(self.loader)
-    self.source.watch.again(taken)
-    data.close()
-    self.source.set_epoch(data.epoch)
-    if self.limit and taken + data.count_skipped(taken, data.length) >= data.length:
-        return None, iter(())  # the epoch is over: nothing to draw, nothing to skip
-    if data.kept is not None or data.first_batches.start is not None:
-        raw, batches = self._open(data, 0)
-        passed = taken - data.count_skipped(0, taken)
-        next(islice(batches, passed, passed), None)
-        return raw, batches
-    if data.loader_state is not None and taken and keeps_place(self.loader):
-        data.epoch_start.restore(self.loader)  # a sampler without a state draws its order again
-        self.loader.load_state_dict(data.loader_state)
-        opened = self._open(data, taken)
-        now.restore()
-        return opened
-    return self._skip_to(data, taken, now)
-
-@patch
-def _skip_to(self: PassOpener, data, taken: int, now: SampleStreams) -> tuple:
-    by_index, start = skips_by_index(self.loader), data.epoch_start
-    skip = taken if by_index and self.resume_by == "skip" else 0
-    by_sampler = by_index and bool(skip or start.reused or data.skipped_in_epoch)
-    if by_sampler:
-        self.source.skip(skip, start, data.skipped_in_epoch, now.restore if skip else None)
+    def reopen(self, data, taken: int) -> tuple:
+        "As `begin`, for the rest of a pass from batch `taken` on; global streams do not advance."
+        now = SampleStreams(self.loader)
+        self.source.watch.again(taken)
+        data.close()
         self.source.set_epoch(data.epoch)
-    start.restore(self.loader)
-    raw, batches = self._open(data, skip, by_sampler)
-    if start.reused and not by_index:
-        start.restore(self.loader)
-    self._discard(raw, batches, taken, skip, taken - skip - data.count_skipped(skip, taken))
-    if taken > skip:  # else the sampler restores them after skipping
-        now.streams.restore()
-    return raw, batches
+        if self.limit and taken + data.count_skipped(taken, data.length) >= data.length:
+            return None, iter(())  # the epoch is over: nothing to draw, nothing to skip
+        if data.kept is not None or data.first_batches.start is not None:
+            raw, batches = self._open(data, 0)
+            passed = taken - data.count_skipped(0, taken)
+            next(islice(batches, passed, passed), None)
+            return raw, batches
+        if data.loader_state is not None and taken and keeps_place(self.loader):
+            data.epoch_start.restore(self.loader)  # a sampler without a state draws its order again
+            self.loader.load_state_dict(data.loader_state)
+            opened = self._open(data, taken)
+            now.restore()
+            return opened
+        return self._skip_to(data, taken, now)
 
-@patch
-def _discard(self: PassOpener, raw, batches, taken: int, first: int, count: int) -> None:
-    "Load `count` batches, from number `first` on, on the way to number `taken`."
-    try:
-        for number in range(count):
-            if next(batches, NO_BATCH) is NO_BATCH:
-                raise too_short(taken, first + number)
-    except BaseException:
-        close_iterator(raw, self.source.opened)
-        raise
+    def _skip_to(self, data, taken: int, now: SampleStreams) -> tuple:
+        by_index, start = skips_by_index(self.loader), data.epoch_start
+        skip = taken if by_index and self.resume_by == "skip" else 0
+        by_sampler = by_index and bool(skip or start.reused or data.skipped_in_epoch)
+        if by_sampler:
+            self.source.skip(skip, start, data.skipped_in_epoch, now.restore if skip else None)
+            self.source.set_epoch(data.epoch)
+        start.restore(self.loader)
+        raw, batches = self._open(data, skip, by_sampler)
+        if start.reused and not by_index:
+            start.restore(self.loader)
+        self._discard(raw, batches, taken, skip, taken - skip - data.count_skipped(skip, taken))
+        if taken > skip:  # else the sampler restores them after skipping
+            now.streams.restore()
+        return raw, batches
+
+    def _discard(self, raw, batches, taken: int, first: int, count: int) -> None:
+        "Load `count` batches, from number `first` on, on the way to number `taken`."
+        try:
+            for number in range(count):
+                if next(batches, NO_BATCH) is NO_BATCH:
+                    raise too_short(taken, first + number)
+        except BaseException:
+            close_iterator(raw, self.source.opened)
+            raise
 
 # %% ../../nbs/core/05_data.ipynb #3845c0a9
 END = object()  # returned after the last batch of a pass
@@ -1301,49 +1297,44 @@ class EpochIterator:
         asked = keeps_place(self.loader) and self.iterator is not None
         return self.loader.state_dict() if asked else self.loader_state
 
-# %% ../../nbs/core/05_data.ipynb #6e98f31b
-@patch
-def indices(self: EpochIterator, number: int) -> list | None:
-    "The dataset's indices in a batch of this epoch; None where a loader has none."
-    if self.epoch_start is None or self.kept is not None:
-        return None
-    return batch_indices(self.loader, self.epoch_start, number)
+    def indices(self, number: int) -> list | None:
+        "The dataset's indices in a batch of this epoch; None where a loader has none."
+        if self.epoch_start is None or self.kept is not None:
+            return None
+        return batch_indices(self.loader, self.epoch_start, number)
 
-@patch
-def end_epoch(self: EpochIterator) -> None:
-    "The epoch is over: worker processes end, but persistent ones wait for the next."
-    if keeps_workers(self.source.opened):
-        self.iterator = self._raw = None
-    else:
+    def end_epoch(self) -> None:
+        "The epoch is over: worker processes end, but persistent ones wait for the next."
+        if keeps_workers(self.source.opened):
+            self.iterator = self._raw = None
+        else:
+            self.close()
+
+    def state_dict(self) -> dict:
+        "The position of the run in its data; the run's counters have the batch within the epoch."
+        start, first = self.epoch_start, self.first_batches
+        return {
+            "start": start and start.state_dict(),
+            "kept_start": first.start and first.start.state_dict(), "kept_epoch": first.epoch,
+            "epoch": self.epoch, "left_out": self.skipped_batches, "loader": self._loader_state(),
+            "workers_persist": self.workers_persist,
+            "generators": [generator_state(each) for each in loader_generators(self.loader)],
+            **({"drawn": drawn} if (drawn := self.source.watch.state_dict()) else {}),
+            **self.opener.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Take the position of a saved run; `open` continues there."
         self.close()
-
-@patch
-def state_dict(self: EpochIterator) -> dict:
-    "The position of the run in its data; the run's counters have the batch within the epoch."
-    start, first = self.epoch_start, self.first_batches
-    return {
-        "start": start and start.state_dict(),
-        "kept_start": first.start and first.start.state_dict(), "kept_epoch": first.epoch,
-        "epoch": self.epoch, "left_out": self.skipped_batches, "loader": self._loader_state(),
-        "workers_persist": self.workers_persist,
-        "generators": [generator_state(each) for each in loader_generators(self.loader)],
-        **({"drawn": drawn} if (drawn := self.source.watch.state_dict()) else {}),
-        **self.opener.state_dict()}
-
-@patch
-def load_state_dict(self: EpochIterator, state: dict) -> None:
-    "Take the position of a saved run; `open` continues there."
-    self.close()
-    self.epoch, self.epoch_start = state["epoch"], EpochStart.from_state(state["start"])
-    kept_start = EpochStart.from_state(state["kept_start"])
-    kept_epoch = state.get("kept_epoch", 0)  # missing in older checkpoints
-    self.first_batches = self.first_batches.taken_at(kept_start, kept_epoch)
-    self.skipped_batches, self.loader_state = state["left_out"], state["loader"]
-    self.workers_persist = state["workers_persist"]
-    self.source.watch.load_state_dict(state.get("drawn", {}))
-    self.opener.load_state_dict(state)
-    generators, states = loader_generators(self.loader), state["generators"]
-    if len(generators) != len(states):
-        warn(f"the state has {len(states)} random generators of train_dl, and here it has "
-             f"{len(generators)}: samples and their order may be others")
-    restore_generators(generators, states)
+        self.epoch, self.epoch_start = state["epoch"], EpochStart.from_state(state["start"])
+        kept_start = EpochStart.from_state(state["kept_start"])
+        kept_epoch = state.get("kept_epoch", 0)  # missing in older checkpoints
+        self.first_batches = self.first_batches.taken_at(kept_start, kept_epoch)
+        self.skipped_batches, self.loader_state = state["left_out"], state["loader"]
+        self.workers_persist = state["workers_persist"]
+        self.source.watch.load_state_dict(state.get("drawn", {}))
+        self.opener.load_state_dict(state)
+        generators, states = loader_generators(self.loader), state["generators"]
+        if len(generators) != len(states):
+            warn(f"the state has {len(states)} random generators of train_dl, and here it has "
+                 f"{len(generators)}: samples and their order may be others")
+        restore_generators(generators, states)

@@ -4,7 +4,9 @@
 
 # %% auto #0
 __all__ = ['FLOW', 'CELLS', 'DEAD_END', 'Until', 'check_step', 'check_flow', 'check_more', 'Clock',
-           'Interrupts', 'SharedMailbox', 'Driver', 'explain_failure', 'Background']
+           'Interrupts', 'SharedMailbox', 'RunStatus', 'SafePoints', 'Logbook',
+           'DueReplies', 'Pause', 'Boundary', 'explain_failure', 'cost_of',
+           'cost_between', 'Lifecycle', 'Driver', 'Background']
 
 # %% ../../nbs/core/11_driver.ipynb #5e084c6f
 import asyncio
@@ -19,11 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 from weakref import proxy
-
-from fastcore.basics import patch
 
 from .control import Command, CommandHandler, Mailbox, Reply
 from .errors import explain, release_frames, without_frames
@@ -72,10 +73,10 @@ def check_step(values: dict) -> dict:
         raise ValueError(f"step: {min(strange)!r} is no argument of it: n or epochs")
     return {name: whole_number(f"step: {name}", value) for name, value in values.items()}
 
-def check_flow(driver, name: str, values: dict) -> dict:
+def check_flow(lifecycle, name: str, values: dict) -> dict:
     "The values of a command to the driver; ValueError for wrong ones, and at a dead end."
-    if driver.dead_end and name in ("resume", "step"):
-        raise ValueError(driver.dead_end)
+    if lifecycle.dead_end and name in ("resume", "step"):
+        raise ValueError(lifecycle.dead_end)
     return check_step(values) if name == "step" else dict(values)
 
 def check_more(values: dict) -> dict:
@@ -87,8 +88,9 @@ def check_more(values: dict) -> dict:
 # %% ../../nbs/core/11_driver.ipynb #cdad3d9e
 class Clock:
     "The seconds that a run was driven, without pauses."
-    def __init__(self, state: StepState):
+    def __init__(self, state: StepState, max_time: float | None = None):
         self.state = state
+        self.max_time = max_time  # seconds
         self.since: float | None = None
 
     def elapsed(self) -> float:
@@ -199,39 +201,19 @@ class SharedMailbox(Mailbox):
                 self.waiting.append((command, reply))
 
 # %% ../../nbs/core/11_driver.ipynb #3fce7278
-class Driver:
-    "Asks the loop for its next step, and does at a boundary what waits to be done."
-    def __init__(self, loop: TrainingLoop, mailbox: Any, random: RunRandom, journal: Journal,
-                 max_time: float | None = None):
-        self.loop, self.mailbox, self.random, self.journal = loop, mailbox, random, journal
-        self.step_state, self.hooks, self.engine = loop.state, loop.hooks, loop.engine
-        self.max_time = max_time  # seconds
-        self.clock, self.interrupts = Clock(loop.state), Interrupts(mailbox, loop.state)
+class RunStatus:
+    "How a run stands, and who drives it."
+    def __init__(self):
         self.state = RunState.IDLE
-        self.exception: BaseException | None = None
-        self.dead_end = ""  # why the run cannot go on: each batch would raise the same
-        self.error_text: str | None = None
-        self.at_safe_point: Callable | None = None  # called with "micro", "boundary", "paused", …
-        self.front_end = False  # a panel is shown: the user can resume
-        self.carried = CarriedState(loop.state)  # what steps change beside the state
-        self.make_header: Callable[[], dict] = dict  # the header of the journal
-        self.generator: Any = None
         self.lock = threading.RLock()
         self.name: str | None = None  # who drives
         self.thread_id: int | None = None
-        self.until, self.pause_at = Until(), Until()
-        self.next_refresh = 0.0
-        self.next_breath: float | None = None
-        self.acting = ""  # the command that is being carried out
-        self.command: Command | None = None  # the one whose effect is recorded
-        self.exit_code: int | None = None  # what the process ends with, once the drive has ended
-        self.to_totals = False  # the next drive goes to the end of the run
-        self._due_replies: list = []  # of commands whose effect is to come: (name, reply, where)
-        self._deferred: list = []  # commands that wait for the end of a held evaluation
-        for name in FLOW:
-            mailbox.register(name, CommandHandler(validate=partial(check_flow, proxy(self), name)))
+        self.at_safe_point: Callable | None = None  # called with "micro", "boundary", "paused", …
+        self.front_end = False  # a panel is shown: the user can resume
 
-    driven = property(lambda self: self.name is not None)
+    def become(self, state: RunState) -> None:
+        "How the run stands, as everybody sees it."
+        self.state = state
 
     def check_free(self, name: str) -> None:
         "RuntimeError if the run is driven already."
@@ -241,355 +223,495 @@ class Driver:
 
     def reserve(self, name: str | None) -> None:
         "Reserve the run for a driver that will come; None: for none."
-        self.name = name
-        if name is None:
-            self.thread_id = None
+        self.name, self.thread_id = name, None
+
+    def enter(self, name: str) -> None:
+        "The calling thread drives under this name from here on; RuntimeError if another one does."
+        with self.lock:
+            kept = self.name == name and self.thread_id is None  # for this very thread
+            if self.name is not None and not kept:
+                self.check_free(name)
+            self.name, self.thread_id = name, threading.get_ident()
 
     def mine(self) -> bool:
         "The calling thread drives this run."
         return self.thread_id == threading.get_ident()
-
-    def in_step(self) -> bool:
-        "A step, or something else that the loop does, is under way."
-        running = self.generator is not None and self.generator.gi_running
-        return running or self.loop.runner.window_open
-
-    def here(self) -> str:
-        "The present place, as replies say it."
-        return f"at step {self.step_state.optimizer_step}"
-
-    def become(self, journal: Journal) -> None:
-        "Write into another journal from here on."
-        self.journal = journal
-
-    def set_state(self, state: RunState) -> None:
-        "How the run stands, as everybody sees it."
-        self.state = state
 
     def tick(self, point: str) -> None:
         "Let a front end do its work at a safe point."
         if self.at_safe_point is not None:
             self.at_safe_point(point)
 
-# %% ../../nbs/core/11_driver.ipynb #7fca29ea
-@patch
-def record(self: Driver, kind: str, name: str, old, new, source: str, owner, survives=None,
-           was=None, unset: str = "initial") -> Intervention:
-    "Add an intervention with its position to the journal, and call the hooks."
-    state, command = self.step_state, self.command
-    told = {}
-    if command is not None and (command.id or command.reason) and command.source == source:
-        told = command.origin()
-    entry = self.journal.record(
-        kind, name, old, new, source=source, branch=state.branch, boundary=state.boundary,
-        step=state.optimizer_step, epoch=state.epoch, batch_idx=state.batch_idx,
-        samples_seen=state.samples_seen, seconds=round(self.clock.elapsed(), 3), survives=survives,
-        **told)
-    if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
-        entry.was, entry.unset = None if was is None else float(was), unset
-    self.hooks.fire("on_intervention", owner, entry)
-    return entry
+# %% ../../nbs/core/11_driver.ipynb #fb2750ab
+class SafePoints:
+    "The safe points of a loop, one after the other: a generator that is dropped and made anew."
+    def __init__(self, loop: TrainingLoop, random: RunRandom):
+        self.loop, self.random = loop, random
+        self.generator: Any = None
 
-@patch
-@contextmanager
-def effect_of(self: Driver, command: Command):
-    "What is recorded while this is open is the effect of a command."
-    self.command = command
-    try:
-        yield
-    finally:
-        self.command = None
+    def open(self, owner) -> None:
+        "Continue in the generator that is held, or from the current position."
+        self.generator = self.generator or self.loop.run(owner)
 
-@patch
-def take(self: Driver) -> tuple[Command, Reply] | None:
-    "The oldest command that comes in time, or None; one that comes too late is refused."
-    mailbox = self.mailbox
-    while mailbox.waiting and (item := mailbox.take()) is not None:
-        command, reply = item
-        if command.max_age_steps is None:
-            return command, reply
-        late = command.too_late(self.step_state.optimizer_step)
-        if not late:
-            return command, reply
-        mailbox.refuse(command, reply, ValueError(late))
-    return None
+    def renew(self, owner) -> None:
+        "Continue from the current position."
+        self.generator = self.loop.run(owner)
 
-# %% ../../nbs/core/11_driver.ipynb #62cf7e79
-@patch
-def apply(self: Driver, command: Command, reply: Reply, owner) -> None:
-    "Commands that change something at a boundary, by the handler that was registered."
-    handler = self.mailbox.handlers[command.name]
-    try:
-        command.values = handler.validate(command.values)  # again: a hook may have gone meanwhile
-    except ValueError as error:
-        self.mailbox.refuse(command, reply, error)
-        return
-    self.acting = command.name
-    try:
-        self.command = command
-        assert handler.apply is not None
-        handler.apply(command)
-        self.acting = ""
-        if self.hooks.stale:  # a hook that joined in a pause counts in the very next step
-            self.loop.resolve_hooks(owner)
-        reply.settle("applied", self.here())
-    except handler.recoverable as error:
-        self.mailbox.refuse(command, reply, error)
-    except Exception as error:
-        self.mailbox.refuse(command, reply, error)
-        raise
-    finally:
-        self.command = None
-
-# %% ../../nbs/core/11_driver.ipynb #ccfd7fe9
-@patch
-@contextmanager
-def exclusive(self: Driver, name: str, owner):
-    "This thread drives, under this name, for as long as this is open."
-    with self.lock:
-        # else: kept for this very thread
-        if self.name != name or self.thread_id is not None:
-            self.check_free(name)
-        self.name, self.thread_id = name, threading.get_ident()
-    failed = None
-    try:
-        yield
-    except BaseException as error:
-        failed = type(error).__name__
-        if self.state is RunState.DETACHED:  # no thread will go on
-            self.state = RunState.PAUSED
-        raise
-    finally:
-        try:
-            with self.lock:
-                if self.state is RunState.DETACHED:  # kept for the thread that goes on
-                    self.name, self.thread_id = "start()", None
-                else:
-                    self.reserve(None)
-                    self.settle_idle(owner)
-        finally:
-            self.give_replies(failed)
-
-@patch
-def give_replies(self: Driver, failed: str | None = None) -> None:
-    "What was asked of the driver has its effect now; a pause has none after an exception."
-    due, self._due_replies = self._due_replies, []
-    for name, reply, where in due:
-        if failed and name in ("pause", "resume", "step"):
-            reply.settle("void", f"the run ended with {failed}")
-        else:
-            reply.settle("applied", where)
-
-@patch
-def settle_idle(self: Driver, owner) -> None:
-    "Apply the commands that came too late for the driver; those to the driver itself are void."
-    if self.engine.is_distributed:
-        self.mailbox.release()
-    while self.mailbox.waiting and (item := self.take()) is not None:
-        command, reply = item
-        if command.name in FLOW or command.name == "validate":
-            reply.settle("void", "the run is not being driven")
-            continue
-        if self.loop.context.eval_batch is not None:
-            with self.random.active():
-                self.discard_evaluation(owner)
-        if self.mailbox.handlers[command.name].blocking:  # this thread holds the lock
-            self.apply_aside(command, reply, owner)
-            continue
-        try:
-            self.apply(command, reply, owner)
-        except Exception:
-            if command.thread == threading.get_ident() and command.source == "code":
-                raise
-
-@patch
-def apply_aside(self: Driver, command: Command, reply: Reply, owner) -> None:
-    "A command that takes seconds, while the run is not driven: in a thread of its own."
-    threading.Thread(target=self.apply, args=(command, reply, owner),
-                     name=f"trainer_nb {command.name}").start()
-
-# %% ../../nbs/core/11_driver.ipynb #82a381b9
-@patch
-def begin(self: Driver, owner) -> None:
-    "Bring the run into the state in which steps are made."
-    self.acting, self.exception, self.error_text, self.dead_end = "", None, None, ""
-    loop, state, hooks = self.loop, self.step_state, self.hooks
-    loop.forget_failed()
-    hooks.error_after_all = None
-    loop.evaluator.forget_error()
-    state.closing, self.next_refresh = False, 0.0
-    if hooks.clock is not None:  # the time between two drives is not a part of a step
-        hooks.clock.forget()
-    if loop.context.eval_batch is None:  # not in a held evaluation
-        loop.evaluator.modes.go_on()
-        self.engine.refresh_parameters()
-        loop.runner.zero_grad(owner)
-    loop.runner.begin_drive()
-    loop.resolve_hooks(owner)
-    state.grad_accum_steps = loop.runner.settings.gradient_accumulation_steps
-    if not self.journal.header:
-        self.journal.header = self.make_header()
-    self.generator = self.generator or loop.run(owner)
-    self.journal.header.pop("end", None)
-    self.clock.run()
-    self.state = RunState.RUNNING
-    loop.begin_fit(owner)
-    self.carried.begin(self.mailbox.schedule)
-
-# %% ../../nbs/core/11_driver.ipynb #75765b89
-@patch
-def ended_early(self: Driver, owner) -> bool:
-    "A line for a run that a hook ended before its totals, or whose time is used up."
-    asked, self.to_totals = self.to_totals, False
-    if self.loop.finished():
-        return False
-    if self.max_time is not None:
-        spent = self.engine.gather(self.clock.elapsed())[0]
-        if spent >= self.max_time:
-            if self.engine.is_main:
-                warn(f"max_time={self.max_time:g} seconds are used up ({spent:.1f}): nothing was "
-                     "trained; a larger max_time goes on")
-            return True
-    if not asked:
-        return False
-    found = [answer for _, answer in self.hooks.ask("ended_early", owner, enabled=True)]
-    text: str | None = next(filter(None, found), None)
-    if text is not None and self.engine.is_main:
-        warn(text)
-    return text is not None
-
-# %% ../../nbs/core/11_driver.ipynb #c1c725cb
-@patch
-def leave(self: Driver, outcome: RunState, owner) -> None:
-    "Bring the run into the state in which the drive ends."
-    if outcome in (RunState.PAUSED, RunState.DETACHED):
-        self.loop.runner.gradients.finite.check()
-        self.state = outcome
-        if outcome is RunState.PAUSED:  # a detached run goes on with what it was asked for
-            self.pause_at = Until()
-        # the next drive makes a new one from where the run stands
+    def release(self) -> None:
+        "Hold no generator: the next drive makes a new one from where the run stands."
         if self.loop.context.eval_batch is None and not self.loop.runner.window_open:
             self.generator = None
-        return
-    self.pause_at = Until()
-    self.drop_generator(owner)
-    if outcome is RunState.FINISHED:
+
+    def drop(self, owner) -> None:
+        "End generator and workers; discard an evaluation or an open window."
+        if self.generator is not None:
+            self.close()
+            self.generator = None
+        self.loop.runner.discard(owner)
+        self.loop.close()
+
+    def close(self) -> None:
+        "Restore the random streams that a running evaluation has borrowed."
+        random, borrowed = self.random, self.loop.evaluator.borrowed
+        # those outside are in place
+        outside = random.owned and borrowed is not None and not random.in_place
+        with random.owning(random.owned and not outside):
+            self.generator.close()
+        if outside:
+            random.hold(borrowed)
+
+    def in_step(self) -> bool:
+        "A step, or something else that the loop does, is under way."
+        running = self.generator is not None and self.generator.gi_running
+        return running or self.loop.runner.window_open
+
+    def broken(self) -> bool:
+        "An exception has ended the generator: one that still has a frame is at a safe point."
+        return self.generator is not None and self.generator.gi_frame is None
+
+# %% ../../nbs/core/11_driver.ipynb #7fca29ea
+class Logbook:
+    "The journal of a run: writes down what is done, with its place, and calls the hooks."
+    def __init__(self, journal: Journal, state: StepState, clock: Clock, hooks):
+        self.journal, self.state, self.clock, self.hooks = journal, state, clock, hooks
+        self.make_header: Callable[[], dict] = dict  # the header of the journal
+        self.command: Command | None = None  # the one whose effect is recorded
+
+    def become(self, journal: Journal) -> None:
+        "Write into another journal from here on."
+        self.journal = journal
+
+    def begin(self) -> None:
+        "A drive begins: the journal has a header, without the end of an earlier drive."
+        if not self.journal.header:
+            self.journal.header = self.make_header()
+        self.journal.header.pop("end", None)
+
+    def note_end(self, outcome: RunState) -> None:
+        "Write into the journal's header how the run ended, and where."
+        state = self.state
+        self.journal.header["end"] = {"state": str(outcome), "branch": state.branch,
+                                      "boundary": state.boundary, "step": state.optimizer_step,
+                                      "samples_seen": state.samples_seen}
+
+    @contextmanager
+    def effect_of(self, command: Command):
+        "What is recorded while this is open is the effect of a command."
+        self.command = command
+        try:
+            yield
+        finally:
+            self.command = None
+
+    def record(self, kind: str, name: str, old, new, source: str, owner, survives=None,
+               was=None, unset: str = "initial") -> Intervention:
+        "Add an intervention with its position to the journal, and call the hooks."
+        state, command = self.state, self.command
+        told = {}
+        if command is not None and (command.id or command.reason) and command.source == source:
+            told = command.origin()
+        entry = self.journal.record(
+            kind, name, old, new, source=source, branch=state.branch, boundary=state.boundary,
+            step=state.optimizer_step, epoch=state.epoch, batch_idx=state.batch_idx,
+            samples_seen=state.samples_seen, seconds=round(self.clock.elapsed(), 3),
+            survives=survives, **told)
+        if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
+            entry.was, entry.unset = None if was is None else float(was), unset
+        self.hooks.fire("on_intervention", owner, entry)
+        return entry
+
+# %% ../../nbs/core/11_driver.ipynb #62cf7e79
+class DueReplies:
+    "The replies to commands whose effect is to come."
+    def __init__(self):
+        self.waiting: list = []  # (name, reply, where)
+
+    def add(self, name: str, reply: Reply, where: str) -> None:
+        "Give this reply when the command has its effect; `where` it came."
+        self.waiting.append((name, reply, where))
+
+    def give(self, failed: str | None = None) -> None:
+        "What was asked of the driver has its effect now; a pause has none after an exception."
+        due, self.waiting = self.waiting, []
+        for name, reply, where in due:
+            if failed and name in ("pause", "resume", "step"):
+                reply.settle("void", f"the run ended with {failed}")
+            else:
+                reply.settle("applied", where)
+
+class Pause:
+    "Holds a run at a safe point, until a command lets it go on or ends the drive."
+    def __init__(self, loop: TrainingLoop, random: RunRandom, clock: Clock, status: RunStatus,
+                 logbook: Logbook, replies: DueReplies):
+        self.loop, self.random, self.clock = loop, random, clock
+        self.status, self.logbook, self.replies = status, logbook, replies
+        self.place = Until()  # where the run pauses
+        self.awaited = False  # other coroutines run meanwhile
+
+    def after(self, values: dict) -> None:
+        "Make a number of steps or epochs, then pause."
+        place = Until.after(self.loop.state, values.get("n", 1), values.get("epochs"))
+        part = {"epoch": place.epoch} if "epochs" in values else {"step": place.step}
+        self.place = replace(self.place, **part)
+
+    def at_boundary(self, boundary: int) -> None:
+        "Pause at the boundary of this number."
+        self.place = replace(self.place, boundary=boundary)
+
+    def forget(self) -> None:
+        "Pause nowhere."
+        self.place = Until()
+
+    @contextmanager
+    def while_awaited(self):
+        "While this is open, a coroutine drives: another one can resume."
+        self.awaited = True
+        try:
+            yield
+        finally:
+            self.awaited = False
+
+    def may_hold(self, command: Command) -> bool:
+        "Whether another thread, a coroutine or a panel can resume."
+        here = threading.get_ident()
+        background = here != threading.main_thread().ident
+        return self.status.front_end or background or self.awaited or command.thread != here
+
+    def begin(self, command: Command, owner, asked_by: str | None) -> bool:
+        "Set the state to paused and call the hooks; whether the pause can be ended."
+        self.clock.run(False)
+        self.loop.evaluator.modes.note()
+        self.forget()
+        self.status.become(RunState.PAUSED)
+        if asked_by is None:
+            with self.logbook.effect_of(command):
+                self.logbook.record("pause", "pause", None, command.values.get("reason"),
+                                    command.source, owner)
+        self.loop.hooks.fire("on_pause", owner)
+        may_hold = self.loop.engine.gather(self.may_hold(command))[0]
+        if command.source != "breakpoint":  # one that waits for such numbers is there to look
+            self.loop.runner.gradients.finite.check()
+        if may_hold:
+            self.replies.give()
+        return may_hold
+
+    def end(self, command: Command, owner) -> None:
+        "Set the state to running and call the hooks."
+        loop = self.loop
+        if loop.hooks.stale:  # a hook that joined in the pause counts in the very next step
+            loop.resolve_hooks(owner)
+        if loop.context.eval_batch is None:
+            loop.evaluator.modes.go_on()
+        self.status.become(RunState.RUNNING)
+        self.clock.run()
+        if command.name == "resume":
+            with self.logbook.effect_of(command):
+                self.logbook.record("resume", "resume", None, None, command.source, owner)
+        loop.hooks.fire("on_resume", owner)
+
+    def hold(self, command: Command, owner, take: Callable, obey: Callable,
+             asked_by: str | None = None):
+        """Hold the run; returns the state in which the drive ends, None if it continues.
+
+        A generator, which yields the seconds to sleep. `take()` gives the next command and its
+        reply, or None; `obey(command, reply, owner)` is a generator that carries it out, and
+        returns whether the run goes on, and how the drive ends if it does not."""
+        with self.random.suspended():
+            outcome = yield from self.wait(command, owner, take, obey, asked_by)
+        if outcome is None:
+            self.replies.give()
+        return outcome
+
+    def wait(self, command: Command, owner, take: Callable, obey: Callable, asked_by: str | None):
+        "Apply commands at once, until one of them ends the pause."
+        may_hold = self.begin(command, owner, asked_by)
+        while True:
+            if may_hold:
+                self.status.tick("paused")
+            item = take()
+            if item is None:
+                if not may_hold:
+                    return RunState.PAUSED
+                yield 0.02
+                continue
+            goes_on, outcome = yield from obey(*item, owner)
+            if outcome is not None:
+                return outcome
+            if goes_on:
+                break
+        self.end(item[0], owner)
+        return None
+
+# %% ../../nbs/core/11_driver.ipynb #ccfd7fe9
+class Boundary:
+    "What happens between two steps: actions that are due, commands, checks twice a second."
+    def __init__(self, points: SafePoints, mailbox: Any, clock: Clock, status: RunStatus,
+                 logbook: Logbook):
+        loop = points.loop
+        self.points, self.mailbox, self.clock = points, mailbox, clock
+        self.status, self.logbook, self.random = status, logbook, points.random
+        self.loop, self.state, self.hooks, self.engine = loop, loop.state, loop.hooks, loop.engine
+        self.replies = DueReplies()
+        self.pause = Pause(loop, points.random, clock, status, logbook, self.replies)
+        self.next_refresh = 0.0
+        self.acting = ""  # the command that is being carried out
+        self.exit_code: int | None = None  # what the process ends with, once the drive has ended
+        self._deferred: list = []  # commands that wait for the end of a held evaluation
+
+    def begin(self) -> None:
+        "A drive begins: nothing is being carried out, and the first boundary looks up."
+        self.acting, self.next_refresh = "", 0.0
+
+    def forget_exit(self) -> None:
+        "The process does not end with the drive."
+        self.exit_code = None
+
+    def here(self) -> str:
+        "The present place, as replies say it."
+        return f"at step {self.state.optimizer_step}"
+
+    def agree(self) -> bool:
+        "Several processes have the same commands before them; whether all look up here."
+        refresh = perf_counter() >= self.next_refresh
+        look_up, self.exit_code = self.mailbox.agree(refresh, self.exit_code)
+        return look_up
+
+    def has_pending_commands(self) -> bool:
+        "Whether this process has commands for the next boundary."
+        return self.mailbox.has_pending_commands(perf_counter() >= self.next_refresh)
+
+    def act(self, owner, until: Until, look_up: bool = False):
+        "All actions: commands in their order, then goals, then the half-second checks."
+        state = self.state
+        self.acting = "ask"
+        for action in self.mailbox.due(state.boundary):
+            action()
+        self.acting = ""
+        if self.hooks.stale:
+            self.loop.resolve_hooks(owner)
+        while self.mailbox.waiting and (item := self.take()) is not None:
+            outcome = yield from self.obey(*item, owner)
+            if outcome is not None:
+                return outcome
+        if self.pause.place.reached(state):
+            outcome = yield from self.hold(Command("pause"), owner, asked_by="step")
+            if outcome is not None:
+                return outcome
+        if until.reached(state):
+            return RunState.PAUSED
+        return self.refresh(owner) if look_up else None
+
+    def refresh(self, owner) -> RunState | None:
+        "Check for non-finite gradients, and the time that is left."
+        now, limit = perf_counter(), self.clock.max_time
         self.loop.runner.gradients.finite.check()
-    self.state = outcome
-    self.end_fit("after_fit" if outcome is RunState.FINISHED else "after_cancel", owner)
-    if outcome is RunState.FINISHED:
-        self.loop.warn_of_best()
+        self.next_refresh = now + 0.5
+        if limit is not None:
+            left = limit - self.engine.gather(self.clock.elapsed())[0]
+            if left <= 0:
+                self.logbook.record("stop", "max_time", None, limit, "loop", owner)
+                return RunState.STOPPED
+            self.next_refresh = now + min(0.5, left)
+        return None
 
-@patch
-def end_fit(self: Driver, point: str, owner) -> None:
-    "Call the hooks at the end of the fit."
-    if self.loop.begun is not None:
-        self.note_end()
-        self.hooks.fire_all(point, owner)  # what raises here ends in `fail`, which cleans up
-        self.loop.end_fit()
-        self.hooks.fire_all("cleanup_fit", owner)
+    def take(self) -> tuple[Command, Reply] | None:
+        "The oldest command that comes in time, or None; one that comes too late is refused."
+        mailbox = self.mailbox
+        while mailbox.waiting and (item := mailbox.take()) is not None:
+            command, reply = item
+            if command.max_age_steps is None:
+                return command, reply
+            late = command.too_late(self.state.optimizer_step)
+            if not late:
+                return command, reply
+            mailbox.refuse(command, reply, ValueError(late))
+        return None
 
-@patch
-def note_end(self: Driver) -> None:
-    "Write into the journal's header how the run ended, and where."
-    state = self.step_state
-    self.journal.header["end"] = {"state": str(self.state), "branch": state.branch,
-                                  "boundary": state.boundary, "step": state.optimizer_step,
-                                  "samples_seen": state.samples_seen}
+    def apply(self, command: Command, reply: Reply, owner) -> None:
+        "Commands that change something at a boundary, by the handler that was registered."
+        handler = self.mailbox.handlers[command.name]
+        try:
+            command.values = handler.validate(command.values)  # again: a hook may have gone
+        except ValueError as error:
+            self.mailbox.refuse(command, reply, error)
+            return
+        self.acting = command.name
+        with self.logbook.effect_of(command):
+            try:
+                assert handler.apply is not None
+                handler.apply(command)
+                self.acting = ""
+                if self.hooks.stale:  # a hook that joined in a pause counts in the very next step
+                    self.loop.resolve_hooks(owner)
+                reply.settle("applied", self.here())
+            except handler.recoverable as error:
+                self.mailbox.refuse(command, reply, error)
+            except Exception as error:
+                self.mailbox.refuse(command, reply, error)
+                raise
 
-# %% ../../nbs/core/11_driver.ipynb #7b47a02f
-@patch
-def drop_generator(self: Driver, owner) -> None:
-    "End generator and workers; discard an evaluation or an open window."
-    if self.generator is not None:
-        self.close_generator()
-        self.generator = None
-    self.loop.runner.discard(owner)
-    self.loop.close()
+    def obey(self, command: Command, reply: Reply, owner):
+        "Apply a command; returns the state in which the drive ends, None if it continues."
+        name = command.name
+        if name == "pause":
+            self.replies.add(name, reply, self.here())
+            return (yield from self.hold(command, owner))
+        if name in ("stop", "interrupt", "detach"):
+            return self.obey_end(command, reply, owner)
+        if name == "step":
+            self.pause.after(command.values)
+        elif name != "resume":
+            return self.apply(command, reply, owner)
+        self.replies.add(name, reply, self.here())
+        if self.random.in_place:  # else it goes on when its random streams are back
+            self.replies.give()
+        return None
 
-@patch
-def close_generator(self: Driver) -> None:
-    "Restore the random streams that a running evaluation has borrowed."
-    random, borrowed = self.random, self.loop.evaluator.borrowed
-    # those outside are in place
-    outside = random.owned and borrowed is not None and not random.in_place
-    with random.owning(random.owned and not outside):
-        self.generator.close()
-    if outside:
-        random.hold(borrowed)
+    def obey_end(self, command: Command, reply: Reply, owner) -> RunState | None:
+        "Stop, interrupt or detach."
+        if command.name == "detach" and self.status.name not in CELLS:
+            error = RuntimeError("only a running fit() has a cell to detach from")
+            reply.settle("refused", error=error)
+            return None
+        self.replies.add(command.name, reply, self.here())
+        if command.name == "detach":  # in a pause the cell ends, and the run stays paused
+            paused = self.status.state is RunState.PAUSED
+            return RunState.PAUSED if paused else RunState.DETACHED
+        with self.logbook.effect_of(command):
+            self.logbook.record("stop", command.name, None, None, command.source, owner)
+        return RunState.STOPPED if command.name == "stop" else RunState.INTERRUPTED
 
-@patch
-def new_generator(self: Driver, owner) -> None:
-    "Continue from the current position."
-    self.generator = self.loop.run(owner)
+    def hold(self, command: Command, owner, asked_by: str | None = None):
+        "Hold a pause until a command ends it."
+        return self.pause.hold(command, owner, self.take_in_pause, self.obey_in_pause, asked_by)
 
-# %% ../../nbs/core/11_driver.ipynb #d078a01a
-def explain_failure(driver: Driver, error: BaseException) -> str:
+    def take_in_pause(self) -> tuple[Command, Reply] | None:
+        "As `take`; several processes take the same command."
+        if self.engine.is_distributed:
+            self.agree()
+        return self.take()
+
+    def obey_in_pause(self, command: Command, reply: Reply, owner):
+        "Whether the run goes on after this command, and how the drive ends if it does not."
+        name = command.name
+        if name == "pause":
+            reply.settle("applied", self.here())
+            return False, None
+        if name not in FLOW and self.loop.context.eval_batch is not None:
+            self.discard_evaluation(owner)
+        outcome = yield from self.obey(command, reply, owner)
+        if outcome is None and name == "validate" and reply.status == "applied":  # and pause again
+            self.pause.at_boundary(self.state.boundary + 1)
+        return name in ("resume", "step") or self.pause.place.boundary < inf, outcome
+
+    def in_evaluation(self, owner):
+        "Between two batches of an evaluation only pause and the ends apply; other commands wait."
+        waiting, taken = self.mailbox.waiting, []
+        while (item := self.take()) is not None:
+            taken.append(item)
+        acts_here = [c.name in FLOW and not c.values.get("boundary") for c, _ in taken]
+        index = acts_here.index(True) if any(acts_here) else None
+        if index is None:
+            waiting.extendleft(reversed(taken))
+            return None
+        self._deferred = taken[:index]
+        waiting.extendleft(reversed(taken[index + 1:]))
+        try:
+            return (yield from self.obey(*taken[index], owner))
+        finally:
+            waiting.extendleft(reversed(self._deferred))
+            self._deferred = []
+
+    def discard_evaluation(self, owner) -> None:
+        "Discard the current evaluation, which is repeated if still due; apply what waited."
+        self.points.close()
+        self.points.renew(owner)
+        deferred, self._deferred = self._deferred, []
+        for command, reply in deferred:
+            self.apply(command, reply, owner)
+
+    def settle_idle(self, owner) -> None:
+        "Apply the commands that came too late for the driver; those to the driver itself are void."
+        if self.engine.is_distributed:
+            self.mailbox.release()
+        while self.mailbox.waiting and (item := self.take()) is not None:
+            command, reply = item
+            if command.name in FLOW or command.name == "validate":
+                reply.settle("void", "the run is not being driven")
+                continue
+            if self.loop.context.eval_batch is not None:
+                with self.random.active():
+                    self.discard_evaluation(owner)
+            if self.mailbox.handlers[command.name].blocking:  # this thread holds the lock
+                self.apply_aside(command, reply, owner)
+                continue
+            try:
+                self.apply(command, reply, owner)
+            except Exception:
+                if command.thread == threading.get_ident() and command.source == "code":
+                    raise
+
+    def apply_aside(self, command: Command, reply: Reply, owner) -> None:
+        "A command that takes seconds, while the run is not driven: in a thread of its own."
+        threading.Thread(target=self.apply, args=(command, reply, owner),
+                         name=f"trainer_nb {command.name}").start()
+
+# %% ../../nbs/core/11_driver.ipynb #d22a38ca
+def explain_failure(loop: TrainingLoop, error: BaseException) -> str:
     "Explain an exception in a note; what to do if each batch would raise it, else ''."
-    loop, state = driver.loop, driver.step_state
-    found = explain(error, driver.engine.model, size=loop.runner.micro.size,
+    state = loop.state
+    found = explain(error, loop.engine.model, size=loop.runner.micro.size,
                     training=loop.context.training, stepping=state.closing,
                     split=loop.context.split)
     every = isinstance(error, NoLossError) or (found is not None and found.every)
     begun = state.optimizer_step or state.epoch or state.batch_idx
     return DEAD_END if every and not begun and not raised_by_hook(error) else ""
 
-@patch
-def fail(self: Driver, error: BaseException, owner) -> None:
-    "After an exception: everything closed, the run resumable, the exception the user's own."
-    self.exception = error
-    self.dead_end = explain_failure(self, error)
-    self.engine.leave(error)
-    self.step_state.inexact = self.cost(error) or self.step_state.inexact
-    self.error_text = "".join(traceback.format_exception(error))
-    interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
-    self.state = RunState.INTERRUPTED if interrupted else RunState.ERROR
-    self.pause_at = Until()
-    self.note_end()
-    self.exit_code = None
-    def tell(point):
-        if self.loop.begun is not None:
-            self.hooks.fire_all(point, owner)
-    for end in (lambda: self.drop_generator(owner),
-                lambda: tell("after_cancel" if interrupted else "after_exception"),
-                lambda: tell("cleanup_fit")):
-        try:
-            end()
-        except Exception as second:
-            error.add_note("while ending the run after this, also: "
-                           f"{type(second).__name__}: {second}")
-    self.loop.end_fit()
-    self.loop.context.release()
-    release_frames(error)
-    self.exception = without_frames(error)  # else the trainer keeps all that was computed
+def cost_of(error: BaseException, loop: TrainingLoop, acting: str, broken: bool) -> str | None:
+    """What an exception has cost the run that goes on after it; None: nothing was half done.
 
-@patch
-def cost(self: Driver, error: BaseException) -> str | None:
-    "What an exception has cost the run that goes on after it; None: nothing was half done."
-    loop, state, closing = self.loop, self.step_state, self.step_state.closing
+    `acting`: the command that was being carried out; `broken`: the loop itself has raised."""
+    state, closing = loop.state, loop.state.closing
     name, step = type(error).__name__, state.optimizer_step
     open_window = loop.runner.window_open
     if open_window and closing:
         return (f"{name} in the optimizer's step {step + 1}: parameters may have moved, and its "
                 "batches are taken again")
-    if open_window or loop.failed is not None:
+    if open_window or loop.feed.failed is not None:
         return (f"{name} in the middle of step {step + 1}: its batches are taken again, with "
                 "other random numbers")
-    if self.acting and not isinstance(error, Exception):
-        return f"{name} while {self.acting!r} was being done after step {step}: it may be half done"
-    # a generator that still has a frame is at a safe point
-    within = self.generator is not None and self.generator.gi_frame is None
-    if not within or id(error) == self.hooks.error_after_all:
+    if acting and not isinstance(error, Exception):
+        return f"{name} while {acting!r} was being done after step {step}: it may be half done"
+    if not broken or id(error) == loop.hooks.error_after_all:
         return None
-    return self.cost_of_phase(error)
+    return cost_between(error, loop)
 
-@patch
-def cost_of_phase(self: Driver, error: BaseException) -> str | None:
+def cost_between(error: BaseException, loop: TrainingLoop) -> str | None:
     "What an exception between two windows has cost."
-    state, closing, name = self.step_state, self.step_state.closing, type(error).__name__
+    state, closing, name = loop.state, loop.state.closing, type(error).__name__
     step, epoch = state.optimizer_step, state.epoch
     if state.phase in (Phase.VALID, Phase.CHECK):
-        discarded = id(error) == self.loop.evaluator.discarded_by
+        discarded = id(error) == loop.evaluator.discarded_by
         if isinstance(error, Exception) and discarded and not closing:
             return None
         return (f"{name} in the evaluation after step {step}: it is made again, and hooks "
@@ -603,133 +725,275 @@ def cost_of_phase(self: Driver, error: BaseException) -> str | None:
     return (f"{name} at the turn of an epoch ({epoch} finished): hooks (before_epoch, after_train, "
             "after_epoch) may hear of it twice or not at all")
 
-# %% ../../nbs/core/11_driver.ipynb #758e86b2
-@patch
-def due(self: Driver, look_up: bool) -> bool:
-    "Whether this boundary needs work; `look_up`: the half-second checks are due."
-    state, until, pause = self.step_state, self.until, self.pause_at
-    step, epoch, boundary = state.optimizer_step, state.epoch, state.boundary
-    return (boundary >= self.mailbox.next_due or step >= until.step or step >= pause.step
-            or epoch >= until.epoch or epoch >= pause.epoch or boundary >= pause.boundary
-            or look_up)
+# %% ../../nbs/core/11_driver.ipynb #75765b89
+class Lifecycle:
+    "What happens at the begin and at the end of a drive, and after an exception."
+    def __init__(self, boundary: Boundary):
+        loop = boundary.loop
+        self.boundary, self.points, self.pause = boundary, boundary.points, boundary.pause
+        self.clock, self.status, self.logbook = boundary.clock, boundary.status, boundary.logbook
+        self.loop, self.state, self.hooks, self.engine = loop, loop.state, loop.hooks, loop.engine
+        self.exception: BaseException | None = None
+        self.error_text: str | None = None
+        self.dead_end = ""  # why the run cannot go on: each batch would raise the same
+        self.to_totals = False  # the next drive goes to the end of the run
 
-@patch
-def agree(self: Driver) -> bool:
-    "Several processes have the same commands before them; whether all look up here."
-    refresh = perf_counter() >= self.next_refresh
-    look_up, self.exit_code = self.mailbox.agree(refresh, self.exit_code)
-    return look_up
+    def begin(self, owner) -> None:
+        "Bring the run into the state in which steps are made."
+        self.exception, self.error_text, self.dead_end = None, None, ""
+        loop, state, hooks = self.loop, self.state, self.hooks
+        self.boundary.begin()
+        loop.feed.forget_failed()
+        hooks.error_after_all = None
+        loop.evaluator.forget_error()
+        state.closing = False
+        if hooks.clock is not None:  # the time between two drives is not a part of a step
+            hooks.clock.forget()
+        if loop.context.eval_batch is None:  # not in a held evaluation
+            loop.evaluator.modes.go_on()
+            self.engine.refresh_parameters()
+            loop.runner.zero_grad(owner)
+        loop.runner.begin_drive()
+        loop.resolve_hooks(owner)
+        state.grad_accum_steps = loop.runner.settings.gradient_accumulation_steps
+        self.logbook.begin()
+        self.points.open(owner)
+        self.clock.run()
+        self.status.become(RunState.RUNNING)
+        loop.begin_fit(owner)
 
-@patch
-def has_pending_commands(self: Driver) -> bool:
-    "Whether this process has commands for the next boundary."
-    return self.mailbox.has_pending_commands(perf_counter() >= self.next_refresh)
+    def ended_early(self, owner) -> bool:
+        "A line for a run that a hook ended before its totals, or whose time is used up."
+        asked, self.to_totals = self.to_totals, False
+        limit = self.clock.max_time
+        if self.loop.finished():
+            return False
+        if limit is not None:
+            spent = self.engine.gather(self.clock.elapsed())[0]
+            if spent >= limit:
+                if self.engine.is_main:
+                    warn(f"max_time={limit:g} seconds are used up ({spent:.1f}): nothing was "
+                         "trained; a larger max_time goes on")
+                return True
+        if not asked:
+            return False
+        found = [answer for _, answer in self.hooks.ask("ended_early", owner, enabled=True)]
+        text: str | None = next(filter(None, found), None)
+        if text is not None and self.engine.is_main:
+            warn(text)
+        return text is not None
 
-# %% ../../nbs/core/11_driver.ipynb #79f9165e
-@patch
-def at_boundary(self: Driver, owner, look_up: bool = False):
-    "All actions: commands in their order, then goals, then the half-second checks."
-    state = self.step_state
-    self.acting = "ask"
-    for action in self.mailbox.due(state.boundary):
-        action()
-    self.acting = ""
-    if self.hooks.stale:
-        self.loop.resolve_hooks(owner)
-    while (item := self.take()) is not None:
-        outcome = yield from self.obey(*item, owner)
-        if outcome is not None:
-            return outcome
-    if self.pause_at.reached(state):
-        outcome = yield from self.hold(Command("pause"), owner, asked_by="step")
-        if outcome is not None:
-            return outcome
-    if self.until.reached(state):
-        return RunState.PAUSED
-    return self.refresh(owner) if look_up else None
+    def leave(self, outcome: RunState, owner) -> None:
+        "Bring the run into the state in which the drive ends."
+        finite = self.loop.runner.gradients.finite
+        if outcome in (RunState.PAUSED, RunState.DETACHED):
+            finite.check()
+            self.status.become(outcome)
+            if outcome is RunState.PAUSED:  # a detached run goes on with what it was asked for
+                self.pause.forget()
+            self.points.release()
+            return
+        self.pause.forget()
+        self.points.drop(owner)
+        if outcome is RunState.FINISHED:
+            finite.check()
+        self.status.become(outcome)
+        self.end_fit("after_fit" if outcome is RunState.FINISHED else "after_cancel", owner)
+        if outcome is RunState.FINISHED:
+            self.loop.best.warn_if_none(self.loop.last_records, self.hooks)
 
-@patch
-def refresh(self: Driver, owner) -> RunState | None:
-    "Check for non-finite gradients, and the time that is left."
-    now = perf_counter()
-    self.loop.runner.gradients.finite.check()
-    self.next_refresh = now + 0.5
-    if self.max_time is not None:
-        left = self.max_time - self.engine.gather(self.clock.elapsed())[0]
-        if left <= 0:
-            self.record("stop", "max_time", None, self.max_time, "loop", owner)
-            return RunState.STOPPED
-        self.next_refresh = now + min(0.5, left)
-    return None
+    def end_fit(self, point: str, owner) -> None:
+        "Call the hooks at the end of the fit."
+        if self.loop.begun is not None:
+            self.logbook.note_end(self.status.state)
+            self.hooks.fire_all(point, owner)  # what raises here ends in `fail`, which cleans up
+            self.loop.end_fit()
+            self.hooks.fire_all("cleanup_fit", owner)
 
-# %% ../../nbs/core/11_driver.ipynb #9eb84cc2
-@patch
-def take_steps(self: Driver, owner):
-    "The inner loop of every verb; returns the state of the run at the end of the drive."
-    state, hooks, context = self.step_state, self.hooks, self.loop.context
-    together, others, waiting = self.engine.is_distributed, TURNS.waiting, self.mailbox.waiting
-    generator = self.generator
-    while True:
-        point = next(generator, END)
-        if point is END:
-            return RunState.FINISHED
-        outcome, boundary = None, point is BOUNDARY
-        if boundary:
-            state.boundary += 1
-        if self.at_safe_point is not None:
-            self.at_safe_point(point)
-            generator = self.generator  # another state may have been loaded there
-        if boundary:
-            look_up = self.agree() if together else perf_counter() >= self.next_refresh
-            if waiting or hooks.stale or self.due(look_up):
-                outcome = yield from self.at_boundary(owner, look_up)
-                generator = self.generator
-        elif waiting and context.eval_batch is not None and not together:
-            outcome = yield from self.in_evaluation(owner)
-            generator = self.generator
-        if outcome is not None:
-            return outcome
-        if others:
-            TURNS.give_way()
-        if self.next_breath is not None and perf_counter() >= self.next_breath:
-            yield 0.0
-            self.next_breath = perf_counter() + 0.05
+    def fail(self, error: BaseException, owner) -> None:
+        "After an exception: everything closed, the run resumable, the exception the user's own."
+        self.exception = error
+        self.dead_end = explain_failure(self.loop, error)
+        self.engine.leave(error)
+        lost = cost_of(error, self.loop, self.boundary.acting, self.points.broken())
+        self.state.inexact = lost or self.state.inexact
+        self.error_text = "".join(traceback.format_exception(error))
+        interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
+        self.status.become(RunState.INTERRUPTED if interrupted else RunState.ERROR)
+        self.pause.forget()
+        self.logbook.note_end(self.status.state)
+        self.boundary.forget_exit()
+        def tell(point):
+            if self.loop.begun is not None:
+                self.hooks.fire_all(point, owner)
+        for end in (lambda: self.points.drop(owner),
+                    lambda: tell("after_cancel" if interrupted else "after_exception"),
+                    lambda: tell("cleanup_fit")):
+            try:
+                end()
+            except Exception as second:
+                error.add_note("while ending the run after this, also: "
+                               f"{type(second).__name__}: {second}")
+        self.loop.end_fit()
+        self.loop.context.release()
+        release_frames(error)
+        self.exception = without_frames(error)  # else the trainer keeps all that was computed
 
-# %% ../../nbs/core/11_driver.ipynb #6dce07eb
-@patch
-def advance(self: Driver, name: str, owner):
-    "The drive itself; in a pause it yields the seconds to sleep."
-    with self.exclusive(name, owner), self.random.active(), self.interrupts.caught():
+# %% ../../nbs/core/11_driver.ipynb #c1c725cb
+class Driver:
+    "Asks the loop for its next step, and does at a boundary what waits to be done."
+    driven = property(lambda self: self.status.name is not None)
+    journal = property(attrgetter("logbook.journal"))
+
+    def __init__(self, loop: TrainingLoop, mailbox: Any, random: RunRandom, journal: Journal,
+                 max_time: float | None = None):
+        self.loop, self.mailbox, self.random = loop, mailbox, random
+        self.step_state, self.hooks, self.engine = loop.state, loop.hooks, loop.engine
+        self.clock, self.status = Clock(loop.state, max_time), RunStatus()
+        self.interrupts = Interrupts(mailbox, loop.state)
+        self.logbook = Logbook(journal, loop.state, self.clock, loop.hooks)
+        self.points = SafePoints(loop, random)
+        self.boundary = Boundary(self.points, mailbox, self.clock, self.status, self.logbook)
+        self.pause, self.lifecycle = self.boundary.pause, Lifecycle(self.boundary)
+        self.carried = CarriedState(loop.state)  # what steps change beside the state
+        self.until = Until()
+        self.next_breath: float | None = None
+        for name in FLOW:
+            check = partial(check_flow, proxy(self.lifecycle), name)
+            mailbox.register(name, CommandHandler(validate=check))
+
+    def parts(self) -> list:
+        "The objects whose attributes say how the run stands, beside those of the driver itself."
+        return [self.clock, self.status, self.logbook, self.points, self.pause, self.boundary,
+                self.lifecycle]
+
+    @contextmanager
+    def exclusive(self, name: str, owner):
+        "This thread drives, under this name, for as long as this is open."
+        status, failed = self.status, None
+        status.enter(name)
         try:
-            self.begin(owner)
-            early = self.ended_early(owner)
-            outcome = RunState.STOPPED if early else (yield from self.take_steps(owner))
-            self.carried.end()
-            self.leave(outcome, owner)
+            yield
         except BaseException as error:
-            self.fail(error, owner)
+            failed = type(error).__name__
+            if status.state is RunState.DETACHED:  # no thread will go on
+                status.become(RunState.PAUSED)
             raise
         finally:
-            self.clock.run(False)
-            if self.loop.context.eval_batch is None:
-                self.loop.evaluator.modes.note()
-            self.hooks.ask("drive_ended", owner)
-            self.tick("ended")
-    return outcome
+            try:
+                with status.lock:
+                    if status.state is RunState.DETACHED:  # kept for the thread that goes on
+                        status.reserve("start()")
+                    else:
+                        status.reserve(None)
+                        self.boundary.settle_idle(owner)
+            finally:
+                self.boundary.replies.give(failed)
 
-@patch
-def drive(self: Driver, name: str, owner) -> RunState:
-    "Drive until something ends the drive; returns the state of the run then."
-    driving = self.advance(name, owner)
-    while True:
+    def due(self, look_up: bool) -> bool:
+        "Whether this boundary needs work; `look_up`: the half-second checks are due."
+        state, until, pause = self.step_state, self.until, self.pause.place
+        step, epoch, boundary = state.optimizer_step, state.epoch, state.boundary
+        return (boundary >= self.mailbox.next_due or step >= until.step or step >= pause.step
+                or epoch >= until.epoch or epoch >= pause.epoch or boundary >= pause.boundary
+                or look_up)
+
+    def at_boundary(self, owner, look_up: bool = False):
+        "All actions at a boundary; a generator, which returns how the drive ends, or None."
+        return self.boundary.act(owner, self.until, look_up)
+
+    def take_steps(self, owner):
+        "The inner loop of every verb; returns the state of the run at the end of the drive."
+        state, hooks, context = self.step_state, self.hooks, self.loop.context
+        points, boundary, status = self.points, self.boundary, self.status
+        together, others, waiting = self.engine.is_distributed, TURNS.waiting, self.mailbox.waiting
+        generator = points.generator
+        while True:
+            point = next(generator, END)
+            if point is END:
+                return RunState.FINISHED
+            outcome, between = None, point is BOUNDARY
+            if between:
+                state.boundary += 1
+            if status.at_safe_point is not None:
+                status.at_safe_point(point)
+                generator = points.generator  # another state may have been loaded there
+            if between:
+                look_up = boundary.agree() if together else perf_counter() >= boundary.next_refresh
+                if waiting or hooks.stale or self.due(look_up):
+                    outcome = yield from self.at_boundary(owner, look_up)
+                    generator = points.generator
+            elif waiting and context.eval_batch is not None and not together:
+                outcome = yield from boundary.in_evaluation(owner)
+                generator = points.generator
+            if outcome is not None:
+                return outcome
+            if others:
+                TURNS.give_way()
+            if self.next_breath is not None and perf_counter() >= self.next_breath:
+                yield 0.0
+                self.next_breath = perf_counter() + 0.05
+
+    def advance(self, name: str, owner):
+        "The drive itself; in a pause it yields the seconds to sleep."
+        life = self.lifecycle
+        with self.exclusive(name, owner), self.random.active(), self.interrupts.caught():
+            try:
+                life.begin(owner)
+                self.carried.begin(self.mailbox.schedule)
+                early = life.ended_early(owner)
+                outcome = RunState.STOPPED if early else (yield from self.take_steps(owner))
+                self.carried.end()
+                life.leave(outcome, owner)
+            except BaseException as error:
+                life.fail(error, owner)
+                raise
+            finally:
+                self.clock.run(False)
+                if self.loop.context.eval_batch is None:
+                    self.loop.evaluator.modes.note()
+                self.hooks.ask("drive_ended", owner)
+                self.status.tick("ended")
+        return outcome
+
+    def drive(self, name: str, owner) -> RunState:
+        "Drive until something ends the drive; returns the state of the run then."
+        driving = self.advance(name, owner)
+        while True:
+            try:
+                seconds = next(driving)
+            except StopIteration as end:
+                return end.value
+            try:
+                time.sleep(seconds)
+            except BaseException as error:  # the second Ctrl-C
+                driving.throw(error)
+
+    async def drive_async(self, name: str, owner) -> RunState:
+        "As `drive`; twenty times a second, and in a pause, the event loop may do something else."
+        driving, self.next_breath, cancelled = self.advance(name, owner), 0.0, None
         try:
-            seconds = next(driving)
-        except StopIteration as end:
-            return end.value
-        try:
-            time.sleep(seconds)
-        except BaseException as error:  # the second Ctrl-C
-            driving.throw(error)
+            with self.pause.while_awaited():
+                while True:
+                    try:
+                        seconds = next(driving)
+                    except StopIteration as end:
+                        outcome = end.value
+                        break
+                    try:
+                        if cancelled is None:
+                            with self.random.suspended():
+                                await asyncio.sleep(seconds)
+                    except asyncio.CancelledError as error:  # ends at the next boundary
+                        cancelled = error
+                        self.mailbox.post(Command("interrupt"))
+                    except BaseException as error:  # the second Ctrl-C
+                        driving.throw(error)
+        finally:
+            self.next_breath = None
+        if cancelled is not None:
+            raise cancelled
+        return outcome
 
 # %% ../../nbs/core/11_driver.ipynb #5ca83b45
 class Background:
@@ -784,191 +1048,3 @@ class Background:
                 raise error
         finally:
             del error  # its traceback holds this frame
-
-# %% ../../nbs/core/11_driver.ipynb #dce0eb22
-@patch
-async def drive_async(self: Driver, name: str, owner) -> RunState:
-    "As `drive`; twenty times a second, and in a pause, the event loop may do something else."
-    driving, self.next_breath, cancelled = self.advance(name, owner), 0.0, None
-    try:
-        while True:
-            try:
-                seconds = next(driving)
-            except StopIteration as end:
-                outcome = end.value
-                break
-            try:
-                if cancelled is None:
-                    with self.random.suspended():
-                        await asyncio.sleep(seconds)
-            except asyncio.CancelledError as error:  # ends at the next boundary, on a whole step
-                cancelled = error
-                self.mailbox.post(Command("interrupt"))
-            except BaseException as error:  # the second Ctrl-C
-                driving.throw(error)
-    finally:
-        self.next_breath = None
-    if cancelled is not None:
-        raise cancelled
-    return outcome
-
-# %% ../../nbs/core/11_driver.ipynb #35ed4f7d
-@patch
-def obey(self: Driver, command: Command, reply: Reply, owner):
-    "Apply a command; returns the state in which the drive ends, None if it continues."
-    name = command.name
-    if name == "pause":
-        self._due_replies.append((name, reply, self.here()))
-        return (yield from self.hold(command, owner))
-    if name in ("stop", "interrupt", "detach"):
-        return self.obey_end(command, reply, owner)
-    if name == "step":
-        self.pause_after(command.values)
-    elif name != "resume":
-        return self.apply(command, reply, owner)
-    self._due_replies.append((name, reply, self.here()))
-    if self.random.in_place:  # else it goes on when its random streams are back
-        self.give_replies()
-    return None
-
-@patch
-def pause_after(self: Driver, values: dict) -> None:
-    "Make a number of steps or epochs, then pause."
-    place = Until.after(self.step_state, values.get("n", 1), values.get("epochs"))
-    part = {"epoch": place.epoch} if "epochs" in values else {"step": place.step}
-    self.pause_at = replace(self.pause_at, **part)
-
-@patch
-def pause_at_boundary(self: Driver, boundary: int) -> None:
-    "Pause at the boundary of this number."
-    self.pause_at = replace(self.pause_at, boundary=boundary)
-
-@patch
-def obey_end(self: Driver, command: Command, reply: Reply, owner) -> RunState | None:
-    "Stop, interrupt or detach."
-    if command.name == "detach" and self.name not in CELLS:
-        error = RuntimeError("only a running fit() has a cell to detach from")
-        reply.settle("refused", error=error)
-        return None
-    self._due_replies.append((command.name, reply, self.here()))
-    if command.name == "detach":  # in a pause the cell ends, and the run stays paused
-        return RunState.PAUSED if self.state is RunState.PAUSED else RunState.DETACHED
-    with self.effect_of(command):
-        self.record("stop", command.name, None, None, command.source, owner)
-    return RunState.STOPPED if command.name == "stop" else RunState.INTERRUPTED
-
-# %% ../../nbs/core/11_driver.ipynb #eeabb917
-@patch
-def hold(self: Driver, command: Command, owner, asked_by: str | None = None):
-    "Hold a pause until a command ends it; random draws of other code change nothing."
-    with self.random.suspended():
-        outcome = yield from self.wait_for_command(command, owner, asked_by)
-    if outcome is None:
-        self.give_replies()
-    return outcome
-
-@patch
-def may_hold(self: Driver, command: Command) -> bool:
-    "Whether another thread or a panel can resume."
-    background = self.thread_id != threading.main_thread().ident
-    awaited = self.next_breath is not None  # other coroutines run meanwhile
-    return self.front_end or background or awaited or command.thread != self.thread_id
-
-@patch
-def begin_pause(self: Driver, command: Command, owner, asked_by: str | None) -> bool:
-    "Set the state to paused and call the hooks; whether the pause can be ended."
-    self.clock.run(False)
-    self.loop.evaluator.modes.note()
-    self.pause_at = Until()
-    self.state = RunState.PAUSED
-    if asked_by is None:
-        with self.effect_of(command):
-            self.record("pause", "pause", None, command.values.get("reason"), command.source, owner)
-    self.hooks.fire("on_pause", owner)
-    may_hold = self.engine.gather(self.may_hold(command))[0]
-    if command.source != "breakpoint":  # one that waits for such numbers is there to look at them
-        self.loop.runner.gradients.finite.check()
-    if may_hold:
-        self.give_replies()
-    return may_hold
-
-@patch
-def end_pause(self: Driver, command: Command, owner) -> None:
-    "Set the state to running and call the hooks."
-    if self.hooks.stale:  # a hook that joined in the pause counts in the very next step
-        self.loop.resolve_hooks(owner)
-    if self.loop.context.eval_batch is None:
-        self.loop.evaluator.modes.go_on()
-    self.state = RunState.RUNNING
-    self.clock.run()
-    if command.name == "resume":
-        with self.effect_of(command):
-            self.record("resume", "resume", None, None, command.source, owner)
-    self.hooks.fire("on_resume", owner)
-
-# %% ../../nbs/core/11_driver.ipynb #2c3030f8
-@patch
-def wait_for_command(self: Driver, command: Command, owner, asked_by: str | None):
-    "Apply commands at once; returns the state in which the drive ends, None if it continues."
-    may_hold = self.begin_pause(command, owner, asked_by)
-    while True:
-        if may_hold:
-            self.tick("paused")
-        if self.engine.is_distributed:
-            self.agree()
-        item = self.take()
-        if item is None:
-            if not may_hold:
-                return RunState.PAUSED
-            yield 0.02
-            continue
-        goes_on, outcome = yield from self.obey_in_pause(*item, owner)
-        if outcome is not None:
-            return outcome
-        if goes_on:
-            break
-    self.end_pause(item[0], owner)
-    return None
-
-@patch
-def obey_in_pause(self: Driver, command: Command, reply: Reply, owner):
-    "Whether the run goes on after this command, and how the drive ends if it does not."
-    name = command.name
-    if name == "pause":
-        reply.settle("applied", self.here())
-        return False, None
-    if name not in FLOW and self.loop.context.eval_batch is not None:
-        self.discard_evaluation(owner)
-    outcome = yield from self.obey(command, reply, owner)
-    if outcome is None and name == "validate" and reply.status == "applied":  # and pause again
-        self.pause_at_boundary(self.step_state.boundary + 1)
-    return name in ("resume", "step") or self.pause_at.boundary < inf, outcome
-
-# %% ../../nbs/core/11_driver.ipynb #3c16038b
-@patch
-def in_evaluation(self: Driver, owner):
-    "Between two batches of an evaluation only pause and the ends apply; other commands wait."
-    waiting, taken = self.mailbox.waiting, []
-    while (item := self.take()) is not None:
-        taken.append(item)
-    acts_here = [c.name in FLOW and not c.values.get("boundary") for c, _ in taken]
-    index = acts_here.index(True) if any(acts_here) else None
-    if index is None:
-        waiting.extendleft(reversed(taken))
-        return None
-    self._deferred = taken[:index]
-    waiting.extendleft(reversed(taken[index + 1:]))
-    try:
-        return (yield from self.obey(*taken[index], owner))
-    finally:
-        waiting.extendleft(reversed(self._deferred))
-        self._deferred = []
-
-@patch
-def discard_evaluation(self: Driver, owner) -> None:
-    "Discard the current evaluation, which is repeated if still due; apply what waited."
-    self.close_generator()
-    self.new_generator(owner)
-    deferred, self._deferred = self._deferred, []
-    for command, reply in deferred:
-        self.apply(command, reply, owner)

@@ -13,13 +13,12 @@ import copy
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter, is_not
 from typing import Any
 
 import torch
-from fastcore.basics import patch
 from torch.optim.swa_utils import AveragedModel
 
 from .data import EpochIterator, move_to_device, open_loader
@@ -59,6 +58,16 @@ class Window:
         self.kept, self.batches, self.before = kept, counted, before
         for each in before:
             each.restore()
+
+    @contextmanager
+    def emptied(self):
+        "Without its batches while this is open, for other passes of them; then as it was."
+        before = dict(vars(self))
+        self.open(self.size)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def ends_next(self, left: int | None, group: int = 1) -> bool:
         """Whether the next pass is certainly the last one of this window.
@@ -345,8 +354,12 @@ class HeldParameters:
         self.every = list(self.model.parameters())
         self.every += [p for key, p in stepped.items() if key not in named]
         self.names = [named.get(id(p)) or before.get(id(p), OUTSIDE) for p in self.every]
-        held = [(p, name) for p, name in zip(self.every, self.names) if id(p) in stepped]
-        self.held, self.held_names = [p for p, _ in held], [name for _, name in held]
+        held, held_names = [], []
+        for p, name in zip(self.every, self.names):
+            if id(p) in stepped:
+                held.append(p)
+                held_names.append(name)
+        self.held, self.held_names = held, held_names
         self.last_group = optim.param_groups[-1]  # if another is last, a group was added
 
     def trained(self) -> dict[str, bool]:
@@ -502,69 +515,57 @@ class Engine:
         "The norm of all of them together, on their device."
         return total_norm(gradient_norms(gradients))
 
-# %% ../../nbs/core/06_engine.ipynb #02acd6ee
-@patch
-def unscale(self: Engine) -> None:
-    "Divide the gradients by the loss scale (fp16 only)."
-    self.scaling.unscale(self.optim)
+    def unscale(self) -> None:
+        "Divide the gradients by the loss scale (fp16 only)."
+        self.scaling.unscale(self.optim)
 
-@patch
-def step(self: Engine, closure: Callable | None = None) -> bool:
-    "The optimizer's step, with a closure if it needs one; False if the scaler skipped it."
-    if closure is not None:
-        if self.scaler is not None:
-            raise RuntimeError("mixed_precision='fp16': the loss scaler has no step with a "
-                               "closure; 'bf16' or None has")
-        self.optim.step(closure)
-    elif self.scaling.scaler is not None:
-        return self.scaling.step(self.optim)
-    elif (within := step_within(self.optim)) is not None:
-        within(self.optim)
-    else:
-        self.optim.step()
-    return True
+    def step(self, closure: Callable | None = None) -> bool:
+        "The optimizer's step, with a closure if it needs one; False if the scaler skipped it."
+        if closure is not None:
+            if self.scaler is not None:
+                raise RuntimeError("mixed_precision='fp16': the loss scaler has no step with a "
+                                   "closure; 'bf16' or None has")
+            self.optim.step(closure)
+        elif self.scaling.scaler is not None:
+            return self.scaling.step(self.optim)
+        elif (within := step_within(self.optim)) is not None:
+            within(self.optim)
+        else:
+            self.optim.step()
+        return True
 
-@patch
-def zero_grad(self: Engine) -> None:
-    "Drop all gradients, also of parameters that the optimizer does not have."
-    if self.scaling.scaler is not None:
-        self.scaling.end()  # if the window was discarded between unscaling and step
-    if type(self.optim).zero_grad is not torch.optim.Optimizer.zero_grad:
-        self.optim.zero_grad()
-    for parameter in self.params.every:
-        parameter.grad = None
+    def zero_grad(self) -> None:
+        "Drop all gradients, also of parameters that the optimizer does not have."
+        if self.scaling.scaler is not None:
+            self.scaling.end()  # if the window was discarded between unscaling and step
+        if type(self.optim).zero_grad is not torch.optim.Optimizer.zero_grad:
+            self.optim.zero_grad()
+        for parameter in self.params.every:
+            parameter.grad = None
 
-# %% ../../nbs/core/06_engine.ipynb #0a3569ac
-@patch
-def check(self: Engine, hooks=(), valid_loaders=None, micro_batch_size=None,
-          repeats_windows=False) -> None:
-    "Raise ValueError for hooks or settings that this engine does not support."
+    def check(self, hooks=(), valid_loaders=None, micro_batch_size=None,
+              repeats_windows=False) -> None:
+        "Raise ValueError for hooks or settings that this engine does not support."
 
-@patch
-def share(self: Engine, loader, limit: int | None) -> tuple:
-    "This process's batches of an evaluation, and how many to take at most."
-    return open_loader(loader, loader), limit
+    def share(self, loader, limit: int | None) -> tuple:
+        "This process's batches of an evaluation, and how many to take at most."
+        return open_loader(loader, loader), limit
 
-@patch
-def whole(self: Engine, state):
-    "The state with whole tensors, if processes have shards of them."
-    return state
+    def whole(self, state):
+        "The state with whole tensors, if processes have shards of them."
+        return state
 
-@patch
-def part(self: Engine, value, like):
-    "The shard of a value of such a state that belongs into `like`."
-    return value
+    def part(self, value, like):
+        "The shard of a value of such a state that belongs into `like`."
+        return value
 
-@patch
-def load_optim(self: Engine, state: dict) -> None:
-    "Load such a state into the optimizer."
-    self.optim.load_state_dict(state)
+    def load_optim(self, state: dict) -> None:
+        "Load such a state into the optimizer."
+        self.optim.load_state_dict(state)
 
-@patch
-def state_dict(self: Engine) -> dict:
-    "The state for a checkpoint; nothing in one process."
-    return {}
+    def state_dict(self) -> dict:
+        "The state for a checkpoint; nothing in one process."
+        return {}
 
-@patch
-def load_state_dict(self: Engine, state: dict) -> None:
-    "Continue from the state of a checkpoint."
+    def load_state_dict(self, state: dict) -> None:
+        "Continue from the state of a checkpoint."

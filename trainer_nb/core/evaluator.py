@@ -14,7 +14,6 @@ from math import inf
 from typing import Any
 
 import torch
-from fastcore.basics import patch
 
 from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterator,
                                   keeps_order, keeps_workers, limited, loader_generators,
@@ -156,170 +155,160 @@ class Evaluator:
             self._warned.add(name)
             warn(other_length(name, given, length))
 
-# %% ../../nbs/core/09_evaluator.ipynb #0e636486
-@patch
-def batches_of(self: Evaluator, loader, stage: str, batches: int | None) -> int | None:
-    "The number of batches to take; under overfit_batches the training's are the validation's."
-    own = limit_of(self.limit, stage)
-    limit = None if own is None else limited(loader_length(loader), own)
-    overfit = self.overfit if stage == "valid" else None
-    return min([each for each in (limit, overfit, batches) if each is not None], default=None)
+    def batches_of(self, loader, stage: str, batches: int | None) -> int | None:
+        "The number of batches to take; under overfit_batches the training's are the validation's."
+        own = limit_of(self.limit, stage)
+        limit = None if own is None else limited(loader_length(loader), own)
+        overfit = self.overfit if stage == "valid" else None
+        return min([each for each in (limit, overfit, batches) if each is not None], default=None)
 
-# %% ../../nbs/core/09_evaluator.ipynb #2fad458c
-@patch
-def evaluate_batch(self: Evaluator, batch, totals, owner) -> None:
-    "Forward pass of one batch, without gradients; its results are added to the totals."
-    engine, context = self.engine, self.context
-    hooks: Any = self.hooks  # a point is an attribute
-    context.batch, context.pred = engine.place(batch), None
-    if hooks.before_batch:
-        hooks.fire("before_batch", owner)
-    if engine.is_distributed:
-        engine.before_pass(context.batch, None, False)
-    with torch.no_grad():
-        with engine.autocast:
-            output = self.eval_step(context.batch, owner)
-        check_output(output, training=False)
-        context.loss = output["loss"]
-        if hooks.after_loss:
-            context.output = output
-            hooks.fire("after_loss", owner)
-            context.output = None
-        samples = self.sizes.count(context.batch) or self.sizes.of(context.batch)
-        if samples == 0:
-            raise ValueError(f"{batch_name(self.state, context)} holds no sample")
-        n = items(output, samples)
-        if n is None and context.loss is not None:
-            raise uncertain_size(context.batch, batch_name(self.state, context))
-        totals.add(output | {"loss": context.loss}, 0 if n is None else n)
-    if hooks.after_batch:
-        hooks.fire("after_batch", owner)
+    def evaluate_batch(self, batch, totals, owner) -> None:
+        "Forward pass of one batch, without gradients; its results are added to the totals."
+        engine, context = self.engine, self.context
+        hooks: Any = self.hooks  # a point is an attribute
+        context.batch, context.pred = engine.place(batch), None
+        if hooks.before_batch:
+            hooks.fire("before_batch", owner)
+        if engine.is_distributed:
+            engine.before_pass(context.batch, None, False)
+        with torch.no_grad():
+            with engine.autocast:
+                output = self.eval_step(context.batch, owner)
+            check_output(output, training=False)
+            context.loss = output["loss"]
+            if hooks.after_loss:
+                context.output = output
+                hooks.fire("after_loss", owner)
+                context.output = None
+            samples = self.sizes.count(context.batch) or self.sizes.of(context.batch)
+            if samples == 0:
+                raise ValueError(f"{batch_name(self.state, context)} holds no sample")
+            n = items(output, samples)
+            if n is None and context.loss is not None:
+                raise uncertain_size(context.batch, batch_name(self.state, context))
+            totals.add(output | {"loss": context.loss}, 0 if n is None else n)
+        if hooks.after_batch:
+            hooks.fire("after_batch", owner)
 
-@patch
-def loss_of(self: Evaluator, batch, owner) -> torch.Tensor:
-    "The loss of another process's batch; it leaves no trace here."
-    with self.context.preserved():
-        self.context.batch = batch
-        return self.eval_step(batch, owner)["loss"]
+    def loss_of(self, batch, owner) -> torch.Tensor:
+        "The loss of another process's batch; it leaves no trace here."
+        with self.context.preserved():
+            self.context.batch = batch
+            return self.eval_step(batch, owner)["loss"]
 
-# %% ../../nbs/core/09_evaluator.ipynb #09cb59b9
-@patch
-def evaluate_loader(self: Evaluator, loader, name: str, totals, limit: int | None, owner):
-    "Add the batches of one loader to the totals; yields after each of them."
-    engine, context = self.engine, self.context
-    # the order is the same in all processes
-    mine = pass_indices(loader) if self.wants_indices and engine.is_main else None
-    self.indices = engine.gather(mine)[0] if self.wants_indices else None
-    iterator, limit = engine.share(loader, limit)
-    count, whole, context.loader = 0, False, loader
-    try:
-        named = all_batches(iterator, lambda: batch_name(self.state, context))
-        for batch in islice(named, limit):
-            if batch is NO_BATCH:
-                engine.before_pass(batch, None, False)
-                engine.zero_weight_pass(lambda batch: self.loss_of(batch, owner), training=False)
-                continue
-            self.evaluate_batch(batch, totals, owner)
-            count += 1
-            context.eval_batch = count
-            yield MICRO
-        whole = True
-    finally:
-        if not (whole and keeps_workers(loader)):
-            close_iterator(iterator, loader)
-    if not sum(engine.gather(count)):
-        raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")
-    length = loader_length(loader)
-    if not engine.is_distributed and length is not None and count != min(length, limit or inf):
-        self.warn_length(f"the loader {name!r}", count, length)
+    def evaluate_loader(self, loader, name: str, totals, limit: int | None, owner):
+        "Add the batches of one loader to the totals; yields after each of them."
+        engine, context = self.engine, self.context
+        # the order is the same in all processes
+        mine = pass_indices(loader) if self.wants_indices and engine.is_main else None
+        self.indices = engine.gather(mine)[0] if self.wants_indices else None
+        iterator, limit = engine.share(loader, limit)
+        count, whole, context.loader = 0, False, loader
+        try:
+            named = all_batches(iterator, lambda: batch_name(self.state, context))
+            for batch in islice(named, limit):
+                if batch is NO_BATCH:
+                    engine.before_pass(batch, None, False)
+                    engine.zero_weight_pass(lambda batch: self.loss_of(batch, owner),
+                                            training=False)
+                    continue
+                self.evaluate_batch(batch, totals, owner)
+                count += 1
+                context.eval_batch = count
+                yield MICRO
+            whole = True
+        finally:
+            if not (whole and keeps_workers(loader)):
+                close_iterator(iterator, loader)
+        if not sum(engine.gather(count)):
+            raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")
+        length = loader_length(loader)
+        if not engine.is_distributed and length is not None and count != min(length, limit or inf):
+            self.warn_length(f"the loader {name!r}", count, length)
 
-# %% ../../nbs/core/09_evaluator.ipynb #28778d80
-@patch
-def finish_loader(self: Evaluator, name: str, totals, owner) -> dict[str, float]:
-    "The records of one loader, from the totals of all processes."
-    outputs, gather = totals.outputs, self.engine.gather
-    if outputs is None:
-        return totals.compute(gather)
-    if self.engine.is_distributed:  # each process has every n-th batch
-        each = gather(to_cpu(outputs))
-        outputs = [found for turn in zip_longest(*each) for found in turn if found is not None]
-    assert self.end_of_evaluation is not None  # else there are no outputs
-    with torch.no_grad():
-        own = self.end_of_evaluation(name, outputs, owner)
-        return totals.join(own, "end_of_evaluation", gather)
+    def finish_loader(self, name: str, totals, owner) -> dict[str, float]:
+        "The records of one loader, from the totals of all processes."
+        outputs, gather = totals.outputs, self.engine.gather
+        if outputs is None:
+            return totals.compute(gather)
+        if self.engine.is_distributed:  # each process has every n-th batch
+            each = gather(to_cpu(outputs))
+            outputs = [found for turn in zip_longest(*each) for found in turn if found is not None]
+        assert self.end_of_evaluation is not None  # else there are no outputs
+        with torch.no_grad():
+            own = self.end_of_evaluation(name, outputs, owner)
+            return totals.join(own, "end_of_evaluation", gather)
 
-# %% ../../nbs/core/09_evaluator.ipynb #51395b1e
-@patch
-def evaluate(self: Evaluator, loaders: dict, stage: str, owner, shared=(), batches=None):
-    """Evaluate on named loaders; a generator that yields between batches and returns the records.
+    def evaluate(self, loaders: dict, stage: str, owner, shared=(), batches=None):
+        """Evaluate on named loaders; a generator that yields between batches, returns the records.
 
-    With `batches`, at most that many of each loader, and no trace: `before_` and `after_` of the
-    stage are not fired, `records` stay as they are."""
-    self.done, context, hooks = False, self.context, self.hooks
-    records: dict = {}
-    with self.surroundings(list(shared)):
-        context.split = next(iter(loaders))
-        if hooks.watched:
-            hooks.count_all()
-        if batches is None:
-            hooks.fire(f"before_{stage}", owner)
-        sets = [(name + ending, weights, loader) for name, loader in loaders.items()
-                for ending, weights in self.weight_sets(owner).items()]
-        for name, weights, loader in sets:
-            context.split = name
-            totals = EvaluationTotals(self.metrics, self.end_of_evaluation is not None)
-            limit = self.batches_of(loader, stage, batches)
-            with self.modes.exchanged(weights):
-                yield from self.evaluate_loader(loader, name, totals, limit, owner)
-                values = self.finish_loader(name, totals, owner)
-            records |= {f"{name}/{key}": value for key, value in values.items()}
-        if batches is None:
-            self.records, self.state.closing = records, True
-            hooks.fire(f"after_{stage}", owner)
-            self.done = True
-    return records
+        With `batches`, at most that many of each loader, and no trace: `before_` and `after_` of
+        the stage are not fired, `records` stay as they are."""
+        self.done, context, hooks = False, self.context, self.hooks
+        records: dict = {}
+        with self.surroundings(list(shared)):
+            context.split = next(iter(loaders))
+            if hooks.watched:
+                hooks.count_all()
+            if batches is None:
+                hooks.fire(f"before_{stage}", owner)
+            sets = [(name + ending, weights, loader) for name, loader in loaders.items()
+                    for ending, weights in self.weight_sets(owner).items()]
+            for name, weights, loader in sets:
+                context.split = name
+                totals = EvaluationTotals(self.metrics, self.end_of_evaluation is not None)
+                limit = self.batches_of(loader, stage, batches)
+                with self.modes.exchanged(weights):
+                    yield from self.evaluate_loader(loader, name, totals, limit, owner)
+                    values = self.finish_loader(name, totals, owner)
+                records |= {f"{name}/{key}": value for key, value in values.items()}
+            if batches is None:
+                self.records, self.state.closing = records, True
+                hooks.fire(f"after_{stage}", owner)
+                self.done = True
+        return records
 
-# %% ../../nbs/core/09_evaluator.ipynb #a3e2e557
-@patch
-def predict(self: Evaluator, loader, owner, shared=(), limit: int | float | None = None,
-            indices: bool = False):
-    """The predictions of a loader, joined on the CPU; `limit`: of that many batches, or a share.
+    def predict(self, loader, owner, shared=(), limit: int | float | None = None,
+                indices: bool = False):
+        """The predictions of a loader, joined on the CPU; `limit`: of so many batches, or a share.
 
-    Predictions of batches that do not join come as a list. With `indices` also the samples'
-    places in the dataset; ValueError for a loader that does not tell them."""
-    predict, context, parts = getattr(self.eval_step, "predict", None), self.context, list[Any]()
-    *_, weights = self.weight_sets(owner).values()
-    with self.surroundings(list(shared)), self.modes.exchanged(weights), torch.no_grad():
-        context.split = "predict"
-        order = None if keeps_order(loader) and not indices else pass_indices(loader)
-        if indices and order is None:
-            raise ValueError("predict(indices=True): this loader does not tell which samples are "
-                             "in its batches. Give a DataLoader over a dataset with indices and "
-                             "one of torch's samplers")
-        with opened(loader) as batches:
-            count = limited(loader_length(loader), limit)
-            named = all_batches(batches, lambda: f"batch {len(parts)} of the loader of predict()")
-            for batch in islice(named, count):
-                context.batch, context.pred = self.engine.place(batch), None
-                with self.engine.autocast:
-                    parts.append(to_cpu(predict(context.batch, owner) if predict
-                                        else self.step_pred(owner)))
-                TURNS.give_way()
-    joined = joined_or_listed(parts)
-    if order is None:
+        Predictions of batches that do not join come as a list. With `indices` also the samples'
+        places in the dataset; ValueError for a loader that does not tell them."""
+        predict, context = getattr(self.eval_step, "predict", None), self.context
+        parts: list[Any] = []
+        *_, weights = self.weight_sets(owner).values()
+        with self.surroundings(list(shared)), self.modes.exchanged(weights), torch.no_grad():
+            context.split = "predict"
+            order = None if keeps_order(loader) and not indices else pass_indices(loader)
+            if indices and order is None:
+                raise ValueError("predict(indices=True): this loader does not tell which samples "
+                                 "are in its batches. Give a DataLoader over a dataset with "
+                                 "indices and one of torch's samplers")
+            with opened(loader) as batches:
+                count = limited(loader_length(loader), limit)
+                named = all_batches(
+                    batches, lambda: f"batch {len(parts)} of the loader of predict()")
+                for batch in islice(named, count):
+                    context.batch, context.pred = self.engine.place(batch), None
+                    with self.engine.autocast:
+                        parts.append(to_cpu(predict(context.batch, owner) if predict
+                                            else self.step_pred(owner)))
+                    TURNS.give_way()
+        joined = joined_or_listed(parts)
+        if order is None:
+            return joined
+        places = [torch.from_numpy(each) for each in order[:len(parts)]]
+        if indices:
+            return joined, places if joined is parts else torch.cat(places)
+        if not torch.equal(found := torch.cat(places), torch.arange(len(found))):
+            warn("predict(): the loader does not keep the order of its dataset (is it shuffled?), "
+                 "so row i is not sample i. predict(..., indices=True) returns the samples' places "
+                 "too")
         return joined
-    places = [torch.from_numpy(each) for each in order[:len(parts)]]
-    if indices:
-        return joined, places if joined is parts else torch.cat(places)
-    if not torch.equal(found := torch.cat(places), torch.arange(len(found))):
-        warn("predict(): the loader does not keep the order of its dataset (is it shuffled?), so "
-             "row i is not sample i. predict(..., indices=True) returns the samples' places too")
-    return joined
 
-@patch
-def step_pred(self: Evaluator, owner):
-    "The prediction that the evaluation step returns for the current batch."
-    output = self.eval_step(self.context.batch, owner)
-    if output.get("pred") is None:
-        raise ValueError("predict() needs the prediction: return it from the step under 'pred'")
-    return output["pred"]
+    def step_pred(self, owner):
+        "The prediction that the evaluation step returns for the current batch."
+        output = self.eval_step(self.context.batch, owner)
+        if output.get("pred") is None:
+            raise ValueError("predict() needs the prediction: return it from the step under 'pred'")
+        return output["pred"]

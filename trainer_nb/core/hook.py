@@ -675,7 +675,7 @@ class StepClock:
         if not (trainer.training and self._warm):
             self._mark = None
             return
-        began, fetching = trainer.runner.began, trainer.loop.data_seconds
+        began, fetching = trainer.runner.began, trainer.loop.feed.seconds
         if began != self._began:
             self._began, self._waited = began, 0.0
         waited, self._waited = fetching - self._waited, fetching

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['NO_GRADIENT', 'TWICE', 'StepSettings', 'StepContext', 'batch_name', 'BatchSizes',
            'EffectiveRates', 'WeightDecays', 'no_gradient', 'GradientPolicy',
-           'check_micro_batch_size', 'MicroBatcher', 'StepRunner', 'own_backward',
-           'spent_graph']
+           'check_micro_batch_size', 'MicroBatcher', 'own_backward', 'spent_graph',
+           'WindowPasses', 'StepRunner']
 
 # %% ../../nbs/core/08_runner.ipynb #8a7cd340
 import copy
@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from fastcore.basics import patch
 
 from .data import (can_split, chunk_edges, collated_size, sample_counter,
                                   split_batch, uncertain_size)
@@ -292,6 +291,144 @@ class MicroBatcher:
         return list(zip(split_batch(batch, samples, limit), sizes))
 
 # %% ../../nbs/core/08_runner.ipynb #abc7bf5e
+TWICE = "backward through the graph a second time"  # torch's words
+
+def own_backward(where: str) -> str:
+    "The error message for a step that computes gradients by itself, where they would be wrong."
+    return (f"{where}: the train_step has changed gradients, with a backward() of its own. Of "
+            "several batches or chunks to an optimizer step each has a weight, which the trainer's "
+            "backward sets: return the sum of all losses as 'loss' (a part that must not reach "
+            "some weights: detach() it), or use gradient_accumulation_steps=1 and "
+            "micro_batch_size=None, where a backward() of one's own adds its gradients as they are")
+
+def spent_graph(where: str) -> str:
+    "What is said of a loss whose graph is gone."
+    return (f"{where}: the trainer calls backward() on the loss that train_step returns. Has the "
+            "step called loss.backward() itself? Then leave it out; or the loss needs a tensor of "
+            "an earlier step: detach() it there")
+
+# %% ../../nbs/core/08_runner.ipynb #af4a32b5
+class WindowPasses:
+    "The forward and backward passes of a window: of whole batches, or of their chunks."
+    def __init__(self, train_step, engine: Engine, hooks: Any, state: StepState,
+                 context: StepContext, modes: Modes, micro: MicroBatcher, *,
+                 repeats: bool = False, overrides: dict[str, Callable] | None = None):
+        self.train_step, self.engine, self.hooks, self.state = train_step, engine, hooks, state
+        self.context, self.modes, self.micro = context, modes, micro
+        self.window = Window()
+        self.repeats = repeats  # the window stores its batches, for `StepRunner.recompute`
+        overrides = overrides or {}
+        self._backward = overrides.get("do_backward")
+        self._zero_grad = overrides.get("do_zero_grad")
+
+    def use(self, train_step) -> None:
+        "Another step function from the next batch on."
+        self.train_step = train_step
+
+    def zero_grad(self, owner) -> None:
+        "Drop all gradients."
+        if self._zero_grad is None:
+            self.engine.zero_grad()
+        else:
+            self._zero_grad(owner)
+
+    def run_chunk(self, chunk, samples: int | None, chunks: int, owner) -> bool:
+        "Forward and backward of a batch, or of one of its chunks; False if its loss is None."
+        context, engine, hooks = self.context, self.engine, self.hooks
+        context.pred = None  # free the last one: only one fits into memory
+        if not self.modes.model.training:  # a hook, or the step before, left it in eval mode
+            self.modes.go_on()
+        # the weight of a gradient in a window of several passes is set by our own backward
+        marks = engine.gradient_marks() if chunks > 1 or self.window.size > 1 else None
+        if engine.precision is None:
+            output = self.train_step(chunk, owner)
+        else:
+            with engine.training_autocast:
+                output = self.train_step(chunk, owner)
+        if marks is not None and marks != engine.gradient_marks():
+            raise RuntimeError(own_backward(batch_name(self.state, context)))
+        loss = output["loss"] if type(output) is dict and "loss" in output else None
+        if type(loss) is not torch.Tensor or loss.ndim or not loss.requires_grad:  # rare
+            check_output(output, training=True)
+        context.loss = output["loss"]
+        if context.loss is None:
+            return False
+        if hooks.after_loss:
+            context.output = output
+            hooks.fire("after_loss", owner)
+            context.output = None
+        n = items(output, samples) if "n" in output else samples
+        if n is None:
+            raise uncertain_size(chunk, batch_name(self.state, context))
+        loss, seed = context.loss, engine.seed(context.loss, self.window.weight(n, chunks))
+        try:
+            if self._backward is None:
+                engine.backward(loss, seed)
+            else:
+                self._backward(owner, loss, seed)
+        except RuntimeError as error:
+            if TWICE in str(error):
+                raise RuntimeError(spent_graph(batch_name(self.state, context))) from error
+            raise
+        context.loss = loss = loss.detach()
+        records = {} if output.keys() <= RESERVED else step_records(output)
+        self.window.parts.append((loss, n, records))
+        if hooks.after_backward:
+            hooks.fire("after_backward", owner)
+        return True
+
+    def loss_of(self, batch, owner) -> torch.Tensor:
+        "The loss of another process's batch; it leaves no trace here."
+        with self.context.preserved():
+            self.context.batch = batch
+            return self.train_step(batch, owner)["loss"]
+
+    def run_in_chunks(self, batch, samples: int | None, owner) -> bool:
+        "A batch in chunks; under 'auto', out of memory, the whole window again in smaller ones."
+        micro, window = self.micro, self.window
+        automatic, limit = micro.size == "auto", micro.limit
+        if automatic and not window.kept:
+            before = Undo()
+            before.buffers(self.modes.roots)
+            window.note_before(RandomStreams.capture(), before)
+        if micro.size is not None:
+            micro.check(batch, samples, batch_name(self.state, self.context), self.context.loader)
+        if automatic or self.repeats:
+            window.kept.append((batch, samples))
+        if not automatic:
+            return self.run_chunks(batch, samples, limit or samples, owner)
+        todo = [(batch, samples)]
+        while True:
+            try:
+                return [self.run_chunks(b, s, limit or s, owner) for b, s in todo][-1]
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                largest = min(limit or samples, max(s for _, s in window.kept))
+                if largest == 1:
+                    raise
+            # outside of the handler: its traceback holds the tensors of the failed pass
+            todo, limit = self.restart(owner), micro.shrink(largest)
+
+    def run_chunks(self, batch, samples: int | None, limit: int | None, owner) -> bool:
+        "A batch in chunks of at most `limit` samples; whether one of them had a loss."
+        if self.repeats:
+            self.window.streams.append((RandomStreams.capture(), copy.copy(self.state)))
+        if samples is None or limit is None or samples <= limit:
+            return self.run_chunk(batch, samples, 1, owner)
+        pieces = self.micro.split(batch, samples, limit)
+        return any([self.run_chunk(piece, n, len(pieces), owner) for piece, n in pieces])
+
+    def restart(self, owner) -> list:
+        "Empty the window, take back what its passes have changed; returns its batches."
+        self.context.loss = self.context.pred = None  # free the graph of the failed pass
+        self.zero_grad(owner)
+        self.window.empty()  # BatchNorm's averages have seen the failed pass, and random streams
+        if self.engine.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self.window.kept
+
+# %% ../../nbs/core/08_runner.ipynb #ad96c545
 class StepRunner:
     "Makes optimizer steps: a window is filled with batches, then closed."
     def __init__(self, train_step, engine: Engine, hooks: Any, state: StepState,
@@ -300,29 +437,24 @@ class StepRunner:
                  rates: EffectiveRates | None = None, repeats: bool = False,
                  overrides: dict[str, Callable] | None = None, modes: Modes | None = None):
         # the hooks: a HookSet, or the view of it that one of several optimizers has
-        self.train_step, self.engine, self.hooks, self.state = train_step, engine, hooks, state
+        self.engine, self.hooks, self.state = engine, hooks, state
         self.settings, self.context, self.sizes = settings, context, sizes or BatchSizes(context)
-        self.modes = modes or Modes([engine.model])
+        self.modes, self.micro = modes or Modes([engine.model]), micro or MicroBatcher()
         self.gradients = GradientPolicy(engine, settings, finite)
         self.rates = rates or EffectiveRates(engine, settings)
-        self.micro = micro or MicroBatcher()
-        self.repeats = repeats  # the window stores its batches, for `recompute`
-        self.window, self.window_open = Window(), False
+        self.overrides = overrides or {}  # functions of (owner, …) in place of the engine's own
+        self.passes = WindowPasses(train_step, engine, hooks, state, context, self.modes,
+                                   self.micro, repeats=repeats, overrides=self.overrides)
+        self.window, self.window_open = self.passes.window, False
         self.start = 0, 0  # batch_idx and samples_seen before the open window
         self.began = 0.0  # perf_counter at the start of the window
         # windows of this epoch: without a step; without a gradient
         self.refused = self.astray = 0
         self._without = 0, 0  # the step at which the drive began, its windows without a gradient
-        self.overrides = overrides or {}  # functions of (owner, …) in place of the engine's own
-        self._backward = self.overrides.get("do_backward")
         self._zero_grad = self.overrides.get("do_zero_grad")
         self._step = self.overrides.get("do_opt_step")
         # whether this process has commands for the next boundary
         self.attention: Callable[[], bool] = bool
-
-    def use(self, train_step) -> None:
-        "Another step function from the next batch on."
-        self.train_step = train_step
 
     def begin_drive(self) -> None:
         "Count windows without a gradient from here on."
@@ -346,10 +478,7 @@ class StepRunner:
 
     def zero_grad(self, owner) -> None:
         "Drop all gradients."
-        if self._zero_grad is None:
-            self.engine.zero_grad()
-        else:
-            self._zero_grad(owner)
+        self.passes.zero_grad(owner)
 
     def finish(self) -> None:
         "No window is open from here on."
@@ -369,281 +498,149 @@ class StepRunner:
         return (f"step {state.optimizer_step + 1} (epoch {state.epoch + 1}, batches "
                 f"{self.start[0] + 1} to {state.batch_idx})")
 
-# %% ../../nbs/core/08_runner.ipynb #05d438dd
-TWICE = "backward through the graph a second time"  # torch's words
+    def accumulate(self, batch, owner) -> bool:
+        "Forward and backward of one batch, and its counters; whether the window is full."
+        context, engine, hooks = self.context, self.engine, self.hooks
+        window, state = self.window, self.state
+        if hooks.watched and not self.window_open:
+            hooks.next_window()
+        self.window_open = True
+        context.batch = engine.place(batch) if engine.moves else batch
+        if hooks.before_batch:
+            hooks.fire("before_batch", owner)
+        # rare: 0, or not certain
+        samples = self.sizes.count(context.batch) or self.sizes.of(context.batch)
+        if samples == 0:
+            raise ValueError(f"{batch_name(self.state, context)} holds no sample")
+        if engine.is_distributed:
+            self.before_pass()
+        if self.micro.size is None and not self.passes.repeats:
+            contributed = self.passes.run_chunk(context.batch, samples, 1, owner)
+        else:
+            contributed = self.passes.run_in_chunks(context.batch, samples, owner)
+        if engine.is_distributed:
+            engine.after_pass(contributed)
+        if samples is None:  # then the step has said how many items there are
+            samples = int(window.parts[-1][1]) if contributed else 0
+        window.batches += contributed or engine.is_distributed
+        window.samples += samples
+        state.window_batches = window.batches
+        state.batch_idx += context.group  # one batch of each process
+        state.samples_seen += samples * context.group
+        if hooks.after_batch:
+            hooks.fire("after_batch", owner)
+        return window.batches >= window.size
 
-def own_backward(where: str) -> str:
-    "The error message for a step that computes gradients by itself, where they would be wrong."
-    return (f"{where}: the train_step has changed gradients, with a backward() of its own. Of "
-            "several batches or chunks to an optimizer step each has a weight, which the trainer's "
-            "backward sets: return the sum of all losses as 'loss' (a part that must not reach "
-            "some weights: detach() it), or use gradient_accumulation_steps=1 and "
-            "micro_batch_size=None, where a backward() of one's own adds its gradients as they are")
-
-def spent_graph(where: str) -> str:
-    "What is said of a loss whose graph is gone."
-    return (f"{where}: the trainer calls backward() on the loss that train_step returns. Has the "
-            "step called loss.backward() itself? Then leave it out; or the loss needs a tensor of "
-            "an earlier step: detach() it there")
-
-@patch
-def run_chunk(self: StepRunner, chunk, samples: int | None, chunks: int, owner) -> bool:
-    "Forward and backward of a batch, or of one of its chunks; False if its loss is None."
-    context, engine, hooks = self.context, self.engine, self.hooks
-    context.pred = None  # free the last one: only one fits into memory
-    if not self.modes.model.training:  # a hook, or the step before, left it in eval mode
-        self.modes.go_on()
-    # the weight of a gradient in a window of several passes is set by our own backward
-    marks = engine.gradient_marks() if chunks > 1 or self.window.size > 1 else None
-    if engine.precision is None:
-        output = self.train_step(chunk, owner)
-    else:
-        with engine.training_autocast:
-            output = self.train_step(chunk, owner)
-    if marks is not None and marks != engine.gradient_marks():
-        raise RuntimeError(own_backward(batch_name(self.state, context)))
-    loss = output["loss"] if type(output) is dict and "loss" in output else None
-    if type(loss) is not torch.Tensor or loss.ndim or not loss.requires_grad:  # rare: what is it?
-        check_output(output, training=True)
-    context.loss = output["loss"]
-    if context.loss is None:
-        return False
-    if hooks.after_loss:
-        context.output = output
-        hooks.fire("after_loss", owner)
-        context.output = None
-    n = items(output, samples) if "n" in output else samples
-    if n is None:
-        raise uncertain_size(chunk, batch_name(self.state, context))
-    loss, seed = context.loss, engine.seed(context.loss, self.window.weight(n, chunks))
-    try:
-        engine.backward(loss, seed) if self._backward is None else self._backward(owner, loss, seed)
-    except RuntimeError as error:
-        if TWICE in str(error):
-            raise RuntimeError(spent_graph(batch_name(self.state, context))) from error
-        raise
-    context.loss = loss = loss.detach()
-    records = {} if output.keys() <= RESERVED else step_records(output)
-    self.window.parts.append((loss, n, records))
-    if hooks.after_backward:
-        hooks.fire("after_backward", owner)
-    return True
-
-# %% ../../nbs/core/08_runner.ipynb #1e27451f
-@patch
-def accumulate(self: StepRunner, batch, owner) -> bool:
-    "Forward and backward of one batch, and its counters; whether the window is full."
-    context, engine, hooks = self.context, self.engine, self.hooks
-    window, state = self.window, self.state
-    if hooks.watched and not self.window_open:
-        hooks.next_window()
-    self.window_open = True
-    context.batch = engine.place(batch) if engine.moves else batch
-    if hooks.before_batch:
-        hooks.fire("before_batch", owner)
-    # rare: 0, or not certain
-    samples = self.sizes.count(context.batch) or self.sizes.of(context.batch)
-    if samples == 0:
-        raise ValueError(f"{batch_name(self.state, context)} holds no sample")
-    if engine.is_distributed:
+    def pass_batch(self, owner) -> bool:
+        "A pass without a batch, while other processes have one; whether the window is full."
+        window, state, loss_of = self.window, self.state, self.passes.loss_of
         self.before_pass()
-    if self.micro.size is None and not self.repeats:
-        contributed = self.run_chunk(context.batch, samples, 1, owner)
-    else:
-        contributed = self.run_in_chunks(context.batch, samples, owner)
-    if engine.is_distributed:
-        engine.after_pass(contributed)
-    if samples is None:  # then the step has said how many items there are
-        samples = int(window.parts[-1][1]) if contributed else 0
-    window.batches += contributed or engine.is_distributed
-    window.samples += samples
-    state.window_batches = window.batches
-    state.batch_idx += context.group  # one batch of each process
-    state.samples_seen += samples * context.group
-    if hooks.after_batch:
-        hooks.fire("after_batch", owner)
-    return window.batches >= window.size
+        self.engine.zero_weight_pass(lambda batch: loss_of(batch, owner), training=True)
+        window.batches += 1
+        state.window_batches = window.batches
+        state.batch_idx += self.context.group
+        return window.batches >= window.size
 
-# %% ../../nbs/core/08_runner.ipynb #0219114b
-@patch
-def pass_batch(self: StepRunner, owner) -> bool:
-    "A pass without a batch, while other processes have one; whether the window is full."
-    window, state = self.window, self.state
-    self.before_pass()
-    self.engine.zero_weight_pass(lambda batch: self.loss_of(batch, owner), training=True)
-    window.batches += 1
-    state.window_batches = window.batches
-    state.batch_idx += self.context.group
-    return window.batches >= window.size
+    def before_pass(self) -> None:
+        "Several processes: announce the next pass to the engine."
+        context = self.context
+        last = self.micro.size is None and self.window.ends_next(context.left, context.group)
+        self.engine.before_pass(context.batch, context.group, last)
 
-@patch
-def before_pass(self: StepRunner) -> None:
-    "Several processes: announce the next pass to the engine."
-    context = self.context
-    last = self.micro.size is None and self.window.ends_next(context.left, context.group)
-    self.engine.before_pass(context.batch, context.group, last)
+    def note_no_gradient(self, owner) -> list:
+        "Returns no gradients: the optimizer got none; ValueError after 20 such windows."
+        self.astray += 1
+        step, count = self._without
+        if step == self.state.optimizer_step:
+            self._without = step, count + 1
+            if count + 1 == NO_GRADIENT:
+                self.zero_grad(owner)
+                self.finish()
+                raise ValueError(no_gradient(f"the first {NO_GRADIENT} windows"))
+        return []
 
-@patch
-def loss_of(self: StepRunner, batch, owner) -> torch.Tensor:
-    "The loss of another process's batch; it leaves no trace here."
-    with self.context.preserved():
-        self.context.batch = batch
-        return self.train_step(batch, owner)["loss"]
+    def apply_gradients(self, owner) -> bool:
+        "The optimizer's step; False if the loss scaler skipped it."
+        if self._step is not None:
+            return self._step(owner)
+        settings, rates = self.settings, self.rates
+        by_hand = settings.lr is not None or settings.lr_scale != 1.0 or rates.factors is not None
+        return rates.step() if by_hand else self.engine.step()
 
-# %% ../../nbs/core/08_runner.ipynb #42b70fb9
-@patch
-def run_in_chunks(self: StepRunner, batch, samples: int | None, owner) -> bool:
-    "A batch in chunks; under 'auto', out of memory, the whole window again in smaller ones."
-    micro, window = self.micro, self.window
-    automatic, limit = micro.size == "auto", micro.limit
-    if automatic and not window.kept:
-        before = Undo()
-        before.buffers(self.modes.roots)
-        window.note_before(RandomStreams.capture(), before)
-    if micro.size is not None:
-        micro.check(batch, samples, batch_name(self.state, self.context), self.context.loader)
-    if automatic or self.repeats:
-        window.kept.append((batch, samples))
-    if not automatic:
-        return self.run_chunks(batch, samples, limit or samples, owner)
-    todo = [(batch, samples)]
-    while True:
-        try:
-            return [self.run_chunks(b, s, limit or s, owner) for b, s in todo][-1]
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            largest = min(limit or samples, max(s for _, s in window.kept))
-            if largest == 1:
-                raise
-        # outside of the handler: its traceback holds the tensors of the failed pass
-        todo, limit = self.restart(owner), micro.shrink(largest)
-
-@patch
-def run_chunks(self: StepRunner, batch, samples: int | None, limit: int | None, owner) -> bool:
-    "A batch in chunks of at most `limit` samples; whether one of them had a loss."
-    if self.repeats:
-        self.window.streams.append((RandomStreams.capture(), copy.copy(self.state)))
-    if samples is None or limit is None or samples <= limit:
-        return self.run_chunk(batch, samples, 1, owner)
-    pieces = self.micro.split(batch, samples, limit)
-    return any([self.run_chunk(piece, n, len(pieces), owner) for piece, n in pieces])
-
-@patch
-def restart(self: StepRunner, owner) -> list:
-    "Empty the window, take back what its passes have changed; returns its batches."
-    self.context.loss = self.context.pred = None  # free the graph of the failed pass
-    self.zero_grad(owner)
-    self.window.empty()  # BatchNorm's averages have seen the failed pass, and random streams
-    if self.engine.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return self.window.kept
-
-# %% ../../nbs/core/08_runner.ipynb #9dcee1c2
-@patch
-def note_no_gradient(self: StepRunner, owner) -> list:
-    "Returns no gradients: the optimizer got none; ValueError after 20 such windows."
-    self.astray += 1
-    step, count = self._without
-    if step == self.state.optimizer_step:
-        self._without = step, count + 1
-        if count + 1 == NO_GRADIENT:
-            self.zero_grad(owner)
-            self.finish()
-            raise ValueError(no_gradient(f"the first {NO_GRADIENT} windows"))
-    return []
-
-@patch
-def apply_gradients(self: StepRunner, owner) -> bool:
-    "The optimizer's step; False if the loss scaler skipped it."
-    if self._step is not None:
-        return self._step(owner)
-    settings, rates = self.settings, self.rates
-    by_hand = settings.lr is not None or settings.lr_scale != 1.0 or rates.factors is not None
-    return rates.step() if by_hand else self.engine.step()
-
-@patch
-def note_refused(self: StepRunner, there: bool) -> bool:
-    "Count a window without a step; returns False. `there`: it had gradients."
-    state = self.state
-    if self.engine.overflowed:
-        state.skipped_steps += 1
-        self.gradients.check_scale(self.place_in_words())
-    self.refused += there
-    state.closing = False
-    return False
-
-# %% ../../nbs/core/08_runner.ipynb #d9ea2cb3
-@patch
-def optimizer_step(self: StepRunner, owner) -> bool:
-    "Close the window with a step; False if nothing was stepped."
-    window, engine, state, policy = self.window, self.engine, self.state, self.gradients
-    if engine.is_distributed:
-        state.samples_seen = self.start[1] + engine.all_reduce_step(window, self.attention())
-    if not window.parts:
-        self.finish()
+    def note_refused(self, there: bool) -> bool:
+        "Count a window without a step; returns False. `there`: it had gradients."
+        state = self.state
+        if self.engine.overflowed:
+            state.skipped_steps += 1
+            self.gradients.check_scale(self.place_in_words())
+        self.refused += there
+        state.closing = False
         return False
-    gradients = engine.gradients() or self.note_no_gradient(owner)
-    if gradients and (type(window.items) is not int or window.items != window.reference):  # uneven
-        multiply(gradients, window.correction())
-    if gradients and engine.scaler is not None:
-        engine.unscale()
-        gradients = engine.gradients()  # those of sparse layers are new
-    if self.hooks.before_step:
-        self.hooks.fire("before_step", owner)
-        gradients = engine.gradients()  # a hook may have replaced some
-    looks = policy.finite.policy or policy.wants_norm or policy.settings.grad_clip is not None
-    stepped = bool(gradients) and (not looks or policy.accept(
-        state.optimizer_step + 1, gradients, self.place_in_words, self.context))
-    there, gradients = bool(gradients), []  # their memory is free before the hooks run
-    state.closing = True
-    stepped = stepped and self.apply_gradients(owner)
-    engine.zero_grad() if self._zero_grad is None else self._zero_grad(owner)
-    self.window_open, state.window_batches = False, 0
-    if not stepped:
-        return self.note_refused(there)
-    state.optimizer_step += 1
-    if self.hooks.after_step:
-        self.hooks.fire_all("after_step", owner)
-    state.closing = False
-    return True
 
-# %% ../../nbs/core/08_runner.ipynb #12e8c97c
-@patch
-def recompute(self: StepRunner, owner, modules: list) -> torch.Tensor:
-    "The gradients of the open window again, at the current weights; returns its mean loss."
-    context, first, after = self.context, self.window, RandomStreams.capture()
-    before = Undo()
-    before.buffers(modules)
-    state = copy.copy(self.state)
-    self.zero_grad(owner)
-    self.window = Window()
-    self.window.open(first.size)
-    try:
-        with context.preserved(), torch.enable_grad():
-            for (batch, samples), (streams, counters) in zip(first.kept, first.streams):
-                context.batch = batch
-                self.state.become(counters)
-                streams.restore()
-                self.run_chunks(batch, samples, self.micro.limit or samples, owner)
-        gradients = self.engine.gradients()
-        if gradients:
-            multiply(gradients, self.window.correction())
-            self.gradients.clip(gradients)
-        return self.window.loss()
-    finally:
-        self.window = first
-        self.state.become(state)
-        after.restore()
-        before.restore()
+    def optimizer_step(self, owner) -> bool:
+        "Close the window with a step; False if nothing was stepped."
+        window, engine, state, policy = self.window, self.engine, self.state, self.gradients
+        if engine.is_distributed:
+            state.samples_seen = self.start[1] + engine.all_reduce_step(window, self.attention())
+        if not window.parts:
+            self.finish()
+            return False
+        gradients = engine.gradients() or self.note_no_gradient(owner)
+        even = type(window.items) is int and window.items == window.reference
+        if gradients and not even:
+            multiply(gradients, window.correction())
+        if gradients and engine.scaler is not None:
+            engine.unscale()
+            gradients = engine.gradients()  # those of sparse layers are new
+        if self.hooks.before_step:
+            self.hooks.fire("before_step", owner)
+            gradients = engine.gradients()  # a hook may have replaced some
+        looks = policy.finite.policy or policy.wants_norm or policy.settings.grad_clip is not None
+        stepped = bool(gradients) and (not looks or policy.accept(
+            state.optimizer_step + 1, gradients, self.place_in_words, self.context))
+        there, gradients = bool(gradients), []  # their memory is free before the hooks run
+        state.closing = True
+        stepped = stepped and self.apply_gradients(owner)
+        engine.zero_grad() if self._zero_grad is None else self._zero_grad(owner)
+        self.window_open, state.window_batches = False, 0
+        if not stepped:
+            return self.note_refused(there)
+        state.optimizer_step += 1
+        if self.hooks.after_step:
+            self.hooks.fire_all("after_step", owner)
+        state.closing = False
+        return True
 
-# %% ../../nbs/core/08_runner.ipynb #37d39889
-@patch
-def allowed(self: StepRunner) -> bool:
-    "Whether `non_finite` allows the current gradients; False: the step is skipped."
-    finite, engine = self.gradients.finite, self.engine
-    if finite.at_once:
-        return finite.allows(engine.gradients(), self.place_in_words(), engine.named_gradients)
-    if finite.policy is not None:
-        finite.marks.look(engine.gradients(), self.state.optimizer_step + 1)
-    return True
+    def recompute(self, owner, modules: list) -> torch.Tensor:
+        "The gradients of the open window again, at the current weights; returns its mean loss."
+        window, context, after = self.window, self.context, RandomStreams.capture()
+        batches = list(zip(window.kept, window.streams))
+        before, state = Undo(), copy.copy(self.state)
+        before.buffers(modules)
+        self.zero_grad(owner)
+        try:
+            with window.emptied():
+                with context.preserved(), torch.enable_grad():
+                    for (batch, samples), (streams, counters) in batches:
+                        context.batch = batch
+                        self.state.become(counters)
+                        streams.restore()
+                        self.passes.run_chunks(batch, samples, self.micro.limit or samples, owner)
+                gradients = self.engine.gradients()
+                if gradients:
+                    multiply(gradients, window.correction())
+                    self.gradients.clip(gradients)
+                return window.loss()
+        finally:
+            self.state.become(state)
+            after.restore()
+            before.restore()
+
+    def allowed(self) -> bool:
+        "Whether `non_finite` allows the current gradients; False: the step is skipped."
+        finite, engine = self.gradients.finite, self.engine
+        if finite.at_once:
+            return finite.allows(engine.gradients(), self.place_in_words(), engine.named_gradients)
+        if finite.policy is not None:
+            finite.marks.look(engine.gradients(), self.state.optimizer_step + 1)
+        return True

@@ -174,92 +174,80 @@ class StepRunners:
             self.state.batch_idx, self.state.samples_seen = self.start
             self.finish()
 
-# %% ../../nbs/core/09_several_optimizers.ipynb #b51d5123
-from fastcore.basics import patch
+    def accumulate(self, batch, owner) -> bool:
+        "The turns of one batch; whether the window of the last optimizer is full."
+        context, engine = self.context, self.engine
+        hooks: Any = self.hooks
+        if hooks.watched and not self.window_open:
+            hooks.next_window()
+        context.batch = engine.place(batch)
+        if hooks.before_batch:
+            hooks.fire("before_batch", owner)
+        batch = context.batch
+        full = self.take_turns(lambda runner: runner.accumulate(batch, owner), batch, owner)
+        if hooks.after_batch:
+            hooks.fire("after_batch", owner)
+        return full
 
-# %% ../../nbs/core/09_several_optimizers.ipynb #891a907a
-@patch
-def accumulate(self: StepRunners, batch, owner) -> bool:
-    "The turns of one batch; whether the window of the last optimizer is full."
-    context, engine = self.context, self.engine
-    hooks: Any = self.hooks
-    if hooks.watched and not self.window_open:
-        hooks.next_window()
-    context.batch = engine.place(batch)
-    if hooks.before_batch:
-        hooks.fire("before_batch", owner)
-    batch = context.batch
-    full = self.take_turns(lambda runner: runner.accumulate(batch, owner), batch, owner)
-    if hooks.after_batch:
-        hooks.fire("after_batch", owner)
-    return full
+    def pass_batch(self, owner) -> bool:
+        "A pass without a batch, while other processes have one; whether the window is full."
+        return self.take_turns(lambda runner: runner.pass_batch(owner), None, owner)
 
-@patch
-def pass_batch(self: StepRunners, owner) -> bool:
-    "A pass without a batch, while other processes have one; whether the window is full."
-    return self.take_turns(lambda runner: runner.pass_batch(owner), None, owner)
+    def take_turns(self, take: Callable, batch, owner) -> bool:
+        "Each runner whose turn it is takes the batch, and closes its window when that is full."
+        state, full, last = self.state, False, self.last
+        number = state.batch_idx // self.engine.num_processes + 1
+        for name, runner in self.runners.items():
+            if number % self.every.get(name, 1) == 0:
+                full = self.take_turn(runner, take, owner)
+        if number % self.every.get(last.hooks.name, 1):
+            self.count_without_last(batch)
+        state.closing = state.closing and self.window_open
+        return full
 
-@patch
-def take_turns(self: StepRunners, take: Callable, batch, owner) -> bool:
-    "Each runner whose turn it is takes the batch, and closes its window when that is full."
-    state, full, last = self.state, False, self.last
-    number = state.batch_idx // self.engine.num_processes + 1
-    for name, runner in self.runners.items():
-        if number % self.every.get(name, 1) == 0:
-            full = self.take_turn(runner, take, owner)
-    if number % self.every.get(last.hooks.name, 1):
-        self.count_without_last(batch)
-    state.closing = state.closing and self.window_open
-    return full
-
-@patch
-def take_turn(self: StepRunners, runner: StepRunner, take: Callable, owner) -> bool:
-    "One runner takes the batch; whether it is the last one, and its window full."
-    if runner is not self.last:
-        self.place(runner)
-    self.keeper.bring_back(runner)
-    full = take(runner)
-    self.keeper.keep_own(runner)
-    if not full:
-        self.keeper.put_aside(runner)
-    elif runner is not self.last:
-        self.close(runner, owner)
-        return False
-    return full
-
-@patch
-def place(self: StepRunners, runner: StepRunner) -> None:
-    "A runner that is not the last one begins its turn at the place of the run."
-    here, own = self.state, runner.state
-    own.epoch, own.batch_idx, own.samples_seen = here.epoch, here.batch_idx, here.samples_seen
-    if not runner.window_open:
-        runner.open()
-
-@patch
-def count_without_last(self: StepRunners, batch) -> None:
-    "Count a batch for the run that the last optimizer does not take; None: of other processes."
-    state, group = self.state, self.context.group
-    samples = 0 if batch is None else self.sizes.of(batch) or 0
-    self.last.window.samples += samples  # several processes count the samples of a whole window
-    state.batch_idx += group
-    state.samples_seen += samples * group
-
-@patch
-def close(self: StepRunners, runner: StepRunner, owner) -> None:
-    "A step of an optimizer that is not the last one."
-    self.state.closing = True  # until the step of the run is complete
-    runner.optimizer_step(owner)
-    self.stepped += 1
-    self.context.grad_norm = None
-
-@patch
-def optimizer_step(self: StepRunners, owner) -> bool:
-    "Close all windows; False if the last optimizer did not step."
-    for runner in self.others:
-        if runner.window_open:
-            self.keeper.bring_back(runner)
+    def take_turn(self, runner: StepRunner, take: Callable, owner) -> bool:
+        "One runner takes the batch; whether it is the last one, and its window full."
+        if runner is not self.last:
+            self.place(runner)
+        self.keeper.bring_back(runner)
+        full = take(runner)
+        self.keeper.keep_own(runner)
+        if not full:
+            self.keeper.put_aside(runner)
+        elif runner is not self.last:
             self.close(runner, owner)
-    self.keeper.bring_back(self.last)
-    stepped = self.last.optimizer_step(owner)
-    self.state.closing = False
-    return stepped
+            return False
+        return full
+
+    def place(self, runner: StepRunner) -> None:
+        "A runner that is not the last one begins its turn at the place of the run."
+        here, own = self.state, runner.state
+        own.epoch, own.batch_idx, own.samples_seen = here.epoch, here.batch_idx, here.samples_seen
+        if not runner.window_open:
+            runner.open()
+
+    def count_without_last(self, batch) -> None:
+        "Count a batch for the run that the last optimizer does not take; None: of other processes."
+        state, group = self.state, self.context.group
+        samples = 0 if batch is None else self.sizes.of(batch) or 0
+        self.last.window.samples += samples  # several processes count the samples of a whole window
+        state.batch_idx += group
+        state.samples_seen += samples * group
+
+    def close(self, runner: StepRunner, owner) -> None:
+        "A step of an optimizer that is not the last one."
+        self.state.closing = True  # until the step of the run is complete
+        runner.optimizer_step(owner)
+        self.stepped += 1
+        self.context.grad_norm = None
+
+    def optimizer_step(self, owner) -> bool:
+        "Close all windows; False if the last optimizer did not step."
+        for runner in self.others:
+            if runner.window_open:
+                self.keeper.bring_back(runner)
+                self.close(runner, owner)
+        self.keeper.bring_back(self.last)
+        stepped = self.last.optimizer_step(owner)
+        self.state.closing = False
+        return stepped

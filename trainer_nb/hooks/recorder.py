@@ -480,7 +480,7 @@ class RecorderHook(Hook):
         self._rows.append((
             runner.window.parts, state.optimizer_step, epoch, state.samples_seen,
             state.seconds + now - trainer.driver.clock.since, rate, runner.context.grad_norm,
-            now - runner.began, trainer.loop.data_seconds, runner.start[1],
+            now - runner.began, trainer.loop.feed.seconds, runner.start[1],
             state.skipped_steps + runner.gradients.finite.skipped,
             trainer.loop.evaluating_seconds))
         self._noted += 1

@@ -134,7 +134,7 @@ class RuleHook(Hook):
                 if command.name in ("pause", "stop"):
                     trainer.post(command)
                 else:
-                    trainer.driver.apply(command, Reply(), trainer)
+                    trainer.driver.boundary.apply(command, Reply(), trainer)
 
     def on_alert(self, trainer, alert: Alert):
         "Act, unless a replay leads the run: the journal has its acts."

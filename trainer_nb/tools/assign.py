@@ -124,7 +124,7 @@ def replace_model(trainer, model) -> None:
 # %% ../../nbs/tools/29_assign.ipynb #4dfad406
 def _use_step(trainer, step) -> None:
     own_eval = trainer.eval_step is not trainer.train_step
-    trainer.runner.use(step)
+    trainer.runner.passes.use(step)
     if not own_eval:
         trainer.evaluator.use(eval_step=step)
 
@@ -342,7 +342,7 @@ def replace_eval_first(trainer, value) -> None:
 # %% ../../nbs/tools/29_assign.ipynb #8fc43432
 def replace_max_time(trainer, value) -> None:
     "Seconds or a timedelta, counted from the start of the run."
-    trainer.driver.max_time = check_max_time(value)
+    trainer.driver.clock.max_time = check_max_time(value)
 
 def replace_progress(trainer, value) -> bool:
     "What is drawn from the next drive on; not journalled."

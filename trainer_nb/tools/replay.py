@@ -195,8 +195,8 @@ class ReplayHook(Hook):
         elif entry.kind == "skip":
             number = int(new.split()[1]) if entry.old is None else entry.old
             trainer.data.skipped_batches.setdefault(entry.epoch, set()).add(number)
-            trainer.driver.drop_generator(trainer)  # the open iterator still has that batch
-            trainer.driver.new_generator(trainer)
+            trainer.driver.points.drop(trainer)  # the open iterator still has that batch
+            trainer.driver.points.renew(trainer)
             trainer.record("skip", "batch", number, entry.new, source="replay")
         else:
             values = dict(zip(COMMANDS[entry.kind].values, [entry.new]))

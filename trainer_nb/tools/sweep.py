@@ -84,7 +84,7 @@ def undo_users_objects(undo: Undo, trainer, modules: list) -> None:
     functions = {name: getattr(trainer, name) for name in
                  ("train_step", "eval_step", "end_of_evaluation", "metrics", "loss_fn")}
     if trainer.several is not None:
-        functions |= {f"train_step of {name}": runner.train_step
+        functions |= {f"train_step of {name}": runner.passes.train_step
                       for name, runner in trainer.several.runners.items()}
     objects = trainer.driver.carried.objects()
     of_optimizers = {name: [value for key, value in vars(each).items()
@@ -114,9 +114,9 @@ TRIAL_PARTS = ("runner", "evaluator", "loop", "hooks", "hook_store", "several", 
 def trial_runner(own: StepRunner, hooks, state, micro: MicroBatcher) -> StepRunner:
     "A runner that makes the steps of another one, with hooks and counters of its own."
     return StepRunner(
-        own.train_step, own.engine, hooks, state, own.settings, own.context, FinitePolicy(None),
-        micro=micro, sizes=own.sizes, rates=own.rates, repeats=own.repeats,
-        overrides=own.overrides, modes=own.modes)
+        own.passes.train_step, own.engine, hooks, state, own.settings, own.context,
+        FinitePolicy(None), micro=micro, sizes=own.sizes, rates=own.rates,
+        repeats=own.passes.repeats, overrides=own.overrides, modes=own.modes)
 
 def trial_runners(own: StepRunners | None, hooks: HookSet, state, micro) -> StepRunners | None:
     "The same for several optimizers; None in a run with one."
@@ -170,7 +170,7 @@ def begin_trial(run, loader, parts: list[StepPart]) -> None:
     state.phase, state.window_batches = Phase.TRAIN, 0
     context.training, context.split, context.loader = True, "train", mine
     # a search of a run at rest draws as the cell would
-    if not random.in_place and run.driver.name != "sweep()":
+    if not random.in_place and run.driver.status.name != "sweep()":
         streams.restore()
     state.batch_idx = 0
     run.data.begin(state.epoch)
@@ -182,9 +182,9 @@ def reopen_data(run, state: dict, loader) -> None:
     if not shared or skips_by_index(loader) or not hasattr(loader, "dataset"):
         return
     run.data.load_state_dict(state)
-    run.driver.drop_generator(run)
+    run.driver.points.drop(run)
     if run.driven:
-        run.driver.new_generator(run)
+        run.driver.points.renew(run)
 
 class Trial:
     "Steps of a run that leave no trace: a runner, a loop, data and hooks of its own."
@@ -229,7 +229,7 @@ class Trial:
         judged = run.runner if optimizer is None else run.several.runners[optimizer]
         for _ in range(2):
             run.loop.runner.open()
-            while (taken := run.loop.take(run)) is OPEN:
+            while (taken := run.loop.feed.take(run)) is OPEN:
                 pass
             run.loop.runner.optimizer_step(run)
             parts = judged.window.parts
@@ -317,13 +317,13 @@ def run_sweep(trainer, sweep: Sweep, valid_dl=None, train_dl=None) -> None:
             with Trial(trainer).open(train_dl) as trial, torch.enable_grad():
                 try_values(trial, sweep, entry, valid_dl)
         except Exception as error:
-            explain_failure(driver, error)
+            explain_failure(trainer.loop, error)
             raise
         finally:
             entry.write(before)
             trainer.step_state.grad_accum_steps = trainer.gradient_accumulation_steps
             sweep.ended = sweep.ended or "failed"
-            driver.tick("swept")
+            driver.status.tick("swept")
 
 def try_values(trial: Trial, sweep: Sweep, entry: BoundTunable, valid_dl) -> None:
     "One step at each value, until the sweep ends."
@@ -341,7 +341,7 @@ def try_values(trial: Trial, sweep: Sweep, entry: BoundTunable, valid_dl) -> Non
         if not sweep.add(value, loss):
             return
         TURNS.give_way()
-        run.driver.tick("sweep")
+        run.driver.status.tick("sweep")
     sweep.ended = "done"
 
 def validation_loss(trainer, valid_dl) -> float:
