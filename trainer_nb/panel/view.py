@@ -143,10 +143,7 @@ class LocalRunView:
     @property
     def hooks(self) -> list:
         "The hooks with what they cost, in running order; those of the run itself during a trial."
-        own, hooks = self.trainer.at_trial, self._hook_set()
-        if hooks.clock is not None:
-            hooks.clock.window_open = (self.trainer if own is None else own["run"]).window_open
-        return hooks.running()
+        return self._hook_set().running()
 
     @property
     def description(self) -> str:
