@@ -640,8 +640,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'trainer_nb/core/core_trainer.py'),
                                               'trainer_nb.core.core_trainer.UnheldWatch.look': ( 'core/core_trainer.html#unheldwatch.look',
                                                                                                  'trainer_nb/core/core_trainer.py'),
-                                              'trainer_nb.core.core_trainer._within': ( 'core/core_trainer.html#_within',
-                                                                                        'trainer_nb/core/core_trainer.py'),
                                               'trainer_nb.core.core_trainer.average_of': ( 'core/core_trainer.html#average_of',
                                                                                            'trainer_nb/core/core_trainer.py'),
                                               'trainer_nb.core.core_trainer.check_closure': ( 'core/core_trainer.html#check_closure',
