@@ -11,7 +11,6 @@ __all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', '
            'hook_table', 'spans_in_words', 'StepClock']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
-import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from numbers import Real
 from time import perf_counter
 from typing import Any
 
-from .state import as_number
+from .state import as_number, nearest_name
 
 # %% ../../nbs/core/01_hook.ipynb #26b6f6e9
 HOOK_POINTS = {
@@ -57,9 +56,6 @@ _LONG = tuple(question for question in QUESTIONS if len(question) > 7)
 _READ = ("enabled", "main_process_only", "writes", "kept", "needs_whole_model", "best_rule")
 _HELPER = "(a helper of your own may begin with an underscore)"
 
-def _nearest(name: str, known: tuple, cutoff: float = 0.85) -> str | None:
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
-
 def check_point_names(names, owner: str, prefix: str = "") -> None:
     """Raise TypeError for a method whose name is close to that of a hook point or a question.
 
@@ -67,13 +63,13 @@ def check_point_names(names, owner: str, prefix: str = "") -> None:
     for name in names:
         if name in POINTS or name in QUESTIONS or name in _OF_HOOKS or name.startswith("_"):
             continue
-        near = _nearest(name, POINTS)
+        near = nearest_name(name, POINTS, 0.85)
         if near or _LOOKS_LIKE_POINT.fullmatch(name):
-            near = near or _nearest(name, POINTS, 0.4)
+            near = near or nearest_name(name, POINTS, 0.4)
             hint = f"did you mean {prefix}{near}?" if near else f"there are {', '.join(POINTS)}"
             raise TypeError(f"{owner} has {prefix}{name}, which is not a hook point: {hint} "
                             f"{_HELPER}")
-        if not prefix and (near := _nearest(name, _LONG)):
+        if not prefix and (near := nearest_name(name, _LONG, 0.85)):
             raise TypeError(f"{owner} has {name}, which is never called: "
                             f"did you mean {near}? {_HELPER}")
 
@@ -82,7 +78,7 @@ def check_names(holder, owner: str) -> None:
     values = {name: getattr(holder, name, None) for name in dir(holder) if not name.startswith("_")}
     check_point_names([name for name, value in values.items() if callable(value)], owner)
     for name, value in values.items():
-        if not callable(value) and name not in TRAITS and (near := _nearest(name, _READ)):
+        if not callable(value) and name not in TRAITS and (near := nearest_name(name, _READ, 0.85)):
             raise TypeError(f"{owner} has {name}, which is never read: "
                             f"did you mean {near}? {_HELPER}")
 

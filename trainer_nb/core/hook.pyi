@@ -5,7 +5,6 @@ from trainer_nb.trainer import Trainer
 from trainer_nb.core.journal import Intervention
 from trainer_nb.hooks.alerts import Alert
 __all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY_HOOK', 'ALL_COUNTED', 'IN_A_ROW', 'LONG', 'PARTS', 'check_point_names', 'check_names', 'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook', 'hook_label', 'hook_name', 'overrides', 'taken_points', 'has_state', 'check_hook', 'raised_by_hook', 'HookFailure', 'Tally', 'HookRow', 'HookSet', 'table_text', 'hook_table', 'spans_in_words', 'StepClock']
-import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
 from typing import Any
-from .state import as_number
+from .state import as_number, nearest_name
 HOOK_POINTS: Any
 POINTS: Any
 IN_STEPS: Any
@@ -25,8 +24,6 @@ _OF_HOOKS: Any
 _LONG: Any
 _READ: Any
 _HELPER: Any
-def _nearest(name: str, known: tuple, cutoff: float=0.85) -> str | None:
-    ...
 def check_point_names(names, owner: str, prefix: str='') -> None:
     """Raise TypeError for a method whose name is close to that of a hook point or a question.
 

@@ -9,10 +9,8 @@ __all__ = ['BINS', 'NEAR_ZERO', 'COLOURS', 'SHADES', 'lower_edges', 'measure', '
            'layer_still', 'LayerStatsHook']
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #1e5fba19
-import difflib
 import math
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,9 +20,9 @@ import torch
 
 from ..core.engine import unwrap
 from ..core.hook import Hook
-from ..core.state import warn, whole_number
+from ..core.state import name_hint, warn, whole_number
 from ..core.tunable import Tunable
-from .weight_stats import WeightHistory, WeightProbe, distance
+from .weight_stats import Measurements, WeightHistory, WeightProbe, distance
 from .inspect import named_tensors
 from ..support.svg import Axis, Box, fitting, grid, polyline, svg, text_at, tick_text
 
@@ -86,9 +84,8 @@ def _fitting(named: dict, one) -> dict:
     if isinstance(one, torch.nn.Module):
         return {name: each for name, each in named.items() if each is one}
     if one not in named:
-        near = difflib.get_close_matches(str(one), named, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(list(named)[:8])}"
-        raise ValueError(f"LayerStatsHook: {one!r} is not a module of the model: {hint}")
+        raise ValueError(f"LayerStatsHook: {one!r} is not a module of the model: "
+                         f"{name_hint(one, named, most=8)}")
     return {one: named[one]}
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #150d9166
@@ -143,50 +140,17 @@ class LayerSeries:
     near_zero: np.ndarray  # shares
     histogram: np.ndarray  # [measurements, bins], shares
 
-class LayerHistory:
-    "What was measured so far; the oldest are thinned out."
-    def __init__(self, most: int):
-        self.most, self.version = most, 0  # version: changes with every measurement
-        self._rows: list[tuple[int, dict]] = []  # step, kind to layer to numbers
-        self._pending: list[tuple[int, dict]] = []  # as above, still on the device
-        self._lock = threading.RLock()
-
-    def add(self, step: int, found: dict) -> None:
-        """Add one measurement; they are fetched when there are many.
-
-        Those of later steps are dropped: an earlier state was loaded."""
-        self.go_back(step - 1)
-        with self._lock:
-            self._pending.append((step, found))
-            self.version += 1
-        if len(self._pending) >= 32:
-            self.fetch()
-
-    def fetch(self) -> list[tuple[int, dict]]:
-        "Fetch what is on the device, in one transfer."
-        with self._lock:
-            pending, self._pending = self._pending, []
-            found = [layers for _, kinds in pending for layers in kinds.values()]
-            tensors = [each for layers in found for each in layers.values()]
-            if tensors:
-                together = torch.stack([each.to(tensors[0].device) for each in tensors])
-                numbers = iter(together.cpu().numpy())
-            for step, kinds in pending:
-                values = {kind: {name: next(numbers) for name in layers}
-                          for kind, layers in kinds.items()}
-                self._rows.append((step, values))
-            while len(self._rows) > self.most:
-                self._rows = self._rows[:-1][::2] + self._rows[-1:]
-            return list(self._rows)
-
-    def go_back(self, step: int) -> None:
-        "Forget what was measured after a step."
-        with self._lock:
-            rows = [row for row in self._rows if row[0] <= step]
-            pending = [row for row in self._pending if row[0] <= step]
-            if len(rows) + len(pending) < len(self._rows) + len(self._pending):
-                self.version += 1
-            self._rows, self._pending = rows, pending
+class LayerHistory(Measurements):
+    "Rows of step, and kind to layer to numbers."
+    def _fetched(self, pending: list[tuple]) -> list[tuple]:
+        tensors = [each for _, kinds in pending for layers in kinds.values()
+                   for each in layers.values()]
+        numbers: Iterator = iter(())
+        if tensors:
+            together = torch.stack([each.to(tensors[0].device) for each in tensors])
+            numbers = iter(together.cpu().numpy())
+        return [(step, {kind: {name: next(numbers) for name in layers}
+                        for kind, layers in kinds.items()}) for step, kinds in pending]
 
     def series(self, name: str, kind: str) -> LayerSeries:
         "All measurements of one layer; KeyError names the known ones, ValueError for another kind."
@@ -209,8 +173,7 @@ class LayerHistory:
         layers = self.layers(kind)
         if not layers:
             raise RuntimeError(f"no {kind} were measured yet: the first measurement is in the "
-                               "first step that is made "
-                               "with this hook")
+                               "first step that is made with this hook")
         return {name: self.series(name, kind) for name in layers}
 
 def check_kind(kind: str) -> None:
@@ -501,9 +464,7 @@ class LayerStatsHook(Hook):
         self._compiled = is_compiled(trainer.model)
         if self._compiled:
             warn("LayerStatsHook measures no activations: compiled code calls no hooks of its "
-                 "layers. "
-                 "Train some steps "
-                 "without torch.compile to see them")
+                 "layers. Train some steps without torch.compile to see them")
 
     def before_batch(self, trainer):
         "Measure the first batch of some windows."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STRETCHES', 'MOST', 'HIGH', 'LOW', 'BINS', 'VALIDATION', 'DOTS', 'LEGEND', 'BRANCHES',
-           'INKS', 'RULES', 'MOST_LINES', 'not_finite', 'invalid_weights',
+           'INKS', 'RULES', 'MOST_LINES', 'measured', 'not_finite', 'invalid_weights',
            'optimizers_of', 'training_losses', 'is_training_loss', 'invalid_reason',
            'lower_is_better', 'Row', 'diverged', 'disc_width', 'Mark', 'still',
            'still_text', 'still_runs']
@@ -19,27 +19,23 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from ..core.control import RunView, Series, ThinSeries
-from ..core.journal import Intervention
 from ..core.words import THROUGHPUT, short_name, what_failed
 from ..hooks.progress import as_clock
 from ..support.svg import (Axis, Box, fitting, grid, points_of, polyline, rule_at, svg,
                                     text_at, text_width, without_padding)
 
 # %% ../../nbs/panel/31_still.ipynb #745dd746
-def _short(value) -> str:
-    "A number in few characters, a switch as on or off."
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    if not isinstance(value, (int, float)):
-        return str(value)
-    whole = isinstance(value, int) and abs(value) < 1e9
-    return without_padding(f"{value:,}" if whole else f"{value:.3g}")
+def _short(value: float) -> str:
+    "A number in three digits."
+    return without_padding(f"{value:.3g}")
 
-def _measured(value: float) -> str:
-    "A loss or metric: four decimals where they fit; inf and nan as they are."
-    if math.isfinite(value) and (value == 0 or 1e-3 <= abs(value) < 1e5):
-        return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
-    return without_padding(f"{value:.2e}")
+def measured(value: float) -> str:
+    "A loss or metric: four digits where they fit, or an exponent; inf and nan as they are."
+    if not math.isfinite(value) or 0 < abs(value) < 1e-3 or abs(value) >= 1e5:
+        return without_padding(f"{value:.2e}")
+    if 0 < abs(value) < 1e-2:
+        return f"{value:.6f}"
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 # %% ../../nbs/panel/31_still.ipynb #a880e241
 def _finite(series: Series) -> Series:
@@ -147,10 +143,10 @@ def _row(name: str, series: Series | None) -> Row:
     if (is_training_loss(name) or kind == "grad_norm") and len(good):
         places, values = _smoothed(good, series)
         last = float(values[-1]) if math.isfinite(last) else last
-    row = Row(name, _short(last) if kind == "lr" else _measured(last))
+    row = Row(name, _short(last) if kind == "lr" else measured(last))
     best = _best(name, values)
     if best is not None:
-        row.best = _measured(float(values[best]))
+        row.best = measured(float(values[best]))
         epoch = good.epochs[places[best]]
         row.epoch = f"{epoch:.1f}".removesuffix(".0") if epoch < 100 else f"{epoch:,.0f}"
     return row
@@ -205,17 +201,11 @@ def _facts(view: RunView, records: dict) -> list[str]:
         facts.append(f"{speed:,.0f} samples/s" if speed >= 10 else f"{_short(speed)} samples/s")
     return [*facts, str(view.description)]
 
-def _changes(view: RunView) -> list[Intervention]:
-    "What was changed by hand, in order."
-    return view.journal.changes()
-
-def _error(view: RunView) -> str:
-    "The exception in short; '' without one."
-    return what_failed(str(view.error)) if view.error else ""
-
 def _trouble(view: RunView, records: dict) -> str:
     "What went wrong: the error that ended the run, or why its weights are invalid."
-    return (_error(view) if str(view.state) == "error" else "") or invalid_reason(view, records)
+    if str(view.state) == "error" and view.error:
+        return what_failed(str(view.error))
+    return invalid_reason(view, records)
 
 # %% ../../nbs/panel/31_still.ipynb #49a96bfc
 BINS = 234
@@ -424,7 +414,7 @@ def _curves(view: RunView, records: dict, losses: dict[str, Series], box: Box) -
     for name, series in losses.items():
         parts += (_train(series, x, y, _ink(losses, name)) if is_training_loss(name) else
                   _validation(series, x, y, _ink(losses, name), points))
-    return parts + _marks(_changes(view), x, box)
+    return parts + _marks(view.journal.changes(), x, box)
 
 def _rewound(branches: dict[str, list], losses: dict[str, Series], x: Axis, y: Axis) -> list[str]:
     "What the last rewinds took back, faint."
@@ -470,7 +460,7 @@ def _small(name: str, series: Series, box: Box) -> list[str]:
     return [text_at(box.left, box.top - 10, title, "sq"),
             rule_at(box.left, box.right - 48, box.bottom),
             *_validation(series, x, y, 1),
-            *(text_at(box.right, place, _measured(value), "esq") for value, place in ends)]
+            *(text_at(box.right, place, measured(value), "esq") for value, place in ends)]
 
 # %% ../../nbs/panel/31_still.ipynb #8d2d696a
 def _list(entries: list, top: float, width: float) -> tuple[list[str], float]:
@@ -526,7 +516,7 @@ def _body(view: RunView, records: dict, rows: list[Row], width: float) -> tuple[
     if metric:
         small = Box(table.left, large.bottom - 58, table.width, 58)
         parts += _small(metric, records[metric], small)
-    end, changes, error = large.bottom + 17, _changes(view), _trouble(view, records)
+    end, changes, error = large.bottom + 17, view.journal.changes(), _trouble(view, records)
     if changes:
         listed, end = _list(changes, end + 14, width)
         parts += listed
@@ -551,8 +541,8 @@ def still(
         height += 14
         parts.append(text_at(width - 20, height - 12, fitting(as_of, width - 40, 11), "esq"))
     words = [fitting(" · ".join(facts), 9999), *(f"{fitting(row.name)} {row.last}" for row in rows),
-             f"{len(_changes(view)):,} changed by hand", fitting(_trouble(view, records), 800),
-             fitting(as_of)]
+             f"{len(view.journal.changes()):,} changed by hand",
+             fitting(_trouble(view, records), 800), fitting(as_of)]
     head = _head(view, facts, width, bool(invalid_reason(view, records)))
     return svg("tnb-still", width, height, [head, *parts],
                f"{fitting(view.name)}: {fitting(view.state)}",
@@ -571,7 +561,7 @@ def still_text(
     for row in _rows(records):
         best = f"  best {row.best} (epoch {row.epoch})" if row.best != "–" else ""
         lines.append(f"  {row.name} {row.last}{best}".rstrip())
-    changes = _changes(view)
+    changes = view.journal.changes()
     lines += [f"  {e.number} step {e.step:,}: {e.what} {e.change()}" for e in changes[:6]]
     lines += [f"  and {len(changes) - 6:,} more changed by hand"] if len(changes) > 6 else []
     error = _trouble(view, records)

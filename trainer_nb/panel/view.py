@@ -14,8 +14,7 @@ from time import perf_counter
 
 import torch
 
-from ..core.control import (Command, Reply, Series, StepTimes,
-                                     TunableView)
+from ..core.control import Command, Reply, Series, StepTimes, TunableView
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable

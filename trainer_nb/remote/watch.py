@@ -56,7 +56,7 @@ def text_plot(curves: dict, width: int, height: int) -> tuple[list[list[tuple[st
             letter = rows[y // 4][x // 2][0]
             bits = (ord(letter) - 0x2800 if letter != " " else 0) | DOTS[x % 2][y % 4]
             rows[y // 4][x // 2] = chr(0x2800 + bits), colour
-    ends = " to ".join(plain_number(float(f"{each:.3g}")) for each in (low, high))
+    ends = " to ".join(plain_number(each, 3) for each in (low, high))
     return rows, ends + (", logarithmic" if by_log else "")
 
 # %% ../../nbs/remote/46_watch.ipynb #f8d6c8aa
@@ -162,7 +162,7 @@ def plot_rows(data: WatchData, width: int, height: int) -> list:
     if not curves:
         return [[("no loss yet", "dim")], *[[]] * (height - 1)]
     rows, axis = text_plot(curves, width, height - 1)
-    legend = [(f"{printable(name, 24)} {plain_number(float(f'{points[-1][1]:.4g}'))}  ", colour)
+    legend = [(f"{printable(name, 24)} {plain_number(points[-1][1], 4)}  ", colour)
               for colour, (name, points) in zip(COLOURS, curves.items())]
     return [[*legend, (axis, "dim")], *rows]
 
