@@ -45,9 +45,9 @@ def layers():
 class FrozenNorm(nn.Module):
     """Its norm stays in eval mode, whoever calls `train()`."""
 
-    def __init__(self):
+    def __init__(self, size=4, drop=0.2):
         super().__init__()
-        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 1)
+        self.norm, self.head, self.drop = nn.BatchNorm1d(size), nn.Linear(size, 1), drop
 
     def train(self, mode=True):
         """As usual, the norm aside."""
@@ -57,18 +57,19 @@ class FrozenNorm(nn.Module):
 
     def forward(self, x):
         """One number."""
-        return self.head(functional.dropout(self.norm(x), 0.2, self.training))
+        return self.head(functional.dropout(self.norm(x), self.drop, self.training))
 
 
 class Merging(nn.Linear):
     """An update of low rank, which is a part of the weight in eval mode."""
 
-    def __init__(self):
-        super().__init__(4, 1)
+    def __init__(self, size=4, drop=0.2, start=3.0):
+        super().__init__(size, 1)
         self.weight.requires_grad_(False)
-        # so large that the weight is rounded
-        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.full((1, 2), 3.0))
-        self.merged = False
+        # the start is so large that the weight is rounded
+        self.a = nn.Parameter(torch.randn(2, size))
+        self.b = nn.Parameter(torch.full((1, 2), start))
+        self.merged, self.drop = False, drop
 
     def train(self, mode=True):
         """Adds the update to the weight, or takes it off."""
@@ -81,7 +82,7 @@ class Merging(nn.Linear):
     def forward(self, x):
         """The same number in both modes."""
         out = functional.linear(x, self.weight, self.bias)
-        return out if self.merged else out + functional.dropout(x, 0.2) @ self.a.T @ self.b.T
+        return out if self.merged else out + functional.dropout(x, self.drop) @ self.a.T @ self.b.T
 
 
 class KeepingMerging(Merging):
@@ -102,9 +103,9 @@ class KeepingMerging(Merging):
 class Caching(nn.Linear):
     """Its product is computed once an evaluation."""
 
-    def __init__(self):
-        super().__init__(4, 1)
-        self.kept = None
+    def __init__(self, size=4, drop=0.2):
+        super().__init__(size, 1)
+        self.kept, self.drop = None, drop
 
     def train(self, mode=True):
         """What was kept is of the weights before."""
@@ -114,7 +115,7 @@ class Caching(nn.Linear):
     def forward(self, x):
         """In eval mode by the weight that was kept."""
         if self.training:
-            return functional.linear(functional.dropout(x, 0.2), self.weight, self.bias)
+            return functional.linear(functional.dropout(x, self.drop), self.weight, self.bias)
         if self.kept is None:
             self.kept = self.weight.detach() * 1.0
         return functional.linear(x, self.kept, self.bias)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fuzz_kinds import ArrayMemory, Lookahead, Warming
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
@@ -23,50 +24,6 @@ Y = X.sum(1, keepdim=True)
 def blend(old, new):
     """A running mean."""
     return new if old is None else old * 0.5 + new * 0.5
-
-
-class Slots(torch.optim.SGD):
-    """Keeps slow weights in a list, and a count in a number."""
-
-    turns = 0
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Goes half-way back at each third step."""
-        weights = self.param_groups[0]["params"]
-        if self.turns == 0:
-            self.slow = [each.clone() for each in weights]
-        super().step()
-        self.turns += 1
-        if self.turns % 3 == 0:
-            for weight, slow in zip(weights, self.slow):
-                weight.copy_(slow.lerp_(weight, 0.5))
-
-
-class Warming(torch.optim.SGD):
-    """Its steps grow by a factor in a number."""
-
-    factor = 0.1
-
-    def step(self, closure=None):
-        """A little more each time."""
-        self.factor = min(1.0, self.factor * 1.1)
-        for weight in self.param_groups[0]["params"]:
-            weight.grad.mul_(self.factor)
-        super().step()
-
-
-class Memory(torch.optim.SGD):
-    """Keeps gradients in an array."""
-
-    mean = None
-
-    def step(self, closure=None):
-        """Steps along the mean."""
-        first = self.param_groups[0]["params"][0]
-        self.mean = blend(self.mean, first.grad.numpy().copy())
-        first.grad.copy_(torch.from_numpy(self.mean))
-        super().step()
 
 
 class Around(torch.optim.Optimizer):
@@ -379,9 +336,9 @@ def loader_of(dataset, **settings):
 
 
 PLACES = {
-    "optimizer: list and count": ({"optim": lambda w: Slots(w, 0.05)}, "optim.slow"),
+    "optimizer: list and count": ({"optim": lambda w: Lookahead(w, 0.05)}, "optim.slow"),
     "optimizer: number": ({"optim": lambda w: Warming(w, 0.05)}, "optim.factor"),
-    "optimizer: array": ({"optim": lambda w: Memory(w, 0.05)}, "optim.mean"),
+    "optimizer: array": ({"optim": lambda w: ArrayMemory(w, 0.05)}, "optim.mean"),
     "optimizer: another one": ({"optim": lambda w: Around(w, 0.05)}, "optim.base"),
     "dataset: number": ({"loader": loader_of(Drifting)}, "dataset.drift"),
     "dataset: count that it reads": ({"loader": loader_of(Harder)}, "dataset.level"),

@@ -1,9 +1,11 @@
 """Train and eval mode: what a loop written by hand does, by the model's own methods."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from fuzz_kinds import Caching, FrozenNorm, Merging
 from small_runs import at_step
 from torch import nn
 from torch.nn import functional
@@ -14,68 +16,8 @@ from trainer_nb import EMAHook, LambdaHook, Trainer
 torch.manual_seed(0)
 X = torch.randn(48, 6) * 2 + 1
 DATA = TensorDataset(X, X.sum(1, keepdim=True) / 4)
-
-
-class Frozen(nn.Module):
-    """Its norm stays in eval mode, whoever calls `train()`."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 1)
-
-    def train(self, mode=True):
-        """As usual, the norm aside."""
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def forward(self, x):
-        """One number."""
-        return self.head(self.norm(x))
-
-
-class LowRank(nn.Linear):
-    """An update of low rank, which is a part of the weight in eval mode."""
-
-    def __init__(self):
-        super().__init__(6, 1)
-        self.weight.requires_grad_(False)
-        self.a = nn.Parameter(torch.randn(2, 6) * 0.3)
-        self.b, self.merged = nn.Parameter(torch.zeros(1, 2)), False
-
-    def train(self, mode=True):
-        """Adds the update to the weight, or takes it off."""
-        super().train(mode)
-        if self.merged == mode:
-            self.weight.data += (-1 if mode else 1) * (self.b @ self.a)
-            self.merged = not mode
-        return self
-
-    def forward(self, x):
-        """The same number in both modes."""
-        out = functional.linear(x, self.weight, self.bias)
-        return out if self.merged else out + x @ self.a.T @ self.b.T
-
-
-class Cached(nn.Linear):
-    """Its product is computed once an evaluation."""
-
-    def __init__(self):
-        super().__init__(6, 1)
-        self.kept = None
-
-    def train(self, mode=True):
-        """What was kept is of the weights before."""
-        self.kept = None
-        return super().train(mode)
-
-    def forward(self, x):
-        """In eval mode by the weight that was kept."""
-        if self.training:
-            return functional.linear(x, self.weight, self.bias)
-        if self.kept is None:
-            self.kept = self.weight.detach() * 1.0
-        return functional.linear(x, self.kept, self.bias)
+PLAIN = {"size": 6, "drop": 0.0}
+LOW_RANK = partial(Merging, **PLAIN, start=0.0)
 
 
 def body():
@@ -101,7 +43,7 @@ class Parts(nn.Module):
 def with_adapter():
     """LoRA: a frozen base in eval mode that holds the update."""
     base = nn.Sequential(nn.Dropout(0.3), nn.BatchNorm1d(6)).requires_grad_(False)
-    base.append(LowRank())
+    base.append(LOW_RANK())
     return Parts(base=base.eval())
 
 
@@ -119,10 +61,10 @@ MODELS = {  # name to the model, and its parts that stay in eval mode
                                            head=nn.Linear(6, 1)), ("norm",)),
     "dropout": (lambda: Parts(drop=nn.Dropout(0.4).eval(), head=nn.Linear(6, 1)), ()),
     "adapter": (with_adapter, ()),
-    "own train()": (Frozen, ()),
-    "merging": (LowRank, ()),
-    "caching": (Cached, ()),
-    "within": (lambda: Parts(body=body().train(), last=Frozen()), ()),
+    "own train()": (partial(FrozenNorm, **PLAIN), ()),
+    "merging": (LOW_RANK, ()),
+    "caching": (partial(Caching, **PLAIN), ()),
+    "within": (lambda: Parts(body=body().train(), last=FrozenNorm(**PLAIN)), ()),
 }
 
 

@@ -295,5 +295,5 @@ def test_bars_say_what_they_count():
     shares[[4, 6]] = 0.25, 0.75
     bars = histogram(shares, log_edges(), "|gradient|")
     assert bars.count("<i ") == 8
-    assert 'title="1e-9 to 2.2e-9: 25.00%"' in bars and "most, 75%" in bars
+    assert 'title="1e-9 to 2.15e-9: 25.00%"' in bars and "most, 75%" in bars
     assert "No finite values" in histogram(np.zeros(LOG_BINS), log_edges(), "x")

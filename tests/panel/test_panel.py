@@ -22,10 +22,11 @@ from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import Position, RunState
 from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
-from trainer_nb.panel.dashboard import Dashboard, message_text, rate, short, what_failed
+from trainer_nb.panel.dashboard import Dashboard, message_text, rate, what_failed
 from trainer_nb.panel.front_end import WIDGET
 from trainer_nb.panel.plots import (KEPT_RUNS, MOST_SUMMED, PAST, Chart, Curve, Curves, Plots,
                                     in_words, layout, mark_spots, thinned)
+from trainer_nb.panel.still import measured
 
 
 class Run:
@@ -342,7 +343,7 @@ def test_a_missing_number_is_a_dash():
     (3742.2, "3,742.2"),
     (float("nan"), "nan"), (2e7, "2.00e7")])
 def test_numbers_are_short(value, text):
-    assert short(value) == text
+    assert measured(value) == text
 
 
 @pytest.mark.parametrize("value, text",

@@ -407,7 +407,7 @@ def test_the_better_part_of_a_branch_is_drawn():
     trace = rewound_traces(curves, curves.groups(), "step", 1)[0]
     assert np.isfinite(trace["y"]).sum() == len(raw) and np.nanmin(trace["y"]) == np.float32(best)
     lines = re.findall(
-        r'<polyline class="ts-c0" stroke-width="1.5" points="([^"]*)" opacity=".35"/>',
+        r'<polyline class="ts-c0" stroke-width="1.5" opacity=".35" points="([^"]*)"/>',
         still(trainer.view))
     points = np.array([list(map(float, point.split(","))) for line in lines
                        for point in line.split()])

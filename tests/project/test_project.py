@@ -30,11 +30,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # inside functions (at first use).
 LAYERS = {
     "core": ("", "torch numpy fastcore", ""),
-    "hooks": ("core", "torch numpy",
+    "support": ("", "numpy", ""),
+    "hooks": ("core support", "torch numpy",
               "fastprogress tensorboard wandb trackio pandas PIL IPython pyarrow plotly"),
-    "tools": ("core hooks", "torch numpy fastcore",
+    "tools": ("core support hooks", "torch numpy fastcore",
               "accelerate safetensors hydra omegaconf yaml plotly IPython nbdev"),
-    "panel": ("core hooks",
+    "panel": ("core support hooks",
               "torch numpy ipywidgets anywidget traitlets plotly IPython tsdownsample",
               "ipykernel comm zmq tornado google"),
     "trainer": ("core hooks tools panel", "torch numpy fastcore", "IPython plotly pandas"),

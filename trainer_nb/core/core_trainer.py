@@ -29,7 +29,7 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -57,7 +57,7 @@ from .journal import Intervention, Journal, checksum, fingerprint
 from .optimizers import (NamedOptimizer, OptimizersPart, check_apart, check_windows,
                                         decay_tunables, given_optimizers, made_optimizer,
                                         no_eval_step, tunables_of)
-from .own_state import RunObjects, generator_state
+from .own_state import RunObjects, generator_state, search
 from .modes import Modes, check_keep_modes
 from .runner import (BatchSizes, MicroBatcher, StepContext, StepRunner,
                                     StepSettings, WeightDecays)
@@ -279,29 +279,12 @@ def check_totals(name: str, epochs, max_steps) -> None:
                          f"max_steps={max_steps!r})")
 
 # %% ../../nbs/core/16_core_trainer.ipynb #74d27064
-def _within(value) -> list:
-    "What an object holds: entries, attributes, or the variables that a function uses."
-    if isinstance(value, MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        return cells + [value.__globals__[name] for name in value.__code__.co_names
-                        if name in value.__globals__]
-    if isinstance(value, (list, tuple, set)):
-        return list(value)
-    return list((value if isinstance(value, dict) else getattr(value, "__dict__", {})).values())
-
-def found_optimizers(value, depth: int = 3,
-                     seen: set | None = None) -> list[torch.optim.Optimizer]:
-    "The optimizers within an object, `depth` levels deep; of each thing the first 100 entries."
-    seen = set() if seen is None else seen
-    if isinstance(value, torch.optim.Optimizer):
-        return [value]
-    if id(value) in seen or not depth or isinstance(value, (torch.Tensor, str, type, ModuleType)):
-        return []
-    seen.add(id(value))
-    return [found for each in _within(value)[:100]
-            for found in found_optimizers(each, depth - 1, seen)]
+def found_optimizers(owners) -> list[torch.optim.Optimizer]:
+    "The optimizers that are reached from these objects."
+    roots = {str(number): owner for number, owner in enumerate(owners)}
+    def enter(value):
+        return not isinstance(value, torch.optim.Optimizer)
+    return [each for _, each in search(roots, enter, long=100) if not enter(each)]
 
 # %% ../../nbs/core/16_core_trainer.ipynb #a4e64ff6
 def unheld(loop) -> dict[str, torch.nn.Parameter]:
@@ -318,9 +301,10 @@ def held_elsewhere(loop) -> set[int]:
     hooks = [row.hook for row in loop.hooks.rows]
     components = [getattr(hook, "component", None) for hook in hooks]
     owners = [*vars(loop).values(), loop.train_step, loop.eval_step, *hooks, *components]
-    seen: set = set()
-    found = [optim for owner in owners for optim in found_optimizers(owner, seen=seen)]
-    return {id(p) for optim in found for group in optim.param_groups for p in group["params"]}
+    for hook in hooks:  # ours are not searched
+        owners += getattr(hook, "__dict__", {}).values()
+    return {id(p) for optim in found_optimizers(owners)
+            for group in optim.param_groups for p in group["params"]}
 
 class UnheldWatch:
     "Names the trainable parameters that no optimizer holds, once."

@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from .hook import ComponentHook, HookSet
 from .identity import Difference, compare, data_identity, given_settings, optimizer_settings
 from .journal import Intervention, Journal, checksum, fingerprint
 from .optimizers import NamedOptimizer, OptimizersPart, check_apart, check_windows, decay_tunables, given_optimizers, made_optimizer, no_eval_step, tunables_of
-from .own_state import RunObjects, generator_state
+from .own_state import RunObjects, generator_state, search
 from .modes import Modes, check_keep_modes
 from .runner import BatchSizes, MicroBatcher, StepContext, StepRunner, StepSettings, WeightDecays
 from .several_optimizers import OptimizerHooks, StepRunners
@@ -88,10 +88,8 @@ def check_counts(name: str, **counts) -> None:
     """ValueError for a count that is not a whole number, 1 or more; None is passed over."""
 def check_totals(name: str, epochs, max_steps) -> None:
     """ValueError for a length of a run that is no whole number, or that is given twice."""
-def _within(value) -> list:
-    """What an object holds: entries, attributes, or the variables that a function uses."""
-def found_optimizers(value, depth: int=3, seen: set | None=None) -> list[torch.optim.Optimizer]:
-    """The optimizers within an object, `depth` levels deep; of each thing the first 100 entries."""
+def found_optimizers(owners) -> list[torch.optim.Optimizer]:
+    """The optimizers that are reached from these objects."""
 def unheld(loop) -> dict[str, torch.nn.Parameter]:
     """The trainable parameters of model and loss function that the optimizer does not hold, by name."""
 def held_elsewhere(loop) -> set[int]:

@@ -4,15 +4,13 @@
 
 # %% auto #0
 __all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY_HOOK',
-           'ALL_COUNTED', 'IN_A_ROW', 'CYCLES', 'PARTS', 'check_point_names',
-           'check_names', 'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook',
-           'hook_label', 'hook_name', 'overrides', 'taken_points', 'has_state',
-           'check_hook', 'raised_by_hook', 'HookFailure', 'Tally', 'HookRow', 'HookSet',
-           'table_text', 'hook_table', 'weight_of', 'stands_for', 'spans_in_words',
-           'StepClock']
+           'ALL_COUNTED', 'IN_A_ROW', 'LONG', 'PARTS', 'check_point_names', 'check_names',
+           'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook', 'hook_label',
+           'hook_name', 'overrides', 'taken_points', 'has_state', 'check_hook',
+           'raised_by_hook', 'HookFailure', 'Tally', 'HookRow', 'HookSet', 'table_text',
+           'hook_table', 'spans_in_words', 'StepClock']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
-import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -21,7 +19,7 @@ from numbers import Real
 from time import perf_counter
 from typing import Any
 
-from .state import as_number
+from .state import as_number, nearest_name
 
 # %% ../../nbs/core/01_hook.ipynb #26b6f6e9
 HOOK_POINTS = {
@@ -58,9 +56,6 @@ _LONG = tuple(question for question in QUESTIONS if len(question) > 7)
 _READ = ("enabled", "main_process_only", "writes", "kept", "needs_whole_model", "best_rule")
 _HELPER = "(a helper of your own may begin with an underscore)"
 
-def _nearest(name: str, known: tuple, cutoff: float = 0.85) -> str | None:
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
-
 def check_point_names(names, owner: str, prefix: str = "") -> None:
     """Raise TypeError for a method whose name is close to that of a hook point or a question.
 
@@ -68,13 +63,13 @@ def check_point_names(names, owner: str, prefix: str = "") -> None:
     for name in names:
         if name in POINTS or name in QUESTIONS or name in _OF_HOOKS or name.startswith("_"):
             continue
-        near = _nearest(name, POINTS)
+        near = nearest_name(name, POINTS, 0.85)
         if near or _LOOKS_LIKE_POINT.fullmatch(name):
-            near = near or _nearest(name, POINTS, 0.4)
+            near = near or nearest_name(name, POINTS, 0.4)
             hint = f"did you mean {prefix}{near}?" if near else f"there are {', '.join(POINTS)}"
             raise TypeError(f"{owner} has {prefix}{name}, which is not a hook point: {hint} "
                             f"{_HELPER}")
-        if not prefix and (near := _nearest(name, _LONG)):
+        if not prefix and (near := nearest_name(name, _LONG, 0.85)):
             raise TypeError(f"{owner} has {name}, which is never called: "
                             f"did you mean {near}? {_HELPER}")
 
@@ -83,7 +78,7 @@ def check_names(holder, owner: str) -> None:
     values = {name: getattr(holder, name, None) for name in dir(holder) if not name.startswith("_")}
     check_point_names([name for name, value in values.items() if callable(value)], owner)
     for name, value in values.items():
-        if not callable(value) and name not in TRAITS and (near := _nearest(name, _READ)):
+        if not callable(value) and name not in TRAITS and (near := nearest_name(name, _READ, 0.85)):
             raise TypeError(f"{owner} has {name}, which is never read: "
                             f"did you mean {near}? {_HELPER}")
 
@@ -349,7 +344,7 @@ class Tally:
     sampled: int = 0  # calls in steps that stand for others, each as many times
     sampled_seconds: float = 0.0
     in_steps: float = 0.0  # seconds within the steps that the clock has measured
-    since: int | None = None  # windows that had begun when the counting began
+    since: tuple[int, int] | None = None  # `passed` of the clock when the counting began
 
 
 class HookRow:
@@ -590,37 +585,8 @@ def hook_table(rows: list[HookRow], clock=None) -> str:
     return "\n".join(lines) + counted
 
 # %% ../../nbs/core/01_hook.ipynb #a7d35dce
-ALL_COUNTED, IN_A_ROW = 64, 4
-CYCLES = ((0, 128), (8192, 1024))  # from a number of windows after the first ones; windows of one
-
-def weight_of(number: int) -> tuple[int, int]:
-    """How many windows that of a number stands for (0: it is not counted), and the next number for
-    which that may be another one.
-
-    The first 64 are all counted. Later 4 in a row of every 128 stand for all of these, and
-    in a long run, where a share changes little, 4 in a row of every 1024."""
-    place = number - ALL_COUNTED - 1
-    if place < 0:
-        return 1, ALL_COUNTED + 1
-    cycle = max((start, cycle) for start, cycle in CYCLES if place >= start)[1]
-    own = place % cycle
-    counted = own < IN_A_ROW
-    return cycle // IN_A_ROW if counted else 0, number + (IN_A_ROW if counted else cycle) - own
-
-def stands_for(windows: int, since: int) -> float:
-    """Windows that have begun, by the windows that the sampled ones stand for.
-
-    Only windows after number `since`, and after the first ones, are sampled."""
-    def passed(count):
-        over, weights = max(0, count - ALL_COUNTED), 0
-        for (start, cycle), end in zip(CYCLES, (*(start for start, _ in CYCLES[1:]), over)):
-            whole, rest = divmod(max(0, min(over, end) - start), cycle)
-            weights += whole * cycle + min(rest, IN_A_ROW) * cycle // IN_A_ROW
-        return over, weights
-    (over, weights), (over_before, weights_before) = passed(windows), passed(since)
-    if weights <= weights_before:
-        return 1.0
-    return (over - over_before) / (weights - weights_before)
+# windows: the first are all counted, then four in a row of every 128, of a long run of every 1,024
+ALL_COUNTED, IN_A_ROW, LONG = 64, 4, 8192
 
 def spans_in_words(spans: list[list]) -> str:
     "The counted steps in words, from pairs (steps done at the start, at the end or None)."
@@ -638,15 +604,14 @@ class StepClock:
     def __init__(self):
         # pairs: the steps done when counting began, and when it ended (None: it goes on)
         self.spans: list[list] = []
-        # windows begun so far; whether the last one is still open
-        self.windows, self.window_open = 0, False
+        # windows begun so far; those after the first ones, and the ones that samples stand for
+        self.windows, self.passed = 0, (0, 0)
         self.inner = 0.0  # seconds in hooks that the current hook has called
         self.spent: dict = {}  # row of a hook: its own seconds since the last phase ended
         self.steps = 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.hooks, self.depth = 0.0, 0  # in hooks so far, nested calls once
         self.weight = 1  # how many steps the current one stands for; 0: not counted
-        self._turn = 0  # up to this window that stays
         self._mark = None  # when the last phase ended, and the hooks' seconds then
         self._waited, self._began = 0.0, 0.0  # seconds for data in the window, and its start
         self._warm = False  # the first step is never typical
@@ -661,9 +626,10 @@ class StepClock:
         self._mark = now, hooks
         self.spent.clear()
 
-    def scale(self, since: int) -> float:
-        "Windows by windows that sampled ones stand for, of those after number `since`."
-        return stands_for(self.windows - (self.window_open and self.weight == 0), since)
+    def scale(self, since: tuple[int, int]) -> float:
+        "Windows by windows that samples stand for, of those after `since`."
+        windows, sampled = (now - then for now, then in zip(self.passed, since))
+        return windows / sampled if sampled else 1.0
 
     @property
     def since(self) -> str:
@@ -719,26 +685,27 @@ class StepClock:
 
     def stand_for(self, steps: int) -> None:
         "From here on each step stands for `steps` of them; the open phase is dropped."
-        self.weight, self._mark, self._warm, self._turn = steps, None, False, 0
+        self.weight, self._mark, self._warm = steps, None, False
 
     def next_window(self) -> bool:
         "A window begins; True if it stands for another number of windows than the last one."
         self.windows += 1
-        if self.windows < self._turn:
+        over, weight = self.windows - ALL_COUNTED, 1
+        if over > 0:
+            cycle = 128 if over <= LONG else 1024
+            weight = cycle // IN_A_ROW if 0 < over % cycle <= IN_A_ROW else 0
+            self.passed = over, self.passed[1] + weight
+        if weight == self.weight:
             return False
-        weight, turn = weight_of(self.windows)
-        changed = weight != self.weight
-        if changed:
-            self.stand_for(weight)
-        self._turn = turn
-        return changed
+        self.stand_for(weight)
+        return True
 
     def timed(self, row: HookRow, method, sampled: bool):
         """The method of a hook with its calls and time counted in the hook's row.
 
         `sampled`: it is called in steps, of which only some are counted in a long run."""
         tally, row.clock = row.tally, self
-        tally.since = self.windows if tally.since is None else tally.since
+        tally.since = tally.since or self.passed
         def call(*args):
             start, outer, self.inner = perf_counter(), self.inner, 0.0
             self.depth += 1

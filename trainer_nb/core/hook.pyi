@@ -4,8 +4,7 @@ from typing import Any
 from trainer_nb.trainer import Trainer
 from trainer_nb.core.journal import Intervention
 from trainer_nb.hooks.alerts import Alert
-__all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY_HOOK', 'ALL_COUNTED', 'IN_A_ROW', 'CYCLES', 'PARTS', 'check_point_names', 'check_names', 'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook', 'hook_label', 'hook_name', 'overrides', 'taken_points', 'has_state', 'check_hook', 'raised_by_hook', 'HookFailure', 'Tally', 'HookRow', 'HookSet', 'table_text', 'hook_table', 'weight_of', 'stands_for', 'spans_in_words', 'StepClock']
-import difflib
+__all__ = ['HOOK_POINTS', 'POINTS', 'IN_STEPS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY_HOOK', 'ALL_COUNTED', 'IN_A_ROW', 'LONG', 'PARTS', 'check_point_names', 'check_names', 'Hook', 'LambdaHook', 'MainProcessHook', 'ComponentHook', 'hook_label', 'hook_name', 'overrides', 'taken_points', 'has_state', 'check_hook', 'raised_by_hook', 'HookFailure', 'Tally', 'HookRow', 'HookSet', 'table_text', 'hook_table', 'spans_in_words', 'StepClock']
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
 from typing import Any
-from .state import as_number
+from .state import as_number, nearest_name
 HOOK_POINTS: Any
 POINTS: Any
 IN_STEPS: Any
@@ -25,8 +24,6 @@ _OF_HOOKS: Any
 _LONG: Any
 _READ: Any
 _HELPER: Any
-def _nearest(name: str, known: tuple, cutoff: float=0.85) -> str | None:
-    ...
 def check_point_names(names, owner: str, prefix: str='') -> None:
     """Raise TypeError for a method whose name is close to that of a hook point or a question.
 
@@ -291,7 +288,7 @@ class Tally:
     sampled: int = 0
     sampled_seconds: float = 0.0
     in_steps: float = 0.0
-    since: int | None = None
+    since: tuple[int, int] | None = None
 class HookRow:
     """One hook of a run: its name, its answers, its calls and time, its last error."""
 
@@ -423,17 +420,7 @@ def hook_table(rows: list[HookRow], clock=None) -> str:
     """Rows as a Markdown table; with calls and time, where a `StepClock` counted them."""
 ALL_COUNTED: Any
 IN_A_ROW: Any
-CYCLES: Any
-def weight_of(number: int) -> tuple[int, int]:
-    """How many windows that of a number stands for (0: it is not counted), and the next number for
-    which that may be another one.
-
-    The first 64 are all counted. Later 4 in a row of every 128 stand for all of these, and
-    in a long run, where a share changes little, 4 in a row of every 1024."""
-def stands_for(windows: int, since: int) -> float:
-    """Windows that have begun, by the windows that the sampled ones stand for.
-
-    Only windows after number `since`, and after the first ones, are sampled."""
+LONG: Any
 def spans_in_words(spans: list[list]) -> str:
     """The counted steps in words, from pairs (steps done at the start, at the end or None)."""
 PARTS: Any
@@ -446,8 +433,8 @@ class StepClock:
     def _end(self, part: str) -> None:
         ...
 
-    def scale(self, since: int) -> float:
-        """Windows by windows that sampled ones stand for, of those after number `since`."""
+    def scale(self, since: tuple[int, int]) -> float:
+        """Windows by windows that samples stand for, of those after `since`."""
 
     @property
     def since(self) -> str:
@@ -486,7 +473,7 @@ class StepClock:
         `sampled`: it is called in steps, of which only some are counted in a long run."""
     spans: list[list]
     windows: int
-    window_open: bool
+    passed: Any
     inner: float
     spent: dict
     steps: int
@@ -494,7 +481,6 @@ class StepClock:
     hooks: Any
     depth: int
     weight: int
-    _turn: Any
     _mark: Any
     _waited: Any
     _began: Any

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from .validate import PLAIN
 
 # %% ../../nbs/core/03_settings.ipynb #0afc8e76
-def flat(found, prefix: str = "", depth: int = 8) -> dict:
+def flat(found, prefix: str = "", depth: int = 8, between: str = ".") -> dict:
     "Nested objects as one, with names as in opt.momentum; lists become texts."
     table: dict = {}
     for name, value in found.items():
         if isinstance(value, dict) and value and depth:
-            table |= flat(value, f"{prefix}{name}.", depth - 1)
+            table |= flat(value, f"{prefix}{name}{between}", depth - 1, between)
         else:
             table[f"{prefix}{name}"] = value if isinstance(value, PLAIN) else str(value)
     return table

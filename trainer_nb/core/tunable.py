@@ -7,7 +7,6 @@ __all__ = ['Tunable', 'PartTunable', 'declared', 'BoundTunable', 'weak_proxy', '
            'find_tunable', 'Tunables']
 
 # %% ../../nbs/core/02_tunable.ipynb #17ffb58f
-import difflib
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
 
-from .state import weakly
+from .state import name_hint, weakly
 from .validate import WHOLE
 
 # %% ../../nbs/core/02_tunable.ipynb #be7e3963
@@ -193,10 +192,7 @@ def find_tunable(table: Mapping[str, BoundTunable], name: str) -> BoundTunable:
     if name in table:
         return table[name]
     of_each = [repr(key) for key in table if key.startswith(f"{name}.")]  # of several optimizers
-    near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(table))}"
-    if of_each:
-        hint = f"there are {' and '.join(of_each)}"
+    hint = f"there are {' and '.join(of_each)}" if of_each else name_hint(name, sorted(table))
     raise ValueError(f"there is no tunable {name!r}: {hint}")
 
 # %% ../../nbs/core/02_tunable.ipynb #243d08b5

@@ -25,10 +25,11 @@ def short_name(loss: str, averaged: Collection[str] = ()) -> str:
     name = loss.removesuffix("/loss").removeprefix("train/")
     return f"{name} (average)" if is_averaged(loss, averaged) else name
 
-def plain_number(value) -> str:
-    "A number in few characters, exact to six digits: 0.1, 3e-4, 1.5."
+def plain_number(value, digits: int = 6) -> str:
+    "A number in few characters, exact to six digits or fewer: 0.1, 3e-4, 1.5."
     if value is None or isinstance(value, (bool, str)):
         return str(value)
+    value = float(f"{value:.{digits}g}") if digits < 6 else value
     text = f"{value:.6g}"
     if value and abs(value) < 1e-3 and "e" not in text:
         text = f"{value:.5e}"
@@ -67,7 +68,7 @@ def change_words(kind: str, name: str, old, new, was: float | None = None, unset
     if kind in ARROWS:
         before, after = (value_words(name, value, unset) for value in (old, new))
         if was is not None:
-            before = f"{plain_number(float(f'{was:.3g}'))} ({before})"
+            before = f"{plain_number(was, 3)} ({before})"
         return f"{before} → {after}"
     if new is None:
         return ""

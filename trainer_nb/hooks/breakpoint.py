@@ -7,7 +7,6 @@ __all__ = ['PLACES', 'COMPARISONS', 'KINDS', 'MEASURED', 'Condition', 'check_nam
            'Breakpoint', 'BreakpointHook']
 
 # %% ../../nbs/hooks/13_breakpoint.ipynb #859371be
-import difflib
 import math
 import operator
 import re
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..core.control import Command
 from ..core.hook import Hook
+from ..core.state import name_hint
 from ..core.step import WeightedMeans
 
 # %% ../../nbs/hooks/13_breakpoint.ipynb #c6478267
@@ -79,9 +79,8 @@ def check_name(trainer, name: str) -> None:
     if metric and split in splits and not recorded:  # its names come with the first records
         return
     names = known + [f"{each}/loss" for each in splits]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(dict.fromkeys(names))}"
-    raise ValueError(f"{name!r} is not a record of this run: {hint}")
+    raise ValueError(f"{name!r} is not a record of this run: "
+                     f"{name_hint(name, dict.fromkeys(names))}")
 
 def step_values(trainer) -> dict:
     "What a condition may ask of the step that has just been made."

@@ -29,9 +29,8 @@ from typing import Any, Literal, cast
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..core.folder import FolderTakenError, hold
-from ..core.files import (check_inner_folder, given_home, given_path,
-                                   is_left_over, near, open_folder, parse_json, read_bounded,
-                                   run_path)
+from ..core.files import (check_inner_folder, given_home, given_path, is_left_over, near,
+                                   open_folder, parse_json, read_bounded, run_path)
 from ..core.hook import Hook
 from ..core.saved import CheckpointError, read_state, reading, write_state, write_whole
 from ..core.state import as_number, say, start_thread, warn, whole_number
@@ -457,8 +456,7 @@ def check_resume(value):
             return given_home(value)
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
     raise ValueError(f"resume={value!r}: 'latest', a file or a folder, 'force' (from a run that "
-                     "differs, too), "
-                     f"or None (a new run){hint}")
+                     f"differs, too), or None (a new run){hint}")
 
 # %% ../../nbs/hooks/15_checkpoint.ipynb #403b4053
 def read_point(path: Path) -> tuple[dict, dict]:
@@ -643,12 +641,9 @@ def become(trainer, path: Path, state: dict, refuse: bool = False) -> None:
     if refuse and found.refused:
         what = "a finished run" if found.finished else "another run"
         raise AnotherRunError(f"{path} is of {what} that this trainer would not go on with: "
-                              f"{found.reasons()}. "
-                              "Three ways out: CheckpointHook(resume=False) begins a new run, "
-                              "another folder "
-                              "leaves this one as it is, and CheckpointHook(resume='force') goes "
-                              "on from this "
-                              "file all the same")
+                              f"{found.reasons()}. Three ways out: CheckpointHook(resume=False) "
+                              "begins a new run, another folder leaves this one as it is, and "
+                              "CheckpointHook(resume='force') goes on from this file all the same")
     trainer.load_state_dict(state)
     if trainer.is_main:
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}

@@ -210,8 +210,7 @@ class EMAHook(Hook):
     def _begin(self, trainer) -> Average:
         if trainer.engine.sharded:
             raise ValueError("an EMAHook needs the whole model in each process, this run has parts "
-                             "of it "
-                             "in each: leave ema= out")
+                             "of it in each: leave ema= out")
         return Average(trainer.plain_model, self.device, self.buffers == "average")
 
     def _of(self, trainer) -> Average | None:

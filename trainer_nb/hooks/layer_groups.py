@@ -7,13 +7,13 @@ __all__ = ['PART', 'layer_groups', 'flatten', 'split_parameter_groups', 'LayerGr
            'FreezeSwitch', 'LayerGroupsHook']
 
 # %% ../../nbs/hooks/19_layer_groups.ipynb #57cde6d7
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from ..core.hook import Hook
+from ..core.state import name_hint
 from ..core.tunable import BoundTunable, Tunable
 from ..core.validate import misfit
 
@@ -62,9 +62,7 @@ def _paths(model, group: str, parts) -> list[str]:
         path = part if isinstance(part, str) else places.get(id(part))
         if path is None or path not in known:
             what = repr(part) if isinstance(part, str) else f"a {type(part).__name__}"
-            near = difflib.get_close_matches(str(path), known, n=1, cutoff=0.5)
-            there = f"there are {', '.join(known[:8])}{' ...' if len(known) > 8 else ''}"
-            hint = f"did you mean {near[0]!r}?" if near else there
+            hint = name_hint(path, known, most=8)
             raise ValueError(f"layer group {group!r}: {what} is not a module or parameter "
                              f"of the model: {hint}")
         found.append(path)

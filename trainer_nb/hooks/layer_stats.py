@@ -5,15 +5,12 @@
 # %% auto #0
 __all__ = ['BINS', 'NEAR_ZERO', 'COLOURS', 'SHADES', 'lower_edges', 'measure', 'chosen_layers',
            'is_compiled', 'Probe', 'LayerSeries', 'LayerHistory', 'check_kind',
-           'layer_table', 'layer_figure', 'round_ticks', 'Panel', 'some_of', 'line_panel',
-           'map_panel', 'occupied', 'layer_still', 'LayerStatsHook']
+           'layer_table', 'layer_figure', 'some_of', 'Panel', 'line_panel', 'occupied',
+           'layer_still', 'LayerStatsHook']
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #1e5fba19
-import difflib
-import html
 import math
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,10 +20,11 @@ import torch
 
 from ..core.engine import unwrap
 from ..core.hook import Hook
-from ..core.state import warn, whole_number
+from ..core.state import name_hint, warn, whole_number
 from ..core.tunable import Tunable
-from .weight_stats import WeightHistory, WeightProbe, distance
+from .weight_stats import Measurements, WeightHistory, WeightProbe, distance
 from .inspect import named_tensors
+from ..support.svg import Axis, Box, fitting, grid, polyline, svg, text_at, tick_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -86,9 +84,8 @@ def _fitting(named: dict, one) -> dict:
     if isinstance(one, torch.nn.Module):
         return {name: each for name, each in named.items() if each is one}
     if one not in named:
-        near = difflib.get_close_matches(str(one), named, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(list(named)[:8])}"
-        raise ValueError(f"LayerStatsHook: {one!r} is not a module of the model: {hint}")
+        raise ValueError(f"LayerStatsHook: {one!r} is not a module of the model: "
+                         f"{name_hint(one, named, most=8)}")
     return {one: named[one]}
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #150d9166
@@ -143,50 +140,17 @@ class LayerSeries:
     near_zero: np.ndarray  # shares
     histogram: np.ndarray  # [measurements, bins], shares
 
-class LayerHistory:
-    "What was measured so far; the oldest are thinned out."
-    def __init__(self, most: int):
-        self.most, self.version = most, 0  # version: changes with every measurement
-        self._rows: list[tuple[int, dict]] = []  # step, kind to layer to numbers
-        self._pending: list[tuple[int, dict]] = []  # as above, still on the device
-        self._lock = threading.RLock()
-
-    def add(self, step: int, found: dict) -> None:
-        """Add one measurement; they are fetched when there are many.
-
-        Those of later steps are dropped: an earlier state was loaded."""
-        self.go_back(step - 1)
-        with self._lock:
-            self._pending.append((step, found))
-            self.version += 1
-        if len(self._pending) >= 32:
-            self.fetch()
-
-    def fetch(self) -> list[tuple[int, dict]]:
-        "Fetch what is on the device, in one transfer."
-        with self._lock:
-            pending, self._pending = self._pending, []
-            found = [layers for _, kinds in pending for layers in kinds.values()]
-            tensors = [each for layers in found for each in layers.values()]
-            if tensors:
-                together = torch.stack([each.to(tensors[0].device) for each in tensors])
-                numbers = iter(together.cpu().numpy())
-            for step, kinds in pending:
-                values = {kind: {name: next(numbers) for name in layers}
-                          for kind, layers in kinds.items()}
-                self._rows.append((step, values))
-            while len(self._rows) > self.most:
-                self._rows = self._rows[:-1][::2] + self._rows[-1:]
-            return list(self._rows)
-
-    def go_back(self, step: int) -> None:
-        "Forget what was measured after a step."
-        with self._lock:
-            rows = [row for row in self._rows if row[0] <= step]
-            pending = [row for row in self._pending if row[0] <= step]
-            if len(rows) + len(pending) < len(self._rows) + len(self._pending):
-                self.version += 1
-            self._rows, self._pending = rows, pending
+class LayerHistory(Measurements):
+    "Rows of step, and kind to layer to numbers."
+    def _fetched(self, pending: list[tuple]) -> list[tuple]:
+        tensors = [each for _, kinds in pending for layers in kinds.values()
+                   for each in layers.values()]
+        numbers: Iterator = iter(())
+        if tensors:
+            together = torch.stack([each.to(tensors[0].device) for each in tensors])
+            numbers = iter(together.cpu().numpy())
+        return [(step, {kind: {name: next(numbers) for name in layers}
+                        for kind, layers in kinds.items()}) for step, kinds in pending]
 
     def series(self, name: str, kind: str) -> LayerSeries:
         "All measurements of one layer; KeyError names the known ones, ValueError for another kind."
@@ -209,8 +173,7 @@ class LayerHistory:
         layers = self.layers(kind)
         if not layers:
             raise RuntimeError(f"no {kind} were measured yet: the first measurement is in the "
-                               "first step that is made "
-                               "with this hook")
+                               "first step that is made with this hook")
         return {name: self.series(name, kind) for name in layers}
 
 def check_kind(kind: str) -> None:
@@ -288,50 +251,6 @@ def _label_axes(figure, rows: int, gradients: bool) -> None:
 # %% ../../nbs/hooks/24_layer_stats.ipynb #0c5b1041
 SHADES = {0.001: 0.14, 0.01: 0.3, 0.03: 0.5, 0.1: 0.75, 0.3: 1.0}  # from this share on: opacity
 
-def round_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    "Round numbers from low to high."
-    power = 10.0 ** math.floor(math.log10((high - low) / count))
-    enough = 0.999 * (high - low)
-    step = next(power * each for each in (1, 2, 5, 10) if power * each * count >= enough)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [step * number for number in range(first, last + 1)]
-
-class Panel:
-    "A plot in the picture: 190x110 px, from `low` to `high` both ways."
-    width, height = 190, 110
-    def __init__(
-        self,
-        left: float,  # px, as `top`
-        top: float,
-        x: tuple[float, float],
-        y: tuple[float, float],
-        powers: bool = False,  # y are logarithms
-    ):
-        self.left, self.top, self.x, self.y, self.powers = left, top, x, y, powers
-
-    def pixels(self, xs, ys) -> tuple[np.ndarray, np.ndarray]:
-        "Where points are."
-        x, y = [(np.asarray(each, float) - low) / (high - low)
-                for each, (low, high) in ((xs, self.x), (ys, self.y))]
-        return self.left + self.width * x, self.top + self.height * (1 - y)
-
-    def frame(self, title: str, unit: str) -> list[str]:
-        "Title, grid, ticks and the names of both axes."
-        left, top, bottom = self.left, self.top, self.top + self.height
-        turned = f"translate({left - 40} {top + self.height / 2}) rotate(-90)"
-        parts = [f'<text class="t" x="{left}" y="{top - 8}">{html.escape(title)}</text>',
-                 f'<text class="e" x="{left + self.width}" y="{bottom + 27}">step</text>',
-                 f'<text class="m" transform="{turned}">{unit}</text>']
-        for tick in round_ticks(*self.y):
-            y = self.pixels(0, tick)[1].round(1)
-            label = f"1e{tick:g}" if self.powers else f"{tick:.3g}"
-            parts += [f'<path class="g" d="M{left} {y:g}h{self.width}"/>'
-                      f'<text class="e" x="{left - 5}" y="{y + 4:g}">{label}</text>']
-        for tick in round_ticks(*self.x):
-            x = self.pixels(tick, 0)[0].round(1)
-            parts.append(f'<text class="m" x="{x:g}" y="{bottom + 14}">{tick:g}</text>')
-        return parts
-
 def some_of(values, most: int) -> list:
     "At most `most` of the values, evenly chosen, with the first and the last."
     values = list(values)
@@ -340,6 +259,54 @@ def some_of(values, most: int) -> list:
     return [values[index] for index in np.linspace(0, len(values) - 1, most).astype(int)]
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #88747c7c
+class Panel:
+    "A plot in the picture: 190x110 px, over these steps and from `y[0]` to `y[1]`."
+    def __init__(
+        self,
+        left: float,  # px, as `top`
+        top: float,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        powers: bool = False,  # y are logarithms
+    ):
+        self.box, self.powers = Box(left, top, 190, 110), powers
+        self.x = Axis.between(*x, left, self.box.right)
+        self.y = Axis.between(*y, self.box.bottom, top)
+
+    def frame(self, title: str, unit: str) -> list[str]:
+        "Title, grid, ticks and the names of both axes."
+        box, value = self.box, "1e{:g}" if self.powers else "{:.3g}"
+        turned = f"translate({box.left - 43} {box.top + box.height / 2}) rotate(-90)"
+        return [text_at(box.left, box.top - 8, fitting(title, 230, 11), "sb"),
+                f'<text class="ts-m ts-s ts-q" transform="{turned}">{unit}</text>',
+                *grid(box, self.x, self.y, "step", (tick_text, value.format), unit_below=12)]
+
+    def lines(self, values: dict[str, tuple]) -> list[str]:
+        "The curves of layers: name to steps and values."
+        parts = []
+        for number, (steps, each) in enumerate(values.values()):
+            shown = np.array(some_of(np.flatnonzero(np.isfinite(each)), 40), int)
+            dash = ("", ' stroke-dasharray="2 3"')[number // len(COLOURS) % 2]
+            look = f'stroke="{COLOURS[number % len(COLOURS)]}"{dash}'
+            parts.append(polyline(self.x(steps[shown]), self.y(each[shown]), look))
+        return parts
+
+    def map(self, series: LayerSeries, edges: np.ndarray, most: int) -> list[str]:
+        """The histogram of a layer over at most `most` steps; equal shades above each other are one
+        rectangle."""
+        levels = np.searchsorted(list(SHADES), series.histogram, side="right")
+        shown = some_of(range(len(series.steps)), most)
+        steps, paths = series.steps[shown].tolist(), dict.fromkeys(range(1, len(SHADES) + 1), "")
+        for row, begin, end in zip(shown, steps, [*steps[1:], self.x.high]):
+            column = levels[row]
+            cuts = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
+            for low, high in zip(cuts, cuts[1:]):
+                (x0, x1), (y0, y1) = self.x([begin, end]), self.y(edges[[low, high]])
+                if column[low] and y0 > y1 and x1 > x0:
+                    paths[int(column[low])] += f"M{x0:.1f} {y0:.1f}H{x1:.1f}V{y1:.1f}H{x0:.1f}"
+        shades = zip(SHADES.values(), paths.values())
+        return [f'<path class="h" opacity="{shade}" d="{path}"/>' for shade, path in shades if path]
+
 def line_panel(
     values: dict[str, tuple],  # layer to steps and values
     left: float,
@@ -359,45 +326,12 @@ def line_panel(
         low, high = math.floor(low), math.ceil(high)
     spare = 0.05 * (high - low) or 0.5 * abs(high) or 0.5
     panel = Panel(left, 66, x, (low - spare, high + spare), powers)
-    parts = panel.frame(title, unit)
-    for number, (steps, each) in enumerate(values.values()):
-        shown = np.array(some_of(np.flatnonzero(np.isfinite(each)), 40), int)
-        places = [axis.round(1).tolist() for axis in panel.pixels(steps[shown], each[shown])]
-        points = " ".join(f"{a:g},{b:g}" for a, b in zip(*places))
-        dash = ("", ' stroke-dasharray="2 3"')[number // len(COLOURS) % 2]
-        colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<polyline stroke="{colour}"{dash} points="{points}"/>')
-    return parts
-
-def map_panel(series: LayerSeries, panel: Panel, edges: np.ndarray, most: int) -> list[str]:
-    """The histogram of a layer over at most `most` steps; equal shades above each other are one
-    rectangle."""
-    levels = np.searchsorted(list(SHADES), series.histogram, side="right")
-    shown = some_of(range(len(series.steps)), most)
-    steps, paths = series.steps[shown].tolist(), dict.fromkeys(range(1, len(SHADES) + 1), "")
-    for row, begin, end in zip(shown, steps, [*steps[1:], panel.x[1]]):
-        column = levels[row]
-        cuts = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
-        for low, high in zip(cuts, cuts[1:]):
-            if not column[low]:
-                continue
-            (x0, x1), (y0, y1) = panel.pixels([begin, end], np.clip(edges[[low, high]], *panel.y))
-            if y0 > y1 and x1 > x0:
-                paths[int(column[low])] += f"M{x0:.1f} {y0:.1f}H{x1:.1f}V{y1:.1f}H{x0:.1f}"
-    shades = zip(SHADES.values(), paths.values())
-    return [f'<path class="h" opacity="{shade}" d="{path}"/>' for shade, path in shades if path]
+    return panel.frame(title, unit) + panel.lines(values)
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #954a8af7
-_SHEET = (".tnb-layers{--b:#fff;--i:#1b1f24;--q:#606b76;--l:#e3e6ea;max-width:100%;height:auto;"
-          "font:11px system-ui,Helvetica,Arial,sans-serif}"
-          ".tnb-layers text{fill:var(--q)}.tnb-layers .t{fill:var(--i);font-weight:600}"
-          ".tnb-layers .e{text-anchor:end}.tnb-layers .m{text-anchor:middle}"
-          ".tnb-layers .g{stroke:var(--l)}.tnb-layers .c{fill:var(--b);stroke:var(--l)}"
-          ".tnb-layers polyline{fill:none;stroke-width:1.6}"
-          ".tnb-layers .h,.tnb-layers .s{fill:#2f6fd0}"
-          "@media (prefers-color-scheme:dark)"
-          "{.tnb-layers{--b:#1e2124;--i:#e6e8ea;--q:#9aa4ae;--l:#363b40}}")
 _LEFT = (62, 314, 566)  # of the three columns
+_RULES = {" .t": "fill:var(--i);font-weight:600", " polyline": "fill:none;stroke-width:1.6",
+          " .h": "fill:#2f6fd0"}
 
 def occupied(all_series: dict[str, LayerSeries], edges: np.ndarray) -> tuple[float, float]:
     "The edges between which there are values of any layer, and at least eight bins."
@@ -408,7 +342,7 @@ def occupied(all_series: dict[str, LayerSeries], edges: np.ndarray) -> tuple[flo
 
 def layer_still(all_series: dict[str, LayerSeries], kind: str) -> str:
     "The figure as an SVG below 60 kB, with fewer measurements where needed."
-    pictures = (_still(all_series, kind, most) for most in (60, 30, 15, 8, 4, 1))
+    pictures = (_still(all_series, kind, most) for most in (60, 40, 30, 20, 15, 10, 6, 4, 3, 2, 1))
     return next(picture for picture in pictures if len(picture.encode()) < 60_000)
 
 def _still(all_series: dict[str, LayerSeries], kind: str, most: int) -> str:
@@ -417,21 +351,16 @@ def _still(all_series: dict[str, LayerSeries], kind: str, most: int) -> str:
     steps = np.concatenate([series.steps for series in chosen.values()])
     width = float(np.diff(np.unique(steps)).min(initial=1e9) % 1e9)  # of the last measurement
     x = float(steps.min()), float(steps.max()) + max(1.0, width)
-    parts = _line_panels(chosen, kind, x) + _map_panels(chosen, kind, x, most)
     height = 256 + 180 * math.ceil(len(names) / 3)
     shown = "" if len(names) == len(all_series) else f", {len(names)} of {len(all_series)}"
-    shares = "".join(f'<tspan class="s" dx="12" style="opacity:{opacity}">■</tspan> over '
-                     f'{share:.3g}'
-                     for share, opacity in SHADES.items())
-    return "\n".join([
-        '<svg xmlns="http://www.w3.org/2000/svg" class="tnb-layers" role="img" '
-        f'viewBox="0 0 780 {height}" width="780" height="{height}">'
-        f"<title>{kind} of each layer over the steps</title><style>{_SHEET}</style>",
-        f'<rect class="c" x=".5" y=".5" width="779" height="{height - 1}" rx="8"/>',
-        f'<text x="22" y="26"><tspan class="t">layer{shown}</tspan>{_legend(names)}</text>', *parts,
-        f'<text x="22" y="{height - 14}"><tspan class="t">share of a layer\'s values in a '
-        'bin</tspan>'
-        f"{shares}</text></svg>"])
+    shares = "".join(f'<tspan class="h" dx="12" style="opacity:{opacity}">■</tspan> over '
+                     f"{share:.3g}" for share, opacity in SHADES.items())
+    below = f'<tspan class="t">share of a layer\'s values in a bin</tspan>{shares}'
+    head = f'<tspan class="t">layer{shown}</tspan>{_legend(names)}'
+    parts = _line_panels(chosen, kind, x) + _map_panels(chosen, kind, x, most)
+    parts = [text_at(22, 26, head, "sq"), *parts, text_at(22, height - 14, below, "sq")]
+    return svg("tnb-layers", 780, height, parts, f"{kind} of each layer over the steps",
+               rules=_RULES)
 
 def _line_panels(chosen: dict[str, LayerSeries], kind: str, x: tuple[float, float]) -> list[str]:
     parts, unit = [], kind.removesuffix("s")
@@ -452,17 +381,16 @@ def _map_panels(
     span = occupied(chosen, edges)
     for number, (name, series) in enumerate(chosen.items()):
         panel = Panel(_LEFT[number % 3], 256 + 180 * (number // 3), x, span, gradients)
-        head, unit = f"layer {name}"[:32], f"|{kind.removesuffix('s')}|"
-        parts += map_panel(series, panel, edges, most) + panel.frame(head, unit)
+        unit = f"|{kind.removesuffix('s')}|"
+        parts += panel.map(series, edges, most) + panel.frame(f"layer {name}", unit)
     return parts
 
 def _legend(names: list[str]) -> str:
     parts = []
     for number, name in enumerate(names):
-        colour = COLOURS[number % len(COLOURS)]
+        style = f"fill:{COLOURS[number % len(COLOURS)]};font-weight:600"
         mark = "┅" if number // len(COLOURS) % 2 else "━"
-        style = f"fill:{colour};font-weight:600"
-        parts.append(f'<tspan dx="12" style="{style}">{mark}</tspan> {html.escape(name[:14])}')
+        parts.append(f'<tspan dx="12" style="{style}">{mark}</tspan> {fitting(name[:14])}')
     return "".join(parts)
 
 # %% ../../nbs/hooks/24_layer_stats.ipynb #33a93ef3
@@ -536,9 +464,7 @@ class LayerStatsHook(Hook):
         self._compiled = is_compiled(trainer.model)
         if self._compiled:
             warn("LayerStatsHook measures no activations: compiled code calls no hooks of its "
-                 "layers. "
-                 "Train some steps "
-                 "without torch.compile to see them")
+                 "layers. Train some steps without torch.compile to see them")
 
     def before_batch(self, trainer):
         "Measure the first batch of some windows."

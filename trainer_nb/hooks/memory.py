@@ -7,7 +7,6 @@ __all__ = ['GB', 'memory_of_process', 'memory_records', 'MemoryHook', 'EmptyCach
            'ProfilerHook']
 
 # %% ../../nbs/hooks/22_memory.ipynb #ae6a5d1e
-import difflib
 import inspect
 import os
 import sys
@@ -19,7 +18,7 @@ from torch.profiler import profile, schedule
 
 from ..core.files import check_inner_folder, check_plain, given_home, run_path
 from ..core.hook import Hook, MainProcessHook
-from ..core.state import warn, whole_number
+from ..core.state import name_hint, warn, whole_number
 from ..core.tunable import Tunable
 
 # %% ../../nbs/hooks/22_memory.ipynb #799350ba
@@ -197,11 +196,8 @@ class ProfilerHook(MainProcessHook):
         taken = [name for name in inspect.signature(profile).parameters
                  if name not in ("schedule", "on_trace_ready")]
         for name in settings.keys() - set(taken):
-            near = difflib.get_close_matches(name, taken, n=1)
-            known = ("wait=, warmup=, active=, repeat= say what is recorded; "
-                     f"of the profiler there are {', '.join(taken)}")
-            hint = f"did you mean {near[0]!r}?" if near else known
-            raise TypeError(f"ProfilerHook has no setting {name!r}: {hint}")
+            raise TypeError(f"ProfilerHook has no setting {name!r}: {name_hint(name, taken, 0.6)}; "
+                            "wait=, warmup=, active=, repeat= say what is recorded")
 
     def after_step(self, trainer):
         "End a step; start the profiler, if a recording is still to be made."

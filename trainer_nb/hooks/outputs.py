@@ -12,7 +12,6 @@ __all__ = ['FIELDS', 'ABOUT', 'ROWS', 'PENDING', 'COLUMNS', 'TABLES', 'WHY', 'Np
 # %% ../../nbs/hooks/23_outputs.ipynb #89acb6e4
 import copy
 import csv
-import difflib
 import functools
 import importlib.util
 import inspect
@@ -32,6 +31,7 @@ from ..core.data import pass_indices
 from ..core.files import (check_inner_folder, file_stem, given_home, given_path, parse_json,
                                    read_bounded, run_path, sync_folder)
 from ..core.hook import Hook
+from ..core.state import name_hint
 
 # %% ../../nbs/hooks/23_outputs.ipynb #a083b1c9
 class NpyFile:
@@ -57,9 +57,8 @@ class NpyFile:
         if rows.shape[1:] != self.row_shape or rows.dtype != self.dtype:
             name = self.path.stem
             raise ValueError(f"{name}: a sample of shape {rows.shape[1:]} and type {rows.dtype}, "
-                             "those before "
-                             f"have shape {self.row_shape} and type {self.dtype}: leave {name!r} "
-                             "out of fields=")
+                             f"those before have shape {self.row_shape} and type {self.dtype}: "
+                             f"leave {name!r} out of fields=")
         self.file.write(np.ascontiguousarray(rows).data)
         self.rows += len(rows)
 
@@ -320,8 +319,7 @@ class OutputPlaces:
         found = check_inner_folder(self.folder / f"{file_stem(split)}.unfinished")
         if found.exists() and any(not each.name.startswith("part_") for each in found.iterdir()):
             raise FileExistsError(f"OutputsHook: {found} is there and holds other things than "
-                                  "unfinished outputs: "
-                                  "remove it, or give another folder=")
+                                  "unfinished outputs: remove it, or give another folder=")
         return found
 
     def check(self, split: str) -> None:
@@ -367,8 +365,7 @@ class OutputPlaces:
 WHY = {"targets": "the step returned no tensor under 'target'",
        "outputs": "the step returned no tensor under 'pred'",
        "losses": "the loss is not one of torch's with a reduction: return the loss of each sample "
-                 "from the step "
-                 "under 'losses'",
+                 "from the step under 'losses'",
        "predictions": "predict= says how outputs become predictions"}
 
 class Collector:
@@ -499,9 +496,8 @@ def check_fields(fields, format: str, keep: str, predict) -> tuple:
     fields = (fields,) if isinstance(fields, str) else tuple(fields)
     for name in fields:
         if name not in FIELDS:
-            near = difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.4)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"fields: {name!r} is none of {', '.join(FIELDS)}{hint}")
+            raise ValueError(f"fields: {name!r} is none of {', '.join(FIELDS)}: "
+                             f"{name_hint(name, FIELDS, 0.4)}")
     if not fields:
         raise ValueError(f"fields={fields!r}: name at least one of {', '.join(FIELDS)}")
     if format not in TABLES:
@@ -521,9 +517,8 @@ def check_splits(hook, trainer) -> None:
     known = ["train", "valid", "test", *trainer.valid_loaders]
     for split in hook.splits:
         if split not in known:
-            near = difflib.get_close_matches(str(split), known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"OutputsHook: {split!r} is not a split of this run: {hint}")
+            raise ValueError(f"OutputsHook: {split!r} is not a split of this run: "
+                             f"{name_hint(split, known, 0.4)}")
         if hook.folder is not None:
             for name in trainer.valid_loaders if split == "valid" else [split]:
                 hook.places.check(name)
@@ -531,8 +526,7 @@ def check_splits(hook, trainer) -> None:
         same = [each for each in others if each.folder == hook.folder and split in each.splits]
         if len(same) > 1:
             raise ValueError(f"{split!r} is written to one place by {len(same)} of OutputsHook: "
-                             "give them a folder= "
-                             "each, or one all fields=")
+                             "give them a folder= each, or one all fields=")
 
 # %% ../../nbs/hooks/23_outputs.ipynb #3748d186
 class OutputsHook(Hook):

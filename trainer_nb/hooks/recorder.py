@@ -8,7 +8,6 @@ __all__ = ['Places', 'Columns', 'Branch', 'of_each_step', 'History', 'among_reco
            'step_values', 'named', 'Throughput', 'RecorderHook']
 
 # %% ../../nbs/hooks/10_recorder.ipynb #966b8c6f
-import difflib
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ import numpy as np
 from ..core.control import Series, ThinSeries
 from ..core.hook import Hook
 from ..core.long_array import LongArray
-from ..core.state import whole_number
+from ..core.state import nearest_name, whole_number
 from ..core.step import fetch_numbers
 from ..core.words import THROUGHPUT
 
@@ -330,9 +329,8 @@ class History:
 # %% ../../nbs/hooks/10_recorder.ipynb #e72c8a6f
 def among_records(metric: str, names) -> str:
     "What is said of a record that is not there: the nearest one, and all there are."
-    near = difflib.get_close_matches(metric, names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}There are {', '.join(names) or 'none'}"
+    near = nearest_name(metric, names, 0.4)
+    return f"{f'did you mean {near!r}? ' * bool(near)}There are {', '.join(names) or 'none'}"
 
 def mean_since(trainer, metric: str, step: int) -> tuple[float | None, list[str]]:
     """The mean of a record of the training over the steps after `step`, and the names of all.

@@ -6,14 +6,13 @@
 __all__ = ['THEN', 'DUE', 'factor_of', 'changed_values', 'check_rule', 'check_run', 'RuleHook']
 
 # %% ../../nbs/hooks/28_rules.ipynb #b59aabf3
-import difflib
 import re
 from typing import Any, cast
 
 from ..core.checks import state_check
 from ..core.control import Command, Reply
 from ..core.hook import Hook
-from ..core.state import RunState, say
+from ..core.state import RunState, name_hint, say
 from ..core.tunable import Tunable, find_tunable
 from .alerts import BY_CLOCK, KINDS, Alert, AlertsHook
 
@@ -54,9 +53,8 @@ THEN = (None, "pause", "stop")
 def check_rule(on, rewind, tune, then, note) -> None:
     "ValueError or TypeError for a rule that makes no sense."
     if on not in KINDS:
-        near = difflib.get_close_matches(str(on), KINDS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, KINDS))}"
-        raise ValueError(f"RuleHook({on!r}): there is no such kind of alert, {hint}")
+        raise ValueError(f"RuleHook({on!r}): there is no such kind of alert, "
+                         f"{name_hint(on, KINDS)}")
     if not isinstance(tune, dict) or not all(isinstance(name, str) for name in tune):
         raise TypeError(f"tune={tune!r}: a dict, say {{'lr': '*0.5', 'grad_clip': 1.0}}")
     for change in tune.values():

@@ -14,7 +14,6 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'EXTENDED', 'REPLACING', 'steps_of', 'warm
 
 # %% ../../nbs/hooks/12_schedule.ipynb #61ee9e28
 import copy
-import difflib
 import inspect
 import math
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnea
 
 from ..core.checks import is_of_torch, unlike
 from ..core.hook import Hook
-from ..core.state import as_number, warn
+from ..core.state import as_number, nearest_name, warn
 from ..core.validate import misfit
 from .recorder import among_records, mean_since
 
@@ -95,8 +94,8 @@ class Recipe:
     "How a scheduler is built, for a run of any length."
     def __init__(self, given, settings: dict):
         if isinstance(given, str) and given not in SCHEDULES:
-            near = difflib.get_close_matches(given, SCHEDULES, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]!r}? There are" if near else "there are"
+            near = nearest_name(given, SCHEDULES, 0.6)
+            hint = f"did you mean {near!r}? There are" if near else "there are"
             raise ValueError(f"sched={given!r}: {hint} {', '.join(map(repr, SCHEDULES))}, "
                              "or give a scheduler of torch's")
         named = isinstance(given, str)
@@ -268,8 +267,7 @@ def extend(scheduler, groups: list[dict]) -> None:
     ValueError for a scheduler that cannot."""
     if type(scheduler) not in EXTENDED:
         raise ValueError(f"a parameter group was added, and {type(scheduler).__name__} cannot take "
-                         "it: "
-                         "a schedule by name can, sched='cosine', or a function of (optimizer, "
+                         "it: a schedule by name can, sched='cosine', or a function of (optimizer, "
                          "total_steps)")
     first, base = scheduler.optimizer.param_groups[0], scheduler.base_lrs[0]
     for group in groups:
@@ -419,8 +417,7 @@ def schedule_unlike(state, schedule: Schedule, optimizer) -> str:
         rates, groups = len(state["rates"]), len(optimizer.param_groups)
         if rates != groups:
             return (f"it has {rates} rate{'s' * (rates != 1)} for {groups} "
-                    f"group{'s' * (groups != 1)} "
-                    "of parameters")
+                    f"group{'s' * (groups != 1)} of parameters")
         if own is None or len(schedule.rates) != rates:  # it will be built for that many
             own = schedule.recipe.build(twin(optimizer), state["rates"], state["total"], 0)
     if own is None:
@@ -467,10 +464,9 @@ def warn_of_length(schedule: Schedule, trainer, totals: list, total: int) -> Non
         return
     if schedule.differs(trainer.optim, total):
         warn(f"the schedule {schedule.name} now goes to {total} {schedule.rule.every or 'step'}s, "
-             "and was made for "
-             f"{schedule.total}: the {schedule.ticks} made so far had other rates than in a run "
-             "that was to "
-             f"have {total} from its start")
+             f"and was made for {schedule.total}: the {schedule.ticks} made so far had other rates "
+             f"than in a run that was to have {total} from its start")
+
 
 # %% ../../nbs/hooks/12_schedule.ipynb #da1f27df
 class GroupWatch:
@@ -560,9 +556,8 @@ def check_schedule(schedule: Schedule, trainer) -> None:
     rates = getattr(scheduler, "base_lrs", None)
     if rates is not None and len(rates) != len(groups):
         raise ValueError(f"the scheduler was built for {len(rates)} parameter group(s) and the "
-                         "optimizer has "
-                         f"{len(groups)} by now: give a function, sched=lambda optim: ..., "
-                         "it is called when the groups are made")
+                         f"optimizer has {len(groups)} by now: give a function, sched=lambda "
+                         "optim: ..., it is called when the groups are made")
     if schedule.rule.metric is not None:
         waits = f"the scheduler waits for the record {schedule.rule.metric!r}"
         if schedule.rule.of_training and getattr(trainer, "history", None) is None:
@@ -578,9 +573,8 @@ def check_schedule(schedule: Schedule, trainer) -> None:
     needed = scheduler.last_epoch + planned - trainer.step_state.optimizer_step
     if needed > end:
         raise ValueError(f"the {type(scheduler).__name__} ends after {end} steps and the run takes "
-                         f"{needed}: "
-                         "sched='one_cycle' takes its length from the run, so does a function "
-                         "(optimizer, total_steps)")
+                         f"{needed}: sched='one_cycle' takes its length from the run, so does a "
+                         "function (optimizer, total_steps)")
 
 def warn_of_epochs(schedule: Schedule, trainer) -> None:
     "Warn, before the first step, of a scheduler that ticks at each step and seems to count epochs."
@@ -592,9 +586,8 @@ def warn_of_epochs(schedule: Schedule, trainer) -> None:
         last = rate_after(scheduler, planned)
         end = "" if last is None else f", and lr would be {last:.2g} at the end"
         warn(f"{type(scheduler).__name__} ticks at each of the {planned} steps and its numbers "
-             "look like "
-             f"epochs{end}: sched=SchedulerHook(scheduler, every='epoch'), or every='step' if it "
-             "is meant so")
+             f"look like epochs{end}: sched=SchedulerHook(scheduler, every='epoch'), or "
+             "every='step' if it is meant so")
 
 def planned_rates(schedule: Schedule, trainer) -> tuple[list[int], list[float]] | None:
     "At most 400 of the steps to come, and their rates; None where these are not known."
@@ -655,8 +648,7 @@ class SchedulerHook(Hook):
         ValueError for one of another optimizer, or one that never ticks or ends before the run."""
         if not self.fit_length(trainer):
             raise ValueError(f"sched={self.schedule.name} goes to the end of the run, and that is "
-                             "not known: "
-                             "give max_steps=, or a train_dl with a length")
+                             "not known: give max_steps=, or a train_dl with a length")
         check_schedule(self.schedule, trainer)
         self.groups.fit(self.schedule, trainer)
         if self.given is None:

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.files import (check_inner_folder, given_home, given_path, read_bounded,
-                                   run_path)
+from ..core.files import check_inner_folder, given_home, given_path, read_bounded, run_path
 from ..core.saved import write_whole
-from .trackers import (TrackerHook, check_installed, flat_values, holds_to,
-                                       is_count,
+from ..core.settings import flat
+from .trackers import (TrackerHook, check_installed, holds_to, is_count,
                                        run_description)
 
 # %% ../../nbs/hooks/21_tracker_services.ipynb #f41636d4
@@ -47,7 +46,8 @@ def mark_start(writer, step: int) -> None:
 def describe(writer, trainer) -> None:
     "Write the settings of a run, as text and for the page of hyperparameters."
     from torch.utils.tensorboard.summary import hparams
-    values = flat_values(run_description(trainer))
+    values = flat(run_description(trainer), between="/")
+    values = {name: str(value) if value is None else value for name, value in values.items()}
     rows = [f"| {name} | {value} |" for name, value in values.items()]
     writer.add_text("config", "\n".join(["| setting | value |", "| --- | --- |", *rows]))
     results = dict.fromkeys(["train/loss", *(f"{name}/loss" for name in trainer.valid_loaders)])

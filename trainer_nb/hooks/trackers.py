@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to',
            'counts_to', 'path_with', 'streams_kept', 'check_installed', 'or_switch_off',
-           'plain_settings', 'run_description', 'flat_values', 'line_here',
-           'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve',
-           'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered',
-           'new_file', 'is_count', 'LinesFile', 'JSONLHook']
+           'plain_settings', 'run_description', 'line_here', 'finite_values', 'Sender',
+           'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image',
+           'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file',
+           'is_count', 'LinesFile', 'JSONLHook']
 
 # %% ../../nbs/hooks/20_trackers.ipynb #8c3b6e5b
 import importlib.util
@@ -184,18 +184,6 @@ def run_description(trainer) -> dict:
             "epochs": trainer.epochs, "max_steps": trainer.max_steps,
             "seed": trainer.seed, "device": str(trainer.device), **tunables, "lr": trainer.rate}
     return plain_settings({**config, "trainer": made})
-
-def flat_values(values: dict, prefix: str = "") -> dict:
-    """Nested settings as one dict, keys joined by `/`; other values than numbers and texts become
-    texts."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= flat_values(value, f"{prefix}{key}/")
-        else:
-            plain = isinstance(value, (bool, int, float, str))
-            flat[f"{prefix}{key}"] = value if plain else str(value)
-    return flat
 
 # %% ../../nbs/hooks/20_trackers.ipynb #bbdc896c
 def line_here(trainer) -> dict:
@@ -474,8 +462,7 @@ def as_image(name: str, value) -> np.ndarray:
     if not array.size or array.ndim not in (2, 3) or not colours:
         hint = f": give one at a time, {{'{name}/0': images[0], ...}}" if array.ndim == 4 else ""
         raise ValueError(f"the image {name!r} has the shape {np.shape(value)}, not HxW, HxWxC or "
-                         "CxHxW with 1, 3 or 4 "
-                         f"colours{hint}")
+                         f"CxHxW with 1, 3 or 4 colours{hint}")
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     if array.dtype.kind == "f":
@@ -484,8 +471,7 @@ def as_image(name: str, value) -> np.ndarray:
     if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
         within = f", from {array.min()} to {array.max()}" if array.dtype.kind in "iu" else ""
         raise ValueError(f"the image {name!r} is of {array.dtype}{within}: floats from 0 to 1, or "
-                         "whole numbers "
-                         "from 0 to 255")
+                         "whole numbers from 0 to 255")
     return array.astype(np.uint8)
 
 # %% ../../nbs/hooks/20_trackers.ipynb #b4b88a30
@@ -514,24 +500,20 @@ def _checked(name: str, labels, predictions) -> tuple[np.ndarray, np.ndarray]:
             last = scores.shape[1] - 1
             hint = f": one class at a time, labels == {last} and predictions[:, {last}]"
         raise ValueError(f"the PR curve {name!r}: labels have the shape {np.shape(labels)}, "
-                         "predictions "
-                         f"{np.shape(predictions)}; one of each a sample{hint}")
+                         f"predictions {np.shape(predictions)}; one of each a sample{hint}")
     if found.dtype.kind not in "biuf" or not np.isin(found, (0, 1)).all():
         first = next((each for each in found.tolist() if each not in (0, 1)), None)
         raise ValueError(f"the PR curve {name!r}: labels are 0 or 1, and {first!r} is among them; "
-                         "for a class of "
-                         f"several: labels == {first!r}")
+                         f"for a class of several: labels == {first!r}")
     if scores.dtype.kind not in "biuf" or not ((scores >= 0) & (scores <= 1)).all():
         def odd(each):
             return not (isinstance(each, (int, float)) and 0 <= each <= 1)
         first = next(filter(odd, scores.tolist()), None)
         raise ValueError(f"the PR curve {name!r}: predictions are probabilities from 0 to 1, and "
-                         f"{first!r} is among "
-                         "them; of logits: logits.sigmoid()")
+                         f"{first!r} is among them; of logits: logits.sigmoid()")
     if not found.any():
         raise ValueError(f"the PR curve {name!r}: none of the {len(found)} labels is 1, and "
-                         "without one there is no "
-                         "recall")
+                         "without one there is no recall")
     return found.astype(bool), scores.astype(np.float64)
 
 def as_pr_curve(name: str, labels, predictions) -> PRCurve:

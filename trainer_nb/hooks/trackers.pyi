@@ -3,7 +3,7 @@
 from typing import Any
 from trainer_nb.trainer import Trainer
 from trainer_nb.core.journal import Intervention
-__all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept', 'check_installed', 'or_switch_off', 'plain_settings', 'run_description', 'flat_values', 'line_here', 'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file', 'is_count', 'LinesFile', 'JSONLHook']
+__all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept', 'check_installed', 'or_switch_off', 'plain_settings', 'run_description', 'line_here', 'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file', 'is_count', 'LinesFile', 'JSONLHook']
 import importlib.util
 import json
 import os
@@ -63,9 +63,6 @@ def plain_settings(value):
     Anything else becomes its text."""
 def run_description(trainer) -> dict:
     """What a run is made of, as plain values: `config` as given, and the settings under `trainer`."""
-def flat_values(values: dict, prefix: str='') -> dict:
-    """Nested settings as one dict, keys joined by `/`; other values than numbers and texts become
-    texts."""
 def line_here(trainer) -> dict:
     """The present place of a run, as the beginning of a line."""
 def finite_values(parameters) -> dict[str, np.ndarray]:

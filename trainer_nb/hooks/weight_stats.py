@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SAMPLED', 'LOG_BINS', 'GRADIENT', 'WEIGHT', 'RATIO', 'WIDTH', 'LARGEST', 'distance',
            'log_edges', 'sample', 'bin_shares', 'joined', 'WeightProbe', 'WeightRow',
-           'WeightHistory']
+           'Measurements', 'WeightHistory']
 
 # %% ../../nbs/hooks/23_weight_stats.ipynb #3f5775a4
 import threading
@@ -119,43 +119,32 @@ class WeightRow:
     gradients: np.ndarray  # shares of the bins of `log_edges()`
     weights: np.ndarray
 
-class WeightHistory:
-    "What was measured so far; the oldest are thinned out."
+class Measurements:
+    "What was measured so far, rows that begin with their step; the oldest are thinned out."
     def __init__(self, most: int):  # measurements
         self.most, self.version = most, 0  # version: changes with every measurement
-        self._rows: list[tuple[int, tuple, np.ndarray]] = []  # step, layers, [layers, 83]
-        self._pending: list[tuple[int, tuple, torch.Tensor]] = []  # as above, on the device
+        self._rows: list[tuple] = []
+        self._pending: list[tuple] = []  # as above, still on the device
         self._lock = threading.RLock()
 
-    def add(self, step: int, names: tuple[str, ...], numbers: torch.Tensor) -> None:
+    def add(self, step: int, *measured) -> None:
         "Add one measurement; those of later steps go: an earlier state was loaded."
         self.go_back(step - 1)
         with self._lock:
-            self._pending.append((step, names, numbers))
+            self._pending.append((step, *measured))
             self.version += 1
-            many = sum(each.numel() for _, _, each in self._pending) > LARGEST // 16
-        if many or len(self._pending) >= 32:
+            full = len(self._pending) >= 32 or self._is_large()
+        if full:
             self.fetch()
 
-    def fetch(self) -> list[tuple[int, tuple, np.ndarray]]:
+    def fetch(self) -> list[tuple]:
         "Fetch what is on the device, in one transfer; all measurements, thinned where needed."
         with self._lock:
             pending, self._pending = self._pending, []
-            if pending:
-                together = torch.cat([each for *_, each in pending]).cpu().numpy()
-                ends = np.cumsum([len(names) for _, names, _ in pending])
-                parts = np.split(together, ends[:-1])
-                self._rows += [(step, self._known(names), part.copy())
-                               for (step, names, _), part in zip(pending, parts)]
-            while len(self._rows) > max(2, min(self.most, self._room())):
+            self._rows += self._fetched(pending) if pending else []
+            while len(self._rows) > self._room():
                 self._rows = self._rows[:-1][::2] + self._rows[-1:]
             return list(self._rows)
-
-    def _known(self, names: tuple) -> tuple:
-        return self._rows[-1][1] if self._rows and self._rows[-1][1] == names else names
-
-    def _room(self) -> int:
-        return LARGEST // max((each.size for *_, each in self._rows), default=1)
 
     def go_back(self, step: int) -> None:
         "Forget what was measured after a step."
@@ -165,6 +154,31 @@ class WeightHistory:
             if len(rows) + len(pending) < len(self._rows) + len(self._pending):
                 self.version += 1
             self._rows, self._pending = rows, pending
+
+    def _fetched(self, pending: list[tuple]) -> list[tuple]:
+        raise NotImplementedError
+
+    def _is_large(self) -> bool:
+        return False
+
+    def _room(self) -> int:
+        return self.most
+
+class WeightHistory(Measurements):
+    "Rows of step, layers and their numbers, float32 [layers, 83]."
+    def _fetched(self, pending: list[tuple]) -> list[tuple]:
+        together = torch.cat([each for *_, each in pending]).cpu().numpy()
+        parts = np.split(together, np.cumsum([len(names) for _, names, _ in pending])[:-1])
+        last = self._rows[-1][1] if self._rows else ()
+        return [(step, last if names == last else names, part.copy())
+                for (step, names, _), part in zip(pending, parts)]
+
+    def _is_large(self) -> bool:
+        return sum(each.numel() for *_, each in self._pending) > LARGEST // 16
+
+    def _room(self) -> int:
+        each = max((each.size for *_, each in self._rows), default=1)
+        return max(2, min(self.most, LARGEST // each))
 
     def table(self, column: int) -> tuple[list[str], np.ndarray, np.ndarray]:
         "Layers, steps, and one number of each: float32 [layers, steps], -1 where there is none."

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['NOTHING_YET', 'TOO_LATE', 'STRONG', 'TIPS', 'HEADS', 'ENDED', 'orders_after_move',
-           'seconds_short', 'step_short', 'count_short', 'each_short', 'step_share',
-           'share_short', 'split_bar', 'tags', 'cells', 'HookControls', 'Place',
-           'pending', 'coming', 'traceback_box', 'column_heads', 'arrange', 'HookTable']
+           'seconds_short', 'count_short', 'each_short', 'step_share', 'share_short',
+           'split_bar', 'tags', 'cells', 'HookControls', 'Place', 'pending', 'coming',
+           'traceback_box', 'column_heads', 'arrange', 'HookTable']
 
 # %% ../../nbs/panel/35_hook_table.ipynb #a46f2378
 import html
@@ -22,6 +22,7 @@ import ipywidgets as widgets
 from ..core.control import Command, Reply, RunView, StepTimes, TunableView
 from ..core.hook import HookRow
 from ..core.state import RunState
+from ..hooks.progress import as_seconds
 from .controls import UserInput, button
 from .style import Pane
 
@@ -59,12 +60,6 @@ def seconds_short(value: float) -> str:
     if value < 999.95:
         return f"{value:.1f} s"
     return f"{value / 60:.0f} min" if value < 36000 else f"{value / 3600:.1f} h"
-
-def step_short(value: float) -> str:
-    "Seconds of a step, three digits."
-    if value < 0.9995:
-        return f"{1000 * value:.3g} ms"
-    return f"{value:.3g} s" if value < 999 else f"{value:,.0f} s"
 
 def count_short(value: int) -> str:
     "A number of calls in at most seven characters."
@@ -327,7 +322,7 @@ class HookTable(Pane):
                 moves = (not ranked and place > 0, not ranked and place + 1 < len(shown))
                 self.controls[row.name].refresh(row, times, waiting.get(row.name, {}), moves)
             arrange(self.table, [self.controls[row.name].widget for row in shown], again)
-            each = step_short(sum(times.seconds.values()) / times.steps) if times else "–"
+            each = as_seconds(sum(times.seconds.values()) / times.steps) if times else "–"
             counted = f" · counted {times.since}" if times and times.since else ""
             self.step.value = f'<span class="quiet">A step takes <b>{each}</b>{counted}</span>'
             late = TOO_LATE if self.view.state in ENDED else NOTHING_YET

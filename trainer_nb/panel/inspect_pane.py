@@ -20,6 +20,7 @@ from ..core.state import RunState
 from .controls import button
 from .journal_pane import Entry
 from .style import Pane
+from ..support.svg import without_padding
 
 # %% ../../nbs/panel/37_inspect_pane.ipynb #a63b711a
 TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
@@ -61,7 +62,7 @@ def layer_row(row: LayerRow, largest: float) -> str:
         share = (row.norm or 0.0) / largest
     name, ratio = html.escape(row.name), "–"
     if row.ratio is not None:
-        ratio = f"{row.ratio:.1e}".replace("e-0", "e-").replace("e+00", "")
+        ratio = without_padding(f"{row.ratio:.1e}").removesuffix("e0")
     bar = f'<u><i style="width:{100 * share:.0f}%"></i></u>'
     norm = f'<span class="r">{number_short(row.norm, "#.3")}</span>'
     return (f'<tr><td class="long" title="{name}">{name}</td>'

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'MOST_COLUMNS', 'MOST_LAYERS', 'NONE', 'EMPTY', 'CHOOSE', 'LayerMap',
-           'activation_table', 'layer_map', 'HeatMap', 'power', 'histogram', 'nearest',
+           'activation_table', 'layer_map', 'HeatMap', 'histogram', 'nearest',
            'weight_cells', 'activation_cells', 'cell_details', 'LayersPane', 'scale_text',
            'summary']
 
@@ -21,9 +21,9 @@ import traitlets
 
 from ..core.control import RunView
 from ..core.state import RunState
+from ..core.words import plain_number
 from ..hooks.layer_stats import LayerHistory, lower_edges, some_of
-from ..hooks.weight_stats import (GRADIENT, RATIO, WEIGHT, WeightRow,
-                                           log_edges)
+from ..hooks.weight_stats import GRADIENT, RATIO, WEIGHT, WeightRow, log_edges
 from .inspect_pane import number_short
 from .style import Pane, package_text
 
@@ -109,11 +109,6 @@ class HeatMap(anywidget.AnyWidget):
             self.height = min(640, max(60, 18 * len(found.layers)))
 
 # %% ../../nbs/panel/38_layers_pane.ipynb #75363539
-def power(value: float) -> str:
-    "An edge of a bin in few characters."
-    text = f"{value:.1e}" if value and (value < 0.01 or value >= 1000) else f"{value:.3g}"
-    return text.replace("e-0", "e-").replace("e+0", "e").replace(".0e", "e")
-
 def histogram(shares: np.ndarray, edges: np.ndarray, what: str) -> str:
     "Bars of the bins that have values, and at least eight; HTML."
     there = np.flatnonzero(shares > 0)
@@ -121,7 +116,7 @@ def histogram(shares: np.ndarray, edges: np.ndarray, what: str) -> str:
         return '<div class="quiet small">No finite values.</div>'
     first, last = int(there[0]), int(there[-1])
     last = min(len(shares) - 1, max(last, first + 7))
-    first, ends = max(0, min(first, last - 7)), [power(each) for each in edges] + ["∞"]
+    first, ends = max(0, min(first, last - 7)), [plain_number(each, 3) for each in edges] + ["∞"]
     most, bars = float(shares.max()), ""
     for at in range(first, last + 1):
         tip = f"{ends[at]} to {ends[at + 1]}: {shares[at]:.2%}"

@@ -19,6 +19,7 @@ import traitlets
 from ..core.control import Command, Reply, RunView
 from .controls import Fields, button
 from .style import Pane, package_text
+from ..support.svg import without_padding
 from .tunables import optimizers
 
 # %% ../../nbs/panel/37_lr_pane.ipynb #17b19cbc
@@ -43,7 +44,7 @@ class RateRow:
         self.rate = rate
         name, why = html.escape(name.capitalize()), html.escape(why)
         self.words.value = f'<b>{name}</b> <span class="quiet small">{why}</span>'
-        text = "–" if rate is None else f"{rate:.1e}".replace("e-0", "e-").replace("e+0", "e")
+        text = "–" if rate is None else without_padding(f"{rate:.1e}")
         self.number.value = f"<code>{text}</code>"
         self.use.disabled = rate is None
         self.use.tooltip = ("" if rate is None else

@@ -39,8 +39,7 @@ from ..core.long_array import LongArray
 from ..core.state import RunState
 from ..core.words import short_name
 from .still import (diverged, invalid_weights, is_training_loss, lower_is_better,
-                                    not_finite,
-                                    optimizers_of, training_losses)
+                                    not_finite, optimizers_of, training_losses)
 from .style import Pane, package_text
 
 # %% ../../nbs/panel/32_plots.ipynb #6f5a13b6

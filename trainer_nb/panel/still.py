@@ -4,61 +4,38 @@
 
 # %% auto #0
 __all__ = ['STRETCHES', 'MOST', 'HIGH', 'LOW', 'BINS', 'VALIDATION', 'DOTS', 'LEGEND', 'BRANCHES',
-           'LIGHT', 'DARK', 'FONT', 'INKS', 'MOST_LINES', 'not_finite', 'invalid_weights',
+           'INKS', 'RULES', 'MOST_LINES', 'measured', 'not_finite', 'invalid_weights',
            'optimizers_of', 'training_losses', 'is_training_loss', 'invalid_reason',
-           'lower_is_better', 'Row', 'Axis', 'Box', 'diverged', 'disc_width', 'Mark',
-           'still', 'still_text', 'still_runs']
+           'lower_is_better', 'Row', 'diverged', 'disc_width', 'Mark', 'still',
+           'still_text', 'still_runs']
 
 # %% ../../nbs/panel/31_still.ipynb #2613933a
 import html
 import math
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from ..core.control import RunView, Series, ThinSeries
-from ..core.journal import Intervention
 from ..core.words import THROUGHPUT, short_name, what_failed
 from ..hooks.progress import as_clock
+from ..support.svg import (Axis, Box, fitting, grid, points_of, polyline, rule_at, svg,
+                                    text_at, text_width, without_padding)
 
 # %% ../../nbs/panel/31_still.ipynb #745dd746
-def _width(text: str, size: float = 12) -> float:
-    "The estimated width of a text in pixels."
-    wide = sum(0.43 for c in text if unicodedata.east_asian_width(c) in "WF")
-    return size * (0.57 * len(text) + wide + sum(0.13 for c in text if c.isupper() or c in "mw"))
+def _short(value: float) -> str:
+    "A number in three digits."
+    return without_padding(f"{value:.3g}")
 
-def _text(value, pixels: float = 400, size: float = 12, middle: bool = False) -> str:
-    "A text for the picture: printable, at most `pixels` wide, escaped."
-    text = "".join(c if c.isprintable() else " " for c in str(value)[:1000]).strip()
-    if _width(text, size) > pixels:
-        keep = len(text)
-        while keep > 1 and _width(text[:keep] + "…", size) > pixels:
-            keep -= 1
-        tail = keep // 2 if middle else 0
-        text = f"{text[:keep - tail].rstrip()}…{text[len(text) - tail:]}"
-    return html.escape(text)
-
-def _short(value) -> str:
-    "A number in few characters, a switch as on or off."
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    if not isinstance(value, (int, float)):
-        return str(value)
-    whole = isinstance(value, int) and abs(value) < 1e9
-    return _exponent(f"{value:,}" if whole else f"{value:.3g}")
-
-def _exponent(text: str) -> str:
-    "Exponents without padding: 1e-4 for 1e-04."
-    return re.sub(r"e([+-])0*(\d)", lambda found: "e" + found[1].strip("+") + found[2], text)
-
-def _measured(value: float) -> str:
-    "A loss or metric: four decimals where they fit; inf and nan as they are."
-    if math.isfinite(value) and (value == 0 or 1e-3 <= abs(value) < 1e5):
-        return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
-    return _exponent(f"{value:.2e}")
+def measured(value: float) -> str:
+    "A loss or metric: four digits where they fit, or an exponent; inf and nan as they are."
+    if not math.isfinite(value) or 0 < abs(value) < 1e-3 or abs(value) >= 1e5:
+        return without_padding(f"{value:.2e}")
+    if 0 < abs(value) < 1e-2:
+        return f"{value:.6f}"
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 # %% ../../nbs/panel/31_still.ipynb #a880e241
 def _finite(series: Series) -> Series:
@@ -166,10 +143,10 @@ def _row(name: str, series: Series | None) -> Row:
     if (is_training_loss(name) or kind == "grad_norm") and len(good):
         places, values = _smoothed(good, series)
         last = float(values[-1]) if math.isfinite(last) else last
-    row = Row(name, _short(last) if kind == "lr" else _measured(last))
+    row = Row(name, _short(last) if kind == "lr" else measured(last))
     best = _best(name, values)
     if best is not None:
-        row.best = _measured(float(values[best]))
+        row.best = measured(float(values[best]))
         epoch = good.epochs[places[best]]
         row.epoch = f"{epoch:.1f}".removesuffix(".0") if epoch < 100 else f"{epoch:,.0f}"
     return row
@@ -224,93 +201,17 @@ def _facts(view: RunView, records: dict) -> list[str]:
         facts.append(f"{speed:,.0f} samples/s" if speed >= 10 else f"{_short(speed)} samples/s")
     return [*facts, str(view.description)]
 
-def _changes(view: RunView) -> list[Intervention]:
-    "What was changed by hand, in order."
-    return view.journal.changes()
-
-def _error(view: RunView) -> str:
-    "The exception in short; '' without one."
-    return what_failed(str(view.error)) if view.error else ""
-
 def _trouble(view: RunView, records: dict) -> str:
     "What went wrong: the error that ended the run, or why its weights are invalid."
-    return (_error(view) if str(view.state) == "error" else "") or invalid_reason(view, records)
+    if str(view.state) == "error" and view.error:
+        return what_failed(str(view.error))
+    return invalid_reason(view, records)
 
 # %% ../../nbs/panel/31_still.ipynb #49a96bfc
-@dataclass
-class Axis:
-    "Values to pixels, with round ticks."
-    low: float
-    high: float
-    start: float  # px of `low`
-    end: float
-    step: float
-    log: bool = False
-
-    @classmethod
-    def around(cls, values, start: float, end: float, count: int = 4, log: bool = False) -> "Axis":
-        "An axis that holds these values, between round numbers."
-        values = np.clip(np.asarray(values, dtype=float), -1e100, 1e100)
-        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-        if log and low > 0:
-            low, high = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            powers = math.ceil(max(1, high - low) / count)
-            return cls(low, max(high, low + 1), start, end, powers, True)
-        low = 0.0 if 0 <= low < high / 2 else low
-        if high - low <= 1e-9 * max(abs(low), abs(high)) or high == low:
-            low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
-        power = 10.0 ** math.floor(math.log10((high - low) / count))
-        enough = (high - low) * 0.999
-        step = next(power * m for m in (1, 2, 5, 10) if power * m * count >= enough)
-        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-        return cls(low, high, start, end, step)
-
-    def __call__(self, values) -> np.ndarray:
-        values = np.asarray(values, dtype=float)
-        values = np.log10(np.maximum(values, 1e-100)) if self.log else values
-        share = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
-
-    def holds(self, values) -> np.ndarray:
-        "Which values lie on the axis."
-        low, high = (10.0 ** self.low, 10.0 ** self.high) if self.log else (self.low, self.high)
-        return (values >= low) & (values <= high)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        "Pixels and labels."
-        count = int((self.high - self.low) / self.step + 1.001)
-        found = [self.low + i * self.step for i in range(count)]
-        digits = 12 - math.floor(math.log10(self.step))
-        labels = [10.0 ** v if self.log else round(v, digits) for v in found]
-        pixels = self(10.0 ** np.array(found) if self.log else found)
-        return [(float(p), _tick(v)) for p, v in zip(pixels, labels)]
-
-def _tick(value: float) -> str:
-    "The label of a tick."
-    text = f"{value:,.6g}" if value == 0 or 1e-3 <= abs(value) < 1e7 else _short(value)
-    return text.replace("-", "−") if text.startswith("-") else text
-
-# %% ../../nbs/panel/31_still.ipynb #af1ea17f
 BINS = 234
 VALIDATION = 120  # points at most, of all curves of validation together
 DOTS = 40  # of one curve
 
-def _label(x: float, y: float, text: str, kind: str = "", colour: str = "") -> str:
-    "A text; letters of its kind: end, middle, small, quiet, bold, white."
-    names = " ".join([f"ts-{letter}" for letter in kind] + [f"ts-{colour}"] * bool(colour))
-    return f'<text class="{names}" x="{round(x, 1):g}" y="{round(y, 1):g}">{text}</text>'
-
-def _rule(left: float, right: float, y: float) -> str:
-    "A horizontal line."
-    y = round(y, 1)
-    return f'<line class="ts-g" x1="{left:g}" x2="{right:g}" y1="{y:g}" y2="{y:g}"/>'
-
-def _points(x, y) -> str:
-    "`x,y x,y` with one decimal."
-    pairs = zip(np.round(x, 1).tolist(), np.round(y, 1).tolist())
-    return " ".join(f"{a:g},{b:g}" for a, b in pairs)
-
-# %% ../../nbs/panel/31_still.ipynb #9a32052c
 def _thin(series: Series, points: int) -> Series:
     "At most `points` points, with the first and the last."
     if len(series) <= points:
@@ -328,17 +229,6 @@ def _band(series: Series, bins: int = BINS) -> tuple[np.ndarray, np.ndarray, np.
     return series.steps[(edges[:-1] + edges[1:] - 1) // 2], low, high
 
 # %% ../../nbs/panel/31_still.ipynb #3f3aeaba
-@dataclass
-class Box:
-    "A rectangle of the picture, in pixels."
-    left: float
-    top: float
-    width: float
-    height: float
-
-    right = property(lambda self: self.left + self.width)
-    bottom = property(lambda self: self.top + self.height)
-
 def _losses(records: dict) -> dict[str, Series]:
     "The losses to draw: training and the first five loaders; those that have a finite value."
     found = {name: records[name] for name in _names(records)[0][:6] if name in records}
@@ -380,15 +270,15 @@ def _train(series: Series, x: Axis, y: Axis, number: int = 0) -> list[str]:
     for part in _stretches(series):
         at, means = _smooth(part.means)
         if len(series) <= 2 * BINS:
-            line = _points(x(part.steps), y(part.values))
-            parts.append(f'<polyline class="ts-c{number}" points="{line}" opacity=".3"/>')
+            look = f'class="ts-c{number}" opacity=".3"'
+            parts.append(polyline(x(part.steps), y(part.values), look))
         else:
             steps, low, high = _band(part, max(1, BINS * len(part) // len(series)))
-            outline = _points(x(np.r_[steps, steps[::-1]]), y(np.r_[high, low[::-1]]))
+            outline = points_of(x(np.r_[steps, steps[::-1]]), y(np.r_[high, low[::-1]]))
             parts.append(f'<polygon class="ts-f{number}" points="{outline}" opacity=".18"/>')
         places = x(part.steps[at]), y(means)
-        line = f'<polyline class="ts-c{number}" stroke-width="2" points="{_points(*places)}"/>'
-        parts += [line, _dots(*places, number) if len(part) == 1 else ""]
+        parts.append(polyline(*places, f'class="ts-c{number}" stroke-width="2"'))
+        parts += [_dots(*places, number)] if len(part) == 1 else []
     return parts + _crosses(series, x, y)
 
 def _crosses(series: Series, x: Axis, y: Axis) -> list[str]:
@@ -399,14 +289,14 @@ def _crosses(series: Series, x: Axis, y: Axis) -> list[str]:
     for first in (firsts if len(firsts) <= STRETCHES else [firsts[0], *firsts[1 - STRETCHES:]]):
         level = series.values[first - 1] if first else next(iter(series.values[good]), 1.0)
         at, height = float(x(series.steps[first])), float(y(level))
-        parts.append(_label(at, height + 4, "×", "mb", "error"))
+        parts.append(text_at(at, height + 4, "×", "mb", "error"))
         if not good[first:].any():
-            parts.append(_label(at, height - 8, not_finite(series.values[first]), "mbs", "error"))
+            parts.append(text_at(at, height - 8, not_finite(series.values[first]), "mbs", "error"))
     return parts
 
 def _dots(x, y, number: int) -> str:
     "Points on a line; some of them if there are many."
-    points = _points(x, y).split()
+    points = points_of(x, y).split()
     path = "".join(f"M{point}h0" for point in points[::-1][::math.ceil(len(points) / DOTS)])
     return f'<path class="ts-c{number} ts-dot" d="{path}"/>'
 
@@ -417,23 +307,13 @@ def _validation(series: Series, x: Axis, y: Axis, number: int,
     for part in _stretches(series):
         part = _thin(part, max(2, points * len(part) // len(series)))
         places = x(part.steps), y(part.values)
-        line = f'<polyline class="ts-c{number}" stroke-width="2" points="{_points(*places)}"/>'
-        lines += [line, _dots(*places, number)]
+        lines += [polyline(*places, f'class="ts-c{number}" stroke-width="2"'),
+                  _dots(*places, number)]
     return lines + _crosses(series, x, y)
 
 # %% ../../nbs/panel/31_still.ipynb #df80da7c
 LEGEND = 3  # curves
 BRANCHES = 5  # the last ones, that rewinds took back
-
-def _grid(box: Box, x: Axis, y: Axis) -> list[str]:
-    "Lines and labels of both axes."
-    parts = []
-    for pixel, label in y.ticks():
-        parts += [_rule(box.left, box.right, pixel), _label(box.left - 8, pixel + 4, label, "esq")]
-    for pixel, label in x.ticks():
-        if pixel < box.right - 30 - _width(label, 11) / 2:
-            parts.append(_label(pixel, box.bottom + 17, label, "msq"))
-    return [*parts, _label(box.right, box.bottom + 17, "step", "esq")]
 
 def _ink(losses: dict[str, Series], name: str) -> int:
     "The number of a curve's colour: 0 for training, 1 for the first loader."
@@ -453,9 +333,9 @@ def _legend(losses: dict[str, Series], box: Box, log: bool, averaged=()) -> str:
     for name in losses if len(losses) <= LEGEND else ():
         sign = "—" if is_training_loss(name) else "●"
         names += [f'<tspan class="ts-f{_ink(losses, name)} ts-b" dx="12">{sign}</tspan> ',
-                  _text(short_name(name, averaged), room, 11, middle=True)]
+                  fitting(short_name(name, averaged), room, 11, middle=True)]
     title, y = "loss, powers of ten" if log else "loss", box.top - 8
-    return _label(20, y, title, "sq") + _label(box.right, y, "".join(names), "esq")
+    return text_at(20, y, title, "sq") + text_at(box.right, y, "".join(names), "esq")
 
 def _steps(view: RunView, curves: dict[str, Series], box: Box) -> Axis:
     "The axis of steps, from 0 to where the run stands."
@@ -501,7 +381,7 @@ def _group(entries: list, x: Axis) -> list[Mark]:
 def _disc(left: float, middle: float, width: float, label: str) -> str:
     "A violet disc with a number."
     return (f'<rect class="ts-mark" x="{left:.1f}" y="{middle - 7.5:g}" width="{width:.1f}" '
-            f'height="15" rx="7.5"/>' + _label(left + width / 2, middle + 3.5, label, "mbw"))
+            f'height="15" rx="7.5"/>' + text_at(left + width / 2, middle + 3.5, label, "mbw"))
 
 def _marks(entries: list, x: Axis, box: Box) -> list[str]:
     "Lines and numbers where something was changed."
@@ -510,7 +390,7 @@ def _marks(entries: list, x: Axis, box: Box) -> list[str]:
     faint = ' style="opacity:.2"' if len(lines) > 20 else ""
     parts = [f'<path class="ts-line" d="{path}"{faint}/>'] if path else []
     for mark in _group(sorted(entries, key=lambda entry: entry.step), x):
-        tips = [_text(f"{e.number}: step {e.step:,}: {e.what} {e.change()}")
+        tips = [fitting(f"{e.number}: step {e.step:,}: {e.what} {e.change()}")
                 for e in mark.entries[:8]]
         tips += [f"and {len(mark.entries) - 8:,} more"] if len(mark.entries) > 8 else []
         left = min(max(mark.left, box.left - 4), box.right + 24 - mark.width)
@@ -524,22 +404,22 @@ def _curves(view: RunView, records: dict, losses: dict[str, Series], box: Box) -
     if not losses:
         recorded = any(name in records for name in _names(records)[0])
         why = "no finite loss" if recorded else "no losses recorded"
-        return [_label(box.left + box.width / 2, box.top + box.height / 2, why, "mq")]
+        return [text_at(box.left + box.width / 2, box.top + box.height / 2, why, "mq")]
     branches = {name: _branches(view, name, series) for name, series in losses.items()}
     y = _loss_axis(losses, box, [line for lines in branches.values() for line in lines])
     x = _steps(view, losses, box)
-    parts = [_legend(losses, box, y.log, view.averaged), *_grid(box, x, y),
+    parts = [_legend(losses, box, y.log, view.averaged), *grid(box, x, y, "step"),
              *_rewound(branches, losses, x, y)]
     points = VALIDATION // max(1, len([name for name in losses if not is_training_loss(name)]))
     for name, series in losses.items():
         parts += (_train(series, x, y, _ink(losses, name)) if is_training_loss(name) else
                   _validation(series, x, y, _ink(losses, name), points))
-    return parts + _marks(_changes(view), x, box)
+    return parts + _marks(view.journal.changes(), x, box)
 
 def _rewound(branches: dict[str, list], losses: dict[str, Series], x: Axis, y: Axis) -> list[str]:
     "What the last rewinds took back, faint."
-    return [f'<polyline class="ts-c{_ink(losses, name)}" stroke-width="1.5" '
-            f'points="{_points(x(steps), y(values))}" opacity=".35"/>'
+    return [polyline(x(steps), y(values),
+                     f'class="ts-c{_ink(losses, name)}" stroke-width="1.5" opacity=".35"')
             for name, lines in branches.items() for steps, values in lines]
 
 # %% ../../nbs/panel/31_still.ipynb #7218337b
@@ -548,16 +428,16 @@ def _table(rows: list[Row], losses: dict[str, Series], box: Box) -> list[str]:
     last, best, epoch = box.right - 100, box.right - 42, box.right
     heads = ((box.left, "metric", "sq"), (last, "last", "esq"), (best, "best", "esq"),
              (epoch, "epoch", "esq"))
-    parts = [_label(x, box.top, head, kind) for x, head, kind in heads]
+    parts = [text_at(x, box.top, head, kind) for x, head, kind in heads]
     for number, row in enumerate(rows, 1):
         y, bad = box.top + 22 * number, "error" if row.last in ("nan", "inf", "-inf") else ""
         many = len(losses) > LEGEND and row.name in losses
         dot = f'<tspan class="ts-f{_ink(losses, row.name)}">●</tspan> ' if many else ""
-        label = _text(row.name, 86 if dot else 100, middle=True)
-        parts += [_rule(box.left, box.right, y - 15),
-                  _label(box.left, y, f"<title>{_text(row.name)}</title>{dot}{label}"),
-                  _label(last, y, row.last, "eb", bad), _label(best, y, row.best, "e"),
-                  _label(epoch, y, row.epoch, "eq")]
+        label = fitting(row.name, 86 if dot else 100, middle=True)
+        parts += [rule_at(box.left, box.right, y - 15),
+                  text_at(box.left, y, f"<title>{fitting(row.name)}</title>{dot}{label}"),
+                  text_at(last, y, row.last, "eb", bad), text_at(best, y, row.best, "e"),
+                  text_at(epoch, y, row.epoch, "eq")]
     return parts
 
 def _metric(records: dict) -> str | None:
@@ -576,72 +456,54 @@ def _small(name: str, series: Series, box: Box) -> list[str]:
     ends = [(high, box.top + 7), (low, box.bottom)]
     if high == low:
         ends = [(high, box.top + box.height / 2 + 4)]
-    title = _text(name, box.width, 11, middle=True)
-    return [_label(box.left, box.top - 10, title, "sq"),
-            _rule(box.left, box.right - 48, box.bottom),
+    title = fitting(name, box.width, 11, middle=True)
+    return [text_at(box.left, box.top - 10, title, "sq"),
+            rule_at(box.left, box.right - 48, box.bottom),
             *_validation(series, x, y, 1),
-            *(_label(box.right, place, _measured(value), "esq") for value, place in ends)]
+            *(text_at(box.right, place, measured(value), "esq") for value, place in ends)]
 
 # %% ../../nbs/panel/31_still.ipynb #8d2d696a
 def _list(entries: list, top: float, width: float) -> tuple[list[str], float]:
     "The first interventions, three in a row, and where the list ends."
     more = f", and {len(entries) - 6:,} more" if len(entries) > 6 else ""
-    parts = [_rule(20, width - 20, top), _label(20, top + 17, f"changed by hand{more}", "sq")]
+    parts = [rule_at(20, width - 20, top), text_at(20, top + 17, f"changed by hand{more}", "sq")]
     column = (width - 40) / 3
     for index, entry in enumerate(entries[:6]):
         label, x, y = str(entry.number), 20 + index % 3 * column, top + 39 + index // 3 * 22
         disc = disc_width(label)
-        room = column - disc - 32 - _width(f"{entry.step:,}")
-        wanted = max(room * 0.55, room - _width(entry.change(), 13))
-        name = _text(entry.what, wanted, 14, middle=True)  # bold is wider
-        change = _text(entry.change(), max(20, room - _width(html.unescape(name), 14)), 13)
+        room = column - disc - 32 - text_width(f"{entry.step:,}")
+        wanted = max(room * 0.55, room - text_width(entry.change(), 13))
+        name = fitting(entry.what, wanted, 14, middle=True)  # bold is wider
+        change = fitting(entry.change(), max(20, room - text_width(html.unescape(name), 14)), 13)
         text = (f'<tspan class="ts-q">{entry.step:,}</tspan>'
                 f'<tspan class="ts-b" dx="6">{name}</tspan><tspan dx="6">{change}</tspan>')
-        parts += [_disc(x, y - 4, disc, label), _label(x + disc + 7, y, text)]
+        parts += [_disc(x, y - 4, disc, label), text_at(x + disc + 7, y, text)]
     return parts, top + 39 + (min(len(entries), 6) - 1) // 3 * 22
 
 def _head(view: RunView, facts: list[str], width: float, bad: bool = False) -> str:
     "Name and state left, facts right; `bad`: a finished run has the colour of an error."
-    device = _text(facts[-1], 180, middle=True)
-    line = " · ".join([*map(_text, facts[:-1]), *([device] if device else [])])
+    device = fitting(facts[-1], 180, middle=True)
+    line = " · ".join([*map(fitting, facts[:-1]), *([device] if device else [])])
     state = str(view.state)
-    room = width - 40 - _width(html.unescape(line)) - _width(state) - 60
-    name = _text(view.name, max(60, room), 15, middle=True)
+    room = width - 40 - text_width(html.unescape(line)) - text_width(state) - 60
+    name = fitting(view.name, max(60, room), 15, middle=True)
     ink = "error" if bad and state == "finished" else state
     title = (f'<tspan font-size="15">{name}</tspan><tspan class="ts-{ink}" dx="16">●</tspan>'
              f'<tspan class="ts-{ink}" dx="5">{state.capitalize()}</tspan>')
-    return _label(20, 30, title, "b") + _label(width - 20, 30, line, "eq")
+    return text_at(20, 30, title, "b") + text_at(width - 20, 30, line, "eq")
 
 # %% ../../nbs/panel/31_still.ipynb #eeb1fffd
-LIGHT = ("--b:#fff;--i:#1b1f24;--q:#606b76;--l:#e3e6ea;--m:#7d50e6;--green:#23804a;--red:#c9302c;"
-         "--blue:#2a67c9;--amber:#8a6500;--c0:#2f6fd0;--c1:#d96a1d;--c2:#168a83;--c3:#b0578d;"
-         "--c4:#8a7a2e;--c5:#5b6fb5")
-DARK = ("--b:#1e2124;--i:#e6e8ea;--q:#9aa4ae;--l:#363b40;--m:#a583f5;--green:#5dbb82;--red:#ff7b72;"
-        "--blue:#6ba6f7;--amber:#e0b341;--c0:#5b9bf3;--c1:#ef8f4b;--c2:#41c0b8;--c3:#d784b6;"
-        "--c4:#bcaa55;--c5:#8fa1e3")
-FONT = ('font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;'
-        "font-variant-numeric:tabular-nums;max-width:100%;height:auto")
 INKS = {"green": ("finished",), "red": ("error",), "blue": ("running", "detached"),
         "amber": ("paused", "stopped", "interrupted")}
 
-def _style() -> str:
-    "The style sheet; it touches nothing but stills."
-    rules = {
-        "": f"{LIGHT};{FONT}", " text": "fill:var(--i)", " .ts-q": "fill:var(--q)",
-        " .ts-s": "font-size:11px", " .ts-b": "font-weight:600", " .ts-e": "text-anchor:end",
-        " .ts-m": "text-anchor:middle", " .ts-g": "stroke:var(--l)",
-        " .ts-w": "fill:#fff;font-size:10px", " .ts-mark": "fill:#7d50e6",
-        " .ts-line": "stroke:var(--m);opacity:.45",
-        " .ts-dot": "stroke-width:5;stroke-linecap:round",
-        " polyline": "fill:none;stroke-linejoin:round", " .ts-idle": "fill:var(--q)",
-        " .ts-card": "fill:var(--b);stroke:var(--l)"}
-    for number in range(6):
-        rules[f" .ts-c{number}"] = f"stroke:var(--c{number})"
-        rules[f" .ts-f{number}"] = f"fill:var(--c{number})"
-    for colour, states in INKS.items():
-        rules |= {f" .ts-{state}": f"fill:var(--{colour})" for state in states}
-    sheet = "".join(f".tnb-still{selector}{{{rule}}}" for selector, rule in rules.items())
-    return f"<style>{sheet}@media (prefers-color-scheme:dark){{.tnb-still{{{DARK}}}}}</style>"
+RULES = {
+    " .ts-w": "fill:#fff;font-size:10px", " .ts-mark": "fill:#7d50e6",
+    " .ts-line": "stroke:var(--m);opacity:.45",
+    " .ts-dot": "stroke-width:5;stroke-linecap:round", " .ts-idle": "fill:var(--q)",
+    **{f" .ts-{letter}{number}": f"{what}:var(--c{number})"
+       for letter, what in (("c", "stroke"), ("f", "fill")) for number in range(6)},
+    **{f" .ts-{state}": f"fill:var(--{colour})"
+       for colour, states in INKS.items() for state in states}}
 
 # %% ../../nbs/panel/31_still.ipynb #8d2828c1
 def _body(view: RunView, records: dict, rows: list[Row], width: float) -> tuple[list[str], float]:
@@ -654,13 +516,13 @@ def _body(view: RunView, records: dict, rows: list[Row], width: float) -> tuple[
     if metric:
         small = Box(table.left, large.bottom - 58, table.width, 58)
         parts += _small(metric, records[metric], small)
-    end, changes, error = large.bottom + 17, _changes(view), _trouble(view, records)
+    end, changes, error = large.bottom + 17, view.journal.changes(), _trouble(view, records)
     if changes:
         listed, end = _list(changes, end + 14, width)
         parts += listed
     if error:
         end += 24
-        parts.append(_label(20, end, _text(error, width - 40), colour="error"))
+        parts.append(text_at(20, end, fitting(error, width - 40), colour="error"))
     return parts, end + 15
 
 def still(
@@ -677,19 +539,15 @@ def still(
     parts, height = _body(view, records, rows, width)
     if as_of:
         height += 14
-        parts.append(_label(width - 20, height - 12, _text(as_of, width - 40, 11), "esq"))
-    words = [_text(" · ".join(facts), 9999), *(f"{_text(row.name)} {row.last}" for row in rows),
-             f"{len(_changes(view)):,} changed by hand", _text(_trouble(view, records), 800),
-             _text(as_of)]
-    return "\n".join([
-        '<svg xmlns="http://www.w3.org/2000/svg" class="tnb-still" role="img" '
-        f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">'
-        f"<title>{_text(view.name)}: {_text(view.state)}</title>",
-        "<desc>Curves of the losses, with the last values. "
-        f"{'; '.join(filter(None, words))}</desc>", _style(),
-        f'<rect class="ts-card" x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" '
-        'rx="8"/>',
-        _head(view, facts, width, bool(invalid_reason(view, records))), *parts, "</svg>"])
+        parts.append(text_at(width - 20, height - 12, fitting(as_of, width - 40, 11), "esq"))
+    words = [fitting(" · ".join(facts), 9999), *(f"{fitting(row.name)} {row.last}" for row in rows),
+             f"{len(view.journal.changes()):,} changed by hand",
+             fitting(_trouble(view, records), 800), fitting(as_of)]
+    head = _head(view, facts, width, bool(invalid_reason(view, records)))
+    return svg("tnb-still", width, height, [head, *parts],
+               f"{fitting(view.name)}: {fitting(view.state)}",
+               f"Curves of the losses, with the last values. {'; '.join(filter(None, words))}",
+               rules=RULES)
 
 # %% ../../nbs/panel/31_still.ipynb #9262a7ee
 def still_text(
@@ -703,7 +561,7 @@ def still_text(
     for row in _rows(records):
         best = f"  best {row.best} (epoch {row.epoch})" if row.best != "–" else ""
         lines.append(f"  {row.name} {row.last}{best}".rstrip())
-    changes = _changes(view)
+    changes = view.journal.changes()
     lines += [f"  {e.number} step {e.step:,}: {e.what} {e.change()}" for e in changes[:6]]
     lines += [f"  and {len(changes) - 6:,} more changed by hand"] if len(changes) > 6 else []
     error = _trouble(view, records)
@@ -724,45 +582,40 @@ def still_runs(
              for part in _stretches(series)]
     parts = _runs_plot(lines, record, Box(52, 62, 440, height - 110))
     parts += _runs_table([(name, ink, _row(record, series)) for name, ink, series in found])
-    parts.append(_label(780, height - 12, _text(as_of, 700, 11), "esq"))
-    words = [f"{_text(name)} {_row(record, series).last}" for name, _, series in found]
+    parts.append(text_at(780, height - 12, fitting(as_of, 700, 11), "esq"))
+    words = [f"{fitting(name)} {_row(record, series).last}" for name, _, series in found]
     more = f"and {len(words) - MOST_LINES} more" if len(words) > MOST_LINES else ""
-    words = [*words[:MOST_LINES], more, _text(as_of)]
-    return "\n".join([
-        '<svg xmlns="http://www.w3.org/2000/svg" class="tnb-still" role="img" '
-        f'viewBox="0 0 800 {height}" width="800" height="{height}">'
-        f"<title>{len(runs)} runs: {_text(record)}</title>",
-        "<desc>Curves of the runs, with the last values. "
-        f"{'; '.join(filter(None, words))}</desc>", _style(),
-        f'<rect class="ts-card" x=".5" y=".5" width="799" height="{height - 1}" rx="8"/>',
-        _label(20, 30, _text(record, 460, 15), "b"), *parts, "</svg>"])
+    words = [*words[:MOST_LINES], more, fitting(as_of)]
+    head = text_at(20, 30, fitting(record, 460, 15), "b")
+    return svg("tnb-still", 800, height, [head, *parts], f"{len(runs)} runs: {fitting(record)}",
+               f"Curves of the runs, with the last values. {'; '.join(filter(None, words))}",
+               rules=RULES)
 
 def _runs_plot(lines: list[tuple[str, Series]], record: str, box: Box) -> list[str]:
     "The curves; those of each step are smoothed."
     if not lines:
-        return [_label(box.left + box.width / 2, box.top + box.height / 2, "no records", "mq")]
-    means = [_smooth(part.values) if record.startswith("train/") else
-             (np.arange(len(each := _thin(part, VALIDATION))), each.values)
-             for _, part in lines]
-    y = Axis.around(np.concatenate([values for _, values in means]), box.bottom, box.top)
+        return [text_at(box.left + box.width / 2, box.top + box.height / 2, "no records", "mq")]
+    every_step, curves = record.startswith("train/"), []
+    for ink, part in lines:
+        part = part if every_step else _thin(part, VALIDATION)
+        at, values = _smooth(part.values) if every_step else (slice(None), part.values)
+        curves.append((ink, part.steps[at], values))
+    y = Axis.around(np.concatenate([values for *_, values in curves]), box.bottom, box.top)
     x = Axis.around([0, max(1, *(int(part.steps[-1]) for _, part in lines))], box.left, box.right)
-    parts = _grid(box, x, y)
-    for (ink, part), (at, values) in zip(lines, means):
-        steps = part.steps[at] if record.startswith("train/") else _thin(part, VALIDATION).steps
-        parts.append(f'<polyline style="stroke:{ink}" stroke-width="2" '
-                     f'points="{_points(x(steps), y(values))}"/>')
-    return parts
+    return [*grid(box, x, y, "step"),
+            *(polyline(x(steps), y(values), f'style="stroke:{ink}" stroke-width="2"')
+              for ink, steps, values in curves)]
 
 def _runs_table(rows: list[tuple[str, str, Row]]) -> list[str]:
     "A line for each run: its colour, its name, last and best value."
-    parts = [_label(530, 54, "run", "sq"), _label(718, 54, "last", "esq"),
-             _label(780, 54, "best", "esq")]
+    parts = [text_at(530, 54, "run", "sq"), text_at(718, 54, "last", "esq"),
+             text_at(780, 54, "best", "esq")]
     for number, (name, ink, row) in enumerate(rows[:MOST_LINES], 1):
         y = 54 + 22 * number
-        parts += [_rule(530, 780, y - 15), f'<circle cx="534" cy="{y - 4}" r="4" fill="{ink}"/>',
-                  _label(546, y, _text(name, 112, middle=True)), _label(718, y, row.last, "eb"),
-                  _label(780, y, row.best, "e")]
+        parts += [rule_at(530, 780, y - 15), f'<circle cx="534" cy="{y - 4}" r="4" fill="{ink}"/>',
+                  text_at(546, y, fitting(name, 112, middle=True)), text_at(718, y, row.last, "eb"),
+                  text_at(780, y, row.best, "e")]
     if len(rows) > MOST_LINES:
         y = 54 + 22 * (MOST_LINES + 1)
-        parts.append(_label(546, y, f"and {len(rows) - MOST_LINES} more", "q"))
+        parts.append(text_at(546, y, f"and {len(rows) - MOST_LINES} more", "q"))
     return parts

@@ -167,7 +167,7 @@ class NumberControl:
         "What is asked before a value far beyond the usual range is set; '' where nothing is."
         if self.asking is None:
             return ""
-        low, high = (plain(float(f"{end:.3g}")) for end in self.usual_range)
+        low, high = (plain(end, 3) for end in self.usual_range)
         return f"{plain(self.asking)} is far beyond the usual {low} … {high}: set it?"
 
     def _slide(self, value: float) -> None:
@@ -201,11 +201,11 @@ class NumberControl:
         "The range, or what a schedule makes of it."
         tunable, low, high = self.tunable, self.slider.min, self.slider.max
         if tunable.moves:
-            return f"in force {plain(float(f'{tunable.value:.3g}'))} (schedule)"
+            return f"in force {plain(tunable.value, 3)} (schedule)"
         if tunable.scale == "log":
             low, high = 10**low, 10**high
         also = f', box takes "{none_word(tunable)}"' if tunable.optional else ""
-        return f"{plain(float(f'{low:.3g}'))} … {plain(float(f'{high:.3g}'))}{also}"
+        return f"{plain(low, 3)} … {plain(high, 3)}{also}"
 
 # %% ../../nbs/panel/34_tunables.ipynb #864cc6f3
 def whole_hook(tunable: TunableView) -> str:

@@ -15,8 +15,7 @@ from time import perf_counter
 import torch
 
 from ..core.commands import DECISIONS
-from ..core.control import (Command, Reply, Series, StepTimes,
-                                     TunableView)
+from ..core.control import Command, Reply, Series, StepTimes, TunableView
 from ..core.driver import CELLS
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
@@ -143,10 +142,7 @@ class LocalRunView:
     @property
     def hooks(self) -> list:
         "The hooks with what they cost, in running order; those of the run itself during a trial."
-        own, hooks = self.trainer.at_trial, self._hook_set()
-        if hooks.clock is not None:
-            hooks.clock.window_open = (self.trainer if own is None else own["run"]).window_open
-        return hooks.running()
+        return self._hook_set().running()
 
     @property
     def description(self) -> str:

@@ -7,13 +7,12 @@ __all__ = ['MOST_POINTS', 'MOST_NAMES', 'MOST_BRANCHES', 'CHUNK', 'MOST_ENTRIES'
            'STANDINGS', 'PARTS', 'NOWHERE', 'POLL', 'WRITTEN', 'Rewind', 'add_records',
            'cut', 'ThinHistory', 'RecordReader', 'JournalReader', 'LatestFile', 'Watch',
            'RemoteHookRow', 'read_hook', 'read_tunable', 'read_times', 'rule_of',
-           'nearest', 'each_read', 'Offer', 'RemoteReply', 'Outbox', 'Asked', 'Waiting',
+           'each_read', 'Offer', 'RemoteReply', 'Outbox', 'Asked', 'Waiting',
            'check_protocol', 'files_seen', 'read_waiting', 'read_alerts', 'stat_files',
            'remote_panes', 'RemoteRunView', 'resume_command', 'where_from',
            'process_words', 'unreachable_text', 'as_html', 'notice', 'result_words']
 
 # %% ../../nbs/remote/41_remote_view.ipynb #ca20c68a
-import difflib
 import html
 import json
 import math
@@ -35,7 +34,7 @@ from ..core.control_folder import (FINAL, LARGEST, OFFER, REPLIES, STATUS, VERSI
                                             is_running, sender)
 from ..core.hook import HookFailure
 from ..core.journal import Journal, read_entry, read_header
-from ..core.state import Position, RunState
+from ..core.state import Position, RunState, name_hint
 from ..core.tunable import BoundTunable, Tunable, find_tunable
 from ..core.validate import PLAIN, fits, is_number, typed
 from ..core.words import what_failed
@@ -331,12 +330,6 @@ def rule_of(view: TunableView) -> Any:
     except (TypeError, ValueError):  # the value in force is outside of the range
         return None
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    "The nearest right name, or all of them, in words."
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
-
 # %% ../../nbs/remote/41_remote_view.ipynb #0ab3d0d4
 def each_read(read: Callable, found) -> list:
     "What could be read of a list; the rest is left out."
@@ -362,7 +355,8 @@ class Offer:
     def check(self, name: str, values: dict) -> dict:
         "The values to send; ValueError for what the run does not take."
         if name not in self.commands:
-            raise ValueError(f"this run takes no command {name!r}: {nearest(name, self.commands)}")
+            raise ValueError(f"this run takes no command {name!r}: "
+                             f"{name_hint(name, sorted(self.commands))}")
         values = {key: value.item() if isinstance(value, np.generic) else value
                   for key, value in values.items()}
         for key, value in values.items():

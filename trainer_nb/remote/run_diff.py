@@ -119,7 +119,7 @@ def cell(value) -> str:
 def gain(one, other) -> str:
     "The difference of two floats, with its sign."
     if isinstance(one, float) and isinstance(other, float):
-        text = plain_number(float(f"{other - one:.3g}"))
+        text = plain_number(other - one, 3)
         return text if text.startswith("-") else f"+{text}"
     return ""
 

@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['MOST_COLUMNS', 'MOST_LINES', 'MOST_RUNS', 'folder_names', 'Names', 'Results', 'Given',
-           'number_text', 'markdown_text', 'Table', 'best_text', 'RunsParts', 'Runs',
-           'attach', 'attach_several']
+           'markdown_text', 'Table', 'best_text', 'RunsParts', 'Runs', 'attach',
+           'attach_several']
 
 # %% ../../nbs/remote/47_runs.ipynb #c0ffef04
 import glob
 import html
-import math
 import re
 import threading
 import warnings
@@ -24,10 +23,11 @@ import numpy as np
 
 from ..core.control_folder import ControlError
 from ..core.settings import differing_settings
+from ..core.state import name_hint
 from ..core.words import plain_number
 from ..hooks.progress import as_clock, in_notebook
 from .remote_run import SHOWN, Follower, RemoteRun, attach_one
-from .remote_view import files_seen, nearest
+from .remote_view import files_seen
 from .run_diff import RunParts, cell
 from .run_diff import table as text_table
 from .run_files import printable
@@ -71,7 +71,7 @@ class Names(Mapping):
             if shown == name:
                 return folder
         known = [*self._shown, *self._shown.values()]
-        near = nearest(str(name), dict.fromkeys(known))
+        near = name_hint(name, sorted(set(known)))
         raise KeyError(f"no run {printable(name, 60)!r}: {near}")
 
     def __iter__(self) -> Iterator[str]:
@@ -146,10 +146,6 @@ class Given:
 MOST_COLUMNS = 12  # of metrics, and of settings
 MOST_LINES = 5  # of a journal
 
-def number_text(value: float) -> str:
-    "A number in four digits."
-    return plain_number(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
-
 def markdown_text(text: str) -> str:
     "A text that Markdown takes as it is."
     return re.sub(r"([\\`*_{}\[\]()#+!|~$-])", r"\\\1", html.escape(text)).replace("\n", " ")
@@ -173,7 +169,7 @@ class Table:
         rows = []
         for row in self.rows:
             best = {name: row["best"].get(name) for name in metrics}
-            values = [number_text(row["final"][name]) + best_text(best[name])
+            values = [plain_number(row["final"][name], 4) + best_text(best[name])
                       if name in row["final"] else "–" for name in metrics]
             given = [cell(row["differs"].get(name)) for name in settings]
             done = row["journal"][:MOST_LINES]
@@ -216,7 +212,7 @@ class Table:
 
 def best_text(best: dict | None) -> str:
     "The best value and its step, in brackets."
-    return f" (best {number_text(best['value'])} at {best['step']:,})" if best else ""
+    return f" (best {plain_number(best['value'], 4)} at {best['step']:,})" if best else ""
 
 # %% ../../nbs/remote/47_runs.ipynb #c0ffef13
 class RunsParts:

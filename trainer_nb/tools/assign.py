@@ -18,10 +18,8 @@ import inspect
 import torch
 
 from ..core.core_trainer import (ATTRIBUTES, check_counts, check_eval_first,
-                                          check_function,
-                                          check_max_time, check_metrics, check_seed,
-                                          make_optimizer, swap_component, usual_step,
-                                          use_data)
+                                          check_function, check_max_time, check_metrics, check_seed,
+                                          make_optimizer, swap_component, usual_step, use_data)
 from ..core.data import check_loader, end_persistent_workers
 from ..core.engine import FinitePolicy, unwrap
 from ..core.evaluator import named_loaders

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUGGESTIONS', 'WIDTH', 'HEIGHT', 'BOX', 'INKS', 'rates', 'steepest', 'tenth_of_minimum',
-           'valley', 'slide', 'verdict', 'LRFind', 'Scales', 'axes', 'marks', 'lr_curve',
+           'valley', 'slide', 'verdict', 'LRFind', 'axes', 'marks', 'lr_curve',
            'lr_still', 'lr_figure']
 
 # %% ../../nbs/tools/23_lr_find.ipynb #5e4f02a2
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.state import as_number, whole_number
+from ..support.svg import Axis, Box, fitting, grid, polyline, svg, text_at, without_padding
 from .sweep import Sweep
 
 if TYPE_CHECKING:
@@ -158,15 +159,13 @@ class LRFind:
 
     def picture(self, chosen: float | None = None) -> str:
         "The curve as SVG for a page that has its own background; `chosen` is marked."
-        curve = lr_curve(self, chosen)
         words = html.escape(f"Loss against learning rate. {self!r}")
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-                f'role="img" aria-label="{words}">{curve}</svg>')
+        return svg("tnb-lr", WIDTH, HEIGHT, lr_curve(self, chosen), words, card=False)
 
     def rate_at(self, x: float) -> float:
         "The rate at a place of the picture, in its pixels."
-        lrs, (left, _, right, _) = self.finite()[0], BOX
-        share = min(1.0, max(0.0, (x - left) / (right - left)))
+        lrs = self.finite()[0]
+        share = min(1.0, max(0.0, (x - BOX.left) / BOX.width))
         return float(lrs[0] * (lrs[-1] / lrs[0]) ** share)
 
     def plot(self) -> "plotly.graph_objects.Figure":
@@ -187,108 +186,57 @@ class LRFind:
         return "\n".join([f"LRFind: {head}; {self.reason}", *lines])
 
 # %% ../../nbs/tools/23_lr_find.ipynb #5b9ddf31
-WIDTH, HEIGHT, BOX = 640, 250, (46, 14, 620, 222)  # px; left, top, right, bottom of the plot
+WIDTH, HEIGHT, BOX = 640, 250, Box(46, 14, 574, 208)  # px
 
-class Scales:
-    "Rates and losses to pixels of the picture."
-    def __init__(self, lrs, smoothed, losses):
-        self.low, self.high = math.log(lrs[0]), math.log(lrs[-1])
-        self.floor = min(min(smoothed), float(np.quantile(losses, 0.03)))
-        self.ceiling = max(smoothed[:max(3, len(smoothed) // 2)])
-        self.span = 1.25 * ((self.ceiling - self.floor) or abs(self.floor) or 1.0)
-
-    def x(self, rate: float) -> float:
-        "Pixels from the left."
-        left, _, right, _ = BOX
-        share = (math.log(rate) - self.low) / ((self.high - self.low) or 1)
-        return left + (right - left) * share
-
-    def y(self, loss: float) -> float:
-        "Pixels from the top; a loss off the scale is drawn at the edge."
-        _, top, _, bottom = BOX
-        share = (loss - self.floor) / self.span + 0.06
-        return bottom - (bottom - top) * min(1.0, max(0.0, share))
-
-    def ticks(self) -> list[float]:
-        "Round losses for the axis."
-        power = 10.0 ** math.floor(math.log10(self.span / 3))
-        step = next(power * m for m in (1, 2, 5, 10) if power * m * 4 >= self.span)
-        first = math.ceil(self.floor / step)
-        top = self.floor + 0.94 * self.span
-        return [step * k for k in range(first, first + 6) if step * k <= top]
-
-# %% ../../nbs/tools/23_lr_find.ipynb #cb890b54
-def _text(x: float, y: float, words: str, anchor: str = "middle", ink: str = "#808080") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{ink}">{html.escape(words)}</text>'
-
-def _line(x1: float, y1: float, x2: float, y2: float, look: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {look}/>'
-
-def _curve(points, ink: str, width: float, opacity: float = 1.0) -> str:
-    text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    look = f'stroke="{ink}" stroke-width="{width}" opacity="{opacity}"'
-    return f'<polyline points="{text}" fill="none" {look}/>'
-
-# %% ../../nbs/tools/23_lr_find.ipynb #5eb7118f
-def axes(scales: Scales, lrs) -> list[str]:
-    "The parts of the SVG around the data."
-    left, _, right, bottom = BOX
-    parts = []
-    for loss in scales.ticks():
-        y = scales.y(loss)
-        parts.append(_line(left, y, right, y, 'stroke="#808080" opacity=".25"'))
-        parts.append(_text(left - 6, y + 4, f"{loss:.4g}", "end"))
-    first, last = math.ceil(math.log10(lrs[0]) - 1e-9), math.floor(math.log10(lrs[-1]) + 1e-9)
-    for power in range(first, last + 1):
-        parts.append(_text(scales.x(10.0**power), bottom + 16, f"1e{power}"))
-    return parts
+def axes(lrs, losses, smoothed) -> tuple[Axis, Axis]:
+    "Rates and losses to pixels of the picture; a loss off the scale is drawn at the edge."
+    low, high = math.log10(lrs[0]), math.log10(lrs[-1])
+    floor = min(min(smoothed), float(np.quantile(losses, 0.03)))
+    ceiling = max(smoothed[:max(3, len(smoothed) // 2)])
+    span = 1.25 * ((ceiling - floor) or abs(floor) or 1.0)
+    y = Axis.between(floor - 0.06 * span, floor + 0.94 * span, BOX.bottom, BOX.top)
+    return Axis(low, high, BOX.left, BOX.right, 1, log=True), y
 
 # %% ../../nbs/tools/23_lr_find.ipynb #c73975a3
 INKS = {"valley": "#7d50e6", "steepest": "#dd7023", "slide": "#1a9e96", "minimum": "#b0578d"}
 
-def marks(scales: Scales, suggestions: dict[str, float], lrs) -> list[str]:
+def _upright(x: float, top: float, look: str) -> str:
+    return f'<path d="M{x:.1f} {top:g}V{BOX.bottom:g}" {look}/>'
+
+def marks(x: Axis, suggestions: dict[str, float], lrs) -> list[str]:
     "A line and its name for each suggestion within the range."
-    _, top, _, bottom = BOX
     parts = []
     for number, (name, rate) in enumerate(suggestions.items()):
         if lrs[0] <= rate <= lrs[-1]:
-            x, dashes = scales.x(rate), "none" if name == "valley" else "3 3"
-            label = f"{name} {rate:.1e}".replace("e-0", "e-").replace("e+0", "e")
+            at, dashes = float(x(rate)), "none" if name == "valley" else "3 3"
             look = f'stroke="{INKS[name]}" stroke-dasharray="{dashes}"'
-            parts.append(_line(x, top, x, bottom, look))
-            parts.append(_text(x + 4, top + 10 + 13 * number, label, "start", INKS[name]))
+            text = without_padding(f"{name} {rate:.1e}")
+            parts += [_upright(at, BOX.top, look),
+                      text_at(at + 4, BOX.top + 10 + 13 * number, text, "s", fill=INKS[name])]
     return parts
 
 # %% ../../nbs/tools/23_lr_find.ipynb #ff7ef986
-def lr_curve(found: LRFind, chosen: float | None = None) -> str:
-    "Axes, losses, suggestions and the rate `chosen`: the inside of an SVG."
+def lr_curve(found: LRFind, chosen: float | None = None) -> list[str]:
+    "Axes, losses, suggestions and the rate `chosen`: the parts of an SVG."
     lrs, losses, smoothed = found.finite()
-    left, top, right, bottom = BOX
     if len(lrs) < 2:
-        return _text((left + right) / 2, (top + bottom) / 2, found.note or "no rate tried yet")
-    scales = Scales(lrs, smoothed, losses)
-    parts = axes(scales, lrs)
-    for each, width, opacity in ((losses, 1, 0.3), (smoothed, 2, 1.0)):
-        points = [(scales.x(rate), scales.y(loss)) for rate, loss in zip(lrs, each)]
-        parts.append(_curve(points, "#3f83e8", width, opacity))
+        why = fitting(found.note or "no rate tried yet", BOX.width, 11)
+        return [text_at(BOX.left + BOX.width / 2, BOX.top + BOX.height / 2, why, "msq")]
+    x, y = axes(lrs, losses, smoothed)
+    parts = grid(BOX, x, y, words=(lambda rate: f"1e{math.log10(rate):.0f}", "{:.4g}".format))
+    for each, look in ((losses, 'stroke-width="1" opacity="0.3"'), (smoothed, 'stroke-width="2"')):
+        parts.append(polyline(x(lrs), y(each), f'stroke="#3f83e8" {look}'))
     if chosen is not None:
-        x = scales.x(chosen)
-        parts.append(_line(x, bottom - 10, x, bottom, 'stroke="#808080" stroke-width="2"'))
+        look = 'stroke="#808080" stroke-width="2"'
+        parts.append(_upright(float(x(chosen)), BOX.bottom - 10, look))
     if found.sweep.ended:
-        parts += marks(scales, found.suggestions, lrs)
-    return "".join(parts)
+        parts += marks(x, found.suggestions, lrs)
+    return parts
 
 # %% ../../nbs/tools/23_lr_find.ipynb #97f0cd95
 def lr_still(found: LRFind) -> str:
     "The curve as an SVG of its own."
-    note = f"<title>{html.escape(found.reason)}</title>"
-    style = ("<style>text{font:11px sans-serif}.card{fill:#fff;stroke:#ddd}"
-             "@media(prefers-color-scheme:dark){.card{fill:#111;stroke:#333}}</style>")
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    card = f'x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"'
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{note}{style}'
-            f'<rect class="card" {card}/>{lr_curve(found)}</svg>')
+    return svg("tnb-lr", WIDTH, HEIGHT, lr_curve(found), html.escape(found.reason))
 
 # %% ../../nbs/tools/23_lr_find.ipynb #a2ef66d0
 def lr_figure(found: LRFind):

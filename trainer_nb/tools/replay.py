@@ -14,8 +14,7 @@ from typing import Any
 from ..core.commands import COMMANDS
 from ..core.control import Command
 from ..core.hook import Hook
-from ..core.journal import (Intervention, Journal, assigns_object, read_total,
-                                     total_text)
+from ..core.journal import Intervention, Journal, assigns_object, read_total, total_text
 from ..core.state import warn
 from ..core.tunable import BoundTunable, find_tunable
 

@@ -9,7 +9,6 @@ __all__ = ['BUILDS', 'STEPS', 'ELSEWHERE', 'HELPER', 'ARGUMENTS', 'name_problem'
            'task_schedule', 'hints_arguments', 'TaskHook']
 
 # %% ../../nbs/tools/24_task.ipynb #2fca8bd2
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 
 from ..core.core_trainer import check_seed
 from ..core.hook import POINTS, ComponentHook
-from ..core.state import OwnStreams, seed_everything
+from ..core.state import OwnStreams, nearest_name, seed_everything
 from ..hooks.schedule import Recipe
 
 # %% ../../nbs/tools/24_task.ipynb #22d58fcb
@@ -64,16 +63,16 @@ def name_problem(name: str) -> str:
     if name in POINTS:
         return f": the hook points of a task have the prefix cb_, write cb_{name}(self, trainer)"
     if name.startswith("build_") and name not in BUILDS:
-        near = difflib.get_close_matches(name, BUILDS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? There are" if near else "there are"
+        near = nearest_name(name, BUILDS)
+        hint = f"did you mean {near}? There are" if near else "there are"
         return f", which is never called: {hint} {', '.join(BUILDS)} {HELPER}"
     if name.startswith("cb_") and name[3:] not in POINTS:  # the prefix is for hook points alone
-        near = difflib.get_close_matches(name[3:], POINTS, n=1, cutoff=0.0)
-        return (f", which is not a hook point: did you mean cb_{near[0]}? "
+        near = nearest_name(name[3:], POINTS, 0.0)
+        return (f", which is not a hook point: did you mean cb_{near}? "
                 f"There are {', '.join(POINTS)}")
-    near = difflib.get_close_matches(name, STEPS, n=1, cutoff=0.85)
+    near = nearest_name(name, STEPS, 0.85)
     if near and name not in STEPS:
-        return f", which is never called: did you mean {near[0]}? {HELPER}"
+        return f", which is never called: did you mean {near}? {HELPER}"
     return ""
 
 # %% ../../nbs/tools/24_task.ipynb #78e68407
@@ -178,9 +177,8 @@ def names_taken(function) -> list[str] | None:
 # %% ../../nbs/tools/24_task.ipynb #e086d95a
 def unknown_name(name: str, taken) -> str:
     "The nearest of the names that are taken, and all of them."
-    near = difflib.get_close_matches(name, taken, n=1, cutoff=0.6)
-    names = ", ".join(taken)
-    return f"did you mean {near[0]!r}? There are {names}" if near else f"there are {names}"
+    near, names = nearest_name(name, taken, 0.6), ", ".join(taken)
+    return f"did you mean {near!r}? There are {names}" if near else f"there are {names}"
 
 # %% ../../nbs/tools/24_task.ipynb #783865e4
 def overridden(task, name: str) -> bool:

@@ -3,7 +3,6 @@
 from typing import Any
 from trainer_nb.trainer import Trainer
 __all__ = ['BUILDS', 'STEPS', 'ELSEWHERE', 'HELPER', 'ARGUMENTS', 'name_problem', 'check_task_names', 'check_trainer_names', 'Task', 'seeded', 'names_taken', 'unknown_name', 'overridden', 'check_task', 'built', 'task_arguments', 'task_schedule', 'hints_arguments', 'TaskHook']
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from ..core.core_trainer import check_seed
 from ..core.hook import POINTS, ComponentHook
-from ..core.state import OwnStreams, seed_everything
+from ..core.state import OwnStreams, nearest_name, seed_everything
 from ..hooks.schedule import Recipe
 BUILDS: Any
 STEPS: Any
