@@ -467,7 +467,6 @@ def warn_of_length(schedule: Schedule, trainer, totals: list, total: int) -> Non
              f"and was made for {schedule.total}: the {schedule.ticks} made so far had other rates "
              f"than in a run that was to have {total} from its start")
 
-
 # %% ../../nbs/hooks/12_schedule.ipynb #da1f27df
 class GroupWatch:
     """Gives parameter groups that were added, `optim.add_param_group(...)`, the schedule of the
