@@ -457,6 +457,24 @@ def test_what_raises_on_the_way_leaves_the_run_as_it_was(taken, error):
     assert alike(outcome(trainer)["points"], outcome(same)["points"])
 
 
+def test_what_raises_at_the_end_of_a_load_leaves_the_run_as_it_was(taken):
+    """A hook that joins then cannot begin: the journal is the run's own again."""
+    sched, state, _ = taken
+    class Joins(Hook):
+        def before_fit(self, trainer):
+            raise ValueError("cannot begin")
+    trainer, hook = make(sched=sched, seed=2), Joins()
+    trainer.tune(grad_clip=1.0)
+    trainer.step(2)
+    before, journal, stands = trainer.state_dict(), trainer.journal, trainer.state
+    trainer.hooks.add(hook)
+    with pytest.raises(CheckpointError, match=r"(?s)cannot begin.*Nothing was changed"):
+        trainer.load_state_dict(state)
+    trainer.hooks.remove(hook)
+    assert trainer.journal is journal and trainer.state is stands
+    assert alike(before, trainer.state_dict())
+
+
 def lr(kind, **settings):
     """A schedule by hand."""
     return lambda optim: getattr(SCHEDULER, kind)(optim, **settings)

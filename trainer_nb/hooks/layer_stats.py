@@ -359,7 +359,7 @@ def _still(all_series: dict[str, LayerSeries], kind: str, most: int) -> str:
     head = f'<tspan class="t">layer{shown}</tspan>{_legend(names)}'
     parts = _line_panels(chosen, kind, x) + _map_panels(chosen, kind, x, most)
     parts = [text_at(22, 26, head, "sq"), *parts, text_at(22, height - 14, below, "sq")]
-    return svg("tnb-layers", 780, height, parts, f"{kind} of each layer over the steps",
+    return svg("tnb-layerplot", 780, height, parts, f"{kind} of each layer over the steps",
                rules=_RULES)
 
 def _line_panels(chosen: dict[str, LayerSeries], kind: str, x: tuple[float, float]) -> list[str]:

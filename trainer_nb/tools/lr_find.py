@@ -160,7 +160,7 @@ class LRFind:
     def picture(self, chosen: float | None = None) -> str:
         "The curve as SVG for a page that has its own background; `chosen` is marked."
         words = html.escape(f"Loss against learning rate. {self!r}")
-        return svg("tnb-lr", WIDTH, HEIGHT, lr_curve(self, chosen), words, card=False)
+        return svg("tnb-lrplot", WIDTH, HEIGHT, lr_curve(self, chosen), words, card=False)
 
     def rate_at(self, x: float) -> float:
         "The rate at a place of the picture, in its pixels."
@@ -236,7 +236,7 @@ def lr_curve(found: LRFind, chosen: float | None = None) -> list[str]:
 # %% ../../nbs/tools/23_lr_find.ipynb #97f0cd95
 def lr_still(found: LRFind) -> str:
     "The curve as an SVG of its own."
-    return svg("tnb-lr", WIDTH, HEIGHT, lr_curve(found), html.escape(found.reason))
+    return svg("tnb-lrplot", WIDTH, HEIGHT, lr_curve(found), html.escape(found.reason))
 
 # %% ../../nbs/tools/23_lr_find.ipynb #a2ef66d0
 def lr_figure(found: LRFind):
