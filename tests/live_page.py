@@ -23,19 +23,19 @@ seconds = screen.perf_counter
 screen.perf_counter = lambda: 5 * seconds()  # a panel of a running run is 0.4 s old, and not 2 s
 import json, os, time, torch
 from pathlib import Path
-from trainer_nb.core.driver import Driver
+from trainer_nb.core.driver import RunStatus
 torch.set_num_threads(1)
-turns, tick = [0, "", 0, 0], Driver.tick
+turns, tick = [0, "", 0, 0], RunStatus.tick
 def tell(name, told):
     Path(name + ".new").write_text(json.dumps(told))
     os.replace(name + ".new", name + ".json")  # at once: nobody reads half of it
 def turn(point, evaluations=0, searches=0):
     turns[:] = turns[0] + 1, point, turns[2] + evaluations, turns[3] + searches
     tell("turn", turns)
-def told_tick(driver, point):
-    tick(driver, point)
+def told_tick(status, point):
+    tick(status, point)
     turn(point, searches=point == "swept")
-Driver.tick = told_tick
+RunStatus.tick = told_tick
 """
 SETUP = TURNS + """
 from trainer_nb import Hook, Trainer, Tunable

@@ -99,7 +99,8 @@ class CommandSpec:
         "Why it would have no effect now, or its button; '' where it would."
         states = () if button is None else button.states
         if states and view.state not in states:
-            return f"The run is {view.state}: this acts while it is {' or '.join(states)}"
+            acts = f": this acts while it is {' or '.join(states)}" if len(states) < 3 else ""
+            return f"The run is {view.state}{acts}"
         return self.missing if self.name not in view.commands else self.unavailable(view)
 
     def check(self, values: dict) -> dict:
