@@ -9,13 +9,12 @@ __all__ = ['KINDS', 'RESERVED', 'GONE', 'ACTIVE', 'REST', 'TEXT', 'CONDITION', '
            'offered', 'read_text', 'read_button', 'read_spec', 'read_commands']
 
 # %% ../../nbs/core/03_commands.ipynb #fb4f2d6a
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .validate import fits
+from .validate import fits, name_hint
 
 # %% ../../nbs/core/03_commands.ipynb #871040b3
 KINDS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -107,10 +106,8 @@ class CommandSpec:
         "The values; ValueError for one that is not taken, is missing or of another kind."
         for key, value in values.items():
             if key not in self.values:
-                near = difflib.get_close_matches(key, self.values, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else (
-                    f"there are {', '.join(sorted(self.values)) or 'none'}")
-                raise ValueError(f"{self.name}({key}=): there is no such value, {hint}")
+                raise ValueError(f"{self.name}({key}=): there is no such value, "
+                                 f"{name_hint(key, sorted(self.values))}")
             rule = self.values[key]
             if not (fits(value, KINDS[rule.kind]) or value is None and not rule.needed):
                 raise ValueError(f"{self.name}({key}={value!r}) is refused: of type {rule.kind}")

@@ -19,7 +19,8 @@ from numbers import Real
 from time import perf_counter
 from typing import Any
 
-from .state import as_number, nearest_name
+from .state import as_number
+from .validate import nearest_name
 
 # %% ../../nbs/core/01_hook.ipynb #26b6f6e9
 HOOK_POINTS = {

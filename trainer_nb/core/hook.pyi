@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
 from typing import Any
-from .state import as_number, nearest_name
+from .state import as_number
+from .validate import nearest_name
 HOOK_POINTS: Any
 POINTS: Any
 IN_STEPS: Any

@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult', 'RandomStreams',
            'seed_everything', 'StreamTurns', 'OwnStreams', 'ThreadState', 'start_thread',
-           'refuse_open_contexts', 'as_number', 'nearest_name', 'name_hint',
-           'whole_number', 'warn', 'say', 'RunRandom', 'weakly']
+           'refuse_open_contexts', 'as_number', 'whole_number', 'warn', 'say',
+           'RunRandom', 'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
 import ctypes
-import difflib
 import os
 import random
 import sys
@@ -19,7 +18,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -392,18 +391,6 @@ def as_number(value):
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
-
-def nearest_name(name, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    "The known name that is most like another one; None if none is."
-    return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=cutoff)), None)
-
-def name_hint(name, known: Iterable[str], cutoff: float = 0.5, most: int = 1000) -> str:
-    "The end of an error: 'did you mean X?' with the nearest known name, else the known ones."
-    known = list(known)
-    near = nearest_name(name, known, cutoff)
-    more = " ..." if len(known) > most else ""
-    there = f"there are {', '.join(known[:most]) or 'none'}{more}"
-    return there if near is None else f"did you mean {near!r}?"
 
 def whole_number(name: str, value, least: int = 1, most: int | None = None, *, unit: str = "",
                  optional: bool = False) -> Any:

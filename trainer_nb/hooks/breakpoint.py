@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.control import Command
 from ..core.hook import Hook
-from ..core.state import name_hint
+from ..core.validate import name_hint
 from ..core.step import WeightedMeans
 
 # %% ../../nbs/hooks/13_breakpoint.ipynb #c6478267

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from ..core.hook import Hook
-from ..core.state import name_hint
 from ..core.tunable import BoundTunable, Tunable
-from ..core.validate import misfit
+from ..core.validate import misfit, name_hint
 
 # %% ../../nbs/hooks/19_layer_groups.ipynb #75c31d8c
 PART = (str, torch.Tensor, torch.nn.Module)  # one part: a name, a parameter or a module

@@ -20,7 +20,8 @@ import torch
 
 from ..core.engine import unwrap
 from ..core.hook import Hook
-from ..core.state import name_hint, warn, whole_number
+from ..core.state import warn, whole_number
+from ..core.validate import name_hint
 from ..core.tunable import Tunable
 from .weight_stats import Measurements, WeightHistory, WeightProbe, distance
 from .inspect import named_tensors

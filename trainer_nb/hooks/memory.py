@@ -18,7 +18,8 @@ from torch.profiler import profile, schedule
 
 from ..core.files import check_inner_folder, check_plain, given_home, run_path
 from ..core.hook import Hook, MainProcessHook
-from ..core.state import name_hint, warn, whole_number
+from ..core.state import warn, whole_number
+from ..core.validate import name_hint
 from ..core.tunable import Tunable
 
 # %% ../../nbs/hooks/22_memory.ipynb #799350ba

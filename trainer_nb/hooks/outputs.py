@@ -31,7 +31,7 @@ from ..core.data import pass_indices
 from ..core.files import (check_inner_folder, file_stem, given_home, given_path, parse_json,
                                    read_bounded, run_path, sync_folder)
 from ..core.hook import Hook
-from ..core.state import name_hint
+from ..core.validate import name_hint
 
 # %% ../../nbs/hooks/23_outputs.ipynb #a083b1c9
 class NpyFile:

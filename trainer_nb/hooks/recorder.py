@@ -21,7 +21,8 @@ import numpy as np
 from ..core.control import Series, ThinSeries
 from ..core.hook import Hook
 from ..core.long_array import LongArray
-from ..core.state import nearest_name, whole_number
+from ..core.state import whole_number
+from ..core.validate import nearest_name
 from ..core.step import fetch_numbers
 from ..core.words import THROUGHPUT
 

@@ -12,7 +12,6 @@ __all__ = ['LONGEST_ERROR', 'MOST_ALERTS', 'MOST', 'BEFORE', 'OPEN', 'MOST_WAITI
 
 # %% ../../nbs/hooks/26_remote_control.ipynb #2b42befa
 import atexit
-import difflib
 import json
 import os
 import stat
@@ -37,7 +36,7 @@ from ..core.control_folder import (COMMANDS, FINAL, OFFER, STALE, STATUS, TAKEN,
 from ..core.hook import HookRow, MainProcessHook
 from ..core.journal import Journal
 from ..core.state import StepState, warn
-from ..core.validate import PLAIN
+from ..core.validate import PLAIN, nearest_name
 from .stat_files import StatWriter
 
 # %% ../../nbs/hooks/26_remote_control.ipynb #952e58c1
@@ -231,8 +230,8 @@ def unknown_values(request: Request, taken: Mapping[str, Value]) -> str:
     extra = [name for name in request.values if name not in taken]
     if not extra or request.name == "tune":  # whose values are checked by name
         return ""
-    near = difflib.get_close_matches(extra[0], taken, n=1, cutoff=0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest_name(extra[0], taken)
+    hint = f" (did you mean {near!r}?)" if near else ""
     has = f"it takes {', '.join(taken)}" if taken else "it takes none"
     return f"{request.name} has no value {', '.join(map(repr, extra[:5]))}{hint}: {has}"
 
@@ -241,8 +240,8 @@ def refusal(request: Request, trainer) -> str:
     commands = trainer.commands
     known = [spec.name for spec in in_order(commands) if spec.remote]
     if request.name not in known:
-        near = difflib.get_close_matches(request.name, known, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        near = nearest_name(request.name, known)
+        hint = f" (did you mean {near!r}?)" if near else ""
         return f"no command {request.name!r} for other processes{hint}: {', '.join(known)}"
     if why := unknown_values(request, commands[request.name].values):
         return why

@@ -12,7 +12,8 @@ from typing import Any, cast
 from ..core.checks import state_check
 from ..core.control import Command, Reply
 from ..core.hook import Hook
-from ..core.state import RunState, name_hint, say
+from ..core.state import RunState, say
+from ..core.validate import name_hint
 from ..core.tunable import Tunable, find_tunable
 from .alerts import BY_CLOCK, KINDS, Alert, AlertsHook
 

@@ -29,8 +29,8 @@ from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnea
 
 from ..core.checks import is_of_torch, unlike
 from ..core.hook import Hook
-from ..core.state import as_number, nearest_name, warn
-from ..core.validate import misfit
+from ..core.state import as_number, warn
+from ..core.validate import misfit, nearest_name
 from .recorder import among_records, mean_since
 
 # %% ../../nbs/hooks/12_schedule.ipynb #99710767

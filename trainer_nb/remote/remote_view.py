@@ -34,9 +34,9 @@ from ..core.control_folder import (FINAL, LARGEST, OFFER, REPLIES, STATUS, VERSI
                                             is_running, sender)
 from ..core.hook import HookFailure
 from ..core.journal import Journal, read_entry, read_header
-from ..core.state import Position, RunState, name_hint
+from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable, Tunable, find_tunable
-from ..core.validate import PLAIN, fits, is_number, typed
+from ..core.validate import PLAIN, fits, is_number, name_hint, typed
 from ..core.words import what_failed
 from ..hooks.alerts import Alert
 from ..hooks.progress import as_clock

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..core.control_folder import ControlError
 from ..core.settings import differing_settings
-from ..core.state import name_hint
+from ..core.validate import name_hint
 from ..core.words import plain_number
 from ..hooks.progress import as_clock, in_notebook
 from .remote_run import SHOWN, Follower, RemoteRun, attach_one

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 
 from ..core.core_trainer import check_seed
 from ..core.hook import POINTS, ComponentHook
-from ..core.state import OwnStreams, nearest_name, seed_everything
+from ..core.state import OwnStreams, seed_everything
+from ..core.validate import nearest_name
 from ..hooks.schedule import Recipe
 
 # %% ../../nbs/tools/24_task.ipynb #22d58fcb
