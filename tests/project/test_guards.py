@@ -143,7 +143,7 @@ FIGURES = {
     lines_of_another_class: 410,
     lines_of_a_class_alone: 250,
     public_names: 211,
-    foreign_writes: 203,
+    foreign_writes: 202,
     modules_that_spell_commands: 38,
     calls_of_a_step: 26,  # two above the 24 of today: an early warning
 }
