@@ -19,7 +19,7 @@ from trainer_nb.hooks.remote_control import status_of
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import message_text, next_action
 from trainer_nb.panel.view import LocalRunView
-from trainer_nb.remote.page_state import message, why_not
+from trainer_nb.remote import page_state
 
 X = torch.rand(8, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(8)
@@ -337,10 +337,12 @@ def test_what_each_batch_raises_is_not_offered_to_be_resumed():
     assert "run the cell again" in status_of(view)["dead_end"] and not status_of(view)["failed"]
     assert trainer.failed is not None and trainer.failed_batch is not None
     status = status_of(view) | {"alive": True}
-    offer = {"resume": {}, "validate": {}}
-    assert "run the cell again" in why_not("resume", "idle", status, offer)
-    assert "put nn.Flatten() before it" in message("idle", status, 0.0, "")
-    assert why_not("resume", "idle", status | {"dead_end": ""}, offer) == ""
+    offer = {"commands": {"resume": {}, "validate": {}}}
+    start = page_state.buttons("idle", status, offer)[0]
+    assert start["label"] == "Start" and "run the cell again" in start["why_not"]
+    assert "put nn.Flatten() before it" in page_state.message("idle", status, 0.0, "")
+    start = page_state.buttons("idle", status | {"dead_end": ""}, offer)[0]
+    assert start["label"] == "Start" and start["why_not"] == ""
     batches[:] = [(torch.zeros(8, 784), LABELS)] * 2
     assert trainer.fit().steps == 2 and buttons(trainer)[0] is False
     assert LocalRunView(trainer).dead_end == ""
