@@ -226,6 +226,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.CommandSpec.check': ( 'core/commands.html#commandspec.check',
                                                                                           'trainer_nb/core/commands.py'),
+                                          'trainer_nb.core.commands.CommandSpec.reason': ( 'core/commands.html#commandspec.reason',
+                                                                                           'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.CommandSpec.why_not': ( 'core/commands.html#commandspec.why_not',
                                                                                             'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.CommandView': ( 'core/commands.html#commandview',

@@ -12,9 +12,9 @@ from torch import nn
 
 from trainer_nb import Hook, Trainer, attach
 from trainer_nb.core.commands import Button, CommandSpec, Value, read_commands
-from trainer_nb.core.control import CommandHandler
+from trainer_nb.core.control import Command, CommandHandler
 from trainer_nb.panel.controls import Controls
-from trainer_nb.remote import mcp, serve
+from trainer_nb.remote import cli, mcp, serve
 from trainer_nb.remote.cli import main
 
 NAME = "keep_weights"
@@ -182,3 +182,70 @@ def test_an_offer_is_data(kind):
     for offer in ({}, {"commands": []}, {"commands": {"keep": []}}):
         assert read_commands(offer) == {}
     assert len(read_commands({"commands": {f"c{i}": {"values": {}} for i in range(99)}})) == 50
+
+
+class Fragile(Hook):
+    """Its commands fail: one when it is asked whether it can act, one since its owner is gone."""
+
+    def before_fit(self, trainer):
+        """Register two commands."""
+        def unavailable(view):
+            raise KeyError("no such part")
+
+        class Owner:
+            """Nobody holds it."""
+
+            def act(self, command):
+                """Never called."""
+
+        trainer.mailbox.register(CommandSpec("broken", buttons=(Button("Broken"),),
+                                             unavailable=unavailable))
+        trainer.mailbox.register(CommandSpec("left", buttons=(Button("Left"),)),
+                                 CommandHandler(Owner().act))
+
+
+def test_a_command_that_fails_harms_nothing(tmp_path):
+    """The button says the error; a command whose owner is gone is refused, and the run goes on;
+    other processes still see and steer the run."""
+    x = torch.ones(8, 3)
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[(x, x[:, :1])] * 4, loss_fn=nn.MSELoss(),
+                      max_steps=10**7, device="cpu", progress=False, hooks=[Fragile()],
+                      workspace=tmp_path / "exp1", seed=0)
+    trainer.start()
+    until(lambda: (tmp_path / "exp1" / "control" / "offer.json").exists())
+    there = attach(tmp_path / "exp1")
+    until(lambda: "broken" in there.view.commands)
+    for view in (trainer.view, there.view):
+        button = Controls(view).buttons["Broken"]
+        assert button.disabled and "no such part" in button.tooltip
+    reply = trainer.post(Command("left")).wait()
+    assert reply.status == "refused" and "Owner that is gone" in reply.reason
+    assert trainer.state == "running"
+    assert there.pause().wait().status == "applied"
+    trainer.stop().wait()
+    trainer.wait()
+    there.close()
+    trainer.close()
+
+
+SHELL = {"resume --skip-failed": ("resume", {"skip_failed": True}),
+         "resume --no-skip-failed": ("resume", {"skip_failed": False}),
+         "resume": ("resume", {}), "step": ("step", {"n": 1}), "step 3": ("step", {"n": 3}),
+         "step --epochs 2": ("step", {"epochs": 2}),
+         "turn --share 0.5 5": ("turn", {"share": 0.5, "count": 5}),
+         "turn 5 --share 0.5 --off": ("turn", {"count": 5, "share": 0.5, "off": True}),
+         "note two words": ("note", {"text": "two words"})}
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_the_values_of_a_line(line, monkeypatch):
+    """Flags and words of the shell become the values that are declared."""
+    sent = []
+    turn = CommandSpec("turn", "Turn", {"count": Value("int"), "share": Value("float"),
+                                        "off": Value("bool", needed=False)})
+    run = type("Run", (), {"path": "exp1"})
+    monkeypatch.setattr(cli, "own_commands", lambda given=None: {"turn": turn})
+    monkeypatch.setattr(cli, "split_run", lambda given, words, own: (run, words))
+    monkeypatch.setattr(cli, "send", lambda run, name, values, options: sent.append((name, values)))
+    main(line.split())
+    assert sent == [SHELL[line]]

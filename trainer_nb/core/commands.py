@@ -56,7 +56,8 @@ class CommandView(Protocol):
     dead_end: str  # what to do where each batch would raise the same
 
 # what front ends ask besides the values of a command
-RESERVED = ("run", "words", "json", "reason", "source", "wait", "max_age_steps", "call", "spec")
+RESERVED = ("help", "run", "words", "json", "reason", "source", "wait", "max_age_steps", "call",
+            "spec")
 GONE = "The run takes no commands any more"  # said of each, where its process has ended
 
 def always(view: CommandView) -> str:
@@ -100,7 +101,14 @@ class CommandSpec:
         if states and view.state not in states:
             acts = f": this acts while it is {' or '.join(states)}" if len(states) < 3 else ""
             return f"The run is {view.state}{acts}"
-        return self.missing if self.name not in view.commands else self.unavailable(view)
+        return self.missing if self.name not in view.commands else self.reason(view)
+
+    def reason(self, view: CommandView) -> str:
+        "Why the run cannot do it now; also where `unavailable` of a hook raises."
+        try:
+            return self.unavailable(view)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
     def check(self, values: dict) -> dict:
         "The values; ValueError for one that is not taken, is missing or of another kind."
@@ -214,7 +222,7 @@ def offered(spec: CommandSpec, view: CommandView) -> dict:
         buttons = [{"label": each.label, "icon": each.icon, "doc": each.doc,
                     "values": dict(each.values), "states": list(each.states)}
                    for each in spec.buttons]
-        said |= {"buttons": buttons, "unavailable": spec.unavailable(view), "agent": spec.agent}
+        said |= {"buttons": buttons, "unavailable": spec.reason(view), "agent": spec.agent}
     return said
 
 def read_text(found: Any, name: str) -> str:

@@ -564,7 +564,7 @@ class Boundary:
                 if self.hooks.stale:  # a hook that joined in a pause counts in the very next step
                     self.loop.resolve_hooks(owner)
                 reply.settle("applied", self.here())
-            except handler.recoverable as error:
+            except (ReferenceError, *handler.recoverable) as error:  # its owner may be gone
                 self.mailbox.refuse(command, reply, error)
             except Exception as error:
                 self.mailbox.refuse(command, reply, error)

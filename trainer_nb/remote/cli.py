@@ -324,10 +324,10 @@ def plain_command(options) -> int:
     rule = spec.values.get(name)
     run, words = split_run(options.run, options.words, own_words(rule, options.words))
     values = {each: given[each] for each in spec.values if given.get(each) is not None}
-    if rule is None or values:
+    if rule is None or values and not rule.needed:
         no_words(words)
     else:
-        values = first_value(spec, name, words)
+        values = first_value(spec, name, words) | values
     return send(run, spec.name, values, options)
 
 # %% ../../nbs/remote/47_cli.ipynb #bf184f5b
