@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 NOTEBOOKS := $(BIN)/python scripts/notebooks.py
 PYTEST := $(BIN)/python -m pytest
-QUICK_START := nbs/tutorials/10_quick_start.ipynb
+QUICK_START := nbs/guide/tutorials/quick_start.ipynb
 OTHERS := ipykernel-6.31 ipykernel-7.3 colab vision
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 

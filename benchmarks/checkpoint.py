@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from trainer_nb import CheckpointHook, LambdaHook, Trainer
-from trainer_nb.core.saved import read_state
+from trainer_nb.support.saved import read_state
 
 
 def make(millions, folder, every):

@@ -85,7 +85,7 @@ def page(folder, width=1300, height=1500, dark=False):
 def quick_start():
     """The quick start: running, paused and finished."""
     with tempfile.TemporaryDirectory() as folder:
-        text = (ROOT / "nbs/tutorials/10_quick_start.ipynb").read_text(encoding="utf-8")
+        text = (ROOT / "nbs/guide/tutorials/quick_start.ipynb").read_text(encoding="utf-8")
         longer = text.replace("epochs=10", "epochs=100")  # time for a picture of the running run
         Path(folder, "quick_start.ipynb").write_text(longer, encoding="utf-8")
         with page(folder) as (server, lab):

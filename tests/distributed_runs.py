@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from trainer_nb import (CheckpointHook, Hook, LambdaHook, LayerGroupsHook, LayerStatsHook,
                         OutputsHook, SamplesHook, Task, Trainer)
 from trainer_nb.core.control import Command
-from trainer_nb.tools.distributed import the_world
+from trainer_nb.engines.distributed import the_world
 
 SAMPLES = 26
 ENGINE = os.environ.get("ENGINE", "accelerate")
@@ -801,7 +801,7 @@ def hurried(times=5):
     clock = SimpleNamespace(perf_counter=lambda: times * time.perf_counter(), sleep=time.sleep)
     over = watch.ended
     ended = SimpleNamespace(wait=lambda seconds: over.wait(seconds / times), set=over.set)
-    with (mock.patch("trainer_nb.tools.distributed.time", clock),
+    with (mock.patch("trainer_nb.engines.distributed.time", clock),
           mock.patch.object(watch, "ended", ended),
           mock.patch("faulthandler.dump_traceback_later",
                      lambda seconds, **more: dump(seconds / times, **more))):

@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from trainer_nb import Hook, LayerGroupsHook, Trainer, Tunable
 from trainer_nb.core.control import Command
-from trainer_nb.core.saved import read_state, write_state
+from trainer_nb.support.saved import read_state, write_state
 from trainer_nb.core.state import seed_everything
 from trainer_nb.hooks.schedule import SchedulerHook
 

@@ -24,7 +24,7 @@ from killed import Slow, make, outcome
 
 import trainer_nb
 from trainer_nb import Hook, ReplayHook, SnapshotHook
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request
+from trainer_nb.folder.control import ControlFolder, Replies, Request
 
 ROOT = Path(trainer_nb.__path__[0]).parent
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trainer_nb import Trainer
-from trainer_nb.core.control_folder import OFFER, STATUS, ControlFolder, this_process
+from trainer_nb.folder.control import OFFER, STATUS, ControlFolder, this_process
 from trainer_nb.core.commands import COMMANDS, offered
 from trainer_nb.hooks.remote_control import offer_of, status_of
 

@@ -72,8 +72,8 @@ _BY_TASK = {
     },
     "Errors": {
         "NonFiniteError": "core.engine",
-        "CheckpointError": "core.saved",
-        "ProcessLostError": "tools.distributed",
+        "CheckpointError": "support.saved",
+        "ProcessLostError": "engines.distributed",
     },
 }
 _EXPORTS = {name: module for names in _BY_TASK.values() for name, module in names.items()}
@@ -123,8 +123,8 @@ if _TYPE_CHECKING:  # made by `make export` from the table above
     from .core.step import key_average as key_average
     from .core.data import map_nested_tensor as map_nested_tensor
     from .core.engine import NonFiniteError as NonFiniteError
-    from .core.saved import CheckpointError as CheckpointError
-    from .tools.distributed import ProcessLostError as ProcessLostError
+    from .support.saved import CheckpointError as CheckpointError
+    from .engines.distributed import ProcessLostError as ProcessLostError
 
 
 def __getattr__(name):

@@ -19,12 +19,12 @@ from .core.commands import COMMANDS, DECISIONS, CommandSpec
 from .core.control import Command, CommandHandler, RatePlan, Reply, RunView, WaitingCommand
 from .core.core_trainer import CoreTrainer, check_note, check_switch, check_weights, forwarded, records_of
 from .core.engine import Engine
-from .core.files import given_path
-from .core.folder import release
+from .support.files import given_path
+from .folder.layout import release
 from .core.hook import ComponentHook
 from .core.optimizers import for_each
 from .core.state import FitResult, say, warn, weakly
-from .core.words import epoch_number
+from .support.words import epoch_number
 from .hooks.alerts import Alert, AlertsHook
 from .hooks.breakpoint import Breakpoint, BreakpointHook, check_name
 from .hooks.ema import EMAHook, check_decay
@@ -37,7 +37,7 @@ from .hooks.schedule import OptimizerSchedule, SchedulerHook, schedule_hooks, sc
 from .tools.assign import assignable
 from .tools.config import build_config, check_config, read_config
 from .tools.export import export_weights, weights_file
-from .tools.launch import find_engine
+from .engines.launch import find_engine
 from .tools.lr_find import LRFind, rates
 from .tools.proving import PROVE, enter
 from .tools.summary import summary

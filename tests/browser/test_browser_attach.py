@@ -10,7 +10,7 @@ import pytest
 from jupyter_server import PANEL as NOTEBOOK
 from live_page import HANDS, PANEL, Live, later, objects, settle
 
-from trainer_nb.core.control_folder import is_running
+from trainer_nb.folder.control import is_running
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ import pytest
 from jupyter_server import LIMIT, JupyterServer
 from live_page import PANEL, SETUP, Live, later
 
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request
+from trainer_nb.folder.control import ControlFolder, Replies, Request
 
 pytestmark = pytest.mark.browser
 

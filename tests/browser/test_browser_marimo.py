@@ -31,7 +31,7 @@ def recipe():
     """The three cells of the page, in their order."""
     import nbformat  # takes a second
 
-    page = nbformat.read(ROOT / "nbs" / "tutorials" / "20_front_ends.ipynb", as_version=4)
+    page = nbformat.read(ROOT / "nbs" / "guide" / "tutorials" / "front_ends.ipynb", as_version=4)
     text = next(cell.source for cell in page.cells if cell.source.startswith("## marimo"))
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 

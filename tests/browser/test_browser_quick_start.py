@@ -6,7 +6,7 @@ import pytest
 from live_page import PANEL, TURNS, Witnessed, later
 
 pytestmark = pytest.mark.browser
-QUICK_START = Path(__file__).parents[2] / "nbs" / "tutorials" / "10_quick_start.ipynb"
+QUICK_START = Path(__file__).parents[2] / "nbs" / "guide" / "tutorials" / "quick_start.ipynb"
 # The run takes its time until it is told not to: else it could end before the first click. It is
 # shorter than the page's run, which other tests make as it is.
 SHORTER = (("epochs=10", "epochs=6"), ("reached >= 0.97", "reached >= 0.9"))

@@ -58,7 +58,7 @@ def test_pictures_of_runs_follow_the_theme_of_the_site(browser, system):
     """The switch of a page decides, whatever look the system has."""
     import nbformat  # takes a second
 
-    cells = nbformat.read(ROOT / "nbs" / "tutorials" / "10_quick_start.ipynb", 4).cells
+    cells = nbformat.read(ROOT / "nbs" / "guide" / "tutorials" / "quick_start.ipynb", 4).cells
     shown = [output.get("data", {}).get("text/html", "")
              for cell in cells for output in cell.get("outputs", [])]
     kept = next(text for text in shown if "tnb-kept" in text)

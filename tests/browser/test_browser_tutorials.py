@@ -10,19 +10,19 @@ from live_page import settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "nbs" / "tutorials"
+PAGES = ROOT / "nbs" / "guide" / "tutorials"
 TUTORIALS = sorted(path.stem for path in PAGES.glob("*.ipynb")
                    if any(cell["cell_type"] == "code" and "".join(cell["source"]).strip()
                           for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]))
-CLOSES = {"17_train_in_a_script"}  # its panel is closed by a later cell, which is a part of it
+CLOSES = {"train_in_a_script"}  # its panel is closed by a later cell, which is a part of it
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_all_cells_run_twice(name, lab, jupyterlab):
     """No error, nothing that the page reports, and each run that shows a panel shows it drawn."""
-    for folder in ("examples", "docs/images", "nbs/tutorials"):  # as in a clone
+    for folder in ("examples", "docs/images", "nbs/guide/tutorials"):  # as in a clone
         shutil.copytree(ROOT / folder, jupyterlab.folder / folder, dirs_exist_ok=True)
-    page = f"nbs/tutorials/{name}.ipynb"
+    page = f"nbs/guide/tutorials/{name}.ipynb"
     lab.open(page)
     for number in (1, 2):
         lab.wait_kernel_ready()

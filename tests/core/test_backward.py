@@ -6,8 +6,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainer_nb import Hook, Trainer
-from trainer_nb.core import torch_private
-from trainer_nb.core.torch_private import run_backward
+from trainer_nb.support import torch_private
+from trainer_nb.support.torch_private import run_backward
 
 
 def made(**settings):

@@ -32,9 +32,9 @@ from hypothesis import strategies as st
 from killed import STEPS, make, outcome
 
 from trainer_nb import CheckpointError, CheckpointHook, Hook
-from trainer_nb.core import files
-from trainer_nb.core.files import open_plain
-from trainer_nb.core.saved import VERSION, plain_copy, read_state, write_state
+from trainer_nb.support import files
+from trainer_nb.support.files import open_plain
+from trainer_nb.support.saved import VERSION, plain_copy, read_state, write_state
 from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, Kept, Writer
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from trainer_nb import CheckpointError, CheckpointHook, EarlyStopHook, Trainer
 from trainer_nb.core.data import SkippingSampler
 from trainer_nb.core.identity import sample_checksum
-from trainer_nb.core.saved import read_state, write_state
+from trainer_nb.support.saved import read_state, write_state
 
 INPUTS = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, INPUTS[:, :1])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.saved import plain_copy
+from trainer_nb.support.saved import plain_copy
 from trainer_nb.core.state import RunState
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from trainer_nb import Hook, Trainer
 from trainer_nb.core.exact import device_exactness, draws_random
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.saved import CheckpointError, plain_copy, read_state, write_state
+from trainer_nb.support.saved import CheckpointError, plain_copy, read_state, write_state
 from trainer_nb.core.state import RandomStreams
 
 pytestmark = pytest.mark.slow

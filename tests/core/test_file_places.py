@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from trainer_nb import CheckpointHook, ImageFileHook, Journal, Trainer
-from trainer_nb.core import files
-from trainer_nb.core.files import is_left_over, whole_file
-from trainer_nb.core.saved import read_state, write_state, write_whole
+from trainer_nb.support import files
+from trainer_nb.support.files import is_left_over, whole_file
+from trainer_nb.support.saved import read_state, write_state, write_whole
 
 
 def make(*hooks, **settings):

@@ -12,7 +12,7 @@ import torch
 
 from trainer_nb import Trainer
 from trainer_nb.core.control import Command
-from trainer_nb.core.saved import DigestedFile, read_state, write_state
+from trainer_nb.support.saved import DigestedFile, read_state, write_state
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_nb.core.long_array import LongArray
+from trainer_nb.support.long_array import LongArray
 
 
 class Short(LongArray):
@@ -105,7 +105,7 @@ def test_where_the_disk_refuses_all_stays_in_memory(monkeypatch, call):
         monkeypatch.setattr(Short, "_write", refuse)
     else:
         numbers, stored = Short(np.int64), 0
-        monkeypatch.setattr("trainer_nb.core.long_array.tempfile.TemporaryFile", refuse)
+        monkeypatch.setattr("trainer_nb.support.long_array.tempfile.TemporaryFile", refuse)
     for number in range(len(numbers), 50):
         numbers.extend([number])
     assert numbers.stored == stored and numbers.read().tolist() == list(range(50))

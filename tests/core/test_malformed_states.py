@@ -18,7 +18,7 @@ from trainer_nb import (CheckpointError, CheckpointHook, EarlyStopHook, Hook, La
                         SnapshotHook, Trainer,
                         Tunable)
 from trainer_nb.core.control import Command
-from trainer_nb.core.saved import plain_copy, read_state, write_state
+from trainer_nb.support.saved import plain_copy, read_state, write_state
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import (CheckpointHook, EMAHook, LambdaHook, LayerGroupsHook, ReplayHook,
                         SchedulerHook, SnapshotHook, Trainer)
-from trainer_nb.core.saved import CheckpointError, plain_copy
+from trainer_nb.support.saved import CheckpointError, plain_copy
 from trainer_nb.panel.journal_pane import promise
 
 torch.manual_seed(5)

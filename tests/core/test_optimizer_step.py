@@ -11,7 +11,7 @@ from torch.optim.optimizer import (register_optimizer_step_post_hook,
 from torch.profiler import ProfilerActivity, profile
 
 from trainer_nb import Hook, Trainer
-from trainer_nb.core.torch_private import step_within
+from trainer_nb.support.torch_private import step_within
 
 
 def made(optim=None, **settings):

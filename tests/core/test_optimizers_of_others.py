@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import CheckpointHook, Hook, Trainer
-from trainer_nb.core.saved import CheckpointError
+from trainer_nb.support.saved import CheckpointError
 
 schedulefree = pytest.importorskip("schedulefree")
 

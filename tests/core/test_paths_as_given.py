@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import (CheckpointHook, ImageFileHook, JSONLHook, Journal, OutputsHook,
                         ProfilerHook, ReplayHook, TensorBoardHook, Trainer, attach)
-from trainer_nb.core.files import given_path
+from trainer_nb.support.files import given_path
 from trainer_nb.hooks.outputs import load_outputs
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,7 @@ from torch.utils.data import (ConcatDataset, DataLoader, Dataset, DistributedSam
 from trainer_nb import Hook, Trainer
 from trainer_nb.core.data import loader_generators, restore_generators
 from trainer_nb.core.own_state import alike, generator_state, set_generator_state
-from trainer_nb.core.saved import plain_copy
+from trainer_nb.support.saved import plain_copy
 from trainer_nb.core.state import RandomStreams
 
 pytestmark = pytest.mark.slow

@@ -14,14 +14,15 @@ from torch.utils.data import DataLoader
 
 import trainer_nb
 from trainer_nb import Trainer
-from trainer_nb.core import torch_private
+from trainer_nb.support import torch_private
 from trainer_nb.core.data import close_iterator, open_loader
-from trainer_nb.tools.distributed import BackwardSync
+from trainer_nb.engines.distributed import BackwardSync
 
 PACKAGE = Path(trainer_nb.__file__).parent
-OWNERS = ["core/state", "core/files", "core/own_state", "core/data", "core/identity", "core/engine",
+OWNERS = ["core/state", "support/files", "core/own_state", "core/data", "core/identity",
+          "core/engine",
           "core/step", "core/checks",
-          "core/folder", "core/saved", "tools/distributed", "tools/sharded"]
+          "folder/layout", "support/saved", "engines/distributed", "engines/sharded"]
 
 
 def gradients():
@@ -159,7 +160,7 @@ def test_workers_end_where_their_iterator_is_not_known(monkeypatch):
 STORE = """
 import os, sys
 import torch.distributed as dist
-from trainer_nb.core import torch_private
+from trainer_nb.support import torch_private
 rank, folder = int(sys.argv[1]), sys.argv[2]
 os.environ["MASTER_ADDR"] = "localhost"
 dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import Hook, Trainer
 from trainer_nb.core import own_state
 from trainer_nb.core.own_state import undo_objects
-from trainer_nb.core.undo import Undo
+from trainer_nb.support.undo import Undo
 
 
 class Bank(Hook):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer_nb.core.undo import Undo
+from trainer_nb.support.undo import Undo
 
 
 def test_the_last_change_is_undone_first_and_an_error_stops_none():

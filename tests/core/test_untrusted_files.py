@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import (CheckpointHook, ImageFileHook, JSONLHook, OutputsHook, TensorBoardHook,
                         Trainer)
-from trainer_nb.core.files import NotPlainError, open_plain, parse_json
-from trainer_nb.core.saved import CheckpointError, read_state, write_state
+from trainer_nb.support.files import NotPlainError, open_plain, parse_json
+from trainer_nb.support.saved import CheckpointError, read_state, write_state
 from trainer_nb.hooks.run_folder import WRITTEN
 
 pytestmark = pytest.mark.slow
@@ -473,7 +473,7 @@ def test_outputs_behind_a_link(place, keep):
 
 
 def test_every_place_that_writes_is_known():
-    """A new one comes here with its name's origin: `03_files` has the list for people."""
+    """A new one comes here with its name's origin: `files` has the list for people."""
     import ast
     import trainer_nb
     names = {"write_text", "write_bytes", "save", "mkdir", "touch", "SummaryWriter", "save_file",

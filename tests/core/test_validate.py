@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 import pytest
 import torch
 
-from trainer_nb.core.validate import COUNT, Most, check, fits, misfit
+from trainer_nb.support.validate import COUNT, Most, check, fits, misfit
 
 HOSTILE = [None, True, -1, 2**63, 10**5000, float("nan"), float("inf"), "a" * 10_000, "\x00", b"x",
            [], [[]] * 3, {}, {"a": {}}, {1: 2}, {None: 1}, {"a": [1, "b", None]}, (), {1}, object(),

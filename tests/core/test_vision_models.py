@@ -11,7 +11,7 @@ from jupyter_server import ENVIRONMENTS
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "nbs" / "real_work" / "14_images.ipynb"
+PAGE = ROOT / "nbs" / "guide" / "real_work" / "images.ipynb"
 PYTHON = ENVIRONMENTS / ".venv-vision" / "bin" / "python"
 # The operators of torchvision are compiled for one build of torch; beside another one they cannot
 # be loaded, and its description of them cannot be imported. Networks and transforms need neither.

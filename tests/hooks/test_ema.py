@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import CheckpointHook, EMAHook, Hook, ReplayHook, SnapshotHook, Trainer
-from trainer_nb.core.saved import read_state
+from trainer_nb.support.saved import read_state
 from trainer_nb.core.state import RunState
 
 

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import CheckpointHook, EarlyStopHook, EMAHook, Hook, Trainer
-from trainer_nb.core.files import whole_file
+from trainer_nb.support.files import whole_file
 from trainer_nb.core.runner import out_of_memory
 
 DATA = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(1)),

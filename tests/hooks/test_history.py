@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer_nb.core.control import Series, ThinSeries
-from trainer_nb.core.long_array import LongArray
+from trainer_nb.support.long_array import LongArray
 from trainer_nb.hooks.recorder import History
 from trainer_nb.panel.plots import Curve
 

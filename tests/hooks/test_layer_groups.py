@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import EMAHook, LambdaHook, LayerGroupsHook, ReplayHook, SnapshotHook, Trainer
-from trainer_nb.core.saved import plain_copy
+from trainer_nb.support.saved import plain_copy
 from trainer_nb.hooks.layer_groups import layer_groups
 from trainer_nb.panel.tunables import groups
 

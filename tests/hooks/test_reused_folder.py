@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import CheckpointHook, LambdaHook, Trainer
-from trainer_nb.core.folder import FolderTakenError
+from trainer_nb.folder.layout import FolderTakenError
 from trainer_nb.core.state import TURNS
 
 pytestmark = pytest.mark.slow

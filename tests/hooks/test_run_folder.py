@@ -13,7 +13,7 @@ import torch
 import warm
 
 from trainer_nb import CheckpointHook, Journal, LambdaHook, SnapshotHook, Trainer
-from trainer_nb.core.folder import release
+from trainer_nb.folder.layout import release
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.run_folder import read_records
 

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as torch_sched
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 from trainer_nb import ReplayHook, SchedulerHook, SnapshotHook, Trainer
-from trainer_nb.core.saved import plain_copy
+from trainer_nb.support.saved import plain_copy
 from trainer_nb.hooks.schedule import SCHEDULES, foresee, spread, steps_of
 from trainer_nb.panel.plots import Curves, layout, plan_traces
 

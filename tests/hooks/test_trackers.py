@@ -22,8 +22,8 @@ from small_runs import HandClock
 from trainer_nb import (CheckpointHook, Hook, ImageFileHook, JSONLHook, LambdaHook, SnapshotHook,
                         TensorBoardHook, TrackerHook,
                         TrackioHook, Trainer, WandbHook)
-from trainer_nb.core.folder import release
-from trainer_nb.core.saved import read_state
+from trainer_nb.folder.layout import release
+from trainer_nb.support.saved import read_state
 from trainer_nb.core.state import RandomStreams
 
 pytestmark = pytest.mark.slow

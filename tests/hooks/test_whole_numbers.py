@@ -15,7 +15,7 @@ from trainer_nb import (CheckpointHook, EarlyStopHook, EMAHook, Hook, Journal, R
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import whole_number
 from trainer_nb.remote.launch_script import command_line
-from trainer_nb.tools.launch import checked_processes
+from trainer_nb.engines.launch import checked_processes
 from trainer_nb.tools.lr_find import rates
 
 HOOKS = [found for name in trainer_nb.__all__ if inspect.isclass(found := getattr(trainer_nb, name))

@@ -30,15 +30,16 @@ FIRST = ("real_work", "tutorials", "coming_from", "how_to")
 # Pages that train real networks, or start many processes one after the other. In `make test` their
 # cells run up to the first that contains this text; `make long` runs them whole.
 LONG = {
-    "real_work/10_transformer": ".fit(", "real_work/11_language_model": ".fit(",
-    "real_work/14_images": ".fit(", "real_work/15_lora": ".fit(", "real_work/16_gan": ".fit(",
-    "real_work/18_search": ".fit(",
-    "tutorials/14_pause_crash_resume": "def run(",
-    "tutorials/17_train_in_a_script": '"--epochs", 6, workspace',
-    "tutorials/18_several_processes": 'launch("digits.py"',
-    "remote/42_remote_run": "process = train(",
-    "remote/43_prove": "again = repeat(",
-    "remote/48_mcp": "watched = launch(",
+    "guide/real_work/transformer": ".fit(", "guide/real_work/language_model": ".fit(",
+    "guide/real_work/images": ".fit(", "guide/real_work/lora": ".fit(",
+    "guide/real_work/gan": ".fit(",
+    "guide/real_work/search": ".fit(",
+    "guide/tutorials/pause_crash_resume": "def run(",
+    "guide/tutorials/train_in_a_script": '"--epochs", 6, workspace',
+    "guide/tutorials/several_processes": 'launch("digits.py"',
+    "remote/remote_run": "process = train(",
+    "remote/prove": "again = repeat(",
+    "remote/mcp": "watched = launch(",
 }
 
 

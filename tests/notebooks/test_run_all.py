@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 PAGES = Path(__file__).parents[2] / "nbs"
 
 
-@pytest.mark.parametrize("page", ["tutorials/11_steer"])
+@pytest.mark.parametrize("page", ["guide/tutorials/steer"])
 def test_run_all_needs_no_click(page, tmp_path):
     """A run that is paused goes on by a later cell."""
     cells = json.loads((PAGES / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import LambdaHook, Trainer, attach
 from trainer_nb.core.control import Reply, WaitingCommand
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request
+from trainer_nb.folder.control import ControlFolder, Replies, Request
 from trainer_nb.hooks.remote_control import MOST_WAITING
 from trainer_nb.panel.approvals_pane import SETTLE, ApprovalsPane, asked_text
 

@@ -7,7 +7,7 @@ import pytest
 from test_static_picture import make_view
 
 from trainer_nb.core.control import Series
-from trainer_nb.core.long_array import LongArray
+from trainer_nb.support.long_array import LongArray
 from trainer_nb.panel import plots
 from trainer_nb.panel.plots import Curve
 from trainer_nb.panel.still import MOST, still, still_text

@@ -61,7 +61,8 @@ def reference(name):
     """The Markdown that a page of the reference shows, and the meaning of each name in it."""
     import nbformat  # takes a second
 
-    cells = nbformat.read(ROOT / "nbs" / "reference" / f"{name}.ipynb", as_version=4).cells
+    page = ROOT / "nbs" / "guide" / "reference" / f"{name}.ipynb"
+    cells = nbformat.read(page, as_version=4).cells
     text = "\n".join(output["data"].get("text/markdown", "") for cell in cells
                      for output in cell.get("outputs", []) if "data" in output)
     row = r"^\| \[?`([\w.]+)(?:\(\))?`(?:\]\(\S+\))? \| (.*) \|$"
@@ -72,8 +73,8 @@ def test_each_public_name_hook_and_point_stands_in_the_reference_with_its_meanin
     attributes = {name for each in Trainer.__mro__ if each.__module__.startswith("trainer_nb")
                   for name, value in vars(each).items() if not name.startswith("_")
                   if inspect.isroutine(value) or isinstance(value, property)}
-    _, names = reference("10_names")
-    text, points = reference("11_hooks")
+    _, names = reference("names")
+    text, points = reference("hooks")
     wanted = {*trainer_nb.__all__, *attributes}
     assert [name for name in wanted if len(names.get(name, "").strip()) < 3] == []
     assert [name for name in POINTS if len(points.get(name, "").strip()) < 3] == []

@@ -29,17 +29,20 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # A layer imports from itself and from these layers, from these packages at its top, and from these
 # inside functions (at first use).
 LAYERS = {
-    "core": ("", "torch numpy fastcore", ""),
-    "support": ("", "numpy", ""),
-    "hooks": ("core support", "torch numpy",
+    "support": ("", "torch numpy", ""),
+    "core": ("support", "torch numpy fastcore", ""),
+    "folder": ("core support", "", ""),
+    "hooks": ("core support folder", "torch numpy",
               "fastprogress tensorboard wandb trackio pandas PIL IPython pyarrow plotly"),
+    "engines": ("core support", "torch numpy", "accelerate"),
     "tools": ("core support hooks", "torch numpy fastcore",
-              "accelerate safetensors hydra omegaconf yaml plotly IPython nbdev"),
-    "panel": ("core support hooks",
+              "safetensors hydra omegaconf yaml plotly IPython nbdev"),
+    "panel": ("core support folder hooks",
               "torch numpy ipywidgets anywidget traitlets plotly IPython tsdownsample",
               "ipykernel comm zmq tornado google"),
-    "trainer": ("core hooks tools panel", "torch numpy fastcore", "IPython plotly pandas"),
-    "remote": ("core hooks tools panel trainer", "numpy",
+    "trainer": ("core support folder hooks engines tools panel", "torch numpy fastcore",
+                "IPython plotly pandas"),
+    "remote": ("core support folder hooks engines tools panel trainer", "numpy",
                "rich argcomplete mcp starlette uvicorn plotly google"),
 }
 # Verbs that a lower module offers and a higher one makes: a user looks for `serve` at the trainer,
@@ -307,5 +310,5 @@ def test_only_the_extra_vision_can_replace_torch():
 
 
 def test_the_install_page_has_every_extra():
-    text, _ = texts_of(NBS / "how_to" / "09_install.ipynb")
+    text, _ = texts_of(NBS / "guide" / "how_to" / "install.ipynb")
     assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(EXTRAS)

@@ -9,8 +9,8 @@ import pytest
 from small_runs import make
 
 from trainer_nb.core.journal import Intervention, Journal, read_entry
-from trainer_nb.core.words import change_words
-from trainer_nb.remote.run_files import entry_text, journal_entries
+from trainer_nb.support.words import change_words
+from trainer_nb.folder.reader import entry_text, journal_entries
 
 
 def steered(folder, sched):
@@ -83,7 +83,7 @@ def test_what_another_process_wrote_is_one_line_of_text(wrong):
 
 
 def test_the_words_need_no_torch():
-    code = ("import sys, trainer_nb.core.words; "
+    code = ("import sys, trainer_nb.support.words; "
             "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert change_words("tune", "lr", None, 1e-3, 3e-3, "schedule") == "0.003 (schedule) → 0.001"

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pexpect
 import pytest
 
-from trainer_nb.core import control_folder
-from trainer_nb.core.control_folder import (ControlFolder, Replies, incoming, started,
+from trainer_nb.folder import control as folder_control
+from trainer_nb.folder.control import (ControlFolder, Replies, incoming, started,
                                             this_process)
 from trainer_nb.remote import cli, run_log
 
@@ -232,7 +232,7 @@ def test_a_lost_run_says_how_it_was_started(tmp_path, words, monkeypatch):
     """Its process is gone and it did not say goodbye:
     exit code 3, at once, and nothing is left for a later one."""
     control = made(tmp_path / "a", gone())
-    monkeypatch.setattr(control_folder, "time",
+    monkeypatch.setattr(folder_control, "time",
                         SimpleNamespace(monotonic=lambda: 0.0, sleep=nobody_waits))
     done = shell(words[0], "a", *words[1:], cwd=tmp_path)
     assert done.returncode == 3

@@ -16,7 +16,7 @@ import warm
 from steered import until
 from test_cli import COMMANDS, PROGRAM, made, program, shell
 
-from trainer_nb.core.control_folder import ControlFolder, incoming
+from trainer_nb.folder.control import ControlFolder, incoming
 
 pytestmark = pytest.mark.slow
 
@@ -279,7 +279,7 @@ def test_the_journal_is_read_again_where_it_has_changed_and_only_there(tmp_path,
     """Four times a second a long journal would cost more than the run."""
     from trainer_nb.core.journal import Journal
     from trainer_nb.remote import watch
-    from trainer_nb.remote.run_files import RunFiles
+    from trainer_nb.folder.reader import RunFiles
 
     made(tmp_path / "a")
     written, reads, read = Journal({"seed": 0}), [], watch.journal_entries

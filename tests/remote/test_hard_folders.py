@@ -16,7 +16,7 @@ from test_cli import program, shell
 from test_remote_control import Steered, make
 
 from trainer_nb import LambdaHook, attach
-from trainer_nb.core.control_folder import (
+from trainer_nb.folder.control import (
     COMMANDS,
     TAKEN,
     ControlFolder,

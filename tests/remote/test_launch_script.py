@@ -15,9 +15,9 @@ import warm
 from steered import until
 
 import trainer_nb
-from trainer_nb.core.control_folder import started
-from trainer_nb.core.files import NotPlainError
-from trainer_nb.core.folder import FolderTakenError, hold
+from trainer_nb.folder.control import started
+from trainer_nb.support.files import NotPlainError
+from trainer_nb.folder.layout import FolderTakenError, hold
 from trainer_nb.remote import launch_script
 from trainer_nb.remote.launch_script import command_line, free_folder, launch, script_environment
 

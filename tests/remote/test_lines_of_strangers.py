@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from trainer_nb import Journal, Trainer
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request
+from trainer_nb.folder.control import ControlFolder, Replies, Request
 from trainer_nb.core.state import start_thread
 
 X = torch.ones(8, 2)

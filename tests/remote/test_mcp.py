@@ -16,7 +16,7 @@ from test_cli import PROGRAM, evil_run, gone, made, program, shell
 
 from trainer_nb import attach
 from trainer_nb.core.commands import COMMANDS
-from trainer_nb.core.control_folder import ControlFolder, Request, incoming
+from trainer_nb.folder.control import ControlFolder, Request, incoming
 from trainer_nb.remote import mcp
 from trainer_nb.remote.mcp import ACTS, MOST_LETTERS, READS, Budget, Reach, Rules
 

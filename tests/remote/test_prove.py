@@ -15,7 +15,7 @@ import torch
 import warm
 from steered import until
 
-from trainer_nb.core.control_folder import (ControlFolder, Replies, Request, incoming,
+from trainer_nb.folder.control import (ControlFolder, Replies, Request, incoming,
                                             this_process)
 from trainer_nb.core.journal import Journal, digest
 from trainer_nb.remote.prove import (EndedRun, add_arguments, child_environment, given_program,

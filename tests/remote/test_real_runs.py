@@ -14,7 +14,7 @@ import warm
 from steered import ROOT, Process, until
 
 from trainer_nb import attach
-from trainer_nb.core.control_folder import ControlFolder
+from trainer_nb.folder.control import ControlFolder
 from trainer_nb.core.journal import Journal
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.run_folder import read_records

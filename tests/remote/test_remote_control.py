@@ -16,7 +16,7 @@ import warm
 from steered import Process, until
 
 from trainer_nb import LambdaHook, SnapshotHook, Trainer
-from trainer_nb.core.control_folder import ControlFolder, Replies, Request, incoming
+from trainer_nb.folder.control import ControlFolder, Replies, Request, incoming
 from trainer_nb.hooks.remote_control import CommandIntake, RemoteControlHook
 
 
@@ -275,7 +275,7 @@ def test_a_folder_that_is_removed_ends_nothing(tmp_path):
 SENDER = """
 import sys, time
 from pathlib import Path
-from trainer_nb.core.control_folder import COMMANDS, ControlFolder
+from trainer_nb.folder.control import COMMANDS, ControlFolder
 
 number, control, stop = 0, ControlFolder(sys.argv[1]), Path(sys.argv[1], "stop")
 while not stop.exists():

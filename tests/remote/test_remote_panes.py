@@ -19,7 +19,7 @@ from written_runs import WrittenRun, trained
 
 import trainer_nb
 from trainer_nb import CheckpointHook, Hook, LayerStatsHook, SamplesHook, attach
-from trainer_nb.core.control_folder import ControlError, ControlFolder
+from trainer_nb.folder.control import ControlError, ControlFolder
 from trainer_nb.hooks.alerts import Alert
 from trainer_nb.hooks.remote_control import RemoteControlHook
 from trainer_nb.hooks.samples import SIDE, Sample, SampledEvaluation

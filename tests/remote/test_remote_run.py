@@ -25,7 +25,7 @@ from written_runs import WrittenRun
 
 from trainer_nb import RemoteRun, attach
 from trainer_nb.core.control import Command
-from trainer_nb.core.control_folder import (STATUS, ControlError, ControlFolder, started,
+from trainer_nb.folder.control import (STATUS, ControlError, ControlFolder, started,
                                             this_process)
 from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import RunState

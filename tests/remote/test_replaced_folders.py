@@ -15,8 +15,8 @@ import pytest
 import warm
 from steered import until
 
-from trainer_nb.core import files
-from trainer_nb.core.control_folder import (
+from trainer_nb.support import files
+from trainer_nb.folder.control import (
     COMMANDS,
     FOLDERS,
     TAKEN,
@@ -28,8 +28,8 @@ from trainer_nb.core.control_folder import (
     read_request,
     set_aside,
 )
-from trainer_nb.core.files import NotPlainError, OpenFolder, open_folder
-from trainer_nb.core.saved import write_state
+from trainer_nb.support.files import NotPlainError, OpenFolder, open_folder
+from trainer_nb.support.saved import write_state
 
 PLACES = ["control", *(f"control/{each}" for each in FOLDERS), "checkpoints"]
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc here")
@@ -99,8 +99,8 @@ trainer.fit()
 """
 
 SENDS = HOOK + """
-from trainer_nb.core.control_folder import ControlError, ControlFolder, Request
-from trainer_nb.core.saved import write_state
+from trainer_nb.folder.control import ControlError, ControlFolder, Request
+from trainer_nb.support.saved import write_state
 control = ControlFolder(RUN)
 while True:
     with contextlib.suppress(ControlError, OSError):

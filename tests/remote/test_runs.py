@@ -16,7 +16,7 @@ from torch import nn
 from written_runs import WrittenRun, trained
 
 from trainer_nb import SnapshotHook, Trainer, attach
-from trainer_nb.core.control_folder import Lines
+from trainer_nb.folder.control import Lines
 from trainer_nb.panel.plots import DASHES, LONGEST_NAME, MOST_RUNS, RUN_INKS, DrawnRun, Plots
 from trainer_nb.remote import remote_run, remote_view
 from trainer_nb.remote import runs as runs_module

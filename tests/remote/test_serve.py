@@ -27,7 +27,7 @@ from torch import nn
 from written_runs import WrittenRun, trained
 
 from trainer_nb import Trainer
-from trainer_nb.core.control_folder import Replies
+from trainer_nb.folder.control import Replies
 from trainer_nb.remote.serve import (
     LARGEST,
     MOST_COMMANDS,

@@ -17,7 +17,7 @@ from steered import environment
 
 from trainer_nb import attach
 from trainer_nb.core.control import Command
-from trainer_nb.core.control_folder import ControlError
+from trainer_nb.folder.control import ControlError
 from trainer_nb.remote.cli import main as main_of_shell
 from trainer_nb.remote.mcp import ACTS
 

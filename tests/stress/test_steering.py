@@ -18,7 +18,7 @@ import pytest
 import warm
 from steered import Process, environment, until
 
-from trainer_nb.core.control_folder import FINAL
+from trainer_nb.folder.control import FINAL
 
 SOURCES = "notebook", "shell", "agent:night"
 CLIENTS = Path(__file__).with_name("steering_clients.py")

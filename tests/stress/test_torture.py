@@ -27,8 +27,8 @@ import warm
 from killed import STEPS, make, outcome
 
 from trainer_nb import CheckpointHook, Hook
-from trainer_nb.core import saved
-from trainer_nb.core.saved import read_state
+from trainer_nb.support import saved
+from trainer_nb.support.saved import read_state
 from trainer_nb.hooks.checkpoint import LIST
 
 pytestmark = pytest.mark.slow

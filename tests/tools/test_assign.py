@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import (CheckpointHook, EMAHook, Hook, Journal, LambdaHook, LayerGroupsHook,
                         ReplayHook, SchedulerHook, SnapshotHook, Trainer)
-from trainer_nb.core.saved import CheckpointError
+from trainer_nb.support.saved import CheckpointError
 from trainer_nb.tools.assign import FIXED, REPLACED
 
 SQUARES, HUBER = nn.MSELoss(), nn.HuberLoss()

@@ -524,7 +524,7 @@ ATTACKS = {
                        "mode": "xb"},
     "processes": {"_target_": "trainer_nb.launch", "function": 1},
     "a run elsewhere": {"_target_": "trainer_nb.attach", "path": "pwned"},
-    "inside of the package": {"_target_": "trainer_nb.core.saved.write_state", "state": {},
+    "inside of the package": {"_target_": "trainer_nb.support.saved.write_state", "state": {},
                               "path": "pwned"},
 }
 

@@ -12,9 +12,9 @@ import torch
 
 from .driver import Driver
 from .engine import unwrap
-from .saved import CheckpointError, plain_copy, reading
+from ..support.saved import CheckpointError, plain_copy, reading
 from .training import no_record
-from .undo import Undo, set_values
+from ..support.undo import Undo, set_values
 
 # %% ../../nbs/core/15_best.ipynb #345e90e8
 class BestState:

@@ -27,12 +27,12 @@ from .identity import data_identity, other_code, unlike
 from .journal import Intervention, Journal, fingerprint, total_text
 from .own_state import generator_state, set_generator_state
 from .runner import WeightDecays
-from .saved import (NO_STATES_FAULT, CheckpointError, plain_copy, reading,
+from ..support.saved import (NO_STATES_FAULT, CheckpointError, plain_copy, reading,
                                    reason)
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
-from .undo import Undo, set_modes
-from .validate import kind_of, misfit
+from ..support.undo import Undo, set_modes
+from ..support.validate import kind_of, misfit
 
 # %% ../../nbs/core/14_checkpoint.ipynb #04212a1c
 COUNTERS = ("epoch", "batch_idx", "optimizer_step", "samples_seen")

@@ -22,7 +22,7 @@ import torch
 
 from .own_state import set_generator_state
 from .journal import Intervention
-from .validate import COUNT, is_kind, kind_of, misfit
+from ..support.validate import COUNT, is_kind, kind_of, misfit
 
 # %% ../../nbs/core/11_checks.ipynb #41d70b75
 def state_check(rule: dict) -> Callable:

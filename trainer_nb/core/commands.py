@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .validate import fits, name_hint
+from ..support.validate import fits, name_hint
 
 # %% ../../nbs/core/03_commands.ipynb #871040b3
 KINDS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}

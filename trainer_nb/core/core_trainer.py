@@ -48,7 +48,7 @@ from .engine import (OUTSIDE, Engine, FinitePolicy, check_compile, check_precisi
                                     unwrap)
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
                                    device_exactness, plan_exactness, reads_model)
-from .files import check_place, current_folder, given_path, near
+from ..support.files import check_place, current_folder, given_path, near
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
 from .identity import (Difference, compare, data_identity, given_settings,
@@ -62,7 +62,7 @@ from .modes import Modes, check_keep_modes
 from .runner import (BatchSizes, MicroBatcher, StepContext, StepRunner,
                                     StepSettings, WeightDecays)
 from .several_optimizers import OptimizerHooks, StepRunners
-from .saved import CheckpointError, read_state, reading, write_state
+from ..support.saved import CheckpointError, read_state, reading, write_state
 from .state import (TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams,
                                    RunRandom, RunState, StepState, as_number, refuse_open_contexts,
                                    say, warn, weakly, whole_number)
@@ -70,7 +70,7 @@ from .step import (WITHOUT, OwnLossStep, SupervisedStep, fetch_numbers,
                                   has_own_loss)
 from .training import (ASKED, BestRecord, Plan, TrainingLoop, check_best,
                                       plan_parts)
-from .torch_private import compile_in_place
+from ..support.torch_private import compile_in_place
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 
 _Hook = TypeVar("_Hook")  # the class that get_hook() is asked for

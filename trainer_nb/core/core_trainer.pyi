@@ -29,7 +29,7 @@ from .driver import Background, Driver, SharedMailbox, Until, check_more
 from .errors import check_parameters
 from .engine import OUTSIDE, Engine, FinitePolicy, check_compile, check_precision, unwrap
 from .exact import Exactness, batch_sizes, compiled_exactness, data_exactness, device_exactness, plan_exactness, reads_model
-from .files import check_place, current_folder, given_path, near
+from ..support.files import check_place, current_folder, given_path, near
 from .evaluator import STAGES, Evaluator, limit_of, named_loaders
 from .hook import ComponentHook, HookSet
 from .identity import Difference, compare, data_identity, given_settings, optimizer_settings
@@ -39,11 +39,11 @@ from .own_state import RunObjects, generator_state, search
 from .modes import Modes, check_keep_modes
 from .runner import BatchSizes, MicroBatcher, StepContext, StepRunner, StepSettings, WeightDecays
 from .several_optimizers import OptimizerHooks, StepRunners
-from .saved import CheckpointError, read_state, reading, write_state
+from ..support.saved import CheckpointError, read_state, reading, write_state
 from .state import TURNS, FitResult, OwnStreams, Phase, Position, RandomStreams, RunRandom, RunState, StepState, as_number, refuse_open_contexts, say, warn, weakly, whole_number
 from .step import WITHOUT, OwnLossStep, SupervisedStep, fetch_numbers, has_own_loss
 from .training import ASKED, BestRecord, Plan, TrainingLoop, check_best, plan_parts
-from .torch_private import compile_in_place
+from ..support.torch_private import compile_in_place
 from .tunable import BoundTunable, PartTunable, Tunable, Tunables, bind
 _Hook = TypeVar('_Hook')
 def check_rates(optim: torch.optim.Optimizer) -> None:

@@ -46,7 +46,7 @@ from torch.utils.data import (DataLoader, Dataset, IterableDataset, SequentialSa
 
 from .own_state import generator_state, generators_in, search, set_generator_state
 from .state import RandomStreams, warn
-from .torch_private import (
+from ..support.torch_private import (
     forget_waiting_iterator, forget_worker_pids, is_loader_iterator, iterator_workers,
     leave_shut_down, shut_down_workers, waiting_iterator)
 

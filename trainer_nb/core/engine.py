@@ -22,7 +22,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from .data import EpochIterator, move_to_device, open_loader
-from .torch_private import (Marks, compiled_module, gradient_norms, multiply,
+from ..support.torch_private import (Marks, compiled_module, gradient_norms, multiply,
                                            run_backward, scaling_left_to_us, step_within,
                                            write_count)
 

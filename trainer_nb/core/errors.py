@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .engine import unwrap
-from .words import HINT
+from ..support.words import HINT
 
 # %% ../../nbs/core/06_errors.ipynb #ef8b8cf8
 @dataclass(frozen=True)

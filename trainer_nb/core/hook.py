@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from .state import as_number
-from .validate import nearest_name
+from ..support.validate import nearest_name
 
 # %% ../../nbs/core/01_hook.ipynb #26b6f6e9
 HOOK_POINTS = {

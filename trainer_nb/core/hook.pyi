@@ -13,7 +13,7 @@ from numbers import Real
 from time import perf_counter
 from typing import Any
 from .state import as_number
-from .validate import nearest_name
+from ..support.validate import nearest_name
 HOOK_POINTS: Any
 POINTS: Any
 IN_STEPS: Any

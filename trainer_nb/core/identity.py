@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 
 from .journal import checksum
 from .state import RandomStreams, seed_everything
-from .validate import PLAIN
+from ..support.validate import PLAIN
 
 # %% ../../nbs/core/05_identity.ipynb #b4e814a9
 def _plain(value):

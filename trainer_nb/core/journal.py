@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .files import (check_place, given_path, open_plain, parse_json,
+from ..support.files import (check_place, given_path, open_plain, parse_json,
                                    read_bounded, whole_file)
 from .state import whole_number
-from .validate import fits, typed
-from .words import ARROWS, SOURCES, change_words
+from ..support.validate import fits, typed
+from ..support.words import ARROWS, SOURCES, change_words
 
 # %% ../../nbs/core/04_journal.ipynb #851d690a
 @dataclass

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from .engine import unwrap
-from .undo import Undo, modes_of, set_mode, set_modes
+from ..support.undo import Undo, modes_of, set_mode, set_modes
 
 # %% ../../nbs/core/08_modes.ipynb #a468dc4b
 def parts_in_eval_mode(model: torch.nn.Module, modes: dict) -> dict[str, torch.nn.Module]:

@@ -18,12 +18,12 @@ import torch
 from .checkpoint import optimizer_state, undo_optimizer
 from .checks import optimizer_unlike
 from .runner import StepRunner, WeightDecays
-from .saved import plain_copy
+from ..support.saved import plain_copy
 from .several_optimizers import StepRunners
 from .state import StepState, as_number, whole_number
 from .tunable import BoundTunable, Tunable
-from .undo import Undo
-from .validate import misfit
+from ..support.undo import Undo
+from ..support.validate import misfit
 
 # %% ../../nbs/core/15_optimizers.ipynb #11362c91
 def check_names(argument: str, given: Mapping, names) -> None:

@@ -35,9 +35,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from .hook import ComponentHook, LambdaHook, has_state
 from .state import StepState, warn
-from .torch_private import (global_hooks, module_hooks, persistent_buffers,
+from ..support.torch_private import (global_hooks, module_hooks, persistent_buffers,
                                            tensor_hooks, write_count)
-from .undo import CONTAINERS, Undo
+from ..support.undo import CONTAINERS, Undo
 
 # %% ../../nbs/core/04_own_state.ipynb #7587e852
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)

@@ -26,7 +26,7 @@ from .errors import out_of_memory
 from .modes import Modes
 from .state import RandomStreams, StepState, as_number
 from .step import RESERVED, check_output, items, step_records
-from .undo import Undo
+from ..support.undo import Undo
 
 # %% ../../nbs/core/08_runner.ipynb #86e21ea9
 @dataclass

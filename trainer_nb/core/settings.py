@@ -8,7 +8,7 @@ __all__ = ['MARKS', 'flat', 'differing_settings']
 # %% ../../nbs/core/03_settings.ipynb #5dd2f9a5
 from collections.abc import Sequence
 
-from .validate import PLAIN
+from ..support.validate import PLAIN
 
 # %% ../../nbs/core/03_settings.ipynb #0afc8e76
 def flat(found, prefix: str = "", depth: int = 8, between: str = ".") -> dict:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
 
 from .state import weakly
-from .validate import WHOLE, name_hint
+from ..support.validate import WHOLE, name_hint
 
 # %% ../../nbs/core/02_tunable.ipynb #be7e3963
 _Value = TypeVar("_Value")  # what an editor and a type checker know of the value

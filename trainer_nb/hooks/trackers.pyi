@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from ..core.control import Series
 from ..core.engine import unwrap
-from ..core.files import check_inner_folder, check_plain, file_stem, given_home, open_plain, parse_json, run_path
+from ..support.files import check_inner_folder, check_plain, file_stem, given_home, open_plain, parse_json, run_path
 from ..core.hook import Hook
 from ..core.state import RandomStreams, warn, whole_number
 from ..core.step import fetch_numbers

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..core.core_trainer import check_seed
 from ..core.hook import POINTS, ComponentHook
 from ..core.state import OwnStreams, seed_everything
-from ..core.validate import nearest_name
+from ..support.validate import nearest_name
 from ..hooks.schedule import Recipe
 BUILDS: Any
 STEPS: Any
