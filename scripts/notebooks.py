@@ -33,7 +33,7 @@ from textwrap import TextWrapper
 import versions
 from fresh import compared_with_stored, is_compared
 from pages import Site, address, changelog_page, site_fields
-from stubs import write_stubs
+
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB, README = ROOT / "nbs", ROOT / "trainer_nb", ROOT / "README.md"
@@ -155,7 +155,7 @@ def export(paths=()):
     os.chdir(ROOT)
     for path in [str(path) for path in find_notebooks(paths)] if paths else [None]:
         nbdev_export.__wrapped__(path=path, procs=None)
-    write_stubs(LIB)
+
     init = LIB / "__init__.py"
     write_if_changed(init, with_names_for_editors(init.read_text(encoding="utf-8")))
     if INDEX.exists():
@@ -315,7 +315,7 @@ def test(paths=(), flags=""):
 
 def is_exported(path):
     """Whether a file of the package is made from a notebook (and not written by hand)."""
-    return path.suffix in (".py", ".pyi") and path.name not in ("__init__.py", "__main__.py")
+    return path.suffix == ".py" and path.name not in ("__init__.py", "__main__.py")
 
 
 def copy_without_exports(target):

@@ -123,9 +123,9 @@ def no_run_is_left():
 
 def close_runs():
     """End all runs of this process, so that a test that has failed is the only one that fails."""
-    from trainer_nb.core.core_trainer import CoreTrainer
+    from trainer_nb.trainer import Trainer
 
-    for trainer in [each for each in gc.get_objects() if isinstance(each, CoreTrainer)]:
+    for trainer in [each for each in gc.get_objects() if isinstance(each, Trainer)]:
         trainer.close()
 
 

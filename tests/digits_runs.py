@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.core.hook import HOOK_POINTS, LambdaHook
 
 FIT_POINTS = (*HOOK_POINTS["fit"], "on_pause", "on_resume")

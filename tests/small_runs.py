@@ -1,9 +1,13 @@
 """A small regression run without noise, and what tests do in it."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from trainer_nb import LambdaHook, Trainer
+
+Loop = partial(Trainer, record=False, progress=False)  # a trainer that shows and keeps nothing
 
 X = torch.arange(40.0).reshape(20, 2) / 40
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import Hook, LambdaHook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.core.tunable import Tunable
 
 

@@ -33,7 +33,8 @@ from torch.utils.data import (
 from trainer_nb.core.data import (EpochIterator, chunk_edges, map_nested_tensor, move_to_device,
                                   split_batch)
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
+from trainer_nb import Trainer
 from trainer_nb.core.state import RandomStreams
 
 META = torch.device("meta")
@@ -639,9 +640,9 @@ def fail(trainer):
 
 ENDS = {
     "finish": (None, 9, True),
-    "stop": (Loop.stop, 9, True),
+    "stop": (Trainer.stop, 9, True),
     "exception": (fail, 9, True),
-    "stop in an evaluation": (Loop.stop, 2, False),
+    "stop in an evaluation": (Trainer.stop, 2, False),
     "exception in an evaluation": (fail, 2, False),
 }
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.peers import train
 from benchmarks.work import WORKS, same
 from trainer_nb.core.hook import Hook, LambdaHook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.hooks.schedule import SchedulerHook
 from trainer_nb.trainer import Trainer
 

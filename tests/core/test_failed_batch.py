@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.panel.view import LocalRunView
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from trainer_nb import ProgressHook, RecorderHook
 from trainer_nb.core.hook import (POINTS, QUESTIONS, TRAITS, Hook, HookSet, LambdaHook,
                                   MainProcessHook, check_hook)
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.core.tunable import Tunable
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_nb.core.engine import NonFiniteError
 from trainer_nb.core.hook import Hook, LambdaHook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.hooks.recorder import History, RecorderHook
 from trainer_nb.hooks.schedule import SchedulerHook
 

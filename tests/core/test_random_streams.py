@@ -15,7 +15,7 @@ from digits_runs import (assert_same, at_step, in_evaluation, make_loop, straigh
 
 from trainer_nb import Trainer
 from trainer_nb.core.control import Command
-from trainer_nb.core.core_trainer import CoreTrainer
+from small_runs import Loop
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.state import TURNS
 from trainer_nb.tools.task import seeded
@@ -182,11 +182,11 @@ def test_what_a_cell_does_with_another_run_meanwhile(what, wanted):
         wait_for(lambda: cell in TURNS.waiting or len(done) == 3)
 
     loop = make_loop(LambdaHook(before_step=hold))
-    kind = Trainer if what == "search" else CoreTrainer
+    kind = Trainer if what == "search" else Loop
     other = make_loop(seed=9)
     made = kind(other.model, train_dl=other.train_dl, valid_dl=other.valid_dl,
                 loss_fn=other.loss_fn, seed=9, device="cpu", epochs=1)
-    state = made.state_dict() if kind is CoreTrainer else None
+    state = made.state_dict() if kind is Loop else None
     loop.start(epochs=4)
     for _ in range(3):
         if what == "validate":

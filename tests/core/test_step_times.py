@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainer_nb.core import hook as hook_module
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import HOOK_POINTS, PARTS, Hook, HookRow, LambdaHook, StepClock
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.panel.view import LocalRunView
 
 NAP = 0.02  # seconds

@@ -12,7 +12,7 @@ from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, Sequent
 from torch.utils.data.distributed import DistributedSampler
 
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 from trainer_nb.hooks.recorder import History, RecorderHook
 
 UNEVEN = [5, 3, 8, 1, 4, 2, 7]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import CheckpointHook, ProgressHook, Trainer
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from small_runs import Loop
 
 SCRIPT = """
 import hashlib, os, signal, sys, time
@@ -28,7 +28,9 @@ import psutil, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb.core.hook import Hook
-from trainer_nb.core.core_trainer import CoreTrainer as Loop
+from functools import partial
+from trainer_nb import Trainer
+Loop = partial(Trainer, record=False, progress=False)
 
 # in the workers that import this script, too
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,7 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # inside functions (at first use).
 LAYERS = {
     "support": ("", "torch numpy", ""),
-    "core": ("support", "torch numpy fastcore", ""),
+    "core": ("support", "torch numpy", ""),
     "folder": ("core support", "", ""),
     "hooks": ("core support folder", "torch numpy",
               "fastprogress tensorboard wandb trackio pandas PIL IPython pyarrow plotly"),
@@ -40,7 +40,7 @@ LAYERS = {
     "panel": ("core support folder hooks",
               "torch numpy ipywidgets anywidget traitlets plotly IPython tsdownsample",
               "ipykernel comm zmq tornado google"),
-    "trainer": ("core support folder hooks engines tools panel", "torch numpy fastcore",
+    "trainer": ("core support folder hooks engines tools panel", "torch numpy",
                 "IPython plotly pandas"),
     "remote": ("core support folder hooks engines tools panel trainer", "numpy",
                "rich argcomplete mcp starlette uvicorn plotly google"),
@@ -48,7 +48,7 @@ LAYERS = {
 # Verbs that a lower module offers and a higher one makes: a user looks for `serve` at the trainer,
 # and for all commands in one program. Module, function, and what it imports when it is called.
 MADE_ABOVE = {
-    ("trainer_nb.trainer", "runs_in", "trainer_nb.remote.runs"),
+    ("trainer_nb.panel.run_panels", "runs_in", "trainer_nb.remote.runs"),
     ("trainer_nb.trainer", "serve", "trainer_nb.remote.serve"),
     ("trainer_nb.remote.remote_run", "find_runs", "trainer_nb.remote.runs"),
     ("trainer_nb.remote.cli", "agents", "trainer_nb.remote.mcp"),

@@ -1,4 +1,4 @@
-"""Modules, stubs and README.md are those that the notebooks make, and the notebooks are clean."""
+"""Modules and README.md are those that the notebooks make, and the notebooks are clean."""
 
 import subprocess
 import sys

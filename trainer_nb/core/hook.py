@@ -17,10 +17,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .state import as_number
 from ..support.validate import nearest_name
+
+if TYPE_CHECKING:
+    from trainer_nb.core.journal import Intervention
+    from trainer_nb.hooks.alerts import Alert
+    from trainer_nb.trainer import Trainer
 
 # %% ../../nbs/core/01_hook.ipynb #26b6f6e9
 HOOK_POINTS = {
@@ -107,41 +112,51 @@ class Hook:
         super().__init_subclass__(**kwargs)
         check_names(cls, cls.__name__)  # also what mix-ins define
 
-    def before_fit(self, trainer): "First, at each start of a run that had ended or not begun."
-    def after_fit(self, trainer): "After the last epoch or step."
-    def after_cancel(self, trainer): "Stopped or interrupted."
-    def after_exception(self, trainer): "After an exception, which `trainer.exception` has."
-    def cleanup_fit(self, trainer): "Always, last."
-    def before_epoch(self, trainer): "Before an epoch; the loader is not iterated yet."
-    def before_train(self, trainer): "Before the first batch of an epoch."
-    def after_train(self, trainer): "After the last window of an epoch."
-    def before_valid(self, trainer): "Before an evaluation; `trainer.split` names the loader."
-    def after_valid(self, trainer): "After an evaluation; `trainer.records` has its values."
-    def after_epoch(self, trainer): "The epoch is over and counted."
-    def before_test(self, trainer): "Before `trainer.test()`."
-    def after_test(self, trainer): "After `trainer.test()`."
-    def loader_exhausted(self, trainer): "The training loader ended before the planned steps."
-    def before_batch(self, trainer): "`trainer.batch` is on the device; it may be replaced."
-    def after_pred(self, trainer): "`trainer.pred` is set (by the built-in steps)."
-    def after_loss(self, trainer): "`trainer.loss` is set, unscaled."
-    def after_backward(self, trainer): "The gradients of this chunk are added."
-    def after_batch(self, trainer): "The batch is counted."
-    def before_step(self, trainer): "The gradients are complete, unscaled and not clipped."
-    def after_step(self, trainer): "The optimizer has stepped, and the step is counted."
-    def before_optimizer_step(self, trainer, name: str):
+    def before_fit(self, trainer: "Trainer"):
+        "First, at each start of a run that had ended or not begun."
+    def after_fit(self, trainer: "Trainer"): "After the last epoch or step."
+    def after_cancel(self, trainer: "Trainer"): "Stopped or interrupted."
+    def after_exception(self, trainer: "Trainer"):
+        "After an exception, which `trainer.exception` has."
+    def cleanup_fit(self, trainer: "Trainer"): "Always, last."
+    def before_epoch(self, trainer: "Trainer"): "Before an epoch; the loader is not iterated yet."
+    def before_train(self, trainer: "Trainer"): "Before the first batch of an epoch."
+    def after_train(self, trainer: "Trainer"): "After the last window of an epoch."
+    def before_valid(self, trainer: "Trainer"):
+        "Before an evaluation; `trainer.split` names the loader."
+    def after_valid(self, trainer: "Trainer"):
+        "After an evaluation; `trainer.records` has its values."
+    def after_epoch(self, trainer: "Trainer"): "The epoch is over and counted."
+    def before_test(self, trainer: "Trainer"): "Before `trainer.test()`."
+    def after_test(self, trainer: "Trainer"): "After `trainer.test()`."
+    def loader_exhausted(self, trainer: "Trainer"):
+        "The training loader ended before the planned steps."
+    def before_batch(self, trainer: "Trainer"):
+        "`trainer.batch` is on the device; it may be replaced."
+    def after_pred(self, trainer: "Trainer"): "`trainer.pred` is set (by the built-in steps)."
+    def after_loss(self, trainer: "Trainer"): "`trainer.loss` is set, unscaled."
+    def after_backward(self, trainer: "Trainer"): "The gradients of this chunk are added."
+    def after_batch(self, trainer: "Trainer"): "The batch is counted."
+    def before_step(self, trainer: "Trainer"):
+        "The gradients are complete, unscaled and not clipped."
+    def after_step(self, trainer: "Trainer"): "The optimizer has stepped, and the step is counted."
+    def before_optimizer_step(self, trainer: "Trainer", name: str):
         "Several optimizers: before each but the last."
-    def after_optimizer_step(self, trainer, name: str):
+    def after_optimizer_step(self, trainer: "Trainer", name: str):
         "Several optimizers: after each but the last."
-    def on_pause(self, trainer): "The run is held."
-    def on_resume(self, trainer): "The run goes on."
-    def on_intervention(self, trainer, intervention): "A change by hand took effect."
-    def on_log(self, trainer, records: dict): "Records (name to number) are logged."
-    def on_log_images(self, trainer, images: dict): "Images (name to array) are logged."
-    def on_log_pr_curve(self, trainer, name: str, labels: Iterable, predictions: Iterable):
+    def on_pause(self, trainer: "Trainer"): "The run is held."
+    def on_resume(self, trainer: "Trainer"): "The run goes on."
+    def on_intervention(self, trainer: "Trainer", intervention: "Intervention"):
+        "A change by hand took effect."
+    def on_log(self, trainer: "Trainer", records: dict): "Records (name to number) are logged."
+    def on_log_images(self, trainer: "Trainer", images: dict): "Images (name to array) are logged."
+    def on_log_pr_curve(self, trainer: "Trainer", name: str,
+                        labels: Iterable, predictions: Iterable):
         "A precision-recall curve."
-    def on_alert(self, trainer, alert): "An alert was raised, by an AlertsHook."
-    def on_state_dict(self, trainer, state: dict): "A checkpoint `state` is about to be saved."
-    def on_load_state_dict(self, trainer, state: dict):
+    def on_alert(self, trainer: "Trainer", alert: "Alert"): "An alert was raised, by an AlertsHook."
+    def on_state_dict(self, trainer: "Trainer", state: dict):
+        "A checkpoint `state` is about to be saved."
+    def on_load_state_dict(self, trainer: "Trainer", state: dict):
         "A checkpoint `state` is about to be loaded."
 
     def state_dict(self) -> dict:
@@ -151,36 +166,36 @@ class Hook:
     def load_state_dict(self, state: dict) -> None:
         "Load what `state_dict` returned."
 
-    def check_state(self, trainer, state: dict) -> None:
+    def check_state(self, trainer: "Trainer", state: dict) -> None:
         "Raise for a state that `load_state_dict` cannot load; change nothing."
 
-    def state_loaded(self, trainer) -> None:
+    def state_loaded(self, trainer: "Trainer") -> None:
         "After `load_state_dict`: set what depends on the state and the trainer."
 
-    def split_optimizer(self, trainer) -> None:
+    def split_optimizer(self, trainer: "Trainer") -> None:
         "Divide the parameter groups of a new trainer's optimizer."
 
-    def split_again(self, trainer) -> Callable[[], None] | None:
+    def split_again(self, trainer: "Trainer") -> Callable[[], None] | None:
         "Divide the optimizer that replaces the first one; return a function to call afterwards."
 
-    def start_anew(self, trainer) -> None:
+    def start_anew(self, trainer: "Trainer") -> None:
         "Start again for a new optimizer; a hook that overrides this belongs to the optimizer."
 
     def schedule_name(self) -> str | None:
         "The name of the schedule that this hook steps; None: it has none."
 
-    def weight_sets(self, trainer) -> dict | None:
+    def weight_sets(self, trainer: "Trainer") -> dict | None:
         """Weights to evaluate with: suffix of the split's name to a context manager factory.
 
         The model has these weights while the context is open. None: the trained weights."""
 
-    def average_in(self, trainer) -> Callable | None:
+    def average_in(self, trainer: "Trainer") -> Callable | None:
         "A context manager factory: the model has the average that this hook keeps; None without."
 
     def weight_sets_in(self, state: dict, name: str) -> dict | None:
         "The same from a checkpoint, where this hook is called `name`: suffix to tensors by name."
 
-    def best_kept(self, trainer) -> tuple[str, str] | None:
+    def best_kept(self, trainer: "Trainer") -> tuple[str, str] | None:
         "The record and direction that decide on this hook's best state; None: it has none."
 
     def best_state(self) -> dict | None:
@@ -192,28 +207,28 @@ class Hook:
     def finish_writing(self) -> None:
         "Wait until every file that was begun is complete."
 
-    def drive_ended(self, trainer) -> None:
+    def drive_ended(self, trainer: "Trainer") -> None:
         "A drive is over, at its end, at a pause or after an error."
 
-    def ended_early(self, trainer) -> str | None:
+    def ended_early(self, trainer: "Trainer") -> str | None:
         "Why `fit()` ends before its totals; None: it does not."
 
-    def leads(self, trainer) -> bool:
+    def leads(self, trainer: "Trainer") -> bool:
         "This hook decides where the run ends, so no other hook needs to stop it."
         return False
 
-    def where_saved(self, trainer) -> str | None:
+    def where_saved(self, trainer: "Trainer") -> str | None:
         "Where the present place of the run is saved, and how it goes on; None: it is not."
 
     def own_tunables(self, prefix: str) -> list:
         "`BoundTunable`s that a class cannot declare, named `prefix.name`."
         return []
 
-    def store(self, trainer, key: str, value: Any) -> None:
+    def store(self, trainer: "Trainer", key: str, value: Any) -> None:
         "Store a value for other hooks, under `ClassName.key`."
         trainer.hook_store[f"{type(self).__name__}.{key}"] = value
 
-    def get(self, trainer, hook_class: type, key: str, default: Any = None) -> Any:
+    def get(self, trainer: "Trainer", hook_class: type, key: str, default: Any = None) -> Any:
         "The value that a hook of `hook_class` stored under `key`."
         return trainer.hook_store.get(f"{hook_class.__name__}.{key}", default)
 

@@ -7,14 +7,13 @@ __all__ = ['windows_text', 'length_text', 'evaluations_text', 'schedule_text', '
            'modes_text', 'summary']
 
 # %% ../../nbs/tools/summary.ipynb #1d361f1e
-from ..core.core_trainer import CoreTrainer
 from ..hooks.schedule import SchedulerHook, rate_after, schedules_of
 
 # %% ../../nbs/tools/summary.ipynb #c45722ce
 def _plural(count: int, word: str, ending: str = "s") -> str:
     return f"{count:,} {word}{'' if count == 1 else ending}"
 
-def windows_text(loop: CoreTrainer) -> str:
+def windows_text(loop) -> str:
     "Batches and steps of an epoch, and how its batches fall into windows."
     length, size, processes = loop.data.length, loop.batches_per_step, loop.engine.num_processes
     count = loop.steps_per_epoch
@@ -28,7 +27,7 @@ def windows_text(loop: CoreTrainer) -> str:
     return text + (f", shared by {processes} processes" if processes > 1 else "")
 
 # %% ../../nbs/tools/summary.ipynb #b7ae8e0e
-def length_text(loop: CoreTrainer) -> str:
+def length_text(loop) -> str:
     "The totals of the run."
     if loop.max_steps is not None:
         return f"{_plural(loop.max_steps, 'step')} (max_steps)"
@@ -38,7 +37,7 @@ def length_text(loop: CoreTrainer) -> str:
     return _plural(loop.epochs, "epoch") + (f" = {_plural(planned, 'step')}" if planned else "")
 
 # %% ../../nbs/tools/summary.ipynb #25bc82e0
-def evaluations_text(loop: CoreTrainer) -> str:
+def evaluations_text(loop) -> str:
     "The validation loaders, and when an evaluation comes."
     if not loop.valid_loaders:
         return "none (no valid_dl)"
@@ -51,7 +50,7 @@ def evaluations_text(loop: CoreTrainer) -> str:
     return f"{', '.join(loop.valid_loaders)}: {every} and at the end{first}"
 
 # %% ../../nbs/tools/summary.ipynb #4bd501da
-def schedule_text(loop: CoreTrainer, hook: SchedulerHook) -> str:
+def schedule_text(loop, hook: SchedulerHook) -> str:
     "The scheduler, how often it moves the rate, and the rate at the end."
     name = " ".join(filter(None, (hook.schedule_name(), hook.schedule.warmup_text)))
     if hook.scheduler is None:
@@ -67,14 +66,14 @@ def schedule_text(loop: CoreTrainer, hook: SchedulerHook) -> str:
     return text if last is None else f"{text}, lr {last:.3g} at step {loop.planned_steps:,}"
 
 # %% ../../nbs/tools/summary.ipynb #c320fa58
-def optimizers_text(loop: CoreTrainer) -> str:
+def optimizers_text(loop) -> str:
     "The optimizer and its rate; of several, each with its name."
     if not loop.optimizers:
         return f"{type(loop.optim).__name__}, lr {loop.rate:g}"
     return "; ".join(f"{name}: {type(each.optim).__name__}, lr {each.rate:g}"
                      for name, each in loop.optimizers.items())
 
-def modes_text(loop: CoreTrainer) -> str:
+def modes_text(loop) -> str:
     "The parts in eval mode, and what becomes of them; '' where all train in train mode."
     modes = loop.evaluator.modes
     thawed, frozen = modes.parts()
@@ -89,7 +88,7 @@ def modes_text(loop: CoreTrainer) -> str:
     return "; ".join(filter(None, [text, own and f"{', '.join(own)} in eval mode now (a train() of "
                                    "the model's own decides)"]))
 
-def summary(loop: CoreTrainer) -> str:
+def summary(loop) -> str:
     "What `fit()` will do, in a few lines."
     parameters = sum(p.numel() for p in loop.model.parameters())
     trained = sum(p.numel() for p in loop.model.parameters() if p.requires_grad)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..core.checkpoint import undo_generators, undo_hook, undo_optimizer
-from ..core.core_trainer import check_same_parameters
+from ..core.arguments import check_same_parameters
 from ..core.data import check_loader, clone_for_skipping, data_parts, skips_by_index
 from ..core.driver import explain_failure
 from ..core.engine import FinitePolicy

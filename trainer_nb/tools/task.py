@@ -13,16 +13,19 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.core_trainer import check_seed
+from ..core.arguments import check_seed
 from ..core.hook import POINTS, ComponentHook
 from ..core.state import OwnStreams, seed_everything
 from ..support.validate import nearest_name
 from ..hooks.schedule import Recipe
+
+if TYPE_CHECKING:
+    from trainer_nb.trainer import Trainer
 
 # %% ../../nbs/tools/task.ipynb #22d58fcb
 BUILDS = ("build_model", "build_train_dl", "build_valid_dl", "build_test_dl", "build_loss_fn",
@@ -136,13 +139,13 @@ class Task:
     def build_hooks(self) -> list:
         "A list of hooks."
 
-    def train_step(self, batch: Any, trainer) -> dict:
+    def train_step(self, batch: Any, trainer: "Trainer") -> dict:
         "A dict with `loss` and any records, as of a step function."
 
-    def eval_step(self, batch: Any, trainer) -> dict:
+    def eval_step(self, batch: Any, trainer: "Trainer") -> dict:
         "As `train_step`, which is the default."
 
-    def end_of_evaluation(self, name: str, outputs: list, trainer) -> dict | None:
+    def end_of_evaluation(self, name: str, outputs: list, trainer: "Trainer") -> dict | None:
         "A dict of records, or None, from all that the steps returned for the loader `name`."
 
     def state_dict(self) -> dict:
