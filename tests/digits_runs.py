@@ -79,7 +79,7 @@ def assert_same(loop, other):
     assert state == other_state
     assert len(tensors) == len(others) > 20
     assert all(torch.equal(a, b) for a, b in zip(tensors, others))
-    assert loop.phase == other.phase
+    assert loop.step_state.phase == other.step_state.phase
 
 
 def straight(**totals):
@@ -133,8 +133,8 @@ def wait_for_pauses(loop, *boundaries):
     boundaries it waits for the first pause, at the second for the second, and so on."""
 
     def wait(kind):
-        if kind == "boundary" and loop.boundaries in boundaries:
-            number = boundaries.index(loop.boundaries) + 1
+        if kind == "boundary" and loop.step_state.boundary in boundaries:
+            number = boundaries.index(loop.step_state.boundary) + 1
             wait_for(lambda: loop.mailbox
                      or [entry.kind for entry in loop.journal].count("pause") >= number)
 
@@ -144,12 +144,13 @@ def wait_for_pauses(loop, *boundaries):
 def assert_held(loop):
     """The run is paused, and stays at its place while it checks for commands three times."""
     wait_for(lambda: loop.state == "paused")
-    place, seconds, checks = (loop.boundaries, loop.step_state.optimizer_step), loop.elapsed(), []
+    place = loop.step_state.boundary, loop.step_state.optimizer_step
+    seconds, checks = loop.elapsed(), []
     loop.at_safe_point = checks.append
     wait_for(lambda: len(checks) >= 3)
     loop.at_safe_point = None
     assert loop.state == "paused" and set(checks) == {"paused"}
-    assert (loop.boundaries, loop.step_state.optimizer_step) == place
+    assert (loop.step_state.boundary, loop.step_state.optimizer_step) == place
     assert loop.elapsed() == seconds
 
 

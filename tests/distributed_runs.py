@@ -228,7 +228,7 @@ def outcome(trainer) -> dict:
     return {"weights": [p.detach().clone() for p in state.values()], "records": found,
             "buffers": [b.clone() for b in trainer.plain_model.buffers()],
             "samples": torch.tensor(trainer.history.series("train/loss").samples),
-            "counters": [place.epoch, place.optimizer_step, place.samples_seen, trainer.boundaries]}
+            "counters": [place.epoch, place.optimizer_step, place.samples_seen, place.boundary]}
 
 
 class At(Hook):

@@ -268,7 +268,7 @@ def drive(trainer, plan=Plan(), halt=None):
         nonlocal points
         if kind == "boundary":
             for boundary, values in plan.changes:
-                if boundary == trainer.boundaries:
+                if boundary == trainer.step_state.boundary:
                     trainer.post(Command("tune", dict(values)))
         if kind in ("boundary", "micro"):
             points += 1

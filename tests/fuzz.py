@@ -244,11 +244,12 @@ def watched(trainer, scenario, safe_points=None, way=None):
         nonlocal count
         if kind == "boundary":
             for boundary, values in scenario.plan.changes:
-                if boundary == trainer.boundaries:
+                if boundary == trainer.step_state.boundary:
                     trainer.post(Command("tune", dict(values)))
             if has_other(trainer, scenario):
                 if way in ("pair", "interrupt"):  # as a hook may ask for
-                    trainer.ask(lambda: change_loader(trainer, scenario), trainer.boundaries)
+                    trainer.ask(lambda: change_loader(trainer, scenario),
+                                trainer.step_state.boundary)
                 else:
                     trainer.post(Command("pause" if way == "held" else "stop"))
         if kind in ("boundary", "micro"):
@@ -272,7 +273,7 @@ def in_thread(trainer, scenario):
         trainer.predict(DataLoader(Samples(), 5, shuffle=True))
         trainer.model.eval()
         torch.rand(3)
-    while trainer.driven:
+    while trainer.driver.driven:
         if trainer.state == "paused":
             with trainer.paused():
                 if has_other(trainer, scenario):
@@ -366,7 +367,7 @@ def disturb(trainer, scenario, event, draw):
             trainer.rewind(draw.choice(points).step)
             # a snapshot is of before what was changed by hand at its boundary
             for boundary, values in plan.changes:
-                if boundary == trainer.boundaries:
+                if boundary == trainer.step_state.boundary:
                     trainer.tune(**dict(values))
     elif event.what == "crash":
         given, later = through_file(trainer.state_dict()), is_later(trainer)
@@ -383,7 +384,7 @@ def disturb(trainer, scenario, event, draw):
         trainer.lr_find(num_steps=draw.randint(10, 14), start_lr=1e-4, end_lr=1e-1)
     elif event.what == "sweep":
         trainer.sweep("grad_clip", [0.5, 1.0, None][: draw.randint(1, 3)])
-    elif event.what == "validate" and trainer.valid_loaders:
+    elif event.what == "validate" and trainer.evaluator.loaders:
         trainer.validate()
     elif event.what == "predict":
         trainer.predict(DataLoader(Samples(), 5, shuffle=True))

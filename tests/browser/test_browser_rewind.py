@@ -31,7 +31,7 @@ class Witness(Hook):
         self.pause = pause
     def after_step(self, trainer):
         told = {"step": trainer.step_state.optimizer_step, "rate": trainer.rates()[0],
-                "branch": trainer.branch,
+                "branch": trainer.step_state.branch,
                 "noise": trainer.get_hook(Noise).enabled,
                 "journal": [[e.kind, e.name, e.new, e.source] for e in trainer.journal]}
         Path("told.new").write_text(json.dumps(told))

@@ -314,7 +314,7 @@ def test_detached_in_a_pause_the_run_stays_paused():
     replies = []
     loop = make_loop(slow("after_step"))
     result = awaited(loop, look, epochs=3)
-    assert (result.status, replies[0].status) == ("paused", "applied") and not loop.driven
+    assert (result.status, replies[0].status) == ("paused", "applied") and not loop.driver.driven
     step = loop.step_state.optimizer_step
     disturb()
     assert loop.state == "paused" and loop.step_state.optimizer_step == step
@@ -392,9 +392,9 @@ CANCELS = {
     "between two steps": ({"after_step": 2}, lambda t: t.step_state.optimizer_step == 2),
     "at the end of an epoch": ({"after_epoch": 1}, lambda t: t.step_state.epoch == 1),
     "before an epoch": ({"before_train": 2},
-                        lambda t: t.phase == "iterate" and t.step_state.epoch == 1),
+                        lambda t: t.step_state.phase == "iterate" and t.step_state.epoch == 1),
     "in an evaluation": ({"before_valid": 1}, lambda t: t.eval_batch == 1),
-    "in mid-window": ({"after_batch": 3}, lambda t: t.window_open),
+    "in mid-window": ({"after_batch": 3}, lambda t: t.runner.window_open),
 }
 
 
@@ -406,7 +406,7 @@ def test_a_cancelled_run_can_be_resumed(where):
     seen = []
     loop = make_loop(recorder(seen), slow_in(**at))
     cancelled(loop, lambda: when(loop))
-    assert (loop.state, loop.window_open, loop.eval_batch,
+    assert (loop.state, loop.runner.window_open, loop.eval_batch,
             loop.model.training) == ("interrupted", False, None, True)
     assert loop.step_state.batch_idx % 2 == 0
     assert all(p.grad is None for p in loop.model.parameters())
@@ -486,7 +486,7 @@ def test_an_interrupt():
     with pytest.raises(KeyboardInterrupt):
         awaited(loop, interrupt, epochs=2)
     assert signal.getsignal(signal.SIGINT) is handler
-    assert (loop.state, loop.window_open) == ("interrupted", False)
+    assert (loop.state, loop.runner.window_open) == ("interrupted", False)
     assert [(e.kind, e.name, e.source) for e in loop.journal] == [("stop", "interrupt", "signal")]
     loop.fit(epochs=2)
     assert_same(loop, straight(epochs=2))
@@ -518,7 +518,7 @@ def test_a_failed_batch_is_left_out_by_the_next_fit():
     loop = make_loop(at_step(2, lambda t: 1 / 0, "before_batch"), valid=False)
     with pytest.raises(ZeroDivisionError):
         awaited(loop, epochs=1)
-    assert loop.failed.batch_idx == 4 and len(loop.failed_indices) == 8
+    assert loop.loop.feed.failed.batch_idx == 4 and len(loop.failed_indices) == 8
     assert loop.fit(epochs=1, skip_failed=True).status == "finished"
     assert loop.step_state.samples_seen == 36
 
@@ -590,6 +590,6 @@ def test_bad_totals_are_refused_at_the_await():
             awaited(loop, **totals)
     with torch.no_grad(), pytest.raises(RuntimeError, match="no_grad"):
         awaited(loop, epochs=1)
-    assert (loop.state, loop.boundaries, loop.driver.status.name) == ("idle", 0, None)
+    assert (loop.state, loop.step_state.boundary, loop.driver.status.name) == ("idle", 0, None)
     awaited(loop, epochs=1)
     assert_same(loop, straight(epochs=1))

@@ -80,7 +80,7 @@ def test_an_attribute_that_every_hook_has(name, value):
         def before_train(self, trainer):
             """Too late for an error at construction."""
             setattr(self, name, value)
-            trainer.resolve_hooks()
+            trainer.loop.resolve_hooks(trainer)
 
     with pytest.raises(TypeError, match=f"Rollout.{name} is a {type(value).__name__}"):
         run(whole, hooks=[Rollout()])

@@ -71,7 +71,7 @@ def snapshot(folder, model, loop=None):
             "totals": (loop.epochs, loop.max_steps),
             "settings": {name: entry.read() for name, entry in loop.tunables().items()},
             "journal": len(loop.journal),
-            "pending": loop.pending,
+            "pending": loop.tunables.pending,
         }
     return copied(state)
 
@@ -582,9 +582,9 @@ def test_a_refused_change_does_not_disturb_a_run():
     assert loop.state == "running"
     reply = loop.post(Command("tune", {"watcher.width": 99}, source="widget"))
     assert (reply.status, "between 1 and 9" in reply.reason) == ("refused", True)
-    assert "between 1 and 9" in loop.refused["watcher.width"]
+    assert "between 1 and 9" in loop.tunables.refused["watcher.width"]
     loop.tune(**{"watcher.width": 5}).wait(120)
-    assert loop.refused.get("watcher.width") is None
+    assert loop.tunables.refused.get("watcher.width") is None
     loop.stop()
     assert loop.wait().status == "stopped"
     assert [(e.name, e.new) for e in loop.journal if e.kind == "tune"] == [("watcher.width", 5)]

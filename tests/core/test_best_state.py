@@ -62,7 +62,7 @@ class Weights(Hook):
 
     def on_log(self, trainer, records):
         if "valid/loss" in records:
-            *_, weights = trainer.weight_sets().values()
+            *_, weights = trainer.evaluator.weight_sets(trainer).values()
             with weights():
                 self.at[trainer.step_state.optimizer_step] = copy.deepcopy(trainer.model).eval()
 
@@ -428,7 +428,7 @@ def test_a_shuffled_validation_goes_on_as_without_it():
         trainer = make(eval_first=first)
         loader = DataLoader(trainer.valid_dl.dataset, 3, shuffle=True,
                             generator=torch.Generator().manual_seed(1))
-        trainer.valid_loaders["valid"] = loader
+        trainer.evaluator.loaders["valid"] = loader
         orders = []
         trainer.hooks.add(LambdaHook(before_batch=lambda t: orders.append(t.batch[0])
                                      if not t.training else None))
@@ -499,7 +499,7 @@ def test_overfit_batches_are_the_same_and_leave_the_test_alone():
     assert len(taken) == 6 and all(torch.equal(taken[i], taken[i + 2]) for i in range(4))
     assert seen.count("valid") == 3 * 2
     seen.clear()
-    trainer.valid_loaders["valid"] = DataLoader(TensorDataset(X, Y), 8)
+    trainer.evaluator.loaders["valid"] = DataLoader(TensorDataset(X, Y), 8)
     trainer.test(DataLoader(TensorDataset(X, Y), 8))
     trainer.validate()
     assert (seen.count("test"), seen.count("valid")) == (8, 2)

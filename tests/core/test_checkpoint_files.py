@@ -1097,7 +1097,8 @@ def test_an_error_of_the_writer_is_told_at_the_next_step(tmp_path, monkeypatch):
     trainer = make(tmp_path, hooks=[Patient()], settings={"every_steps": 3})
     with pytest.raises(ZeroDivisionError, match="in the thread"):
         trainer.fit()
-    assert trainer.step_state.optimizer_step == 7 and trainer.exact and not trainer.window_open
+    assert trainer.step_state.optimizer_step == 7
+    assert trainer.exact and not trainer.runner.window_open
     assert tell_files(tmp_path) == 4
     trainer.fit()
     assert outcome(trainer) == straight() and tell_files(tmp_path) == STEPS

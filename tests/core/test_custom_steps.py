@@ -192,7 +192,7 @@ def test_the_closure_is_of_the_whole_window(size):
                            optim=lbfgs(net.parameters()), epochs=3, device="cpu",
                            progress=False, gradient_accumulation_steps=size,
                            hooks=[LambdaHook(
-                               before_step=lambda t: losses.append(t.window.loss().item()))])
+                               before_step=lambda t: losses.append(t.runner.window.loss().item()))])
     losses, expected = [], []
     trainer.fit()
     other = model().double()
@@ -221,7 +221,7 @@ def test_the_line_search_sees_one_function():
             first = [p.grad.clone() for p in self.model.parameters()]
             streams, buffers = (torch.get_rng_state(),
                                 copy.deepcopy(dict(self.model.named_buffers())))
-            losses = [self.window.loss()]
+            losses = [self.runner.window.loss()]
             for _ in range(3):
                 losses.append(self.window_gradients())
                 assert all(torch.equal(a, p.grad) for a, p in zip(first, self.model.parameters()))
@@ -329,7 +329,8 @@ def test_rates_by_hand_hooks_and_the_average_count():
     seen = []
     net = model()
     trainer = make(Rates, net, sgd,
-                   LambdaHook(before_step=lambda t: seen.append(t.window.loss().item())), rho=RHO,
+                   LambdaHook(before_step=lambda t: seen.append(t.runner.window.loss().item())),
+                   rho=RHO,
                    ema=0.9)
     trainer.tune(lr=0.0)
     first = copy.deepcopy(net)
@@ -422,7 +423,8 @@ def test_others_keep_nothing(size):
     """A window of a trainer that does not ask holds no batch."""
     kept = []
     hook = LambdaHook(
-        before_step=lambda t: kept.append((len(t.window.kept), len(t.window.streams))))
+        before_step=lambda t: kept.append((len(t.runner.window.kept),
+                                           len(t.runner.window.streams))))
     make(Trainer, model(), sgd, hook, micro_batch_size=size).fit()
     assert set(kept) == {(0, 0)}
     kept.clear()

@@ -173,7 +173,7 @@ def test_a_stop_asked_for_by_a_hook_in_a_micro_batch(where):
                 trainer.stop()
     first = new_run(plan, hooks=[Mix(), Bend(), LambdaHook(after_batch=ask, name="asks")])
     assert first.fit().status == RunState.STOPPED and len(seen) == (3 if where == "window" else 2)
-    assert first.phase == ("train" if where == "window" else "valid")
+    assert first.step_state.phase == ("train" if where == "window" else "valid")
     second = make_trainer(plan, weights=3, hooks=[Mix(), Bend(), LambdaHook(name="asks")])
     scramble()
     second.load_state_dict(through_file(first.state_dict()))
@@ -259,7 +259,7 @@ def test_what_the_parts_were_built_with_does_not_count():
         again = make_trainer(Plan(sched="lambda"), weights=3)
         again.tune(lr_scale=3.0, weight_decay=0.9,
                    **{"mix.order": 50, "bend.enabled": False, "mix.share": 0.0})
-        again.base_rates = [1.0, 2.0]
+        again.runner.rates.base = [1.0, 2.0]
         for group in again.optim.param_groups:
             group |= {"lr": 9.0, "initial_lr": 8.0, "eps": 0.5, "betas": (0.1, 0.2)}
         again.model.eval()
@@ -326,8 +326,8 @@ def test_from_another_thread_only_while_it_is_held():
         with trainer.paused():
             scramble(33)
             states.append(through_file(trainer.state_dict()))
-            place = trainer.boundaries
-        wait_for(lambda place=place: trainer.boundaries > place + 3)
+            place = trainer.step_state.boundary
+        wait_for(lambda place=place: trainer.step_state.boundary > place + 3)
     trainer.wait()
     trainer.at_safe_point = None
     assert_same(trainer, straight)
@@ -352,11 +352,11 @@ def test_a_held_run_becomes_another_one():
     for _ in range(3):
         wait_for(lambda: trainer.step_state.optimizer_step > 3)
         with trainer.paused():
-            assert trainer.driven and trainer.step_state.optimizer_step > 3
+            assert trainer.driver.driven and trainer.step_state.optimizer_step > 3
             scramble()
             trainer.load_state_dict(state)
             assert trainer.step_state.optimizer_step == 3
-            loaded.append(trainer.boundaries)
+            loaded.append(trainer.step_state.boundary)
     trainer.wait()
     trainer.at_safe_point = None
     assert_same(trainer, straight)
@@ -369,7 +369,7 @@ def test_a_run_becomes_another_one_at_a_boundary(where):
     done = []
     def become(trainer):
         if trainer.step_state.optimizer_step == 5 and not done:
-            done.append(trainer.boundaries)
+            done.append(trainer.step_state.boundary)
             trainer.load_state_dict(state)
     def asking():
         on = where == "ask"
@@ -449,8 +449,8 @@ def test_a_validation_loader_with_a_generator_of_its_own(way):
     def make(weights=0):
         trainer = make_trainer(Plan(), weights)
         generators.append(torch.Generator().manual_seed(4))
-        data = trainer.valid_loaders["valid"].dataset
-        trainer.valid_loaders[
+        data = trainer.evaluator.loaders["valid"].dataset
+        trainer.evaluator.loaders[
             "valid"] = torch.utils.data.DataLoader(data, 7, shuffle=True, generator=generators[-1])
         return trainer
     straight = make()
@@ -462,7 +462,7 @@ def test_a_validation_loader_with_a_generator_of_its_own(way):
     drive(first, halt={"step": Halt("step", 7), "look": Halt("step", 3)}.get(way, Halt(way, 8)))
     if way == "look":
         first.validate()
-    assert way in ("step", "look") or first.phase == "valid"
+    assert way in ("step", "look") or first.step_state.phase == "valid"
     again = make(weights=3)
     scramble()
     again.load_state_dict(through_file(first.state_dict()))
@@ -478,7 +478,7 @@ def test_a_state_from_before_the_first_step_while_the_run_is_held():
     trainer.start()
     wait_for(lambda: trainer.step_state.optimizer_step >= 4)
     with trainer.paused():
-        assert trainer.driven
+        assert trainer.driver.driven
         trainer.load_state_dict(state)
         trainer.at_safe_point = None
     trainer.wait()

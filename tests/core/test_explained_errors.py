@@ -169,7 +169,7 @@ def test_an_error_that_somebody_has_worded_stays_as_it_is(error):
     with pytest.raises(type(error)) as found:
         trainer.fit()
     assert found.value is error and not hints(error)
-    assert LocalRunView(trainer).dead_end == "" and trainer.failed is not None
+    assert LocalRunView(trainer).dead_end == "" and trainer.loop.feed.failed is not None
 
 
 def test_a_step_of_your_own_and_a_wrapped_model_are_explained_too():
@@ -335,7 +335,7 @@ def test_what_each_batch_raises_is_not_offered_to_be_resumed():
     for reply in (trainer.resume(), trainer.post(Command("step"))):
         assert reply.status == "refused" and "run the cell again" in reply.reason
     assert "run the cell again" in status_of(view)["dead_end"] and not status_of(view)["failed"]
-    assert trainer.failed is not None and trainer.failed_batch is not None
+    assert trainer.loop.feed.failed is not None and trainer.failed_batch is not None
     status = status_of(view) | {"alive": True}
     offer = {"commands": {"resume": {}, "validate": {}}}
     start = page_state.buttons("idle", status, offer)[0]

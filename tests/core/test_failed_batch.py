@@ -227,7 +227,7 @@ def fit_leaving_out(loop, indices=None, **totals):
                             skip_failed=bool(left_out)).status == "finished"
             return left_out
         except Planted:
-            left_out.append((loop.failed.epoch, loop.failed.batch_idx))
+            left_out.append((loop.loop.feed.failed.epoch, loop.loop.feed.failed.batch_idx))
             indices.append(loop.failed_indices)
             assert len(left_out) < 30
         torch.rand(7)  # what a person does in a cell between
@@ -259,8 +259,8 @@ def test_the_batch_that_raised_is_kept(place):
     wanted = epochs[1][2]
     assert all(torch.equal(a, b) for a, b in zip(loop.failed_batch, wanted, strict=True))
     assert loop.failed_indices == indices_of(wanted)
-    assert (loop.failed.epoch, loop.failed.batch_idx,
-            str(loop.failed)) == (1, 2, "batch 3 of epoch 2")
+    assert (loop.loop.feed.failed.epoch, loop.loop.feed.failed.batch_idx,
+            str(loop.loop.feed.failed)) == (1, 2, "batch 3 of epoch 2")
     assert LocalRunView(loop).failed == "batch 3 of epoch 2"
     assert repr(excinfo.value) == repr(loop.exception)
 
@@ -378,7 +378,7 @@ def test_without_it_equals_a_loop_without_it(optim, accumulation, number):
     assert_equal(loop, by_hand(epochs, [number], optim, accumulation))
     assert skipped(loop) == [("skip", "batch", f"batch {number[1] + 1} of epoch {number[0] + 1}",
                               "code")]
-    assert (loop.failed, LocalRunView(loop).failed) == (None, "")
+    assert (loop.loop.feed.failed, LocalRunView(loop).failed) == (None, "")
 
 
 @pytest.mark.parametrize("number", [(0, 4), (1, 0)])
@@ -466,7 +466,7 @@ def test_an_epoch_of_one_batch(kind):
     loop, epochs = planted(kind, [(0, 0)], limit_batches=1, valid_dl=LOADERS["list"]())
     assert fit_leaving_out(loop) == [(0, 0)]
     assert_equal(loop, by_hand([batches[:1] for batches in epochs], [(0, 0)]))
-    assert (loop.step_state.epoch, loop.evaluated_at) == (2, 1)
+    assert (loop.step_state.epoch, loop.step_state.evaluated_at) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -556,8 +556,8 @@ def test_a_loader_that_cannot_go_on(kind):
 
 def things(loop):
     """What a refusal must not change."""
-    places = (loop.state, loop.epochs, loop.max_steps, loop.boundaries, len(loop.journal),
-              loop.failed)
+    places = (loop.state, loop.epochs, loop.max_steps, loop.step_state.boundary, len(loop.journal),
+              loop.loop.feed.failed)
     return places, [p.clone() for p in loop.model.parameters()], torch.get_rng_state()
 
 
@@ -650,7 +650,7 @@ def test_a_failure_elsewhere_is_no_failed_batch(where):
     failing.bad.clear()
     with pytest.raises((Planted, ZeroDivisionError, KeyboardInterrupt)):
         loop.fit(epochs=1)
-    assert (loop.failed, loop.failed_batch, loop.failed_indices,
+    assert (loop.loop.feed.failed, loop.failed_batch, loop.failed_indices,
             LocalRunView(loop).failed) == (None, None, None, "")
     with pytest.raises(RuntimeError, match="nothing to skip"):
         loop.fit(epochs=1, skip_failed=True)

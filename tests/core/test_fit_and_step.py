@@ -74,7 +74,7 @@ def test_step_epochs_goes_to_the_next_epoch_boundary():
     loop.step(1)
     result = loop.step(epochs=2)
     assert (result.status, result.epochs, result.steps) == ("paused", 3, 9)
-    assert loop.evaluated_at == 9
+    assert loop.step_state.evaluated_at == 9
 
 
 def test_step_counts_real_steps_only():
@@ -277,7 +277,7 @@ def test_a_front_end_can_hold_fit():
             loop.post(Command("resume", source="widget"))
 
     loop = make_loop(at_step(2, lambda trainer: trainer.pause()))
-    loop.front_end, loop.at_safe_point = True, panel
+    loop.driver.status.front_end, loop.at_safe_point = True, panel
     assert loop.fit(epochs=1).status == "finished"
     assert ticks.count("paused") == 3 and ticks[-1] == "ended"
     assert [e.source for e in loop.journal] == ["code", "widget"]
@@ -341,7 +341,7 @@ def test_paused_holds_a_background_run_while_open():
     wait_for_pauses(loop, 20)
     loop.start(epochs=30)
     with loop.paused() as held:
-        assert held is loop and loop.state == "paused" and not loop.window_open
+        assert held is loop and loop.state == "paused" and not loop.runner.window_open
         step = loop.step_state.optimizer_step
         disturb()
         assert loop.validate()["valid/loss"] > 0
@@ -518,7 +518,7 @@ def test_a_pause_during_an_evaluation_is_held_there():
     seen = []
     loop = make_loop(in_evaluation(lambda trainer: trainer.pause()), evaluation_runs(seen))
     assert loop.fit(epochs=2).status == "paused"
-    assert (loop.phase, loop.eval_batch, loop.model.training) == ("valid", 2, False)
+    assert (loop.step_state.phase, loop.eval_batch, loop.model.training) == ("valid", 2, False)
     disturb()
     assert loop.fit(epochs=2).status == "finished"
     assert seen == reference_evaluations()
@@ -582,7 +582,7 @@ def test_a_change_during_an_evaluation_waits_for_its_end():
     assert [entry[0] for entry in seen] == ["before_valid", "after_valid", "log"]
     entry = loop.journal.entries[0]
     assert (entry.name, entry.new, entry.step) == ("lr_scale", 0.5, 3)
-    assert loop.evaluated_at == 3
+    assert loop.step_state.evaluated_at == 3
 
 
 def test_changes_keep_their_order_around_a_pause_during_an_evaluation():
@@ -1078,7 +1078,7 @@ def test_entering_under_an_open_context_is_refused(verb, context, name):
     loop = make_loop(recorder(seen), epochs=1)
     with context(), pytest.raises(RuntimeError, match=name):
         getattr(loop, verb)()
-    assert (seen, loop.state, loop.boundaries) == ([], "idle", 0)
+    assert (seen, loop.state, loop.step_state.boundary) == ([], "idle", 0)
     loop.fit()
     assert_same(loop, straight(epochs=1))
 
@@ -1242,9 +1242,9 @@ def test_safe_points_are_where_they_should_be():
 
     def look(kind):
         if kind == "boundary":
-            assert not loop.window_open and loop.eval_batch is None
+            assert not loop.runner.window_open and loop.eval_batch is None
             assert all(p.grad is None for p in loop.model.parameters())
-        seen.append((kind, loop.phase.value, loop.eval_batch))
+        seen.append((kind, loop.step_state.phase.value, loop.eval_batch))
 
     loop = make_loop()
     loop.at_safe_point = look
@@ -1258,7 +1258,7 @@ def test_safe_points_are_where_they_should_be():
         ("boundary", "epoch_start", None),
         ("ended", "epoch_start", None),
     ]  # fmt: skip
-    assert loop.boundaries == sum(kind == "boundary" for kind, *_ in seen)
+    assert loop.step_state.boundary == sum(kind == "boundary" for kind, *_ in seen)
 
 
 class Touchy(Hook):

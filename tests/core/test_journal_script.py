@@ -83,7 +83,7 @@ def steer(plan, total=None):
     plan = {boundary: list(changes) for boundary, changes in plan}
     def hand(kind):
         if kind == "boundary":
-            for values in plan.pop(trainer.boundaries, ()):
+            for values in plan.pop(trainer.step_state.boundary, ()):
                 trainer.post(Command("tune", values, source="widget"))
     for values in plan.pop(0, ()):
         trainer.tune(**values)
@@ -180,7 +180,7 @@ def test_pauses_stops_and_a_run_that_is_extended():
     """What interrupts a run leaves no line; the totals are those of the end."""
     trainer = make_trainer(7, {"epochs": 1})
     def hand(kind):
-        if kind == "boundary" and trainer.boundaries == 4:
+        if kind == "boundary" and trainer.step_state.boundary == 4:
             trainer.stop()
     trainer.at_safe_point = hand
     trainer.fit()

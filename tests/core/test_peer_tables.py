@@ -89,9 +89,9 @@ def test_retries(retries, bad, passes, size):
     All steps asked for are made."""
     windows = []
     def spoil(trainer):
-        if trainer.window.batches == 0:
+        if trainer.runner.window.batches == 0:
             windows.append(len(windows))
-        if windows[-1] in bad and trainer.window.batches == size - 1:
+        if windows[-1] in bad and trainer.runner.window.batches == size - 1:
             trainer.loss = trainer.loss * float("nan")
     policy = "skip" if retries is None else f"skip:{retries}"
     trainer = make(pairs(*[1] * 12), LambdaHook(after_loss=spoil), lr=1e-4, non_finite=policy,

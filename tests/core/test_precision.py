@@ -360,7 +360,7 @@ def test_non_finite_skip_leaves_windows_out(accumulation):
     loop.fit(epochs=1)
     left_out = {index // accumulation for index in (2, 3, 7)}
     assert_equal(weights(model), by_hand_without(data, left_out, accumulation))
-    assert loop.finite.skipped == len(left_out)
+    assert loop.runner.gradients.finite.skipped == len(left_out)
     assert steps == list(range(1, 10 // accumulation - len(left_out) + 1))
 
 
@@ -400,7 +400,7 @@ def test_a_bad_step_long_ago_is_no_mark_of_a_later_one():
     loop = Loop(model, step, [torch.ones(2, 2)] * 50, optim=lambda p: torch.optim.SGD(p, lr=0.01),
                 non_finite="skip")
     loop.fit(max_steps=900)
-    assert loop.finite.skipped == 2 and len(seen) == 902
+    assert loop.runner.gradients.finite.skipped == 2 and len(seen) == 902
 
 
 @pytest.mark.parametrize("kind", ["sparse", "complex", "bfloat16", "float64", "mixed"])
@@ -445,7 +445,7 @@ def test_non_finite_skip_n_counts_windows_in_a_row(policy, passes, sound):
         assert "3 windows in a row" in message
         assert "step 5 (epoch 1, batches 8 to 8)" in message  # steps 1 to 4 were real
         assert "2.bias" in message and "0.weight" not in message
-    assert loop.finite.skipped == (4 if sound else 4)
+    assert loop.runner.gradients.finite.skipped == (4 if sound else 4)
     assert all(p.isfinite().all() for p in model.parameters())
     assert not torch.equal(before[0], model[0].weight)
 

@@ -64,7 +64,7 @@ def test_a_cell_in_a_pause_has_streams_of_its_own(how, wanted):
                     found += [draws() for _ in range(3)]
                 continue
             reply = asked.pop() if asked else loop.pause()
-            while how == "state" and loop.state != "paused" and loop.driven:
+            while how == "state" and loop.state != "paused" and loop.driver.driven:
                 pass
             assert reply.wait(120).status == "applied"
             if number == 0 and how == "in an evaluation":
@@ -252,7 +252,7 @@ def test_runs_that_wait_for_each_other_go_on_and_say_so(monkeypatch):
             loop.start(epochs=4)
         for loop in loops:
             assert loop.wait().status == "finished"
-    assert all("at the same time" in loop.inexact for loop in loops)
+    assert all("at the same time" in loop.step_state.inexact for loop in loops)
     assert TURNS.thread is None
     alone = make_loop()
     alone.fit(epochs=4)

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainer_nb import CheckpointError, LambdaHook, SnapshotHook, Task, Trainer
+from trainer_nb.core.account import difference
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import seed_everything
 from trainer_nb.tools.replay import ReplayHook
@@ -532,7 +533,8 @@ def test_non_finite_assigned_counts_for_all():
     trainer.non_finite = "skip:3"
     assert [each.gradients.finite.policy
             for each in trainer.several.runners.values()] == ["skip:3"] * 2
-    assert trainer.finite.others == (trainer.several.runners["d"].gradients.finite,)
+    of_d = trainer.several.runners["d"].gradients.finite
+    assert trainer.runner.gradients.finite.others == (of_d,)
 
 
 def test_a_state_of_other_optimizers_is_refused_and_changes_nothing():
@@ -660,7 +662,7 @@ def test_a_script_says_which_change_came_between_two_steps_and_a_replay_repeats_
 def test_another_order_of_turns_is_another_run():
     state = make(every={"g": 2})
     state.step(2)
-    assert ("every", 2, 1) in make().difference(state.state_dict()).settings
+    assert ("every", 2, 1) in difference(make(), state.state_dict()).settings
 
 
 def test_a_parameter_that_an_optimizer_gets_later_is_trained():

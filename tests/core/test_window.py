@@ -499,7 +499,7 @@ def test_out_of_memory_counts_every_item_once():
     counter = Counter(limit=3)
     model, batches = make_model(counter), make_batches([3, 8])
     parts = []
-    hook = LambdaHook(before_step=lambda t: parts.extend(t.window.parts))
+    hook = LambdaHook(before_step=lambda t: parts.extend(t.runner.window.parts))
     make_loop(model, batches, hooks=[hook], micro_batch_size="auto",
               gradient_accumulation_steps=2).fit(epochs=1)
     counter.limit = None

@@ -57,7 +57,7 @@ def test_the_first_batch_says_what_to_write(model, loader, text, compiled):
     with pytest.raises(TypeError, match=text) as found:
         trainer.fit()
     assert "loss_fn=" in str(found.value) and "train_step=" in str(found.value)
-    assert trainer.failed is None
+    assert trainer.loop.feed.failed is None
     with pytest.raises(RuntimeError, match="nothing to skip"):
         trainer.fit(skip_failed=True)
 
@@ -82,7 +82,7 @@ def test_an_error_of_the_model_s_own_stays_what_it_is():
     trainer = make(Own(TypeError("unsupported operand")), PAIRS)
     with pytest.raises(TypeError, match="^unsupported operand"):
         trainer.fit()
-    assert trainer.failed is not None
+    assert trainer.loop.feed.failed is not None
     trainer.model.error = None
     assert trainer.fit().steps == 2
 

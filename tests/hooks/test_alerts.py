@@ -315,7 +315,7 @@ def test_said_once_where_no_panel_is(capsys):
     hook = LambdaHook(on_alert=lambda trainer, alert: heard.append(alert))
     for shown in (False, True):
         trainer = make(AlertsHook(**NO_CLOCK), Poison(251), hook, optim=momentum, max_steps=300)
-        trainer.front_end = shown
+        trainer.driver.status.front_end = shown
         trainer.fit()
         lines = [line for line in capsys.readouterr().out.splitlines()
                  if line.startswith("alert: ")]

@@ -192,7 +192,8 @@ def test_step_5_pauses_right_after_step_5():
                                       and labels.append(t.batch[1].tolist())))
     trainer.pause_when("step == 5")
     assert trainer.fit().status == "paused"
-    assert (trainer.step_state.optimizer_step, len(labels), trainer.window_open) == (5, 10, False)
+    assert (trainer.step_state.optimizer_step, len(labels)) == (5, 10)
+    assert not trainer.runner.window_open
     assert trainer.batch[1].tolist() == labels[-1]
     assert reasons(trainer) == [(5, "step == 5 (step is 5)", "breakpoint")]
     assert trainer.fit().status == "finished"
@@ -234,7 +235,7 @@ def test_a_value_is_the_mean_of_its_window():
 
 def numbers_of(trainer, name):
     """The values that a run without breakpoints records, one a step."""
-    trainer.wants_grad_norm = True
+    trainer.runner.gradients.wants_norm = True
     trainer.fit()
     return trainer.history[name].tolist()
 
@@ -382,7 +383,7 @@ def test_a_loss_that_is_nan_is_held_where_a_user_can_look(text, number):
     """Under non_finite="raise", too, and at the end of an epoch:
     the batch is there, and Resume raises as ever."""
     trainer = make_trainer(train_step=nan_at(number), loss_fn=None)
-    trainer.front_end = True
+    trainer.driver.status.front_end = True
     trainer.pause_when(text)
     trainer.start()
     wait_for(lambda: trainer.state == "paused" and reasons(trainer))
@@ -589,7 +590,7 @@ def test_without_breakpoints_nothing_is_looked_at():
     trainer = make_trainer(record=False)
     trainer.fit()
     assert trainer.get_hook(BreakpointHook) is None
-    assert trainer.grad_norm is None and not trainer.wants_grad_norm
+    assert trainer.grad_norm is None and not trainer.runner.gradients.wants_norm
     assert len(everything(trainer)[0]) > 20
 
 

@@ -363,7 +363,7 @@ def test_bad_settings():
     with pytest.raises(ValueError, match="patience = 0"):
         EarlyStopHook(patience=0)
     trainer = make(EarlyStopHook())
-    trainer.valid_loaders = {}
+    trainer.evaluator.loaders = {}
     with pytest.raises(ValueError, match="there is no valid_dl"):
         trainer.fit()
     assert trainer.step_state.optimizer_step == 0

@@ -305,7 +305,7 @@ def test_nothing_is_open_after_an_error_a_stop_or_in_a_pause(tmp_path):
             seen.append(torch_profiler._is_profiler_enabled)
 
     trainer.hooks.add(Looks())
-    trainer.front_end = True  # a pause holds the drive
+    trainer.driver.status.front_end = True  # a pause holds the drive
     trainer.start()
     wait_for(lambda: trainer.state is RunState.PAUSED)
     trainer.resume()

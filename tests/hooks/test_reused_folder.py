@@ -87,7 +87,7 @@ def test_an_interrupted_cell_run_again_goes_on(tmp_path, straight, capsys, kind)
     assert told[0] == f"{tmp_path / 'first'}: the trainer that had this folder is closed, {first!r}"
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
     if kind == "workspace":
-        assert second.workspace == tmp_path / "first" and first.run_folder is None
+        assert second.workspace == tmp_path / "first" and first.records_of_run.folder is None
 
 
 @pytest.mark.parametrize("ends", ["finished", "paused", "stopped", "failed"])
@@ -264,7 +264,7 @@ def test_an_error_before_the_first_step_leaves_the_files_of_the_folder(tmp_path)
 def test_a_trainer_that_is_dropped_leaves_no_file_open(tmp_path):
     trainer = make(tmp_path / "run", epochs=1)
     trainer.fit()
-    file = trainer.run_folder._file
+    file = trainer.records_of_run.folder._file
     assert not file.closed
     del trainer
     gc.collect()

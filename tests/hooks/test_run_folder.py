@@ -108,7 +108,8 @@ def test_a_resumed_run_goes_on_in_its_files(tmp_path):
     first.tune(lr=0.03)
     first.step(2)
     first.get_hook(CheckpointHook).writer.wait()
-    first.run_folder.write(first.history)  # as after a second; then the process dies at step 7
+    # as after a second; then the process dies at step 7
+    first.records_of_run.folder.write(first.history)
     release(first)
     second = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
     second.step(1)
@@ -287,7 +288,7 @@ def test_the_table_is_of_the_live_branch_also_when_a_run_is_resumed(tmp_path):
     first = make(tmp_path / "run", CheckpointHook(every_steps=4, every_epochs=None))
     first.step(7)
     first.get_hook(CheckpointHook).writer.wait()
-    first.run_folder.write(first.history)
+    first.records_of_run.folder.write(first.history)
     release(first)  # the process dies, and its locks with it
     second = make(tmp_path / "run", CheckpointHook(every_steps=100, every_epochs=None),
                   SnapshotHook(every_steps=2))

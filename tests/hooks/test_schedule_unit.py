@@ -209,7 +209,7 @@ def test_a_group_that_is_added_in_a_hook_is_scheduled(sched, point):
         return trainer, rates
     (_, plain), (trainer, rates) = run(), run(1)
     assert [each[0] for each in rates] == pytest.approx([each[0] for each in plain])
-    assert trainer.base_rates == [0.1, 0.05]
+    assert trainer.runner.rates.base == [0.1, 0.05]
     assert [each[1]
             for each in rates[10:]] == pytest.approx([0.5 * each[0] for each in rates[10:]],
                                                      rel=1e-6, abs=1e-12)

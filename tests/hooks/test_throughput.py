@@ -85,7 +85,7 @@ def kept(trainer):
 
 def page(trainer):
     """The number on the page of a run."""
-    values = LastValues(trainer.run_folder.path)
+    values = LastValues(trainer.records_of_run.folder.path)
     values.read()
     found = {each["label"]: each["value"] for each in numbers({}, values)}
     return float(found["Samples/s"])

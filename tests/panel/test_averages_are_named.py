@@ -40,9 +40,10 @@ def shown(view, trainer):
     names = [each.get("name") for each in traces(curves, {}, "step", 5)]
     words = re.sub("<[^>]*>", " ", still(view))
     legend = words[:words.index("metric")] if "metric" in words else words
-    values = LastValues(trainer.run_folder.path)
+    values = LastValues(trainer.records_of_run.folder.path)
     values.read()
-    status = json.loads((trainer.run_folder.path / "control/status.json").read_text("utf-8"))
+    folder = trainer.records_of_run.folder.path
+    status = json.loads((folder / "control/status.json").read_text("utf-8"))
     page = {each["label"]: each["unit"] for each in numbers(status, values)}
     return {"head": "average, step 8" in panel.head.widget.value,
             "curves": "valid (average)" in names, "picture": "valid (average)" in legend,
@@ -57,7 +58,7 @@ OTHERS = {"none": {}, "off": {"hooks": [EMAHook(0.9)]}}
 @pytest.mark.parametrize("settings", AVERAGES.values(), ids=AVERAGES)
 def test_it_says_that_it_is_one_of_the_average(settings, tmp_path):
     trainer = make(tmp_path, **settings)
-    for view in (LocalRunView(trainer), attach(trainer.run_folder.path).view):
+    for view in (LocalRunView(trainer), attach(trainer.records_of_run.folder.path).view):
         found = shown(view, trainer)
         assert all(found.values()), found
     trainer.close()

@@ -107,16 +107,16 @@ def test_a_value_that_is_refused_at_its_boundary_waits_no_longer():
         def after_step(self, trainer):
             if trainer.step_state.optimizer_step == 2:
                 replies.append(trainer.post(Command("tune", {"loud.loud": 2.0})))
-                assert trainer.pending == {"loud.loud": 2.0}
+                assert trainer.tunables.pending == {"loud.loud": 2.0}
                 trainer.hooks.remove(self)
 
     replies = []
     trainer = make(epochs=2, hooks=[Loud()])
     trainer.step(3)
-    assert replies[0].status == "refused" and trainer.pending == {}
+    assert replies[0].status == "refused" and trainer.tunables.pending == {}
     late = trainer.post(Command("tune", {"lr": 0.01}, basis=1, max_age_steps=1))
     assert late.status == "refused" and "too late" in late.reason
-    assert trainer.pending == {} and trainer.rates() == [0.05]
+    assert trainer.tunables.pending == {} and trainer.rates() == [0.05]
 
 
 def test_during_a_search_the_panel_knows_the_hooks_of_the_run():

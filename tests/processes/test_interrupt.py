@@ -79,7 +79,7 @@ class Told(Hook):
     def after_cancel(self, trainer):
         state = trainer.step_state
         whole = (state.batch_idx == state.grad_accum_steps * state.optimizer_step
-                 and not trainer.window_open)
+                 and not trainer.runner.window_open)
         clean = all(p.grad is None for p in trainer.model.parameters())
         say("cancelled", state.optimizer_step, whole and clean,
             *[entry.source for entry in trainer.journal])
@@ -453,7 +453,7 @@ def test_two_at_once_lose_nothing_of_what_was_just_done(point):
                    make_trainer())
     with pytest.raises(KeyboardInterrupt):
         loop.fit()
-    assert loop.exact and loop.inexact is None and loop.step_state.window_batches == 0
+    assert loop.exact and loop.step_state.inexact is None and loop.step_state.window_batches == 0
     loop.fit()
     whole.fit()
     assert torch.equal(weights(loop), weights(whole))
@@ -470,8 +470,9 @@ def test_the_third_raises_there_too_and_says_what_it_cost(point):
     assert not loop.exact
     part = {"after_step": "at the end of step 1",
             "after_valid": "in the evaluation after step 4"}.get(point, "")
-    assert loop.inexact.startswith("KeyboardInterrupt") and part in loop.inexact
-    assert loop.state_dict()["position"]["inexact"] == loop.inexact
+    inexact = loop.step_state.inexact
+    assert inexact.startswith("KeyboardInterrupt") and part in inexact
+    assert loop.state_dict()["position"]["inexact"] == loop.step_state.inexact
 
 
 def test_an_error_after_which_all_hooks_were_called_costs_nothing():
@@ -498,7 +499,7 @@ def test_an_error_among_the_hooks_of_an_evaluation_says_so():
     loop = make_trainer(LambdaHook(after_valid=lambda trainer: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         loop.fit()
-    assert "in the evaluation after step 4" in loop.inexact and not loop.exact
+    assert "in the evaluation after step 4" in loop.step_state.inexact and not loop.exact
 
 
 def test_an_interrupt_at_a_detach_stops_the_run():
@@ -534,7 +535,7 @@ def test_an_interrupt_ends_a_held_pause():
             signal.raise_signal(signal.SIGINT)
 
     loop = make_loop(LambdaHook(after_step=lambda trainer: trainer.pause()))
-    loop.front_end, loop.at_safe_point = True, tick
+    loop.driver.status.front_end, loop.at_safe_point = True, tick
     with pytest.raises(KeyboardInterrupt):
         loop.fit(epochs=1)
     assert [entry.name for entry in loop.journal] == ["pause", "interrupt"]

@@ -94,7 +94,7 @@ def test_another_optimizer(given):
     rates, weight decay, state and summary are its own."""
     trainer = after_one_epoch()
     trainer.optim = given(trainer.model)
-    assert "lr 0.02" in trainer.summary() and trainer.base_rates == [0.02]
+    assert "lr 0.02" in trainer.summary() and trainer.runner.rates.base == [0.02]
     trainer.fit()
     assert equal(trainer.model,
                  by_hand([(SQUARES, sgd, 1, loader()),
@@ -248,7 +248,8 @@ def test_totals_and_settings():
     trainer.fit(epochs=5)
     assert trainer.step_state.samples_seen - before == 120
     sizes = sizes[:10]
-    assert set(sizes) == {4} and trainer.non_finite == trainer.finite.policy == "skip:3"
+    assert set(sizes) == {4} and trainer.non_finite == "skip:3"
+    assert trainer.runner.gradients.finite.policy == "skip:3"
     for name, wrong in {"epochs": 0, "max_steps": "7", "micro_batch_size": 0,
                         "non_finite": "skip:x", "max_time": -1}.items():
         before = getattr(trainer, name)

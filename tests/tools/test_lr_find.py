@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import Hook, SnapshotHook, Trainer, Tunable
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import TURNS, RunState
+from trainer_nb.tools.searches import rate_change
 from trainer_nb.tools.sweep import Sweep
 from trainer_nb.tools.lr_find import (SUGGESTIONS, LRFind, lr_figure, lr_still, rates, slide,
                                       steepest, valley)
@@ -334,7 +335,7 @@ def test_applied_as_an_intervention():
     assert used[0] == pytest.approx(rate / 25, rel=0.02) and len(used) == 36
     by_hand = make(loader="list", sched=lambda optim: torch.optim.lr_scheduler.StepLR(optim, 10))
     by_hand.tune(lr=0.02)
-    assert by_hand.rate_change(0.5) == {"lr": 0.5}
+    assert rate_change(by_hand, 0.5) == {"lr": 0.5}
 
 
 def test_any_tunable_can_be_swept():

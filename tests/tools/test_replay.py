@@ -40,7 +40,8 @@ def make(*hooks, **settings):
 def same(one, other):
     """The two runs stand at the same place, after the same boundaries, with the same weights."""
     pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
-    return ((one.step_state, one.boundaries) == (other.step_state, other.boundaries)
+    return (one.step_state == other.step_state
+            and one.step_state.boundary == other.step_state.boundary
             and all(torch.equal(a, b) for a, b in pairs))
 
 
@@ -95,7 +96,7 @@ def test_an_evaluation_that_was_asked_for_comes(settings, at, commands):
                 trainer.post(Command(name, values[name]))
             waiting.clear()
             trainer.post(Command("resume"))
-    trainer.front_end, trainer.at_safe_point = True, hand
+    trainer.driver.status.front_end, trainer.at_safe_point = True, hand
     trainer.fit()
     assert [each.name
             for each in trainer.journal][1:3] == [{"tune": "eval_every"}.get(name, name)
@@ -122,7 +123,7 @@ def test_saved_within_an_evaluation_and_tuned_in_another_trainer(tmp_path):
     settings = {"max_steps": 24, "eval_every": 4}
     for asked in (False, True):
         trainer = make(Once("stop", 3 if asked else 4), **settings)
-        trainer.at_safe_point = lambda kind: (asked and trainer.boundaries == 4
+        trainer.at_safe_point = lambda kind: (asked and trainer.step_state.boundary == 4
                                               and trainer.step_state.optimizer_step == 3
                                               and kind == "boundary"
                                               and trainer.post(Command("validate", {})))
@@ -208,7 +209,7 @@ def test_totals_made_larger_and_then_a_rewind_to_before(own):
     """The totals stay, and the journal says so: it replays, to the same weights."""
     trainer = make(SnapshotHook(every_steps=2), epochs=3)
     trainer.step(10)
-    trainer.set_totals(4, None)
+    trainer.checkpoint.set_totals(4, None, trainer)
     trainer.step(2)
     trainer.rewind(4)
     result = trainer.fit()
@@ -221,7 +222,7 @@ def test_totals_made_larger_and_then_a_rewind_to_before(own):
 def test_a_rewind_to_after_the_totals_were_set_tells_nothing_twice():
     trainer = make(SnapshotHook(every_steps=2), epochs=3)
     trainer.step(3)
-    trainer.set_totals(4, None)
+    trainer.checkpoint.set_totals(4, None, trainer)
     trainer.step(5)
     trainer.rewind(6)
     assert sum(each.kind == "totals" for each in trainer.journal) == 1

@@ -139,8 +139,8 @@ def _make_free(lock: FolderLock, take_over: bool) -> None:
     engine = getattr(owner, "engine", None)
     # its end is work for all processes
     together = getattr(engine, "is_distributed", False) and getattr(owner, "_in_fit", False)
-    if owner.driven or together or not take_over:
-        how = "stop() it first" if owner.driven else "close() it first"
+    if owner.driver.driven or together or not take_over:
+        how = "stop() it first" if owner.driver.driven else "close() it first"
         raise FolderTakenError(f"{lock.path} belongs to another trainer of this process, "
                                f"{owner!r}: {how}, or take another folder")
     try:

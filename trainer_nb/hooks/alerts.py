@@ -552,7 +552,7 @@ class AlertsHook(Hook):
 
     def _skipped(self, trainer) -> Alert | None:
         "Steps that were left out since the last look: their gradients were not finite."
-        count, step = trainer.finite.skipped, trainer.step_state.optimizer_step
+        count, step = trainer.runner.gradients.finite.skipped, trainer.step_state.optimizer_step
         new, self.skipped = count - self.skipped, count
         if new <= 0:
             return None
@@ -591,7 +591,7 @@ class AlertsHook(Hook):
         if raised is None:
             return
         raised.advice, raised.entries = advice(raised, trainer), len(trainer.journal)
-        if not trainer.front_end and trainer.exception is None:
+        if not trainer.driver.status.front_end and trainer.exception is None:
             bar = getattr(trainer.get_hook(ProgressHook), "bar", None)
             say(("" if bar is None else "\n") + f"alert: {raised}")
         trainer.hooks.fire_all("on_alert", trainer, raised)

@@ -74,7 +74,7 @@ def check_name(trainer, name: str) -> None:
     if name in known:
         return
     split, _, metric = name.partition("/")
-    splits = ["train", *trainer.valid_loaders]
+    splits = ["train", *trainer.evaluator.loaders]
     recorded = any(each.startswith(f"{split}/") for each in known)
     if metric and split in splits and not recorded:  # its names come with the first records
         return
@@ -85,7 +85,7 @@ def check_name(trainer, name: str) -> None:
 def step_values(trainer) -> dict:
     "What a condition may ask of the step that has just been made."
     state, means = trainer.step_state, WeightedMeans()
-    for loss, n, records in trainer.window.parts:
+    for loss, n, records in trainer.runner.window.parts:
         for name, value in {"loss": loss, **records}.items():
             means.add(name, value, n)
     found = means.compute()

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ..core.account import difference, engines_of
 from ..core.checkpoint import RewindPoint, optimizer_state
 from ..core.control import Command, CommandHandler
 from ..folder.layout import FolderTakenError, hold
@@ -271,7 +272,7 @@ class ExitHandler:
     def acts(self) -> bool:
         "A run is taking steps, and would stop; one that is paused after step() would not."
         trainer = self.run()
-        return not self.ended and trainer is not None and trainer.driven
+        return not self.ended and trainer is not None and trainer.driver.driven
 
     def behind(self, number: int, idle: bool = False):
         """The previous handler, without those of runs that have ended or are gone.
@@ -491,7 +492,7 @@ class Saver:
         `value`: of the record that decides which is best. `suffix`: of the name of an inexact
         one."""
         self.wanted = False
-        state, branch = trainer.step_state, trainer.branch
+        state, branch = trainer.step_state, trainer.step_state.branch
         step = state.optimizer_step
         file = f"step_{step:08d}{f'_branch{branch}' if branch else ''}{suffix}.pt"
         entry = Kept(file, step, state.epoch, branch, value, exact=not suffix)
@@ -508,11 +509,11 @@ class Saver:
 
     def note(self, trainer, file: Path) -> None:
         "The present place of the run is saved in this file."
-        self._last, self.file = (trainer.branch, trainer.boundaries), file
+        self._last, self.file = (trainer.step_state.branch, trainer.step_state.boundary), file
 
     def has(self, trainer) -> bool:
         "The present place of the run is saved."
-        return self._last == (trainer.branch, trainer.boundaries)
+        return self._last == (trainer.step_state.branch, trainer.step_state.boundary)
 
     def where(self, trainer, resumes: bool) -> str | None:
         "The present place's file, once it is written, and what goes on from it; None: no file."
@@ -627,7 +628,7 @@ def refusal(trainer, path: Path, state: dict, refuse: bool) -> CheckpointError |
 def difference_of_all(trainer, state: dict):
     "What the first process finds different in a state; its CheckpointError is raised in all."
     try:
-        found = trainer.difference(state)
+        found = difference(trainer, state)
     except CheckpointError as error:
         found = error
     found = trainer.engine.gather(found)[0]
@@ -654,10 +655,10 @@ def save_by_hand(hook, trainer, command) -> None:
     "Answer the command `checkpoint`; CheckpointError for a run that has no folder."
     if hook.folder is None:
         raise CheckpointError("the run could not begin in its folder: there is nothing to save")
-    if not trainer.driven and trainer.is_main:
+    if not trainer.driver.driven and trainer.is_main:
         hook.held.hold_again(trainer)
     hook.saver.save(trainer, hook.folder, hook.best.value)
-    if not trainer.driven:  # nothing waits, and an error would go unnoticed
+    if not trainer.driver.driven:  # nothing waits, and an error would go unnoticed
         hook.saver.finish()
     trainer.record("save", "checkpoint", source=command.source)
 
@@ -705,9 +706,9 @@ class CheckpointHook(Hook):
                 lambda command: save_by_hand(self, run(), command),
                 recoverable=(OSError, CheckpointError, FolderTakenError)))
             try:
-                for engine in () if trainer.engine.is_distributed else trainer.engines():
+                for engine in () if trainer.engine.is_distributed else engines_of(trainer):
                     optimizer_state(engine)  # an error now, not after the first epoch
-                if trainer.boundaries == 0:
+                if trainer.step_state.boundary == 0:
                     self._begin(trainer)
             except BaseException:
                 self.held.give_back()
@@ -769,7 +770,7 @@ class CheckpointHook(Hook):
     def after_exception(self, trainer):
         "Save what can be saved; it is resumed only where there is no better file."
         if self._ready and self.held.lock.held and is_saved_after_error(trainer):
-            self._save(trainer, "" if trainer.inexact is None else "_error")
+            self._save(trainer, "" if trainer.step_state.inexact is None else "_error")
 
     def where_saved(self, trainer):
         "The file of the present place, once it is written, and how to go on from it."

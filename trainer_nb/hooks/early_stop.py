@@ -121,7 +121,7 @@ class EarlyStopHook(Hook):
             if getattr(trainer, "history", None) is None:
                 raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, "
                                  "and this loop keeps no history: Trainer(...) does")
-        elif not trainer.valid_loaders:
+        elif not trainer.evaluator.loaders:
             raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, "
                              "and there is no valid_dl; metric='train/loss' goes by the training")
 
@@ -195,7 +195,7 @@ class EarlyStopHook(Hook):
             self.reason = stop_reason(self.metric, self.since, self.best, self.best_step,
                                       self.min_delta, self.relative)
         self.totals = trainer.epochs, trainer.max_steps
-        self.due = trainer.phase is Phase.AFTER_VALID
+        self.due = trainer.step_state.phase is Phase.AFTER_VALID
         trainer.ask(lambda: self._note(trainer))
         if not self.due:
             self._stop(trainer)
@@ -212,7 +212,7 @@ class EarlyStopHook(Hook):
 
     def _note(self, trainer) -> None:
         "Into the journal; a replay has written it already."
-        place = trainer.boundaries, trainer.branch
+        place = trainer.step_state.boundary, trainer.step_state.branch
         here = [each.new for each in trainer.journal if (each.boundary, each.branch) == place]
         if self.reason not in here:
             trainer.record("note", "note", new=self.reason, source="early_stop")

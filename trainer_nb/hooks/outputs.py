@@ -389,7 +389,7 @@ class Collector:
         values = {name: value.detach() for name, value in found.items()
                   if isinstance(value, torch.Tensor) and value.ndim}
         absent = {name: WHY[name] for name in found if name not in values}
-        samples = trainer.samples_in(batch)
+        samples = trainer.runner.sizes.of(batch)
         usual = samples or len(self._drawn(number)) or 1
         rows = next((len(value) for value in values.values()), usual)
         if "indices" in self.fields:
@@ -514,13 +514,13 @@ def check_splits(hook, trainer) -> None:
     """ValueError for a split that this run does not have, or that is written twice.
 
     FileExistsError for a folder of something else."""
-    known = ["train", "valid", "test", *trainer.valid_loaders]
+    known = ["train", "valid", "test", *trainer.evaluator.loaders]
     for split in hook.splits:
         if split not in known:
             raise ValueError(f"OutputsHook: {split!r} is not a split of this run: "
                              f"{name_hint(split, known, 0.4)}")
         if hook.folder is not None:
-            for name in trainer.valid_loaders if split == "valid" else [split]:
+            for name in trainer.evaluator.loaders if split == "valid" else [split]:
                 hook.places.check(name)
         others = [each for each in trainer.hooks if isinstance(each, type(hook))]
         same = [each for each in others if each.folder == hook.folder and split in each.splits]
@@ -581,12 +581,12 @@ class OutputsHook(Hook):
         check_splits(self, trainer)
 
     def _begin(self, trainer, stage: str) -> None:
-        self._stage, self._pred, trainer.wants_indices = stage, None, True
+        self._stage, self._pred, trainer.evaluator.wants_indices = stage, None, True
         self.parts.discard(self.parts.of_evaluation())  # of one that was given up
         self.places.clear(trainer, training=False)
 
     def _end(self, trainer) -> None:
-        trainer.wants_indices, self._stage = False, None
+        trainer.evaluator.wants_indices, self._stage = False, None
         self.parts.finish(trainer, self.parts.of_evaluation())
 
     def before_valid(self, trainer): self._begin(trainer, "valid")
@@ -616,7 +616,7 @@ class OutputsHook(Hook):
             self._before_train_batch(trainer)
         elif self._stage is not None and (self._stage in self.splits or split in self.splits):
             if split not in self.parts:
-                self.parts.begin(trainer, split, trainer.eval_indices)
+                self.parts.begin(trainer, split, trainer.evaluator.indices)
                 self._number = -1
             self._number += 1
             self.parts[split][1].offset = 0

@@ -109,7 +109,7 @@ class RunText:
         "Epoch and step, with the totals where known."
         state, planned = trainer.step_state, trainer.planned_steps
         epochs = f"/{trainer.epochs}" if trainer.max_steps is None and trainer.epochs else ""
-        now = state.epoch + (1 if trainer.phase not in ("epoch_start", "iterate") else 0)
+        now = state.epoch + (1 if trainer.step_state.phase not in ("epoch_start", "iterate") else 0)
         return f"epoch {now}{epochs}  step {state.optimizer_step}{f'/{planned}' if planned else ''}"
 
     def made(self, trainer) -> str:
@@ -207,7 +207,7 @@ class ProgressHook(MainProcessHook):
 
     def after_epoch(self, trainer):
         "Without an evaluation, a line an epoch."
-        if trainer.evaluated_at != trainer.step_state.optimizer_step:
+        if trainer.step_state.evaluated_at != trainer.step_state.optimizer_step:
             self._write(trainer)
 
     def _write(self, trainer, records: dict | None = None) -> None:

@@ -8,7 +8,7 @@ __all__ = ['LONGEST_ERROR', 'MOST_ALERTS', 'MOST', 'BEFORE', 'OPEN', 'MOST_WAITI
            'hook_values', 'offer_of', 'tunable_values', 'Inbox', 'undone_by_start',
            'undone_by_rewinds', 'command_of', 'asked', 'unknown_values', 'refusal',
            'unfit', 'Approvals', 'CommandIntake', 'starting_command', 'StatusFiles',
-           'end_attendants', 'RunLeft', 'Attendant', 'RemoteControlHook']
+           'end_attendants', 'RunLeft', 'Attendant', 'RemoteControlHook', 'decide']
 
 # %% ../../nbs/hooks/remote_control.ipynb #2b42befa
 import atexit
@@ -245,7 +245,7 @@ def refusal(request: Request, trainer) -> str:
         return f"no command {request.name!r} for other processes{hint}: {', '.join(known)}"
     if why := unknown_values(request, commands[request.name].values):
         return why
-    if trainer.engine.is_distributed and not trainer.driven:
+    if trainer.engine.is_distributed and not trainer.driver.driven:
         return "the run is not being driven, and its processes have no boundary together"
     return ""
 
@@ -335,13 +335,13 @@ class CommandIntake:
         replies, effective = inbox.replies.read(), {each.command for each in entries}
         inbox.known |= effective | {id for id, line in replies.items() if line["status"] in FINAL}
         step = trainer.step_state.optimizer_step
-        for line in undone_by_start(replies, effective, trainer.boundaries):
+        for line in undone_by_start(replies, effective, trainer.step_state.boundary):
             self._void(line, f"the run went on from step {step}, before it")
         for id, line in list(replies.items()):
             if line["status"] == "void" and id in effective:  # undone by a rewind that is undone
                 inbox.answer(asked(line), "applied", where=f"the run went on from step {step}",
                              **self.place(id, trainer))
-        fresh = trainer.boundaries == 0 and not entries
+        fresh = trainer.step_state.boundary == 0 and not entries
         for request in inbox.left():
             if replies.get(request.id, {}).get("status") in FINAL:
                 inbox.control.remove(TAKEN, f"{request.id}.json")
@@ -391,7 +391,7 @@ class CommandIntake:
             self.approvals.hold(request, step)
             return
         if trainer.commands[request.name].holds:  # its sender can end the pause that follows
-            trainer.front_end = True
+            trainer.driver.status.front_end = True
         try:
             reply = trainer.post(command_of(request))
         except Exception as error:  # a value of a kind that a check does not expect
@@ -696,8 +696,8 @@ class RemoteControlHook(MainProcessHook):
 
     def before_fit(self, trainer):
         "Begin to look into the folder."
-        if trainer.run_folder is not None and self.attendant is None:
-            self.attendant = Attendant(trainer, trainer.run_folder.path)
+        if trainer.records_of_run.folder is not None and self.attendant is None:
+            self.attendant = Attendant(trainer, trainer.records_of_run.folder.path)
             self.attendant.start()
 
     def on_pause(self, trainer):
@@ -714,7 +714,7 @@ class RemoteControlHook(MainProcessHook):
 
     def cleanup_fit(self, trainer):
         "Say how the run has ended; nothing stays of one that could not begin."
-        if trainer.run_folder is None:
+        if trainer.records_of_run.folder is None:
             self.let_go()
         elif self.attendant is not None:
             self.attendant.look()
@@ -742,3 +742,13 @@ class RemoteControlHook(MainProcessHook):
         attendant, self.attendant = self.attendant, None
         if attendant is not None:
             attendant.close()
+
+# %% ../../nbs/hooks/remote_control.ipynb #decide01
+def decide(trainer, command: Command) -> Reply:
+    "What `post` is for other commands: \"approve\" or \"decline\", done when this returns."
+    control = trainer.own_hook(RemoteControlHook)
+    if control is not None:
+        return control.decide(command)
+    reply = Reply()
+    reply.settle("refused", error=ValueError(NOBODY))
+    return reply

@@ -82,7 +82,7 @@ def check_run(rule, trainer) -> None:
     if trainer.engine.is_distributed:
         raise ValueError(f"{name} acts in a run of one process only, and this one has "
                          f"{trainer.engine.num_processes}")
-    if rule.on == "not_finite" and trainer.finite.policy == "raise":
+    if rule.on == "not_finite" and trainer.runner.gradients.finite.policy == "raise":
         raise ValueError(f"{name}: with non_finite='raise' the run ends at such a step, before "
                          "the rule could act: Trainer(non_finite=None) or 'skip'")
     changed_values(tune, trainer.tunables.table)
@@ -173,7 +173,7 @@ class RuleHook(Hook):
                         reason=said) for name, given in found]
 
     def _note(self, trainer, text: str) -> None:
-        if not trainer.front_end:
+        if not trainer.driver.status.front_end:
             say(f"{self.name} {text}")
         trainer.post(Command("note", {"text": f"{self.name} {text}"}, self.source))
 

@@ -336,19 +336,20 @@ class RunFolderHook(MainProcessHook):
         totals = {"epochs": trainer.epochs, "max_steps": trainer.max_steps}
         if self.folder is None:
             resumes = any(row.trait("resume") not in (None, False) for row in trainer.hooks.rows)
-            trainer.run_folder = self.folder = RunFolder(claim(self.given, resumes, trainer))
+            self.folder = RunFolder(claim(self.given, resumes, trainer))
+            trainer.records_of_run.folder = self.folder
             self.journal_file = JournalFile(self.folder.path / JOURNAL)
             self._made_of = {"model": type(trainer.model).__name__, **totals,
                              "tunables": {name: entry.read()
                                           for name, entry in trainer.tunables().items()},
-                             "fingerprint": trainer.fingerprint(),
+                             "fingerprint": trainer.checkpoint.parts.fingerprint(),
                              "config": plain_copy(self.config, "config")}
         self._settings = self._made_of | totals
 
     def reopen(self, trainer) -> None:
         "Lock the folder again that the run had before `close()`."
         self._closed.reopen(trainer)
-        trainer.run_folder = self.folder = self._closed
+        trainer.records_of_run.folder = self.folder = self._closed
         self._closed = None
 
     def wake(self, trainer) -> None:
@@ -364,7 +365,7 @@ class RunFolderHook(MainProcessHook):
     def let_go(self, trainer) -> None:
         "Give up the folder: the trainer is closed."
         self.folder.close()
-        self._closed, self.folder, trainer.run_folder = self.folder, None, None
+        self._closed, self.folder, trainer.records_of_run.folder = self.folder, None, None
 
     def give_back(self, trainer) -> None:
         "Give up the folder, which is as it was: the run could not begin."
@@ -372,7 +373,7 @@ class RunFolderHook(MainProcessHook):
         self.folder.close()
         if not (self.folder.path / METRICS).stat().st_size:
             (self.folder.path / METRICS).unlink()
-        self.folder = trainer.run_folder = None
+        self.folder = trainer.records_of_run.folder = None
 
     def _write_settings(self) -> None:
         "Write the settings, once a drive, when it is clear that the run goes on here."
@@ -426,9 +427,10 @@ class RunFolderHook(MainProcessHook):
 
     def _origin(self, trainer) -> dict:
         "What tells whether another run came to the same end."
-        return {"weights": self.weights and self.weights.found, "inexact": trainer.inexact,
+        return {"weights": self.weights and self.weights.found,
+                "inexact": trainer.step_state.inexact,
                 "workspace": str(self.asked), "processes": trainer.engine.num_processes,
-                "decides": list(trainer.best_rule)}
+                "decides": list(trainer.loop.best.rule(trainer.hooks, trainer.evaluator.loaders))}
 
     def cleanup_fit(self, trainer):
         "Write all files; none is touched where the run could not begin."

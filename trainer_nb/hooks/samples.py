@@ -283,10 +283,10 @@ class SamplesHook(Hook):
         self._lock = threading.RLock()
 
     def _begin(self, trainer) -> None:
-        self._open, self._evaluating, trainer.wants_indices = {}, True, True
+        self._open, self._evaluating, trainer.evaluator.wants_indices = {}, True, True
 
     def _end(self, trainer) -> None:
-        trainer.wants_indices, self._evaluating = False, False
+        trainer.evaluator.wants_indices, self._evaluating = False, False
         own, self._open = self._open, {}
         for each in own.values():
             each.flush()
@@ -314,7 +314,7 @@ class SamplesHook(Hook):
         split = trainer.split
         if split not in self._open:
             state, fields = trainer.step_state, ("indices", "targets", "losses", "predictions")
-            collector = Collector(fields, self.predict, trainer.loss_fn, trainer.eval_indices)
+            collector = Collector(fields, self.predict, trainer.loss_fn, trainer.evaluator.indices)
             if self.loss is not None:
                 collector.losses = lambda pred, target: one_per_sample(self.loss(pred, target))
             self._open[split] = SplitSamples(

@@ -454,7 +454,7 @@ def fit_length(schedule: Schedule, trainer) -> bool:
         return False
     if total != schedule.total:
         warn_of_length(schedule, trainer, totals, total)
-        schedule.build(trainer.optim, trainer.base_rates, total, schedule.ticks)
+        schedule.build(trainer.optim, trainer.runner.rates.base, total, schedule.ticks)
     schedule.built_for = totals
     return True
 
@@ -482,12 +482,12 @@ class GroupWatch:
         self.last = groups[-1]
         own = getattr(schedule.scheduler, "base_lrs", groups)
         known = schedule.rates if schedule.takes_length else own
-        new = groups[len(trainer.base_rates):]
-        trainer.base_rates += [float(group.get("initial_lr", group["lr"])) for group in new]
+        new = groups[len(trainer.runner.rates.base):]
+        trainer.runner.rates.base += [float(group.get("initial_lr", group["lr"])) for group in new]
         if before is None or len(known) >= len(groups):
             return
         if schedule.takes_length:
-            schedule.build(trainer.optim, trainer.base_rates, schedule.total, schedule.ticks)
+            schedule.build(trainer.optim, trainer.runner.rates.base, schedule.total, schedule.ticks)
         else:
             extend(schedule.scheduler, groups[len(known):])
 
@@ -562,7 +562,7 @@ def check_schedule(schedule: Schedule, trainer) -> None:
         if schedule.rule.of_training and getattr(trainer, "history", None) is None:
             raise ValueError(f"{waits}, and this loop keeps no history: Trainer(...) does")
         evaluates = schedule.rule.every == "evaluation" or not schedule.rule.of_training
-        if evaluates and not trainer.valid_loaders:
+        if evaluates and not trainer.evaluator.loaders:
             other = ("every='epoch' needs none" if schedule.rule.of_training else
                      "metric='train/loss' goes by the training")
             raise ValueError(f"{waits}, and there is no valid_dl; {other}")
@@ -735,7 +735,7 @@ class SchedulerHook(Hook):
         if trainer.step_state.optimizer_step:
             # else torch warns of the order (private, tried with 2.13)
             trainer.optim._opt_called = True
-        self.schedule.replace_optimizer(trainer.optim, trainer.base_rates)
+        self.schedule.replace_optimizer(trainer.optim, trainer.runner.rates.base)
 
     def schedule_name(self) -> str:
         "The name of the schedule as it was given, or the class of a scheduler."

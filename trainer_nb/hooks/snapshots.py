@@ -57,7 +57,7 @@ class Snapshot(RewindPoint):
     def __init__(self, trainer):
         state, lengths = plain_copy(trainer.checkpoint.capture()), trainer.checkpoint.counts()
         step = trainer.step_state.optimizer_step
-        super().__init__(step, trainer.boundaries, lambda: (state, lengths))
+        super().__init__(step, trainer.step_state.boundary, lambda: (state, lengths))
         self.bytes = state_bytes(state)
 
 class SnapshotHook(Hook):
@@ -84,7 +84,7 @@ class SnapshotHook(Hook):
     def before_fit(self, trainer):
         "The state at the beginning."
         self._wanted = False
-        if not any(each.boundary == trainer.boundaries for each in self.snapshots):
+        if not any(each.boundary == trainer.step_state.boundary for each in self.snapshots):
             self._take(trainer)
 
     def after_step(self, trainer):
@@ -104,7 +104,7 @@ class SnapshotHook(Hook):
 
     def _take(self, trainer) -> None:
         self._wanted = False
-        trainer.finite.check()  # no snapshot of weights that are not finite
+        trainer.runner.gradients.finite.check()  # no snapshot of weights that are not finite
         self.snapshots.append(Snapshot(trainer))
         while sum(each.bytes for each in self.snapshots) > self.memory and len(self.snapshots) > 1:
             steps = [each.step for each in self.snapshots]
@@ -120,5 +120,5 @@ class SnapshotHook(Hook):
     def on_intervention(self, trainer, intervention):
         "After a rewind, drop the later snapshots: they are of another branch."
         if intervention.kind == "rewind":
-            here = trainer.boundaries
+            here = trainer.step_state.boundary
             self.snapshots = [each for each in self.snapshots if each.boundary <= here]

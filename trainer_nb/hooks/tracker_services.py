@@ -50,7 +50,7 @@ def describe(writer, trainer) -> None:
     values = {name: str(value) if value is None else value for name, value in values.items()}
     rows = [f"| {name} | {value} |" for name, value in values.items()]
     writer.add_text("config", "\n".join(["| setting | value |", "| --- | --- |", *rows]))
-    results = dict.fromkeys(["train/loss", *(f"{name}/loss" for name in trainer.valid_loaders)])
+    results = dict.fromkeys(["train/loss", *(f"{name}/loss" for name in trainer.evaluator.loaders)])
     for summary in hparams(values, results):
         writer.file_writer.add_summary(summary)
 
@@ -210,7 +210,7 @@ class ServiceRuns:
     def branch(self, trainer, name: str, start: int) -> dict:
         """After the run `name` was finished: begin another one that has the new branch; returns its
         place."""
-        number, first = trainer.branch, name.partition("-branch")[0]
+        number, first = trainer.step_state.branch, name.partition("-branch")[0]
         branch = {"branch": number, "branch_of": name, "rewound_to": start}
         return self._begin(trainer, None, branch, f"{first}-branch{number}")
 

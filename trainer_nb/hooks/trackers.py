@@ -180,7 +180,8 @@ def run_description(trainer) -> dict:
                 if not name.endswith((".enabled", ".order"))}
     made = {"model": type(unwrap(trainer.model)).__name__,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "optimizer": ", ".join(type(each.optim).__name__ for each in trainer.engines()),
+            "optimizer": ", ".join(type(each.engine.optim).__name__
+                                   for each in trainer.runners.values()),
             "epochs": trainer.epochs, "max_steps": trainer.max_steps,
             "seed": trainer.seed, "device": str(trainer.device), **tunables, "lr": trainer.rate}
     return plain_settings({**config, "trainer": made})
@@ -621,7 +622,7 @@ class ImageFileHook(Hook):
 
     def _write(self, trainer, images: dict) -> None:
         folder = run_path(trainer, self.given, "images")
-        step, branch = trainer.step_state.optimizer_step, trainer.branch
+        step, branch = trainer.step_state.optimizer_step, trainer.step_state.branch
         stem = f"step_{step:08d}" + (f"_branch{branch}" if branch else "")
         for name, image in images.items():
             last_branch, last_step = self.last.get(name, (None, 0))
@@ -764,5 +765,6 @@ class JSONLHook(TrackerHook):
 
     def rewound(self, trainer, start, end, held):
         "A line says which of those before it do not hold."
-        values = {"branch": trainer.branch, "from_step": end, "to_step": start, "holds_to": held}
+        values = {"branch": trainer.step_state.branch, "from_step": end, "to_step": start,
+                  "holds_to": held}
         self._file.append([{"rewind": values}])

@@ -17,10 +17,12 @@ import torch
 from ..core.commands import DECISIONS
 from ..core.control import Command, Reply, Series, StepTimes, TunableView
 from ..core.driver import CELLS
+from ..core.requests import rate_of
 from ..core.state import Position, RunState
 from ..core.tunable import BoundTunable
 from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
+from ..hooks.remote_control import decide
 from ..hooks.samples import SamplesHook
 
 # %% ../../nbs/panel/view.ipynb #1556138e
@@ -58,19 +60,19 @@ def tunable_view(trainer, entry: BoundTunable) -> TunableView:
     is_rate = name == "lr" or optimizer in trainer.optimizers
     scheduled = trainer.sched is not None and (optimizer is None or optimizer in trainer.sched)
     return TunableView(
-        name, trainer.rate_of(name) if is_rate else entry.read(),
+        name, rate_of(trainer, name) if is_rate else entry.read(),
         "choice" if rule.choices is not None else rule.kind.__name__,
         rule.min, rule.max, rule.choices, rule.scale, rule.optional, rule.doc, entry.owner,
-        pending=trainer.pending.get(name), has_pending=name in trainer.pending,
-        refused=trainer.refused.get(name, ""),
+        pending=trainer.tunables.pending.get(name), has_pending=name in trainer.tunables.pending,
+        refused=trainer.tunables.refused.get(name, ""),
         moves=is_rate and entry.read() is None and scheduled,
         none=("schedule" if scheduled else "initial") if is_rate else "")
 
 # %% ../../nbs/panel/view.ipynb #b6e63c60
 def judged_averages(trainer) -> list[str]:
     "The validation loaders whose records, without an ending, are of an average of the weights."
-    judged = trainer.weight_sets().get("", nullcontext)
-    return [] if judged is nullcontext else list(trainer.valid_loaders)
+    judged = trainer.evaluator.weight_sets(trainer).get("", nullcontext)
+    return [] if judged is nullcontext else list(trainer.evaluator.loaders)
 
 # %% ../../nbs/panel/view.ipynb #625985a4
 class LocalRunView:
@@ -81,7 +83,7 @@ class LocalRunView:
     error = property(lambda self: self.trainer.error_text)
     dead_end = property(lambda self: self.trainer.driver.lifecycle.dead_end)
     commands = property(lambda self: self.trainer.commands)
-    loaders = property(lambda self: list(self.trainer.valid_loaders))
+    loaders = property(lambda self: list(self.trainer.evaluator.loaders))
     averaged = property(lambda self: judged_averages(self.trainer))
     in_cell = property(lambda self: self.trainer.driver.status.name in CELLS)
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
@@ -192,7 +194,7 @@ class LocalRunView:
     @property
     def failed(self) -> str:
         "The training batch that raised, in words; '' unless one did."
-        failed, stands = self.trainer.failed, self.trainer.state is RunState.ERROR
+        failed, stands = self.trainer.loop.feed.failed, self.trainer.state is RunState.ERROR
         return str(failed) if failed is not None and stands and not self.dead_end else ""
 
     @property
@@ -204,9 +206,9 @@ class LocalRunView:
     def post(self, command: Command) -> PlainReply:
         "Ask the run for something."
         if command.name in DECISIONS:
-            return PlainReply(self.trainer.decide(command))
+            return PlainReply(decide(self.trainer, command))
         return PlainReply(self.trainer.post(command))
 
     def hello(self) -> None:
         "A front end shows the panel: from now on a pause may hold `fit()`."
-        self.trainer.front_end = True
+        self.trainer.driver.status.front_end = True

@@ -15,6 +15,7 @@ from ..core.commands import COMMANDS
 from ..core.control import Command
 from ..core.hook import Hook
 from ..core.journal import Intervention, Journal, assigns_object, read_total, total_text
+from ..core.requests import apply_tune
 from ..core.state import warn
 from ..core.tunable import BoundTunable, find_tunable
 
@@ -91,7 +92,7 @@ def divergence(entry: Intervention, trainer) -> str:
     "Where an entry was made and where the replay stands instead; '' at the place of the entry."
     state = trainer.step_state
     there = entry.step, entry.epoch, entry.batch_idx, entry.boundary
-    here = state.optimizer_step, state.epoch, state.batch_idx, trainer.boundaries
+    here = state.optimizer_step, state.epoch, state.batch_idx, trainer.step_state.boundary
     if here == there:
         return ""
     return (f"the replay has diverged from its journal: entry {entry.number} ({entry}) was made "
@@ -127,12 +128,12 @@ class ReplayHook(Hook):
         if self._begun:
             return
         self.waiting = [entry for entry in path_of(self.journal)
-                        if entry.boundary >= trainer.boundaries
+                        if entry.boundary >= trainer.step_state.boundary
                         and entry.number not in self.without]
         self._check(trainer)
         self._begun = True
         totals = self.journal.header.get("totals")
-        if totals and not trainer.boundaries:  # the run may have been extended on its way
+        if totals and not trainer.step_state.boundary:  # the run may have been extended on its way
             trainer.plan.set_totals(**totals)
         self._act(trainer)
 
@@ -159,11 +160,11 @@ class ReplayHook(Hook):
         the samples that were seen decide."""
         if self.without and "samples_seen" in place:
             return trainer.step_state.samples_seen >= place["samples_seen"]
-        return trainer.boundaries >= place["boundary"]
+        return trainer.step_state.boundary >= place["boundary"]
 
     def _ask(self, trainer, place: dict) -> None:
         "Be called at a place of the journal."
-        boundary = trainer.boundaries + 1 if self.without else place["boundary"]
+        boundary = trainer.step_state.boundary + 1 if self.without else place["boundary"]
         trainer.ask(lambda: self._act(trainer), boundary)
 
     def _act(self, trainer) -> None:
@@ -186,11 +187,11 @@ class ReplayHook(Hook):
         new: Any = entry.new
         if entry.kind in ("tune", "hook"):
             value = find_tunable(trainer.tunables(), entry.name).check(entry.new)
-            trainer.apply_tune({entry.name: value}, source="replay")
+            apply_tune(trainer, {entry.name: value}, source="replay")
         elif entry.kind == "assign":
             setattr(trainer, entry.name, entry.new)
         elif entry.kind == "totals":
-            trainer.set_totals(*read_total(new), source="replay")
+            trainer.checkpoint.set_totals(*read_total(new), trainer, "replay")
         elif entry.kind == "skip":
             number = int(new.split()[1]) if entry.old is None else entry.old
             trainer.data.skipped_batches.setdefault(entry.epoch, set()).add(number)

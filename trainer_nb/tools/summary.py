@@ -39,7 +39,7 @@ def length_text(loop) -> str:
 # %% ../../nbs/tools/summary.ipynb #25bc82e0
 def evaluations_text(loop) -> str:
     "The validation loaders, and when an evaluation comes."
-    if not loop.valid_loaders:
+    if not loop.evaluator.loaders:
         return "none (no valid_dl)"
     unit = "step" if loop.max_steps is not None else "epoch"
     every = f"every {_plural(loop.eval_every, unit)}" if loop.eval_every else "each epoch"
@@ -47,7 +47,7 @@ def evaluations_text(loop) -> str:
     if loop.eval_first and loop.eval_first is not True:
         batches = _plural(loop.eval_first, "batch", "es")
         first = f"; {batches} of it before the first step, to see that it works"
-    return f"{', '.join(loop.valid_loaders)}: {every} and at the end{first}"
+    return f"{', '.join(loop.evaluator.loaders)}: {every} and at the end{first}"
 
 # %% ../../nbs/tools/summary.ipynb #4bd501da
 def schedule_text(loop, hook: SchedulerHook) -> str:
@@ -105,7 +105,7 @@ def summary(loop) -> str:
         "optimizer": optimizers_text(loop),
         "length": length_text(loop), "windows": windows_text(loop),
         "evaluation": evaluations_text(loop),
-        "precision": f"{precision}, non-finite gradients: {loop.finite.policy}",
+        "precision": f"{precision}, non-finite gradients: {loop.non_finite}",
         "hooks": hooks or "none",
     }
     if modes := modes_text(loop):

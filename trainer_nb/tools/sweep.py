@@ -18,13 +18,16 @@ from typing import Any
 import torch
 
 from ..core.checkpoint import undo_generators, undo_hook, undo_optimizer
+from ..core.account import engines_of
 from ..core.arguments import check_same_parameters
-from ..core.data import check_loader, clone_for_skipping, data_parts, skips_by_index
+from ..core.data import (check_loader, clone_for_skipping, data_parts, loader_generators,
+                                  skips_by_index)
 from ..core.driver import explain_failure
 from ..core.engine import FinitePolicy
 from ..core.evaluator import Evaluator
 from ..core.hook import ComponentHook, HookSet, LambdaHook, has_state, taken_points
 from ..core.own_state import alike, undo_objects
+from ..core.looks import at_rest
 from ..core.runner import MicroBatcher, StepRunner
 from ..core.several_optimizers import OptimizerHooks, StepRunners
 from ..support.saved import plain_copy
@@ -183,7 +186,7 @@ def reopen_data(run, state: dict, loader) -> None:
         return
     run.data.load_state_dict(state)
     run.driver.points.drop(run)
-    if run.driven:
+    if run.driver.driven:
         run.driver.points.renew(run)
 
 class Trial:
@@ -202,9 +205,9 @@ class Trial:
         with OwnStreams().placed(), Undo() as undo:
             modules = run.evaluator.modes.roots
             undo.modules(modules)
-            for engine in run.engines():
+            for engine in engines_of(run):
                 undo_optimizer(undo, engine, values=True)
-            undo_generators(undo, loader, run.train_dl, *run.valid_loaders.values())
+            undo_generators(undo, loader, run.train_dl, *run.evaluator.loaders.values())
             undo.add(reopen_data, run, plain_copy(run.data.state_dict()), loader)
             undo_parts(undo, run)
             with run.context.preserved(), run.driver.random.owning(), Undo() as inner:
@@ -306,7 +309,7 @@ def run_sweep(trainer, sweep: Sweep, valid_dl=None, train_dl=None) -> None:
     "Try the values, a step each; afterwards the run is as it was."
     driver = trainer.driver
     with ExitStack() as stack:
-        stack.enter_context(trainer.at_rest("sweep()"))
+        stack.enter_context(at_rest(trainer, "sweep()"))
         if not driver.driven:
             stack.enter_context(driver.exclusive("sweep()", trainer))
             stack.enter_context(driver.interrupts.caught())
@@ -346,7 +349,8 @@ def try_values(trial: Trial, sweep: Sweep, entry: BoundTunable, valid_dl) -> Non
 
 def validation_loss(trainer, valid_dl) -> float:
     "The loss on a loader, at the weights of this moment."
-    evaluation = trainer.evaluate({"valid": valid_dl})
+    shared = loader_generators(trainer.train_dl)
+    evaluation = trainer.evaluator.evaluate({"valid": valid_dl}, "valid", trainer, shared)
     while True:
         try:
             next(evaluation)
