@@ -505,7 +505,7 @@ KNOWN_WRITERS = {
     # of `files`: a plain file by its path or in a folder that is held open, such a folder, and a
     # folder to be synced
     "files: os.open": 5, "files: self.open": 1, "files: os.mkdir": 1,
-    "folder: os.open": 1, "folder: self._folder.open": 1, "folder: path.mkdir": 1,
+    "layout: os.open": 1, "layout: self._folder.open": 1, "layout: path.mkdir": 1,
     "saved: torch.save": 1, "checkpoint: self.path.mkdir": 1,
     "memory: folder.mkdir": 2, "memory: torch.cuda.memory._dump_snapshot": 1,
     "memory: done.export_chrome_trace": 1, "outputs: open": 2,
@@ -517,7 +517,7 @@ KNOWN_WRITERS = {
     # `os.devnull`, where the reader of a pipe has gone
     "cli: os.open": 1,
     # the replies, in a folder that is held open; a file to be read
-    "control_folder: control.open": 2, "control_folder: os.open": 1,
+    "control: control.open": 2, "control: os.open": 1,
     "prove: place.mkdir": 1, "prove: open": 1, "prove: ": 1, "prove: run.journal.save": 1}
 
 

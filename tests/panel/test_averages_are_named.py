@@ -11,12 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import EMAHook, SamplesHook, Trainer, attach
+from trainer_nb.folder.reader import Records
 from trainer_nb.panel.dashboard import Dashboard
 from trainer_nb.panel.data_pane import evaluation_words
 from trainer_nb.panel.plots import Curves, traces
 from trainer_nb.panel.still import still
 from trainer_nb.panel.view import LocalRunView
-from trainer_nb.remote.page_state import LastValues, numbers
+from trainer_nb.remote.page_state import MEAN, numbers
 
 X = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
 
@@ -40,7 +41,7 @@ def shown(view, trainer):
     names = [each.get("name") for each in traces(curves, {}, "step", 5)]
     words = re.sub("<[^>]*>", " ", still(view))
     legend = words[:words.index("metric")] if "metric" in words else words
-    values = LastValues(trainer.records_of_run.folder.path)
+    values = Records(trainer.records_of_run.folder.path, most=MEAN)
     values.read()
     folder = trainer.records_of_run.folder.path
     status = json.loads((folder / "control/status.json").read_text("utf-8"))

@@ -31,7 +31,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAYERS = {
     "support": ("", "torch numpy", ""),
     "core": ("support", "torch numpy", ""),
-    "folder": ("core support", "", ""),
+    "folder": ("support", "", ""),
     "hooks": ("core support folder", "torch numpy",
               "fastprogress tensorboard wandb trackio pandas PIL IPython pyarrow plotly"),
     "engines": ("core support", "torch numpy", "accelerate"),
@@ -45,14 +45,13 @@ LAYERS = {
     "remote": ("core support folder hooks engines tools panel trainer", "numpy",
                "rich argcomplete mcp starlette uvicorn plotly google"),
 }
-# Verbs that a lower module offers and a higher one makes: a user looks for `serve` at the trainer,
-# and for all commands in one program. Module, function, and what it imports when it is called.
+# Verbs that a lower module offers and a higher one makes: a user looks for `serve` at the trainer.
+# Module, function, and what it imports when it is called. `remote.cli` also loads the module of the
+# command that is used: prove, mcp or serve.
 MADE_ABOVE = {
     ("trainer_nb.panel.run_panels", "runs_in", "trainer_nb.remote.runs"),
     ("trainer_nb.trainer", "serve", "trainer_nb.remote.serve"),
     ("trainer_nb.remote.remote_run", "find_runs", "trainer_nb.remote.runs"),
-    ("trainer_nb.remote.cli", "agents", "trainer_nb.remote.mcp"),
-    ("trainer_nb.remote.cli", "pages", "trainer_nb.remote.serve"),
 }
 NOT_LOADED = set("plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget mcp "
                  "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio "

@@ -10,7 +10,7 @@ from small_runs import make
 
 from trainer_nb.core.journal import Intervention, Journal, read_entry
 from trainer_nb.support.words import change_words
-from trainer_nb.folder.reader import entry_text, journal_entries
+from trainer_nb.folder.reader import entry_text, read_journal
 
 
 def steered(folder, sched):
@@ -45,7 +45,8 @@ def test_a_change_has_one_wording_everywhere(tmp_path, sched, unset):
     assert [*map(str, Journal.load(tmp_path / "journal.jsonl"))][:len(told)] == told
 
     trainer.step(1)  # the folder's files are written
-    assert [entry_text(entry) for entry in journal_entries(tmp_path / "run")][:len(told)] == told
+    entries = read_journal(tmp_path / "run").entries
+    assert [entry_text(entry) for entry in entries][:len(told)] == told
 
 
 def test_a_panel_is_a_panel_in_a_shell():
@@ -82,8 +83,9 @@ def test_what_another_process_wrote_is_one_line_of_text(wrong):
     assert shown.isprintable() and len(shown) < 1000
 
 
-def test_the_words_need_no_torch():
-    code = ("import sys, trainer_nb.support.words; "
+@pytest.mark.parametrize("module", ["support.words", "folder.layout", "folder.reader"])
+def test_the_words_and_the_files_need_no_torch(module):
+    code = (f"import sys, trainer_nb.{module}; "
             "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert change_words("tune", "lr", None, 1e-3, 3e-3, "schedule") == "0.003 (schedule) → 0.001"

@@ -208,7 +208,7 @@ def test_a_command_that_was_read_is_not_called_withdrawn(tmp_path, monkeypatch):
     """The run may still apply it."""
     control, wait = made(tmp_path / "a"), Replies.wait
 
-    def read_meanwhile(replies, id, timeout):
+    def read_meanwhile(replies, id, timeout, *ends):
         """It is taken while its sender waits, and not answered."""
         path = control.commands / f"{id}.json"
         if path.exists():
@@ -246,7 +246,7 @@ def test_a_process_that_ends_while_waiting(tmp_path, monkeypatch):
     with subprocess.Popen(["sleep", "3600"]) as process:
         made(tmp_path / "a", this_process() | {"pid": process.pid, "started": started(process.pid)})
 
-        def wait(replies, id, timeout):
+        def wait(replies, id, timeout, *ends):
             """Time passes without an answer; the process ends in the third second."""
             now[0] += timeout
             if now[0] > 2:

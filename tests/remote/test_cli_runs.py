@@ -282,8 +282,8 @@ def test_the_journal_is_read_again_where_it_has_changed_and_only_there(tmp_path,
     from trainer_nb.folder.reader import RunFiles
 
     made(tmp_path / "a")
-    written, reads, read = Journal({"seed": 0}), [], watch.journal_entries
-    monkeypatch.setattr(watch, "journal_entries", lambda path: reads.append(path) or read(path))
+    written, reads, text = Journal({"seed": 0}), [], watch.entry_text
+    monkeypatch.setattr(watch, "entry_text", lambda entry: reads.append(entry) or text(entry))
     data = watch.WatchData(RunFiles(tmp_path / "a"))
     data.read()
     assert data.journal == [] and data.problem == ""
@@ -293,7 +293,7 @@ def test_the_journal_is_read_again_where_it_has_changed_and_only_there(tmp_path,
         before = len(reads)
         for _ in range(5):
             data.read()
-        assert len(data.journal) == number and len(reads) == before + 1
+        assert len(data.journal) == number and len(reads) == before + number
 
 
 @pytest.mark.parametrize("end", ["q", "ctrl-c", "terminate", "folder", "closed"])

@@ -25,6 +25,7 @@ from trainer_nb.folder.control import (
     incoming,
     this_process,
 )
+from trainer_nb.folder import reader
 from trainer_nb.hooks import remote_control
 from trainer_nb.hooks.remote_control import (OPEN, SOONEST, Attendant, CommandIntake, Inbox,
                                              RemoteControlHook)
@@ -348,7 +349,8 @@ def test_a_run_on_a_machine_whose_clock_is_an_hour_off(tmp_path, monkeypatch, ho
     """It is there while its heart beats, and lost when it has stopped;
     no two clocks are compared."""
     now = [0.0]
-    monkeypatch.setattr(remote_view, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (reader, remote_view):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     (tmp_path / "run").mkdir()
     control, there = ControlFolder(tmp_path / "run"), time.time() + hours * HOUR
     control.make()

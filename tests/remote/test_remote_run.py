@@ -25,17 +25,19 @@ from written_runs import WrittenRun
 
 from trainer_nb import RemoteRun, attach
 from trainer_nb.core.control import Command
+from trainer_nb.folder import control as folder_control
+from trainer_nb.folder import reader as folder_reader
 from trainer_nb.folder.control import (STATUS, ControlError, ControlFolder, started,
-                                            this_process)
+                                       this_process)
+from trainer_nb.folder.reader import LatestFile, Watch
 from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import RunState
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.run_folder import read_records
 from trainer_nb.panel.screen import widgets_of
 from trainer_nb.remote import remote_run, remote_view
-from trainer_nb.remote.remote_view import (JournalReader, Offer, RecordReader, RemoteRunView, Watch,
-                                           add_records,
-                                           resume_command)
+from trainer_nb.remote.remote_view import (JournalReader, Offer, RecordReader, RemoteRunView,
+                                           add_records, resume_command)
 
 
 @pytest.fixture
@@ -72,6 +74,7 @@ class Clock(SimpleNamespace):
 def clock(monkeypatch):
     """A clock in place of the machine's."""
     monkeypatch.setattr(remote_view, "time", Clock())
+    monkeypatch.setattr(folder_reader, "time", remote_view.time)
     return remote_view.time
 
 
@@ -81,6 +84,13 @@ def reads(run, times=2):
     run.refresh = lambda: (refresh(run), looks.append(1))
     until(lambda: len(looks) >= times)
     del run.refresh
+
+
+def watch_of(control):
+    """How the run in a folder stands, read once."""
+    watch = Watch(LatestFile(control.path / STATUS, control.status).read)
+    watch.read()
+    return watch
 
 
 def sleeper():
@@ -231,7 +241,7 @@ def test_a_journal_without_an_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
     """Neither its number of entries nor one endless line fills the memory;
     what comes back is the journal's."""
     monkeypatch.setattr(remote_view, "MOST_ENTRIES", 5)
-    monkeypatch.setattr(remote_view, "CHUNK", 4096)
+    monkeypatch.setattr(folder_control, "CHUNK", 4096)
     written, reader = Journal({"seed": 3}), JournalReader(tmp_path)
     for rate in range(40):
         written.record("tune", "lr", None, 1 / (rate + 1), step=rate)
@@ -240,8 +250,8 @@ def test_a_journal_without_an_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
         file.write('{"name": "' + "x" * 100_000 + '"}\n')
     assert (tmp_path / "journal.jsonl").stat().st_size > 2 * 4096
     reader.read()
-    assert reader.journal.entries == written.entries[:5] and not reader._lines.more
-    monkeypatch.setattr(remote_view, "MOST_ENTRIES", 1000)
+    assert reader.journal.entries == written.entries[:5] and not reader.lines.more
+    reader.most = 1000
     written.record("tune", "lr", None, 2.0, step=50)
     written.save(tmp_path / "journal.jsonl")
     reader.read()
@@ -285,7 +295,7 @@ def test_how_a_run_stands(written, changes, standing, state):
 def test_a_process_that_was_killed_is_noticed(written, state, standing):
     process, words = sleeper()
     written.write(state=state, process=words)
-    watch = Watch(written.control)
+    watch = watch_of(written.control)
     assert watch.reachable
     process.kill()  # not waited for: it stays as a zombie
     until(lambda: watch.read() or not watch.reachable)
@@ -297,7 +307,7 @@ def test_a_process_that_was_killed_is_noticed(written, state, standing):
 
 def test_another_process_with_the_same_number_is_not_the_run(written):
     written.write(process=this_process() | {"started": "1"})
-    assert Watch(written.control).standing == "lost"
+    assert watch_of(written.control).standing == "lost"
 
 
 def test_a_last_word_that_comes_between_two_looks_counts(written):
@@ -316,12 +326,12 @@ def test_a_last_word_that_comes_between_two_looks_counts(written):
             self.write(STATUS, found | {"alive": False, "state": "finished"})
             return found
 
-    assert Watch(Ending(written.path)).standing == "ended"
+    assert watch_of(Ending(written.path)).standing == "ended"
 
 
 def test_a_run_elsewhere_is_lost_when_its_beat_stands_still(written, clock):
     written.write(process={"host": "elsewhere", "pid": 1, "started": ""})
-    watch = Watch(written.control)
+    watch = watch_of(written.control)
     for _ in range(4):
         clock.now += 0.9 * remote_view.SILENT
         written.write(time=-1e9)  # its clock is wrong

@@ -16,6 +16,7 @@ from torch import nn
 from written_runs import WrittenRun, trained
 
 from trainer_nb import SnapshotHook, Trainer, attach
+from trainer_nb.folder import control
 from trainer_nb.folder.control import Lines
 from trainer_nb.panel.plots import DASHES, LONGEST_NAME, MOST_RUNS, RUN_INKS, DrawnRun, Plots
 from trainer_nb.remote import remote_run, remote_view
@@ -470,7 +471,7 @@ def write_steps(path, steps, **others):
 def small_bounds(monkeypatch):
     """What a file of 200 MB meets, for one of two: 500 points of a name, 16 kB at once."""
     monkeypatch.setattr(remote_view, "MOST_POINTS", 500)
-    monkeypatch.setattr(remote_view, "CHUNK", 1 << 14)
+    monkeypatch.setattr(control, "CHUNK", 1 << 14)
 
 
 def test_a_long_file_is_thinned_evenly_while_it_is_read(tmp_path, small_bounds):

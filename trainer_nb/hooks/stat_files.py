@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from ..folder.control import ControlFolder, open_regular
+from ..folder.reader import LatestFile
 from ..support.files import parse_json, reason
 from ..support.validate import Most, check
 from .layer_stats import BINS, LayerHistory, some_of
@@ -281,30 +282,22 @@ class StatWriter:
             self.control.write(name, values(hook))
         self._written[name] = state
 
-class StatFile:
+class StatFile(LatestFile):
     "One of the two files, read again where it is another one."
     def __init__(self, path: Path, kind: Any):  # SeenLayers or SeenSamples
-        self.path, self._kind = Path(path), kind
-        self._seen: tuple | None = None
-        self._found: Any = None
+        super().__init__(path, self._load_checked)
+        self._kind = kind
 
-    there = property(lambda self: os.path.lexists(self.path) or self._away and bool(self._found))
+    there = property(lambda self: os.path.lexists(self.path) or self._away and bool(self.found))
     _away = property(lambda self: not self.path.parent.is_dir())
 
     def read(self):
         "What it holds, None without a file; while its folder is away, what was read last."
-        try:
-            status = os.lstat(self.path)
-        except OSError:
-            if not self._away:
-                self._seen = self._found = None
-            return self._found
-        seen = status.st_ino, status.st_mtime_ns, status.st_size
-        if seen != self._seen:
-            self._found, self._seen = self._load(), seen
-        return self._found
+        if not os.path.lexists(self.path) and not self._away:
+            self.found, self._seen = None, ()
+        return super().read()
 
-    def _load(self):
+    def _load_checked(self):
         try:
             with open(self.path, "rb", opener=open_regular) as file:
                 text = file.read(MOST_BYTES + 1)

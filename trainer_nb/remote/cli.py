@@ -5,42 +5,40 @@
 # %% auto #0
 __all__ = ['BOOLS', 'CODES', 'SHELLS', 'VERBS', 'RUN_NOTE', 'CODES_NOTE', 'parsed_value',
            'none_word', 'typed_value', 'number', 'guessed', 'allowed', 'is_assignment',
-           'offered_tunables', 'tunable_values', 'assignments', 'split_run', 'is_count',
-           'one_count', 'no_words', 'outcome', 'final_reply', 'without_answer',
-           'gone_text', 'json_line', 'finite', 'show', 'show_outcome', 'request_for',
-           'send', 'tune_command', 'own_words', 'first_value', 'plain_command',
-           'duration', 'position_text', 'best_text', 'name_of', 'host_text',
-           'tunables_of', 'status_text', 'status_command', 'run_row', 'row_cells',
-           'ls_command', 'log_command', 'diff_command', 'watch_command',
-           'completion_command', 'Verb', 'value_options', 'log_options', 'prove_options',
-           'prove_command', 'agents', 'mcp_options', 'mcp_command', 'pages',
-           'serve_options', 'serve_command', 'sending_options', 'seconds', 'verb_of',
-           'parser_of', 'fill', 'usage', 'own_commands', 'own_verb', 'options_of',
-           'complete', 'failed', 'main']
+           'tunable_values', 'assignments', 'split_run', 'is_count', 'one_count',
+           'no_words', 'outcome', 'final_reply', 'without_answer', 'gone_text',
+           'json_line', 'finite', 'show', 'show_outcome', 'request_for', 'send',
+           'tune_command', 'own_words', 'first_value', 'plain_command', 'duration',
+           'position_text', 'best_text', 'name_of', 'host_text', 'tunables_of',
+           'status_text', 'status_command', 'run_row', 'row_cells', 'ls_command',
+           'log_command', 'diff_command', 'watch_command', 'completion_command', 'Verb',
+           'value_options', 'log_options', 'apart', 'sending_options', 'seconds',
+           'verb_of', 'parser_of', 'fill', 'usage', 'own_commands', 'own_verb',
+           'options_of', 'complete', 'failed', 'main']
 
 # %% ../../nbs/remote/cli.ipynb #bca79de5
 import argparse
 import json
 import math
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from ..core.commands import (COMMANDS, KINDS, TUNE, CommandSpec, Value,
                                       read_commands)
-from ..folder.control import ControlError, Replies, Request, sender
+from ..folder.control import FINAL, ControlError, Replies, Request, sender
 from ..support.words import plain_number
 from .completion import Candidates
 from .run_diff import compare, diff_text, table
 from ..support.validate import is_number
-from ..folder.reader import (RunFiles, at, find_run, is_run, nearest,
-                                         printable, reachable, runs_below, standing,
-                                         texts, value_text, waiting_text)
+from ..folder.reader import (RunFiles, at, find_run, is_run, nearest, offered_tunables,
+                                      printable, reachable, runs_below, standing, start_line, texts,
+                                      value_text, waiting_text)
 from .run_log import RunLog, follow, latest, log_text
 from .watch import watch
 
@@ -125,11 +123,6 @@ def is_assignment(word: str) -> bool:
     name, equals, _ = word.partition("=")
     return bool(name and equals) and "/" not in name
 
-def offered_tunables(offer: dict) -> dict:
-    "What a run offers of each tunable, by its name."
-    return {view["name"]: view for view in at(offer, "tunables", kind=list, default=[])
-            if at(view, "name", kind=str) is not None}
-
 def tunable_values(given: dict, offer: dict) -> dict:
     "The values to send, also of texts; ValueError for a name that the run has not."
     views = offered_tunables(offer)
@@ -184,26 +177,25 @@ def outcome(run: RunFiles, request: Request, wait: float) -> dict:
     status = run.status()
     if not reachable(status):
         return sent | {"status": "no answer", "reason": gone_text(run, status)}
-    replies = Replies(run.control)
-    run.control.send(request)
-    reply = final_reply(run, replies, request.id, wait)
+    reply = final_reply(run, request, wait)
     if reply is None:
-        why = without_answer(run, replies, request.id, wait)
+        why = without_answer(run, request.id, wait)
         return sent | {"status": "no answer", "reason": why}
     fields = ("status", "step", "boundary", "where", "reason", "time")
     return sent | {name: reply.get(name) for name in fields}
 
-def final_reply(run: RunFiles, replies: Replies, id: str, wait: float) -> dict | None:
-    "The last reply to a command within `wait` seconds, or until its process is gone."
-    end = time.monotonic() + wait
+def final_reply(run: RunFiles, request: Request, wait: float, ends=FINAL) -> dict | None:
+    "Send a command; its last reply within `wait` seconds, or until the run's process is gone."
+    replies, end = Replies(run.control), time.monotonic() + wait
+    run.control.send(request)
     while True:
-        found = replies.wait(id, min(0.5, max(0.0, end - time.monotonic())))
+        found = replies.wait(request.id, min(0.5, max(0.0, end - time.monotonic())), ends)
         if found is not None or time.monotonic() >= end:
             return found
         if not reachable(run.status()):
-            return replies.wait(id, 0.2)
+            return replies.wait(request.id, 0.2, ends)
 
-def without_answer(run: RunFiles, replies: Replies, id: str, wait: float) -> str:
+def without_answer(run: RunFiles, id: str, wait: float) -> str:
     "Why there is no answer, after the command was withdrawn if that was possible."
     if wait == 0:
         return "sent, not waited for"
@@ -219,12 +211,8 @@ def gone_text(run: RunFiles, status: dict) -> str:
     process, how = at(status, "process", kind=dict, default={}), standing(status)
     why = {"lost": f"its process {value_text(process.get('pid'))} is gone",
            "crashed": "it ended with an error", "ended": "it is not running"}
-    text = f"{run.path}: {why.get(how, how)}"
-    command, folder = texts(status, "command"), at(status, "folder", kind=str)
-    if not command:
-        return text
-    there = f"cd {shlex.quote(folder)} && " if folder else ""
-    return f"{text}; it was started with: {there}{shlex.join(command)}"
+    line = start_line(status)
+    return f"{run.path}: {why.get(how, how)}" + (f"; it was started with: {line}" if line else "")
 
 # %% ../../nbs/remote/cli.ipynb #db545c24
 CODES = {"applied": 0, "refused": 2, "void": 2}  # any other: 3, no answer
@@ -377,10 +365,9 @@ def host_text(run: RunFiles, status: dict) -> str:
 def tunables_of(run: RunFiles) -> dict:
     "Name to the value in force; {} where nothing is offered."
     try:
-        views = at(run.offer(), "tunables", kind=list, default=[])
+        return {name: view.get("value") for name, view in offered_tunables(run.offer()).items()}
     except ControlError:
         return {}
-    return {view["name"]: view.get("value") for view in views if at(view, "name", kind=str)}
 
 def status_text(run: RunFiles, status: dict, tunables: dict) -> list[str]:
     "State, position, values and errors of a run, as lines."
@@ -543,41 +530,12 @@ def log_options(parser) -> None:
                         help="the last N lines of each kind (default: 10)")
     parser.add_argument("--only", choices=kinds, action="append", help="lines of this kind only")
 
-def prove_options(parser) -> None:
-    "Options of prove."
-    from trainer_nb.remote.prove import add_arguments
-    add_arguments(parser)
-
-def prove_command(options) -> int:
-    "Repeat a run in fresh processes: 0 the same bits, 1 others, 2 it cannot be proven."
-    from trainer_nb.remote.prove import run
-    return run(options)
-
-def agents():
-    "The module that serves agents; it is built upon this one."
-    from trainer_nb.remote import mcp
-    return mcp
-
-def mcp_options(parser) -> None:
-    "Options of mcp."
-    agents().add_arguments(parser)
-
-def mcp_command(options) -> int:
-    "Serve the runs in some folders to an agent."
-    return agents().run(options)
-
-def pages():
-    "The module that serves a page; it is built upon this one."
-    from trainer_nb.remote import serve
-    return serve
-
-def serve_options(parser) -> None:
-    "Options of serve."
-    pages().add_arguments(parser)
-
-def serve_command(options) -> int:
-    "Serve a page of a run."
-    return pages().run(options)
+def apart(name: str) -> dict:
+    "Describe a command that has its own module, which is loaded when the command is used."
+    def module():
+        return import_module(f"trainer_nb.remote.{name}")
+    return {"call": lambda options: module().run(options), "alone": True,
+            "more": lambda parser: module().add_arguments(parser)}
 
 def sending_options(parser, waits: bool = True) -> None:
     "Options of every command that changes a run."
@@ -618,17 +576,16 @@ VERBS = {
     "diff": Verb("what differs between two runs", diff_command, "RUN RUN",
                  "diff runs/exp1 runs/exp2"),
     "ls": Verb("a table of the runs in a folder", ls_command, "[FOLDER]", "ls\nls runs --json"),
-    "prove": Verb("whether the run can be repeated, bit for bit", prove_command, "RUN",
-                  "prove runs/exp1\nprove runs/exp1 --without source=agent:night\n"
-                  "prove runs/exp1 --each --script train.py --epochs 5", more=prove_options,
-                  alone=True),
-    "mcp": Verb("let an agent see runs, and steer them as far as is allowed", mcp_command,
-                "FOLDER ...", "mcp runs/\nmcp runs/ --allow tune,pause --range lr=1e-5:1e-3 "
+    "prove": Verb("whether the run can be repeated, bit for bit", words="RUN",
+                  examples="prove runs/exp1\nprove runs/exp1 --without source=agent:night\n"
+                  "prove runs/exp1 --each --script train.py --epochs 5", **apart("prove")),
+    "mcp": Verb("let an agent see runs, and steer them as far as is allowed", words="FOLDER ...",
+                examples="mcp runs/\nmcp runs/ --allow tune,pause --range lr=1e-5:1e-3 "
                 "--name night\nmcp runs/ --allow tune,rewind --max-actions 5 --approve",
-                more=mcp_options, alone=True),
-    "serve": Verb("a run as a page in a browser, with controls", serve_command, "[RUN]",
-                  "serve runs/exp1\nserve runs/exp1 --read-only --port 8765", more=serve_options,
-                  alone=True),
+                **apart("mcp")),
+    "serve": Verb("a run as a page in a browser, with controls",
+                  examples="serve runs/exp1\nserve runs/exp1 --read-only --port 8765",
+                  **apart("serve")),
     "completion": Verb("a script for the Tab key", completion_command, "bash|zsh",
                        'completion bash\n  eval "$(trainer-nb completion bash)"'),
 }

@@ -11,7 +11,8 @@ import re
 
 from ..core.commands import TUNE, CommandSpec
 from ..folder.control import ControlError
-from ..folder.reader import RunFiles, at, find_run, is_run, runs_below, value_text
+from ..folder.reader import (RunFiles, at, find_run, is_run, offered_tunables, runs_below,
+                                      value_text, waiting_commands)
 
 # %% ../../nbs/remote/completion.ipynb #2f400e41
 def harmless(word: str) -> bool:
@@ -34,13 +35,11 @@ def run_folders(current: str) -> list[str]:
 
 def tunable_words(run: RunFiles, current: str) -> list[str]:
     "NAME= of every tunable; after the equals sign its values, if they can be listed."
-    views = [each for each in at(run.offer(), "tunables", kind=list, default=[])
-             if at(each, "name", kind=str)]
+    views = offered_tunables(run.offer())
     name, equals, _ = current.partition("=")
     if not equals:
-        return [f"{each['name']}=" for each in views]
-    values = [value for each in views if each["name"] == name for value in listed_values(each)]
-    return [f"{name}={value}" for value in values]
+        return [f"{each}=" for each in views]
+    return [f"{name}={value}" for value in (listed_values(views[name]) if name in views else ())]
 
 def listed_values(view: dict) -> list[str]:
     "The values of a tunable that has a choice."
@@ -59,9 +58,9 @@ def of_run(spec: CommandSpec | None, given: str | None, current: str) -> list[st
     except ControlError:
         return []
     steps = at(status, "rewind_points", kind=list, default=[]) if "step" in values else []
-    waiting = at(status, "waiting", kind=list, default=[]) if "id" in values else []
-    return [str(each) for each in (*steps, *(at(each, "id", kind=str) for each in waiting))
-            if type(each) in (int, str)]
+    waiting = waiting_commands(status) if "id" in values else []
+    return [*(str(each) for each in steps if type(each) in (int, str)),
+            *(each["id"] for each in waiting)]
 
 class Candidates:
     "What may stand for the next word of a command; argcomplete calls it."

@@ -18,7 +18,6 @@ import math
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -27,12 +26,12 @@ from pathlib import Path
 
 from ..core.commands import COMMANDS, KINDS, TUNE, CommandSpec, read_commands
 from ..folder.control import FINAL, ControlError, Replies, Request, sender
-from .cli import (gone_text, json_line, offered_tunables, run_row,
-                                   tunable_values, tunables_of)
+from .cli import (final_reply, gone_text, json_line, run_row, tunable_values,
+                                   tunables_of)
 from ..support.validate import is_number
-from ..folder.reader import (Records, RunFiles, at, is_loss, is_run,
-                                         journal_entries, nearest, printable, reachable, runs_below,
-                                         standing, surviving)
+from ..folder.reader import (Records, RunFiles, at, is_loss, is_run, nearest,
+                                      offered_tunables, printable, reachable, read_journal,
+                                      runs_below, standing, undone)
 
 # %% ../../nbs/remote/mcp.ipynb #48a00008
 MOST_RUNS = 100  # that are shown
@@ -136,11 +135,9 @@ def last_entries(run: RunFiles, last: int) -> list[dict]:
     "The last interventions; `undone`: by a rewind."
     if not 1 <= last <= MOST_ITEMS:
         raise ValueError(f"last={last}: from 1 to {MOST_ITEMS}")
-    entries = journal_entries(run.path)
-    held = {id(each) for each in surviving(entries)}
-    return [{name: each.get(name) for name in ENTRY} | {
-        "undone": id(each) not in held and each.get("survives") is None}
-        for each in entries[-last:]]
+    entries = read_journal(run.path).entries
+    return [{name: each.get(name) for name in ENTRY} | {"undone": gone}
+            for each, gone in list(zip(entries, undone(entries)))[-last:]]
 
 # %% ../../nbs/remote/mcp.ipynb #48a00010
 ACTS = tuple(name for name, spec in COMMANDS.items() if spec.agent and spec.remote)
@@ -297,16 +294,10 @@ ENDS = (*FINAL, "waiting")  # a reply after which there is nothing to wait for h
 
 def delivered(run: RunFiles, request: Request, wait: float) -> dict:
     "Send a request; its reply, or status withdrawn or unanswered."
-    replies, end = Replies(run.control), time.monotonic() + wait
-    run.control.send(request)
-    while True:
-        over = time.monotonic() >= end or not reachable(run.status())
-        line = replies.read().get(request.id, {})  # after the look at its process
-        if line.get("status") in ENDS:
-            return {name: line.get(name) for name in ("id", "status", "step", "reason")}
-        if over:
-            return {"id": request.id} | taken_back(run, request.id)
-        time.sleep(0.1)
+    line = final_reply(run, request, wait, ENDS)
+    if line is None:
+        return {"id": request.id} | taken_back(run, request.id)
+    return {name: line.get(name) for name in ("id", "status", "step", "reason")}
 
 def taken_back(run: RunFiles, id: str) -> dict:
     "What to say of a request without an answer."
@@ -407,11 +398,10 @@ class Reading:
         `agent_range`: narrower, for you; `agent_may`: whether you may change it."""
         shown = ("name", "kind", "value", "min", "max", "choices", "optional", "doc", "pending")
         rules, found = self.rules, []
-        for view in at(self.reach.find(run).offer(), "tunables", kind=list, default=[]):
-            if (name := at(view, "name", kind=str)) is not None:
-                may = TUNE in rules.allow and (not rules.only or name in rules.only)
-                found.append({key: view.get(key) for key in shown} | {
-                    "agent_range": rules.range_of(name), "agent_may": may})
+        for name, view in offered_tunables(self.reach.find(run).offer()).items():
+            may = TUNE in rules.allow and (not rules.only or name in rules.only)
+            found.append({key: view.get(key) for key in shown} | {
+                "agent_range": rules.range_of(name), "agent_may": may})
         return answer({"run": run, "tunables": found})
 
     def journal(self, run: str, last: int = 50) -> str:

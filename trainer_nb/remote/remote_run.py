@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..core.control import Command, TunableView, WaitingCommand
 from ..folder.control import ControlError, ControlFolder
-from ..support.files import given_path, near, parse_json, read_bounded
+from ..folder.layout import METRICS, RESULT
+from ..folder.reader import read_object
+from ..support.files import given_path, near
 from ..core.journal import Journal
 from ..core.state import FitResult, RunState
 from ..support.validate import fits
 from ..hooks.progress import in_notebook
 from ..hooks.recorder import History
-from ..hooks.run_folder import METRICS, RESULT
 from .remote_view import POLL, RemoteReply, RemoteRunView
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Parts:
             self._made[kind] = self.screen.add(kind(self.screen.view, **settings))
         return self._made[kind]
 
-    def tick(self, kind: str) -> None:
+    def tick(self, kind: str = "") -> None:
         "Draw what is new, where anything is shown."
         if self._screen is not None:
             self._screen.tick(kind)
@@ -288,10 +289,10 @@ class RemoteRun:
 def read_result(path: Path) -> FitResult | None:
     "What the last `fit()` in a folder returned; None where there is nothing that can be read."
     try:
-        found = parse_json(read_bounded(path / RESULT, 1 << 20), RESULT)
+        found: Any = read_object(path / RESULT, 1 << 20)
         status, best = RunState(found["status"]), found.get("best")
         epochs, steps, last = found["epochs"], found["steps"], found.get("last")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (ControlError, ValueError, TypeError, KeyError):
         return None
     if not (fits([epochs, steps], list[int]) and isinstance(last, dict) and isinstance(best, dict)):
         return None

@@ -12,7 +12,8 @@ import time
 
 from ..folder.control import FINAL, REPLIES, Lines
 from ..support.words import plain_number
-from ..folder.reader import (JOURNAL, METRICS, MOST, PLACE, RunFiles, at,
+from ..folder.layout import JOURNAL, METRICS, PLACE
+from ..folder.reader import (MOST, RunFiles, at,
                                          check_file, entry_text, identity, is_loss, printable,
                                          reachable, value_text)
 

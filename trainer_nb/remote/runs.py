@@ -13,7 +13,6 @@ import html
 import re
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -26,11 +25,11 @@ from ..core.settings import differing_settings
 from ..support.validate import name_hint
 from ..support.words import plain_number
 from ..hooks.progress import as_clock, in_notebook
-from .remote_run import SHOWN, Follower, RemoteRun, attach_one
-from .remote_view import files_seen
+from .remote_run import SHOWN, Follower, Parts, RemoteRun, attach_one
 from .run_diff import RunParts, cell
 from .run_diff import table as text_table
-from ..folder.reader import printable
+from ..folder.layout import CONFIG, JOURNAL
+from ..folder.reader import files_seen, printable
 
 # %% ../../nbs/remote/runs.ipynb #c0ffef07
 def folder_names(paths: Sequence[Path]) -> list[str]:
@@ -130,7 +129,7 @@ class Given:
 
     def read(self) -> None:
         "Read the files again where they have changed."
-        seen = files_seen(self.path, ("config.json", "journal.jsonl"))
+        seen = files_seen(self.path, (CONFIG, JOURNAL))
         if seen is None or seen == self._seen:
             return
         self._seen = seen
@@ -215,17 +214,15 @@ def best_text(best: dict | None) -> str:
     return f" (best {plain_number(best['value'], 4)} at {best['step']:,})" if best else ""
 
 # %% ../../nbs/remote/runs.ipynb #c0ffef13
-class RunsParts:
+class RunsParts(Parts):
     "The plot, and plot with table, of several runs, each made at its first use."
     def __init__(self, runs):
-        self._runs: Callable[[], Any] = weakref.ref(runs)
-        self._made: dict[str, Any] = {}
-        self._screen: Any = None
+        super().__init__(runs)
         self._follower: Any = None
         self._drawn: list = []
 
     def _open(self):
-        runs = self._runs()
+        runs = self._run()
         if self._screen is None:
             from trainer_nb.panel.plots import DrawnRun
             from trainer_nb.panel.screen import Screen
@@ -247,7 +244,7 @@ class RunsParts:
         "Table and plot."
         if "panel" not in self._made:
             from trainer_nb.panel.overlay import Overlay, RunsPanel
-            runs, screen = weakref.ref(self._runs()), self._open()
+            runs, screen = self._run, self._open()
             def text(kind):
                 found = runs()
                 return "" if found is None else kind(found.table)
@@ -262,23 +259,16 @@ class RunsParts:
 
     def rename(self) -> None:
         "Take the names as they are now."
-        for own, (name, _) in zip(self._drawn, self._runs().named()):
+        for own, (name, _) in zip(self._drawn, self._run().named()):
             own.name = name
         for part in self._made.values():
             part.refresh()
 
-    def tick(self, kind: str = "") -> None:
-        "Draw what is new, where anything is shown."
-        if self._screen is not None:
-            self._screen.tick(kind)
-
     def close(self) -> None:
         "Close the widgets; the last picture stays."
-        screen, self._screen, self._made = self._screen, None, {}
-        SHOWN.pop(id(self._runs()), None)
-        if screen is not None:
+        if self._screen is not None:
             self._follower.end()
-            screen.close()
+        super().close()
 
 # %% ../../nbs/remote/runs.ipynb #c0ffef14
 class Runs(Sequence):

@@ -13,15 +13,13 @@ import os
 import select
 import signal
 import sys
-import time
 from contextlib import contextmanager
 
 from ..folder.control import FINAL, ControlError, Replies
 from ..support.words import plain_number, what_failed
-from ..folder.reader import (JOURNAL, Records, RunFiles, at, check_file, entry_text,
-                                         identity, is_loss, journal_entries, printable,
-                                         process_there, standing, value_text,
-                                         waiting_text)
+from ..folder.reader import (JournalLines, Records, RunFiles, Watch, at, check_file,
+                                      entry_text, identity, is_loss, offered_tunables, printable,
+                                      value_text, waiting_commands, waiting_text)
 
 # %% ../../nbs/remote/watch.ipynb #c0da575e
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille letter: [x][y]
@@ -62,16 +60,15 @@ def text_plot(curves: dict, width: int, height: int) -> tuple[list[list[tuple[st
 # %% ../../nbs/remote/watch.ipynb #f8d6c8aa
 class WatchData:
     "The run as a screen shows it; `read()` looks at the files again."
-    SILENT = 10.0  # seconds without a beat after which a run on another machine counts as lost
+    status = property(lambda self: self.watch.status)
+    standing = property(lambda self: self.watch.standing)
 
     def __init__(self, run: RunFiles):
         self.run, self.problem = run, ""
-        self.status: dict = {}
-        self.records = Records(run.path, is_loss)
+        self.watch, self.records = Watch(run.status), Records(run.path, is_loss)
+        self._journal = JournalLines(run.path)
         self.journal: list[str] = []
-        self._journal_read = None  # time and size of the file when it was read
         self.offer: dict = {}
-        self._beat, self._heard = None, time.monotonic()
 
     def read(self) -> None:
         "Read all files; a file that cannot be read leaves what was known, and sets `problem`."
@@ -83,32 +80,18 @@ class WatchData:
                 self.problem = printable(error)
 
     def _read_run(self) -> None:
-        self.status = self.run.status()
-        if self.status.get("beat") != self._beat:
-            self._beat, self._heard = self.status.get("beat"), time.monotonic()
+        self.watch.read()
         if self.status.get("alive") is True:
             self.offer = self.run.offer()
 
     def _read_journal(self) -> None:
-        found = check_file(self.run.path / JOURNAL) and os.stat(self.run.path / JOURNAL)
-        now = found and (found.st_ino, found.st_mtime_ns, found.st_size)
-        if now != self._journal_read:  # a long one is not read four times a second
-            self.journal = [entry_text(entry) for entry in journal_entries(self.run.path)[-20:]]
-            self._journal_read = now
-
-    @property
-    def standing(self) -> str:
-        "As `standing()`, and lost where the heart of a run on another machine has stopped."
-        found = standing(self.status)
-        silent = time.monotonic() - self._heard > self.SILENT
-        elsewhere = found not in ("ended", "crashed") and process_there(self.status) is None
-        return "lost" if elsewhere and silent else found
+        check_file(self._journal.lines.path)
+        if self._journal.read():
+            self.journal = list(map(entry_text, self._journal.entries[-20:]))
 
     def waiting(self) -> list[dict]:
         "The commands of agents that a person has to decide about, the oldest first."
-        found = at(self.status, "waiting", kind=list, default=[])
-        found = [] if self.standing == "lost" else found
-        return [each for each in found if at(each, "id", kind=str)]
+        return [] if self.standing == "lost" else waiting_commands(self.status)
 
     def curves(self) -> dict:
         "The losses that have points, those of the training first."
@@ -117,10 +100,10 @@ class WatchData:
 
     def tunables(self) -> list[str]:
         "name value of each tunable that is neither off nor the place of a hook."
-        views = at(self.offer, "tunables", kind=list, default=[])
-        return [f"{printable(view['name'], 40)} {value_text(view.get('value'))}" for view in views
-                if at(view, "name", kind=str) and view.get("value") not in (None, True)
-                and not view["name"].endswith((".order", ".enabled"))]
+        return [f"{printable(name, 40)} {value_text(view.get('value'))}"
+                for name, view in offered_tunables(self.offer).items()
+                if view.get("value") not in (None, True)
+                and not name.endswith((".order", ".enabled"))]
 
 # %% ../../nbs/remote/watch.ipynb #b9e900ca
 STATE_COLOURS = {"running": "bold green", "paused": "bold yellow", "crashed": "bold red",
