@@ -13,7 +13,7 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'check_end', 'iterator_behind', 'check_workers', 'all_batches', 'other_length',
            'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'open_loader',
            'close_iterator', 'keeps_workers', 'end_persistent_workers', 'opened', 'left',
-           'too_short', 'DrawWatch', 'WatchedPass', 'SkippingSampler', 'SeededSamples',
+           'too_short', 'SkippingSampler', 'DrawWatch', 'WatchedPass', 'SeededSamples',
            'EpochMark', 'clone_for_skipping', 'own_sampler', 'data_parts',
            'skips_by_index', 'loader_generators', 'sample_generators',
            'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
@@ -659,6 +659,50 @@ def too_short(taken: int, length: int) -> ValueError:
                       "it was saved with a longer loader. Give that one, or begin from a state of "
                       "an epoch's end")
 
+class SkippingSampler:
+    "A sampler that discards the first `skip` items of another one, and those in `omit`."
+    def __init__(self, inner, mark=None, watch: "DrawWatch | None" = None):
+        self.inner, self.skip, self.omit = inner, 0, frozenset[int]()
+        # called around the skipping
+        self.before: Callable[[], None] | None = None
+        self.then: Callable[[], None] | None = None
+        self.drawn = None  # a function that returns the items, instead of iter(inner)
+        # this process's share of the remaining items: a start and a step
+        self.part: slice | None = None
+        self.mark = mark  # maps each item to what is yielded
+        self.watch = watch
+
+    def __iter__(self):
+        # a sampler may draw its order here, before torch draws the workers' seed
+        return self._rest(iter(self.inner) if self.before is None else None)
+
+    def _rest(self, indices):
+        if indices is None:
+            assert self.before is not None
+            self.before()
+            indices = iter(self.inner) if self.drawn is None else self.drawn()
+        # processes draw the whole order now, while their streams are the same
+        if self.part is not None:
+            indices = iter(list(indices))
+        elif self.watch is not None:
+            indices = WatchedPass(indices, self.watch)
+        for number in range(self.skip):
+            if next(indices, NO_BATCH) is NO_BATCH:
+                raise too_short(self.skip, number)
+        if self.then is not None:
+            self.then()
+        skip, omit = self.skip, self.omit
+        # later epochs skip nothing
+        self.skip, self.omit, self.before, self.then = 0, frozenset(), None, None
+        rest = left(indices, omit, skip)
+        if self.part is not None:
+            rest = islice(rest, self.part.start, self.part.stop, self.part.step)
+        yield from rest if self.mark is None else map(self.mark, rest)
+
+    def __len__(self):
+        return len(self.inner)
+
+# %% ../../nbs/core/05_data.ipynb #4a2f18a2
 MOST_MARKS = 2000  # of one pass, 5 KB each; with more of them `exact` is false
 
 class DrawWatch:
@@ -731,49 +775,6 @@ class WatchedPass:
             if streams is not None and self.left != before:
                 watch.mark(number, streams)
                 self.between = False
-
-class SkippingSampler:
-    "A sampler that discards the first `skip` items of another one, and those in `omit`."
-    def __init__(self, inner, mark=None, watch: DrawWatch | None = None):
-        self.inner, self.skip, self.omit = inner, 0, frozenset[int]()
-        # called around the skipping
-        self.before: Callable[[], None] | None = None
-        self.then: Callable[[], None] | None = None
-        self.drawn = None  # a function that returns the items, instead of iter(inner)
-        # this process's share of the remaining items: a start and a step
-        self.part: slice | None = None
-        self.mark = mark  # maps each item to what is yielded
-        self.watch = watch
-
-    def __iter__(self):
-        # a sampler may draw its order here, before torch draws the workers' seed
-        return self._rest(iter(self.inner) if self.before is None else None)
-
-    def _rest(self, indices):
-        if indices is None:
-            assert self.before is not None
-            self.before()
-            indices = iter(self.inner) if self.drawn is None else self.drawn()
-        # processes draw the whole order now, while their streams are the same
-        if self.part is not None:
-            indices = iter(list(indices))
-        elif self.watch is not None:
-            indices = WatchedPass(indices, self.watch)
-        for number in range(self.skip):
-            if next(indices, NO_BATCH) is NO_BATCH:
-                raise too_short(self.skip, number)
-        if self.then is not None:
-            self.then()
-        skip, omit = self.skip, self.omit
-        # later epochs skip nothing
-        self.skip, self.omit, self.before, self.then = 0, frozenset(), None, None
-        rest = left(indices, omit, skip)
-        if self.part is not None:
-            rest = islice(rest, self.part.start, self.part.stop, self.part.step)
-        yield from rest if self.mark is None else map(self.mark, rest)
-
-    def __len__(self):
-        return len(self.inner)
 
 # %% ../../nbs/core/05_data.ipynb #fec6c39f
 class SeededSamples(Dataset):
