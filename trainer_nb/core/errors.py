@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from dis import opmap
+from traceback import walk_tb
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,15 +38,8 @@ def shown(tensor: torch.Tensor) -> str:
 
 def frames_inward(error: BaseException) -> Iterator:
     "The frames that an exception came through, the innermost first; none of this package."
-    for trace in reversed(list(_traces(error))):
-        if not _is_own(trace.tb_frame):
-            yield trace.tb_frame
-
-def _traces(error: BaseException) -> Iterator:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    yield from (frame for frame in reversed(frames) if not _is_own(frame))
 
 def _is_own(frame) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == __name__.partition(".")[0]
@@ -157,7 +152,9 @@ ONE_SAMPLE = "Expected more than 1 value per channel"  # torch's words, of a nor
 
 def raised_by_hand(error: BaseException) -> bool:
     "Whether a `raise` outside of torch made this exception, which then says what it has to say."
-    *_, last = _traces(error)
+    last: Any = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
     code = last.tb_frame.f_code
     return (code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
             and not code.co_filename.startswith(torch.__path__[0]))
@@ -365,8 +362,7 @@ def release_frames(error: BaseException) -> None:
             continue
         seen.add(id(each))
         waiting += [each.__cause__, each.__context__]
-        for trace in _traces(each):
-            frame = trace.tb_frame
+        for frame, _ in walk_tb(each.__traceback__):
             if _is_own(frame) or frame.f_globals.get("__name__") in BACKWARD:
                 with suppress(RuntimeError):  # it is running
                     frame.clear()

@@ -4,13 +4,11 @@
 
 # %% auto #0
 __all__ = ['EITHER', 'OF_CODE', 'optimizer_settings', 'group_settings', 'given_settings',
-           'own_generators', 'sample_checksum', 'data_identity', 'place_text',
-           'Difference', 'unlike', 'differing', 'other_code', 'settings_now',
-           'total_left', 'compare']
+           'sample_checksum', 'data_identity', 'place_text', 'Difference', 'unlike',
+           'differing', 'other_code', 'settings_now', 'total_left', 'compare']
 
 # %% ../../nbs/core/05_identity.ipynb #055328bb
 import copy
-import random
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from .data import stated_batch_size
 from .journal import checksum
+from .own_state import generators_in
 from .state import RandomStreams, seed_everything
 from ..support.validate import PLAIN
 
@@ -56,19 +56,6 @@ def given_settings(optimizer, tunables: dict, **others) -> dict:
             | {name: _plain(value) for name, value in others.items()})
 
 # %% ../../nbs/core/05_identity.ipynb #ef71fb85
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-
-def own_generators(value, depth: int = 4) -> bool:
-    "Whether a random generator is among the attributes of an object, or of those in turn."
-    if isinstance(value, _GENERATORS):
-        return True
-    if depth == 0 or isinstance(value, (torch.Tensor, np.ndarray, str, bytes, int, float, type)):
-        return False
-    if not isinstance(value, (list, tuple)):
-        inside = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-        value = inside.values()
-    return any(own_generators(each, depth - 1) for each in list(value)[:100])
-
 def _untouched(dataset, depth: int = 4):
     "A copy whose attributes may be set without changing the original; data are shared."
     made = copy.copy(dataset)
@@ -106,7 +93,7 @@ def sample_checksum(dataset) -> str | None:
     streams = RandomStreams.capture()
     try:
         size = len(dataset)
-        if not size or own_generators(dataset):
+        if not size or generators_in(dataset=dataset):
             return None
         copied = _untouched(dataset)
         def read(index):
@@ -124,14 +111,11 @@ def data_identity(loader, samples: bool = False) -> dict:
 
     Values that are not known are None."""
     dataset = loader if isinstance(loader, (list, tuple)) else getattr(loader, "dataset", None)
-    sizes = [getattr(each, "batch_size", None)
-             for each in (loader, getattr(loader, "batch_sampler", None))]
     try:
         length = None if dataset is None else len(dataset)
     except TypeError:
         length = None
-    found = {"batch_size": next((each for each in sizes if type(each) is int), None),
-             "samples": length}
+    found = {"batch_size": stated_batch_size(loader), "samples": length}
     return found | {"first_samples": sample_checksum(dataset)} if samples else found
 
 # %% ../../nbs/core/05_identity.ipynb #51f7cad9

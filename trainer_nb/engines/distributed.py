@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PACKAGE', 'INNER', 'DOING', 'ProcessLostError', 'ProcessesPartedError', 'called_from',
            'frozen_apart', 'compare_states', 'places_text', 'Watch', 'World', 'the_world',
-           'Processes', 'check_undivided', 'SharedPassOpener', 'process_data',
-           'OwnBatches', 'WindowTotals', 'WindowSums', 'add_up_gradients',
+           'Processes', 'check_undivided', 'Turn', 'SharedEpochIterator', 'process_data',
+           'OwnBatches', 'WindowTotals', 'WindowSums', 'is_part', 'add_up_gradients',
            'ProcessEngine', 'BackwardSync', 'AccelerateEngine', 'SummedEngine']
 
 # %% ../../nbs/engines/distributed.ipynb #0007dcc1
@@ -19,20 +19,21 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..core.data import (NO_BATCH, EpochIterator, EpochStart, LoaderSource,
-                                  clone_for_skipping, close_iterator, drawn, open_loader,
-                                  other_length, skips_by_index)
+from ..core.data import (NO_BATCH, EpochIterator, EpochStart, clone_for_skipping,
+                                  close_iterator, drawn, open_loader, other_length, samplers_of,
+                                  skips_by_index, stated_batch_size)
 from ..core.engine import Engine, HeldParameters, Window, pick_device
 from ..core.journal import checksum
 from ..core.state import RandomStreams, seed_everything
@@ -323,10 +324,11 @@ class World:
         with self._together():
             self._do(dist.all_reduce, tensor)
 
-    def spread(self, tensor: torch.Tensor) -> None:
-        "Give process 0's values of a tensor to all, in place."
-        with self._together():
-            self._do(dist.broadcast, tensor, 0)
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        "Give process 0's values of tensors to all, in place."
+        for tensor in tensors:
+            with self._together():
+                self._do(dist.broadcast, tensor.data, 0)
 
     def _do(self, operation, tensor: torch.Tensor, *places) -> None:
         if tensor.device.type == "cpu":
@@ -406,118 +408,112 @@ class Processes:
 # %% ../../nbs/engines/distributed.ipynb #0703159f
 def check_undivided(name: str, loader) -> None:
     "ValueError for a loader that gives every process a part already."
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    inner = getattr(batch_sampler, "sampler", None)
-    for holder in (getattr(loader, "sampler", None), batch_sampler, inner):
-        if isinstance(holder, torch.utils.data.DistributedSampler):
-            raise ValueError(f"{name} has a DistributedSampler: leave it out, the batches are "
-                             "shared between the processes here")
+    if any(isinstance(each, torch.utils.data.DistributedSampler) for each in samplers_of(loader)):
+        raise ValueError(f"{name} has a DistributedSampler: leave it out, the batches are "
+                         "shared between the processes here")
     if type(loader).__module__.startswith("accelerate."):
         raise ValueError(f"{name} was prepared by Accelerate: give the loader itself, its batches "
                          "are shared between the processes here")
 
 # %% ../../nbs/engines/distributed.ipynb #57cbbca9
-class SharedPassOpener:
-    """Opens the passes of one of several processes: it takes every n-th batch of one order.
+class Turn:
+    "Which batches this process takes, and how many processes have one now."
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size, self.group = rank, size, 1
 
-    In place of `PassOpener`, which is for one process; the way back into a pass is by index."""
-    def __init__(self, source: LoaderSource, resume_by: str, limit, world: World | None = None):
-        self.world, self.group = world or the_world(), 1
-        self.source, self.loader = source, source.loader
-        self.common: EpochStart | None = None  # what was random in process 0 before the epoch
-
-    def order_start(self, own: EpochStart | None) -> EpochStart | None:
-        "What was random in process 0 when the order of an epoch was drawn."
-        return self.common or own
-
-    def nominal_batch_size(self) -> int | None:
-        "Items of a batch as far as known: the weight until all items of a window are known."
-        batch_sampler = getattr(self.loader, "batch_sampler", None)
-        sizes = [getattr(each, "batch_size", None) for each in (self.loader, batch_sampler)]
-        return next((size for size in sizes if type(size) is int), 1)
-
-    def state_dict(self) -> dict:
-        "What was random in process 0."
-        return {"common": self.common and self.common.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        "Go on from there; a state of one process serves all."
-        self.common = EpochStart.from_state(state.get("common") or state["start"])
-
-    def begin(self, data: EpochIterator, alive: bool) -> tuple:
-        "What gives this process's batches of the pass that begins now, and the batches."
-        self.common = self.world.gather(data.epoch_start)[0]
-        return self._open(data, 0, None if self.world.rank == 0 else RandomStreams.capture())
-
-    def reopen(self, data: EpochIterator, taken: int) -> tuple:
-        "The same for the rest of a pass, from batch `taken` of all processes on."
-        now = RandomStreams.capture()
-        data.close()
-        self.source.set_epoch(data.epoch)
-        assert data.epoch_start is not None
-        data.epoch_start.restore(self.loader)
-        opened = self._open(data, taken, now)
-        now.restore()
-        return opened
-
-    def _open(self, data: EpochIterator, taken: int, then: RandomStreams | None) -> tuple:
-        length, sampler = data.length, self.source.sampler
-        # the batches of `overfit_batches` are those of one epoch, not of each epoch's order
-        if sampler is None or length is None or data.overfit:
-            return self._open_whole(data, taken, length)
-        sampler.skip = taken
-        sampler.part = slice(self.world.rank, length - taken, self.world.size)
-        common: Any = self.common
-        loader = self.loader  # no function here holds `data`
-        sampler.before = lambda: common.restore(loader)
-        sampler.drawn = lambda: drawn(loader, common.reused)
-        sampler.then = None if then is None else then.restore
-        raw = open_loader(self.source.opened, data)
-        return raw, self._by_index(raw, taken, length)
-
-    def _by_index(self, own, taken: int, length: int):
-        size, rank = self.world.size, self.world.rank
-        for first in range(taken, length, size):
-            self.group = min(size, length - first)
-            batch = next(own, NO_BATCH) if rank < self.group else NO_BATCH
-            if batch is NO_BATCH and rank < self.group:
+    def by_index(self, own, taken: int, length: int):
+        "The batches of a sampler that has left those of others out; NO_BATCH after the last one."
+        for first in range(taken, length, self.size):
+            self.group = min(self.size, length - first)
+            batch = next(own, NO_BATCH) if self.rank < self.group else NO_BATCH
+            if batch is NO_BATCH and self.rank < self.group:
                 reason = other_length("train_dl", first, length)
-                raise ValueError(f"there is no batch {first + rank}: {reason}")
+                raise ValueError(f"there is no batch {first + self.rank}: {reason}")
             yield batch
 
-    def _open_whole(self, data: EpochIterator, taken: int, length: int | None) -> tuple:
-        "All batches of a loader without indices, or all stored batches, under process 0's streams."
-        mine = RandomStreams.capture()
-        assert self.common is not None
-        self.common.restore(self.loader)
-        raw = data.first_batches.open(self.source, self.common, data.epoch, data)
-        shared = RandomStreams.capture()
-        mine.restore()
-        return raw, self._of_all(islice(raw, taken, length), shared)
-
-    def _of_all(self, batches, shared: RandomStreams):
-        size, rank = self.world.size, self.world.rank
+    def of_all(self, batches, shared: RandomStreams):
+        "This process's part of all batches, which are made under process 0's streams."
         while True:
             mine = RandomStreams.capture()
             shared.restore()
-            found = list(islice(batches, size))
+            found = list(islice(batches, self.size))
             shared = RandomStreams.capture()
             mine.restore()
             if not found:
                 return
             self.group = len(found)
-            yield found[rank] if rank < len(found) else NO_BATCH
+            yield found[self.rank] if self.rank < len(found) else NO_BATCH
+
+class SharedEpochIterator(EpochIterator):
+    """The passes of one of several processes: it takes every n-th batch of one order.
+
+    The way back into a pass is by index."""
+    group = property(attrgetter("turn.group"))
+    # what was random in process 0 when the order of this epoch was drawn
+    order_start = property(lambda self: self.common or self.epoch_start)
+
+    def __init__(self, loader, *settings, world: World | None = None):
+        check_undivided("train_dl", loader)
+        super().__init__(loader, *settings)
+        self.world = world or the_world()
+        # what iterates must not refer to `self`: a reference cycle
+        self.turn = Turn(self.world.rank, self.world.size)
+        # the weight of a batch until all items of a window are known
+        self.nominal_batch_size = stated_batch_size(loader) or 1
+        self.common: Any = None  # EpochStart, what was random in process 0 before the epoch
+        if skips_by_index(loader) and not self.overfit:
+            self.source.clone()
+
+    def state_dict(self) -> dict:
+        "The position of the run in its data, and what was random in process 0."
+        return super().state_dict() | {"common": self.common and self.common.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Go on from there; a state of one process serves all."
+        super().load_state_dict(state)
+        self.common = EpochStart.from_state(state.get("common") or state["start"])
+
+    def _begin(self, alive: bool) -> tuple:
+        self.common = self.world.gather(self.epoch_start)[0]
+        return self._open_shared(0, None if self.world.rank == 0 else RandomStreams.capture())
+
+    def _reopen(self, taken: int) -> tuple:
+        now = RandomStreams.capture()
+        self.close()
+        self.source.set_epoch(self.epoch)
+        self.epoch_start.restore(self.loader)
+        opened = self._open_shared(taken, now)
+        now.restore()
+        return opened
+
+    def _open_shared(self, taken: int, then: RandomStreams | None) -> tuple:
+        length, sampler = self.length, self.source.sampler
+        # the batches of `overfit_batches` are those of one epoch, not of each epoch's order
+        if sampler is None or length is None or self.overfit:
+            return self._open_whole(taken, length)
+        sampler.skip = taken
+        sampler.part = slice(self.world.rank, length - taken, self.world.size)
+        common, loader = self.common, self.loader
+        sampler.before = lambda: common.restore(loader)
+        sampler.drawn = lambda: drawn(loader, common.reused)
+        sampler.then = None if then is None else then.restore
+        raw = open_loader(self.source.opened, self)
+        return raw, self.turn.by_index(raw, taken, length)
+
+    def _open_whole(self, taken: int, length: int | None) -> tuple:
+        "All batches of a loader without indices, or all stored batches, under process 0's streams."
+        mine = RandomStreams.capture()
+        self.common.restore(self.loader)
+        raw = self.first_batches.open(self.source, self.common, self.epoch, self)
+        shared = RandomStreams.capture()
+        mine.restore()
+        return raw, self.turn.of_all(islice(raw, taken, length), shared)
 
 # %% ../../nbs/engines/distributed.ipynb #d5989b52
 def process_data(loader, resume="skip", limit=None, overfit=None, seed=None) -> EpochIterator:
     "The training data of this process, which may be the only one."
-    if the_world().size == 1:
-        return EpochIterator(loader, resume, limit, overfit, seed)
-    check_undivided("train_dl", loader)
-    data = EpochIterator(loader, resume, limit, overfit, seed, SharedPassOpener)
-    if skips_by_index(loader) and not overfit:
-        data.source.clone()
-    return data
+    kind = EpochIterator if the_world().size == 1 else SharedEpochIterator
+    return kind(loader, resume, limit, overfit, seed)
 
 # %% ../../nbs/engines/distributed.ipynb #af0d3fd1
 class OwnBatches:
@@ -606,6 +602,10 @@ class WindowSums:
         return means.pop("loss"), items, means
 
 # %% ../../nbs/engines/distributed.ipynb #4d21b31d
+def is_part(tensor) -> bool:
+    "A tensor of which each process has a part."
+    return hasattr(tensor, "full_tensor")
+
 def add_up_gradients(world: World, parameters: list) -> None:
     "Make the gradients of parameters the sums over all processes; RuntimeError for sparse ones."
     for parameter in parameters:
@@ -666,10 +666,9 @@ class ProcessEngine(Engine):
         if self._alike is None:
             return
         known = set(map(id, self._alike))
-        for parameter in self.params.every:
-            if id(parameter) not in known:
-                self.world.spread(parameter.data)
-                self._alike.append(parameter)
+        new = [parameter for parameter in self.params.every if id(parameter) not in known]
+        self.world.spread(new)
+        self._alike += new
 
     def check(self, hooks=(), valid_loaders=None, micro_batch_size=None,
               repeats_windows=False) -> None:
@@ -687,10 +686,20 @@ class ProcessEngine(Engine):
         if not self.is_distributed:
             return super().share(loader, limit)
         check_undivided("this loader", loader)
-        for buffer in self.plain_model.buffers():  # process 0's, as torch's own wrapper has it
-            self.world.spread(buffer)
+        self.world.spread(self.plain_model.buffers())  # as torch's own wrapper does
         common = self.gather(EpochStart.capture(loader))[0]
         return OwnBatches(loader, self.rank, self.num_processes, limit, common), None
+
+    def before_pass(self, batch, group: int | None, last: bool) -> None:
+        "Make sure that all processes train the same parameters; `group` is None in an evaluation."
+        if group is not None:
+            self.processes.begin_pass()
+
+    def after_pass(self, contributed: bool) -> None:
+        "Nothing is shared within a pass."
+
+    def zero_weight_pass(self, step, training: bool) -> None:
+        "Nothing to do without a batch: each process makes its passes for itself."
 
     def all_reduce_step(self, window: Window, attention: bool) -> int:
         """At the end of a window: items, gradients, losses and records of all processes.
@@ -711,7 +720,8 @@ class ProcessEngine(Engine):
     def _join_gradients(self, there: list[bool]) -> None:
         "Make the gradients those of all processes; `there`: which of them any process has."
         pairs = zip(self.params.every, there)
-        add_up_gradients(self.world, [parameter for parameter, anywhere in pairs if anywhere])
+        own = [each for each, anywhere in pairs if anywhere and not is_part(each)]
+        add_up_gradients(self.world, own)  # torch has added up those of parts
 
     def state_dict(self) -> dict:
         "What the next window goes by, and the buffers that are not those of process 0."
@@ -796,8 +806,8 @@ class AccelerateEngine(ProcessEngine):
         self.wrap(wrapped)
         # not at each forward pass, of which the processes may make different numbers: see share()
         wrapped.broadcast_buffers = False
-        for parameter in self.params.every[len(list(wrapped.module.parameters())):]:  # of the loss
-            self.world.spread(parameter.data)
+        of_loss = self.params.every[len(list(wrapped.module.parameters())):]
+        self.world.spread(of_loss)
         self.begin_alike()
         return BackwardSync(wrapped)
 
@@ -817,9 +827,6 @@ class AccelerateEngine(ProcessEngine):
             with self._reaching():
                 zeros = [torch.zeros_like(parameter) for parameter in unreached]
                 torch.autograd.backward(unreached, zeros)
-
-    def zero_weight_pass(self, step, training: bool) -> None:
-        "Nothing to do without a batch: each process makes its passes for itself."
 
     @contextmanager
     def _reaching(self):
@@ -860,17 +867,5 @@ class SummedEngine(ProcessEngine):
     def __init__(self, model, optim, device, precision=None):
         super().__init__(model, optim, device, precision)
         if self.is_distributed:
-            for tensor in (*self.params.every, *model.buffers()):
-                self.world.spread(tensor.data)
+            self.world.spread([*self.params.every, *model.buffers()])
             self.begin_alike()
-
-    def before_pass(self, batch, group: int | None, last: bool) -> None:
-        "Make sure that all processes train the same parameters; `group` is None in an evaluation."
-        if group is not None:
-            self.processes.begin_pass()
-
-    def after_pass(self, contributed: bool) -> None:
-        "Nothing is shared within a pass."
-
-    def zero_weight_pass(self, step, training: bool) -> None:
-        "Nothing to do without a batch: each process makes its passes for itself."
