@@ -220,6 +220,7 @@ def test_a_process_without_a_batch_of_a_loader():
     theirs = {"valid": (SampledEvaluation("valid", 0, 0, 3, [Sample(2.0, 3, FAR + 1)]), {1: 3})}
     trainer = SimpleNamespace(
         engine=SimpleNamespace(gather=lambda value: [mine, theirs]),
+        evaluator=SimpleNamespace(),
         step_state=SimpleNamespace(optimizer_step=0),
     )
     samples.after_valid(trainer)
