@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['numbered_folder', 'free_folder', 'mark_start', 'describe', 'TensorBoardHook', 'pr_rows',
-           'binned', 'ServiceRuns', 'open_run', 'begin_branch', 'WandbRuns', 'WandbHook',
-           'TrackioRuns', 'TrackioHook']
+           'ServiceHook', 'WandbHook', 'TrackioHook']
 
 # %% ../../nbs/hooks/tracker_services.ipynb #53a90c68
 import os
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ..support.files import check_inner_folder, given_home, given_path, read_bounded, run_path
 from ..support.saved import write_whole
+from ..support.validate import Most, fits
 from ..core.settings import flat
-from .trackers import (TrackerHook, check_installed, holds_to, is_count,
+from .trackers import (NUMBER, TrackerHook, check_installed, holds_to,
                                        run_description)
 
 # %% ../../nbs/hooks/tracker_services.ipynb #f41636d4
@@ -91,8 +92,8 @@ class TensorBoardHook(TrackerHook):
         `runs`."""
         made = given.get("made")
         named = made is None or isinstance(made, str) and re.fullmatch(r"[\w-]{1,200}", made)
-        fits = named and is_count(given.get("number"), 1) and "given" in given
-        return given if fits and isinstance(given.get("counts"), dict) else None
+        rules = {"number": NUMBER, "given": object, "counts": dict}
+        return given if named and fits(given, rules) else None
 
     @property
     def events(self):
@@ -180,97 +181,79 @@ def pr_rows(curve) -> list[list[float]]:
     "The points of a precision-recall curve as rows: recall, precision, threshold."
     return np.column_stack([curve.recall, curve.precision, curve.thresholds]).tolist()
 
-def binned(values: dict) -> dict:
-    "Distributions by name, in 64 bins each: counts and edges."
-    return {name: np.histogram(array, bins=64) for name, array in values.items()}
-
-class ServiceRuns:
-    "The runs of a service that a tracker writes to, one after the other."
-    def __init__(self, service, config: dict | None):
-        self.service, self.config = service, config
+class ServiceHook(TrackerHook):
+    "Sends what a run reports to the runs of a service; subclasses say how one is begun."
+    module = ""  # of the service; it has `Image` and `Histogram`
+    image_settings: dict = {}  # of an `Image`
+    def __init__(self, config: dict | None, init: dict, every_steps: int, histograms: int | None):
+        check_installed(self.module, type(self).__name__)
+        super().__init__(every_steps, histograms)
+        self.config, self.init = config, init
         self.run: Any = None  # of the service, while it is open
 
-    def open(self, tracker, trainer, resumed_at: int | None) -> dict:
-        "Begin a run, or go on with the one at the tracker's place; returns the place."
-        place = tracker.place
+    def begin(self, settings: dict, place: dict | None, name: str | None):
+        "The service's run at `place`, or a new one."
+        raise NotImplementedError
+
+    def place_of(self, run) -> dict:
+        "What finds the run again."
+        return {"name": run.name}
+
+    def known_to(self, run, place: dict) -> int:
+        "The last step that the service has; `run`: None before it is open. -1: not known."
+        return -1
+
+    def open(self, trainer, resumed_at):
+        "Begin a run, or go on with the one that is there."
+        place = self.place
         if place is None:
-            tracker.sender.restart()
+            self.sender.restart()
             return self._begin(trainer, None, {})
-        earlier = -1 if resumed_at is None else self.service.known_to(None, place)
+        earlier = -1 if resumed_at is None else self.known_to(None, place)
         found = self._begin(trainer, place, place["branch"])
         if resumed_at is not None:
-            tracker.sender.skip_to(max(earlier, self.service.known_to(self.run, found)))
+            self.sender.skip_to(max(earlier, self.known_to(self.run, found)))
         return found
 
     def _begin(self, trainer, place: dict | None, branch: dict, name: str | None = None) -> dict:
         settings = {**run_description(trainer), **(self.config or {}), **branch}
-        self.run = self.service.begin(settings, place, name)
-        return {**self.service.place_of(self.run), "branch": branch}
+        self.run = self.begin(settings, place, name)
+        return {**self.place_of(self.run), "branch": branch}
 
-    def branch(self, trainer, name: str, start: int) -> dict:
-        """After the run `name` was finished: begin another one that has the new branch; returns its
-        place."""
-        number, first = trainer.branch, name.partition("-branch")[0]
+    def rewound(self, trainer, start, end, held):
+        "The run is over, and another one has the new branch."
+        assert self.place is not None
+        self.close(trainer)
+        number, name = trainer.branch, self.place["name"]
         branch = {"branch": number, "branch_of": name, "rewound_to": start}
-        return self._begin(trainer, None, branch, f"{first}-branch{number}")
+        return self._begin(trainer, None, branch, f"{name.partition('-branch')[0]}-branch{number}")
 
-    def write(self, lines: list[dict]) -> None:
+    def write(self, lines):
         "A row for each line."
         for line in lines:
             row = {name: value for name, value in line.items() if name != "step"}
             self.run.log(row, step=line["step"])
 
-    def release(self):
-        "The run, which is to be finished; it is not open any more."
+    def write_images(self, line, images):
+        "As they are."
+        kind = import_module(self.module).Image
+        row = {name: kind(image, **self.image_settings) for name, image in images.items()}
+        self.run.log(row, step=line["step"])
+
+    def write_histograms(self, line, values):
+        "64 bins each."
+        kind = import_module(self.module).Histogram
+        row = {name: kind(np_histogram=np.histogram(array, bins=64))
+               for name, array in values.items()}
+        self.run.log(row, step=line["step"])
+
+    def close(self, trainer):
+        "The run is finished."
         run, self.run = self.run, None
-        return run
-
-def open_run(tracker, trainer, resumed_at: int | None) -> dict:
-    "`open` of a tracker with runs: begin one, or go on with the one that is there."
-    return tracker.runs.open(tracker, trainer, resumed_at)
-
-def begin_branch(tracker, trainer, start: int, end: int, held: int) -> dict:
-    "`rewound` of a tracker with runs: its run is over, and another one has the new branch."
-    tracker.close(trainer)
-    return tracker.runs.branch(trainer, tracker.place["name"], start)
+        run.finish()
 
 # %% ../../nbs/hooks/tracker_services.ipynb #3b63fa99
-class WandbRuns:
-    "Runs of Weights & Biases, by `wandb.init`."
-    LAST = "last_step.txt"  # beside the files of a run
-    def __init__(self, project: str | None, tags, init: dict):
-        if init.get("dir") is not None:
-            init = {**init, "dir": str(given_path(init["dir"]))}
-        self.project, self.tags, self.init = project, tags, init
-
-    def begin(self, settings: dict, place: dict | None, name: str | None):
-        "The run at `place`, or a new one."
-        import wandb
-        init = {"reinit": "create_new", **self.init}
-        if place is not None:
-            init |= {"id": place["id"], "resume": "allow", "allow_val_change": True}
-        elif name is not None:
-            init = {key: value for key, value in init.items() if key not in ("id", "resume")}
-            init["name"] = name
-        return wandb.init(project=self.project, config=settings, tags=self.tags, **init)
-
-    def place_of(self, run) -> dict:
-        "The id; the folder of its files."
-        return {"id": run.id, "name": run.name or run.id}
-
-    def known_to(self, run, place: dict) -> int:
-        """The last step that it has, by the service or by the file that an earlier process left;
-        else -1."""
-        if run is not None:
-            return run.step - 1
-        folder = Path(self.init.get("dir") or os.environ.get("WANDB_DIR") or ".", "wandb")
-        # sorted by the start of the process
-        files = sorted(folder.glob(f"*run-*-{place['id']}/files/{self.LAST}"))
-        texts = [read_bounded(path, 100).decode(errors="replace") for path in files[-1:]]
-        return next((int(text) for text in texts if text.isdecimal()), -1)
-
-# %% ../../nbs/hooks/tracker_services.ipynb #8d9a5ec9
-class WandbHook(TrackerHook):
+class WandbHook(ServiceHook):
     """Sends what a run reports to Weights & Biases; other arguments are those of `wandb.init`.
 
     ImportError without wandb, ValueError for another format and numbers of steps below 1.
@@ -280,6 +263,8 @@ class WandbHook(TrackerHook):
         hook = WandbHook(project="digits", tags=["first"], mode="offline")
         trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[hook])
     """
+    module = "wandb"
+    LAST = "last_step.txt"  # beside the files of a run
     def __init__(
         self,
         project: str | None = None,  # default: wandb's own choice
@@ -292,40 +277,50 @@ class WandbHook(TrackerHook):
     ):
         if image_format not in ("png", "jpg", "jpeg", "bmp"):
             raise ValueError(f"image_format={image_format!r}: 'png', 'jpg', 'jpeg' or 'bmp'")
-        check_installed("wandb", type(self).__name__)
-        super().__init__(every_steps, histograms)
-        self.runs = ServiceRuns(WandbRuns(project, tags, init), config)
-        self.image_format = image_format
+        if init.get("dir") is not None:
+            init = {**init, "dir": str(given_path(init["dir"]))}
+        super().__init__(config, init, every_steps, histograms)
+        self.project, self.tags, self.image_format = project, tags, image_format
         self._last: int | None = None  # step that was sent
 
-    run = property(lambda self: self.runs.run)
+    image_settings = property(lambda self: {"file_type": self.image_format})
 
     def read_place(self, trainer, given):
         "An id and a name, as wandb makes them."
-        known = isinstance(given.get("id"), str) and re.fullmatch(r"[\w-]{1,128}", given["id"])
-        named = known and isinstance(given.get("name"), str)
-        fits = named and all(isinstance(given.get(each), dict) for each in ("branch", "counts"))
-        return given if fits else None
+        rules = {"id": str, "name": str, "branch": dict, "counts": dict}
+        known = fits(given, rules) and re.fullmatch(r"[\w-]{1,128}", given["id"])
+        return given if known else None
 
-    open, rewound = open_run, begin_branch
+    def begin(self, settings, place, name):
+        "The run at `place`, or a new one."
+        import wandb
+        init = {"reinit": "create_new", **self.init}
+        if place is not None:
+            init |= {"id": place["id"], "resume": "allow", "allow_val_change": True}
+        elif name is not None:
+            init = {key: value for key, value in init.items() if key not in ("id", "resume")}
+            init["name"] = name
+        return wandb.init(project=self.project, config=settings, tags=self.tags, **init)
+
+    def place_of(self, run):
+        "The id; the folder of its files."
+        return {"id": run.id, "name": run.name or run.id}
+
+    def known_to(self, run, place):
+        """The last step that it has, by the service or by the file that an earlier process left;
+        else -1."""
+        if run is not None:
+            return run.step - 1
+        folder = Path(self.init.get("dir") or os.environ.get("WANDB_DIR") or ".", "wandb")
+        # sorted by the start of the process
+        files = sorted(folder.glob(f"*run-*-{place['id']}/files/{self.LAST}"))
+        texts = [read_bounded(path, 100).decode(errors="replace") for path in files[-1:]]
+        return next((int(text) for text in texts if text.isdecimal()), -1)
 
     def write(self, lines):
         "A row for each line."
-        self.runs.write(lines)
+        super().write(lines)
         self._last = lines[-1]["step"]
-
-    def write_images(self, line, images):
-        "As they are."
-        import wandb
-        kind = self.image_format
-        row = {name: wandb.Image(image, file_type=kind) for name, image in images.items()}
-        self.run.log(row, step=line["step"])
-
-    def write_histograms(self, line, values):
-        "64 bins each."
-        import wandb
-        row = {name: wandb.Histogram(np_histogram=found) for name, found in binned(values).items()}
-        self.run.log(row, step=line["step"])
 
     def write_pr_curve(self, line, name, curve):
         """A chart like that of `wandb.plot.pr_curve` (which needs scikit-learn and pandas), and its
@@ -340,20 +335,40 @@ class WandbHook(TrackerHook):
 
     def close(self, trainer):
         "The run is finished, or has crashed."
-        run = self.runs.release()
+        run, self.run = self.run, None
         if self._last is not None:
             text = str(self._last).encode()
-            last = Path(run.dir, WandbRuns.LAST)
+            last = Path(run.dir, self.LAST)
             write_whole(last, lambda file: file.write(text), within=last.parent)
         run.finish(exit_code=int(trainer.exception is not None))
 
-# %% ../../nbs/hooks/tracker_services.ipynb #e74e673a
-class TrackioRuns:
-    "Runs of trackio, by `trackio.init`."
-    def __init__(self, project: str, init: dict):
-        self.project, self.init = project, init
+# %% ../../nbs/hooks/tracker_services.ipynb #6c61dcf2
+class TrackioHook(ServiceHook):
+    """Sends what a run reports to trackio; other arguments are those of `trackio.init`.
 
-    def begin(self, settings: dict, place: dict | None, name: str | None):
+    ImportError without trackio, ValueError for numbers of steps below 1. An example:
+
+        hook = TrackioHook(project="digits")
+        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[hook])
+    """
+    module = "trackio"
+    def __init__(
+        self,
+        project: str | None = None,  # default: trainer_nb
+        config: dict | None = None,  # beside that of the trainer
+        every_steps: int = 10,  # steps from row to row
+        histograms: int | None = None,  # of all parameters: steps between them
+        **init: Any,  # name, group, space_id, ...
+    ):
+        super().__init__(config, init, every_steps, histograms)
+        self.project = project or "trainer_nb"
+
+    def read_place(self, trainer, given):
+        "A name."
+        rules = {"name": Annotated[str, Most(999)], "branch": dict, "counts": dict}
+        return given if fits(given, rules) else None
+
+    def begin(self, settings, place, name):
         "The run at `place`, or a new one."
         import trackio
         init = {"embed": False, **self.init}  # no page in the notebook unless it is asked for
@@ -363,69 +378,13 @@ class TrackioRuns:
             init |= {"name": name, "resume": "never"}
         return trackio.init(project=self.project, config=settings, **init)
 
-    def place_of(self, run) -> dict:
-        "The name."
-        return {"name": run.name}
-
-    def known_to(self, run, place: dict) -> int:
+    def known_to(self, run, place):
         "The last step that its database has; -1 before the run is open."
         # private, of trackio (tried with 0.43.0); without it points may come twice
         return getattr(run, "_next_step", 0) - 1
-
-# %% ../../nbs/hooks/tracker_services.ipynb #2d38b50b
-class TrackioHook(TrackerHook):
-    """Sends what a run reports to trackio; other arguments are those of `trackio.init`.
-
-    ImportError without trackio, ValueError for numbers of steps below 1. An example:
-
-        hook = TrackioHook(project="digits")
-        trainer = Trainer(model, train_dl=train, loss_fn=loss_fn, hooks=[hook])
-    """
-    def __init__(
-        self,
-        project: str | None = None,  # default: trainer_nb
-        config: dict | None = None,  # beside that of the trainer
-        every_steps: int = 10,  # steps from row to row
-        histograms: int | None = None,  # of all parameters: steps between them
-        **init: Any,  # name, group, space_id, ...
-    ):
-        check_installed("trackio", type(self).__name__)
-        super().__init__(every_steps, histograms)
-        self.runs = ServiceRuns(TrackioRuns(project or "trainer_nb", init), config)
-
-    run = property(lambda self: self.runs.run)
-
-    def read_place(self, trainer, given):
-        "A name."
-        known = isinstance(given.get("name"), str) and len(given["name"]) < 1000
-        fits = known and isinstance(given.get("branch"), dict)
-        return given if fits and isinstance(given.get("counts"), dict) else None
-
-    open, rewound = open_run, begin_branch
-
-    def write(self, lines):
-        "A row for each line."
-        self.runs.write(lines)
-
-    def write_images(self, line, images):
-        "As they are."
-        import trackio
-        row = {name: trackio.Image(image) for name, image in images.items()}
-        self.run.log(row, step=line["step"])
-
-    def write_histograms(self, line, values):
-        "64 bins each."
-        import trackio
-        bins = binned(values)
-        row = {name: trackio.Histogram(np_histogram=found) for name, found in bins.items()}
-        self.run.log(row, step=line["step"])
 
     def write_pr_curve(self, line, name, curve):
         "A table; it has no chart for it."
         import trackio
         table = trackio.Table(["recall", "precision", "threshold"], pr_rows(curve))
         self.run.log({name: table}, step=line["step"])
-
-    def close(self, trainer):
-        "The run is finished."
-        self.runs.release().finish()
