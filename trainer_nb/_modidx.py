@@ -7232,8 +7232,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.source_link': ( 'tools/show_doc.html#source_link',
                                                                                       'trainer_nb/tools/show_doc.py'),
-                                           'trainer_nb.tools.show_doc.source_place': ( 'tools/show_doc.html#source_place',
-                                                                                       'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.table': ('tools/show_doc.html#table', 'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.texts': ('tools/show_doc.html#texts', 'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.told': ('tools/show_doc.html#told', 'trainer_nb/tools/show_doc.py'),
