@@ -40,7 +40,7 @@ from ..core.state import RunState
 from ..support.words import short_name
 from ..hooks.recorder import Columns
 from .still import (diverged, invalid_weights, is_training_loss, lower_is_better,
-                                    not_finite, optimizers_of, training_losses)
+                                    not_finite, numbers_text, optimizers_of, training_losses)
 from .style import Pane, package_text
 
 # %% ../../nbs/panel/plots.ipynb #6f5a13b6
@@ -538,8 +538,7 @@ def mark_spots(view: RunView, curves: Curves, axis: str) -> list[tuple[float, li
 def mark_traces(spots: list[tuple[float, list]]) -> list[dict]:
     "Lines and numbered discs."
     lines = [value for x, _ in spots for value in (x, x, math.nan)]
-    ends = [(entries[0].number, entries[-1].number) for _, entries in spots]
-    numbers = [f"{first}" if first == last else f"{first}–{last}" for first, last in ends]
+    numbers = [numbers_text(entries) for _, entries in spots]
     words = ["<br>".join(html.escape(str(entry)) for entry in entries) for _, entries in spots]
     base = {"xaxis": "x", "yaxis": "y99", "name": "by hand"}
     return [
@@ -549,7 +548,7 @@ def mark_traces(spots: list[tuple[float, list]]) -> list[dict]:
         base | {"x": np.array([x for x, _ in spots]), "y": np.full(len(spots), 0.955),
                 "mode": "markers+text", "cliponaxis": False, "customdata": words,
                 "text": numbers,
-                "marker": {"size": [15 if first == last else 24 for first, last in ends],
+                "marker": {"size": [24 if "–" in number else 15 for number in numbers],
                            "color": MARK, "opacity": 1, "line": {"width": 0}},
                 "textfont": {"size": 10, "color": "#fff"},
                 "hovertemplate": "%{customdata}<extra></extra>"}]
