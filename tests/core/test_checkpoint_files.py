@@ -35,7 +35,7 @@ from trainer_nb import CheckpointError, CheckpointHook, Hook
 from trainer_nb.support import files
 from trainer_nb.support.files import open_plain
 from trainer_nb.support.saved import VERSION, plain_copy, read_state, write_state
-from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, Kept, Writer
+from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, KeepRules, Kept, Writer
 
 pytestmark = pytest.mark.slow
 
@@ -729,7 +729,7 @@ def test_any_rules_and_any_values(tmp_path_factory, plan, last, every, direction
     """After each save: the list is what is there, no step twice, what a rule names is there, and
     nothing else."""
     place = tmp_path_factory.mktemp("rules")
-    folder = CheckpointFolder(place, last, every, direction and ("value", direction))
+    folder = CheckpointFolder(place, KeepRules(last, every, direction and ("value", direction)))
     step, seen = 0, {}
     for further, value in plan:
         step += further  # 0: the same step again, say after its evaluation

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import History, Journal, RunState, Trainer
 from trainer_nb.core.state import Position
 from trainer_nb.panel.screen import as_image
-from trainer_nb.panel.still import MOST, Mark, _smooth, still, still_runs, still_text
+from trainer_nb.panel.still import (MOST, _smooth, disc_width, numbers_text, still, still_runs,
+                                    still_text)
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '</svg><script>alert("x")</script>&amp; \x00\x1b[1m\n\u202e\ud800 ]]> \'"'
@@ -402,8 +403,8 @@ def test_a_picture_without_words_is_called_one():
                                          (1234, 1234), (100, 120)])
 def test_the_disc_of_a_mark_holds_its_number(first, last):
     """Bold digits of 10 px are 7 px wide in the widest font; 3.5 px of the round ends are free."""
-    mark = Mark(0.0, [SimpleNamespace(number=first), SimpleNamespace(number=last)])
-    assert mark.width >= max(15, 7 * len(mark.label) + 7)
+    label = numbers_text([SimpleNamespace(number=first), SimpleNamespace(number=last)])
+    assert disc_width(label) >= max(15, 7 * len(label) + 7)
 
 
 def test_the_discs_of_marks_and_of_the_list_are_as_wide_as_their_numbers():

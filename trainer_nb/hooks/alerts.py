@@ -7,12 +7,12 @@ __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', '
            'MOST_ALERTS', 'FORM', 'PLAIN', 'EVALUATED', 'Alert', 'median', 'spread',
            'number', 'first_spike', 'Levels', 'fall_of_halves', 'Evaluations',
            'mean_wait', 'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice',
-           'LossJudge', 'EvaluationJudge', 'TimeJudge', 'AlertLog', 'Thresholds', 'Looks',
-           'AlertsHook']
+           'LossJudge', 'EvaluationJudge', 'TimeJudge', 'rules_of', 'AlertLog',
+           'Thresholds', 'Looks', 'AlertsHook']
 
 # %% ../../nbs/hooks/alerts.ipynb #363f472f
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
@@ -150,7 +150,7 @@ class Evaluations:
     best: float = math.inf
     best_step: int = 0
     train: float = math.nan  # level of the training loss then
-    above: list = field(default_factory=list)  # the losses since, the last ones
+    above: list[float] = field(default_factory=list)  # the losses since, the last ones
 
     def take(self, value: float, step: int, train: float, count: int) -> None:
         "Take the loss of an evaluation; `count`: how many are judged together."
@@ -419,8 +419,12 @@ class TimeJudge:
 
 # %% ../../nbs/hooks/alerts.ipynb #6efff482
 MOST_ALERTS = 1000
-FORM: Any = {"kind": str, "step": int, "seen": str, "advice": str, "subject": str, "number": int,
-        "raised": int, "ended": int | None, "entries": int}
+
+def rules_of(kind) -> dict:
+    "What the fields of a dataclass may be, by their names."
+    return {each.name: each.type for each in fields(kind)}
+
+FORM: Any = rules_of(Alert)
 
 class AlertLog:
     "The alerts of a run, and which of them go on."
@@ -479,10 +483,8 @@ class Looks:
     every: int = 50  # steps
 
 # %% ../../nbs/hooks/alerts.ipynb #07766d7d
-PLAIN = {"first": float, "start": float, "best": float, "noise": float, "best_step": int,
-         "now": float}
-EVALUATED: Any = {"first": float, "best": float, "best_step": int, "train": float,
-                  "above": list[float]}
+PLAIN: Any = rules_of(Levels)
+EVALUATED: Any = rules_of(Evaluations)
 
 class AlertsHook(Hook):
     """Raises alerts: the loss is not finite, spikes, diverges or stands still, validation gets

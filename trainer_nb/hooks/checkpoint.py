@@ -10,7 +10,6 @@ __all__ = ['LIST', 'SAME_REASON', 'Writer', 'Kept', 'read_entry', 'is_marked', '
            'difference_of_all', 'become', 'save_by_hand', 'CheckpointHook']
 
 # %% ../../nbs/hooks/checkpoint.ipynb #e0fb2caf
-import difflib
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from ..core.hook import Hook
 from ..support.saved import CheckpointError, read_state, reading, write_state, write_whole
 from ..core.state import as_number, say, start_thread, warn, whole_number
 from ..core.training import check_best
-from ..support.validate import misfit
+from ..support.validate import misfit, nearest_name
 
 # %% ../../nbs/hooks/checkpoint.ipynb #0ef90b07
 class Writer:
@@ -142,15 +141,11 @@ class CheckpointFolder:
     def __init__(
         self,
         path,
-        keep_last: int | None = 3,  # None: all
-        keep_every=None,  # kept for good: a multiple, or steps
-        best: tuple[str, str] | None = None,  # ("valid/accuracy", "max")
-        keep_best: int = 1,
+        rules: KeepRules = KeepRules(),  # which ones stay
         within=None,  # a folder that others may write to: no link below it is followed
     ):
-        self.path = given_path(path)
+        self.path, self.rules = given_path(path), rules
         self.within = self.path if within is None else given_path(within)
-        self.rules = KeepRules(keep_last, keep_every, best, keep_best)
         self._left: set[str] = set()  # files of a run that is not resumed
 
     best = property(lambda self: self.rules.best)
@@ -403,8 +398,7 @@ class HeldFolder:
         if problem is not None:
             raise problem
         if self.folder is None:
-            self.folder = CheckpointFolder(place, rules.last, rules.every, rules.best,
-                                           rules.best_count, self.within(place))
+            self.folder = CheckpointFolder(place, rules, self.within(place))
 
     def within(self, place) -> Path | None:
         "The folder below which no link is followed: that of the run; None for a given place."
@@ -447,15 +441,15 @@ def check_resume(value):
     "'latest', 'force', a path, None or False; ValueError for anything else."
     if value is None or value is False:
         return value
-    meant = []
+    meant = None
     if isinstance(value, (str, os.PathLike)) and str(value):
         words = ("latest", "force") if isinstance(value, str) else ()
-        meant = difflib.get_close_matches(str(value).lower(), words, n=1)
-        if value in meant:
+        meant = nearest_name(str(value).lower(), words, 0.6)
+        if value == meant:
             return value
-        if not meant or given_home(value).exists():
+        if meant is None or given_home(value).exists():
             return given_home(value)
-    hint = f"; did you mean {meant[0]!r}?" if meant else ""
+    hint = f"; did you mean {meant!r}?" if meant else ""
     raise ValueError(f"resume={value!r}: 'latest', a file or a folder, 'force' (from a run that "
                      f"differs, too), or None (a new run){hint}")
 
@@ -547,11 +541,6 @@ class Saver:
                 words = "; ".join([str(error), *getattr(error, "__notes__", ())])
                 warn(f"a checkpoint was not written: {words}. The run goes on, and the next one "
                      "is tried")
-
-    def best_state(self, folder: CheckpointFolder) -> dict | None:
-        "The state in the best checkpoint, once all are written; None where there is none."
-        self.finish()
-        return folder.best_state()
 
     def rewind_points(self, folder: CheckpointFolder) -> list[RewindPoint]:
         "The checkpoints to which the run can go back."
@@ -797,7 +786,10 @@ class CheckpointHook(Hook):
 
     def best_state(self) -> dict | None:
         "The state in the best checkpoint; None where there is none."
-        return self.saver.best_state(self.folder) if self.held.owned else None
+        if not self.held.owned:
+            return None
+        self.saver.finish()
+        return self.folder.best_state()
 
     def rewind_points(self) -> list[RewindPoint]:
         "The checkpoints on the live branch."

@@ -15,6 +15,7 @@ import csv
 import functools
 import importlib.util
 import inspect
+import io
 import json
 import os
 import re
@@ -41,12 +42,10 @@ class NpyFile:
         self.file: BinaryIO | None = None
 
     def _header(self, rows: int) -> bytes:
-        def text(count):
-            shape = (count, *self.row_shape)
-            return f"{{'descr': {self.dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-        size = -(-(10 + len(text(10**18)) + 1) // 64) * 64  # the same for every count
-        start = b"\x93NUMPY\x01\x00" + (size - 10).to_bytes(2, "little")
-        return start + text(rows).ljust(size - 11).encode() + b"\n"
+        shape, header = (rows, *self.row_shape), io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {  # of the same length for every count
+            "descr": self.dtype.str, "fortran_order": False, "shape": shape})
+        return header.getvalue()
 
     def append(self, rows: np.ndarray) -> None:
         "Write rows; ValueError for rows of another shape or type than the first ones."

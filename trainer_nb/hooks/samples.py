@@ -113,9 +113,7 @@ class SampledEvaluation:
             self.absent["matrix"] = f"there are more than {MOST_CLASSES} classes"
             return
         before = self.matrix if self.matrix is not None else np.zeros((0, 0), np.int64)
-        size = max(size, len(before))
-        self.matrix = np.zeros((size, size), np.int64)
-        self.matrix[:len(before), :len(before)] = before
+        self.matrix = np.pad(before, (0, max(0, size - len(before))))
         np.add.at(self.matrix, (targets, predictions), 1)
 
     def add(self, found: list[Sample], most: int) -> None:

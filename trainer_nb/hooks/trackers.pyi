@@ -3,7 +3,7 @@
 from typing import Any
 from trainer_nb.trainer import Trainer
 from trainer_nb.core.journal import Intervention
-__all__ = ['joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept', 'check_installed', 'or_switch_off', 'plain_settings', 'run_description', 'line_here', 'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file', 'is_count', 'LinesFile', 'JSONLHook']
+__all__ = ['NUMBER', 'joined_by', 'joined', 'samples_of_steps', 'joined_points', 'joined_lines', 'holds_to', 'counts_to', 'path_with', 'streams_kept', 'check_installed', 'or_switch_off', 'plain_settings', 'run_description', 'line_here', 'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve', 'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered', 'new_file', 'LinesFile', 'JSONLHook']
 import importlib.util
 import json
 import os
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 import numpy as np
 import torch
 from ..core.control import Series
@@ -24,6 +24,7 @@ from ..core.hook import Hook
 from ..core.state import RandomStreams, warn, whole_number
 from ..core.step import fetch_numbers
 from ..core.tunable import Tunable
+from ..support.validate import COUNT, fits
 from .recorder import History, RecorderHook
 from .run_folder import PLACE
 def joined_by(name: str) -> str | None:
@@ -289,8 +290,7 @@ def numbered(path: Path, number: int) -> Path:
     """The first file has the name itself, the second one `name-2`."""
 def new_file(path: Path) -> int:
     """Make an empty file of this name, or of the next one that is free; returns its number."""
-def is_count(value, least: int=0) -> bool:
-    """A whole number of this size or more."""
+NUMBER: Any
 class LinesFile:
     """A file of lines that belongs to one run; `place` has its number, id and length in bytes."""
 

@@ -6,7 +6,7 @@
 __all__ = ['STRETCHES', 'MOST', 'HIGH', 'LOW', 'BINS', 'VALIDATION', 'DOTS', 'LEGEND', 'BRANCHES',
            'INKS', 'RULES', 'MOST_LINES', 'measured', 'not_finite', 'invalid_weights',
            'optimizers_of', 'training_losses', 'is_training_loss', 'invalid_reason',
-           'lower_is_better', 'Row', 'diverged', 'disc_width', 'Mark', 'still',
+           'lower_is_better', 'Row', 'diverged', 'disc_width', 'numbers_text', 'still',
            'still_text', 'still_runs']
 
 # %% ../../nbs/panel/still.ipynb #2613933a
@@ -351,31 +351,20 @@ def disc_width(label: str) -> float:
     "Of a disc with this number, in pixels: a bold digit of 10 px takes up to 7."
     return max(15.0, 8 + 7.0 * len(label))
 
-@dataclass
-class Mark:
-    "One label for one or more interventions."
-    left: float
-    entries: list
+def numbers_text(entries: list) -> str:
+    "The numbers of interventions that share a mark: `3`, or `3–7` of several."
+    first, last = entries[0].number, entries[-1].number
+    return str(first) if first == last else f"{first}–{last}"
 
-    @property
-    def label(self) -> str:
-        "`3`, or `3–7` of several."
-        first, last = self.entries[0].number, self.entries[-1].number
-        return str(first) if first == last else f"{first}–{last}"
-
-    @property
-    def width(self) -> float:
-        "In pixels."
-        return disc_width(self.label)
-
-def _group(entries: list, x: Axis) -> list[Mark]:
-    "Marks nearer than 16 px become one."
-    marks: list[Mark] = []
+def _group(entries: list, x: Axis) -> list[tuple[float, list]]:
+    "Left ends of the marks and their interventions; those nearer than 16 px share one."
+    marks: list[tuple[float, list]] = []
     for entry, pixel in zip(entries, x([entry.step for entry in entries]).tolist()):
-        if marks and pixel - 7.5 < marks[-1].left + marks[-1].width + 1:
-            marks[-1].entries.append(entry)
+        end = marks[-1][0] + disc_width(numbers_text(marks[-1][1])) if marks else -math.inf
+        if pixel - 7.5 < end + 1:
+            marks[-1][1].append(entry)
         else:
-            marks.append(Mark(pixel - 7.5, [entry]))
+            marks.append((pixel - 7.5, [entry]))
     return marks
 
 def _disc(left: float, middle: float, width: float, label: str) -> str:
@@ -389,12 +378,13 @@ def _marks(entries: list, x: Axis, box: Box) -> list[str]:
     path = "".join(f"M{pixel:g} {box.top:g}V{box.bottom:g}" for pixel in lines)
     faint = ' style="opacity:.2"' if len(lines) > 20 else ""
     parts = [f'<path class="ts-line" d="{path}"{faint}/>'] if path else []
-    for mark in _group(sorted(entries, key=lambda entry: entry.step), x):
-        tips = [fitting(f"{e.number}: step {e.step:,}: {e.what} {e.change()}")
-                for e in mark.entries[:8]]
-        tips += [f"and {len(mark.entries) - 8:,} more"] if len(mark.entries) > 8 else []
-        left = min(max(mark.left, box.left - 4), box.right + 24 - mark.width)
-        disc = _disc(left, box.top + 4, mark.width, mark.label)
+    for left, marked in _group(sorted(entries, key=lambda entry: entry.step), x):
+        tips = [fitting(f"{e.number}: step {e.step:,}: {e.what} {e.change()}") for e in marked[:8]]
+        tips += [f"and {len(marked) - 8:,} more"] if len(marked) > 8 else []
+        label = numbers_text(marked)
+        width = disc_width(label)
+        left = min(max(left, box.left - 4), box.right + 24 - width)
+        disc = _disc(left, box.top + 4, width, label)
         parts.append(f"<g><title>{'; '.join(tips)}</title>{disc}</g>")
     return parts
 

@@ -12,7 +12,6 @@ __all__ = ['MARKS', 'PACKAGES', 'NAMING', 'TORCH', 'PLAIN_TORCH', 'TORCH_CLASSES
            'build_node', 'build_config']
 
 # %% ../../nbs/tools/config.ipynb #98ff7558
-import difflib
 import inspect
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..support.files import given_path, parse_json, read_bounded, reason
+from ..support.validate import nearest_name
 from ..hooks.run_folder import CONFIG
 from .task import names_taken, unknown_name
 
@@ -42,9 +42,9 @@ def missing_file(path: Path) -> FileNotFoundError:
     kinds, folder = (".yaml", ".yml", ".json"), path.parent
     found = folder.glob("*") if folder.is_dir() else ()
     names = sorted(each.name for each in found if each.suffix in kinds)
-    near = difflib.get_close_matches(path.name, names, n=1)
+    near = nearest_name(path.name, names, 0.6)
     hint = f"; there are {', '.join(names)}" if names else ""
-    hint = f"; did you mean {near[0]}?" if near else hint
+    hint = f"; did you mean {near}?" if near else hint
     return FileNotFoundError(f"{path}: there is no such file{hint}")
 
 # %% ../../nbs/tools/config.ipynb #f6f41dc5
@@ -194,10 +194,10 @@ def locate(name: str, path: str, allow: tuple) -> tuple:
             found = getattr(found, part)
             continue
         names = [] if found is None else dir(found)
-        near = difflib.get_close_matches(part, names, n=1, cutoff=0.6)
+        near = nearest_name(part, names, 0.6)
         hint = f": {here!r} was not found"
         if near:
-            hint = f"; did you mean {'.'.join(parts[:end - 1] + near)!r}?"
+            hint = f"; did you mean {'.'.join([*parts[:end - 1], near])!r}?"
         raise ValueError(f"{path}._target_: there is no {name!r}{hint}")
     return found, owner
 

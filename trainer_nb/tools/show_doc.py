@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXPLAINED', 'ERROR', 'EXAMPLE', 'PACKAGE', 'type_text', 'default_text', 'explained',
-           'parameters', 'table', 'told', 'texts', 'in_package', 'source_place',
-           'source_link', 'ReferenceRenderer']
+           'parameters', 'table', 'told', 'texts', 'in_package', 'source_link',
+           'ReferenceRenderer']
 
 # %% ../../nbs/tools/show_doc.ipynb #a22b17b6
 import inspect
@@ -114,30 +114,19 @@ def in_package(sym):
                 return found
     return sym
 
-def source_place(sym) -> tuple[str, int] | None:
-    "Path and line of a function or class of the package; None where it is not found."
-    sym = in_package(getattr(sym, "fget", None) or getattr(sym, "__func__", sym))
-    try:
-        lines, line = inspect.getsourcelines(inspect.unwrap(sym))
-        file: Any = inspect.getsourcefile(inspect.unwrap(sym))
-        path = Path(file)
-    except (TypeError, OSError):
-        return None
-    if path.is_relative_to(PACKAGE):
-        return path.relative_to(PACKAGE.parent).as_posix(), max(line, 1)
-    for name, text in texts().items():
-        if (start := text.find("".join(lines).strip())) >= 0:
-            return name, text.count("\n", 0, start) + 1
-    return None
-
 def source_link(sym) -> str:
     "The address of the line that defines it; '' without an address in settings.ini."
     from nbdev.config import get_config
+    from nbdev.doclinks import NbdevLookup
 
     config = get_config()
-    place = source_place(sym) if config.git_url else None
-    return f"{config.git_url.rstrip('/')}/blob/{config.branch}/{place[0]}#L{place[1]}" if place \
-        else ""
+    if not config.git_url:
+        return ""
+    sym = inspect.unwrap(getattr(sym, "fget", None) or getattr(sym, "__func__", sym))
+    lookup, name = NbdevLookup(), getattr(sym, "__qualname__", "")
+    place, line = lookup[name], str(lookup.code(name)).rpartition("#")[2]
+    home = f"{config.git_url.rstrip('/')}/blob/{config.branch}"
+    return f"{home}/{place[1]}#{line}" if isinstance(place, tuple) else ""
 
 # %% ../../nbs/tools/show_doc.ipynb #9f68736c
 class ReferenceRenderer:
