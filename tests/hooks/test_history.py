@@ -218,8 +218,7 @@ def test_curves_share_the_places_of_their_points(missing):
         assert curve.column("step").tolist() == steps
         assert curve.column("time").tolist() == [0.25 * step for step in steps]
         assert curve.column("values").tolist() == [step % 7 for step in steps]
-    one, other = (curve.columns.places for curve in curves)
-    assert (one is other) is (missing == 0)
+    assert (curves[0].axes is curves[1].axes) is (missing == 0)
     late = Curve()
     late.extend(Series(*places(2_951, 50), np.ones(50)), curves)
-    assert late.columns.places is one and late.column("step").tolist() == list(range(2951, 3001))
+    assert late.axes is curves[0].axes and late.column("step").tolist() == list(range(2951, 3001))

@@ -6,8 +6,8 @@
 __all__ = ['AXES', 'TRAIN', 'VALID', 'MARK', 'BAD', 'OTHERS', 'ROW', 'PLAIN', 'ACROSS',
            'MOST_MARKERS', 'RUN_INKS', 'DASHES', 'MOST_RUNS', 'LONGEST_NAME',
            'MOST_DRAWN', 'MOST_KEPT', 'ENDED', 'KEPT_RUNS', 'PAST', 'MOST_ROWS',
-           'MOST_SUMMED', 'MOST_PLOTS', 'ROOM', 'Curve', 'Curves', 'colour', 'layout',
-           'small_axes', 'noisy', 'is_rate', 'axis_numbers', 'rewound_traces',
+           'MOST_SUMMED', 'MOST_PLOTS', 'ROOM', 'Axes', 'Curve', 'Curves', 'colour',
+           'layout', 'small_axes', 'noisy', 'is_rate', 'axis_numbers', 'rewound_traces',
            'branch_traces', 'gap_text', 'gap_trace', 'gap_traces', 'traces',
            'plan_traces', 'mark_spots', 'mark_traces', 'figure', 'Script', 'Chart',
            'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'Legend', 'run_traces',
@@ -38,43 +38,80 @@ from ..core.control import RatePlan, RunView, Series
 from ..support.long_array import LongArray
 from ..core.state import RunState
 from ..support.words import short_name
-from ..hooks.recorder import Columns
 from .still import (diverged, invalid_weights, is_training_loss, lower_is_better,
                                     not_finite, numbers_text, optimizers_of, training_losses)
 from .style import Pane, package_text
 
 # %% ../../nbs/panel/plots.ipynb #6f5a13b6
-AXES = ("step", "epoch", "samples", "time")
+AXES = {"step": "steps", "epoch": "epochs", "samples": "samples", "time": "seconds"}
 
-# %% ../../nbs/panel/plots.ipynb #f06a1379
+class Axes:
+    "Where points are on each axis, in arrays that grow (16 bytes a point)."
+    def __init__(self):
+        self.count = 0
+        self.columns = {key: LongArray(np.float32) for key in AXES.values()}
+
+    def extend(self, new: dict) -> None:
+        "Append places: an array for each axis."
+        for key, column in self.columns.items():
+            column.extend(new[key])
+        self.count += len(new["steps"])
+
+    def has(self, start: int, new: dict) -> bool:
+        "Whether exactly these places begin at number `start`."
+        end = start + len(new["steps"])
+        return end <= self.count and all(np.array_equal(column.read(start, end), new[key])
+                                         for key, column in self.columns.items())
+
+    def part(self, start: int, end: int) -> "Axes":
+        "A copy of the places from number `start` to the one before `end`."
+        made = Axes()
+        made.extend({key: column.read(start, end) for key, column in self.columns.items()})
+        return made
+
+# %% ../../nbs/panel/plots.ipynb #97e20d84
 class Curve:
     """All points of one record, with running sums; numbers of points begin at 0.
 
-    16 bytes a point, and 32 for its place unless another curve has it."""
+    12 bytes a point, and 16 for its place unless another curve has it."""
     def __init__(self, every: int = 1):  # every: steps of which a value is the mean
         self.count, self.every = 0, every
         self.turns = np.empty(0, np.int64)  # points where finite values end or begin again, in turn
-        self.columns, self.sums = Columns(), LongArray(np.float64)
+        self.axes, self.first = Axes(), 0  # first: the number of the first point's place
+        self.columns = {"values": LongArray(np.float32), "sums": LongArray(np.float64)}
 
     def extend(self, series: Series, others: Iterable["Curve"] = ()) -> None:
         """Append new points.
 
         `others`: the curves whose places may be those of this one's first points."""
-        values = np.asarray(series.values, np.float32)  # as the page has them
+        values = np.asarray(series.values, np.float32)
         good = np.isfinite(values)
         turns = self.count + np.flatnonzero(np.diff(good, prepend=len(self.turns) % 2 == 0))
         last = self.at("sums", -1) if self.count else 0.0
-        shared = {} if self.count else {id(each): each.columns for each in others}
-        self.columns.extend(series.steps, series.epochs, series.samples, series.seconds, values,
-                            others=shared)
-        self.sums.extend(last + np.cumsum(np.where(good, series.values, 0.0)))
+        self._place({key: np.asarray(getattr(series, key), np.float32) for key in AXES.values()},
+                    others)
+        self.columns["values"].extend(values)
+        self.columns["sums"].extend(last + np.cumsum(np.where(good, series.values, 0.0)))
         self.turns, self.count = np.concatenate([self.turns, turns]), self.count + len(series)
+
+    def _place(self, new: dict, others: Iterable["Curve"]) -> None:
+        count, end = len(new["steps"]), self.first + self.count
+        if not self.count:  # share the places of another curve that has just had the same ones
+            found = (each.axes for each in others if count <= each.axes.count
+                     and each.axes.has(each.axes.count - count, new))
+            if (axes := next(found, None)) is not None:
+                self.axes, self.first = axes, axes.count - count
+                return
+        if end < self.axes.count and not self.axes.has(end, new):  # here it goes its own way
+            self.axes, self.first, end = self.axes.part(self.first, end), 0, self.count
+        if end == self.axes.count:
+            self.axes.extend(new)
 
     def _numbers(self, key: str) -> tuple[LongArray, int]:
         "The numbers of a column, and where the first point is among them."
-        if key in AXES:
-            return self.columns.places.arrays[AXES.index(key)], self.columns.first
-        return self.columns.values if key == "values" else self.sums, 0
+        name = AXES.get(key, key)
+        own = self.columns.get(name)
+        return (self.axes.columns[name], self.first) if own is None else (own, 0)
 
     def column(self, key: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         "A part of one column, a key of `AXES`, 'values' or 'sums'; -5: the last five points."
@@ -91,7 +128,7 @@ class Curve:
     def find(self, key: str, values, side="left"):
         "Where values belong on an axis, a key of `AXES`: numbers of points."
         numbers, first = self._numbers(key)
-        return numbers.find(values, side, first, first + self.count)
+        return numbers.find(np.asarray(values, np.float32), side, first, first + self.count)
 
     def _with_gaps(self, index: np.ndarray, points: int) -> np.ndarray:
         "Points to draw, with the ends of each finite stretch and one point of each gap."
@@ -131,7 +168,7 @@ class Curve:
         if len(self.turns):
             index = self._with_gaps(index, points)
         y = self.at("values", index)
-        return self.at(axis, index), np.where(np.isfinite(y), y, math.nan)
+        return self.at(axis, index), np.where(np.isfinite(y), y, np.float32(math.nan))
 
     def smoothed(self, axis: str, window: int, points: int = 700,
                  span: tuple[float, float] | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +192,7 @@ class Curve:
         earlier = np.where(before >= 0, self.at("sums", np.maximum(before, 0)), 0)
         means = (self.at("sums", until) - earlier) / (until - before)
         means[stretch % 2 == 1] = math.nan
-        return self.at(axis, index), means
+        return self.at(axis, index), means.astype(np.float32)
 
     def bad_before(self, ends: np.ndarray) -> np.ndarray:
         "How many values before these points are not finite."
@@ -239,7 +276,6 @@ class Curves:
         longest = self.longest()
         if axis == "step" or not longest.count:
             return max(0, round(x))
-        x = np.nextafter(np.float32(x), np.float32(math.inf))  # the page has numbers of 32 bits
         at = int(longest.find(axis, x, "right")) - 1
         return int(longest.at("step", at)) if at >= 0 else 0
 
@@ -421,8 +457,8 @@ def branch_traces(curves: Curves, numbers: dict[str, int], axis: str, window: in
         lines = [part.smoothed(axis, window, points) if noisy(name) else part.raw(axis, points)
                  for part in parts]
         if lines:
-            x, y = (np.concatenate([np.append(line[k], math.nan) for line in lines])
-                    for k in (0, 1))
+            gap = np.float32(math.nan)
+            x, y = (np.concatenate([np.append(line[k], gap) for line in lines]) for k in (0, 1))
             live = curves.of.get(name, Curve()).raw(axis)[1]
             if np.isfinite(live).any() and (name.endswith("/loss") or name == "grad_norm"):
                 y[diverged(y, live)] = math.nan
@@ -942,7 +978,7 @@ class PlotBar:
                  turned: Callable[[str], None] = lambda key: None):  # with a key of the legend
         tips = [f"x-axis: {word}" for word in (
             "optimizer step", "epoch", "samples seen", "seconds of training")]
-        self.axis = widgets.ToggleButtons(options=AXES, tooltips=tips)
+        self.axis = widgets.ToggleButtons(options=list(AXES), tooltips=tips)
         self.smooth = widgets.FloatLogSlider(
             value=33, min=0, max=3, step=0.05, readout=False,
             tooltip="Smoothing: the mean over this number of steps")
