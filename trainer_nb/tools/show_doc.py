@@ -17,7 +17,6 @@ from textwrap import dedent
 from types import UnionType
 from typing import Any, Literal, Union, Unpack, get_args, get_origin
 
-from fastcore.docments import docments
 
 from ..core import hook
 
@@ -54,6 +53,7 @@ def explained(text: str) -> dict[str, str]:
 def parameters(sym) -> list[tuple[str, str, str, str]]:
     "Name, type, default and explanation of each parameter of a function or class."
     try:
+        from fastcore.docments import docments  # nbdev brings it
         known = docments(sym, full=True)
     except (TypeError, ValueError):
         return []
@@ -158,6 +158,7 @@ class ReferenceRenderer:
             return ""
         if hasattr(self.sym, "__wrapped__") and inspect.isgeneratorfunction(self.sym.__wrapped__):
             return ""  # a context manager: what it gives is in the docstring
+        from fastcore.docments import docments
         known = docments(self.sym, full=True).get("return", {})
         text = type_text(known.get("anno"))
         return f"**Returns** `{text}`" + (f": {known['docment']}" if known.get("docment") else "") \

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -26,6 +26,8 @@ from ..hooks.schedule import Recipe
 
 if TYPE_CHECKING:
     from trainer_nb.trainer import Trainer
+
+_Init = TypeVar("_Init", bound=Callable)  # a constructor
 
 # %% ../../nbs/tools/task.ipynb #22d58fcb
 BUILDS = ("build_model", "build_train_dl", "build_valid_dl", "build_test_dl", "build_loss_fn",
@@ -295,7 +297,7 @@ ARGUMENTS = {  # ours: those of other trainers
 _OURS = {name: own for own, names in ARGUMENTS.items() for name in names}
 
 # %% ../../nbs/tools/task.ipynb #57f0e51b
-def hints_arguments(init):
+def hints_arguments(init: _Init) -> _Init:
     "A constructor that answers an argument it does not know with the one that is meant."
     taken = names_taken(init) or []
     @wraps(init)
@@ -305,7 +307,7 @@ def hints_arguments(init):
                 hint = f"write {_OURS[name]}" if name in _OURS else unknown_name(name, taken[1:])
                 raise TypeError(f"{type(self).__name__} takes no argument {name!r}: {hint}")
         init(self, *args, **arguments)
-    return checked
+    return cast(_Init, checked)
 
 # %% ../../nbs/tools/task.ipynb #00871f26
 class TaskHook(ComponentHook):
