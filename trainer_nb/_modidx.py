@@ -7310,7 +7310,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.runners': ('trainer.html#trainer.runners', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.save': ('trainer.html#trainer.save', 'trainer_nb/trainer.py'),
-                                    'trainer_nb.trainer.Trainer.sched': ('trainer.html#trainer.sched', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.seed_samples': ( 'trainer.html#trainer.seed_samples',
                                                                                  'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.serve': ('trainer.html#trainer.serve', 'trainer_nb/trainer.py'),
@@ -7328,7 +7327,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'trainer_nb.trainer.Trainer.tune': ('trainer.html#trainer.tune', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.tune_by_hand': ( 'trainer.html#trainer.tune_by_hand',
                                                                                  'trainer_nb/trainer.py'),
-                                    'trainer_nb.trainer.Trainer.valid_dl': ('trainer.html#trainer.valid_dl', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.validate': ('trainer.html#trainer.validate', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.view': ('trainer.html#trainer.view', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.wait': ('trainer.html#trainer.wait', 'trainer_nb/trainer.py'),
@@ -7338,6 +7336,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.workspace': ('trainer.html#trainer.workspace', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.add_hooks': ('trainer.html#add_hooks', 'trainer_nb/trainer.py'),
+                                    'trainer_nb.trainer.asked': ('trainer.html#asked', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.draw': ('trainer.html#draw', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.export_run': ('trainer.html#export_run', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.has_breakpoints': ('trainer.html#has_breakpoints', 'trainer_nb/trainer.py'),
@@ -7345,4 +7344,5 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'trainer_nb.trainer.raise_refusal': ('trainer.html#raise_refusal', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.register_more': ('trainer.html#register_more', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.shown': ('trainer.html#shown', 'trainer_nb/trainer.py'),
-                                    'trainer_nb.trainer.take_task': ('trainer.html#take_task', 'trainer_nb/trainer.py')}}}
+                                    'trainer_nb.trainer.take_task': ('trainer.html#take_task', 'trainer_nb/trainer.py'),
+                                    'trainer_nb.trainer.valid_dl_of': ('trainer.html#valid_dl_of', 'trainer_nb/trainer.py')}}}

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RunRecords', 'add_hooks', 'take_task', 'has_breakpoints', 'register_more',
-           'raise_refusal', 'export_run', 'let_go', 'draw', 'shown', 'Trainer']
+           'raise_refusal', 'export_run', 'let_go', 'draw', 'shown', 'asked',
+           'valid_dl_of', 'Trainer']
 
 # %% ../nbs/trainer.ipynb #a2b7df3e
 import os
@@ -254,6 +255,15 @@ def shown(path: str, doc: str | None = None) -> Any:
         setattr(find(self), name, value)
     return property(attrgetter(path), write, doc=doc or f"`{path}` of the trainer.")
 
+def asked(read: Callable, doc: str) -> Any:
+    "An attribute that a function of the trainer tells."
+    return property(read, doc=doc)
+
+def valid_dl_of(trainer) -> Any:
+    "The validation loader, or a dict of them; None without one."
+    loaders = trainer.evaluator.loaders
+    return loaders["valid"] if list(loaders) == ["valid"] else (loaders or None)
+
 class Trainer:
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
@@ -400,6 +410,12 @@ class Trainer:
         "loop.feed.data",
         "The passes over the training loader, an EpochIterator: `data.length` is in batches.")
     train_dl: Any = shown("loop.feed.data.loader", "The training loader.")
+    valid_dl: Any = asked(valid_dl_of, "The validation loader, or a dict of them.")
+    sched: Any = asked(
+        schedulers_of,
+        "The scheduler; None without one, and as long as it needs a length that is not known.\n\n"
+        "A list of several schedules, and with several optimizers a dict by name. Assigned, it "
+        "replaces the schedule, from the next step on.")
     train_step: Callable = shown(
         "runner.passes.train_step",
         "What computes the loss of a batch: `f(batch, trainer)`, a dict with 'loss'.")
@@ -1169,24 +1185,6 @@ class Trainer:
     def plain_model(self) -> torch.nn.Module:
         "The model without the wrapper of `torch.compile(model)` or of several processes."
         return unwrap(self.model)
-
-    @property
-    def valid_dl(self):
-        "The validation loader, or a dict of them."
-        loaders = self.evaluator.loaders
-        return loaders["valid"] if list(loaders) == ["valid"] else (loaders or None)
-
-    @property
-    def sched(self) -> Any:
-        """The scheduler; None without one, and as long as it needs a length that is not known.
-
-        A list of several schedules, and with several optimizers a dict by name. Assigned, it
-        replaces the schedule, from the next step on."""
-        return schedulers_of(self)
-
-    @sched.setter
-    def sched(self, value):
-        raise AssertionError("it is assigned by `__setattr__`")
 
     @property
     def rate_plan(self) -> RatePlan | None:
