@@ -21,7 +21,7 @@ import numpy as np
 from ..support.files import check_inner_folder, given_home, given_path, read_bounded, run_path
 from ..support.saved import write_whole
 from ..support.validate import Most, fits
-from ..core.settings import flat
+from ..support.settings import flat
 from .trackers import (NUMBER, TrackerHook, check_installed, holds_to,
                                        run_description)
 

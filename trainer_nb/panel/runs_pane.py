@@ -15,7 +15,7 @@ from collections.abc import Callable
 import ipywidgets as widgets
 
 from ..core.control import RunView
-from ..core.settings import differing_settings, flat
+from ..support.settings import differing_settings, flat
 from ..support.words import plain_number
 from ..hooks.progress import as_clock
 from .controls import UserInput, button

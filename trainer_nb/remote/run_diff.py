@@ -8,7 +8,7 @@ __all__ = ['differing', 'RunParts', 'plotted', 'compare', 'diff_text', 'cell', '
 # %% ../../nbs/remote/run_diff.ipynb #371cedb3
 from difflib import unified_diff
 
-from ..core.settings import flat
+from ..support.settings import flat
 from ..support.words import plain_number
 from ..support.validate import is_number
 from ..folder.layout import CONFIG, RESULT

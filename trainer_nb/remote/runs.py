@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ..folder.control import ControlError
-from ..core.settings import differing_settings
+from ..support.settings import differing_settings
 from ..support.validate import name_hint
 from ..support.words import plain_number
 from ..hooks.progress import as_clock, in_notebook
