@@ -216,7 +216,7 @@ def test_a_script_that_fails_at_once(here):
 def test_a_folder_in_use_is_refused_before_anything_is_started(here):
     """By a trainer of this process, by the launched script, and by neither afterwards."""
     class Owner:
-        driven = True
+        driver = SimpleNamespace(driven=True)
 
     owner = Owner()
     lock = hold("runs/exp1", owner)
