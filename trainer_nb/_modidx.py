@@ -326,6 +326,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.CommandView': ( 'core/commands.html#commandview',
                                                                                     'trainer_nb/core/commands.py'),
+                                          'trainer_nb.core.commands.CommandView.state': ( 'core/commands.html#commandview.state',
+                                                                                          'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.Value': ('core/commands.html#value', 'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.Value.__post_init__': ( 'core/commands.html#value.__post_init__',
                                                                                             'trainer_nb/core/commands.py'),

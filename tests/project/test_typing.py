@@ -147,7 +147,7 @@ def test_each_argument_of_the_trainer_is_explained():
             if not re.search(rf"^ *(.*, )?{name}\b", words, re.MULTILINE)] == []
 
 
-@pytest.mark.long  # half a minute; its short form is the one above, of a program that uses it
+@pytest.mark.slow  # a few seconds; without mypy's cache a minute
 def test_the_package_is_right_itself():
     done = subprocess.run([sys.executable, "-m", "mypy", "trainer_nb"], cwd=ROOT, text=True,
                           capture_output=True)

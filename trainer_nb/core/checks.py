@@ -171,7 +171,7 @@ def entries_unlike(given, optim: torch.optim.Optimizer) -> str:
                         f"{', '.join(sorted(map(str, entries)))}, and that of others has "
                         f"{', '.join(sorted(map(str, names)))}")
             for name, value in entries.items():
-                shape = value.shape if isinstance(value, torch.Tensor) else None
+                shape = tuple(value.shape) if isinstance(value, torch.Tensor) else None
                 own_shape = tuple(parameter.shape)
                 if by_form and name in ("row_var", "col_var") and parameter.dim() > 1:
                     own_shape = ((*own_shape[:-1], 1) if name == "row_var"
@@ -180,7 +180,7 @@ def entries_unlike(given, optim: torch.optim.Optimizer) -> str:
                 optional = name == "momentum_buffer" and value is None
                 fits = shape is not None and (value.is_floating_point() or (
                     value.is_complex() and parameter.is_complex()))
-                if ((known and not (fits and tuple(shape) == own_shape) and not optional)
+                if ((known and not (fits and shape == own_shape) and not optional)
                     or (single and not (is_kind(value, float) or (fits and value.numel() == 1)))):
                     return (f"the optimizer's state of parameter {key}: {name} is "
                             f"{kind_of(value)}, the parameter is {tuple(parameter.shape)}")

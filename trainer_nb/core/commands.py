@@ -48,12 +48,15 @@ class Button:
 # %% ../../nbs/core/03_commands.ipynb #66a75d6e
 class CommandView(Protocol):
     "What of a run decides whether a command can be asked for now."
-    state: str  # "running", "paused", ...
     commands: Mapping[str, "CommandSpec"]
     loaders: list[str]  # names of the validation loaders
     can_rewind: bool
     in_cell: bool  # a cell waits for the run
     dead_end: str  # what to do where each batch would raise the same
+
+    @property
+    def state(self) -> str:
+        "Such as 'running' or 'paused'; only read here, so a `RunState` is one too."
 
 # what front ends ask besides the values of a command
 RESERVED = ("help", "run", "words", "json", "reason", "source", "wait", "max_age_steps", "call",
@@ -232,14 +235,15 @@ def read_text(found: Any, name: str) -> str:
 
 def read_button(found: dict) -> Button:
     "A button of an offer."
-    values, states = found.get("values"), found.get("states")
+    values: Any = found.get("values")
+    states: Any = found.get("states")
     return Button(read_text(found, "label"), read_text(found, "icon"), read_text(found, "doc"),
                   values if fits(values, dict[str, Any]) and len(values) <= 10 else {},
                   tuple(states[:10]) if fits(states, list[str]) else ())
 
 def read_spec(name: str, found: Any) -> CommandSpec:
     "A command from an offer; ValueError for one that cannot be read."
-    taken = found.get("values") if isinstance(found, dict) else None
+    taken: Any = found.get("values") if isinstance(found, dict) else None
     if name in COMMANDS:
         return COMMANDS[name]
     if not fits(taken, dict[str, dict]) or len(taken) > 20:
@@ -253,7 +257,8 @@ def read_spec(name: str, found: Any) -> CommandSpec:
 
 def read_commands(offer: dict) -> dict[str, CommandSpec]:
     "The commands of an offer, by name."
-    commands, found = offer.get("commands"), {}
+    commands: Any = offer.get("commands")
+    found = {}
     for name, each in list(commands.items())[:MOST_COMMANDS] if fits(commands, dict) else ():
         try:
             found[name] = read_spec(name, each)

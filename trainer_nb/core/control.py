@@ -101,10 +101,11 @@ class Mailbox:
 
         A later handler replaces an earlier one. Without `validate` the values of your own command
         are checked as it declares them."""
-        own, handler = isinstance(command, CommandSpec), handler or CommandHandler()
-        spec = command if own else COMMANDS.get(command) or CommandSpec(command)
+        handler = handler or CommandHandler()
+        spec = (command if isinstance(command, CommandSpec)
+                else COMMANDS.get(command) or CommandSpec(command))
         if handler.validate is None:
-            handler = replace(handler, validate=spec.check if own else dict)
+            handler = replace(handler, validate=spec.check if spec is command else dict)
         self.commands[spec.name], self.handlers[spec.name] = spec, handler
 
     def __bool__(self):
@@ -128,7 +129,7 @@ class Mailbox:
         "A pending reply, with the command's values validated; or a refused one."
         reply, handler = Reply(), self.handlers.get(command.name)
         try:
-            if handler is None:
+            if handler is None or handler.validate is None:  # `register` adds a check
                 raise ValueError(f"no command {command.name!r}: {', '.join(sorted(self.handlers))}")
             command.values = handler.validate(command.values)
         except ValueError as error:

@@ -40,7 +40,7 @@ class Window:
         self.batches = 0  # batches with a loss
         self.samples = 0  # in all batches of this process
         self.items: float = 0  # sum of n
-        self.reference = 0  # size times the first n
+        self.reference: float | torch.Tensor = 0  # size times the first n
         self.parts: list[tuple] = []  # (loss, n, records) of each chunk
         self.kept: list = []  # the batches themselves, if the window may be repeated
         # random streams and counters before each batch, if the window may be repeated

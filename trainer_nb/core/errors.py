@@ -355,7 +355,8 @@ BACKWARD = ("torch._tensor", "torch.autograd", "torch.autograd.graph")  # they h
 
 def release_frames(error: BaseException) -> None:
     "Clear the finished frames of this package and of `backward` that an exception came through."
-    waiting, seen = [error], set()
+    waiting: list[BaseException | None] = [error]
+    seen = set()
     while waiting:
         each = waiting.pop()
         if each is None or id(each) in seen:
@@ -373,7 +374,7 @@ def without_frames(error: BaseException) -> BaseException:
         arguments = error.__reduce__()[1]  # those of an OSError have its file, which `args` lack
         bare = type(error).__new__(type(error), *arguments)
         # a class of Python's sets its fields here, one of the user's may want other arguments
-        kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
+        kind: Any = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
         kind.__init__(bare, *arguments)
         vars(bare).update(vars(error))
     except Exception:  # a class that cannot be made like that

@@ -225,9 +225,9 @@ def settings_now(given: Mapping, state: Mapping) -> dict:
     assigned = {each["name"]: each["new"] for each in state["journal"]["entries"]
                 if each["kind"] == "assign"}
     if "optim" in assigned:
-        rates = list(dict.fromkeys(state["position"]["base_rates"]))
+        base = list(dict.fromkeys(state["position"]["base_rates"]))
         found |= group_settings(found, state["optim"]["param_groups"])
-        found |= {"optimizer": assigned["optim"], "lr": rates[0] if len(rates) == 1 else rates}
+        found |= {"optimizer": assigned["optim"], "lr": base[0] if len(base) == 1 else base}
     found |= {name: assigned[name] for name in ("loss_fn", "sched") if name in assigned}
     # of several optimizers each has a rate of its own; the last one stands there twice
     rates = {name: tunables.get(f"lr.{name.removeprefix('lr of ')}")
@@ -251,7 +251,7 @@ def total_left(totals: Mapping, position: Mapping) -> bool:
         return position["optimizer_step"] < totals["max_steps"]
     return totals.get("epochs") is None or position["epoch"] < totals["epochs"]
 
-def _settings_differing(state: Mapping, here: Mapping) -> list[tuple]:
+def _settings_differing(state: Mapping, here: Mapping | None) -> list[tuple]:
     """Name, value in force in the file, and value here.
 
     The code may have the values that the run began with, or those that were found by hand."""

@@ -232,7 +232,8 @@ def undo_objects(undo: Undo, roots: dict, known=()) -> None:
         roots: Objects by name, where the search begins.
         known: Objects that are restored by others.
     """
-    known, large = {id(each) for each in known}, []
+    known = {id(each) for each in known}
+    large: list[tuple] = []
     def enter(value):
         return isinstance(value, _ENTERED) or _is_object(value)
     undo.add(_warn_of_changed, large)
@@ -410,7 +411,8 @@ def _look_of(value):
     if isinstance(value, GENERATORS):
         return generator_state(value)
     if isinstance(value, np.ndarray):
-        return value.shape, value.dtype.str, zlib.crc32(np.ascontiguousarray(value))
+        numbers: Any = np.ascontiguousarray(value)  # for its stubs no buffer before Python 3.12
+        return value.shape, value.dtype.str, zlib.crc32(numbers)
     if isinstance(value, PLAIN):
         return value
     if _is_iterator(value):
@@ -567,7 +569,8 @@ class Mark:
     def __init__(self, objects: RunObjects):
         known, kept = objects.known(), {id(each) for each in objects.kept_modules()}
         outside = {id(each) for each in (*_global_generators(), *objects.result_tensors())}
-        self.values, self.modules = {}, []
+        self.values: dict[str, tuple] = {}
+        self.modules: list[str] = []
         self.training = objects.model.training  # a flag of a module may go with the mode
         self.readers: dict[str, list] = {}  # of a plain value: who holds it, and its name there
         self._owners: dict[int, list] = {}  # of a container, likewise
@@ -715,11 +718,11 @@ class CarriedState:
 
     def _look_later(self, schedule: Callable, drive: int) -> None:
         def look():
-            if drive != self.drives or self.settled:
+            base, objects = self.base, self.objects
+            if objects is None or drive != self.drives or self.settled:
                 return
-            base = self.base
             if self._is_warm() and (base is None or self._place()[1] != self.base_at[1]
-                                    or base.training != self.objects().model.training):
+                                    or base.training != objects().model.training):
                 self._take()
             self.compare()
             self._look_later(schedule, drive)

@@ -164,7 +164,7 @@ class RandomStreams:
     @staticmethod
     def glance() -> tuple:
         "The states as they are now, only to be compared with each other (0.02 ms)."
-        inner: Any = np.random.get_bit_generator()
+        inner = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
         mersenne = isinstance(inner, np.random.MT19937)
         # get_state() takes 50 µs; 624 words and the place in them stand at this address
         of_numpy = ctypes.string_at(inner.ctypes.state_address, 2500) if mersenne else None

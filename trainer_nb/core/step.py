@@ -113,7 +113,8 @@ class LabelCount:
     unknown = -1
 
     def __init__(self, name: str):
-        self.name, self.moved = name, self.unknown
+        self.name = name
+        self.moved: int | None = self.unknown
 
     def find_out(self, loss, logits, labels, telling: bool) -> None:
         "Learn from a batch what the loss is the mean of; `telling`: say so."
@@ -123,7 +124,7 @@ class LabelCount:
             if telling:
                 say(f"loss of {self.name}: " + (
                     "windows and evaluations weight it by its labels that are not "
-                    f"{IGNORED}{' (without the first of each row)' * self.moved}, not by rows"
+                    f"{IGNORED}{' (without the first of each row)' * found[0]}, not by rows"
                     if found else
                     "not the mean over its labels, so windows and evaluations weight it by rows. "
                     "A train_step that returns 'n' says how many items the loss is the mean of"))

@@ -617,10 +617,10 @@ def refusal(trainer, path: Path, state: dict, refuse: bool) -> CheckpointError |
 def difference_of_all(trainer, state: dict):
     "What the first process finds different in a state; its CheckpointError is raised in all."
     try:
-        found = difference(trainer, state)
+        own: Any = difference(trainer, state)
     except CheckpointError as error:
-        found = error
-    found = trainer.engine.gather(found)[0]
+        own = error
+    found = trainer.engine.gather(own)[0]
     if isinstance(found, CheckpointError):
         raise found
     return found

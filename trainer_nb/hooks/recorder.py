@@ -333,7 +333,7 @@ def among_records(metric: str, names) -> str:
     near = nearest_name(metric, names, 0.4)
     return f"{f'did you mean {near!r}? ' * bool(near)}There are {', '.join(names) or 'none'}"
 
-def mean_since(trainer, metric: str, step: int) -> tuple[float | None, list[str]]:
+def mean_since(trainer, metric: str | None, step: int) -> tuple[float | None, list[str]]:
     """The mean of a record of the training over the steps after `step`, and the names of all.
 
     The same in all processes; None if there is no such record."""

@@ -118,7 +118,7 @@ def is_captured(cell: str) -> bool:
 class OutputAreas:
     "Whose output a cell's displays go to: whether a panel is there, and is there still."
     def __init__(self):
-        self.cleared = Counter()  # cell: times that its output was cleared
+        self.cleared: Counter[str] = Counter()  # cell: times that its output was cleared
         self._watched = threading.local()  # the publisher whose messages of this thread are seen
 
     def current(self) -> tuple | None:
@@ -126,7 +126,7 @@ class OutputAreas:
 
         The message that runs the cell, the publisher (`%%capture` has its own), and how often the
         output was cleared. None if it cannot be known; all attributes are public."""
-        publisher = getattr(getattr(running_kernel(), "shell", None), "display_pub", None)
+        publisher: Any = getattr(getattr(running_kernel(), "shell", None), "display_pub", None)
         cell = (getattr(publisher, "parent_header", None) or {}).get("msg_id")
         if cell is None:
             return None

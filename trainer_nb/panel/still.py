@@ -194,8 +194,8 @@ def _facts(view: RunView, records: dict) -> list[str]:
     facts = [_count(place.epoch, place.epochs, "epoch")] if place.epoch or place.epochs else []
     planned = place.max_steps if place.epochs is None else None
     facts += [_count(place.step, planned, "step"), as_clock(place.seconds)]
-    speeds = records.get(THROUGHPUT)
-    speeds = speeds.values[np.isfinite(speeds.values)] if speeds is not None else ()
+    found = records.get(THROUGHPUT)
+    speeds = found.values[np.isfinite(found.values)] if found is not None else []
     if len(speeds):
         speed = float(speeds[-1])
         facts.append(f"{speed:,.0f} samples/s" if speed >= 10 else f"{_short(speed)} samples/s")

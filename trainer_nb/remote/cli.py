@@ -687,7 +687,8 @@ def complete() -> None:
     verbs = parser.add_subparsers()
     for name, verb in VERBS.items():
         fill(verbs.add_parser(name), verb)
-    autocomplete(parser, always_complete_options=False, default_completer=Candidates())
+    candidates: Any = Candidates()  # argcomplete declares its own class, and takes any callable
+    autocomplete(parser, always_complete_options=False, default_completer=candidates)
 
 def failed(error: Exception, as_json: bool) -> int:
     "Print an error; 2 for what was refused here, 3 where the run cannot be reached."

@@ -139,8 +139,8 @@ def message(how: str, status: dict, silent: float, last: str) -> str:
     if how in ("running", "paused", "idle") and silent > SILENT:
         return f"No sign for {duration(silent)}: its process is there, and writes nothing."
     if how == "crashed" or error and how != "running":
-        words = printable(what_failed(error), 600)
-        return f"Failed after {step}: {words} {dead_end(status)}".strip()
+        why = printable(what_failed(error), 600)
+        return f"Failed after {step}: {why} {dead_end(status)}".strip()
     if how == "ended":
         state = printable(at(status, "state", kind=str, default="ended"), 20)
         return f"{state.capitalize()} after {step}; its process takes no commands any more."

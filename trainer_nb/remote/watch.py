@@ -36,7 +36,8 @@ def text_plot(curves: dict, width: int, height: int) -> tuple[list[list[tuple[st
     if not any(len(values) for _, values in shown):
         return rows, ""
     first, last = (end(steps[at] for steps, _ in found) for end, at in ((min, 0), (max, -1)))
-    columns, means = np.arange(2 * width), []
+    columns = np.arange(2 * width)
+    means: list = []
     for steps, values in shown:
         places = np.rint((steps - first) / max(last - first, 1) * columns[-1]).astype(int)
         places = places.clip(0, columns[-1])
@@ -175,7 +176,7 @@ def single_keys(file):
     import tty
     def leave(number, _):
         sys.exit(128 + number)
-    taken = {signal.SIGTERM: leave, signal.SIGHUP: leave, signal.SIGTSTP: signal.SIG_IGN}
+    taken: dict = {signal.SIGTERM: leave, signal.SIGHUP: leave, signal.SIGTSTP: signal.SIG_IGN}
     mode = termios.tcgetattr(file)
     before = {number: signal.signal(number, handler) for number, handler in taken.items()}
     try:

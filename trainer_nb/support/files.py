@@ -46,7 +46,7 @@ def near(path) -> str:
 
 def run_place(trainer, *parts: str) -> Path:
     "A path for files of a run: in its workspace, or without one where its trainer was made."
-    return Path(getattr(trainer, "workspace", None) or getattr(trainer, "_made_in", "."), *parts)
+    return Path(getattr(trainer, "workspace", "") or getattr(trainer, "_made_in", "."), *parts)
 
 def run_path(trainer, path, *parts: str) -> Path:
     "A path that a hook was given, seen from where its trainer was made; else that of `run_place`."

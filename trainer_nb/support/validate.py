@@ -115,7 +115,8 @@ def _fault(value, rule, plain: bool) -> Fault | None:
             for name, each in rule.items():
                 if name in value:
                     parts.append((name, value[name], each))
-                elif get_origin(each) is not NotRequired:
+                # mypy takes the first overload of get_origin, for a ParamSpec, where a rule is Any
+                elif get_origin(each) is not NotRequired:  # type: ignore[comparison-overlap]
                     return "", f" lacks {name!r}", str
     elif origin is dict:
         if fine := isinstance(value, Mapping):

@@ -34,9 +34,9 @@ def plain_number(value, digits: int = 6) -> str:
     if value and abs(value) < 1e-3 and "e" not in text:
         text = f"{value:.5e}"
     if "e" in text:
-        digits, _, power = text.partition("e")
-        digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
-        text = f"{digits}e{int(power)}"
+        mantissa, _, power = text.partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        text = f"{mantissa}e{int(power)}"
     return text
 
 # %% ../../nbs/support/words.ipynb #716f1374

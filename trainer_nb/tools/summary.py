@@ -85,8 +85,8 @@ def modes_text(loop) -> str:
         return "the model is in eval mode now, and trains in train mode"
     own = [name for name in thawed if modes.decides(name)]
     text = modes.text({name: thawed[name] for name in thawed if name not in own}, frozen)
-    return "; ".join(filter(None, [text, own and f"{', '.join(own)} in eval mode now (a train() of "
-                                   "the model's own decides)"]))
+    now = f"{', '.join(own)} in eval mode now (a train() of the model's own decides)" if own else ""
+    return "; ".join(filter(None, [text, now]))
 
 def summary(loop) -> str:
     "What `fit()` will do, in a few lines."
@@ -110,8 +110,8 @@ def summary(loop) -> str:
     }
     if modes := modes_text(loop):
         rows["modes"] = modes
-    if hooks := schedules_of(loop):
-        rows["schedule"] = "; ".join(schedule_text(loop, hook) for hook in hooks)
+    if schedules := schedules_of(loop):
+        rows["schedule"] = "; ".join(schedule_text(loop, hook) for hook in schedules)
     if step := loop.step_state.optimizer_step:
         rows["position"] = f"step {step}, epoch {loop.epoch_float():.2f}: fit() goes on from there"
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
