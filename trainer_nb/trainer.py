@@ -257,8 +257,8 @@ def shown(path: str, doc: str | None = None) -> Any:
 class Trainer:
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
-    TypeError or ValueError for an argument that makes no sense, before anything is built. Then
-    `dir(trainer)` has the names; the page *Trainer, verb by verb* shows each. An example:
+    TypeError or ValueError for an argument that makes no sense, before anything is built. The
+    page *Trainer, verb by verb* shows each verb. An example:
 
         trainer = Trainer(model, train_dl=train, valid_dl=valid, loss_fn=nn.MSELoss(), epochs=3)
         trainer.fit().last["valid/loss"]
@@ -356,13 +356,13 @@ class Trainer:
     repeats_windows = False  # True in a subclass that calls `window_gradients`
     config: Mapping[str, Any] | None = None
     progress: bool | Literal["bar", "lines"] = False
-    task: Any = None  # of `from_task`
-    progress_hook: Any = None  # a ProgressHook, where progress is shown
-    inspection: Any = None  # of the last batch, while the inspector looks
+    task: Any = None  # the Task of `from_task`
+    progress_hook: Any = None  # the ProgressHook, if progress is shown
+    inspection: Any = None  # gradients and updates of the last batch, while the inspector looks
     lr_search: LRFind | None = None  # the last search for a rate, or the present one
     sweeping: Sweep | None = None  # the last sweep, or the present one
     at_trial: dict | None = None  # what belongs to the run itself during a trial
-    assembled = False  # from then on what is assigned is checked: `__setattr__`
+    assembled = False  # whether it is built: from then on `__setattr__` checks
     _workspace = _test_dl = None
 
     batch: Any = shown(
