@@ -254,6 +254,7 @@ def shown(path: str, doc: str | None = None) -> Any:
         setattr(find(self), name, value)
     return property(attrgetter(path), write, doc=doc or f"`{path}` of the trainer.")
 
+# %% ../nbs/trainer.ipynb #29760b1e
 class Trainer:
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
