@@ -255,6 +255,7 @@ def shown(path: str, doc: str | None = None) -> Any:
         setattr(find(self), name, value)
     return property(attrgetter(path), write, doc=doc or f"`{path}` of the trainer.")
 
+# %% ../nbs/trainer.ipynb #29760b1e
 def asked(read: Callable, doc: str) -> Any:
     "An attribute that a function of the trainer tells."
     return property(read, doc=doc)
@@ -267,8 +268,8 @@ def valid_dl_of(trainer) -> Any:
 class Trainer:
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
-    TypeError or ValueError for an argument that makes no sense, before anything is built. Then
-    `dir(trainer)` has the names; the page *Trainer, verb by verb* shows each. An example:
+    TypeError or ValueError for an argument that makes no sense, before anything is built. The
+    page *Trainer, verb by verb* shows each verb. An example:
 
         trainer = Trainer(model, train_dl=train, valid_dl=valid, loss_fn=nn.MSELoss(), epochs=3)
         trainer.fit().last["valid/loss"]
@@ -366,13 +367,13 @@ class Trainer:
     repeats_windows = False  # True in a subclass that calls `window_gradients`
     config: Mapping[str, Any] | None = None
     progress: bool | Literal["bar", "lines"] = False
-    task: Any = None  # of `from_task`
-    progress_hook: Any = None  # a ProgressHook, where progress is shown
-    inspection: Any = None  # of the last batch, while the inspector looks
+    task: Any = None  # the Task of `from_task`
+    progress_hook: Any = None  # the ProgressHook, if progress is shown
+    inspection: Any = None  # gradients and updates of the last batch, while the inspector looks
     lr_search: LRFind | None = None  # the last search for a rate, or the present one
     sweeping: Sweep | None = None  # the last sweep, or the present one
     at_trial: dict | None = None  # what belongs to the run itself during a trial
-    assembled = False  # from then on what is assigned is checked: `__setattr__`
+    assembled = False  # whether it is built: from then on `__setattr__` checks
     _workspace = _test_dl = None
 
     batch: Any = shown(
@@ -559,7 +560,7 @@ class Trainer:
         self.breakpoint_hook, self.inspect_hook = BreakpointHook(), InspectHook()
         register_more(self)
         add_hooks(self, record, progress, sched, ema)
-        self._built = frozenset(vars(self)) - before
+        self._built = frozenset({*vars(self), "_built"}) - before
         self.assembled = True
 
     def __setattr__(self, name: str, value):

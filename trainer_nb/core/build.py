@@ -46,24 +46,24 @@ OVERRIDDEN = ("do_backward", "do_opt_step", "do_zero_grad")  # a subclass may ha
 @dataclass
 class Parts:
     "What a trainer is made of. Each part is an attribute of the trainer, too."
-    model: torch.nn.Module  # maybe in the wrapper of several processes
-    loss_fn: Callable | None
-    optim: Any  # of several optimizers a dict by name
-    device: torch.device
-    compiled: dict | None  # arguments of torch.compile
-    is_main: bool  # of several processes the first one
-    hooks: HookSet
+    model: torch.nn.Module  # on its device, maybe in the wrapper of several processes
+    loss_fn: Callable | None  # takes (pred, target); None: the model or the step has a loss
+    optim: Any  # the optimizer, or several in a dict by name
+    device: torch.device  # where the model and its batches are
+    compiled: dict | None  # the arguments of torch.compile; None: the model is not compiled
+    is_main: bool  # whether this process writes: the only one, or the first of several
+    hooks: HookSet  # what else happens in a run, in running order
     plan: Plan  # how long the run is, and when it evaluates
-    settings: StepSettings  # of the last optimizer
+    settings: StepSettings  # rate, clipping, accumulation, precision: of the last optimizer
     context: StepContext  # the current batch and its results
-    engine: Engine  # of the last optimizer
+    engine: Engine  # backward and step on the device: of the last optimizer
     step_state: StepState  # where the run stands
     runner: StepRunner  # makes the steps of the last optimizer
-    several: StepRunners | None  # where there are several optimizers: of them all
-    evaluator: Evaluator
-    loop: TrainingLoop
-    unheld: UnheldWatch
-    hook_store: dict = field(default_factory=dict)  # for hooks of one kind to share
+    several: StepRunners | None  # the runners of several optimizers; None with one
+    evaluator: Evaluator  # evaluates and predicts without changing the training
+    loop: TrainingLoop  # batches to steps, steps to epochs
+    unheld: UnheldWatch  # names trainable parameters that no optimizer holds
+    hook_store: dict = field(default_factory=dict)  # what hooks of one kind share
 
 def settings_of(kind, given: Arguments) -> StepSettings:
     "The settings of a step, by the rules of a class of trainers."
@@ -227,9 +227,9 @@ class Controls:
     driver: Driver  # asks for steps, and does between two of them what waits to be done
     background: Background  # the thread that drives while the kernel is free
     tunables: Tunables  # what may be changed live
-    decays: dict[str, WeightDecays]  # of each optimizer
-    checkpoint: RunCheckpoint  # the whole state
-    best_state: BestState
+    decays: dict[str, WeightDecays]  # the weight decay of each optimizer
+    checkpoint: RunCheckpoint  # takes, writes and loads the whole state
+    best_state: BestState  # the weights of the best evaluation
 
 def control(trainer, given: Arguments) -> Controls:
     "Build what drives a run whose parts are there, and let it accept commands."
