@@ -58,7 +58,7 @@ class ProcessesPartedError(RuntimeError):
 PACKAGE = str(Path(str(sys.modules["trainer_nb"].__file__)).parent)
 INNER = (PACKAGE, str(Path(torch.__file__).parent))
 DOING = {  # what functions of the package are to the user
-    "_on_save": "save()", "save": "save()", "load": "load()", "evaluate_loader": "an evaluation",
+    "on_save": "save()", "save": "save()", "load": "load()", "evaluate_loader": "an evaluation",
     "accumulate": "a training batch", "pass_batch": "a training batch",
     "optimizer_step": "the end of a step", "agree": "a boundary",
     "check_alike": "the start of a run", "end_epoch": "the end of an epoch",
