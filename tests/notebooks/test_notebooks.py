@@ -30,13 +30,12 @@ FIRST = ("real_work", "tutorials", "coming_from", "how_to")
 # Pages that train real networks, or start many processes one after the other. In `make test` their
 # cells run up to the first that contains this text; `make long` runs them whole.
 LONG = {
-    "guide/real_work/transformer": ".fit(", "guide/real_work/language_model": ".fit(",
-    "guide/real_work/images": ".fit(", "guide/real_work/lora": ".fit(",
-    "guide/real_work/gan": ".fit(",
-    "guide/real_work/search": ".fit(",
-    "guide/tutorials/pause_crash_resume": "def run(",
-    "guide/tutorials/train_in_a_script": '"--epochs", 6, workspace',
-    "guide/tutorials/several_processes": 'launch("digits.py"',
+    "real_work/transformer": ".fit(", "real_work/language_model": ".fit(",
+    "real_work/images": ".fit(", "real_work/lora": ".fit(",
+    "real_work/gan": ".fit(", "real_work/search": ".fit(",
+    "tutorials/pause_crash_resume": "def run(",
+    "tutorials/train_in_a_script": '"--epochs", 6, workspace',
+    "tutorials/several_processes": 'launch("digits.py"',
     "remote/remote_run": "process = train(",
     "remote/prove": "again = repeat(",
     "remote/mcp": "watched = launch(",
