@@ -44,7 +44,7 @@ def main():
             "with": make(AlertsHook(patience=10**6)),
             "with a plateau": make(AlertsHook())}
     for run in runs.values():
-        run.front_end = True  # no lines: a plateau is one here
+        run.driver.status.front_end = True  # no lines: a plateau is one here
         block(run)
     rows = []
     for number in range(rounds):
