@@ -443,7 +443,7 @@ def test_a_run_from_the_command_line_can_be_made_again(tmp_path, monkeypatch):
     with from_config(folder) as again:
         again.fit()
         assert again.workspace == tmp_path / "here" / "run-2"
-        assert again.fingerprint()["threads"] == held["fingerprint"]["threads"]
+        assert again.checkpoint.parts.fingerprint()["threads"] == held["fingerprint"]["threads"]
     assert records(tmp_path / "here" / "run-2") == records(folder)
 
 
