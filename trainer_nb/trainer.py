@@ -43,14 +43,13 @@ from .core.identity import Difference
 from .core.journal import Intervention, Journal
 from .core.looks import (at_rest, check_weights, chosen_weights, exclusive_access, look,
                                    records_of)
-from .core.optimizers import NamedOptimizer
+from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
 from .core.requests import carry_out, evaluate_next, post
 from .core.runner import StepContext, StepRunner, StepSettings, WeightDecays
-from .core.several_optimizers import StepRunners
 from .core.state import (FitResult, OwnStreams, Position, RunState, StepState, as_number,
                                    say, warn, weakly, whole_number)
 from .core.step import fetch_numbers
-from .core.training import Plan, TrainingLoop
+from .core.training import Plan, TrainingLoop, turns_of
 from .core.tunable import PartTunable, Tunables
 from .engines.launch import find_engine
 from .folder.layout import release
@@ -352,7 +351,6 @@ class Trainer:
     engine: Engine
     step_state: StepState
     runner: StepRunner
-    several: StepRunners | None
     evaluator: Evaluator
     loop: TrainingLoop
     driver: Driver
@@ -911,26 +909,17 @@ class Trainer:
     @property
     def steps_per_epoch(self) -> int | None:
         "Windows in an epoch, the tail included; None where the loader has no length."
-        if self.several is not None:
-            return self.last_optimizer.steps_per_epoch
-        length = self.data.length if self.data.loader is not None else None
-        return None if length is None else -(-length // self.batches_per_step)
+        return steps_per_epoch(self)
 
     @property
     def planned_steps(self) -> int | None:
         "Optimizer steps of the whole run, where known."
-        if self.several is not None:
-            return self.last_optimizer.planned_steps
-        length = self.data.length if self.data.loader is not None else None
-        start = self.runner.start[0]
-        return self.plan.total_steps(self.step_state, length, start, self.batches_per_step)
+        return planned_steps(self)
 
     @property
     def batches_per_step(self) -> int:
         "Batches of the loader in a full window, those of all processes."
-        if self.several is not None:
-            return self.last_optimizer.batches_per_step
-        return self.gradient_accumulation_steps * self.engine.num_processes
+        return turns_of(self.runner).batches
 
     @property
     def failed_batch(self) -> Any:
@@ -1206,25 +1195,17 @@ class Trainer:
     @property
     def runners(self) -> dict[str, StepRunner]:
         "The runner of each optimizer by its name, in the order of the steps; of a single one ''."
-        return {"": self.runner} if self.several is None else self.several.runners
+        return self.loop.runner.runners
 
     @property
     def optimizers(self) -> dict[str, NamedOptimizer]:
         "Of a run with several optimizers: each by its name, in the order of the steps; else none."
-        several = self.several
-        return {} if several is None else {
-            name: NamedOptimizer(self, several, name) for name in several.runners}
-
-    @property
-    def last_optimizer(self) -> NamedOptimizer:
-        "The optimizer whose steps are the run's; in a run with several."
-        assert self.several is not None
-        return NamedOptimizer(self, self.several, self.runner.hooks.name)
+        return {name: NamedOptimizer(self, name) for name in self.runners if name}
 
     @property
     def every(self) -> dict[str, int] | None:
         "Of several optimizers, the batches of a turn, by name; None in a run with one."
-        return None if self.several is None else dict(self.several.every)
+        return {name: each.every for name, each in self.runners.items() if name} or None
 
     @property
     def seed_samples(self) -> bool:

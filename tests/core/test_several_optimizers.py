@@ -389,7 +389,7 @@ def test_a_skipped_step_is_counted_for_its_optimizer():
     seen = []
     trainer = make(train_step={"d": spoiled, "g": step_g}, non_finite="skip", epochs=1)
     trainer.fit()
-    of_d, of_g = (trainer.several.runners[name].gradients.finite.skipped for name in NAMES)
+    of_d, of_g = (trainer.runners[name].gradients.finite.skipped for name in NAMES)
     assert (of_d, of_g) == (1, 0)
     assert trainer.optimizers["d"].step_state.optimizer_step == 6
     assert trainer.step_state.optimizer_step == 7
@@ -532,8 +532,8 @@ def test_non_finite_assigned_counts_for_all():
     trainer = make()
     trainer.non_finite = "skip:3"
     assert [each.gradients.finite.policy
-            for each in trainer.several.runners.values()] == ["skip:3"] * 2
-    of_d = trainer.several.runners["d"].gradients.finite
+            for each in trainer.runners.values()] == ["skip:3"] * 2
+    of_d = trainer.runners["d"].gradients.finite
     assert trainer.runner.gradients.finite.others == (of_d,)
 
 

@@ -63,10 +63,8 @@ def made_of(trainer) -> dict:
     loss = trainer.loss_fn and getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)
     others: dict = {f"{key} of {name}": value for name, each in trainer.optimizers.items()
                     for key, value in optimizer_settings(each.optim).items()}
-    if trainer.several is not None:
-        last = trainer.runner.hooks.name
-        others |= {"every" if name == last else f"every.{name}": trainer.several.every.get(name, 1)
-                   for name in trainer.several.runners}
+    others |= {"every" if each is trainer.runner else f"every.{name}": each.every
+               for name, each in trainer.runners.items() if name}
     compiled = trainer.compiled
     others |= {"compile": compiled is not None and (str(compiled) if compiled else True),
                "keep_modes": trainer.evaluator.modes.keep}
@@ -118,7 +116,7 @@ def run_objects(trainer) -> RunObjects:
     others = {**plan_parts(trainer.plan), **data_parts(trainer.train_dl),
               "trainer": SimpleNamespace(**user_attributes(trainer, trainer._built))}
     return RunObjects(trainer.plain_model, [runner.engine.optim for runner in runners],
-                      steps[0] if trainer.several is None else steps, trainer.loss_fn,
+                      steps if trainer.optimizers else steps[0], trainer.loss_fn,
                       trainer.task, trainer.hooks.rows, (trainer.batch, trainer.pred),
                       trainer.loss, others, loader_generators(trainer.train_dl))
 

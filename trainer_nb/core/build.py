@@ -59,7 +59,6 @@ class Parts:
     engine: Engine  # backward and step on the device: of the last optimizer
     step_state: StepState  # where the run stands
     runner: StepRunner  # makes the steps of the last optimizer
-    several: StepRunners | None  # the runners of several optimizers; None with one
     evaluator: Evaluator  # evaluates and predicts without changing the training
     loop: TrainingLoop  # batches to steps, steps to epochs
     unheld: UnheldWatch  # names trainable parameters that no optimizer holds
@@ -113,11 +112,10 @@ def all_runners(trainer, last: StepRunner, given: GivenOptimizers, optims: dict)
             given.steps[name], last.engine.beside(optims[name]),
             OptimizerHooks(trainer.hooks, name, False), StepState(), settings, last.context,
             FinitePolicy(last.gradients.finite.policy), micro=last.micro, sizes=last.sizes,
-            modes=last.modes)
-    runners[given.names[-1]] = last
-    made = StepRunners(runners, given.every, trainer.hooks)
-    check_windows(made)
-    return made
+            modes=last.modes, name=name, every=given.every[name])
+    runners[last.name] = last
+    check_windows(runners)
+    return StepRunners(runners, trainer.hooks)
 
 # %% ../../nbs/core/28_build.ipynb #7e4bb7ed
 def build(trainer, given: Arguments) -> Parts:
@@ -154,11 +152,15 @@ def build(trainer, given: Arguments) -> Parts:
     overrides = {name: getattr(kind, name) for name in OVERRIDDEN
                  if getattr(kind, name) is not getattr(own, name)}
     step = given.train_step or usual_step(given.loss_fn)
-    called = hooks if given.several is None else OptimizerHooks(hooks, [*optim][-1], True)
+    name, several = "", given.several
+    called: Any = hooks
+    if several is not None:
+        name = several.names[-1]
+        called = OptimizerHooks(hooks, name, True)
     runner = StepRunner(step, engine, called, state, settings, context, finite, micro=micro,
-                        sizes=sizes, repeats=kind.repeats_windows, overrides=overrides, modes=modes)
-    several = (None if given.several is None
-               else all_runners(trainer, runner, given.several, optim))
+                        sizes=sizes, repeats=kind.repeats_windows, overrides=overrides, modes=modes,
+                        name=name, every=several.every[name] if several else 1)
+    steps: Any = all_runners(trainer, runner, several, optim) if several else runner
 
     for metric in (given.metrics or {}).values():
         if isinstance(metric, torch.nn.Module):
@@ -168,30 +170,30 @@ def build(trainer, given: Arguments) -> Parts:
         given.eval_step or step, engine, hooks, state, context, sizes, random, modes=modes,
         metrics=given.metrics, loaders=named_loaders(given.valid_dl), limit=given.limit_batches,
         overfit=given.overfit_batches)
-    unheld, runners = UnheldWatch(), several or runner  # type: UnheldWatch, Any
-    loop = TrainingLoop(plan, data, runners, evaluator, BestRecord(given.best), looks=[unheld.look])
-    for each in [engine] if several is None else [one.engine for one in several.runners.values()]:
-        each.nominal_batch_size = data.nominal_batch_size
+    unheld = UnheldWatch()
+    loop = TrainingLoop(plan, data, steps, evaluator, BestRecord(given.best), looks=[unheld.look])
+    for each in steps.runners.values():
+        each.engine.nominal_batch_size = data.nominal_batch_size
     return Parts(engine.model, given.loss_fn, optim, device, given.compiled, engine.is_main, hooks,
-                 plan, settings, context, engine, state, runner, several, evaluator, loop, unheld)
+                 plan, settings, context, engine, state, runner, evaluator, loop, unheld)
 
 # %% ../../nbs/core/28_build.ipynb #c7f22162
 def tunable_sources(trainer):
     "What may be changed live: of the trainer, of the optimizer, and of each hook."
     of_one = ("lr", "lr_scale", "grad_clip", "gradient_accumulation_steps")
-    if trainer.several is not None:
+    if trainer.optimizers:
         rules = {name: getattr(type(trainer), name) for name in of_one}
-        yield from tunables_of(trainer.several, rules)
+        yield from tunables_of(trainer.runners, rules)
         yield from decay_tunables(trainer.decays)
     for entry in bind(trainer):
-        if trainer.several is not None and entry.name in of_one:
+        if trainer.optimizers and entry.name in of_one:
             continue
         if entry.name == "mixed_precision":
             entry.write = weakly(MethodType(set_precision, trainer))
             if trainer.repeats_windows:  # for which there is no fp16
                 entry.tunable = Tunable(None, choices=(None, "bf16"), doc=entry.tunable.doc)
         yield entry
-    groups = trainer.engine.optim.param_groups if trainer.several is None else ()
+    groups = () if trainer.optimizers else trainer.engine.optim.param_groups
     if any("weight_decay" in group for group in groups):
         rule = Tunable(0.0, min=0, scale="log", doc="weight decay of groups that use it")
         decay, = trainer.decays.values()
@@ -233,7 +235,7 @@ class Controls:
 
 def control(trainer, given: Arguments) -> Controls:
     "Build what drives a run whose parts are there, and let it accept commands."
-    engine, loop, several = trainer.engine, trainer.loop, trainer.several
+    engine, loop = trainer.engine, trainer.loop
     mailbox = SharedMailbox(engine) if engine.is_distributed else Mailbox()
     driver = type(trainer).driver_class(loop, mailbox, loop.evaluator.random, Journal(),
                                         given.max_time)
@@ -245,8 +247,8 @@ def control(trainer, given: Arguments) -> Controls:
     tunables = Tunables(MethodType(tunable_sources, trainer))
     trainer.hooks.changed = tunables.invalidate
     checkpoint = RunCheckpoint(driver, tunables, [*decays.values()][-1])
-    if several is not None:
-        checkpoint.parts.keep_optimizers(OptimizersPart(several, decays))
+    if trainer.optimizers:
+        checkpoint.parts.keep_optimizers(OptimizersPart(trainer.runners, decays))
     best_state = BestState(driver)
     loop.found_best = weakly(best_state.note)
     register_commands(trainer, mailbox, checkpoint)

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['OF_OPTIMIZER', 'check_names', 'for_each', 'check_several', 'check_every',
            'made_optimizer', 'check_apart', 'no_eval_step', 'GivenOptimizers',
-           'given_optimizers', 'Turns', 'NamedOptimizer', 'turns_of', 'check_windows',
-           'tunables_of', 'decay_tunables', 'OptimizersPart']
+           'given_optimizers', 'steps_per_epoch', 'planned_steps', 'NamedOptimizer',
+           'check_windows', 'tunables_of', 'decay_tunables', 'OptimizersPart']
 
 # %% ../../nbs/core/22_optimizers.ipynb #cc7519bc
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,8 +19,8 @@ from .checkpoint import optimizer_state, undo_optimizer
 from .checks import optimizer_unlike
 from .runner import StepRunner, WeightDecays
 from ..support.saved import plain_copy
-from .several_optimizers import StepRunners
 from .state import StepState, as_number, whole_number
+from .training import turns_of
 from .tunable import BoundTunable, Tunable
 from ..support.undo import Undo
 from ..support.validate import misfit
@@ -101,7 +101,7 @@ class GivenOptimizers:
     def __init__(self, optim: Mapping, train_step, every, grad_clip, accumulation_steps, loss_fn):
         check_several(optim, train_step, every, loss_fn)
         self.names = list(optim)
-        self.every = {name: as_number(count) for name, count in (every or {}).items()}
+        self.every = {name: as_number((every or {}).get(name, 1)) for name in self.names}
         self.steps = {name: train_step[name] for name in self.names}
         self.clips = for_each("grad_clip", grad_clip, self.names)
         counts = for_each("gradient_accumulation_steps", accumulation_steps, self.names)
@@ -128,47 +128,39 @@ def given_optimizers(optim, train_step, every, *settings) -> GivenOptimizers | N
         raise ValueError(f"every={every!r} is for several optimizers, optim={{'d': ..., 'g': ...}}")
     return None
 
-# %% ../../nbs/core/22_optimizers.ipynb #bce45880
-@dataclass(frozen=True)
-class Turns:
-    "Which batches of an epoch an optimizer takes, and how many of them make a step."
-    accumulation: int = 1  # turns a step
-    every: int = 1  # batches a turn
-    processes: int = 1  # that take a batch each
+# %% ../../nbs/core/22_optimizers.ipynb #7d5825af
+def steps_per_epoch(run) -> int | None:
+    """The steps of an optimizer in an epoch, the tail included; None where the loader has no
+    length. `run`: a trainer, or one of its optimizers."""
+    length = run.data.length if run.data.loader is not None else None
+    return None if length is None else turns_of(run.runner).steps(0, length)
 
-    @property
-    def batches(self) -> int:
-        "Batches from one step to the next."
-        return self.accumulation * self.every * self.processes
-
-    def steps(self, first: int, last: int) -> int:
-        "Steps from batch `first` of an epoch to batch `last`; one that is cut short is a step too."
-        def turns(batches):
-            return -(-batches // self.processes) // self.every
-        return -(-(turns(last) - turns(first)) // self.accumulation)
-
-    def steps_to(self, own: "Turns", steps: int, first: int, length: int) -> int:
-        "Steps of `own` until these turns have made `steps`, from batch `first` on, equal epochs."
-        here = self.steps(first, length)
-        if steps <= here:
-            return own.steps(first, min(length, first + steps * self.batches))
-        whole, rest = divmod(steps - here - 1, max(1, self.steps(0, length)))
-        cut = min(length, (rest + 1) * self.batches)  # the run ends there
-        return own.steps(first, length) + whole * own.steps(0, length) + own.steps(0, cut)
+def planned_steps(run) -> int | None:
+    "The steps of an optimizer in the whole run, where known."
+    plan, state, steps, own = run.plan, run.step_state, run.loop.runner, turns_of(run.runner)
+    length = run.data.length if run.data.loader is not None else None
+    first = steps.start[0] if steps.window_open else state.batch_idx
+    if plan.max_steps is None or run.runner is steps.last:
+        return plan.total_steps(state, length, first, own)
+    counted, left = turns_of(steps.last), plan.max_steps - steps.state.optimizer_step
+    if length is None:
+        return state.optimizer_step + left * counted.batches // own.batches
+    return state.optimizer_step + counted.steps_to(own, max(0, left), first, length)
 
 # %% ../../nbs/core/22_optimizers.ipynb #2bc38ae6
 class NamedOptimizer:
     "One optimizer of a run with several: what is its own, and else what the trainer has."
-    def __init__(self, trainer, several: StepRunners, name: str):
-        self.trainer, self.several, self.name = trainer, several, name
-        self.runner: StepRunner = several.runners[name]
+    def __init__(self, trainer, name: str):
+        self.trainer, self.name = trainer, name
+        self.runner: StepRunner = trainer.runners[name]
 
     optim = property(lambda self: self.runner.engine.optim)
     engine = property(lambda self: self.runner.engine)
     settings = property(lambda self: self.runner.settings)
     rates = property(lambda self: self.runner.rates.in_force)
+    turns = property(lambda self: turns_of(self.runner))
     batches_per_step = property(lambda self: self.turns.batches)
-    is_last = property(lambda self: self.runner is self.several.last)
+    is_last = property(lambda self: self.runner is self.trainer.runner)
 
     def __getattr__(self, name: str):
         return getattr(self.trainer, name)
@@ -192,55 +184,22 @@ class NamedOptimizer:
         return self.runner.rates.of_run()[0]
 
     @property
-    def turns(self) -> Turns:
-        "Which batches it takes."
-        return turns_of(self.several, self.name)
-
-    @property
     def step_state(self) -> StepState:
         "The place of the run, with the steps of this optimizer; a copy."
         own = self.runner.state
-        return replace(self.several.state, optimizer_step=own.optimizer_step,
+        return replace(self.trainer.step_state, optimizer_step=own.optimizer_step,
                        skipped_steps=own.skipped_steps)
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        "Its steps in an epoch, the tail included; None where the loader has no length."
-        length = self.trainer.data.length
-        return None if length is None else self.turns.steps(0, length)
-
-    @property
-    def planned_steps(self) -> int | None:
-        "Its steps in the whole run, where known."
-        plan, state, length = self.trainer.plan, self.several.state, self.trainer.data.length
-        done, last = self.runner.state.optimizer_step, self.several.last
-        first = self.several.start[0] if self.several.window_open else state.batch_idx
-        if plan.max_steps is not None:
-            if self.runner is last:
-                return plan.max_steps
-            counted, left = turns_of(self.several), plan.max_steps - state.optimizer_step
-            if length is None:
-                return done + left * counted.batches // self.turns.batches
-            return done + counted.steps_to(self.turns, max(0, left), first, length)
-        if length is None or plan.epochs is None or state.epoch >= plan.epochs:
-            return None if length is None or plan.epochs is None else done
-        whole = (plan.epochs - state.epoch - 1) * self.turns.steps(0, length)
-        return done + self.turns.steps(first, length) + whole
-
-def turns_of(several: StepRunners, name: str | None = None) -> Turns:
-    "The turns of an optimizer, by default of the last one."
-    name = several.last.hooks.name if name is None else name
-    settings = several.runners[name].settings
-    return Turns(settings.gradient_accumulation_steps, several.every.get(name, 1),
-                 several.engine.num_processes)
+    steps_per_epoch = property(lambda self: steps_per_epoch(self))
+    planned_steps = property(lambda self: planned_steps(self))
 
 # %% ../../nbs/core/22_optimizers.ipynb #615d2872
-def check_windows(several: StepRunners, changed: dict[str, int] | None = None) -> None:
+def check_windows(runners: Mapping[str, StepRunner], changed: dict[str, int] | None = None) -> None:
     "ValueError for a window that every step of the last optimizer would cut short."
-    turns = {name: turns_of(several, name) for name in several.runners}
+    turns = {name: turns_of(runner) for name, runner in runners.items()}
     for name, count in (changed or {}).items():
         turns[name] = replace(turns[name], accumulation=count)
-    last = several.last.hooks.name
+    last = [*runners][-1]
     for name, each in turns.items():
         if each.accumulation > 1 and turns[last].batches % each.batches:
             raise ValueError(
@@ -248,11 +207,12 @@ def check_windows(several: StepRunners, changed: dict[str, int] | None = None) -
                 f"{each.batches} batches: a step of {last!r}, each {turns[last].batches} batches, "
                 f"closes it earlier. The window of {last!r} must be a multiple of it")
 
-def tunables_of(several: StepRunners, rules: Mapping[str, Tunable]) -> list[BoundTunable]:
+def tunables_of(runners: Mapping[str, StepRunner],
+                rules: Mapping[str, Tunable]) -> list[BoundTunable]:
     "Entries `lr.d`, `grad_clip.d` for each optimizer; `rules`: those of a run with one."
     return [BoundTunable(f"{key}.{name}", rule, partial(getattr, runner.settings, key),
                          partial(setattr, runner.settings, key))
-            for name, runner in several.runners.items() for key, rule in rules.items()]
+            for name, runner in runners.items() for key, rule in rules.items()]
 
 def decay_tunables(decays: Mapping[str, WeightDecays]) -> list[BoundTunable]:
     "An entry `weight_decay.d` for each optimizer that has one."
@@ -268,10 +228,9 @@ OF_OPTIMIZER = {"optim": dict, "kind": str, "scaler": dict | None, "optimizer_st
 
 class OptimizersPart:
     "The optimizers of a run but the last one, with loss scalers, rates and counters."
-    def __init__(self, several: StepRunners, decays: Mapping[str, WeightDecays]):
-        self.several = several
-        *others, _ = several.runners
-        self.runners = {name: several.runners[name] for name in others}
+    def __init__(self, runners: Mapping[str, StepRunner], decays: Mapping[str, WeightDecays]):
+        *others, _ = self.names = [*runners]
+        self.runners = {name: runners[name] for name in others}
         self.decays = {name: decays[name] for name in others}
 
     def capture(self) -> dict:
@@ -293,7 +252,7 @@ class OptimizersPart:
             return text
         if list(states) != list(self.runners):
             return (f"this state is of the optimizers {', '.join([*map(str, states), '...'])}, "
-                    f"here they are {', '.join(self.several.runners)}")
+                    f"here they are {', '.join(self.names)}")
         for name, runner in self.runners.items() if optimizer else ():
             text = (misfit(states[name], OF_OPTIMIZER, f"the optimizer {name!r}")
                     or optimizer_unlike(states[name]["optim"], runner.engine.optim,

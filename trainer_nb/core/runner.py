@@ -435,7 +435,10 @@ class StepRunner:
                  settings: StepSettings, context: StepContext, finite: FinitePolicy, *,
                  micro: MicroBatcher | None = None, sizes: BatchSizes | None = None,
                  rates: EffectiveRates | None = None, repeats: bool = False,
-                 overrides: dict[str, Callable] | None = None, modes: Modes | None = None):
+                 overrides: dict[str, Callable] | None = None, modes: Modes | None = None,
+                 name: str = "", every: int = 1):
+        # of one of several optimizers its name, and the batches of a turn
+        self.name, self.every = name, every
         # the hooks: a HookSet, or the view of it that one of several optimizers has
         self.engine, self.hooks, self.state = engine, hooks, state
         self.settings, self.context, self.sizes = settings, context, sizes or BatchSizes(context)
@@ -455,6 +458,16 @@ class StepRunner:
         self._step = self.overrides.get("do_opt_step")
         # whether this process has commands for the next boundary
         self.attention: Callable[[], bool] = bool
+
+    @property
+    def runners(self) -> dict[str, "StepRunner"]:
+        "Itself, as the runners of several optimizers are asked."
+        return {self.name: self}
+
+    @property
+    def last(self) -> "StepRunner":
+        "Itself: whose steps are the run's."
+        return self
 
     def begin_drive(self) -> None:
         "Count windows without a gradient from here on."

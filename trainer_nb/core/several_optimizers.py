@@ -98,8 +98,8 @@ class StepRunners:
     astray, place_in_words = (property(attrgetter("last.astray")),
                               property(attrgetter("last.place_in_words")))
 
-    def __init__(self, runners: dict[str, StepRunner], every: dict[str, int], hooks: HookSet):
-        self.runners, self.every, self.hooks = runners, every, hooks
+    def __init__(self, runners: dict[str, StepRunner], hooks: HookSet):
+        self.runners, self.hooks = runners, hooks
         *self.others, self.last = runners.values()
         self.keeper = GradientKeeper(list(runners.values()))
         self.stepped = 0  # windows of the others that were closed in this epoch
@@ -197,10 +197,10 @@ class StepRunners:
         "Each runner whose turn it is takes the batch, and closes its window when that is full."
         state, full, last = self.state, False, self.last
         number = state.batch_idx // self.engine.num_processes + 1
-        for name, runner in self.runners.items():
-            if number % self.every.get(name, 1) == 0:
+        for runner in self.runners.values():
+            if number % runner.every == 0:
                 full = self.take_turn(runner, take, owner)
-        if number % self.every.get(last.hooks.name, 1):
+        if number % last.every:
             self.count_without_last(batch)
         state.closing = state.closing and self.window_open
         return full

@@ -460,7 +460,7 @@ class RecorderHook(Hook):
     def before_fit(self, trainer):
         "Take `trainer.history` as the place to write to."
         self._history = trainer.history
-        self._last = None if trainer.several is None else trainer.last_optimizer.name
+        self._last = trainer.runner.name or None
         trainer.history.flush = self.flush
 
     def after_step(self, trainer):

@@ -83,9 +83,9 @@ def assign(trainer, name: str, value) -> None:
     if name in FIXED or name in OVERRIDDEN:
         replace(trainer, value)
         return
-    if trainer.several is not None and name in OF_ONE:
+    if trainer.optimizers and name in OF_ONE:
         raise AttributeError(f"trainer.{name} = {described(value)!r} is refused: this run has the "
-                             f"optimizers {', '.join(trainer.several.runners)}; {ANOTHER}")
+                             f"optimizers {', '.join(trainer.optimizers)}; {ANOTHER}")
     with at_rest(trainer, f"trainer.{name} = ..."), trainer.driver.carried.replacing():
         value = as_number(value)
         old = described(getattr(trainer, name, None))
@@ -312,8 +312,8 @@ def replace_non_finite(trainer, value) -> None:
         made, old = FinitePolicy(value), runner.gradients.finite
         made.skipped = old.skipped
         runner.gradients.replace(made)
-    if trainer.several is not None:
-        trainer.several.check_finite_together()
+    if trainer.optimizers:
+        trainer.loop.runner.check_finite_together()
 
 # %% ../../nbs/tools/assign.ipynb #0cdfe79d
 def replace_seed(trainer, value) -> None:

@@ -35,7 +35,7 @@ def add_schedules(trainer, given) -> None:
 
 def add_schedule(trainer, sched) -> None:
     "Add the hooks of what `sched=` was given; ValueError where it cannot be one."
-    if trainer.several is not None or isinstance(sched, Mapping):
+    if trainer.optimizers or isinstance(sched, Mapping):
         add_schedules(trainer, sched)
         return
     for hook in schedule_hooks(sched):
@@ -47,7 +47,7 @@ def add_schedule(trainer, sched) -> None:
 # %% ../../nbs/tools/rates.ipynb #7f14b0f4
 def schedulers_of(trainer) -> Any:
     "The scheduler, a list of several, or with several optimizers a dict by name; None: none yet."
-    if trainer.several is not None:
+    if trainer.optimizers:
         found = [each for each in trainer.hooks if isinstance(each, OptimizerSchedule)]
         return {each.optimizer: each.scheduler for each in found} or None
     schedulers = [hook.scheduler for hook in schedules_of(trainer)]

@@ -86,9 +86,9 @@ def undo_users_objects(undo: Undo, trainer, modules: list) -> None:
     given = {name: vars(hook) for name, hook in hooks.items() if isinstance(hook, LambdaHook)}
     functions = {name: getattr(trainer, name) for name in
                  ("train_step", "eval_step", "end_of_evaluation", "metrics", "loss_fn")}
-    if trainer.several is not None:
+    if trainer.optimizers:
         functions |= {f"train_step of {name}": runner.passes.train_step
-                      for name, runner in trainer.several.runners.items()}
+                      for name, runner in trainer.runners.items()}
     objects = trainer.driver.carried.objects()
     of_optimizers = {name: [value for key, value in vars(each).items()
                             if key not in ("state", "param_groups", "defaults")]
@@ -112,24 +112,25 @@ def check_trial(loader, valid_dl=None) -> None:
 
 # %% ../../nbs/tools/sweep.ipynb #468a342d
 # a trial has its own
-TRIAL_PARTS = ("runner", "evaluator", "loop", "hooks", "hook_store", "several", "at_trial")
+TRIAL_PARTS = ("runner", "evaluator", "loop", "hooks", "hook_store", "at_trial")
 
 def trial_runner(own: StepRunner, hooks, state, micro: MicroBatcher) -> StepRunner:
     "A runner that makes the steps of another one, with hooks and counters of its own."
     return StepRunner(
         own.passes.train_step, own.engine, hooks, state, own.settings, own.context,
         FinitePolicy(None), micro=micro, sizes=own.sizes, rates=own.rates,
-        repeats=own.passes.repeats, overrides=own.overrides, modes=own.modes)
+        repeats=own.passes.repeats, overrides=own.overrides, modes=own.modes, name=own.name,
+        every=own.every)
 
-def trial_runners(own: StepRunners | None, hooks: HookSet, state, micro) -> StepRunners | None:
-    "The same for several optimizers; None in a run with one."
-    if own is None:
-        return None
+def trial_runners(own: Any, hooks: HookSet, state, micro) -> Any:
+    "The same for the runner of a loop: of one optimizer, or of several."
+    if not isinstance(own, StepRunners):
+        return trial_runner(own, hooks, state, micro)
     *others, last = own.runners
     runners = {name: trial_runner(own.runners[name], OptimizerHooks(hooks, name, False),
                                   copy.copy(own.runners[name].state), micro) for name in others}
     runners[last] = trial_runner(own.last, OptimizerHooks(hooks, last, True), state, micro)
-    return StepRunners(runners, own.every, hooks)
+    return StepRunners(runners, hooks)
 
 def build_parts(run, data, hooks: HookSet) -> None:
     "Runner, evaluator and loop of a trial, over the engine, position and context of the run."
@@ -137,9 +138,7 @@ def build_parts(run, data, hooks: HookSet) -> None:
     of_run, engine, context = run.runner, run.engine, run.context
     micro = MicroBatcher(of_run.micro.size, of_run.micro.changed)
     micro.use(of_run.micro.found)
-    several = trial_runners(run.several, hooks, state, micro)
-    runner = trial_runner(of_run, hooks, state, micro) if several is None else several.last
-    steps: Any = several or runner
+    steps = trial_runners(run.loop.runner, hooks, state, micro)
     evaluator = Evaluator(
         judge.eval_step, engine, hooks, state, context, of_run.sizes, judge.random,
         modes=judge.modes, metrics=judge.metrics, loaders=judge.loaders,
@@ -147,8 +146,8 @@ def build_parts(run, data, hooks: HookSet) -> None:
     evaluator.use(end_of_evaluation=judge.end_of_evaluation)
     evaluator.wants_indices = judge.wants_indices
     loop = TrainingLoop(run.plan, data, steps, evaluator, BestRecord())
-    vars(run).update(runner=runner, evaluator=evaluator, hooks=hooks, loop=loop,
-                     several=several, hook_store=dict(run.hook_store))
+    vars(run).update(runner=steps.last, evaluator=evaluator, hooks=hooks, loop=loop,
+                     hook_store=dict(run.hook_store))
 
 def undo_parts(undo: Undo, run) -> None:
     "Restore the parts of the run, and its position."
@@ -229,7 +228,7 @@ class Trial:
 
         `optimizer`: of several, the one whose loss it is; default: the last one."""
         run = self.trainer
-        judged = run.runner if optimizer is None else run.several.runners[optimizer]
+        judged = run.runner if optimizer is None else run.runners[optimizer]
         for _ in range(2):
             run.loop.runner.open()
             while (taken := run.loop.feed.take(run)) is OPEN:
