@@ -46,7 +46,7 @@ from .core.looks import (at_rest, check_weights, chosen_weights, exclusive_acces
 from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
 from .core.requests import carry_out, evaluate_next, post
 from .core.runner import StepContext, StepRunner, StepSettings, WeightDecays
-from .core.state import (FitResult, OwnStreams, Position, RunState, StepState, as_number,
+from .core.state import (FitResult, OwnStreams, Position, RunState, StepState,
                                    say, warn, weakly, whole_number)
 from .core.step import fetch_numbers
 from .core.training import Plan, TrainingLoop, turns_of
@@ -67,7 +67,7 @@ from .support.files import current_folder, given_path, near
 from .support.saved import read_state
 from .support.words import epoch_number
 from .tools import proving
-from .tools.assign import REPLACED, assign
+from .tools.assign import ASSIGNED, assign
 from .tools.breakpoints import (add_breakpoint, check_condition, checked_breakpoint,
                                           on_inspect, on_pause_not_when, on_pause_when)
 from .tools.config import build_config, check_config, read_config
@@ -562,7 +562,7 @@ class Trainer:
         self.assembled = True
 
     def __setattr__(self, name: str, value):
-        if name in REPLACED and (self.assembled or name in OVERRIDDEN):
+        if name in ASSIGNED and (self.assembled or name in OVERRIDDEN):
             assign(self, name, value)
         else:
             object.__setattr__(self, name, value)
@@ -820,7 +820,7 @@ class Trainer:
         sense or `indices` that the loader does not tell, RuntimeError while the run is driven
         in another thread and not paused."""
         check_loader("predict(): the loader", dl)
-        check_limits({"predict": (limit_batches := as_number(limit_batches))}, None, False)
+        limit_batches = check_limits({"predict": limit_batches})[0]["predict"]
         if limit_batches is None and isinstance(self.limit_batches, dict):
             limit_batches = self.limit_batches.get("predict")
         with exclusive_access(self, "predict()"), OwnStreams().placed():

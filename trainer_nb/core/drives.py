@@ -24,15 +24,14 @@ from .arguments import check_same_parameters, check_totals
 from .control import Command
 from .data import limited, loader_length
 from .evaluator import limit_of
-from .state import FitResult, RunState, as_number, refuse_open_contexts
+from .state import FitResult, RunState, refuse_open_contexts
 
 # %% ../../nbs/core/26_drives.ipynb #cf3bd0b4
 def totals_for(trainer, name: str, epochs, max_steps) -> tuple:
     "The totals of a drive: those given, else those of the run; ValueError for both or neither."
     if trainer.plan.fast_dev_run or (epochs is None and max_steps is None):
         epochs, max_steps = trainer.plan.epochs, trainer.plan.max_steps
-    epochs, max_steps = as_number(epochs), as_number(max_steps)
-    check_totals(name, epochs, max_steps)
+    epochs, max_steps = check_totals(name, epochs, max_steps)
     if epochs is None and max_steps is None:
         raise ValueError(f"{name}: give epochs= or max_steps=, neither is given")
     return epochs, max_steps

@@ -240,9 +240,9 @@ class GradientPolicy:
 # %% ../../nbs/core/13_runner.ipynb #2ce50c5b
 def check_micro_batch_size(value):
     "None, 'auto' or a count of samples; ValueError otherwise."
-    number = as_number(value)
-    if number is None or number == "auto" or (type(number) is int and number >= 1):
-        return number
+    value = as_number(value)
+    if value is None or value == "auto" or (type(value) is int and value >= 1):
+        return value
     raise ValueError(f"micro_batch_size={value!r}: a whole number of samples, 1 or more, 'auto', "
                      "or None")
 
