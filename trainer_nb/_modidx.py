@@ -7329,7 +7329,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.Trainer.workspace': ('trainer.html#trainer.workspace', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.add_hooks': ('trainer.html#add_hooks', 'trainer_nb/trainer.py'),
-                                    'trainer_nb.trainer.asked': ('trainer.html#asked', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.draw': ('trainer.html#draw', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.export_run': ('trainer.html#export_run', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.has_breakpoints': ('trainer.html#has_breakpoints', 'trainer_nb/trainer.py'),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RunRecords', 'add_hooks', 'take_task', 'has_breakpoints', 'register_more',
-           'raise_refusal', 'export_run', 'let_go', 'draw', 'shown', 'asked',
-           'valid_dl_of', 'Trainer']
+           'raise_refusal', 'export_run', 'let_go', 'draw', 'shown', 'valid_dl_of',
+           'Trainer']
 
 # %% ../nbs/trainer.ipynb #a2b7df3e
 import os
@@ -246,19 +246,15 @@ def draw(trainer):
     return figure(trainer.view)
 
 # %% ../nbs/trainer.ipynb #2a11e00e
-def shown(path: str, doc: str | None = None) -> Any:
-    "An attribute of a part, read and written at the trainer: `shown(\"plan.epochs\", \"...\")`."
+def shown(path: str, doc: str = "As the argument of this name.") -> Any:
+    "An attribute of a part, read and written at the trainer: `shown(\"context.batch\", \"...\")`."
     owner, _, name = path.rpartition(".")
     find = attrgetter(owner)
     def write(self, value):
         setattr(find(self), name, value)
-    return property(attrgetter(path), write, doc=doc or f"`{path}` of the trainer.")
+    return property(attrgetter(path), write, doc=doc)
 
 # %% ../nbs/trainer.ipynb #29760b1e
-def asked(read: Callable, doc: str) -> Any:
-    "An attribute that a function of the trainer tells."
-    return property(read, doc=doc)
-
 def valid_dl_of(trainer) -> Any:
     "The validation loader, or a dict of them; None without one."
     loaders = trainer.evaluator.loaders
@@ -306,14 +302,15 @@ class Trainer:
                           the model is compiled in place
         device            as "cuda:1"; None: the accelerator, or the CPU
         engine            "local"; several processes: "accelerate", or "fsdp" (sharded weights)
-        seed              of all random streams of the run, a whole number; None: none is set
+        seed              seed of all random streams of the run; None: none is set
         seed_samples      True: each sample draws from its own stream; needs seed
 
     How long, and what is kept:
 
-        epochs, max_steps       epochs, or optimizer steps: one of the two; or give it to fit()
+        epochs            epochs of the whole run; or give it to fit()
+        max_steps         optimizer steps of the whole run, in place of epochs
         eval_every        epochs, or steps with max_steps; None: after each epoch
-        eval_first        before the first step: True, or a number of batches
+        eval_first        evaluations before the first step: True, or a number of batches
         best              ("valid/accuracy", "max"): the best state is kept
         hooks             a list of hooks: what else happens in a run
         record            False: no history
@@ -322,7 +319,7 @@ class Trainer:
         resume_data       how a loaded state finds its batch: "skip" by index, "replay" by loading
         max_time          seconds or a timedelta; then the run stops on a whole step
         limit_batches     batches of each loader, a fraction (0.1), or {"valid": 10}
-        overfit_batches   that many batches, the same in each epoch; not with limit_batches
+        overfit_batches   number of batches, the same in each epoch; not with limit_batches
         fast_dev_run      True or a number: that many batches of each loader, no files
     """
     lr: PartTunable[float | None] = PartTunable(
@@ -408,13 +405,9 @@ class Trainer:
     data: Any = shown(
         "loop.feed.data",
         "The passes over the training loader, an EpochIterator: `data.length` is in batches.")
-    train_dl: Any = shown("loop.feed.data.loader", "The training loader.")
-    valid_dl: Any = asked(valid_dl_of, "The validation loader, or a dict of them.")
-    sched: Any = asked(
-        schedulers_of,
-        "The scheduler; None without one, and as long as it needs a length that is not known.\n\n"
-        "A list of several schedules, and with several optimizers a dict by name. Assigned, it "
-        "replaces the schedule, from the next step on.")
+    train_dl: Any = shown("loop.feed.data.loader")
+    valid_dl: Any = property(valid_dl_of)
+    sched: Any = property(schedulers_of)
     train_step: Callable = shown(
         "runner.passes.train_step",
         "What computes the loss of a batch: `f(batch, trainer)`, a dict with 'loss'.")
@@ -430,34 +423,18 @@ class Trainer:
     best: dict[str, Any] = shown(
         "loop.best.found",
         "The best record so far, its epoch and its step, as a dict; empty before the first.")
-    epochs: int | None = shown(
-        "plan.epochs", "Epochs of the whole run; None where it is `max_steps` that counts.")
-    max_steps: int | None = shown(
-        "plan.max_steps",
-        "Optimizer steps of the whole run; None where it is `epochs` that counts.")
-    max_time: Any = shown(
-        "driver.clock.max_time",
-        "Seconds after which the run stops on a whole step; None: no limit.")
-    eval_first: bool | int = shown(
-        "plan.eval_first", "Evaluations before the first step: True, or a number of batches.")
-    fast_dev_run: bool = shown("plan.fast_dev_run", "A few batches of each loader, and no files.")
-    limit_batches: Any = shown(
-        "evaluator.limit",
-        "Batches of each loader, as a number, a fraction, or by name; None: all.")
-    overfit_batches: int | None = shown(
-        "evaluator.overfit", "The number of batches that come in each epoch; None: all.")
-    keep_modes: bool = shown(
-        "evaluator.modes.keep", "Whether the modes of the training are left as they are.")
-    seed: int | None = shown(
-        "driver.random.seed", "The seed of the run's random streams; None: none was set.")
-    resume_data: str = shown(
-        "loop.feed.data.resume_by",
-        "How a loaded state finds its batch: 'skip' by index, or 'replay' by loading.")
-    non_finite: str | None = shown(
-        "runner.gradients.finite.policy",
-        "What happens to gradients that are not finite: 'raise', 'skip', 'skip:N', None.")
-    micro_batch_size: Any = shown(
-        "runner.micro.size", "Samples at once on the device, or 'auto'; None: whole batches.")
+    epochs: int | None = shown("plan.epochs")
+    max_steps: int | None = shown("plan.max_steps")
+    max_time: Any = shown("driver.clock.max_time")
+    eval_first: bool | int = shown("plan.eval_first")
+    fast_dev_run: bool = shown("plan.fast_dev_run")
+    limit_batches: Any = shown("evaluator.limit")
+    overfit_batches: int | None = shown("evaluator.overfit")
+    keep_modes: bool = shown("evaluator.modes.keep")
+    seed: int | None = shown("driver.random.seed")
+    resume_data: str = shown("loop.feed.data.resume_by")
+    non_finite: str | None = shown("runner.gradients.finite.policy")
+    micro_batch_size: Any = shown("runner.micro.size")
     batch_size: Callable | None = shown(
         "runner.sizes.given", "`f(batch)` to the number of its samples; None: its tensors show it.")
     at_safe_point: Any = shown(
