@@ -848,8 +848,8 @@ class Trainer:
     def log(self, records: dict) -> None:
         """Give records out to the hooks: name to number, or to more records (joined by `/`).
 
-        The history keeps them with step, epoch and samples, trackers send them. A tensor may stay
-        on its device: nothing waits for it here."""
+        The history keeps them with step, epoch and samples, trackers send them. A tensor may be on
+        a device: the history fetches it at once, so a GPU is waited for."""
         self.loop.log(records, self)
 
     def log_images(self, images: dict) -> None:
