@@ -189,18 +189,27 @@ def test_a_worker_that_dies_within_a_lock(monkeypatch):
 
 
 def test_an_error_while_the_workers_are_started(monkeypatch):
-    """Nobody has the iterator yet."""
-    inits = []
+    """Nobody has the iterator yet; torch does not keep it in mind, since another one may come to
+    its address."""
+    inits, told = [], []
     from torch.utils.data import _utils
+    tell = _utils.signal_handling._set_worker_pids
+
+    def noted(address, pids):
+        told.append(address)
+        tell(address, pids)
 
     def broken():
         inits.append(len(workers()))
         raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Segmentation fault.")
     monkeypatch.setattr(_utils.signal_handling, "_set_SIGCHLD_handler", broken)
+    monkeypatch.setattr(_utils.signal_handling, "_set_worker_pids", noted)
     trainer = make()
     with pytest.raises(RuntimeError, match="Segmentation"):
         trainer.fit()
     assert inits == [2] and not workers()
+    with pytest.raises(ValueError, match="Cannot find"):
+        _utils.signal_handling._remove_worker_pids(*told)
 
 
 def test_a_fork_has_no_workers_of_its_parents():

@@ -15,7 +15,7 @@ __all__ = ['INSIDE', 'step_within', 'run_backward', 'gradient_norms', 'multiply'
 # %% ../../nbs/support/torch_private.ipynb #0e5492e4
 import os
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -229,9 +229,10 @@ def leave_shut_down(iterator) -> None:
 
 def forget_worker_pids(iterator) -> None:
     "Keep torch from raising an error when workers of this iterator end."
-    if getattr(iterator, "_worker_pids_set", False):
+    if iterator_workers(iterator):
         from torch.utils.data._utils import signal_handling
-        signal_handling._remove_worker_pids(id(iterator))
+        with suppress(ValueError):  # torch knows none: of one half made it may, whatever that says
+            signal_handling._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
 
 def waiting_iterator(loader):
