@@ -19,6 +19,7 @@ import atexit
 import ctypes
 import gc
 import json
+import linecache
 import os
 import runpy
 import signal
@@ -205,6 +206,8 @@ def run_as_main(words):
     for each in set(main) - {"__builtins__", "__name__", "__doc__", "__spec__", "__package__"}:
         del main[each]
     main.update({"__file__": name} if name != "<string>" else {})
+    if name == "<string>" and sys.version_info >= (3, 13):  # whose tracebacks show lines of it
+        linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
     exec(compile(code, name, "exec"), main)
 
 

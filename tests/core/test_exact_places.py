@@ -310,6 +310,59 @@ def globally():
     return step
 
 
+KEPT = {"calls": 0}
+
+
+def within_comprehension():
+    """The same in a global dict that only a comprehension of the step uses."""
+    KEPT["calls"] = 0
+    def step(batch, trainer):
+        calls, = [KEPT.update(calls=KEPT["calls"] + each) or KEPT["calls"] for each in (1,)]
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / calls}
+    return step
+
+
+def within_function():
+    """The same, used by a function within the step."""
+    KEPT["calls"] = 0
+    def step(batch, trainer):
+        def count():
+            KEPT["calls"] += 1
+            return KEPT["calls"]
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / count()}
+    return step
+
+
+def by_default():
+    """The same in the default value of an argument, read next to another variable."""
+    def step(batch, trainer, kept={"calls": 0}):  # noqa: B006
+        inputs, targets = batch
+        kept["calls"] = calls = kept["calls"] + 1
+        return {"loss": mse_loss(trainer.model(inputs), targets) / calls}
+    return step
+
+
+def by_keyword():
+    """The same in the default value of an argument that has a name only."""
+    def step(batch, trainer, *, kept={"calls": 0}):  # noqa: B006
+        kept["calls"] += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / kept["calls"]}
+    return step
+
+
+def set_within():
+    """A global number that a function within the step sets."""
+    global CALLS  # noqa: PLW0603
+    CALLS = 0
+    def step(batch, trainer):
+        def count():
+            global CALLS  # noqa: PLW0603
+            CALLS += 1
+            return CALLS
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / count()}
+    return step
+
+
 def remembering():
     """A step that trains on one of all batches so far, too."""
     seen = []
@@ -366,6 +419,13 @@ PLACES = {
     "step: dict": ({"step": in_a_dict}, "kept (used by train_step)"),
     "step: attribute": ({"step": on_itself}, "train_step.calls"),
     "step: global variable": ({"step": globally}, "CALLS (used by train_step)"),
+    "step: global in a comprehension": (
+        {"step": within_comprehension}, "KEPT (used by train_step)"),
+    "step: global in an inner function": ({"step": within_function}, "KEPT (used by train_step)"),
+    "step: default value": ({"step": by_default}, "kept (used by train_step)"),
+    "step: default value by name": ({"step": by_keyword}, "kept (used by train_step)"),
+    "step: global set by an inner function": (
+        {"step": set_within}, "CALLS (used by train_step)"),
     "step: list that grows": ({"step": remembering}, "seen (used by train_step)"),
     "step: iterator": ({"step": second_loader}, "others (used by train_step)"),
 }

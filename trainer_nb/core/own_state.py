@@ -65,10 +65,19 @@ def _of_function(function):
             yield name, cell.cell_contents
         except ValueError:  # not filled yet
             continue
-    yield from zip(code.co_varnames, function.__defaults__ or ())
-    for name in code.co_names:
+    values = function.__defaults__ or ()  # those of the last arguments
+    yield from zip(code.co_varnames[code.co_argcount - len(values):], values)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in dict.fromkeys(_names_in(code)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
+
+def _names_in(code):
+    "The names in code and in the functions within it; a comprehension was one before Python 3.12."
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names_in(each)
 
 # %% ../../nbs/core/06_own_state.ipynb #a0e63fc3
 def _of_class(kind):
@@ -455,10 +464,10 @@ def _reads(code, name: str) -> bool:
 
     Not so of a mere count, nor of a container to which it only adds."""
     kinds, plain = ("ATTR", "METHOD") if name[0] == "." else _VARIABLES, name.removeprefix(".")
-    lines, straight, loaded = list(dis.get_instructions(code)), True, False
+    lines, straight, loaded = list(_instructions(code)), True, False
     for number, each in enumerate(lines):
         action, _, kind = each.opname.partition("_")
-        if each.argval == plain or (type(each.argval) is tuple and plain in each.argval):
+        if each.argval == plain:
             if straight and action == "STORE" and kind in kinds and not loaded:
                 return False
             loaded = loaded or (action == "LOAD" and kind.startswith(kinds))
@@ -470,6 +479,16 @@ def _reads(code, name: str) -> bool:
     return any(_reads(each, name) for each in code.co_consts if isinstance(each, CodeType))
 
 _VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
+_TWO = re.compile("((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")  # in one, from Python 3.13 on
+
+def _instructions(code):
+    "The instructions of code; one that loads or stores two variables is two."
+    for each in dis.get_instructions(code):
+        if found := _TWO.fullmatch(each.opname):
+            for name, value in zip(found.groups(), each.argval):
+                yield each._replace(opname=name, argval=value)
+        else:
+            yield each
 _ADDING = "append", "appendleft", "extend", "add", "update", "setdefault"
 
 def _counts(lines, number: int) -> bool:
@@ -518,7 +537,9 @@ def _is_module(holder) -> bool:
 
 def _set_outside(code) -> set[str]:
     "The global variables that code sets."
-    return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+    return names.union(*(_set_outside(each) for each in code.co_consts
+                         if isinstance(each, CodeType)))
 
 # %% ../../nbs/core/06_own_state.ipynb #e519b1d9
 _ACTING = re.compile(r"(?!__).*[^_]_|set_\w+|load_\w+|manual_seed|zero_grad|backward|eval|train|"
@@ -537,7 +558,7 @@ def _acts(hook) -> bool:
 
 def _code_acts(code, own) -> bool:
     "`own`: the names of `self`."
-    lines = list(dis.get_instructions(code))
+    lines = list(_instructions(code))
     for number, each in enumerate(lines):
         if (each.argval == "setattr"
             or each.opname == "STORE_ATTR" and not _is_of(own, lines, number)
@@ -553,8 +574,7 @@ def _is_of(names, lines, number: int) -> bool:
     if lines[before].opname == "SWAP":  # self.count += 1
         copied = (place for place in range(before, -1, -1) if lines[place].opname == "COPY")
         before = next(copied, number) - 1
-    loaded = lines[before].argval
-    return (loaded[-1] if type(loaded) is tuple else loaded) in names
+    return lines[before].argval in names
 
 # %% ../../nbs/core/06_own_state.ipynb #f468e36b
 PLAIN = (bool, int, float, complex, str, np.generic)
