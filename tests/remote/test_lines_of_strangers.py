@@ -1,6 +1,7 @@
 """Lines in the replies that no run has written: a name is a name, and a run starts in any case."""
 
 import json
+import sys
 import threading
 
 import pytest
@@ -92,12 +93,13 @@ def test_a_whole_number_beyond_64_bits_is_refused(number, tmp_path):
 
 def test_an_error_of_a_signal_while_a_thread_starts_is_told_as_it_is(monkeypatch):
     """Python covers it up with an error of its own, if the thread has begun already."""
-    begin = threading._start_new_thread
-    def interrupted(function, args):
-        begin(function, args)
+    name = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+    begin = getattr(threading, name)
+    def interrupted(*args, **settings):
+        begin(*args, **settings)
         assert thread._started.wait(60)
         raise RuntimeError("a worker is killed")
     thread = threading.Thread(target=lambda: None)
-    monkeypatch.setattr(threading, "_start_new_thread", interrupted)
+    monkeypatch.setattr(threading, name, interrupted)
     with pytest.raises(RuntimeError, match="a worker is killed"):
         start_thread(thread)
