@@ -86,17 +86,40 @@ def public_names():
     return len(names), sorted(names)
 
 
+# attributes of objects of torch and Python, which have no other way
+OF_OTHERS = {"grad", "_opt_called", "worker_init_fn", "atexit"}
+
+
+def made_in(function):
+    """Names of objects that a function makes itself: `found = Exactness()`."""
+    pairs = []
+    for node in ast.walk(function):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            pairs += zip(target.elts, node.value.elts) if both else [(target, node.value)]
+    made = [(ast.unparse(name), ast.unparse(value.func)) for name, value in pairs
+            if isinstance(value, ast.Call)]
+    return {name for name, kind in made
+            if kind == "cls" or kind.rpartition(".")[2][:1].isupper()}
+
+
+def writes_in(node, own=frozenset(), in_class=False):
+    """Assignments below a node to an attribute of an object that is not one's own: neither `self`,
+    in a function within a method too, nor an object that was just made."""
+    for each in ast.iter_child_nodes(node):
+        mine = own
+        if isinstance(each, FUNCTION):
+            mine = own | made_in(each) | {one.arg for one in each.args.args[:1] if in_class}
+        elif (isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+              and ast.unparse(each.value) not in own and each.attr not in OF_OTHERS):
+            yield each
+        yield from writes_in(each, mine, isinstance(each, ast.ClassDef))
+
+
 def foreign_writes():
     """Places in the core and in the trainer that assign to an attribute of another object."""
-    found = set()
-    for path, tree in trees().items():
-        if not path.startswith("core/") and path != "trainer.py":
-            continue
-        for function in [node for node in ast.walk(tree) if isinstance(node, FUNCTION)]:
-            own = function.args.args[0].arg if function.args.args else ""
-            found |= {(node.attr, f"{path}:{node.lineno}") for node in ast.walk(function)
-                      if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-                      and ast.unparse(node.value) != own}
+    found = {(node.attr, f"{path}:{node.lineno}") for path, tree in trees().items()
+             if path.startswith("core/") or path == "trainer.py" for node in writes_in(tree)}
     return len(found), sorted(found)
 
 
@@ -131,7 +154,7 @@ FIGURES = {
     lines_of_another_class: 420,  # the points of Hook say what they get
     lines_of_a_class_alone: 250,
     public_names: 174,
-    foreign_writes: 193,
+    foreign_writes: 174,
     modules_that_spell_commands: 38,
     calls_of_a_step: 26,  # two above the 24 of today: an early warning
 }
