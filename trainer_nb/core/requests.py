@@ -22,7 +22,6 @@ from .hook import ComponentHook
 from .looks import at_rest
 from .optimizers import check_windows
 from .state import Phase, RunState, warn
-from .training import ASKED
 from ..support.saved import CheckpointError, write_state
 
 # %% ../../nbs/core/27_requests.ipynb #2aaff853
@@ -45,11 +44,8 @@ def apply_tune(trainer, values: dict, source: str = "code") -> None:
 
 def evaluate_next(trainer, source: str = "code") -> None:
     "An evaluation comes before the next step; at a boundary."
-    state = trainer.step_state
     trainer.record("validate", "validate", source=source)
-    if state.phase is not Phase.VALID:
-        state.phase, state.next_phase = Phase.VALID, state.phase
-    state.evaluated_at = ASKED
+    trainer.step_state.ask_evaluation()
 
 def micro_batch_changed(trainer, old: int, new: int) -> None:
     "Out of memory under `micro_batch_size='auto'`: the smaller size is journalled."
