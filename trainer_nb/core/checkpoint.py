@@ -701,7 +701,7 @@ class RunCheckpoint:
             parts.restore(taken, owner)
             parts.journal.restore(state)
             self.take_totals(state["position"]["totals"], owner)
-            self.state.inexact = self.state.inexact or other_code(state, made_of())
+            self.state.lose_exactness(self.state.inexact or other_code(state, made_of()))
             if not optimizer:
                 self.start_anew(owner)
             self.log_assigned(owner)

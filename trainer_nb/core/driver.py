@@ -815,8 +815,8 @@ class Lifecycle:
         self.exception = error
         self.dead_end = explain_failure(self.loop, error)
         self.engine.leave(error)
-        lost = cost_of(error, self.loop, self.boundary.acting, self.points.broken())
-        self.state.inexact = lost or self.state.inexact
+        self.state.lose_exactness(
+            cost_of(error, self.loop, self.boundary.acting, self.points.broken()))
         self.error_text = "".join(traceback.format_exception(error))
         interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
         self.status.become(RunState.INTERRUPTED if interrupted else RunState.ERROR)

@@ -272,8 +272,8 @@ class OptimizersPart:
                 # what torch's schedulers look at before they warn of a wrong order
                 engine.optim._opt_called = True
             engine.refresh_parameters()
-            state.optimizer_step = given["optimizer_step"]
-            state.skipped_steps = given["skipped_steps"]
+            state.become(replace(state, optimizer_step=given["optimizer_step"],
+                                 skipped_steps=given["skipped_steps"]))
             runner.rates.become(given["base_rates"])
             self.decays[name].become(given["base_decays"])
             runner.gradients.finite.become(*given["finite"])

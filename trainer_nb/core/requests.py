@@ -145,7 +145,7 @@ def with_loader_of(trainer, state: dict):
         assigned.pop("train_dl", None)
         assigned.update({entry.name: entry.new for entry in unknown or loaders_set()})
     if unknown and trainer.step_state.phase is Phase.TRAIN:
-        trainer.step_state.inexact = (
+        trainer.step_state.lose_exactness(
             f"the run went back to step {trainer.step_state.optimizer_step}, in the middle of an "
             "epoch of another train_dl than the one that is here")
 

@@ -502,7 +502,7 @@ class StepRunner:
         "Discard the open window: its gradients are dropped, its batches will be taken again."
         self.zero_grad(owner)
         if self.window_open:
-            self.state.batch_idx, self.state.samples_seen = self.start
+            self.state.take_back(*self.start)
             self.finish()
 
     def place_in_words(self) -> str:
@@ -538,8 +538,7 @@ class StepRunner:
         window.batches += contributed or engine.is_distributed
         window.samples += samples
         state.window_batches = window.batches
-        state.batch_idx += context.group  # one batch of each process
-        state.samples_seen += samples * context.group
+        state.count(context.group, samples)
         if hooks.after_batch:
             hooks.fire("after_batch", owner)
         return window.batches >= window.size
@@ -551,7 +550,7 @@ class StepRunner:
         self.engine.zero_weight_pass(lambda batch: loss_of(batch, owner), training=True)
         window.batches += 1
         state.window_batches = window.batches
-        state.batch_idx += self.context.group
+        state.count(self.context.group)
         return window.batches >= window.size
 
     def before_pass(self) -> None:

@@ -171,7 +171,7 @@ class StepRunners:
         "Discard the open windows: their gradients are dropped, their batches will be taken again."
         self.zero_grad(owner)
         if self.window_open:
-            self.state.batch_idx, self.state.samples_seen = self.start
+            self.state.take_back(*self.start)
             self.finish()
 
     def accumulate(self, batch, owner) -> bool:
@@ -221,18 +221,15 @@ class StepRunners:
 
     def place(self, runner: StepRunner) -> None:
         "A runner that is not the last one begins its turn at the place of the run."
-        here, own = self.state, runner.state
-        own.epoch, own.batch_idx, own.samples_seen = here.epoch, here.batch_idx, here.samples_seen
+        runner.state.stand_at(self.state)
         if not runner.window_open:
             runner.open()
 
     def count_without_last(self, batch) -> None:
         "Count a batch for the run that the last optimizer does not take; None: of other processes."
-        state, group = self.state, self.context.group
         samples = 0 if batch is None else self.sizes.of(batch) or 0
         self.last.window.samples += samples  # several processes count the samples of a whole window
-        state.batch_idx += group
-        state.samples_seen += samples * group
+        self.state.count(self.context.group, samples)
 
     def close(self, runner: StepRunner, owner) -> None:
         "A step of an optimizer that is not the last one."

@@ -102,6 +102,24 @@ class StepState:
         "Take every value of another state; all references to this object see them."
         self.__dict__.update(other.__dict__)
 
+    def count(self, batches: int, samples: int = 0) -> None:
+        "Count the batches that were taken, one of each process, of so many samples each."
+        self.batch_idx += batches
+        self.samples_seen += samples * batches
+
+    def take_back(self, batch_idx: int, samples_seen: int) -> None:
+        "Go back to where the open window began: its batches will be taken again."
+        self.batch_idx, self.samples_seen, self.window_batches = batch_idx, samples_seen, 0
+
+    def stand_at(self, other: "StepState") -> None:
+        "Take the place of another state in the data; the steps are its own."
+        self.epoch, self.batch_idx, self.samples_seen = (other.epoch, other.batch_idx,
+                                                         other.samples_seen)
+
+    def lose_exactness(self, why: str | None) -> None:
+        "Going on from here is not bit-exact any more; None: as it was."
+        self.inexact = why or self.inexact
+
     def enter(self, phase: Phase, then: Phase | None = None) -> None:
         "Do this phase next, and `then` after it, if it is an evaluation."
         self.phase, self.next_phase = phase, then or self.next_phase
@@ -526,8 +544,9 @@ class RunRandom:
     def active(self):
         "The run's streams replace the global ones, which are restored afterwards."
         if self.own.in_place:  # an interrupt at the end of the last drive left it so
-            self.state.inexact = (f"the drive to step {self.state.optimizer_step} was interrupted "
-                                  "at its very end: its random streams are lost")
+            self.state.lose_exactness(
+                f"the drive to step {self.state.optimizer_step} was interrupted at its very end: "
+                "its random streams are lost")
             self.own.in_place = False
         with self.own.placed(lambda: self.own.held or self.first()), self.owning():
             yield
@@ -537,9 +556,9 @@ class RunRandom:
         return self.own.aside()
 
     def _mixed(self) -> None:
-        step = self.state.optimizer_step
-        self.state.inexact = (f"from step {step} on another run was driven at the same time and "
-                              "they could not take turns: both drew from the same random streams")
+        self.state.lose_exactness(
+            f"from step {self.state.optimizer_step} on another run was driven at the same time and "
+            "they could not take turns: both drew from the same random streams")
         warn("two runs are driven at the same time, and for "
              f"{TURNS.patience:.0f} seconds one of them has not come to the end of a step: they "
              "go on side by side and are not exact")

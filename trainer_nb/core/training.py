@@ -173,7 +173,7 @@ class BatchFeed:
         "Count the batches that the iterator skips."
         state, runner = self.state, self.runner
         while state.batch_idx in self.data.skipped_in_epoch:
-            state.batch_idx += 1
+            state.count(1)
             if not runner.window_open:
                 runner.move_start()
 
