@@ -101,12 +101,14 @@ class Evaluator:
         self.discarded_by = None
 
     @contextmanager
-    def surroundings(self, shared: list):
-        "Eval mode; restores all random states. `shared`: generators of the training."
+    def surroundings(self, shared: list, **values):
+        """Eval mode; restores all random states.
+
+        `shared`: generators of the training; `values`: of the context while this is open."""
         own = [each for loader in self.loaders.values() for each in loader_generators(loader)]
         failed = None
         try:
-            with borrowed_generators(shared, own, lambda: self.done), self._eval_mode():
+            with borrowed_generators(shared, own, lambda: self.done), self._eval_mode(values):
                 yield
         except BaseException as error:
             failed = id(error)
@@ -115,10 +117,10 @@ class Evaluator:
             self.discarded_by = failed
 
     @contextmanager
-    def _eval_mode(self):
+    def _eval_mode(self, values: dict):
         streams, context = RandomStreams.capture(), self.context
-        with context.preserved():
-            context.training, context.eval_batch, self.borrowed = False, 0, streams
+        with context.preserved(training=False, eval_batch=0, **values):
+            self.borrowed = streams
             try:
                 with self.modes.evaluating():
                     yield
@@ -166,7 +168,7 @@ class Evaluator:
         "Forward pass of one batch, without gradients; its results are added to the totals."
         engine, context = self.engine, self.context
         hooks: Any = self.hooks  # a point is an attribute
-        context.batch, context.pred = engine.place(batch), None
+        context.take(engine.place(batch))
         if hooks.before_batch:
             hooks.fire("before_batch", owner)
         if engine.is_distributed:
@@ -177,9 +179,7 @@ class Evaluator:
             check_output(output, training=False)
             context.loss = output["loss"]
             if hooks.after_loss:
-                context.output = output
-                hooks.fire("after_loss", owner)
-                context.output = None
+                context.after_loss(output, hooks, owner)
             samples = self.sizes.count(context.batch) or self.sizes.of(context.batch)
             if samples == 0:
                 raise ValueError(f"{batch_name(self.state, context)} holds no sample")
@@ -192,8 +192,7 @@ class Evaluator:
 
     def loss_of(self, batch, owner) -> torch.Tensor:
         "The loss of another process's batch; it leaves no trace here."
-        with self.context.preserved():
-            self.context.batch = batch
+        with self.context.preserved(batch=batch):
             return self.eval_step(batch, owner)["loss"]
 
     def evaluate_loader(self, loader, name: str, totals, limit: int | None, owner):
@@ -246,8 +245,7 @@ class Evaluator:
         the stage are not fired, `records` stay as they are."""
         self.done, context, hooks = False, self.context, self.hooks
         records: dict = {}
-        with self.surroundings(list(shared)):
-            context.split = next(iter(loaders))
+        with self.surroundings(list(shared), split=next(iter(loaders))):
             if hooks.watched:
                 hooks.count_all()
             if batches is None:
@@ -277,8 +275,8 @@ class Evaluator:
         predict, context = getattr(self.eval_step, "predict", None), self.context
         parts: list[Any] = []
         *_, weights = self.weight_sets(owner).values()
-        with self.surroundings(list(shared)), self.modes.exchanged(weights), torch.no_grad():
-            context.split = "predict"
+        with (self.surroundings(list(shared), split="predict"), self.modes.exchanged(weights),
+              torch.no_grad()):
             order = None if keeps_order(loader) and not indices else pass_indices(loader)
             if indices and order is None:
                 raise ValueError("predict(indices=True): this loader does not tell which samples "
@@ -289,7 +287,7 @@ class Evaluator:
                 named = all_batches(
                     batches, lambda: f"batch {len(parts)} of the loader of predict()")
                 for batch in islice(named, count):
-                    context.batch, context.pred = self.engine.place(batch), None
+                    context.take(self.engine.place(batch))
                     with self.engine.autocast:
                         parts.append(to_cpu(predict(context.batch, owner) if predict
                                             else self.step_pred(owner)))

@@ -64,7 +64,8 @@ def look(trainer, name: str, loaders: dict, stage: str) -> dict:
         except StopIteration as end:
             return end.value
         finally:
-            evaluator.records, trainer.step_state.closing = records, closing
+            evaluator.use(records=records)
+            trainer.step_state.closing = closing
             restore_generators(generators, states)
             note_changes()
 

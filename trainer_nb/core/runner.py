@@ -60,10 +60,21 @@ class StepContext:
         if isinstance(self.loss, torch.Tensor):
             self.loss = self.loss.detach()
 
+    def take(self, batch) -> None:
+        "Become the context of another batch, which has no prediction yet."
+        self.batch, self.pred = batch, None
+
+    def after_loss(self, output: dict, hooks, owner) -> None:
+        "Call the hooks after a loss, with what the step returned."
+        self.output = output
+        hooks.fire("after_loss", owner)
+        self.output = None
+
     @contextmanager
-    def preserved(self):
-        "Restore all values at the end of the context."
+    def preserved(self, **values):
+        "Use these values while this is open; at its end restore all of them."
         before = dict(self.__dict__)
+        self.__dict__.update(values)
         try:
             yield self
         finally:
@@ -354,9 +365,7 @@ class WindowPasses:
         if context.loss is None:
             return False
         if hooks.after_loss:
-            context.output = output
-            hooks.fire("after_loss", owner)
-            context.output = None
+            context.after_loss(output, hooks, owner)
         n = items(output, samples) if "n" in output else samples
         if n is None:
             raise uncertain_size(chunk, batch_name(self.state, context))
@@ -379,8 +388,7 @@ class WindowPasses:
 
     def loss_of(self, batch, owner) -> torch.Tensor:
         "The loss of another process's batch; it leaves no trace here."
-        with self.context.preserved():
-            self.context.batch = batch
+        with self.context.preserved(batch=batch):
             return self.train_step(batch, owner)["loss"]
 
     def run_in_chunks(self, batch, samples: int | None, owner) -> bool:
