@@ -581,7 +581,6 @@ class Trainer:
             return self.result()
         if skip_failed:
             leave_out(self, "code")
-        self.driver.until = Until()
         with self.panels.live():
             return report(self, self.driver.drive("fit()", self))
 
@@ -595,11 +594,8 @@ class Trainer:
         epochs = whole_number("step(): epochs", epochs, optional=True)
         if not self._enter("step()"):
             return self.result()
-        self.driver.until = Until.after(self.step_state, n, epochs)
-        try:
+        with self.driver.going_to(Until.after(self.step_state, n, epochs)):
             outcome = self.driver.drive("step()", self)
-        finally:
-            self.driver.until = Until()
         raise_end(self, outcome)
         return self.result()
 

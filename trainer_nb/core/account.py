@@ -125,8 +125,9 @@ def exactness(trainer) -> Exactness:
     """Whether going on from a saved state is bit for bit the same run, and what stands in the way.
 
     True or False as a truth value; `obstacles` and `assumed` are lists of sentences."""
-    found = data_exactness(trainer.data) if trainer.train_dl is not None else Exactness()
+    found = Exactness()
     if trainer.train_dl is not None:
+        found.add(data_exactness(trainer.data))
         if trainer.compiled is not None:
             sizes = batch_sizes(trainer.train_dl, trainer.data.length).union(
                 *(batch_sizes(each, None) for each in trainer.evaluator.loaders.values()),

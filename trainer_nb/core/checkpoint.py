@@ -77,9 +77,7 @@ class PositionPart:
     def restore(self, state: dict) -> None:
         "Take the position of a saved run."
         given, loop, driver, here = state["position"], self.loop, self.driver, self.loop.state
-        # a running step(n) still makes n steps in all
-        driver.until = driver.until.shifted(given["optimizer_step"] - here.optimizer_step,
-                                            given["epoch"] - here.epoch)
+        driver.moved(given["optimizer_step"] - here.optimizer_step, given["epoch"] - here.epoch)
         driver.clock.become(given["seconds"])
         here.become(replace(
             here, **{name: given[name] for name in (*COUNTERS, *OF_STATE)},
@@ -228,8 +226,7 @@ class HooksPart:
         for entry, value in self._given(values):
             if value != entry.read():
                 entry.write(entry.check(value))
-        runner = self.driver.loop.runner
-        runner.state.grad_accum_steps = runner.settings.gradient_accumulation_steps
+        self.driver.loop.runner.note_window()
         self.tunables.pending.clear()
 
     def undo_tunables(self, undo: Undo) -> None:

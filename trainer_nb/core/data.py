@@ -672,6 +672,10 @@ class SkippingSampler:
         self.mark = mark  # maps each item to what is yielded
         self.watch = watch
 
+    def begin_after(self, skip: int, omit, before: Callable | None, then: Callable | None) -> None:
+        "Discard these items of the next pass; `before` and `then` are called around it."
+        self.skip, self.omit, self.before, self.then = skip, frozenset(omit), before, then
+
     def __iter__(self):
         # a sampler may draw its order here, before torch draws the workers' seed
         return self._rest(iter(self.inner) if self.before is None else None)
@@ -1018,8 +1022,8 @@ class LoaderSource:
         self.clone()
         loader = self.loader  # the functions must not refer to `self`: a reference cycle
         # running persistent workers drew no seed at this epoch's start, but a clone's new ones do
-        self.sampler.before = (lambda: start.restore(loader)) if start.reused else None
-        self.sampler.skip, self.sampler.omit, self.sampler.then = count, frozenset(omit), then
+        before = (lambda: start.restore(loader)) if start.reused else None
+        self.sampler.begin_after(count, omit, before, then)
 
     @property
     def has_waiting_workers(self) -> bool:

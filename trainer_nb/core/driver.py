@@ -330,13 +330,13 @@ class Logbook:
         told = {}
         if command is not None and (command.id or command.reason) and command.source == source:
             told = command.origin()
+        if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
+            told |= {"was": None if was is None else float(was), "unset": unset}
         entry = self.journal.record(
             kind, name, old, new, source=source, branch=state.branch, boundary=state.boundary,
             step=state.optimizer_step, epoch=state.epoch, batch_idx=state.batch_idx,
             samples_seen=state.samples_seen, seconds=round(self.clock.elapsed(), 3),
             survives=survives, **told)
-        if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
-            entry.was, entry.unset = None if was is None else float(was), unset
         self.hooks.fire("on_intervention", owner, entry)
         return entry
 
@@ -482,9 +482,10 @@ class Boundary:
         "A drive begins: nothing is being carried out, and the first boundary looks up."
         self.acting, self.next_refresh = "", 0.0
 
-    def forget_exit(self) -> None:
-        "The process does not end with the drive."
-        self.exit_code = None
+    def take_exit_code(self) -> int | None:
+        "What the process ends with, once; None: it goes on."
+        code, self.exit_code = self.exit_code, None
+        return code
 
     def here(self) -> str:
         "The present place, as replies say it."
@@ -744,7 +745,7 @@ class Lifecycle:
         loop, state, hooks = self.loop, self.state, self.hooks
         self.boundary.begin()
         loop.feed.forget_failed()
-        hooks.error_after_all = None
+        hooks.forget_error()
         loop.evaluator.forget_error()
         state.closing = False
         if hooks.clock is not None:  # the time between two drives is not a part of a step
@@ -755,7 +756,7 @@ class Lifecycle:
             loop.runner.zero_grad(owner)
         loop.runner.begin_drive()
         loop.resolve_hooks(owner)
-        state.grad_accum_steps = loop.runner.settings.gradient_accumulation_steps
+        loop.runner.note_window()
         self.logbook.begin()
         self.points.open(owner)
         self.clock.run()
@@ -822,7 +823,7 @@ class Lifecycle:
         self.status.become(RunState.INTERRUPTED if interrupted else RunState.ERROR)
         self.pause.forget()
         self.logbook.note_end(self.status.state)
-        self.boundary.forget_exit()
+        self.boundary.take_exit_code()  # the process goes on
         def tell(point):
             if self.loop.begun is not None:
                 self.hooks.fire_all(point, owner)
@@ -866,6 +867,19 @@ class Driver:
         "The objects whose attributes say how the run stands, beside those of the driver itself."
         return [self.clock, self.status, self.logbook, self.points, self.pause, self.boundary,
                 self.lifecycle]
+
+    @contextmanager
+    def going_to(self, place: Until):
+        "Drives pause at this place while this is open."
+        self.until = place
+        try:
+            yield
+        finally:
+            self.until = Until()
+
+    def moved(self, steps: int, epochs: int) -> None:
+        "The position was moved: a running step(n) still makes n steps in all."
+        self.until = self.until.shifted(steps, epochs)
 
     @contextmanager
     def exclusive(self, name: str, owner):

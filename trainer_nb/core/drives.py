@@ -128,7 +128,7 @@ def report(trainer, outcome: RunState) -> FitResult:
 
 def raise_end(trainer, outcome: RunState) -> None:
     "What ends the cell or the process, once everything is closed."
-    code, trainer.driver.boundary.exit_code = trainer.driver.boundary.exit_code, None
+    code = trainer.driver.boundary.take_exit_code()
     if code is not None:
         raise SystemExit(code)
     if outcome is RunState.INTERRUPTED:

@@ -362,6 +362,15 @@ class Tally:
     in_steps: float = 0.0  # seconds within the steps that the clock has measured
     since: tuple[int, int] | None = None  # `passed` of the clock when the counting began
 
+    def add(self, seconds: float, weight: int) -> None:
+        "Count a call; `weight`: of how many it is a sample, if more than itself."
+        if weight > 1:
+            self.sampled += weight
+            self.sampled_seconds += weight * seconds
+        else:
+            self.calls += 1
+            self.seconds += seconds
+
 
 class HookRow:
     "One hook of a run: its name, its answers, its calls and time, its last error."
@@ -576,6 +585,10 @@ class HookSet:
             self.error_after_all = id(first)
             raise first
 
+    def forget_error(self) -> None:
+        "Forget the exception after which every hook was called."
+        self.error_after_all = None
+
     def describe(self) -> str:
         "The hook table as Markdown."
         return hook_table(self.running(), self.clock)
@@ -734,10 +747,5 @@ class StepClock:
                 if not self.depth:
                     self.hooks, self.inner = self.hooks + passed, 0.0
                 self.spent[row] = self.spent.get(row, 0.0) + own
-                if sampled and self.weight > 1:
-                    tally.sampled += self.weight
-                    tally.sampled_seconds += self.weight * own
-                else:
-                    tally.calls += 1
-                    tally.seconds += own
+                tally.add(own, self.weight if sampled else 1)
         return call

@@ -38,7 +38,7 @@ def apply_tune(trainer, values: dict, source: str = "code") -> None:
         was = {"lr": trainer.rate}
     for name, old, new in trainer.tunables.apply(values):
         trainer.record("tune", name, old, new, source, was=was.get(name) if old is None else None)
-    trainer.step_state.grad_accum_steps = trainer.settings.gradient_accumulation_steps
+    trainer.runner.note_window()
     if trainer.hooks.stale:
         trainer.loop.resolve_hooks(trainer)
 

@@ -477,6 +477,10 @@ class StepRunner:
         "Itself: whose steps are the run's."
         return self
 
+    def note_window(self) -> None:
+        "The state says of how many batches a full window is."
+        self.state.grad_accum_steps = self.settings.gradient_accumulation_steps
+
     def begin_drive(self) -> None:
         "Count windows without a gradient from here on."
         self._without = self.state.optimizer_step, 0
@@ -587,15 +591,12 @@ class StepRunner:
         by_hand = settings.lr is not None or settings.lr_scale != 1.0 or rates.factors is not None
         return rates.step() if by_hand else self.engine.step()
 
-    def note_refused(self, there: bool) -> bool:
-        "Count a window without a step; returns False. `there`: it had gradients."
-        state = self.state
+    def note_refused(self, there: bool) -> None:
+        "Count a window without a step; `there`: it had gradients."
         if self.engine.overflowed:
-            state.skipped_steps += 1
+            self.state.skipped_steps += 1
             self.gradients.check_scale(self.place_in_words())
         self.refused += there
-        state.closing = False
-        return False
 
     def optimizer_step(self, owner) -> bool:
         "Close the window with a step; False if nothing was stepped."
@@ -623,13 +624,14 @@ class StepRunner:
         stepped = stepped and self.apply_gradients(owner)
         engine.zero_grad() if self._zero_grad is None else self._zero_grad(owner)
         self.window_open, state.window_batches = False, 0
-        if not stepped:
-            return self.note_refused(there)
-        state.optimizer_step += 1
-        if self.hooks.after_step:
-            self.hooks.fire_all("after_step", owner)
+        if stepped:
+            state.optimizer_step += 1
+            if self.hooks.after_step:
+                self.hooks.fire_all("after_step", owner)
+        else:
+            self.note_refused(there)
         state.closing = False
-        return True
+        return bool(stepped)  # a subclass may have its own do_opt_step
 
     def recompute(self, owner, modules: list) -> torch.Tensor:
         "The gradients of the open window again, at the current weights; returns its mean loss."

@@ -97,6 +97,7 @@ class StepRunners:
     micro, sizes = property(attrgetter("last.micro")), property(attrgetter("last.sizes"))
     astray, place_in_words = (property(attrgetter("last.astray")),
                               property(attrgetter("last.place_in_words")))
+    note_window = property(attrgetter("last.note_window"))
 
     def __init__(self, runners: dict[str, StepRunner], hooks: HookSet):
         self.runners, self.hooks = runners, hooks

@@ -512,7 +512,7 @@ class RunRandom:
             assert streams is not None  # the run was driven
             streams.restore()
         else:
-            self.own.held = streams
+            self.hold(streams)
 
     def hold(self, streams: RandomStreams | None) -> None:
         "Continue with these streams when the run is driven again."
