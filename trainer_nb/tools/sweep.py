@@ -323,7 +323,7 @@ def run_sweep(trainer, sweep: Sweep, valid_dl=None, train_dl=None) -> None:
             raise
         finally:
             entry.write(before)
-            trainer.step_state.grad_accum_steps = trainer.gradient_accumulation_steps
+            trainer.runner.note_window()
             sweep.ended = sweep.ended or "failed"
             driver.status.tick("swept")
 
