@@ -18,7 +18,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -143,7 +143,7 @@ class StepState:
         self.evaluated_at, self.phase = self.optimizer_step, self.next_phase
 
     @contextmanager
-    def unrepeatable(self):
+    def unrepeatable(self) -> Iterator[None]:
         """What is done while this is open cannot be repeated.
 
         After an exception `closing` stays true until the next drive, for what explains it."""

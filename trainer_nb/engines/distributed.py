@@ -491,12 +491,10 @@ class SharedEpochIterator(EpochIterator):
         # the batches of `overfit_batches` are those of one epoch, not of each epoch's order
         if sampler is None or length is None or self.overfit:
             return self._open_whole(taken, length)
-        sampler.skip = taken
         sampler.part = slice(self.world.rank, length - taken, self.world.size)
         common, loader = self.common, self.loader
-        sampler.before = lambda: common.restore(loader)
         sampler.drawn = lambda: drawn(loader, common.reused)
-        sampler.then = None if then is None else then.restore
+        sampler.begin_after(taken, (), lambda: common.restore(loader), then and then.restore)
         raw = open_loader(self.source.opened, self)
         return raw, self.turn.by_index(raw, taken, length)
 
