@@ -482,13 +482,16 @@ _VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
 _TWO = re.compile("((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")  # in one, from Python 3.13 on
 
 def _instructions(code):
-    "The instructions of code; one that loads or stores two variables is two."
+    """The instructions of code, as Python 3.12 has them.
+
+    One that loads or stores two variables is two; what a function within it takes is no read."""
+    cells = {*code.co_cellvars, *code.co_freevars}
     for each in dis.get_instructions(code):
-        if found := _TWO.fullmatch(each.opname):
-            for name, value in zip(found.groups(), each.argval):
-                yield each._replace(opname=name, argval=value)
-        else:
-            yield each
+        found = _TWO.fullmatch(each.opname)
+        pairs = zip(found.groups(), each.argval) if found else [(each.opname, each.argval)]
+        for name, value in pairs:
+            kind = "LOAD_CLOSURE" if name == "LOAD_FAST" and value in cells else name
+            yield each if kind == each.opname else each._replace(opname=kind, argval=value)
 _ADDING = "append", "appendleft", "extend", "add", "update", "setdefault"
 
 def _counts(lines, number: int) -> bool:
