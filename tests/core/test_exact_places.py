@@ -5,6 +5,7 @@ import time
 from itertools import chain
 from types import SimpleNamespace
 
+import fuzz_kinds as helpers
 import numpy as np
 import pytest
 import torch
@@ -363,6 +364,72 @@ def set_within():
     return step
 
 
+def by_module():
+    """A generator of a module of the user's."""
+    helpers.RNG = np.random.default_rng(0)
+    def step(batch, trainer):
+        inputs, targets = batch
+        noise = torch.tensor([helpers.RNG.normal() for _ in range(4)], dtype=torch.float32)
+        return {"loss": mse_loss(trainer.model(inputs + noise), targets)}
+    return step
+
+
+def counted_in_module():
+    """A number of a module."""
+    helpers.calls = 0
+    def step(batch, trainer):
+        helpers.calls += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / helpers.calls}
+    return step
+
+
+class Box:
+    """Where a step counts: in the class, in an object of it."""
+    calls = 0
+
+
+class Tight:
+    """The same in a slot."""
+    __slots__ = ("calls",)
+
+
+def counted_in_class():
+    """A number of a class."""
+    Box.calls = 0
+    def step(batch, trainer):
+        Box.calls += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / Box.calls}
+    return step
+
+
+def counted_in(kind):
+    """A number of an object whose class has no methods."""
+    def make():
+        box = kind()
+        box.calls = 0
+        def step(batch, trainer):
+            box.calls += 1
+            return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / box.calls}
+        return step
+    return make
+
+
+class Shared:
+    """A list that all objects of a class share."""
+    seen = []  # noqa: RUF012
+
+    def __call__(self, batch, trainer):
+        """The loss, divided by the number of calls."""
+        self.seen.append(1)
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / len(self.seen)}
+
+
+def in_a_shared_list():
+    """It begins empty."""
+    Shared.seen.clear()
+    return Shared()
+
+
 def remembering():
     """A step that trains on one of all batches so far, too."""
     seen = []
@@ -426,6 +493,14 @@ PLACES = {
     "step: default value by name": ({"step": by_keyword}, "kept (used by train_step)"),
     "step: global set by an inner function": (
         {"step": set_within}, "CALLS (used by train_step)"),
+    "step: generator of a module": ({"step": by_module}, "helpers.RNG (used by train_step)"),
+    "step: number of a module": (
+        {"step": counted_in_module}, "helpers.calls (used by train_step)"),
+    "step: number of a class": ({"step": counted_in_class}, "Box.calls (used by train_step)"),
+    "step: number of an object": (
+        {"step": counted_in(Box)}, "box.calls (used by train_step)"),
+    "step: number in a slot": ({"step": counted_in(Tight)}, "box.calls (used by train_step)"),
+    "step: list of a class": ({"step": in_a_shared_list}, "train_step.seen"),
     "step: list that grows": ({"step": remembering}, "seen (used by train_step)"),
     "step: iterator": ({"step": second_loader}, "others (used by train_step)"),
 }

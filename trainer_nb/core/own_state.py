@@ -58,7 +58,22 @@ def _own_code(value) -> bool:
             and not (value.__module__ or "").startswith(__name__.partition(".")[0] + ".")
             and not any(place in value.__code__.co_filename for place in _LIBRARIES))
 
-def _of_function(function):
+def _own_class(kind) -> bool:
+    "A class that was not written in a library."
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__ != "builtins" and not any(place in file for place in _LIBRARIES)
+
+def _own_space(value) -> bool:
+    "A module or a class of the user's, in which a function may keep something."
+    if isinstance(value, ModuleType):
+        file = getattr(value, "__file__", None) or ""
+        return (file != "" and not any(place in file for place in _LIBRARIES)
+                and value.__name__.partition(".")[0] != __name__.partition(".")[0])
+    return (isinstance(value, type) and _own_class(value)
+            and value.__module__.partition(".")[0] != __name__.partition(".")[0])
+
+def _variables(function):
+    "Name and value of what is in the closure, the defaults and the global names of a function."
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
@@ -72,6 +87,17 @@ def _of_function(function):
         if name in function.__globals__:
             yield name, function.__globals__[name]
 
+def _of_spaces(function):
+    "Name, owner and attribute of what a function names of the user's modules and classes."
+    names = dict.fromkeys(_names_in(function.__code__))
+    for name, value in _variables(function):
+        if _own_space(value):
+            yield from ((name, value, each) for each in names if each in vars(value))
+
+def _of_function(function):
+    yield from _variables(function)
+    yield from ((f"{name}.{each}", vars(owner)[each]) for name, owner, each in _of_spaces(function))
+
 def _names_in(code):
     "The names in code and in the functions within it; a comprehension was one before Python 3.12."
     yield from code.co_names
@@ -81,17 +107,28 @@ def _names_in(code):
 
 # %% ../../nbs/core/06_own_state.ipynb #a0e63fc3
 def _of_class(kind):
-    "Generators in the body of a class, and objects that its methods use."
+    "Generators and containers in the body of a class, and objects that its methods use."
     for base in kind.__mro__:
-        for name, value in vars(base).items():
+        held = (*GENERATORS, *CONTAINERS) if _own_class(base) else GENERATORS
+        for name, value in list(vars(base).items()):
             value = unwrap(value) if isinstance(value, FunctionType) else value
-            if isinstance(value, GENERATORS):
+            if isinstance(value, held) and name[:2] != "__":
                 yield f".{name}", value
             elif _own_code(value) and name not in _SETUP:
                 yield from ((f".{name}: {inner}", each) for inner, each in _of_function(value))
 
 def _short(key) -> str:
     return repr(key) if isinstance(key, (str, int)) else type(key).__name__
+
+def _in_slots(value) -> dict:
+    "The values in the slots of an object of a user's class, by name."
+    found = {}
+    for base in type(value).__mro__ if hasattr(type(value), "__slots__") else ():
+        slots = vars(base).get("__slots__", ()) if _own_class(base) else ()
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
 
 def held_by(value, long: int = LONG):
     "Name and value of each thing that an object or a function holds."
@@ -114,7 +151,8 @@ def held_by(value, long: int = LONG):
             yield from ((f".{name}", each) for name, each in vars(value).items())
     elif not _ours(value):
         yield from ((f".{name}", each)
-                    for name, each in list(getattr(value, "__dict__", {}).items()))
+                    for name, each in [*getattr(value, "__dict__", {}).items(),
+                                       *_in_slots(value).items()])
         yield from _of_class(type(value))
 
 # %% ../../nbs/core/06_own_state.ipynb #660c2dd3
@@ -210,11 +248,6 @@ def alike(a, b) -> bool:
 # %% ../../nbs/core/06_own_state.ipynb #b939d4ca
 LARGE = 2**26  # bytes: a larger tensor is not copied; a change of it is reported
 
-def _own_class(kind) -> bool:
-    "A class that was not written in a library."
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return kind.__module__ != "builtins" and not any(place in file for place in _LIBRARIES)
-
 _ENTERED = (list, tuple, set, deque, dict, FunctionType, MethodType, functools.partial)
 
 def _beside(path: str) -> bool:
@@ -226,7 +259,7 @@ _STATEFUL = (torch.nn.Module, torch.optim.Optimizer, LRScheduler,
 
 def _is_object(value) -> bool:
     "Whether steps may change this object, and its attributes are enough to restore it."
-    if (not hasattr(value, "__dict__")
+    if (not hasattr(value, "__dict__") and not _in_slots(value)
         or isinstance(value, (type, torch.Tensor, FunctionType, DataLoader, Dataset))
         or _ours(value)):
         return False
@@ -265,7 +298,10 @@ def undo_objects(undo: Undo, roots: dict, known=()) -> None:
             if not _beside(path):
                 undo.contents(each)
         elif _is_object(each):
-            undo.attributes(each)
+            if hasattr(each, "__dict__"):
+                undo.attributes(each)
+            for name, value in _in_slots(each).items():
+                undo.add(object.__setattr__, each, name, value)
         elif isinstance(each, FunctionType) and _own_code(function := unwrap(each)):
             _undo_function(undo, function)
 
@@ -276,6 +312,9 @@ def _undo_function(undo: Undo, function) -> None:
             undo.add(setattr, cell, "cell_contents", cell.cell_contents)
     undo.contents(*(value for name, value in _of_function(function)
                     if isinstance(value, CONTAINERS) and _reads(function.__code__, name)))
+    for _, owner, name in _of_spaces(function):
+        if isinstance(vars(owner)[name], PLAIN):
+            undo.add(setattr, owner, name, vars(owner)[name])
     names, outside = _set_outside(function.__code__), function.__globals__
     undo.add(vars(function).update, dict(vars(function)))
     undo.add(outside.update, {name: outside[name] for name in names & {*outside}})
@@ -463,6 +502,7 @@ def _reads(code, name: str) -> bool:
     """Whether code reads an attribute (`.name`) or a variable that it has not just set.
 
     Not so of a mere count, nor of a container to which it only adds."""
+    name = name[max(name.rfind("."), 0):]  # of `module.name` the attribute
     kinds, plain = ("ATTR", "METHOD") if name[0] == "." else _VARIABLES, name.removeprefix(".")
     lines, straight, loaded = list(_instructions(code)), True, False
     for number, each in enumerate(lines):
@@ -597,6 +637,7 @@ class Mark:
         self.training = objects.model.training  # a flag of a module may go with the mode
         self.readers: dict[str, list] = {}  # of a plain value: who holds it, and its name there
         self._owners: dict[int, list] = {}  # of a container, likewise
+        self._users: dict[int, list] = {}  # of an object, the functions that use it
         self._of_state = {id(each) for optim in objects.optims
                           for each in (optim.state, optim.param_groups, optim.defaults)}
         used, looking = objects.by_name(), objects.looking()
@@ -634,18 +675,21 @@ class Mark:
     def _keep_plain(self, path: str, holder, long: int, looks: bool = False,
                     lengths: bool = True) -> None:
         "`looks`: it is a hook's that only looks."
-        container = isinstance(holder, _CONTAINERS)
+        container, kind = isinstance(holder, _CONTAINERS), None
         if container:
             readers = self._owners.setdefault(id(holder), [])
         elif isinstance(holder, FunctionType):
-            kind: Any = unwrap(holder)
+            kind = unwrap(holder)
         elif isinstance(holder, (functools.partial, MethodType)):
             kind = SimpleNamespace
         else:
             kind = type(holder)
+        users = self._users.get(id(holder), ())
         for name, each in held_by(holder, long):
+            if isinstance(kind, FunctionType) and _is_object(each):
+                self._users.setdefault(id(each), []).append(kind)
             if not container:
-                readers = [] if looks else [(kind, name)]
+                readers = [] if looks else [(kind, name), *((user, name) for user in users)]
             # a function's names: those that it changes are in its closure, or global
             inner = f"{path}{name}" if name[:1] in ".[" else f"{path} {name}"
             if isinstance(each, _CONTAINERS):
