@@ -32,7 +32,7 @@ def rate_of(trainer, name: str) -> float:
 def apply_tune(trainer, values: dict, source: str = "code") -> None:
     "Take checked values over and write them down; between two steps only."
     was = {}
-    if trainer.optimizers:
+    if trainer.runner.name:  # of several optimizers
         was = {name: rate_of(trainer, name) for name in values if name.startswith("lr.")}
     elif "lr" in values and trainer.settings.lr is None:
         was = {"lr": trainer.rate}
@@ -59,7 +59,7 @@ def on_tune(trainer, command: Command) -> None:
 def check_tune(trainer, values: dict) -> dict:
     "The values in their types; ValueError where the windows of several optimizers do not fit."
     checked = trainer.tunables.validate(values)
-    if trainer.optimizers:
+    if trainer.runner.name:  # of several optimizers
         words = {f"gradient_accumulation_steps.{name}": name for name in trainer.runners}
         check_windows(trainer.runners,
                       {words[key]: checked[key] for key in words.keys() & checked.keys()})
