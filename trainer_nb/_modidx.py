@@ -1597,6 +1597,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._reads': ( 'core/own_state.html#_reads',
                                                                                  'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state._set_back': ( 'core/own_state.html#_set_back',
+                                                                                    'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._set_outside': ( 'core/own_state.html#_set_outside',
                                                                                        'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._short': ( 'core/own_state.html#_short',

@@ -2,6 +2,7 @@
 
 import random
 import time
+from enum import IntEnum
 from itertools import chain
 from types import SimpleNamespace
 
@@ -374,12 +375,17 @@ def by_module():
     return step
 
 
+class Power(IntEnum):
+    """A class whose values cannot be set."""
+    FULL = 2
+
+
 def counted_in_module():
-    """A number of a module."""
+    """A number of a module, next to a value that cannot be set."""
     helpers.calls = 0
     def step(batch, trainer):
         helpers.calls += 1
-        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / helpers.calls}
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / helpers.calls ** Power.FULL}
     return step
 
 
@@ -533,6 +539,45 @@ def test_what_steps_keep_elsewhere_is_named(place):
     back.fit()
     assert not back.exact
     assert not same(weights(again), weights(straight)) or not same(weights(back), weights(straight))
+
+
+@pytest.mark.parametrize("place", ["step: generator of a module", "step: number of a module",
+                                   "step: number of a class", "step: number of an object",
+                                   "step: number in a slot", "step: list of a class"])
+def test_a_search_for_a_rate_takes_back_what_steps_keep_there(place):
+    """The run goes on as without it."""
+    settings, _ = PLACES[place]
+    straight = run(**settings)
+    straight.fit()
+    searched = run(**settings)
+    searched.step(3)
+    searched.lr_find(num_steps=4)
+    searched.fit()
+    assert same(weights(searched), weights(straight))
+
+
+class Private:
+    """A slot that has the name of its class."""
+    __slots__ = ("__calls",)
+
+    def __init__(self):
+        self.__calls = 0
+
+    def __call__(self, batch, trainer):
+        """The loss, divided by the number of calls."""
+        self.__calls += 1
+        return {"loss": mse_loss(trainer.model(batch[0]), batch[1]) / self.__calls}
+
+
+def test_a_private_slot_is_named_and_taken_back():
+    """By the name that Python gives it."""
+    straight, searched = run(step=Private), run(step=Private)
+    straight.fit()
+    searched.step(5)
+    assert any("._Private__calls is not part" in text for text in searched.exact.obstacles)
+    searched.lr_find(num_steps=4)
+    searched.fit()
+    assert same(weights(searched), weights(straight))
 
 
 @pytest.mark.parametrize("place", ["optimizer: list and count", "optimizer: number",

@@ -59,9 +59,10 @@ def _own_code(value) -> bool:
             and not any(place in value.__code__.co_filename for place in _LIBRARIES))
 
 def _own_class(kind) -> bool:
-    "A class that was not written in a library."
+    "A class that was written neither in a library nor in this package."
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return kind.__module__ != "builtins" and not any(place in file for place in _LIBRARIES)
+    return (kind.__module__.partition(".")[0] not in ("builtins", __name__.partition(".")[0])
+            and not any(place in file for place in _LIBRARIES))
 
 def _own_space(value) -> bool:
     "A module or a class of the user's, in which a function may keep something."
@@ -69,8 +70,7 @@ def _own_space(value) -> bool:
         file = getattr(value, "__file__", None) or ""
         return (file != "" and not any(place in file for place in _LIBRARIES)
                 and value.__name__.partition(".")[0] != __name__.partition(".")[0])
-    return (isinstance(value, type) and _own_class(value)
-            and value.__module__.partition(".")[0] != __name__.partition(".")[0])
+    return isinstance(value, type) and _own_class(value)
 
 def _variables(function):
     "Name and value of what is in the closure, the defaults and the global names of a function."
@@ -126,6 +126,8 @@ def _in_slots(value) -> dict:
     for base in type(value).__mro__ if hasattr(type(value), "__slots__") else ():
         slots = vars(base).get("__slots__", ()) if _own_class(base) else ()
         for name in (slots,) if isinstance(slots, str) else slots:
+            if name[:2] == "__" and name[-2:] != "__":  # private: Python adds the class
+                name = f"_{base.__name__.lstrip('_')}{name}"
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 found[name] = getattr(value, name)
     return found
@@ -314,10 +316,15 @@ def _undo_function(undo: Undo, function) -> None:
                     if isinstance(value, CONTAINERS) and _reads(function.__code__, name)))
     for _, owner, name in _of_spaces(function):
         if isinstance(vars(owner)[name], PLAIN):
-            undo.add(setattr, owner, name, vars(owner)[name])
+            undo.add(_set_back, owner, name, vars(owner)[name])
     names, outside = _set_outside(function.__code__), function.__globals__
     undo.add(vars(function).update, dict(vars(function)))
     undo.add(outside.update, {name: outside[name] for name in names & {*outside}})
+
+def _set_back(owner, name: str, value) -> None:
+    "Give a module or class its former value; one that is as it was may not allow to be set."
+    if vars(owner).get(name) is not value:
+        setattr(owner, name, value)
 
 def _undo_tensor(undo: Undo, tensor: torch.Tensor) -> None:
     if tensor.layout is torch.strided and not tensor.is_inference():
