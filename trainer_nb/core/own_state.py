@@ -61,7 +61,7 @@ def _own_code(value) -> bool:
 def _own_class(kind) -> bool:
     "A class that was written neither in a library nor in this package."
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return (kind.__module__.partition(".")[0] not in ("builtins", __name__.partition(".")[0])
+    return (kind.__module__.partition(".")[0] not in ("builtins", "trainer_nb")
             and not any(place in file for place in _LIBRARIES))
 
 def _own_space(value) -> bool:
@@ -69,7 +69,7 @@ def _own_space(value) -> bool:
     if isinstance(value, ModuleType):
         file = getattr(value, "__file__", None) or ""
         return (file != "" and not any(place in file for place in _LIBRARIES)
-                and value.__name__.partition(".")[0] != __name__.partition(".")[0])
+                and value.__name__.partition(".")[0] != "trainer_nb")
     return isinstance(value, type) and _own_class(value)
 
 def _variables(function):
