@@ -215,7 +215,8 @@ def test_a_breakpoint_of_the_panel_pauses_and_shows_the_batch(live):
     field = run.lab.cell(1).get_by_placeholder("loss > 10")
     field.fill("loss >")
     field.press("Enter")
-    run.lab.cell(1).get_by_text("write a name, a comparison and a number").wait_for()
+    hint = run.lab.cell(1).locator(".hint")  # the line that is read aloud says it, too
+    hint.get_by_text("write a name, a comparison and a number").wait_for()
     run.click("Pause")  # else it may be past the goal before it has heard of it
     run.state("paused")
     goal = run.step + 20

@@ -55,7 +55,7 @@ def test_enter_and_the_button_hand_a_text_over_and_leaving_the_box_does_not(lab,
     lab.cell(2).get_by_text("loss > 10", exact=True).wait_for()
     place.fill("loss >")
     place.press("Enter")
-    lab.cell(2).get_by_text("write a name, a comparison").wait_for()
+    lab.cell(2).locator(".hint").get_by_text("write a name, a comparison").wait_for()
     assert place.input_value() == "loss >"
     lab.cell(2).get_by_title("No longer pause when loss > 10").click()
     lab.cell(2).get_by_text("loss > 10", exact=True).wait_for(state="detached")

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core import data as data_chapter
+from trainer_nb.core import own_state
 from trainer_nb.core.training import Plan
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -1046,3 +1047,118 @@ def test_a_search_with_a_class_as_collate_function():
     searched.fit()
     straight.fit()
     assert same(weights(searched), weights(straight))
+
+
+class Box:
+    """A place for a number."""
+
+    level = 0.0
+
+
+class Slot:
+    """The same, in a slot."""
+
+    __slots__ = ("level",)
+
+    def __init__(self):
+        self.level = 0.0
+
+
+LEVEL = 0.0
+
+
+class Late(nn.Module):
+    """Reads a number from everywhere; `change` moves one of them once `on` is set."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.on, self.change = False, change
+        self.level, self.table, self.row, self.pair = 0.0, {"a": 0.0}, [0.0], (0.0, 1)
+        self.box, self.slot, self.array, self.tensor = Box(), Slot(), np.zeros(2), torch.zeros(2)
+        self.deep = {"a": [{"b": Box()}]}
+
+    def forward(self, x):
+        """The sum of all of them, too."""
+        if self.training and self.on:
+            self.change(self)
+        levels = (self.level, self.table["a"], self.row[0], self.pair[0], self.box.level,
+                  Box.level, self.slot.level, float(self.array[0]), float(self.tensor[0]), LEVEL,
+                  self.deep["a"][0]["b"].level)
+        return self.layer(x) + sum(levels)
+
+
+def move_global(_):
+    """The number beside the functions."""
+    global LEVEL
+    LEVEL += 0.1
+
+
+def other_box(model):
+    """Another object at the same place."""
+    level = model.box.level
+    model.box = Box()
+    model.box.level = level + 0.1
+
+
+def other_namespace(model):
+    """All attributes at once."""
+    model.box.__dict__ = {"level": model.box.level + 0.1}
+
+
+def other_weights(model):
+    """A hook of torch's, which comes late and has a number of its own."""
+    if not model.layer.weight._backward_hooks:
+        model.layer.weight.register_hook(scaled(SimpleNamespace(mean=torch.zeros(1, 4))))
+
+
+def deeper(model):
+    """In an object in a dict in a list in a dict."""
+    model.deep["a"][0]["b"].level += 0.1
+
+
+LATELY = {
+    "attribute": lambda model: setattr(model, "level", model.level + 0.1),
+    "entry": lambda model: model.table.update(a=model.table["a"] + 0.1),
+    "item": lambda model: model.row.__setitem__(0, model.row[0] + 0.1),
+    "tuple": lambda model: setattr(model, "pair", (model.pair[0] + 0.1, 1)),
+    "object": lambda model: setattr(model.box, "level", model.box.level + 0.1),
+    "another object": other_box, "another namespace": other_namespace,
+    "class": lambda model: setattr(Box, "level", Box.level + 0.1),
+    "slot": lambda model: setattr(model.slot, "level", model.slot.level + 0.1),
+    "array": lambda model: model.array.__iadd__(0.1),
+    "tensor": lambda model: model.tensor.add_(0.1),
+    "global": move_global,
+    "deep": deeper,
+    "hook of torch's": other_weights,
+}
+
+
+@pytest.mark.parametrize("place", LATELY)
+def test_what_steps_begin_to_change_late_is_named(place, monkeypatch):
+    """In a loop of `step()`, after many steps that have changed nothing."""
+    monkeypatch.setattr(Box, "level", 0.0)
+    monkeypatch.setitem(globals(), "LEVEL", 0.0)
+    trainer = run(model=lambda: Late(LATELY[place]))
+    for _ in range(7):
+        trainer.step()
+    assert trainer.exact, trainer.exact.obstacles
+    trainer.plain_model.on = True  # by hand, between two steps: this is not named
+    for _ in range(3):
+        trainer.step()
+    assert trainer.exact.obstacles and not any(".on" in each for each in trainer.exact.obstacles)
+
+
+def test_a_loop_of_single_steps_is_not_searched_again(monkeypatch):
+    """Once a search has found nothing, identities and counts of writes are compared."""
+    made = []
+    real = own_state.Mark.__init__
+    monkeypatch.setattr(own_state.Mark, "__init__",
+                        lambda self, objects: (made.append(1), real(self, objects))[1])
+    trainer = run(valid_dl=DataLoader(TensorDataset(X, Y), 8))
+    for _ in range(4):
+        trainer.step()
+    before = len(made)
+    for _ in range(20):  # two ends of epochs, with their evaluations
+        trainer.step()
+    assert trainer.exact and len(made) <= before + 4

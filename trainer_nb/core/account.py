@@ -8,6 +8,7 @@ __all__ = ['engines_of', 'totals_of', 'position', 'header', 'made_of', 'differen
            'exactness']
 
 # %% ../../nbs/core/24_account.ipynb #5980328a
+from functools import partial
 from types import SimpleNamespace
 
 from .data import data_parts, loader_generators, loader_length
@@ -118,7 +119,7 @@ def run_objects(trainer) -> RunObjects:
     return RunObjects(trainer.plain_model, [runner.engine.optim for runner in runners],
                       steps if trainer.optimizers else steps[0], trainer.loss_fn,
                       trainer.task, trainer.hooks.rows, (trainer.batch, trainer.pred),
-                      trainer.loss, others, loader_generators(trainer.train_dl))
+                      trainer.loss, others, partial(loader_generators, trainer.train_dl))
 
 # %% ../../nbs/core/24_account.ipynb #9cbb74d5
 def exactness(trainer) -> Exactness:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GENERATORS', 'LONG', 'LARGE', 'SMALL', 'PLAIN', 'SLOTS', 'held_by', 'search', 'walk',
            'generators_in', 'generator_state', 'set_generator_state', 'alike',
-           'undo_objects', 'RunObjects', 'Mark', 'CarriedState']
+           'undo_objects', 'RunObjects', 'Glance', 'Mark', 'CarriedState']
 
 # %% ../../nbs/core/06_own_state.ipynb #09b128cb
 import dis
@@ -148,14 +148,16 @@ def _members(base: type) -> list[tuple]:
 
 _MEMBERS: dict[type, tuple[list, list]] = {}
 
+def _of_body(base):
+    for name, value, method in _members(base):
+        if method:
+            yield from ((f"{name}: {inner}", each) for inner, each in _of_function(value))
+        else:
+            yield name, value
+
 def _of_class(kind):
     "Generators and containers in the body of a class, and objects that its methods use."
-    for base in kind.__mro__:
-        for name, value, method in _members(base):
-            if method:
-                yield from ((f"{name}: {inner}", each) for inner, each in _of_function(value))
-            else:
-                yield name, value
+    return itertools.chain.from_iterable(map(_of_body, kind.__mro__))
 
 def _short(key) -> str:
     return repr(key) if isinstance(key, (str, int)) else type(key).__name__
@@ -419,7 +421,8 @@ class RunObjects:
     loss: Any = None  # of the last step; a hook may look at it, a step that keeps it uses it
     # what steps use beside them, by name: data, plan, what the user sets on the trainer
     others: dict = field(default_factory=dict)
-    generators: Any = ()  # those of the data, which are in the state of the run
+    # returns the generators of the data, which are in the state of the run
+    generators: Callable[[], Any] = tuple
 
     def by_name(self) -> dict:
         "The objects of the user's that steps may change: hooks, functions, model and task."
@@ -474,11 +477,18 @@ class RunObjects:
 
     def known(self) -> set:
         "The identities of the objects that are in the state of the run."
-        known = set(map(id, [*self.optims, *self.generators]))
+        known = set(map(id, [*self.optims, *self.generators()]))
         for module in self.kept_modules():
             known.update(map(id, module.parameters(recurse=False)))
             known.update(map(id, persistent_buffers(module)))
         return known
+
+    def roots(self) -> list:
+        "All that a search begins with, and what torch calls."
+        found = {**self.by_name(), **self.optimizers(), **self.schedule_functions()}
+        parts = [*self.others.items(), *((row.name, row.hook) for row in self.hooks)]
+        return [*found, *found.values(), *(each for part in parts for each in part),
+                *global_hooks()]
 
     def result_tensors(self) -> list:
         "The tensors that the last step made; users' objects may hold them, too."
@@ -683,6 +693,82 @@ PLAIN = (bool, int, float, complex, str, np.generic)
 SLOTS = 10_000  # items: up to this length a container of an optimizer is searched, for its slots
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 
+def _identical(first, second) -> bool:
+    "Whether two sequences have the same objects."
+    return len(first) == len(second) and all(map(is_, first, second))
+
+class Glance:
+    """Whether anything is different from what a mark has seen, without another search.
+
+    It compares identities, lengths and the counts of writes: most runs change nothing that is not
+    in their state, and then no second mark is made."""
+    def __init__(self, objects: RunObjects):
+        self.roots = self._roots_of(objects)
+        self.training = objects.model.training
+        self.parameters = [(each, tensor_hooks(each)) for module in objects.kept_modules()
+                           for each in module.parameters(recurse=False)]
+        self.dicts: list[tuple[dict, list, list]] = []  # with its keys and values
+        self.items: list[tuple[Any, list]] = []  # lists, deques and sets
+        self.lengths: list[tuple[Any, int]] = []  # of containers that are not searched
+        self.objects: list[tuple[Any, type, dict]] = []
+        self.searched: list[tuple[Callable, list]] = []  # functions, classes, objects with slots
+        self.values: list[tuple] = []
+        self.whole = True  # nothing was left out that a later mark would have
+        self._classes: set[int] = set()
+
+    @staticmethod
+    def _roots_of(objects: RunObjects) -> list:
+        roots = objects.roots()  # what the user sets on a trainer comes in a new namespace
+        spaces = [vars(each) for each in roots if type(each) is SimpleNamespace]
+        return [*(each for each in roots if type(each) is not SimpleNamespace),
+                *(each for space in spaces for item in space.items() for each in item)]
+
+    def keep(self, value, long: int) -> None:
+        "Something whose inside was searched."
+        if isinstance(value, dict) and len(value) <= long:
+            self.dicts.append((value, [*value], [*dict.values(value)]))
+        elif isinstance(value, (list, deque, set)) and len(value) <= long:
+            self.items.append((value, [*value]))
+        elif isinstance(value, (dict, list, deque, set)):
+            self.lengths.append((value, len(value)))
+        elif not isinstance(value, (tuple, frozenset, functools.partial, MethodType)):
+            kind, inside = type(value), getattr(value, "__dict__", None)
+            if isinstance(value, FunctionType) or hasattr(kind, "__slots__"):
+                self._keep_searched(lambda: [each for _, each in held_by(value, long)])
+            elif inside is not None:
+                self.objects.append((value, kind, inside))
+                self.dicts.append((inside, [*inside], [*inside.values()]))
+            for base in () if isinstance(value, FunctionType) else kind.__mro__:
+                if id(base) not in self._classes:
+                    self._classes.add(id(base))
+                    self._keep_searched(lambda base=base: [each for _, each in _of_body(base)])
+
+    def _keep_searched(self, search: Callable) -> None:
+        self.searched.append((search, search()))
+
+    def same(self, objects: RunObjects) -> bool:
+        "Whether nothing is different; False where that cannot be said."
+        try:
+            return (self.whole and self.training == objects.model.training
+                    and _identical(self.roots, self._roots_of(objects))
+                    and all(tensor_hooks(each) == hooks for each, hooks in self.parameters)
+                    and all(type(each) is kind and vars(each) is inside
+                            for each, kind, inside in self.objects)
+                    and all(len(each) == length for each, length in self.lengths)
+                    and all(_identical(keys, each) and all(map(is_, values, dict.values(each)))
+                            for each, keys, values in self.dicts)
+                    and all(_identical(items, each) for each, items in self.items)
+                    and all(_identical(found, search()) for search, found in self.searched)
+                    and not any(_may_be_other(*each) for each in self.values))
+        except RuntimeError:  # another thread has changed a container meanwhile
+            return False
+
+def _may_be_other(value, before) -> bool:
+    if isinstance(value, torch.Tensor):
+        return before[1] is None or write_count(value) != before[1]
+    return not alike(before, _look_of(value))
+
+# %% ../../nbs/core/06_own_state.ipynb #395b4ea6
 class Mark:
     """The values outside the state of a run, at one moment.
 
@@ -690,13 +776,17 @@ class Mark:
     lengths of lists that the user's code reads there."""
     def __init__(self, objects: RunObjects):
         known, kept = objects.known(), {id(each) for each in objects.kept_modules()}
-        outside = {id(each) for each in (*_global_generators(), *objects.result_tensors())}
+        outside = {id(each) for each in _global_generators()}
+        self._results = {id(each) for each in objects.result_tensors()}
         self.values: dict[str, tuple] = {}
         self.modules: list[str] = []
+        self.glance = Glance(objects)
         self.training = objects.model.training  # a flag of a module may go with the mode
-        self.readers: dict[str, list] = {}  # of a plain value: who holds it, and its name there
+        # of a plain value: who holds it, its name there, the functions that reach its holder
+        self.readers: dict[str, list] = {}
         self._owners: dict[int, list] = {}  # of a container, likewise
-        self._users: dict[int, list] = {}  # of an object, the functions that use it
+        self._users: dict[int, list] = {}  # of an object, the functions that reach it
+        self._methods: dict[type, list] = {}
         self._of_state = {id(each) for optim in objects.optims
                           for each in (optim.state, optim.param_groups, optim.defaults)}
         used, looking = objects.by_name(), objects.looking()
@@ -718,19 +808,29 @@ class Mark:
                 self.modules.append(_name_of(path))
             looks = path in looking or path.startswith(inside)
             self._keep(path, each, others, not looks)
+            if held is not None:
+                self.glance.keep(each, LONG)
             if held:
                 self._keep_plain(held, each, looks)
         for found, long in zip(beside, (SLOTS, LONG, LONG)):
             for path, each, held in walk(found, enter_too, 50_000, long):
                 self._keep(path, each, others, found is not objects.others)
+                if held is not None:
+                    self.glance.keep(each, long)
                 if held:
                     self._keep_plain(held, each, lengths=found is not objects.others)
+        # plain values are among the items and attributes
+        self.glance.values = [each for each in self.values.values()
+                              if not isinstance(each[0], PLAIN)]
 
     def _keep(self, path: str, each, known: set, iterators: bool) -> None:
         kind = type(each)
         if ((_kind_kept(kind) or (iterators and _kind_of_iterator(kind)))
             and id(each) not in known and not isinstance(each, random.SystemRandom)
             and getattr(each, "grad_fn", None) is None):
+            if id(each) in self._results:  # it is another one after the next step
+                self.glance.whole = False
+                return
             self.values.setdefault(path, (each, _look_of(each)))
 
     def _keep_plain(self, held: list, holder, looks: bool = False, lengths: bool = True) -> None:
@@ -744,12 +844,13 @@ class Mark:
             kind = SimpleNamespace
         else:
             kind = type(holder)
-        users = self._users.get(id(holder), ())
+        users = self._users.setdefault(id(holder), [])
+        within = users if container or looks else [*users, *self._functions_of(kind)]
         for inner, name, each in held:
-            if isinstance(kind, FunctionType) and _is_object(each):
-                self._users.setdefault(id(each), []).append(kind)
+            if isinstance(each, _CONTAINERS) or _is_object(each):
+                self._users.setdefault(id(each), []).extend(within)
             if not container:
-                readers = [] if looks else [(kind, name), *((user, name) for user in users)]
+                readers = [] if looks else [(kind, name, users)]
             if isinstance(each, _CONTAINERS):
                 self._owners.setdefault(id(each), []).extend(readers)
                 if (lengths and isinstance(each, (list, deque)) and len(each) <= SLOTS
@@ -763,14 +864,26 @@ class Mark:
                 self.values.setdefault(inner, (each, _look_of(each)))
                 self.readers.setdefault(inner, readers)
 
+    def _functions_of(self, kind) -> list:
+        "The functions that can reach what a function, or an object of a class, holds."
+        if isinstance(kind, FunctionType) or kind is SimpleNamespace:
+            return [kind] if kind is not SimpleNamespace else []
+        if kind not in self._methods:
+            self._methods[kind] = _methods(kind)
+        return self._methods[kind]
+
+    def _is_read(self, path: str, same_mode: bool) -> bool:
+        readers = self.readers.get(path)
+        return readers is None or any(
+            _is_read(holder, name) or any(_is_read(each, name) for each in users)
+            for holder, name, users in readers if same_mode or not _is_module(holder))
+
     def changed_since(self, before: "Mark") -> dict:
         "Path and value of each entry of both marks that has changed."
         return {path: value for path, (value, _) in self.values.items()
                 if path in before.values and self._same_kind(value, before.values[path][0])
                 and _is_other(before.values[path][1], value)
-                and (path not in self.readers
-                     or any(_is_read(*each) for each in self.readers[path]
-                            if self.training == before.training or not _is_module(each[0])))}
+                and self._is_read(path, self.training == before.training)}
 
     @staticmethod
     def _same_kind(value, earlier) -> bool:
@@ -813,6 +926,7 @@ class CarriedState:
         self.objects: Callable[[], RunObjects] | None = None
         self.found: dict[str, str] = {}  # name to what changes it
         self.base: Mark | None = None
+        self.last: Mark | None = None  # of the drive before
         self.base_at = 0, 0  # steps made by then, and the step of the last evaluation
         self.warm = False  # a whole window was made, and what begins empty is filled
         self.settled = False  # a step was compared that no evaluation came before or after
@@ -837,6 +951,7 @@ class CarriedState:
         "The run has other parts from here on: their values are compared anew."
         with self._lock:
             self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
+            self.last = None
         self.warm = self.settled = False
         if self.schedule is not None:
             self._look_later(self.schedule, self.drives)
@@ -862,9 +977,11 @@ class CarriedState:
 
     def _take(self) -> None:
         assert self.objects is not None
-        mark = Mark(self.objects())
+        objects, mark = self.objects(), self.last
+        if mark is None or not mark.glance.same(objects):
+            mark = Mark(objects)
         with self._lock:
-            self.base, self.base_at = mark, self._place()
+            self.base, self.last, self.base_at = mark, mark, self._place()
 
     def compare(self) -> None:
         "Name the values that have changed since the base, if a step was made since then."
@@ -872,9 +989,11 @@ class CarriedState:
             base, begun = self.base, self.base_at
         if base is None or self.objects is None or self._place()[0] == begun[0]:
             return
-        objects = self.objects()
-        mark = Mark(objects)
-        changed = mark.changed_since(base)
+        objects, mark, changed = self.objects(), base, {}
+        if not base.glance.same(objects):
+            mark = Mark(objects)
+            changed = mark.changed_since(base)
+        self.last = mark
         if self._place()[1] == begun[1]:
             self.settled = mark.training == base.training
         else:  # other values may be results of the evaluation

@@ -107,6 +107,10 @@ class Columns:
                 self.places, self.first = places, places.count - count
                 return
 
+    def last(self) -> float:
+        "The value of the last point."
+        return float(self.values.read(len(self) - 1)[0])
+
     def series(self, start: int = 0, copies: dict | None = None) -> Series:
         """A copy of the points from number `start` on; a negative one counts from the end.
 
@@ -288,7 +292,10 @@ class History:
 
     def last(self) -> dict[str, float]:
         "The last value of each name."
-        return {name: float(self[name][-1]) for name in self.names}
+        self.flush()
+        with self._lock:
+            return {name: columns.last() for name, columns in self._columns.items()
+                    if len(columns)}
 
     def to_pandas(self) -> "pandas.DataFrame":
         "All records as a pandas table: name, step, epoch, samples_seen, seconds, value."
