@@ -19,13 +19,13 @@ import sysconfig
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from inspect import unwrap
 from operator import is_, length_hint
-from types import (BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType,
-                   SimpleNamespace)
+from types import (BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType,
+                   ModuleType, SimpleNamespace)
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -693,25 +693,27 @@ PLAIN = (bool, int, float, complex, str, np.generic)
 SLOTS = 10_000  # items: up to this length a container of an optimizer is searched, for its slots
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 
-def _identical(first, second) -> bool:
-    "Whether two sequences have the same objects."
-    return len(first) == len(second) and all(map(is_, first, second))
+def _identical(first: Iterable, second: Iterable) -> bool:
+    "Whether two series of equal length have the same objects."
+    return all(map(is_, first, second))
 
 class Glance:
     """Whether anything is different from what a mark has seen, without another search.
 
     It compares identities, lengths and the counts of writes: most runs change nothing that is not
-    in their state, and then no second mark is made."""
+    in their state, and then no second mark is made. What all dicts hold is one series: a
+    comparison of each of them would cost more calls."""
     def __init__(self, objects: RunObjects):
         self.roots = self._roots_of(objects)
         self.training = objects.model.training
         self.parameters = [(each, tensor_hooks(each)) for module in objects.kept_modules()
                            for each in module.parameters(recurse=False)]
-        self.dicts: list[tuple[dict, list, list]] = []  # with its keys and values
-        self.items: list[tuple[Any, list]] = []  # lists, deques and sets
-        self.lengths: list[tuple[Any, int]] = []  # of containers that are not searched
-        self.objects: list[tuple[Any, type, dict]] = []
-        self.searched: list[tuple[Callable, list]] = []  # functions, classes, objects with slots
+        self.containers: list[Any] = []  # also those that are too long to be searched
+        self.dicts: list[dict] = []
+        self.bodies: list[MappingProxyType] = []  # of classes
+        self.lists: list[Any] = []  # and deques and sets
+        self.objects: list[Any] = []
+        self.searched: list[tuple[Callable, list]] = []  # functions, methods, objects with slots
         self.values: list[tuple] = []
         self.whole = True  # nothing was left out that a later mark would have
         self._classes: set[int] = set()
@@ -725,43 +727,65 @@ class Glance:
 
     def keep(self, value, long: int) -> None:
         "Something whose inside was searched."
-        if isinstance(value, dict) and len(value) <= long:
-            self.dicts.append((value, [*value], [*dict.values(value)]))
-        elif isinstance(value, (list, deque, set)) and len(value) <= long:
-            self.items.append((value, [*value]))
-        elif isinstance(value, (dict, list, deque, set)):
-            self.lengths.append((value, len(value)))
-        elif not isinstance(value, (tuple, frozenset, functools.partial, MethodType)):
-            kind, inside = type(value), getattr(value, "__dict__", None)
-            if isinstance(value, FunctionType) or hasattr(kind, "__slots__"):
-                self._keep_searched(lambda: [each for _, each in held_by(value, long)])
-            elif inside is not None:
-                self.objects.append((value, kind, inside))
-                self.dicts.append((inside, [*inside], [*inside.values()]))
-            for base in () if isinstance(value, FunctionType) else kind.__mro__:
+        kind = type(value)
+        if isinstance(value, (dict, list, deque, set)):
+            self.containers.append(value)
+            if len(value) <= long:
+                (self.dicts if isinstance(value, dict) else self.lists).append(value)
+        elif isinstance(value, FunctionType):
+            self._keep_searched(lambda: held_by(value, long))
+        elif not isinstance(value, (tuple, frozenset, functools.partial, MethodType, type)):
+            if hasattr(kind, "__slots__"):
+                self._keep_searched(lambda: held_by(value, long))
+            if hasattr(value, "__dict__"):
+                self.objects.append(value)
+                self.containers.append(vars(value))
+                self.dicts.append(vars(value))
+            for base in kind.__mro__:
                 if id(base) not in self._classes:
                     self._classes.add(id(base))
-                    self._keep_searched(lambda base=base: [each for _, each in _of_body(base)])
+                    self.bodies.append(vars(base))
+                    if any(method for _, _, method in _members(base)):
+                        self._keep_searched(lambda base=base: _of_body(base))
 
     def _keep_searched(self, search: Callable) -> None:
-        self.searched.append((search, search()))
+        self.searched.append((search, [each for _, each in search()]))
+
+    def done(self, values: Iterable) -> None:
+        "All was searched; `values`: tensors, arrays and generators, and how they looked."
+        self.values = [each for each in values if not isinstance(each[0], PLAIN)]
+        self.kinds, self.spaces = [*map(type, self.objects)], [*map(vars, self.objects)]
+        self.lengths = self._lengths()
+        self.series = [[*each] for each in self._series()]
+
+    def _lengths(self) -> list:
+        return [*map(len, self.containers), *map(len, self.bodies)]
+
+    def _series(self) -> list:
+        flat = itertools.chain.from_iterable
+        return [flat(map(dict.keys, self.dicts)), flat(map(dict.values, self.dicts)),
+                flat(map(MappingProxyType.values, self.bodies)), flat(self.lists)]
 
     def same(self, objects: RunObjects) -> bool:
         "Whether nothing is different; False where that cannot be said."
+        roots = self._roots_of(objects)
         try:
             return (self.whole and self.training == objects.model.training
-                    and _identical(self.roots, self._roots_of(objects))
+                    and len(roots) == len(self.roots) and _identical(roots, self.roots)
                     and all(tensor_hooks(each) == hooks for each, hooks in self.parameters)
-                    and all(type(each) is kind and vars(each) is inside
-                            for each, kind, inside in self.objects)
-                    and all(len(each) == length for each, length in self.lengths)
-                    and all(_identical(keys, each) and all(map(is_, values, dict.values(each)))
-                            for each, keys, values in self.dicts)
-                    and all(_identical(items, each) for each, items in self.items)
-                    and all(_identical(found, search()) for search, found in self.searched)
-                    and not any(_may_be_other(*each) for each in self.values))
+                    and _identical(map(type, self.objects), self.kinds)
+                    and _identical(map(vars, self.objects), self.spaces)
+                    and self._lengths() == self.lengths
+                    and all(map(_identical, self._series(), self.series))
+                    and not any(_may_be_other(*each) for each in self.values)
+                    and all(self._found_again(*each) for each in self.searched))
         except RuntimeError:  # another thread has changed a container meanwhile
             return False
+
+    @staticmethod
+    def _found_again(search: Callable, found: list) -> bool:
+        now = [each for _, each in search()]
+        return len(now) == len(found) and _identical(now, found)
 
 def _may_be_other(value, before) -> bool:
     if isinstance(value, torch.Tensor):
@@ -820,8 +844,7 @@ class Mark:
                 if held:
                     self._keep_plain(held, each, lengths=found is not objects.others)
         # plain values are among the items and attributes
-        self.glance.values = [each for each in self.values.values()
-                              if not isinstance(each[0], PLAIN)]
+        self.glance.done(self.values.values())
 
     def _keep(self, path: str, each, known: set, iterators: bool) -> None:
         kind = type(each)

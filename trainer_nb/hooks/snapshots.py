@@ -26,6 +26,8 @@ def memory_bytes(memory) -> int:
         raise ValueError(f"memory={memory!r}: bytes, as '2GB', '500MB' or a number")
     return int(float(found[1]) * _UNITS[found[2]])
 
+_NUMBERS = {bool, int, float, str, type(None)}  # the state of random is 625 of them
+
 def state_bytes(state) -> int:
     "The memory that the tensors of a state take, each counted once."
     seen: dict[int, int] = {}
@@ -36,7 +38,7 @@ def state_bytes(state) -> int:
         elif isinstance(value, dict):
             for each in value.values():
                 count(each)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple)) and not _NUMBERS.issuperset(map(type, value)):
             for each in value:
                 count(each)
     count(state)
