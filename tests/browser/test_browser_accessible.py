@@ -168,6 +168,7 @@ class Keys:
         assert later(there), self.at
 
 
+@pytest.mark.long  # keys, focus and roles: the tests below, and test_browser_live has keys
 def test_a_whole_session_by_the_keyboard(jupyterlab, browser):
     """Start, pause, a rate in the box and by the slider, tabs, a hook off, a step, back, on, stop;
     the focus stays where a person left it."""
@@ -302,6 +303,7 @@ def differing(one, other):
     return int((np.abs(one - other).sum(2) > 60).sum())
 
 
+@pytest.mark.long  # test_older_widgets_and_an_end, and roles_names_and_values
 def test_states_are_said_once(jupyterlab, browser):
     """Nothing while it runs, however often the panel is drawn; then each new state, why a value
     was refused, and how it ended."""
@@ -421,6 +423,7 @@ def test_older_widgets_and_an_end(browser):
         page.close()
 
 
+@pytest.mark.long  # test_browser_page: every control has a name; the rest is what the panel draws
 def test_the_page_of_a_run(tmp_path, browser):
     """`trainer-nb serve`: wide and narrow, light and dark, to steer and to look."""
     with training(tmp_path / "exp1") as run, Served(run.path, "--port", 0) as served:

@@ -83,7 +83,7 @@ def subshells(server, kernel):
 @pytest.mark.parametrize(
     "server, kernel",
     # Notebook 7: test_browser_live; 7.3 has a fault of its own, see above
-    [("lab", "ipykernel-6.31"), pytest.param("main shell", "python3", marks=pytest.mark.long)],
+    [pytest.param("lab", "ipykernel-6.31", marks=pytest.mark.long), pytest.param("main shell", "python3", marks=pytest.mark.long)],
     indirect=["server"],
 )
 def test_a_pause_acts_while_the_cell_runs(server, browser, kernel):

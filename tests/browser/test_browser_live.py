@@ -17,15 +17,17 @@ FIT = "print(trainer.fit().status)"
 
 
 IN_BOTH = "values detach pause error keys"  # words in the names of tests that Notebook 7 runs too
-SHORT = "keys"  # of those, what `make test` runs there
+SHORT = "keys"  # of those, what `make test` runs there, and not in JupyterLab
 
 
 def pytest_generate_tests(metafunc):
     """JupyterLab runs everything, Notebook 7 what differs by the page around the panel."""
-    both = any(f"_{word}" in metafunc.function.__name__ for word in IN_BOTH.split())
-    short = any(f"_{word}" in metafunc.function.__name__ for word in SHORT.split())
-    notebook = [pytest.param("notebook", marks=[] if short else pytest.mark.long)] if both else []
-    metafunc.parametrize("server", ["lab", *notebook], indirect=True, scope="module")
+    both, other = (any(f"_{word}" in metafunc.function.__name__ for word in words.split())
+                   for words in (IN_BOTH, SHORT))
+    long = "lab" if other else "notebook"
+    metafunc.parametrize("server", [
+        pytest.param(each, marks=[pytest.mark.long] if each == long else [])
+        for each in ("lab", "notebook")[:1 + both]], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,7 @@ def test_a_hook_is_switched_off_and_moved_while_the_cell_runs(live):
     run.stop()
 
 
+@pytest.mark.long  # test_browser_after detaches, test_browser_panel reloads
 def test_detach_frees_the_cell_and_the_page_can_be_reloaded(live):
     """Another cell runs meanwhile; after a reload in mid-run, in a cell, the panel steers again."""
     run = live(FIT, "print('another cell')").start()
@@ -208,6 +211,7 @@ def test_keys_on_the_panel_reach_no_shortcut_of_the_page(live):
     run.stop()
 
 
+@pytest.mark.long  # tests/panel/test_panes
 def test_a_breakpoint_of_the_panel_pauses_and_shows_the_batch(live):
     """A condition that cannot be understood stays in the box."""
     run = live(FIT).start()
@@ -290,6 +294,7 @@ def test_a_background_run_is_steered_from_parts_in_other_cells(live):
     run.state("paused", cell=1)
 
 
+@pytest.mark.long  # tests/panel/test_approvals_pane
 def test_what_an_agent_asks_is_answered_by_a_click(live):
     """The lines appear while the cell runs, approve and decline act, and they are gone;
     nothing is applied before."""
