@@ -629,15 +629,15 @@ def entries(folder):
 
 @pytest.mark.parametrize(("rules", "kept"), [
     ({"keep_last": 1}, [20]), pytest.param({"keep_last": 0}, [20], marks=pytest.mark.long),
-    ({}, [18, 19, 20]),
+    pytest.param({}, [18, 19, 20], marks=pytest.mark.long),
     ({"keep_last": None}, [*range(1, 21)]),
     ({"keep_last": 2, "keep_every": 6}, [6, 12, 18, 19, 20]),
-    ({"keep_last": 1, "keep_every": 5}, [5, 10, 15, 20]),
+    pytest.param({"keep_last": 1, "keep_every": 5}, [5, 10, 15, 20], marks=pytest.mark.long),
     ({"keep_last": 2, "keep_every": [3, 7, 100]}, [3, 7, 19, 20]),
     pytest.param({"keep_last": 2, "keep_every": {3}}, [3, 19, 20], marks=pytest.mark.long),
     pytest.param({"keep_last": 1, "keep_every": range(0, 9, 4)}, [4, 8, 20],
                  marks=pytest.mark.long),
-    ({"keep_last": 2, "every_steps": 7}, [16, 20]),
+    pytest.param({"keep_last": 2, "every_steps": 7}, [16, 20], marks=pytest.mark.long),
     ({"every_steps": 9, "every_epochs": None}, [9, 18, 20]),
     ({"every_steps": None, "keep_last": 2}, [16, 20]),
     ({"every_steps": None, "every_epochs": 2, "keep_last": None}, [8, 16, 20])])
@@ -785,7 +785,8 @@ def comparable(state):
     return state
 
 
-@pytest.mark.parametrize("order", [None, 1000, pytest.param(-1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("order", [pytest.param(None, marks=pytest.mark.long), 1000,
+                                   pytest.param(-1000, marks=pytest.mark.long)])
 def test_the_order_of_hooks_changes_nothing_in_a_file(tmp_path, order):
     """Before or after the hooks whose state it keeps;
     at steps, epochs, evaluations, and at the end."""
