@@ -262,6 +262,7 @@ def test_after_an_error_the_hook_is_switched_off_and_the_run_goes_on(live):
     assert run.ends()
 
 
+@pytest.mark.long  # tests/panel/test_panel; test_browser_after goes on in the background
 def test_a_background_run_is_steered_from_parts_in_other_cells(live):
     """`start()` shows the panel and frees the kernel;
     controls and curves in cells of their own are live."""
@@ -331,6 +332,7 @@ def test_what_an_agent_asks_is_answered_by_a_click(live):
     assert run.lab.problems == []
 
 
+@pytest.mark.long  # tests/core/test_async; tests/panel/test_one_panel
 def test_an_awaiting_cell_is_steered(live):
     """`await trainer.fit_async()`: pause, a rate, going on."""
     run = live("print((await trainer.fit_async()).status)").start()

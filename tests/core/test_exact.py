@@ -88,7 +88,7 @@ HALTS = st.builds(Halt, st.sampled_from(["step", "stop", "pause"]), st.integers(
 @example(Plan(sched="sequential", generator="shared", accumulation=2),
          [Halt("step", 3), Halt("stop", 9)])
 @example(Plan(total=(("max_steps", 11),), changes=((3, (("eval_every", 1),)),)), [Halt("step", 2)])
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 def test_any_run_halted_anywhere_is_the_same_run(plan, halts):
     """Weights, optimizer, schedule, hooks, streams, history:
     up to three halts, each resumed by another trainer."""
