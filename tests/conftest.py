@@ -28,7 +28,7 @@ settings.register_profile("long", settings.get_profile("short"), max_examples=20
 settings.load_profile("long" if LONG else "short")
 
 # The folders of the tests are in memory where there is room: a run saves at every step, and each
-# file waits for the disk. A test leaves its folder behind if it has failed (pyproject.toml).
+# file waits for the disk. Those of the last run stay, 200 megabytes at most.
 MEMORY = "/dev/shm"
 if (os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30
         and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC):

@@ -411,6 +411,12 @@ def test_older_widgets_and_an_end(browser):
         page.locator(".tnb-said", has_text="Paused").wait_for(state="attached")
         assert page.locator(".tnb-said").inner_text() == "Paused"  # and not what was refused before
         assert later(lambda: page.get_by_role("tab", selected=True).inner_text() == "Two")
+        page.evaluate("() => document.querySelector('.tab').addEventListener("
+                      "'click', () => { window.opened = true; })")
+        page.get_by_role("tab", name="Two").focus()
+        page.keyboard.press("ArrowRight")  # from the last to the first, which opens
+        assert page.evaluate("() => document.activeElement.textContent") == "One"
+        assert later(lambda: page.evaluate("() => window.opened === true"))
         page.evaluate("() => aria.stop()")
         page.evaluate(change)
         page.get_by_role("tab", name="Two").focus()
