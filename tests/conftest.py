@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -25,6 +26,13 @@ settings.register_profile("short", max_examples=25, derandomize=True, deadline=N
 settings.register_profile("long", settings.get_profile("short"), max_examples=200,
                           derandomize=False)
 settings.load_profile("long" if LONG else "short")
+
+# The folders of the tests are in memory where there is room: a run saves at every step, and each
+# file waits for the disk. Those of the last run stay, 200 megabytes at most.
+MEMORY = "/dev/shm"
+if (os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30
+        and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 torch.set_num_threads(1)
 # a fork must not collect what its parent left: the end of a process group waits there for a thread

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from small_runs import Loop
 from trainer_nb.core.hook import HOOK_POINTS, LambdaHook
 
+IMAGES, LABELS = load_digits(return_X_y=True)  # read once: that takes 45 milliseconds
 FIT_POINTS = (*HOOK_POINTS["fit"], "on_pause", "on_resume")
 
 
@@ -27,8 +28,7 @@ class DrawingData(TensorDataset):
 
 def make_data(count, cls=TensorDataset):
     """So many handwritten digits."""
-    images, labels = load_digits(return_X_y=True)
-    return cls(torch.tensor(images[:count], dtype=torch.float32) / 16, torch.tensor(labels[:count]))
+    return cls(torch.tensor(IMAGES[:count], dtype=torch.float32) / 16, torch.tensor(LABELS[:count]))
 
 
 def make_model():

@@ -168,6 +168,7 @@ class Keys:
         assert later(there), self.at
 
 
+@pytest.mark.long  # keys, focus and roles: the tests below, and test_browser_live has keys
 def test_a_whole_session_by_the_keyboard(jupyterlab, browser):
     """Start, pause, a rate in the box and by the slider, tabs, a hook off, a step, back, on, stop;
     the focus stays where a person left it."""
@@ -302,6 +303,7 @@ def differing(one, other):
     return int((np.abs(one - other).sum(2) > 60).sum())
 
 
+@pytest.mark.long  # test_older_widgets_and_an_end, and roles_names_and_values
 def test_states_are_said_once(jupyterlab, browser):
     """Nothing while it runs, however often the panel is drawn; then each new state, why a value
     was refused, and how it ended."""
@@ -409,6 +411,12 @@ def test_older_widgets_and_an_end(browser):
         page.locator(".tnb-said", has_text="Paused").wait_for(state="attached")
         assert page.locator(".tnb-said").inner_text() == "Paused"  # and not what was refused before
         assert later(lambda: page.get_by_role("tab", selected=True).inner_text() == "Two")
+        page.evaluate("() => document.querySelector('.tab').addEventListener("
+                      "'click', () => { window.opened = true; })")
+        page.get_by_role("tab", name="Two").focus()
+        page.keyboard.press("ArrowRight")  # from the last to the first, which opens
+        assert page.evaluate("() => document.activeElement.textContent") == "One"
+        assert later(lambda: page.evaluate("() => window.opened === true"))
         page.evaluate("() => aria.stop()")
         page.evaluate(change)
         page.get_by_role("tab", name="Two").focus()
@@ -421,6 +429,7 @@ def test_older_widgets_and_an_end(browser):
         page.close()
 
 
+@pytest.mark.long  # test_browser_page: every control has a name; the rest is what the panel draws
 def test_the_page_of_a_run(tmp_path, browser):
     """`trainer-nb serve`: wide and narrow, light and dark, to steer and to look."""
     with training(tmp_path / "exp1") as run, Served(run.path, "--port", 0) as served:

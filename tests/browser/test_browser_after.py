@@ -8,6 +8,7 @@ pytestmark = pytest.mark.browser
 SHORT = SETUP + "noise.enabled = False\n"
 
 
+@pytest.mark.long  # test_a_click_never_comes_before_the_value_beside_it trains more, too
 def test_train_more_epochs_by_a_click(jupyterlab, browser):
     """The line comes when the run is finished; a wrong number is refused in words."""
     with jupyterlab.new_page(browser, width=1300, height=1300) as lab:

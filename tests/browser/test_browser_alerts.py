@@ -34,6 +34,7 @@ PLACES = """() => ['.tnb-head', '.tnb-controls', '.tnb-message', '.tnb-main', '.
     .map(name => document.querySelector(`.tnb ${name}`)).map(part => [part.offsetTop, part.offsetHeight])"""  # noqa: E501
 
 
+@pytest.mark.long  # tests/hooks/test_alerts; test_browser_panel sees that nothing jumps
 @pytest.mark.parametrize("width", [1300, pytest.param(620, marks=pytest.mark.long)])
 def test_an_alert_is_seen_and_moves_nothing(jupyterlab, browser, width):
     """Title and sentence in the message line, all of it in the tab;

@@ -99,6 +99,7 @@ def restart_kernel(page):
     page.lab.wait_cell(0)
 
 
+@pytest.mark.long  # tests/remote/test_remote_run; test_browser_page has the clicks
 def test_a_script_is_steered_by_the_panel_and_outlives_the_kernel(page, server):
     """Rate, hook, pause; restart and attach again; resume, rewind, stop."""
     script = Script(server.folder)

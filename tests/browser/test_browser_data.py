@@ -44,6 +44,7 @@ def number(text):
     return float(text.replace("−", "-").replace(",", ""))
 
 
+@pytest.mark.long  # tests/panel: test_layers_pane, test_data_pane
 def test_layers_and_data_by_hand(lab):
     """What is shown after a click or a key is what the kernel has."""
     lab.show("data.ipynb", [SETUP, TRUTH])

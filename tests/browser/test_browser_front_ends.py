@@ -154,6 +154,7 @@ print(trainer.fit().status, ipykernel.__version__, ipywidgets.__version__, IPyth
 STAND_IN = "asked = 0\ndef enable_custom_widget_manager():\n    global asked\n    asked += 1\n"
 
 
+@pytest.mark.long  # test_older_widgets, and the pages above
 def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path, browser):
     """ipywidgets 7: curves, Pause, Resume, a rate and Stop while the cell runs;
     a cell queued meanwhile runs after it."""

@@ -80,10 +80,11 @@ def subshells(server, kernel):
     return not server.settings.keys() & NO_SUBSHELLS.keys() and kernel != "ipykernel-6.31"
 
 
+@pytest.mark.long  # tests/panel: test_message_pump, test_front_ends
 @pytest.mark.parametrize(
     "server, kernel",
     # Notebook 7: test_browser_live; 7.3 has a fault of its own, see above
-    [("lab", "ipykernel-6.31"), pytest.param("main shell", "python3", marks=pytest.mark.long)],
+    [("lab", "ipykernel-6.31"), ("main shell", "python3")],
     indirect=["server"],
 )
 def test_a_pause_acts_while_the_cell_runs(server, browser, kernel):

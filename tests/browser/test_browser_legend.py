@@ -25,6 +25,7 @@ def picture(live, name):
         live.page.screenshot(path=str(Path(folder, f"{name}.png")))
 
 
+@pytest.mark.long  # test_browser_page clicks there, too
 def test_a_click_hides_a_curve_and_another_one_shows_it_while_the_cell_runs(live):
     chart = live.page.locator(".tnb .js-plotly-plot").first
     train = live.page.locator(".legend button", has_text="train")

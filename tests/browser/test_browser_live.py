@@ -17,15 +17,17 @@ FIT = "print(trainer.fit().status)"
 
 
 IN_BOTH = "values detach pause error keys"  # words in the names of tests that Notebook 7 runs too
-SHORT = "keys"  # of those, what `make test` runs there
+SHORT = "keys"  # of those, what `make test` runs there, and not in JupyterLab
 
 
 def pytest_generate_tests(metafunc):
     """JupyterLab runs everything, Notebook 7 what differs by the page around the panel."""
-    both = any(f"_{word}" in metafunc.function.__name__ for word in IN_BOTH.split())
-    short = any(f"_{word}" in metafunc.function.__name__ for word in SHORT.split())
-    notebook = [pytest.param("notebook", marks=[] if short else pytest.mark.long)] if both else []
-    metafunc.parametrize("server", ["lab", *notebook], indirect=True, scope="module")
+    both, other = (any(f"_{word}" in metafunc.function.__name__ for word in words.split())
+                   for words in (IN_BOTH, SHORT))
+    long = "lab" if other else "notebook"
+    metafunc.parametrize("server", [
+        pytest.param(each, marks=[pytest.mark.long] if each == long else [])
+        for each in ("lab", "notebook")[:1 + both]], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,7 @@ def test_a_hook_is_switched_off_and_moved_while_the_cell_runs(live):
     run.stop()
 
 
+@pytest.mark.long  # test_browser_after detaches, test_browser_panel reloads
 def test_detach_frees_the_cell_and_the_page_can_be_reloaded(live):
     """Another cell runs meanwhile; after a reload in mid-run, in a cell, the panel steers again."""
     run = live(FIT, "print('another cell')").start()
@@ -208,6 +211,7 @@ def test_keys_on_the_panel_reach_no_shortcut_of_the_page(live):
     run.stop()
 
 
+@pytest.mark.long  # tests/panel/test_panes
 def test_a_breakpoint_of_the_panel_pauses_and_shows_the_batch(live):
     """A condition that cannot be understood stays in the box."""
     run = live(FIT).start()
@@ -259,6 +263,7 @@ def test_after_an_error_the_hook_is_switched_off_and_the_run_goes_on(live):
     assert run.ends()
 
 
+@pytest.mark.long  # tests/panel/test_panel; test_browser_after goes on in the background
 def test_a_background_run_is_steered_from_parts_in_other_cells(live):
     """`start()` shows the panel and frees the kernel;
     controls and curves in cells of their own are live."""
@@ -291,6 +296,7 @@ def test_a_background_run_is_steered_from_parts_in_other_cells(live):
     run.state("paused", cell=1)
 
 
+@pytest.mark.long  # tests/panel/test_approvals_pane
 def test_what_an_agent_asks_is_answered_by_a_click(live):
     """The lines appear while the cell runs, approve and decline act, and they are gone;
     nothing is applied before."""
@@ -327,6 +333,7 @@ def test_what_an_agent_asks_is_answered_by_a_click(live):
     assert run.lab.problems == []
 
 
+@pytest.mark.long  # tests/core/test_async; tests/panel/test_one_panel
 def test_an_awaiting_cell_is_steered(live):
     """`await trainer.fit_async()`: pause, a rate, going on."""
     run = live("print((await trainer.fit_async()).status)").start()

@@ -64,6 +64,7 @@ def told(live, cell=1):
     return json.loads(live.lab.output_text(cell))
 
 
+@pytest.mark.long  # tests/panel/test_lr_pane; test_browser_after has a search, too
 def test_before_the_run_and_in_a_pause(live):
     """Found, taken by a suggestion before the first step;
     found again in a pause of a running cell, taken by a click."""

@@ -193,8 +193,8 @@ def pin_by_keys(lab, panel):
     )  # no key reached the notebook
 
 
-@pytest.mark.parametrize("widths, tabs_at, plots_at",
-                         [SHORT, pytest.param(*WHOLE, marks=pytest.mark.long)])
+@pytest.mark.long  # test_browser_page: nothing overlaps; what_opens_in_the_panel has the pins
+@pytest.mark.parametrize("widths, tabs_at, plots_at", [SHORT, WHOLE])
 def test_many_of_everything_at_any_width(jupyterlab, browser, widths, tabs_at, plots_at):
     """Nothing overlaps, runs over the panel's edge or leaves a screen empty, in each tab."""
     with jupyterlab.new_page(browser, width=1300, height=3000) as lab:

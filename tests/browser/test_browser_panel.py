@@ -65,6 +65,7 @@ def test_curves_move_a_zoom_stays_and_nothing_jumps(running):
     assert running.ends() and running.lab.problems == []
 
 
+@pytest.mark.long  # test_browser_live has the error, test_browser_quick_start the picture
 def test_after_an_error_the_panel_stays_and_the_file_keeps_the_picture(
         running, jupyterlab, browser):
     """The exception is named in the panel; the saved notebook, without a kernel, shows the picture

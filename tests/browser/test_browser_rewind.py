@@ -113,6 +113,7 @@ def script(server, *words):
                     check=True).stdout.split()
 
 
+@pytest.mark.long  # test_browser_live has the clicks, test_journal_script the replay
 def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
     """Rate, hook off, rewind, another rate, stop: each by a real click;
     the journal's replay gives the same weights."""

@@ -60,6 +60,7 @@ def picture(page, name):
         page.lab.screenshot(Path(folder, f"runs-{name}.png"))
 
 
+@pytest.mark.long  # tests/remote/test_runs; test_browser_curves has a run beside
 def test_three_runs_overlay_a_name_hides_one_and_a_running_one_grows(page, jupyterlab):
     """All in one plot, with the names as text; the legend is real switches;
     new points come by themselves."""

@@ -462,8 +462,8 @@ def test_torn_off_equals_straight(kind, tears):
 @pytest.mark.slow
 @pytest.mark.parametrize("tears",
                          [*(pytest.param(tears, marks=pytest.mark.long)
-                            for tears in ("never", "in two epochs")),
-                          "at the start of a later one", "between and within"])
+                            for tears in ("never", "in two epochs", "at the start of a later one")),
+                          "between and within"])
 @pytest.mark.parametrize("workers", ["2", "persistent"])
 @pytest.mark.parametrize("kind", [
     "shuffle", pytest.param("shuffle, loader's generator", marks=pytest.mark.long), "replacement",

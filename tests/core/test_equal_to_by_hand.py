@@ -15,14 +15,14 @@ from small_runs import Loop
 from trainer_nb.hooks.schedule import SchedulerHook
 from trainer_nb.trainer import Trainer
 
+IMAGES, LABELS = load_digits(return_X_y=True)
 BATCHES, SIZE, EPOCHS = 8, 32, 3
 LOSS = nn.CrossEntropyLoss(label_smoothing=0.1)
 
 
 def digits():
     """Scikit-learn's digits: 256 to train on, 200 to validate."""
-    images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    x, y = torch.tensor(IMAGES / 16, dtype=torch.float32), torch.tensor(LABELS)
     cut = BATCHES * SIZE
     return TensorDataset(x[:cut], y[:cut]), TensorDataset(x[cut : cut + 200], y[cut : cut + 200])
 

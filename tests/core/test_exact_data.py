@@ -16,6 +16,7 @@ import warm
 from exact_runs import (INPUTS, TARGETS, Bend, Halt, Mix, Plan, Samples, assert_same, comparable,
                         differences, drive, final, halted_run, make_trainer, new_run, scramble,
                         straight_run, through_file)
+from shorter import some
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
@@ -45,8 +46,7 @@ WORKERS = {
 }  # fmt: skip
 
 
-SOME = ("shuffle", "persistent", "weighted, batches", "iterable", "iterable, persistent",
-        "augmented, replayed")
+SOME = ("weighted, batches", "iterable, persistent", "augmented, replayed")
 
 
 @pytest.mark.parametrize(("kind", "every"), [
@@ -327,7 +327,9 @@ BAD = ["a weight less", "a weight more", "another shape", "other groups", "anoth
        "history", "fingerprint", "modules", "scaler"]
 
 
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("what", some(BAD, (
+    "a weight less", "other groups", "another optimizer", "optim", "position", "hooks", "loaders",
+    "journal", "scaler")))
 def test_nothing_has_changed_after_an_error(what):
     """The state of other parts is refused, and the run goes on as if nobody had asked."""
     straight = straight_run(PLAIN)

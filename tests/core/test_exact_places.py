@@ -93,8 +93,9 @@ class FirstHalf(Sampler):
 
 
 def run(optim=lambda weights: torch.optim.SGD(weights, 0.05), step=None, loader=None, hooks=(),
-        prepare=None, model=lambda: nn.Linear(4, 1), loss_fn=lambda: mse_loss, **settings):
-    """A run of three epochs."""
+        prepare=None, model=lambda: nn.Linear(4, 1), loss_fn=lambda: mse_loss, rewinds=False,
+        **settings):
+    """A run of three epochs; with snapshots, if it is to go back."""
     torch.manual_seed(0)
     model = model()
     optimizer = optim(model.parameters())
@@ -102,7 +103,7 @@ def run(optim=lambda weights: torch.optim.SGD(weights, 0.05), step=None, loader=
         prepare(model, optimizer)
     loader = loader() if loader else DataLoader(TensorDataset(X, Y), 8, shuffle=True)
     loss = {"train_step": step()} if step else {"loss_fn": loss_fn()}
-    hooks = [SnapshotHook(every_steps=4), *(hooks() if callable(hooks) else hooks)]
+    hooks = [*[SnapshotHook(every_steps=4)] * rewinds, *(hooks() if callable(hooks) else hooks)]
     return Trainer(model, train_dl=loader, optim=optimizer, epochs=3, seed=0, device="cpu",
                    progress=False, hooks=hooks, **loss, **settings)
 
@@ -527,7 +528,8 @@ def same(one, other):
 def test_what_steps_keep_elsewhere_is_named(place):
     """The run that goes on, or goes back, is another one, and `exact` says why."""
     settings, name = PLACES[place]
-    straight, first, again, back = (run(**settings) for _ in range(4))
+    straight, first, again = (run(**settings) for _ in range(3))
+    back = run(**settings, rewinds=True)
     straight.fit()
     first.step(10)
     assert any(text.startswith(f"{name} is not part of the state")
@@ -800,7 +802,9 @@ def noisy_step():
     return step
 
 
-@pytest.mark.parametrize("halts", [(1,), (3, 4), (7, 10), (11, 12, 13)])
+@pytest.mark.parametrize("halts", [
+    pytest.param((1,), marks=pytest.mark.long), (3, 4),
+    pytest.param((7, 10), marks=pytest.mark.long), (11, 12, 13)])
 @pytest.mark.parametrize("kind", DRAWN)
 def test_an_order_drawn_between_the_draws_of_steps(kind, halts):
     """A run that goes on in mid-epoch, also twice in one, draws the same again."""
@@ -809,7 +813,8 @@ def test_an_order_drawn_between_the_draws_of_steps(kind, halts):
     trainer = run(step=noisy_step, loader=DRAWN[kind])
     for step in halts:
         trainer.step(step - trainer.step_state.optimizer_step)
-        state, trainer = trainer.state_dict(), run(step=noisy_step, loader=DRAWN[kind])
+        state = trainer.state_dict()
+        trainer = run(step=noisy_step, loader=DRAWN[kind], rewinds=True)
         trainer.load_state_dict(state)
         assert trainer.exact, trainer.exact
     trainer.step(2)  # and within one process
@@ -1015,9 +1020,12 @@ def test_a_pass_that_ran_out_of_memory_leaves_no_trace(room, accumulation):
     assert all(torch.equal(a, b) for a, b in states)
 
 
-@pytest.mark.parametrize("search", ["lr_find", "sweep"])
 # a sampler that is iterated again gives more, and what an iterator gave is gone
-@pytest.mark.parametrize("place", sorted(PLACES.keys() - {"sampler", "step: iterator"}))
+@pytest.mark.parametrize(("place", "search"), [
+    pytest.param(place, search,
+                 marks=[pytest.mark.long] if search == "sweep" and place.startswith("step") else [])
+    for place in sorted(PLACES.keys() - {"sampler", "step: iterator"})
+    for search in ("lr_find", "sweep")])
 def test_a_search_takes_back_what_its_steps_kept_elsewhere(place, search):
     """The run goes on as if there had been none."""
     settings, _ = PLACES[place]

@@ -14,6 +14,7 @@ from trainer_nb.panel.view import LocalRunView
 
 pytestmark = pytest.mark.slow
 
+IMAGES, LABELS = load_digits(return_X_y=True)  # read once
 COUNT, SIZE, EPOCHS = 26, 4, 2  # seven batches an epoch, the last one with two samples
 BATCHES = 7
 
@@ -26,9 +27,8 @@ class Digits(Dataset):
     """Digits with their indices; a bad sample cannot be read."""
 
     def __init__(self, bad=()):
-        images, labels = load_digits(return_X_y=True)
-        self.images = torch.tensor(images[:COUNT], dtype=torch.float32) / 16
-        self.labels, self.bad = torch.tensor(labels[:COUNT]), bad
+        self.images = torch.tensor(IMAGES[:COUNT], dtype=torch.float32) / 16
+        self.labels, self.bad = torch.tensor(LABELS[:COUNT]), bad
 
     def __len__(self):
         return COUNT

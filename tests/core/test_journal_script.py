@@ -6,12 +6,12 @@ import enum
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -116,7 +116,7 @@ WHOLE = {"epochs": EPOCHS}
 @example([(0, [{"gradient_accumulation_steps": 4}]), (17, [{"lr": 0.02}])], {"max_steps": 11})
 @example([(8, [{"gradient_accumulation_steps": 2}]), (11, [{"gradient_accumulation_steps": 4}])],
          WHOLE)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 def test_the_script_of_a_steered_run_makes_the_same_weights(plan, total):
     """Changes at any boundary: in epochs, around evaluations, before the first step, several at one
     place."""
@@ -370,8 +370,8 @@ valid_dl_2 = {"valid": given.other_loader(2, 2), "hard": given.other_loader(2, 3
 """ + script + f"torch.save(given.weights(trainer), {str(tmp_path / 'weights.pt')!r})\n")
     tests = Path(__file__).parent
     paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
-    subprocess.run([sys.executable, program], check=True, cwd=tests.parent.parent,
-                   env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    warm.run([sys.executable, program], check=True, cwd=tests.parent.parent, quick_end=True,
+             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
     again = torch.load(tmp_path / "weights.pt")
     assert all(map(torch.equal, again, weights(trainer)))
 

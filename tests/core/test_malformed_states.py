@@ -108,7 +108,8 @@ def outcome(trainer):
             "entries": entries}
 
 
-@pytest.fixture(scope="module", params=["one_cycle", "StepLR"])
+@pytest.fixture(scope="module",
+                params=["one_cycle", pytest.param("StepLR", marks=pytest.mark.long)])
 def taken(request):
     """A schedule, a state in mid-epoch, and how the run that goes on from it ends."""
     sched = "one_cycle" if request.param == "one_cycle" else lambda optim: SCHEDULER.StepLR(
@@ -289,7 +290,9 @@ OPTIMIZERS = {
 FILES: dict = {}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name in ("AdamW", "SGD") else pytest.mark.long)
+    for name in OPTIMIZERS])
 @hypothesis.given(seed=integers(0, 2**32))
 @hypothesis.settings(suppress_health_check=list(hypothesis.HealthCheck))
 def test_a_malformed_file_is_loaded_or_refused_and_never_breaks_the_run(name, seed, tmp_path):

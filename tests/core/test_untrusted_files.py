@@ -132,10 +132,10 @@ def resumed(path):
         trainer.close()
 
 
-@pytest.mark.parametrize("share", [40, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("share", [100, pytest.param(10, marks=pytest.mark.long)])
 def test_a_checkpoint_names_no_file(place, touched, share):
     """Each plain value in turn is the path of a victim:
-    of the tracker's marks all, of the others every tenth or fortieth."""
+    of the tracker's marks all, of the others every tenth or hundredth."""
     work, victim = place
     with make(None, JSONLHook(), TensorBoardHook()) as trainer:
         trainer.step(5)

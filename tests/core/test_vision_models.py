@@ -51,7 +51,7 @@ for make in (make_timm_trainer, make_torchvision_trainer)[:1 if few else 2]:
     print(make.__name__, type(whole.model).__name__, bool(whole.exact), same,
           bool(fell) or few)
 """
-FEWER = "train, valid = train[:100], valid[:40]"
+FEWER = "train, valid = train[:60], valid[:20]"
 
 
 def lines_of_the_page():

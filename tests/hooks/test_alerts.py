@@ -10,6 +10,7 @@ import pytest
 import torch
 from digits_runs import wait_for
 from sklearn.datasets import load_digits
+from shorter import some
 from small_runs import HandClock
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -510,7 +511,7 @@ def test_a_rule_pauses_or_stops(then):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [pytest.param(120, marks=pytest.mark.long), 250, 290])
+@pytest.mark.parametrize("at", some((120, 250, 290), (250,)))
 def test_saved_and_loaded(at, tmp_path, whole):
     """At any step, the one of the alert among them:
     another trainer goes on to the same weights, alerts and acts."""

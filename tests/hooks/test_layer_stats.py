@@ -488,7 +488,7 @@ def test_the_still_of_many_layers_and_looks_stays_small():
     rows[:, :, 3:] /= rows[:, :, 3:].sum(-1, keepdims=True)
     rows[3, 7:9, :3], rows[4, :, :3], names = (np.nan, np.nan,
                                                [f"block<{number}>&" for number in range(40)])
-    for count in (1, 2, 12, 40):
+    for count in (1, 40):
         history = {name: LayerSeries(np.arange(500) * 10 + 1, *each[:, :3].T, each[:, 3:])
                    for name, each in zip(names[:count], rows)}
         for kind in ("activations", "gradients"):

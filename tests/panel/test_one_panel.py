@@ -42,7 +42,9 @@ def panels(client, code):
     return [each[WIDGET]["model_id"] for each in shown if WIDGET in each], len(pictures)
 
 
-@pytest.mark.parametrize("kernel", ["python3", "ipykernel-6.31", "ipykernel-7.3"])
+@pytest.mark.parametrize("kernel", [
+    "python3", *(pytest.param(each, marks=pytest.mark.long)
+                 for each in ("ipykernel-6.31", "ipykernel-7.3"))])
 def test_a_cell_has_one_panel_of_a_trainer(kernel, tmp_path):
     """Where it is known to be there; and run again, the cell has one again."""
     with client_of(kernel, tmp_path) as client:

@@ -32,8 +32,9 @@ deeper(sys.argv[1])
 
 
 @pytest.mark.parametrize(("way", "quick_end"), [
-    *((way, False) for way in ("raise", "signal", "interrupt", "words", "exit")),
-    *((way, True) for way in ("raise", "words", "exit"))])
+    ("raise", False), ("signal", False), ("exit", True),
+    *(pytest.param(way, False, marks=pytest.mark.long) for way in ("interrupt", "words", "exit")),
+    *(pytest.param(way, True, marks=pytest.mark.long) for way in ("raise", "words"))])
 def test_a_warm_child_is_like_a_new_interpreter(way, quick_end, tmp_path):
     """Arguments, folder, environment, streams, session, and every way to end."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -46,8 +46,8 @@ def test_with_an_address_each_name_is_linked_to_the_line_that_defines_it(tmp_pat
     settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
     settings = re.sub(r"^git_url =.*", f"git_url = {address}", settings, flags=re.MULTILINE)
     (tmp_path / "settings.ini").write_text(settings, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-c", LINKS], cwd=tmp_path, capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    done = warm.run([sys.executable, "-c", LINKS], cwd=tmp_path, capture_output=True, text=True,
+                    quick_end=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
     links = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
     assert len(links) > len(trainer_nb.__all__)
     for name, link in links if address else ():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import warm
+from shorter import some
 from steered import until
 
 from trainer_nb.support import files
@@ -215,7 +216,7 @@ def exchange(one, other):
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", some(PLACES, ("control/commands", "checkpoints")))
 def test_a_link_that_comes_and_goes(tmp_path, outside, place):
     """Between a check and the use of what was checked, too; of the run and of a sender."""
     run, before = tmp_path / "run", contents(outside)

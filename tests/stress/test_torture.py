@@ -337,9 +337,11 @@ def test_a_process_that_is_told_to_end(tmp_path, number, code, workers, group):
 
 
 @pytest.mark.parametrize(("at", "point", "saved_at"), [
-    (0, "before_fit", 0), (7, "after_step", 7), (7, "before_batch", 8), (7, "after_backward", 8),
-    (8, "before_valid", 8), (8, "after_valid", 8), (8, "on_log", 8), (8, "before_epoch", 8),
-    (STEPS, "after_epoch", STEPS), (STEPS, "after_fit", STEPS)])
+    (0, "before_fit", 0), (7, "after_step", 7), (7, "before_batch", 8), (8, "before_valid", 8),
+    (8, "before_epoch", 8), (STEPS, "after_fit", STEPS),
+    *(pytest.param(*each, marks=pytest.mark.long) for each in (
+        (7, "after_backward", 8), (8, "after_valid", 8), (8, "on_log", 8),
+        (STEPS, "after_epoch", STEPS)))])
 def test_where_a_run_is_told_to_end(tmp_path, at, point, saved_at):
     """In an open window, in an evaluation, between two epochs, at its own end:
     the file is always of a whole step."""
