@@ -731,7 +731,8 @@ class Glance:
         if isinstance(value, (dict, list, deque, set)):
             self.containers.append(value)
             if len(value) <= long:
-                (self.dicts if isinstance(value, dict) else self.lists).append(value)
+                kept: list = self.dicts if isinstance(value, dict) else self.lists
+                kept.append(value)
         elif isinstance(value, FunctionType):
             self._keep_searched(lambda: held_by(value, long))
         elif not isinstance(value, (tuple, frozenset, functools.partial, MethodType, type)):
