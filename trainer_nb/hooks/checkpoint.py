@@ -770,6 +770,7 @@ def save_by_hand(hook, trainer, command) -> None:
     hook.saver.save(trainer, hook.folder, hook.best.value)
     if not trainer.driver.driven:  # nothing waits, and an error would go unnoticed
         hook.saver.finish()
+        hook.saver.release()
     trainer.record("save", "checkpoint", source=command.source)
 
 # %% ../../nbs/hooks/checkpoint.ipynb #40c50686
