@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import MethodType
@@ -22,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from .core.account import difference, exactness, made_of, position, totals_of
+from .core.account import difference, exactness, position, totals_of
 from .core.arguments import Arguments, check_limits, check_note, check_switch
 from .core.best import BestState
 from .core.build import OVERRIDDEN, build, control, join_components, modules_in
@@ -44,7 +43,7 @@ from .core.journal import Intervention, Journal
 from .core.looks import (at_rest, check_weights, chosen_weights, exclusive_access, look,
                                    records_of)
 from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
-from .core.requests import carry_out, evaluate_next, post
+from .core.requests import carry_out, evaluate_next, post, take_state
 from .core.runner import StepContext, StepRunner, StepSettings, WeightDecays
 from .core.state import (FitResult, OwnStreams, Position, RunState, StepState,
                                    say, warn, weakly, whole_number)
@@ -1048,9 +1047,7 @@ class Trainer:
 
         CheckpointError says why not, and then nothing has changed; RuntimeError in the middle of a
         step, and while the run is driven."""
-        self.checkpoint.checks.check_new(optimizer)
-        with at_rest(self, "load_state_dict()"):
-            self.checkpoint.load(state, self, partial(made_of, self), optimizer)
+        take_state(self, state, optimizer)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the whole state to a file: at once, or at the next boundary while the run goes on.
@@ -1074,7 +1071,7 @@ class Trainer:
         self.checkpoint.checks.check_new(optimizer)
         state = read_state(path)
         found = difference(self, state) if optimizer else Difference()
-        self.load_state_dict(state, optimizer)
+        take_state(self, state, optimizer, own=True)
         if self.is_main:
             text = found.summary(state["position"], totals_of(self))
             say(f"loaded {near(path)}: {text}")

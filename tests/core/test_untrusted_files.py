@@ -506,7 +506,7 @@ KNOWN_WRITERS = {
     # folder to be synced
     "files: os.open": 5, "files: self.open": 1, "files: os.mkdir": 1,
     "layout: os.open": 1, "layout: self._folder.open": 1, "layout: path.mkdir": 1,
-    "saved: torch.save": 1, "checkpoint: self.path.mkdir": 1,
+    "saved: torch.save": 2, "checkpoint: self.path.mkdir": 1,
     "memory: folder.mkdir": 2, "memory: torch.cuda.memory._dump_snapshot": 1,
     "memory: done.export_chrome_trace": 1, "outputs: open": 2,
     "outputs: folder.mkdir": 1, "outputs: final.parent.mkdir": 1, "outputs: ": 1,

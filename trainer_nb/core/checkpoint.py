@@ -27,8 +27,8 @@ from .identity import data_identity, other_code, unlike
 from .journal import Intervention, Journal, fingerprint, total_text
 from .own_state import generator_state, set_generator_state
 from .runner import WeightDecays
-from ..support.saved import (NO_STATES_FAULT, CheckpointError, plain_copy, reading,
-                                   reason)
+from ..support.saved import (NO_STATES_FAULT, CheckpointError, Copies, WithoutCopies,
+                                   plain_copy, reading, reason)
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
 from ..support.undo import Undo, set_modes
@@ -479,10 +479,14 @@ class RunParts:
                 "tunables": {name: value for name, value in state["tunables"].items()
                              if not is_own(name)}}
 
-    def restore(self, state: dict, owner) -> None:
-        "Take over what `capture` gave; between two generators."
-        own = ("model", "journal", "history")  # these are copied when they are loaded
-        kept = {key: plain_copy(value) for key, value in state.items() if key not in own}
+    def restore(self, state: dict, owner, own: bool = False) -> None:
+        """Take over what `capture` gave; between two generators.
+
+        `own`: nobody else has this state, so its tensors need no copies."""
+        given: set[int] = set()
+        kept = {key: plain_copy(value, copies=WithoutCopies(given) if own else Copies())
+                for key, value in state.items()
+                if key not in ("model", "journal", "history")}  # copied when they are loaded
         kept["model"] = state["model"]
         driver = self.driver
         driver.points.drop(owner)
@@ -664,19 +668,20 @@ class RunCheckpoint:
         "The lengths of the log: a rewind truncates there."
         return self.parts.journal.counts()
 
-    def state_dict(self, owner) -> dict:
-        "The whole state: copies on the CPU, plain values."
+    def state_dict(self, owner, taken: Callable[[dict], dict] = plain_copy) -> dict:
+        """The whole state, plain: copies on the CPU, or what `taken` makes of the live state."""
         self.loop.runner.gradients.finite.check()  # spoiled weights are not kept
         state = self.parts.whole()
         self.driver.hooks.fire("on_state_dict", owner, state)
-        return plain_copy(state)
+        return taken(state)
 
     def note_saved(self, step: int | None = None) -> None:
         "A file of a step, by default of the present one, is written."
         step = self.state.optimizer_step if step is None else step
         self.last_saved = step, perf_counter()
 
-    def load(self, state: dict, owner, made_of: Callable[[], dict], optimizer: bool = True) -> None:
+    def load(self, state: dict, owner, made_of: Callable[[], dict], optimizer: bool = True,
+             own: bool = False) -> None:
         """Become the run of a state.
 
         Args:
@@ -684,6 +689,7 @@ class RunCheckpoint:
             owner: The trainer, which hooks get.
             made_of: Returns the settings and data of the run that is here.
             optimizer: False: the optimizer and the schedule of this run begin again.
+            own: Whether nobody else has this state, so that its tensors need no copies.
 
         Raises:
             CheckpointError: If the state does not fit. Then nothing has changed.
@@ -695,7 +701,7 @@ class RunCheckpoint:
         checks.compare(state)
         with parts.all_or_nothing(owner):
             checks.show_hooks(taken, owner, optimizer)
-            parts.restore(taken, owner)
+            parts.restore(taken, owner, own and optimizer)
             parts.journal.restore(state)
             self.take_totals(state["position"]["totals"], owner)
             self.state.lose_exactness(self.state.inexact or other_code(state, made_of()))

@@ -5,15 +5,17 @@
 # %% auto #0
 __all__ = ['rate_of', 'apply_tune', 'evaluate_next', 'micro_batch_changed', 'on_tune', 'check_tune',
            'forget_tune', 'on_note', 'on_validate', 'check_validate', 'on_watch',
-           'swap_component', 'use_data', 'on_save', 'with_loader_of', 'on_rewind',
-           'register_commands', 'post', 'ask_idle', 'begin_idle', 'check_idle',
-           'carry_out']
+           'swap_component', 'use_data', 'on_save', 'take_state', 'with_loader_of',
+           'on_rewind', 'register_commands', 'post', 'ask_idle', 'begin_idle',
+           'check_idle', 'carry_out']
 
 # %% ../../nbs/core/27_requests.ipynb #45cc9736
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import MethodType
 from typing import Any
 
+from .account import made_of
 from .arguments import check_note, check_save, check_switch
 from .control import Command, CommandHandler, Reply
 from .driver import check_more
@@ -22,7 +24,7 @@ from .hook import ComponentHook
 from .looks import at_rest
 from .optimizers import check_windows
 from .state import Phase, RunState, warn
-from ..support.saved import CheckpointError, write_state
+from ..support.saved import CheckpointError, WithoutCopies, plain_copy, write_state
 
 # %% ../../nbs/core/27_requests.ipynb #2aaff853
 def rate_of(trainer, name: str) -> float:
@@ -109,15 +111,25 @@ def use_data(trainer, data) -> None:
 
 # %% ../../nbs/core/27_requests.ipynb #7d203aa4
 def on_save(trainer, command: Command) -> None:
-    "Write the whole state to a file."
-    path, state = command.values["path"], trainer.state_dict()
-    try:
-        if trainer.is_main:
-            write_state(state, path)
-    finally:
-        trainer.engine.gather(None)  # who is told that it is saved finds the file
+    "Write the whole state to a file; without copies of what the run does not change meanwhile."
+    path = command.values["path"]
+    driven = trainer.driver.driven  # else no other thread may begin to drive before it is written
+    with (nullcontext() if driven else trainer.driver.status.lock,
+          at_rest(trainer, "state_dict()")):
+        state = trainer.checkpoint.state_dict(trainer, partial(plain_copy, copies=WithoutCopies()))
+        try:
+            if trainer.is_main:
+                write_state(state, path)
+        finally:
+            trainer.engine.gather(None)  # who is told that it is saved finds the file
     trainer.checkpoint.note_saved()
     trainer.record("save", path.name, source=command.source)
+
+def take_state(trainer, state: dict, optimizer: bool = True, own: bool = False) -> None:
+    "Become the run of a state; `own`: nobody else has it."
+    trainer.checkpoint.checks.check_new(optimizer)
+    with at_rest(trainer, "load_state_dict()"):
+        trainer.checkpoint.load(state, trainer, partial(made_of, trainer), optimizer, own)
 
 # %% ../../nbs/core/27_requests.ipynb #749da85d
 @contextmanager
