@@ -45,7 +45,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (DataLoader, Dataset, IterableDataset, SequentialSampler,
                               default_collate, get_worker_info)
 
-from .own_state import generator_state, generators_in, search, set_generator_state
+from .own_state import (GeneratorSearch, generator_state, generators_in, search,
+                                       set_generator_state)
 from .state import RandomStreams, warn
 from ..support.torch_private import (
     forget_waiting_iterator, forget_worker_pids, is_loader_iterator, iterator_workers,
@@ -856,8 +857,13 @@ def loader_generators(loader) -> list:
     held = {"train_dl": loader}
     if isinstance(loader, DataLoader):
         held = {name: value for name, value in vars(loader).items() if name[0] != "_"}
-    found += [each for _, each in generators_in(**held)]
+    # asked at each begin of an epoch and of an evaluation
+    search = (_SEARCHES.setdefault(loader, GeneratorSearch()) if type(loader) is DataLoader
+              else GeneratorSearch())
+    found += [each for _, each in search(held)]
     return list(dict(zip(map(id, found), found)).values())
+
+_SEARCHES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 def sample_generators(loader) -> list:
     "The generators that samples are made with; the others draw the order of samples."

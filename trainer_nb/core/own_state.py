@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['GENERATORS', 'LONG', 'LARGE', 'SMALL', 'PLAIN', 'SLOTS', 'held_by', 'search', 'walk',
-           'generators_in', 'generator_state', 'set_generator_state', 'alike',
-           'undo_objects', 'RunObjects', 'Glance', 'Mark', 'CarriedState']
+           'Seen', 'generators_in', 'GeneratorSearch', 'generator_state',
+           'set_generator_state', 'alike', 'undo_objects', 'RunObjects', 'Glance', 'Mark',
+           'CarriedState']
 
 # %% ../../nbs/core/06_own_state.ipynb #09b128cb
 import dis
@@ -162,10 +163,14 @@ def _of_class(kind):
 def _short(key) -> str:
     return repr(key) if isinstance(key, (str, int)) else type(key).__name__
 
+@_once_per_class
+def _has_slots(kind) -> bool:
+    return any(vars(base).get("__slots__") and _own_class(base) for base in kind.__mro__)
+
 def _in_slots(value) -> dict:
     "The values in the slots of an object of a user's class, by name."
     found = {}
-    for base in type(value).__mro__ if hasattr(type(value), "__slots__") else ():
+    for base in type(value).__mro__ if _has_slots(type(value)) else ():
         slots = vars(base).get("__slots__", ()) if _own_class(base) else ()
         for name in (slots,) if isinstance(slots, str) else slots:
             if name[:2] == "__" and name[-2:] != "__":  # private: Python adds the class
@@ -222,6 +227,84 @@ def walk(roots: dict, enter, limit: int, long: int):
         yield path, value, held
         waiting.extend((inner, each) for inner, _, each in held or ())
 
+# %% ../../nbs/core/06_own_state.ipynb #a240e602
+def _identical(first: Iterable, second: Iterable) -> bool:
+    "Whether two series of equal length have the same objects."
+    return all(map(is_, first, second))
+
+class Seen:
+    """What a search has been inside, to see at little cost that it would find the same.
+
+    It compares identities and lengths. What all dicts hold is one series: a comparison of each of
+    them would cost more calls."""
+    def __init__(self) -> None:
+        self.containers: list[Any] = []  # also those that are too long to be searched
+        self.dicts: list[dict] = []
+        self.lists: list[Any] = []  # and deques and sets
+        self.objects: list[Any] = []
+        self.bodies: list[MappingProxyType] = []  # of classes
+        self.searched: list[tuple[Callable, list]] = []  # functions, methods, objects with slots
+        self._classes: set[int] = set()
+
+    def keep(self, value, long: int = LONG) -> None:
+        "Something whose inside was searched."
+        kind = type(value)
+        if isinstance(value, (dict, list, deque, set)):
+            self.containers.append(value)
+            if len(value) <= long:
+                kept: list = self.dicts if isinstance(value, dict) else self.lists
+                kept.append(value)
+        elif isinstance(value, FunctionType):
+            self._keep_searched(lambda: held_by(value, long))
+        elif not (isinstance(value, _FIXED) or _ours(value)):
+            if _has_slots(kind):
+                self._keep_searched(lambda: held_by(value, long))
+            if hasattr(value, "__dict__"):
+                self.objects.append(value)
+                self.containers.append(vars(value))
+                self.dicts.append(vars(value))
+            for base in kind.__mro__:
+                if id(base) not in self._classes:
+                    self._classes.add(id(base))
+                    self.bodies.append(vars(base))
+                    if any(method for _, _, method in _members(base)):
+                        self._keep_searched(lambda base=base: _of_body(base))
+
+    def _keep_searched(self, search: Callable) -> None:
+        self.searched.append((search, [each for _, each in search()]))
+
+    def done(self) -> None:
+        "The search is over."
+        self.kinds, self.spaces = [*map(type, self.objects)], [*map(vars, self.objects)]
+        self.lengths = self._lengths()
+        self.series = [[*each] for each in self._series()]
+
+    def _lengths(self) -> list:
+        return [*map(len, self.containers), *map(len, self.bodies)]
+
+    def _series(self) -> list:
+        flat = itertools.chain.from_iterable
+        return [flat(map(dict.keys, self.dicts)), flat(map(dict.values, self.dicts)),
+                flat(map(MappingProxyType.values, self.bodies)), flat(self.lists)]
+
+    def same(self) -> bool:
+        "Whether nothing is different; False where that cannot be said."
+        try:
+            return (_identical(map(type, self.objects), self.kinds)
+                    and _identical(map(vars, self.objects), self.spaces)
+                    and self._lengths() == self.lengths
+                    and all(map(_identical, self._series(), self.series))
+                    and all(self._found_again(*each) for each in self.searched))
+        except RuntimeError:  # another thread has changed a container meanwhile
+            return False
+
+    @staticmethod
+    def _found_again(search: Callable, found: list) -> bool:
+        now = [each for _, each in search()]
+        return len(now) == len(found) and _identical(now, found)
+
+_FIXED = (*_CLOSED, tuple, frozenset, type, functools.partial, MethodType)
+
 # %% ../../nbs/core/06_own_state.ipynb #cce468f3
 def _global_generators() -> tuple:
     # the objects whose methods are the functions of these modules
@@ -233,11 +316,37 @@ def generators_in(**roots) -> list[tuple[str, Any]]:
     """Path and object of the random generators reached from some objects, each once.
 
     Without the global ones."""
-    outside = [id(each) for each in _global_generators()]
-    def enter(value):
-        return not isinstance(value, (*GENERATORS, DataLoader))
-    return [(path, each) for path, each in search(roots, enter) if _kind_of_generator(type(each))
-            and not isinstance(each, random.SystemRandom) and id(each) not in outside]
+    return GeneratorSearch()(roots)
+
+class GeneratorSearch:
+    "Finds generators, and searches again only where something is different from the last time."
+    def __init__(self) -> None:
+        self._roots: list = []
+        self._found: list[tuple[str, Any]] | None = None
+        self._seen = Seen()
+
+    def __call__(self, roots: dict) -> list[tuple[str, Any]]:
+        "Path and object of the generators reached from named roots."
+        now = [*roots, *roots.values()]
+        if (self._found is None or len(now) != len(self._roots)
+            or not _identical(now, self._roots) or not self._seen.same()):
+            self._roots, self._seen, self._found = now, Seen(), None
+            self._found = self._search(roots)
+        return self._found
+
+    def _search(self, roots: dict) -> list[tuple[str, Any]]:
+        outside = [id(each) for each in _global_generators()]
+        def enter(value):
+            return not isinstance(value, DataLoader) and not _kind_of_generator(type(value))
+        found = []
+        for path, each, held in walk(roots, enter, 5000, LONG):
+            if held is not None:
+                self._seen.keep(each)
+            if (_kind_of_generator(type(each)) and not isinstance(each, random.SystemRandom)
+                and id(each) not in outside):
+                found.append((path, each))
+        self._seen.done()
+        return found
 
 # %% ../../nbs/core/06_own_state.ipynb #df5686ac
 def _plain(value):
@@ -693,30 +802,18 @@ PLAIN = (bool, int, float, complex, str, np.generic)
 SLOTS = 10_000  # items: up to this length a container of an optimizer is searched, for its slots
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 
-def _identical(first: Iterable, second: Iterable) -> bool:
-    "Whether two series of equal length have the same objects."
-    return all(map(is_, first, second))
-
 class Glance:
     """Whether anything is different from what a mark has seen, without another search.
 
-    It compares identities, lengths and the counts of writes: most runs change nothing that is not
-    in their state, and then no second mark is made. What all dicts hold is one series: a
-    comparison of each of them would cost more calls."""
+    Most runs change nothing that is not in their state, and then no second mark is made."""
     def __init__(self, objects: RunObjects):
         self.roots = self._roots_of(objects)
         self.training = objects.model.training
         self.parameters = [(each, tensor_hooks(each)) for module in objects.kept_modules()
                            for each in module.parameters(recurse=False)]
-        self.containers: list[Any] = []  # also those that are too long to be searched
-        self.dicts: list[dict] = []
-        self.bodies: list[MappingProxyType] = []  # of classes
-        self.lists: list[Any] = []  # and deques and sets
-        self.objects: list[Any] = []
-        self.searched: list[tuple[Callable, list]] = []  # functions, methods, objects with slots
-        self.values: list[tuple] = []
+        self.seen = Seen()
+        self.values: list[tuple] = []  # tensors, arrays and generators, and how they looked
         self.whole = True  # nothing was left out that a later mark would have
-        self._classes: set[int] = set()
 
     @staticmethod
     def _roots_of(objects: RunObjects) -> list:
@@ -725,68 +822,13 @@ class Glance:
         return [*(each for each in roots if type(each) is not SimpleNamespace),
                 *(each for space in spaces for item in space.items() for each in item)]
 
-    def keep(self, value, long: int) -> None:
-        "Something whose inside was searched."
-        kind = type(value)
-        if isinstance(value, (dict, list, deque, set)):
-            self.containers.append(value)
-            if len(value) <= long:
-                kept: list = self.dicts if isinstance(value, dict) else self.lists
-                kept.append(value)
-        elif isinstance(value, FunctionType):
-            self._keep_searched(lambda: held_by(value, long))
-        elif not isinstance(value, (tuple, frozenset, functools.partial, MethodType, type)):
-            if hasattr(kind, "__slots__"):
-                self._keep_searched(lambda: held_by(value, long))
-            if hasattr(value, "__dict__"):
-                self.objects.append(value)
-                self.containers.append(vars(value))
-                self.dicts.append(vars(value))
-            for base in kind.__mro__:
-                if id(base) not in self._classes:
-                    self._classes.add(id(base))
-                    self.bodies.append(vars(base))
-                    if any(method for _, _, method in _members(base)):
-                        self._keep_searched(lambda base=base: _of_body(base))
-
-    def _keep_searched(self, search: Callable) -> None:
-        self.searched.append((search, [each for _, each in search()]))
-
-    def done(self, values: Iterable) -> None:
-        "All was searched; `values`: tensors, arrays and generators, and how they looked."
-        self.values = [each for each in values if not isinstance(each[0], PLAIN)]
-        self.kinds, self.spaces = [*map(type, self.objects)], [*map(vars, self.objects)]
-        self.lengths = self._lengths()
-        self.series = [[*each] for each in self._series()]
-
-    def _lengths(self) -> list:
-        return [*map(len, self.containers), *map(len, self.bodies)]
-
-    def _series(self) -> list:
-        flat = itertools.chain.from_iterable
-        return [flat(map(dict.keys, self.dicts)), flat(map(dict.values, self.dicts)),
-                flat(map(MappingProxyType.values, self.bodies)), flat(self.lists)]
-
     def same(self, objects: RunObjects) -> bool:
         "Whether nothing is different; False where that cannot be said."
         roots = self._roots_of(objects)
-        try:
-            return (self.whole and self.training == objects.model.training
-                    and len(roots) == len(self.roots) and _identical(roots, self.roots)
-                    and all(tensor_hooks(each) == hooks for each, hooks in self.parameters)
-                    and _identical(map(type, self.objects), self.kinds)
-                    and _identical(map(vars, self.objects), self.spaces)
-                    and self._lengths() == self.lengths
-                    and all(map(_identical, self._series(), self.series))
-                    and not any(_may_be_other(*each) for each in self.values)
-                    and all(self._found_again(*each) for each in self.searched))
-        except RuntimeError:  # another thread has changed a container meanwhile
-            return False
-
-    @staticmethod
-    def _found_again(search: Callable, found: list) -> bool:
-        now = [each for _, each in search()]
-        return len(now) == len(found) and _identical(now, found)
+        return (self.whole and self.training == objects.model.training
+                and len(roots) == len(self.roots) and _identical(roots, self.roots)
+                and all(tensor_hooks(each) == hooks for each, hooks in self.parameters)
+                and self.seen.same() and not any(_may_be_other(*each) for each in self.values))
 
 def _may_be_other(value, before) -> bool:
     if isinstance(value, torch.Tensor):
@@ -834,18 +876,19 @@ class Mark:
             looks = path in looking or path.startswith(inside)
             self._keep(path, each, others, not looks)
             if held is not None:
-                self.glance.keep(each, LONG)
+                self.glance.seen.keep(each)
             if held:
                 self._keep_plain(held, each, looks)
         for found, long in zip(beside, (SLOTS, LONG, LONG)):
             for path, each, held in walk(found, enter_too, 50_000, long):
                 self._keep(path, each, others, found is not objects.others)
                 if held is not None:
-                    self.glance.keep(each, long)
+                    self.glance.seen.keep(each, long)
                 if held:
                     self._keep_plain(held, each, lengths=found is not objects.others)
-        # plain values are among the items and attributes
-        self.glance.done(self.values.values())
+        self.glance.seen.done()  # plain values are among the items and attributes
+        self.glance.values = [each for each in self.values.values()
+                              if not isinstance(each[0], PLAIN)]
 
     def _keep(self, path: str, each, known: set, iterators: bool) -> None:
         kind = type(each)
