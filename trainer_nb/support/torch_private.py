@@ -9,8 +9,9 @@ __all__ = ['INSIDE', 'step_within', 'run_backward', 'gradient_norms', 'multiply'
            'scaling_left_to_us', 'module_versions', 'set_module_versions',
            'is_loader_iterator', 'iterator_workers', 'shut_down_workers',
            'leave_shut_down', 'forget_worker_pids', 'waiting_iterator',
-           'forget_waiting_iterator', 'can_add_up_within', 'prepare_backward',
-           'rebuild_buckets', 'job_store']
+           'forget_waiting_iterator', 'batches_as_shipped', 'is_plain', 'indices_behind',
+           'batch_at', 'can_add_up_within', 'prepare_backward', 'rebuild_buckets',
+           'job_store']
 
 # %% ../../nbs/support/torch_private.ipynb #0e5492e4
 import os
@@ -22,7 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 from torch.optim import optimizer
-from torch.utils.data import dataloader
+from torch.utils.data import (BatchSampler, ConcatDataset, RandomSampler, SequentialSampler,
+                              StackDataset, Subset, TensorDataset, dataloader, default_collate)
+from torch.utils.data._utils import collate, fetch
 
 # %% ../../nbs/support/torch_private.ipynb #c3a1b5bf
 _WRAPPER = optimizer.Optimizer.profile_hook_step(lambda optim: None).__code__
@@ -242,6 +245,59 @@ def waiting_iterator(loader):
 def forget_waiting_iterator(loader) -> None:
     "The next pass of a loader starts new workers."
     loader._iterator = None
+
+# %% ../../nbs/support/torch_private.ipynb #df0bb35a
+_FETCHER, _COLLATES = getattr(fetch, "_MapDatasetFetcher", None), collate.default_collate_fn_map
+_ALONE = getattr(dataloader, "_SingleProcessDataLoaderIter", None)
+_MAKERS = [(owner, name, getattr(owner, name, None)) for owner, names in (
+    (torch, ["stack"]), (torch.Tensor, ["__getitem__"]), (TensorDataset, ["__getitem__"]),
+    (Subset, ["__getitem__", "__getitems__"]), (StackDataset, ["__getitem__", "__getitems__"]),
+    (ConcatDataset, ["__getitem__"]), (collate, ["collate", "collate_tensor_fn"]),
+    (RandomSampler, ["__iter__"]), (SequentialSampler, ["__iter__"]), (BatchSampler, ["__iter__"]),
+    (_FETCHER, ["fetch"]), (_ALONE, ["__next__", "_next_data", "_next_index"])) for name in names]
+_COLLATED = dict(_COLLATES)  # by type
+_DISPATCH: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_KEYS: Any = getattr(torch._C, "_dispatch_keys", None)
+with torch.inference_mode(False):
+    _PLAIN = _KEYS and _KEYS(torch.empty(0, device="cpu"))
+
+def _of_torch(function) -> bool:
+    return (function is not None and not hasattr(function, "__wrapped__")
+            and str(getattr(function, "__module__", None) or "torch").split(".")[0] == "torch")
+
+_AS_SHIPPED = (hasattr(profiler, "_is_profiler_enabled")
+               and all(_of_torch(made) for made in (*_COLLATED.values(),
+                                                    *(made for *_, made in _MAKERS))))
+
+def batches_as_shipped() -> bool:
+    "A batch is made by torch's own functions, and no mode or profiler of torch looks on."
+    return (_AS_SHIPPED and None not in (_MODES, _DISPATCH) and not _MODES() and not _DISPATCH()
+            and not profiler._is_profiler_enabled and not torch.is_autocast_enabled("cpu")
+            and _COLLATES == _COLLATED
+            and all(getattr(owner, name) is made for owner, name, made in _MAKERS))
+
+def is_plain(tensor) -> bool:
+    "Whether this is a tensor of numbers in this machine's memory, and nothing besides."
+    return (type(tensor) is torch.Tensor and not tensor.requires_grad and _KEYS is not None
+            and _KEYS(tensor) == _PLAIN)
+
+def indices_behind(iterator, loader):
+    """The iterator over the indices of each batch behind an iterator of torch's loader.
+
+    None where batches are not simply joined from samples with an index in this process."""
+    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    simple = (type(iterator) is _ALONE and type(fetcher) is _FETCHER and _AS_SHIPPED
+              and fetcher.dataset is loader.dataset and fetcher.auto_collation
+              and fetcher.collate_fn is default_collate and not iterator._pin_memory)
+    return iterator._sampler_iter if simple else None
+
+def batch_at(iterator, index):
+    "torch's own batch at an index, from an iterator that has `indices_behind` it."
+    indices, iterator._sampler_iter = iterator._sampler_iter, iter((index,))
+    try:
+        return next(iterator)
+    finally:
+        iterator._sampler_iter = indices
 
 # %% ../../nbs/support/torch_private.ipynb #cea4fd4a
 def can_add_up_within(wrapped: torch.nn.parallel.DistributedDataParallel) -> bool:
