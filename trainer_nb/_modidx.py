@@ -6806,6 +6806,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                            'trainer_nb/support/torch_private.py'),
                                                   'trainer_nb.support.torch_private.is_plain': ( 'support/torch_private.html#is_plain',
                                                                                                  'trainer_nb/support/torch_private.py'),
+                                                  'trainer_nb.support.torch_private.iterates_as_shipped': ( 'support/torch_private.html#iterates_as_shipped',
+                                                                                                            'trainer_nb/support/torch_private.py'),
                                                   'trainer_nb.support.torch_private.iterator_workers': ( 'support/torch_private.html#iterator_workers',
                                                                                                          'trainer_nb/support/torch_private.py'),
                                                   'trainer_nb.support.torch_private.job_store': ( 'support/torch_private.html#job_store',

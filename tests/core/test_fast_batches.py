@@ -239,6 +239,12 @@ class OwnGetIterator(DataLoader):
         return DataLoader(TensorDataset(-torch.arange(8)), 4)._get_iterator()
 
 
+class OwnOrder(DataLoader):
+    @property
+    def _index_sampler(self):
+        return [[3, 2], [1, 0]]
+
+
 class Tagged(torch.Tensor):
     pass
 
@@ -270,6 +276,7 @@ OVERRIDDEN = {
                                   collate_fn=lambda samples: [len(samples)]),
     "iter": lambda: OwnIterator(TensorDataset(*tensors()), 4),
     "get_iterator": lambda: OwnGetIterator(TensorDataset(*tensors()), 4),
+    "order": lambda: OwnOrder(TensorDataset(*tensors()), 4),
     "single samples": lambda: DataLoader(TensorDataset(*tensors()), batch_size=None),
     "one sample a batch, collated": lambda: DataLoader(
         TensorDataset(*tensors()[:1] * 2), batch_size=None, collate_fn=default_collate),
@@ -442,7 +449,8 @@ def accuracy(pred, target):
 
 SETTINGS = {"plain": {}, "accumulated": {"gradient_accumulation_steps": 3},
             "limited": {"limit_batches": 5}, "overfit": {"overfit_batches": 3},
-            "seeded samples": {"seed_samples": True}, "replay": {"resume_data": "replay"}}
+            "bf16": {"mixed_precision": "bf16"}, "seeded samples": {"seed_samples": True},
+            "replay": {"resume_data": "replay"}}
 
 
 def run(fast, settings="plain", split=True):

@@ -53,10 +53,10 @@ from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, 
 
 from .own_state import generator_state, generators_in, search, set_generator_state
 from .state import RandomStreams, warn
-from trainer_nb.support.torch_private import (
+from ..support.torch_private import (
     batch_at, batches_as_shipped, forget_waiting_iterator, forget_worker_pids, indices_behind,
-    is_loader_iterator, is_plain, iterator_workers, leave_shut_down, shut_down_workers,
-    waiting_iterator)
+    is_loader_iterator, is_plain, iterates_as_shipped, iterator_workers, leave_shut_down,
+    shut_down_workers, waiting_iterator)
 
 # %% ../../nbs/core/07_data.ipynb #c65a3d7e
 def map_nested(function, value, is_leaf):
@@ -762,9 +762,9 @@ class BatchesByIndex:
 def made_by_index(loader) -> bool:
     "Whether the batches of a loader are made by one index per tensor, as its first sample says."
     loader = as_torch(loader)
-    own = getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator
-    if (own or not skips_by_index(loader) or loader.num_workers or loader.batch_sampler is None
-        or loader.collate_fn is not default_collate or not batches_as_shipped()):
+    if (not skips_by_index(loader) or not iterates_as_shipped(loader) or loader.num_workers
+        or loader.batch_sampler is None or loader.collate_fn is not default_collate
+        or not batches_as_shipped()):
         return False
     first = [(0, 0)] if type(loader.dataset) is SeededSamples else [0]
     try:
