@@ -8,19 +8,19 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'BatchParts', 'batch_size', 'collated_size', 'sample_counter',
            'uncertain_size', 'can_split', 'chunk_edges', 'split_batch', 'loader_length',
            'stated_batch_size', 'limited', 'samplers_of', 'index_sampler', 'counts_only',
-           'keeps_place', 'loader_like', 'as_torch', 'IgnoreInterrupt',
+           'keeps_place', 'loader_like', 'as_torch', 'skips_by_index', 'IgnoreInterrupt',
            'workers_ignore_interrupt', 'several_loaders', 'by_number', 'check_loader',
            'check_end', 'iterator_behind', 'check_workers', 'all_batches', 'other_length',
-           'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'OtherWay',
-           'index_tensor', 'looked_up', 'stacks_in_rows', 'rows', 'rows_of_several',
-           'joined_rows', 'drawn_numbers', 'index_tensors', 'draws_as_torch',
-           'can_draw_tensors', 'BatchesByIndex', 'made_by_index', 'by_index',
-           'open_loader', 'close_iterator', 'keeps_workers', 'end_persistent_workers',
-           'opened', 'left', 'too_short', 'SkippingSampler', 'DrawWatch', 'WatchedPass',
-           'SeededSamples', 'EpochMark', 'clone_for_skipping', 'own_sampler',
-           'data_parts', 'skips_by_index', 'loader_generators', 'sample_generators',
-           'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
-           'pass_indices', 'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
+           'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'SeededSamples',
+           'EpochMark', 'OtherWay', 'index_tensor', 'looked_up', 'stacks_in_rows', 'rows',
+           'rows_of_several', 'joined_rows', 'drawn_numbers', 'index_tensors',
+           'draws_as_torch', 'can_draw_tensors', 'BatchesByIndex', 'made_by_index',
+           'by_index', 'open_loader', 'close_iterator', 'keeps_workers',
+           'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
+           'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
+           'loader_generators', 'sample_generators', 'restore_generators',
+           'SampleStreams', 'EpochStart', 'drawn', 'replay_indices', 'pass_indices',
+           'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
            'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
@@ -388,6 +388,12 @@ def as_torch(loader):
         TORCH_LOADERS[loader] = made, parts
     return made
 
+def skips_by_index(loader) -> bool:
+    "Whether the loader's samples have an index, and its `__iter__` is torch's."
+    loader = as_torch(loader)
+    return (isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+            and not isinstance(loader.dataset, IterableDataset))
+
 # %% ../../nbs/core/07_data.ipynb #f50fed17
 class IgnoreInterrupt:
     "A `worker_init_fn` that ignores SIGINT, then calls the user's own."
@@ -609,6 +615,39 @@ atexit.register(OPEN_ITERATORS.close_all)  # before torch's own, which was regis
 if hasattr(os, "register_at_fork"):
     # of this very class
     os.register_at_fork(after_in_child=OPEN_ITERATORS.__init__)  # type: ignore[misc]
+
+# %% ../../nbs/core/07_data.ipynb #fec6c39f
+class SeededSamples(Dataset):
+    """A dataset whose samples draw from streams that are seeded by (seed, epoch, index).
+
+    Its own indices are pairs (epoch, index)."""
+    def __init__(self, dataset, seed: int):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, place):
+        epoch, index = place
+        # in a worker nothing else uses the streams
+        outside = RandomStreams.capture() if get_worker_info() is None else None
+        seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        try:
+            return self.dataset[index]
+        finally:
+            if outside is not None:
+                outside.restore()
+
+class EpochMark:
+    "Adds the epoch to each index, for `SeededSamples`."
+    def __init__(self, batches: bool):
+        self.batches, self.epoch = batches, 0
+
+    def __call__(self, item):
+        return [(self.epoch, index) for index in item] if self.batches else (self.epoch, item)
 
 # %% ../../nbs/core/07_data.ipynb #cdd21e1b
 class OtherWay(Exception):
@@ -957,39 +996,6 @@ class WatchedPass:
                 watch.mark(number, streams)
                 self.between = False
 
-# %% ../../nbs/core/07_data.ipynb #fec6c39f
-class SeededSamples(Dataset):
-    """A dataset whose samples draw from streams that are seeded by (seed, epoch, index).
-
-    Its own indices are pairs (epoch, index)."""
-    def __init__(self, dataset, seed: int):
-        self.dataset, self.seed = dataset, seed
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, place):
-        epoch, index = place
-        # in a worker nothing else uses the streams
-        outside = RandomStreams.capture() if get_worker_info() is None else None
-        seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        try:
-            return self.dataset[index]
-        finally:
-            if outside is not None:
-                outside.restore()
-
-class EpochMark:
-    "Adds the epoch to each index, for `SeededSamples`."
-    def __init__(self, batches: bool):
-        self.batches, self.epoch = batches, 0
-
-    def __call__(self, item):
-        return [(self.epoch, index) for index in item] if self.batches else (self.epoch, item)
-
 # %% ../../nbs/core/07_data.ipynb #95e91137
 def clone_for_skipping(loader: DataLoader, seed: int | None = None,
                        watch: DrawWatch | None = None) -> tuple:
@@ -1017,12 +1023,6 @@ def data_parts(loader) -> dict:
     kept = keeps_place(loader)
     return {name: each for name, each in parts.items()
             if each is not None and not (kept and hasattr(each, "state_dict"))}
-
-def skips_by_index(loader) -> bool:
-    "Whether the loader's samples have an index, and its `__iter__` is torch's."
-    loader = as_torch(loader)
-    return (isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-            and not isinstance(loader.dataset, IterableDataset))
 
 # %% ../../nbs/core/07_data.ipynb #34d3b0f9
 def loader_generators(loader) -> list:
