@@ -543,7 +543,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.OpenIterators.close_all': ( 'core/data.html#openiterators.close_all',
                                                                                         'trainer_nb/core/data.py'),
-                                      'trainer_nb.core.data.OtherWay': ('core/data.html#otherway', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.SampleStreams': ('core/data.html#samplestreams', 'trainer_nb/core/data.py'),
                                       'trainer_nb.core.data.SampleStreams.__init__': ( 'core/data.html#samplestreams.__init__',
                                                                                        'trainer_nb/core/data.py'),

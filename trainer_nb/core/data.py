@@ -12,7 +12,7 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'workers_ignore_interrupt', 'several_loaders', 'by_number', 'check_loader',
            'check_end', 'iterator_behind', 'check_workers', 'all_batches', 'other_length',
            'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'SeededSamples',
-           'EpochMark', 'OtherWay', 'index_tensor', 'looked_up', 'stacks_in_rows', 'rows',
+           'EpochMark', 'index_tensor', 'looked_up', 'stacks_in_rows', 'rows',
            'rows_of_several', 'joined_rows', 'drawn_numbers', 'index_tensors',
            'draws_as_torch', 'can_draw_tensors', 'BatchesByIndex', 'made_by_index',
            'by_index', 'open_loader', 'close_iterator', 'keeps_workers',
@@ -650,15 +650,12 @@ class EpochMark:
         return [(self.epoch, index) for index in item] if self.batches else (self.epoch, item)
 
 # %% ../../nbs/core/07_data.ipynb #cdd21e1b
-class OtherWay(Exception):
-    "Only torch's own way is known to make this batch."
-
 def index_tensor(index) -> torch.Tensor:
-    "A list of whole numbers as a tensor; `OtherWay` for a list of anything else, or of nothing."
+    "A list of whole numbers as a tensor; LookupError for a list of anything else, or of nothing."
     if type(index) is torch.Tensor:
         return index
     if type(index) is not list or not index or not {int, np.int64} >= {*map(type, index)}:
-        raise OtherWay
+        raise LookupError
     return torch.from_numpy(np.fromiter(index, np.int64, len(index)))
 
 def looked_up(indices, index):
@@ -668,7 +665,7 @@ def looked_up(indices, index):
     if type(indices) is torch.Tensor and indices.dtype == torch.int64 and indices.ndim == 1:
         return rows(indices, index_tensor(index))
     if type(indices) not in (list, tuple, range):  # it may do anything when it is asked
-        raise OtherWay
+        raise LookupError
     return [indices[place] for place in (index.tolist() if type(index) is torch.Tensor else index)]
 
 def stacks_in_rows(tensor: torch.Tensor) -> bool:
@@ -699,12 +696,12 @@ def rows(data, index):
         return [rows(each, index) for each in data.tensors]
     if kind is ConcatDataset and not hasattr(data, "__getitems__"):
         return rows_of_several(data, index)
-    raise OtherWay
+    raise LookupError
 
 def rows_of_several(data: ConcatDataset, index: torch.Tensor):
     "The same for datasets one after another: the rows of each, brought into the order of `index`."
     if index.min() < 0:  # it counts from the end of all
-        raise OtherWay
+        raise LookupError
     starts = [0, *data.cumulative_sizes]
     owner = torch.bucketize(index, torch.tensor(starts[1:]), right=True)
     found = [rows(data.datasets[number], index[owner == number] - starts[number])
@@ -712,19 +709,19 @@ def rows_of_several(data: ConcatDataset, index: torch.Tensor):
     return found[0] if len(found) == 1 else joined_rows(found, owner.argsort(stable=True).argsort())
 
 def joined_rows(parts: list, order: torch.Tensor):
-    "Rows one after another, then in an order; `OtherWay` for parts that are not alike."
+    "Rows one after another, then in an order; LookupError for parts that are not alike."
     first = parts[0]
     if isinstance(first, dict):
         if any(not isinstance(part, dict) or [*part] != [*first] for part in parts):
-            raise OtherWay
+            raise LookupError
         return {name: joined_rows([part[name] for part in parts], order) for name in first}
     if isinstance(first, list):
         if any(not isinstance(part, list) or len(part) != len(first) for part in parts):
-            raise OtherWay
+            raise LookupError
         return [joined_rows([*each], order) for each in zip(*parts)]
     if any(not isinstance(part, torch.Tensor) or part.dtype != first.dtype
            or part.shape[1:] != first.shape[1:] for part in parts):
-        raise OtherWay
+        raise LookupError
     return torch.cat(parts).index_select(0, order)
 
 # %% ../../nbs/core/07_data.ipynb #55ea52be
