@@ -10,7 +10,7 @@ import torch
 import warm
 from torch import nn
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import trainer_nb
 from trainer_nb import Trainer
@@ -43,6 +43,12 @@ def trained(optim=torch.optim.AdamW, **settings):
     return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
 
 
+def batches():
+    """Of rows in memory."""
+    loader = DataLoader(TensorDataset(torch.arange(12.0).reshape(6, 2)), 2)
+    return [each for each, in open_loader(loader, loader)]
+
+
 def scaled(by, tensors):
     """Multiplied in place."""
     torch_private.multiply(tensors, by)
@@ -64,6 +70,9 @@ WAYS = {
     "copies": (torch, "_foreach_copy_", lambda: copied(gradients())),
     "a step": (torch_private, "_KNOWN", lambda: [trained()]),
     "a backward pass": (torch_private, "_RUN", lambda: [trained(torch.optim.SGD)]),
+    "a batch": (torch_private, "_AS_SHIPPED", batches),
+    "a batch under a mode": (torch_private, "_DISPATCH", batches),
+    "a batch of any tensors": (torch_private, "_KEYS", batches),
     "a mode": (torch_private, "_MODES", lambda: [trained(torch.optim.SGD)]),
 }
 

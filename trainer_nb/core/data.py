@@ -8,22 +8,26 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'BatchParts', 'batch_size', 'collated_size', 'sample_counter',
            'uncertain_size', 'can_split', 'chunk_edges', 'split_batch', 'loader_length',
            'stated_batch_size', 'limited', 'samplers_of', 'index_sampler', 'counts_only',
-           'keeps_place', 'loader_like', 'as_torch', 'IgnoreInterrupt',
+           'keeps_place', 'loader_like', 'as_torch', 'skips_by_index', 'IgnoreInterrupt',
            'workers_ignore_interrupt', 'several_loaders', 'by_number', 'check_loader',
            'check_end', 'iterator_behind', 'check_workers', 'all_batches', 'other_length',
-           'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'open_loader',
-           'close_iterator', 'keeps_workers', 'end_persistent_workers', 'opened', 'left',
-           'too_short', 'SkippingSampler', 'DrawWatch', 'WatchedPass', 'SeededSamples',
-           'EpochMark', 'clone_for_skipping', 'own_sampler', 'data_parts',
-           'skips_by_index', 'loader_generators', 'sample_generators',
-           'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
-           'pass_indices', 'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
+           'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'SeededSamples',
+           'EpochMark', 'index_tensor', 'looked_up', 'stacks_in_rows', 'rows',
+           'rows_of_several', 'joined_rows', 'drawn_numbers', 'index_tensors',
+           'draws_as_torch', 'can_draw_tensors', 'BatchesByIndex', 'made_by_index',
+           'by_index', 'open_loader', 'close_iterator', 'keeps_workers',
+           'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
+           'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
+           'loader_generators', 'sample_generators', 'restore_generators',
+           'SampleStreams', 'EpochStart', 'drawn', 'replay_indices', 'pass_indices',
+           'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
            'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
 import atexit
 import copy
 import dataclasses
+import math
 import os
 import random
 import signal
@@ -32,6 +36,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
 from numbers import Integral
@@ -42,15 +47,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import (DataLoader, Dataset, IterableDataset, SequentialSampler,
-                              default_collate, get_worker_info)
+from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset,
+                              RandomSampler, SequentialSampler, StackDataset, Subset,
+                              TensorDataset, default_collate, get_worker_info)
 
 from .own_state import (GeneratorSearch, generator_state, generators_in, search,
                                        set_generator_state)
 from .state import RandomStreams, warn
 from ..support.torch_private import (
-    forget_waiting_iterator, forget_worker_pids, is_loader_iterator, iterator_workers,
-    leave_shut_down, shut_down_workers, waiting_iterator)
+    batch_at, batches_as_shipped, forget_waiting_iterator, forget_worker_pids, indices_behind,
+    is_loader_iterator, is_plain, iterates_as_shipped, iterator_workers, leave_shut_down,
+    shut_down_workers, waiting_iterator)
 
 # %% ../../nbs/core/07_data.ipynb #c65a3d7e
 def map_nested(function, value, is_leaf):
@@ -382,6 +389,12 @@ def as_torch(loader):
         TORCH_LOADERS[loader] = made, parts
     return made
 
+def skips_by_index(loader) -> bool:
+    "Whether the loader's samples have an index, and its `__iter__` is torch's."
+    loader = as_torch(loader)
+    return (isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+            and not isinstance(loader.dataset, IterableDataset))
+
 # %% ../../nbs/core/07_data.ipynb #f50fed17
 class IgnoreInterrupt:
     "A `worker_init_fn` that ignores SIGINT, then calls the user's own."
@@ -604,9 +617,209 @@ if hasattr(os, "register_at_fork"):
     # of this very class
     os.register_at_fork(after_in_child=OPEN_ITERATORS.__init__)  # type: ignore[misc]
 
+# %% ../../nbs/core/07_data.ipynb #fec6c39f
+class SeededSamples(Dataset):
+    """A dataset whose samples draw from streams that are seeded by (seed, epoch, index).
+
+    Its own indices are pairs (epoch, index)."""
+    def __init__(self, dataset, seed: int):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, place):
+        epoch, index = place
+        # in a worker nothing else uses the streams
+        outside = RandomStreams.capture() if get_worker_info() is None else None
+        seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        try:
+            return self.dataset[index]
+        finally:
+            if outside is not None:
+                outside.restore()
+
+class EpochMark:
+    "Adds the epoch to each index, for `SeededSamples`."
+    def __init__(self, batches: bool):
+        self.batches, self.epoch = batches, 0
+
+    def __call__(self, item):
+        return [(self.epoch, index) for index in item] if self.batches else (self.epoch, item)
+
+# %% ../../nbs/core/07_data.ipynb #cdd21e1b
+def index_tensor(index) -> torch.Tensor:
+    "A list of whole numbers as a tensor; LookupError for a list of anything else, or of nothing."
+    if type(index) is torch.Tensor:
+        return index
+    if type(index) is not list or not index or not {int, np.int64} >= {*map(type, index)}:
+        raise LookupError
+    return torch.from_numpy(np.fromiter(index, np.int64, len(index)))
+
+def looked_up(indices, index):
+    "The indices of a `Subset` at these places, in a list; a tensor where they are an array."
+    if type(indices) is np.ndarray and indices.dtype == np.int64 and indices.ndim == 1:
+        return torch.from_numpy(indices[index_tensor(index).numpy()])
+    if type(indices) is torch.Tensor and indices.dtype == torch.int64 and indices.ndim == 1:
+        return rows(indices, index_tensor(index))
+    if type(indices) not in (list, tuple, range):  # it may do anything when it is asked
+        raise LookupError
+    return [indices[place] for place in (index.tolist() if type(index) is torch.Tensor else index)]
+
+def stacks_in_rows(tensor: torch.Tensor) -> bool:
+    "Whether torch stacks samples of this tensor into one that is stored row after row."
+    if not (tensor.ndim and tensor.numel() and is_plain(tensor)):
+        return False
+    if tensor.ndim < 5:  # images of one sample; more dimensions may be stored channels last
+        return True
+    return tensor.stride() == tuple(math.prod(tensor.shape[1 + at:]) for at in range(tensor.ndim))
+
+def rows(data, index):
+    """The samples of `data` at these indices, joined as torch joins them; each is one of `index`.
+
+    Any error means that torch's own way has to be taken."""
+    kind = type(data)
+    if kind is SeededSamples:  # nothing is drawn for a row
+        return rows(data.dataset, [each for _, each in index])
+    if kind is Subset and "__getitems__" not in vars(data):
+        return rows(data.dataset, looked_up(data.indices, index))
+    index = index_tensor(index)
+    if kind is torch.Tensor and stacks_in_rows(data):
+        return data.index_select(0, index)
+    if kind is StackDataset and "__getitems__" not in vars(data):
+        if type(data.datasets) is dict:
+            return {name: rows(each, index) for name, each in data.datasets.items()}
+        return [rows(each, index) for each in data.datasets]
+    if kind is TensorDataset and not hasattr(data, "__getitems__"):
+        return [rows(each, index) for each in data.tensors]
+    if kind is ConcatDataset and not hasattr(data, "__getitems__"):
+        return rows_of_several(data, index)
+    raise LookupError
+
+def rows_of_several(data: ConcatDataset, index: torch.Tensor):
+    "The same for datasets one after another: the rows of each, brought into the order of `index`."
+    if index.min() < 0:  # it counts from the end of all
+        raise LookupError
+    starts = [0, *data.cumulative_sizes]
+    owner = torch.bucketize(index, torch.tensor(starts[1:]), right=True)
+    found = [rows(data.datasets[number], index[owner == number] - starts[number])
+             for number in owner.unique().tolist()]
+    return found[0] if len(found) == 1 else joined_rows(found, owner.argsort(stable=True).argsort())
+
+def joined_rows(parts: list, order: torch.Tensor):
+    "Rows one after another, then in an order; LookupError for parts that are not alike."
+    first = parts[0]
+    if isinstance(first, dict):
+        if any(not isinstance(part, dict) or [*part] != [*first] for part in parts):
+            raise LookupError
+        return {name: joined_rows([part[name] for part in parts], order) for name in first}
+    if isinstance(first, list):
+        if any(not isinstance(part, list) or len(part) != len(first) for part in parts):
+            raise LookupError
+        return [joined_rows([*each], order) for each in zip(*parts)]
+    if any(not isinstance(part, torch.Tensor) or part.dtype != first.dtype
+           or part.shape[1:] != first.shape[1:] for part in parts):
+        raise LookupError
+    return torch.cat(parts).index_select(0, order)
+
+# %% ../../nbs/core/07_data.ipynb #55ea52be
+def drawn_numbers(sampler):
+    "The numbers of torch's sampler, in a few tensors; each is drawn when its first number is due."
+    count = len(sampler.data_source)
+    if type(sampler) is SequentialSampler:
+        yield torch.arange(count)
+        return
+    generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    for _ in range(sampler.num_samples // count):
+        yield torch.randperm(count, generator=generator)
+    yield torch.randperm(count, generator=generator)[:sampler.num_samples % count]
+
+def index_tensors(batches: BatchSampler):
+    "What torch's `BatchSampler` gives, as tensors in place of lists; it draws at the same moments."
+    numbers, rest = drawn_numbers(batches.sampler), torch.arange(0)
+    whole, size = batches.drop_last, batches.batch_size
+    while True:
+        size = size if whole else batches.batch_size
+        while len(rest) < size and (more := next(numbers, None)) is not None:
+            rest = torch.cat([rest, more])
+        if len(rest) < size and (whole or not len(rest)):
+            return
+        yield rest[:size]
+        rest = rest[size:]
+
+@cache
+def draws_as_torch() -> bool:
+    "Whether `index_tensors` gives what the samplers of this torch give, from the same numbers."
+    state = torch.get_rng_state()
+    def drawn_from_here(batches):
+        torch.set_rng_state(state)
+        return [[*map(int, each)] for each in batches], torch.get_rng_state().tolist()
+    samplers = (RandomSampler(range(4)), RandomSampler(range(3), num_samples=8),
+                SequentialSampler(range(5)))
+    try:
+        return all(drawn_from_here(each) == drawn_from_here(index_tensors(each))
+                   for sampler in samplers for each in (BatchSampler(sampler, 2, False),
+                                                        BatchSampler(sampler, 3, True)))
+    finally:
+        torch.set_rng_state(state)
+
+def can_draw_tensors(sampler) -> bool:
+    "Whether `index_tensors` can stand in for a sampler."
+    inner = sampler.sampler if type(sampler) is BatchSampler else None
+    return (type(inner) is SequentialSampler or (type(inner) is RandomSampler
+                                                 and not inner.replacement)) and draws_as_torch()
+
+# %% ../../nbs/core/07_data.ipynb #4b7ca271
+class BatchesByIndex:
+    "An iterator of torch's loader, whose batches are made by one index per tensor where they may."
+    def __init__(self, inner, indices, loader):
+        self.inner, self.indices, self.dataset = inner, indices, loader.dataset
+        self.draws_tensors = can_draw_tensors(loader.batch_sampler)
+        if self.draws_tensors:
+            self.indices = index_tensors(loader.batch_sampler)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        index = next(self.indices)
+        if (self.draws_tensors or type(index) is list) and batches_as_shipped():
+            try:
+                return rows(self.dataset, index)
+            except Exception:  # torch makes this batch, or raises an error of its own
+                pass
+        return batch_at(self.inner, index.tolist() if self.draws_tensors else index)
+
+def made_by_index(loader) -> bool:
+    "Whether the batches of a loader are made by one index per tensor, as its first sample says."
+    loader = as_torch(loader)
+    if (not skips_by_index(loader) or not iterates_as_shipped(loader) or loader.num_workers
+        or loader.batch_sampler is None or loader.collate_fn is not default_collate
+        or not batches_as_shipped()):
+        return False
+    first = [(0, 0)] if type(loader.dataset) is SeededSamples else [0]
+    try:
+        rows(loader.dataset, first)
+    except Exception:
+        return False
+    return True
+
+def by_index(iterator, loader):
+    "The iterator of a loader; its batches are made by one index per tensor where they may."
+    indices = indices_behind(iterator, loader) if made_by_index(loader) else None
+    return iterator if indices is None else BatchesByIndex(iterator, indices, loader)
+
 # %% ../../nbs/core/07_data.ipynb #02704b4a
-def open_loader(loader, owner):
-    "An iterator over the loader's batches; its worker processes end with `owner`."
+def open_loader(loader, owner, fast: bool = True):
+    """An iterator over the loader's batches; its worker processes end with `owner`.
+
+    `fast`: batches of data in memory are made by one index per tensor."""
     loader = as_torch(loader)
     try:
         with workers_ignore_interrupt(loader):
@@ -618,7 +831,7 @@ def open_loader(loader, owner):
             leave_shut_down(half)  # its deletion ends nothing more
         raise
     OPEN_ITERATORS.add(iterator, owner, loader)
-    return iterator
+    return by_index(iterator, loader) if fast else iterator
 
 def close_iterator(iterator, loader=None) -> None:
     "End the worker processes behind an iterator, if there are any."
@@ -634,11 +847,11 @@ def end_persistent_workers(loader) -> None:
     close_iterator(waiting_iterator(loader), loader)
 
 @contextmanager
-def opened(loader):
+def opened(loader, fast: bool = True):
     """An iterator over the loader's batches; its workers end with the context.
 
-    Persistent workers stay alive after a complete pass."""
-    iterator, whole = open_loader(loader, loader), False
+    Persistent workers stay alive after a complete pass. `fast`: as of `open_loader`."""
+    iterator, whole = open_loader(loader, loader, fast), False
     try:
         yield iterator
         whole = True
@@ -781,39 +994,6 @@ class WatchedPass:
                 watch.mark(number, streams)
                 self.between = False
 
-# %% ../../nbs/core/07_data.ipynb #fec6c39f
-class SeededSamples(Dataset):
-    """A dataset whose samples draw from streams that are seeded by (seed, epoch, index).
-
-    Its own indices are pairs (epoch, index)."""
-    def __init__(self, dataset, seed: int):
-        self.dataset, self.seed = dataset, seed
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, place):
-        epoch, index = place
-        # in a worker nothing else uses the streams
-        outside = RandomStreams.capture() if get_worker_info() is None else None
-        seed = zlib.crc32(f"{self.seed} {epoch} {index}".encode())
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        try:
-            return self.dataset[index]
-        finally:
-            if outside is not None:
-                outside.restore()
-
-class EpochMark:
-    "Adds the epoch to each index, for `SeededSamples`."
-    def __init__(self, batches: bool):
-        self.batches, self.epoch = batches, 0
-
-    def __call__(self, item):
-        return [(self.epoch, index) for index in item] if self.batches else (self.epoch, item)
-
 # %% ../../nbs/core/07_data.ipynb #95e91137
 def clone_for_skipping(loader: DataLoader, seed: int | None = None,
                        watch: DrawWatch | None = None) -> tuple:
@@ -841,12 +1021,6 @@ def data_parts(loader) -> dict:
     kept = keeps_place(loader)
     return {name: each for name, each in parts.items()
             if each is not None and not (kept and hasattr(each, "state_dict"))}
-
-def skips_by_index(loader) -> bool:
-    "Whether the loader's samples have an index, and its `__iter__` is torch's."
-    loader = as_torch(loader)
-    return (isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-            and not isinstance(loader.dataset, IterableDataset))
 
 # %% ../../nbs/core/07_data.ipynb #34d3b0f9
 def loader_generators(loader) -> list:
@@ -978,15 +1152,15 @@ class LoaderSource:
     """A training loader and, where one is needed, its clone over a sampler that can skip.
 
     ValueError for a loader that was given a state of its own, and for a `seed` (of samples with
-    random streams of their own) where samples have no index."""
-    def __init__(self, loader, seed: int | None = None):
+    random streams of their own) where samples have no index. `fast`: as of `open_loader`."""
+    def __init__(self, loader, seed: int | None = None, fast: bool = True):
         if counts_only(loader) and loader.next_iter_state is not None:
             raise ValueError("train_dl was given a state (load_state_dict), and its place is kept "
                              "by the trainer: Trainer.load(path), or a new loader")
         if seed is not None and not skips_by_index(loader):
             raise ValueError("seed_samples=True needs a DataLoader over a dataset with indices: "
                              "only they tell samples apart")
-        self.loader, self.seed = loader, seed
+        self.loader, self.seed, self.fast = loader, seed, fast
         self.opened = as_torch(loader)  # what is iterated
         self.sampler: Any = None  # a clone's sampler
         self.watch = DrawWatch()
@@ -997,6 +1171,10 @@ class LoaderSource:
         self.watches_batches = alone and not indexed and not keeps_place(loader)
         if seed is not None or self.watches_order:
             self.clone()
+
+    def open(self, owner):
+        "An iterator over the batches of a pass; its worker processes end with `owner`."
+        return open_loader(self.opened, owner, self.fast)
 
     def clone(self) -> None:
         "Iterate a clone from now on, with a sampler that can skip."
@@ -1052,7 +1230,7 @@ class FirstBatches:
         The current epoch began at `start`; worker processes end with `owner`."""
         if self.count and self.batches is None:
             self._take(source, start, epoch)
-        return iter(self.batches) if self.batches is not None else open_loader(source.opened, owner)
+        return iter(self.batches) if self.batches is not None else source.open(owner)
 
     def _take(self, source: LoaderSource, start: EpochStart, epoch: int) -> None:
         again = self.start is not None
@@ -1060,7 +1238,7 @@ class FirstBatches:
             now = EpochStart.capture(source.loader)
             source.set_epoch(self.epoch)
             self.start.restore(source.loader)
-        raw = open_loader(source.opened, self)
+        raw = source.open(self)
         try:
             self.batches = list(islice(raw, self.count))
         finally:
@@ -1084,7 +1262,8 @@ class EpochIterator:
 
     `resume`: how a pass is resumed, "skip" (by index, nothing is loaded) or "replay" (load and
     discard). `limit`: of the batches of a pass, a count or a fraction. `overfit`: the number of
-    batches that every pass repeats. `seed`: for samples with random streams of their own."""
+    batches that every pass repeats. `seed`: for samples with random streams of their own. `fast`:
+    batches of data in memory are made by one index per tensor."""
     group = 1  # batches that all processes together take from the loader at once
     # items of a batch by which several processes weigh until they know all
     nominal_batch_size: Any = None
@@ -1093,13 +1272,13 @@ class EpochIterator:
     kept = property(attrgetter("first_batches.batches"))
 
     def __init__(self, loader, resume: str = "skip", limit=None, overfit: int | None = None,
-                 seed: int | None = None):
+                 seed: int | None = None, fast: bool = True):
         if resume not in ("skip", "replay"):
             raise ValueError(f"resume_data={resume!r}: 'skip' (by index) or 'replay' (load and "
                              "discard)")
         self.loader, self.resume_by = loader, resume
-        self.limit, self.overfit, self.seed = limit, overfit, seed
-        self.source, self.first_batches = LoaderSource(loader, seed), FirstBatches(overfit)
+        self.limit, self.overfit, self.seed, self.fast = limit, overfit, seed, fast
+        self.source, self.first_batches = LoaderSource(loader, seed, fast), FirstBatches(overfit)
         # of the open pass: its batches, the loader's iterator
         self.iterator: Any = None
         self._raw: Any = None

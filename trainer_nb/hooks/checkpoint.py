@@ -57,7 +57,7 @@ class Writer:
         self._line: deque[Work] = deque()  # what is being done, and what waits
         self._lock = threading.Condition()
         self.error: BaseException | None = None
-        self.when_idle: Callable[[], None] = lambda: None  # called by the thread
+        self._when_idle: Callable[[], None] = lambda: None
 
     busy = property(lambda self: bool(self._line))
 
@@ -100,7 +100,7 @@ class Writer:
                 ended = not self._line
                 self._lock.notify_all()
             if ended:  # another thread may have begun by now
-                self.when_idle()
+                self._when_idle()
                 return
 
     def give_up(self, last: int) -> None:
@@ -114,6 +114,12 @@ class Writer:
                     kept.appendleft(work)
                     after.add(file)
             self._line.extend(kept)
+
+    def call_when_idle(self, function: Callable[[], None]) -> None:
+        "Call this in the thread once nothing is left to write; now, if nothing is."
+        self._when_idle = function
+        if not self.busy:
+            function()
 
     def entries(self) -> list:
         "Of the files that are being written, or wait."
@@ -569,14 +575,13 @@ class Saver:
         def again():
             if self.put_off and (there := run()) is not None:
                 self.want(there, save, periodic=True)
-        self.put_off, self.writer.when_idle = True, again
+        self.put_off = True
         if not self._told:
             self._told = True
             warn(f"the checkpoint of step {trainer.step_state.optimizer_step} is put off: the file "
                  "before it is still being written. It is taken when the disk is done, with the "
                  "state of that step, and so are later ones")
-        if not self.writer.busy:  # it was done before it knew
-            again()
+        self.writer.call_when_idle(again)
 
     def save(self, trainer, folder, value: float | None, suffix: str = "",
              periodic: bool = False) -> None:

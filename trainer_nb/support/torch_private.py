@@ -9,8 +9,9 @@ __all__ = ['INSIDE', 'step_within', 'run_backward', 'gradient_norms', 'multiply'
            'scaling_left_to_us', 'module_versions', 'set_module_versions',
            'is_loader_iterator', 'iterator_workers', 'shut_down_workers',
            'leave_shut_down', 'forget_worker_pids', 'waiting_iterator',
-           'forget_waiting_iterator', 'can_add_up_within', 'prepare_backward',
-           'rebuild_buckets', 'job_store']
+           'forget_waiting_iterator', 'batches_as_shipped', 'iterates_as_shipped',
+           'is_plain', 'indices_behind', 'batch_at', 'can_add_up_within',
+           'prepare_backward', 'rebuild_buckets', 'job_store']
 
 # %% ../../nbs/support/torch_private.ipynb #0e5492e4
 import os
@@ -22,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 from torch.optim import optimizer
-from torch.utils.data import dataloader
+from torch.utils.data import (BatchSampler, ConcatDataset, RandomSampler, SequentialSampler,
+                              StackDataset, Subset, TensorDataset, dataloader, default_collate)
 
 # %% ../../nbs/support/torch_private.ipynb #c3a1b5bf
 _WRAPPER = optimizer.Optimizer.profile_hook_step(lambda optim: None).__code__
@@ -242,6 +244,70 @@ def waiting_iterator(loader):
 def forget_waiting_iterator(loader) -> None:
     "The next pass of a loader starts new workers."
     loader._iterator = None
+
+# %% ../../nbs/support/torch_private.ipynb #df0bb35a
+_UTILS = getattr(torch.utils.data, "_utils", None)
+_ALONE = getattr(dataloader, "_SingleProcessDataLoaderIter", None)
+_FETCHER = getattr(getattr(_UTILS, "fetch", None), "_MapDatasetFetcher", None)
+_COLLATE = getattr(_UTILS, "collate", None)
+_COLLATES: dict = getattr(_COLLATE, "default_collate_fn_map", {})  # functions by type
+_MAKERS = [(owner, name, getattr(owner, name, None)) for owner, names in (
+    (torch, ["stack"]), (torch.Tensor, ["__getitem__"]), (TensorDataset, ["__getitem__"]),
+    (Subset, ["__getitem__", "__getitems__"]), (StackDataset, ["__getitem__", "__getitems__"]),
+    (ConcatDataset, ["__getitem__"]), (_COLLATE, ["collate", "collate_tensor_fn"]),
+    (RandomSampler, ["__iter__"]), (SequentialSampler, ["__iter__"]), (BatchSampler, ["__iter__"]),
+    (_FETCHER, ["fetch"]), (_ALONE, ["__next__", "_next_data", "_next_index"])) for name in names]
+_COLLATED = dict(_COLLATES)
+_DISPATCH: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_KEYS: Any = getattr(torch._C, "_dispatch_keys", None)
+with torch.inference_mode(False):
+    _PLAIN = _KEYS and _KEYS(torch.empty(0, device="cpu"))
+
+def _of_torch(function) -> bool:
+    return (function is not None and not hasattr(function, "__wrapped__")
+            and str(getattr(function, "__module__", None) or "torch").split(".")[0] == "torch")
+
+_AS_SHIPPED = (hasattr(profiler, "_is_profiler_enabled")
+               and all(_of_torch(made) for made in (*_COLLATED.values(),
+                                                    *(made for *_, made in _MAKERS))))
+
+def batches_as_shipped() -> bool:
+    "A batch is made by torch's own functions, and no mode or profiler of torch looks on."
+    return (_AS_SHIPPED and None not in (_MODES, _DISPATCH) and not _MODES() and not _DISPATCH()
+            and not profiler._is_profiler_enabled and not torch.is_autocast_enabled("cpu")
+            and _COLLATES == _COLLATED
+            and all(getattr(owner, name) is made for owner, name, made in _MAKERS))
+
+def iterates_as_shipped(loader) -> bool:
+    "The class of this loader makes its iterators as torch's own does."
+    names = "__iter__", "_get_iterator", "_index_sampler", "_auto_collation"
+    return all(getattr(type(loader), name, None) is getattr(dataloader.DataLoader, name, None)
+               for name in names) and not {*names} & vars(loader).keys()
+
+def is_plain(tensor) -> bool:
+    "Whether this is a tensor of numbers in this machine's memory, and nothing besides."
+    return (type(tensor) is torch.Tensor and not tensor.requires_grad and _KEYS is not None
+            and _KEYS(tensor) == _PLAIN)
+
+def indices_behind(iterator, loader):
+    """The iterator over the indices of each batch behind an iterator of torch's loader.
+
+    None where batches are not simply joined from samples with an index in this process."""
+    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    simple = (type(iterator) is _ALONE and type(fetcher) is _FETCHER and _AS_SHIPPED
+              and getattr(fetcher, "auto_collation", False)
+              and getattr(fetcher, "collate_fn", None) is default_collate
+              and getattr(fetcher, "dataset", None) is loader.dataset
+              and not getattr(iterator, "_pin_memory", True))
+    return getattr(iterator, "_sampler_iter", None) if simple else None
+
+def batch_at(iterator, index):
+    "torch's own batch at an index, from an iterator that has `indices_behind` it."
+    indices, iterator._sampler_iter = iterator._sampler_iter, iter((index,))
+    try:
+        return next(iterator)
+    finally:
+        iterator._sampler_iter = indices
 
 # %% ../../nbs/support/torch_private.ipynb #cea4fd4a
 def can_add_up_within(wrapped: torch.nn.parallel.DistributedDataParallel) -> bool:
