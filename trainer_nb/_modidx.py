@@ -1539,6 +1539,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Glance._roots_of': ( 'core/own_state.html#glance._roots_of',
                                                                                            'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state.Glance.leave_out': ( 'core/own_state.html#glance.leave_out',
+                                                                                           'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Glance.same': ( 'core/own_state.html#glance.same',
                                                                                       'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Mark': ('core/own_state.html#mark', 'trainer_nb/core/own_state.py'),

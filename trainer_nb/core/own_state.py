@@ -813,7 +813,7 @@ class Glance:
                            for each in module.parameters(recurse=False)]
         self.seen = Seen()
         self.values: list[tuple] = []  # tensors, arrays and generators, and how they looked
-        self.whole = True  # nothing was left out that a later mark would have
+        self._whole = True
 
     @staticmethod
     def _roots_of(objects: RunObjects) -> list:
@@ -822,10 +822,14 @@ class Glance:
         return [*(each for each in roots if type(each) is not SimpleNamespace),
                 *(each for space in spaces for item in space.items() for each in item)]
 
+    def leave_out(self) -> None:
+        "Something was left out that a later mark will have."
+        self._whole = False
+
     def same(self, objects: RunObjects) -> bool:
         "Whether nothing is different; False where that cannot be said."
         roots = self._roots_of(objects)
-        return (self.whole and self.training == objects.model.training
+        return (self._whole and self.training == objects.model.training
                 and len(roots) == len(self.roots) and _identical(roots, self.roots)
                 and all(tensor_hooks(each) == hooks for each, hooks in self.parameters)
                 and self.seen.same() and not any(_may_be_other(*each) for each in self.values))
@@ -896,7 +900,7 @@ class Mark:
             and id(each) not in known and not isinstance(each, random.SystemRandom)
             and getattr(each, "grad_fn", None) is None):
             if id(each) in self._results:  # it is another one after the next step
-                self.glance.whole = False
+                self.glance.leave_out()
                 return
             self.values.setdefault(path, (each, _look_of(each)))
 
