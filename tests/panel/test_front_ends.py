@@ -131,6 +131,9 @@ def test_ipython_in_a_terminal_has_a_bar(tmp_path):
         terminal.sendline(f"%run -i {tmp_path / 'script.py'}")
         terminal.expect("widgets: False")
         shown = terminal.before
+        terminal.sendline("exit")  # `close` would give it a tenth of a second
+        terminal.expect(pexpect.EOF)
+        terminal.wait()
     assert "100.00% [12/12" in shown
     assert "epoch 3/3  step 12/12" in shown and "ended: finished" in shown
     assert NO_PAGE not in shown and "VBox" not in shown
