@@ -5,6 +5,8 @@
     python -m benchmarks --peers trainer_nb  some of them; writes nothing
     python -m benchmarks --works "A tiny"    some of the work; writes nothing
     python -m benchmarks --device cuda       on a GPU, by the clock; writes benchmarks/GPU.md
+    python -m benchmarks epoch               whole epochs with a validation; writes
+                                             benchmarks/EPOCH.md
 
 Peer and loop by hand take turns in one process, block by block, on one thread; the figures are
 differences and ratios of processor time, medians over the pairs of blocks. Each peer has a process
@@ -24,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from . import epoch
 from .peers import PEERS, train
 from .work import WORKS, Blocks, same
 
@@ -49,7 +52,7 @@ def compare(peer: str, name: str, pairs: int, device: str) -> dict:
 
 def installed(peer: str) -> bool:
     """Whether there is such a package here."""
-    if peer in ("raw", "trainer_nb", "trainer_nb_default"):
+    if peer.startswith(("raw", "trainer_nb")):
         return True
     try:
         importlib.metadata.version(DISTRIBUTIONS.get(peer, peer))
@@ -128,14 +131,20 @@ def failures(rows: dict) -> list[str]:
     return [f"- {peer} ({'; '.join(works)}): {reason}" for (peer, reason), works in found.items()]
 
 
-def report(rows: dict, pairs: int, device: str, imported: tuple[float, float] | None) -> str:
-    """The page; on a GPU without the import, which is the processor's."""
+def versions_of(peers) -> list[str]:
+    """What was measured."""
     import trainer_nb
 
-    peers = [DISTRIBUTIONS.get(peer, peer) for peer in dict.fromkeys(peer for peer, _ in rows)
-             if not peer.startswith(("raw", "trainer_nb"))]
-    versions = [f"torch {torch.__version__}", f"trainer_nb {trainer_nb.__version__}",
-                *(f"{name} {importlib.metadata.version(name)}" for name in peers)]
+    others = [DISTRIBUTIONS.get(peer, peer) for peer in peers
+              if not peer.startswith(("raw", "trainer_nb"))]
+    return [f"Python {platform.python_version()}", f"torch {torch.__version__}",
+            f"trainer_nb {trainer_nb.__version__}",
+            *(f"{name} {importlib.metadata.version(name)}" for name in others)]
+
+
+def report(rows: dict, pairs: int, device: str, imported: tuple[float, float] | None) -> str:
+    """The page; on a GPU without the import, which is the processor's."""
+    versions = versions_of(dict.fromkeys(peer for peer, _ in rows))
     failed = failures(rows)
     by_clock = device != "cpu"
     machine = platform.processor() or platform.machine()
@@ -147,7 +156,7 @@ def report(rows: dict, pairs: int, device: str, imported: tuple[float, float] | 
         "# What the loop costs", "",
         f"`python -m benchmarks{' --device cuda' if by_clock else ''}`, "
         f"{time.strftime('%Y-%m-%d')}, {machine}, "
-        f"Python {platform.python_version()}, {', '.join(versions)}, one thread, {pairs} pairs of "
+        f"{', '.join(versions)}, one thread, {pairs} pairs of "
         f"blocks.", "",
         "Differences to the loop that one writes by hand, a batch: " + spent + ", medians of "
         "interleaved blocks. The row `raw` is that loop "
@@ -172,8 +181,9 @@ def main():
     """Measure, print, and write the page when all was measured."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["steps", "epoch"], default="steps")
     parser.add_argument("--pairs", type=int, default=41)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, metavar="PEER")
+    parser.add_argument("--peers", nargs="+", metavar="PEER")
     parser.add_argument("--works", nargs="+", choices=WORKS, metavar="WORK")
     parser.add_argument("--device", choices=PAGES, default="cpu")
     parser.add_argument("--write", action="store_true", help="the page of these alone")
@@ -181,6 +191,13 @@ def main():
     given = parser.parse_args()
     if given.one:
         print(json.dumps(compare(*given.one, given.pairs, given.device)))
+        return
+    known = epoch.PEERS if given.what == "epoch" else PEERS
+    if unknown := set(given.peers or ()) - set(known):
+        parser.error(f"{', '.join(sorted(unknown))}: the peers are {', '.join(known)}")
+    if given.what == "epoch":
+        peers = given.peers or [*filter(installed, known)]
+        epoch.measure(peers, given.pairs, ", ".join(versions_of(peers)))
         return
     rows = {}
     for peer in given.peers or filter(installed, PEERS):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks import epoch
 from benchmarks.peers import train
 from benchmarks.work import WORKS, same
 from trainer_nb.core.hook import Hook, LambdaHook
@@ -228,6 +229,14 @@ def test_the_benchmarks_compare_equal_work():
         block(batches)
         for peer in ("trainer_nb", "trainer_nb_default"):
             assert same(train(peer, work, batches), block.model), (work.name, peer)
+
+
+@pytest.mark.parametrize("peer", ["trainer_nb", "trainer_nb_slow_batches"])
+def test_the_epochs_of_the_benchmarks_are_equal_work(peer):
+    """With a validation and a metric, too."""
+    work = epoch.Epochs((3, 4, 4), samples=22, held_out=10, batch=4, epochs=2)
+    hand, model = epoch.raw(work), epoch.PEERS[peer](work)
+    assert all(map(torch.equal, hand.parameters(), model.parameters()))
 
 
 def test_the_comparison_would_notice():
