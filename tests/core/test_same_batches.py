@@ -2,7 +2,9 @@
 whatever draws their order and their samples."""
 
 import functools
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 from exact_runs import INPUTS, SAMPLES, TARGETS, Halt, Samples, drive, through_file
 from shorter import some
 from torch import nn
-from torch.utils.data import (ConcatDataset, DataLoader, Dataset, DistributedSampler,
+from torch.utils.data import (ConcatDataset, DataLoader, Dataset, DistributedSampler, TensorDataset,
                               IterableDataset, Sampler, Subset)
 
 from trainer_nb import Hook, Trainer
@@ -333,3 +335,32 @@ def test_what_draws_in_workers_is_named_before_the_run(kind):
                  [generator_state(each) for each in loader_generators(trainer.train_dl)])
     assert trainer_of(make(), resume_data="replay").exact
     assert bool(trainer_of(make(), seed_samples=True).exact) is (kind != "own generator")
+
+
+class Curriculum(TensorDataset):
+    """Its samples follow a trainer that is a global name, as in a notebook."""
+
+    def __getitem__(self, index):
+        """The farther the run, the larger."""
+        return tuple(each * (1 + EVERYWHERE["trainer"].step_state.epoch)
+                     for each in super().__getitem__(index))
+
+
+EVERYWHERE: dict = {}
+
+
+def test_data_that_knows_its_trainer_is_let_go_with_it():
+    """Where the generators of a loader were looked for is remembered by the run alone."""
+    def train():
+        data = Curriculum(torch.randn(8, 2), torch.randn(8, 1))
+        loader = DataLoader(data, 4)
+        trainer = EVERYWHERE["trainer"] = Trainer(
+            torch.nn.Linear(2, 1), train_dl=loader, valid_dl=loader, device="cpu",
+            loss_fn=torch.nn.functional.mse_loss, progress=False, epochs=2,
+            optim=lambda weights: torch.optim.SGD(weights, 0.1))
+        trainer.fit()
+        EVERYWHERE.clear()
+        return weakref.ref(data), weakref.ref(trainer)
+    found = train()
+    gc.collect()
+    assert [each() for each in found] == [None, None]

@@ -18,9 +18,9 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'by_index', 'open_loader', 'close_iterator', 'keeps_workers',
            'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
            'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
-           'loader_generators', 'sample_generators', 'restore_generators',
-           'SampleStreams', 'EpochStart', 'drawn', 'replay_indices', 'pass_indices',
-           'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
+           'LoaderGenerators', 'loader_generators', 'sample_generators',
+           'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
+           'pass_indices', 'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
            'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
@@ -1023,21 +1023,30 @@ def data_parts(loader) -> dict:
             if each is not None and not (kept and hasattr(each, "state_dict"))}
 
 # %% ../../nbs/core/07_data.ipynb #34d3b0f9
-def loader_generators(loader) -> list:
-    "The generators of a loader, its samplers, its dataset and its collate function, each once."
-    # these come first, as in older checkpoints
-    found = [named for holder in (loader, *samplers_of(loader))
-             if isinstance(named := getattr(holder, "generator", None), torch.Generator)]
-    held = {"train_dl": loader}
-    if isinstance(loader, DataLoader):
-        held = {name: value for name, value in vars(loader).items() if name[0] != "_"}
-    # asked at each begin of an epoch and of an evaluation
-    search = (_SEARCHES.setdefault(loader, GeneratorSearch()) if type(loader) is DataLoader
-              else GeneratorSearch())
-    found += [each for _, each in search(held)]
-    return list(dict(zip(map(id, found), found)).values())
+class LoaderGenerators:
+    """The generators of loaders, for those who ask often.
 
-_SEARCHES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+    What one loader holds is searched again only where something in it is different. Kept by the
+    run that uses the loaders, and freed with it: what they hold may hold the run."""
+    def __init__(self) -> None:
+        self._searches: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def __call__(self, loader) -> list:
+        "The generators of a loader, its samplers, its dataset and its collate function, each once."
+        # these come first, as in older checkpoints
+        found = [named for holder in (loader, *samplers_of(loader))
+                 if isinstance(named := getattr(holder, "generator", None), torch.Generator)]
+        search, held = GeneratorSearch(), {"train_dl": loader}
+        if isinstance(loader, DataLoader):
+            held = {name: value for name, value in vars(loader).items() if name[0] != "_"}
+        if type(loader) is DataLoader:  # it can be a key
+            search = self._searches.setdefault(loader, search)
+        found += [each for _, each in search(held)]
+        return list(dict(zip(map(id, found), found)).values())
+
+def loader_generators(loader) -> list:
+    "The generators of a loader, once."
+    return LoaderGenerators()(loader)
 
 def sample_generators(loader) -> list:
     "The generators that samples are made with; the others draw the order of samples."
@@ -1072,9 +1081,9 @@ class EpochStart:
     reused: bool  # persistent workers were already running: no seed is drawn for them
 
     @classmethod
-    def capture(cls, loader, reused: bool = False) -> "EpochStart":
-        "Copy the streams and the loader's generators."
-        states = [generator_state(each) for each in loader_generators(loader)]
+    def capture(cls, loader, reused: bool = False, find=loader_generators) -> "EpochStart":
+        "Copy the streams and the loader's generators, which `find(loader)` gives."
+        states = [generator_state(each) for each in find(loader)]
         return cls(RandomStreams.capture(), states, reused)
 
     def state_dict(self) -> dict:
@@ -1284,6 +1293,7 @@ class EpochIterator:
         self._raw: Any = None
         self.epoch = 0  # of the last pass
         self.epoch_start: Any = None  # EpochStart, the random states before that pass
+        self._generators_of = LoaderGenerators()
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.loader_state: dict | None = None  # of a loader that saves its own position
         self.skipped_batches: dict[int, set[int]] = {}  # epoch to numbers of batches to be skipped
@@ -1340,7 +1350,8 @@ class EpochIterator:
         self.source.watch.begin()
         self.source.set_epoch(epoch)
         alive = self.source.has_waiting_workers
-        self.epoch_start = EpochStart.capture(self.loader, alive or self.workers_persist)
+        self.epoch_start = EpochStart.capture(self.loader, alive or self.workers_persist,
+                                              self._generators_of)
         self.epoch, self.workers_persist = epoch, keeps_workers(self.loader)
         self._raw, self.iterator = self._begin(alive)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterator,
-                                  keeps_order, keeps_workers, limited, loader_generators,
+                                  keeps_order, keeps_workers, limited, LoaderGenerators,
                                   loader_length, opened, other_length, pass_indices, uncertain_size)
 from .engine import Engine
 from .errors import explain
@@ -80,6 +80,7 @@ class Evaluator:
         self.limit, self.overfit = limit, overfit
         self.fast = fast  # batches of data in memory are made by one index per tensor
         self.end_of_evaluation = None  # f(loader's name, outputs, owner) -> records
+        self.generators_of = LoaderGenerators()
         self.done = False  # the last evaluation was completed
         self.records: dict[str, float] = {}  # of the last evaluation
         self.wants_indices = False  # a hook needs `indices`
@@ -106,7 +107,7 @@ class Evaluator:
         """Eval mode; restores all random states.
 
         `shared`: generators of the training; `values`: of the context while this is open."""
-        own = [each for loader in self.loaders.values() for each in loader_generators(loader)]
+        own = [each for loader in self.loaders.values() for each in self.generators_of(loader)]
         failed = None
         try:
             with borrowed_generators(shared, own, lambda: self.done), self._eval_mode(values):

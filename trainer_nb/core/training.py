@@ -18,7 +18,7 @@ from typing import Any
 
 
 from .data import (NO_BATCH, EpochIterator, check_end, check_workers,
-                                  end_persistent_workers, loader_generators, skips_by_index)
+                                  end_persistent_workers, skips_by_index)
 from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
 from .state import ASKED, Phase, StepState, say, warn
@@ -477,7 +477,7 @@ class TrainingLoop:
         if not self.still_due():
             state.enter(state.next_phase)
             return
-        shared, began = loader_generators(self.data.loader), owner.elapsed()
+        shared, began = evaluator.generators_of(self.data.loader), owner.elapsed()
         try:
             records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
         finally:
@@ -500,7 +500,7 @@ class TrainingLoop:
     def check_evaluation(self, owner):
         "Evaluate a few batches of each validation loader to find mistakes; store nothing."
         state, evaluator = self.state, self.evaluator
-        shared = loader_generators(self.data.loader)
+        shared = evaluator.generators_of(self.data.loader)
         records = yield from evaluator.evaluate(
             evaluator.loaders, "valid", owner, shared, batches=self.plan.eval_first)
         state.evaluated()
