@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import CheckpointError, CheckpointHook, Hook, Trainer
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
+from trainer_nb.hooks.checkpoint import Work, Writer
 from trainer_nb.support import saved
 from trainer_nb.support.saved import (Buffers, ColumnSums, Copies, WithoutCopies, digest_fits,
                                       plain_copy, read_state, write_state)
@@ -388,6 +389,7 @@ import os, resource, sys, torch, warnings
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import CheckpointHook, Trainer
 from trainer_nb.core.hook import LambdaHook
+from trainer_nb.hooks.checkpoint import Work, Writer
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 def peak():
@@ -416,3 +418,31 @@ def test_peak_memory(tmp_path):
                           capture_output=True, text=True, check=True).stdout
     state, (by_hand, run) = 3 * 4 * 2048 ** 2, map(int, told.split()[-2:])
     assert by_hand < 0.3 * state and run < 1.5 * state
+
+
+def test_an_error_that_comes_while_the_thread_begins(monkeypatch):
+    """A loader's worker that was killed is told by a signal's handler: anywhere. The work is done
+    once, by the thread, and the error is raised."""
+    begin, done = threading.Thread.start, []
+    def interrupted(thread):
+        begin(thread)
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    writer = Writer()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(RuntimeError, match="killed by signal"):
+            writer.add(Work(lambda: done.append(threading.current_thread())))
+    writer.wait()
+    assert len(done) == 1 and done[0] is not threading.current_thread()
+
+
+def test_where_no_thread_begins_the_work_is_done_at_once(monkeypatch):
+    """As at the end of a process."""
+    def refused(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    writer, done = Writer(), []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        writer.add(Work(lambda: done.append(threading.current_thread())))
+    writer.wait()
+    assert done == [threading.current_thread()]

@@ -413,15 +413,21 @@ class ThreadState:
         return self.context.run(function)
 
 # %% ../../nbs/core/00_state.ipynb #0be0a277
-def start_thread(thread: threading.Thread) -> None:
-    """Start a thread; an error that a signal's handler raises meanwhile is raised as it is.
+def start_thread(thread: threading.Thread) -> bool:
+    """Start a thread; False where Python starts none, as at the end of a process.
 
-    torch tells of a worker that was killed in this way, and Thread.start() covers it up with a
+    An error that a signal's handler raises meanwhile is raised as it is, and the thread runs: torch
+    tells of a worker that was killed in this way, and Thread.start() may cover it up with a
     KeyError of its own."""
     try:
         thread.start()
     except KeyError as error:
         raise error.__context__ or error from None
+    except RuntimeError as error:
+        if "new thread" not in str(error):  # "can't create new thread at interpreter shutdown"
+            raise
+        return False
+    return True
 
 def refuse_open_contexts(what: str) -> None:
     "Raise RuntimeError if a torch context is open in which training goes wrong."

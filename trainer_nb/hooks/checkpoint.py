@@ -83,9 +83,7 @@ class Writer:
             if len(self._line) > 1:
                 return
         self._thread = threading.Thread(target=self._main, name="trainer_nb checkpoint")
-        try:
-            start_thread(self._thread)
-        except RuntimeError:  # Python 3.12 starts no thread at the end of a process
+        if not start_thread(self._thread):
             self._thread = None
             self._main()
 
