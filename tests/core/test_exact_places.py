@@ -1063,6 +1063,12 @@ class Box:
     level = 0.0
 
 
+class Shelf:
+    """A dict of all its objects; no function names the class."""
+
+    memo = {"a": 0.0}
+
+
 class Slot:
     """The same, in a slot."""
 
@@ -1084,7 +1090,7 @@ class Late(nn.Module):
         self.on, self.change = False, change
         self.level, self.table, self.row, self.pair = 0.0, {"a": 0.0}, [0.0], (0.0, 1)
         self.box, self.slot, self.array, self.tensor = Box(), Slot(), np.zeros(2), torch.zeros(2)
-        self.deep = {"a": [{"b": Box()}]}
+        self.deep, self.shelf = {"a": [{"b": Box()}]}, Shelf()
 
     def forward(self, x):
         """The sum of all of them, too."""
@@ -1092,7 +1098,7 @@ class Late(nn.Module):
             self.change(self)
         levels = (self.level, self.table["a"], self.row[0], self.pair[0], self.box.level,
                   Box.level, self.slot.level, float(self.array[0]), float(self.tensor[0]), LEVEL,
-                  self.deep["a"][0]["b"].level)
+                  self.deep["a"][0]["b"].level, self.shelf.memo["a"])
         return self.layer(x) + sum(levels)
 
 
@@ -1120,6 +1126,11 @@ def other_weights(model):
         model.layer.weight.register_hook(scaled(SimpleNamespace(mean=torch.zeros(1, 4))))
 
 
+def other_memo(model):
+    """Another dict in the body of a class."""
+    type(model.shelf).memo = {"a": model.shelf.memo["a"] + 0.1}
+
+
 def deeper(model):
     """In an object in a dict in a list in a dict."""
     model.deep["a"][0]["b"].level += 0.1
@@ -1133,6 +1144,7 @@ LATELY = {
     "object": lambda model: setattr(model.box, "level", model.box.level + 0.1),
     "another object": other_box, "another namespace": other_namespace,
     "class": lambda model: setattr(Box, "level", Box.level + 0.1),
+    "dict of a class": other_memo,
     "slot": lambda model: setattr(model.slot, "level", model.slot.level + 0.1),
     "array": lambda model: model.array.__iadd__(0.1),
     "tensor": lambda model: model.tensor.add_(0.1),
@@ -1146,6 +1158,7 @@ LATELY = {
 def test_what_steps_begin_to_change_late_is_named(place, monkeypatch):
     """In a loop of `step()`, after many steps that have changed nothing."""
     monkeypatch.setattr(Box, "level", 0.0)
+    monkeypatch.setattr(Shelf, "memo", {"a": 0.0})
     monkeypatch.setitem(globals(), "LEVEL", 0.0)
     trainer = run(model=lambda: Late(LATELY[place]))
     for _ in range(7):
