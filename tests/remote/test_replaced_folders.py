@@ -36,9 +36,9 @@ PLACES = ["control", *(f"control/{each}" for each in FOLDERS), "checkpoints"]
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc here")
 
 # Each event of a file goes to standard output: whether it is in the folders of others, and its
-# name. An `os.open` does not say in which folder a name is looked up: any that is open then counts.
-# An `open` with an opener says its path, too, which nothing is opened by: the `os.open` before it
-# in the same thread counts.
+# name. The event of an `os.open` does not say in which folder a name is looked up, so the call is
+# noted before it. An `open` with an opener says its path, too, which nothing is opened by: the
+# `os.open` before it in the same thread counts.
 HOOK = """
 import contextlib, os, sys, threading
 RUN, OUTSIDE = sys.argv[1:3]
@@ -51,20 +51,22 @@ def tell(kind, text):
         os.write(1, f"{kind} {text}\\n".encode())
     except OSError:  # whoever has started this process is gone
         os._exit(1)
-def opened():
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.path.isdir(f"/proc/self/fd/{each}"):
-                yield os.readlink(f"/proc/self/fd/{each}")
 def places(path, descriptor):
     if isinstance(path, int):
         return [os.readlink(f"/proc/self/fd/{path}")]
     folder, name = os.path.split(os.fsdecode(path))
     if os.path.isabs(folder) or descriptor in (-1, None):
         return [os.path.join(os.path.realpath(folder or "."), name)]
-    folders = opened() if descriptor == "any" else [os.readlink(f"/proc/self/fd/{descriptor}")]
-    return [os.path.join(each, folder, name) for each in folders]
-last = threading.local()
+    return [os.path.join(os.readlink(f"/proc/self/fd/{descriptor}"), folder, name)]
+last, real = threading.local(), os.open
+def open_noted(path, flags, mode=0o777, *, dir_fd=None):
+    last.folder = dir_fd
+    try:
+        return real(path, flags, mode, dir_fd=dir_fd)
+    finally:
+        last.folder = None
+os.open = open_noted
+os.supports_dir_fd.add(open_noted)
 def watch(event, arguments):
     found = []
     if event == "open" and not isinstance(arguments[0], int):
@@ -76,7 +78,7 @@ def watch(event, arguments):
         if (arguments[2] or 0) & (WRITES | os.O_DIRECTORY):
             tell("tried", os.path.basename(name))
         if (arguments[2] or 0) & WRITES:
-            found = places(name, None if os.path.dirname(name) else "any")
+            found = places(name, getattr(last, "folder", None))
     for path, descriptor in DESCRIPTORS.get(event, ()):
         found += places(arguments[path], None if descriptor is None else arguments[descriptor])
     for each in found:
