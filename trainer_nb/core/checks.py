@@ -207,12 +207,16 @@ def streams_unlike(state, where: str) -> str:
     "Why states of random streams cannot be restored, in words; '' where they can, or are None."
     if state is None:
         return ""
-    if text := misfit(state, {"python": list[object], "numpy": list[object], "torch": torch.Tensor,
-                              "cuda": list[torch.Tensor]}, where):
+    if text := misfit(state, {"python": list[object], "numpy": list[object] | dict,
+                              "torch": torch.Tensor, "cuda": list[torch.Tensor]}, where):
         return text
     def numpy_state():
-        name, keys, *rest = state["numpy"]
-        np.random.RandomState().set_state((name, np.asarray(keys), *rest))
+        if isinstance(state["numpy"], dict):
+            kind = getattr(np.random, state["numpy"]["bit_generator"])
+            np.random.RandomState(kind()).set_state(state["numpy"])
+        else:
+            name, keys, *rest = state["numpy"]
+            np.random.RandomState().set_state((name, np.asarray(keys), *rest))
     tries = {"python": lambda: random.Random().setstate(state["python"]), "numpy": numpy_state,
              "torch": lambda: torch.Generator().set_state(state["torch"])}
     for name, attempt in tries.items():

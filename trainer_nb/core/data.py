@@ -20,8 +20,8 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
            'LoaderGenerators', 'loader_generators', 'sample_generators',
            'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
-           'pass_indices', 'keeps_order', 'batch_indices', 'LoaderSource', 'FirstBatches',
-           'EpochIterator']
+           'pass_indices', 'keeps_order', 'batch_indices', 'gives_samples',
+           'LoaderSource', 'FirstBatches', 'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
 import atexit
@@ -51,9 +51,9 @@ from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, 
                               RandomSampler, SequentialSampler, StackDataset, Subset,
                               TensorDataset, default_collate, get_worker_info)
 
-from .own_state import (GeneratorSearch, generator_state, generators_in, search,
+from .own_state import (Search, generator_search, generator_state, generators_in,
                                        set_generator_state)
-from .state import RandomStreams, warn
+from .state import RandomStreams, same_numpy_state, warn
 from ..support.torch_private import (
     batch_at, batches_as_shipped, forget_waiting_iterator, forget_worker_pids, indices_behind,
     is_loader_iterator, is_plain, iterates_as_shipped, iterator_workers, leave_shut_down,
@@ -949,7 +949,7 @@ class DrawWatch:
         last = next(reversed(self.marks.values()), streams)
         # those that are equal are one object, in memory and in a file
         python = last.python if streams.python == last.python else streams.python
-        same = all(map(np.array_equal, streams.numpy, last.numpy))
+        same = same_numpy_state(streams.numpy, last.numpy)
         numpy = last.numpy if same else streams.numpy
         self.marks[number] = RandomStreams(python, numpy, streams.torch, streams.cuda)
 
@@ -1036,7 +1036,7 @@ class LoaderGenerators:
         # these come first, as in older checkpoints
         found = [named for holder in (loader, *samplers_of(loader))
                  if isinstance(named := getattr(holder, "generator", None), torch.Generator)]
-        search, held = GeneratorSearch(), {"train_dl": loader}
+        search, held = generator_search(), {"train_dl": loader}
         if isinstance(loader, DataLoader):
             held = {name: value for name, value in vars(loader).items() if name[0] != "_"}
         if type(loader) is DataLoader:  # it can be a key
@@ -1157,6 +1157,11 @@ def batch_indices(loader, start: EpochStart, number: int) -> list | None:
     return found if found is None else list(found) if isinstance(found, (list, tuple)) else [found]
 
 # %% ../../nbs/core/07_data.ipynb #38e4fa24
+def gives_samples(value) -> bool:
+    "Whether a value is a dataset, or can be used as one."
+    return (isinstance(value, Dataset) or hasattr(type(value), "__getitem__")
+            or hasattr(type(value), "__iter__"))
+
 class LoaderSource:
     """A training loader and, where one is needed, its clone over a sampler that can skip.
 
@@ -1170,6 +1175,8 @@ class LoaderSource:
             raise ValueError("seed_samples=True needs a DataLoader over a dataset with indices: "
                              "only they tell samples apart")
         self.loader, self.seed, self.fast = loader, seed, fast
+        self._told_epoch = Search(gives_samples, lambda each: gives_samples(each) and callable(
+            getattr(type(each), "set_epoch", None)))
         self.opened = as_torch(loader)  # what is iterated
         self.sampler: Any = None  # a clone's sampler
         self.watch = DrawWatch()
@@ -1201,12 +1208,8 @@ class LoaderSource:
 
     def told_epoch(self) -> list:
         "The dataset, and those in it (of Subset, ConcatDataset, a wrapper), with a set_epoch."
-        def gives(value) -> bool:
-            return (isinstance(value, Dataset) or hasattr(type(value), "__getitem__")
-                    or hasattr(type(value), "__iter__"))
-        dataset = getattr(self.loader, "dataset", None)
-        return [each for _, each in search({"dataset": dataset}, gives)
-                if gives(each) and callable(getattr(type(each), "set_epoch", None))]
+        return [each for _, each
+                in self._told_epoch({"dataset": getattr(self.loader, "dataset", None)})]
 
     def skip(self, count: int, start: EpochStart, omit, then) -> None:
         """Let the next pass, drawn from `start`, skip its first `count` batches and `omit`.

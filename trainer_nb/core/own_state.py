@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GENERATORS', 'LONG', 'LARGE', 'SMALL', 'PLAIN', 'SLOTS', 'held_by', 'search', 'walk',
-           'Seen', 'generators_in', 'GeneratorSearch', 'generator_state',
+           'Seen', 'generators_in', 'Search', 'generator_search', 'generator_state',
            'set_generator_state', 'alike', 'undo_objects', 'RunObjects', 'Glance', 'Mark',
            'CarriedState']
 
@@ -316,17 +316,20 @@ def generators_in(**roots) -> list[tuple[str, Any]]:
     """Path and object of the random generators reached from some objects, each once.
 
     Without the global ones."""
-    return GeneratorSearch()(roots)
+    return generator_search()(roots)
 
-class GeneratorSearch:
-    "Finds generators, and searches again only where something is different from the last time."
-    def __init__(self) -> None:
+class Search:
+    """Finds objects, and searches again only where something is different from the last time.
+
+    `enter(value)` says whether to search inside an object, `wanted(value)` whether it is found."""
+    def __init__(self, enter: Callable, wanted: Callable) -> None:
+        self.enter, self.wanted = enter, wanted
         self._roots: list = []
         self._found: list[tuple[str, Any]] | None = None
         self._seen = Seen()
 
     def __call__(self, roots: dict) -> list[tuple[str, Any]]:
-        "Path and object of the generators reached from named roots."
+        "Path and object of what is reached from named roots and is wanted."
         now = [*roots, *roots.values()]
         if (self._found is None or len(now) != len(self._roots)
             or not _identical(now, self._roots) or not self._seen.same()):
@@ -335,18 +338,24 @@ class GeneratorSearch:
         return self._found
 
     def _search(self, roots: dict) -> list[tuple[str, Any]]:
-        outside = [id(each) for each in _global_generators()]
-        def enter(value):
-            return not isinstance(value, DataLoader) and not _kind_of_generator(type(value))
         found = []
-        for path, each, held in walk(roots, enter, 5000, LONG):
+        for path, each, held in walk(roots, self.enter, 5000, LONG):
             if held is not None:
                 self._seen.keep(each)
-            if (_kind_of_generator(type(each)) and not isinstance(each, random.SystemRandom)
-                and id(each) not in outside):
+            if self.wanted(each):
                 found.append((path, each))
         self._seen.done()
         return found
+
+def generator_search() -> Search:
+    "A search for random generators, without the global ones and those inside other loaders."
+    outside = [id(each) for each in _global_generators()]
+    def enter(value):
+        return not isinstance(value, DataLoader) and not _kind_of_generator(type(value))
+    def wanted(value):
+        return (_kind_of_generator(type(value)) and not isinstance(value, random.SystemRandom)
+                and id(value) not in outside)
+    return Search(enter, wanted)
 
 # %% ../../nbs/core/06_own_state.ipynb #df5686ac
 def _plain(value):

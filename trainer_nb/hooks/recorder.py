@@ -209,7 +209,9 @@ class History:
 
     @staticmethod
     def _extend(found: dict[str, Columns], name: str, columns) -> None:
-        found.setdefault(name, Columns()).extend(*columns, others=found)
+        if name not in found:
+            found[name] = Columns()
+        found[name].extend(*columns, others=found)
 
     def series(self, name: str, start: int = 0) -> Series:
         "The points of a name from number `start` on; KeyError names the known ones."
@@ -515,8 +517,9 @@ class RecorderHook(Hook):
         self.flush()
         state = trainer.step_state
         place = (state.optimizer_step, trainer.epoch_float(), state.samples_seen, trainer.elapsed())
-        for name, value in zip(records, fetch_numbers(list(records.values()))):
-            self._history.extend(name, *([each] for each in place), [value])
+        numbers = fetch_numbers(list(records.values()))
+        self._extend({name: ((0,), [number]) for name, number in zip(records, numbers)},
+                     [[each] for each in place])
 
     def after_fit(self, trainer):
         "Fetch the rest."
