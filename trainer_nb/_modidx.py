@@ -3802,6 +3802,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'trainer_nb/hooks/recorder.py'),
                                            'trainer_nb.hooks.recorder.step_values': ( 'hooks/recorder.html#step_values',
                                                                                       'trainer_nb/hooks/recorder.py'),
+                                           'trainer_nb.hooks.recorder.values_of': ( 'hooks/recorder.html#values_of',
+                                                                                    'trainer_nb/hooks/recorder.py'),
                                            'trainer_nb.hooks.recorder.weighted_means': ( 'hooks/recorder.html#weighted_means',
                                                                                          'trainer_nb/hooks/recorder.py'),
                                            'trainer_nb.hooks.recorder.window_means': ( 'hooks/recorder.html#window_means',

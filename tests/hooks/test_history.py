@@ -6,9 +6,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer_nb import Trainer
 from trainer_nb.core.control import Series, ThinSeries
 from trainer_nb.support.long_array import LongArray
 from trainer_nb.hooks.recorder import History
@@ -222,3 +224,24 @@ def test_curves_share_the_places_of_their_points(missing):
     late = Curve()
     late.extend(Series(*places(2_951, 50), np.ones(50)), curves)
     assert late.axes is curves[0].axes and late.column("step").tolist() == list(range(2951, 3001))
+
+
+def test_a_record_of_one_backward_pass_is_the_value_itself():
+    """0.1 * 3 / 3 is not 0.1; a name that a step leaves out has no point there."""
+    x = torch.randn(12, 2)
+
+    def step(batch, trainer):
+        loss = trainer.model(batch).square().mean()
+        more = {"odd": loss * 0 + 2} if trainer.step_state.batch_idx % 2 else {}
+        return {"loss": loss, "tenth": 0.1, "of": {"loss": loss, "count": 3}} | more
+
+    trainer = Trainer(torch.nn.Linear(2, 1), train_dl=torch.utils.data.DataLoader(x, 3),
+                      train_step=step, optim=lambda p: torch.optim.SGD(p, lr=0.1), epochs=1,
+                      device="cpu", progress=False)
+    trainer.fit()
+    history = trainer.history
+    assert history["train/tenth"].tolist() == [0.1] * 4
+    assert history["train/of/loss"].tolist() == history["train/loss"].tolist()
+    assert history["train/of/count"].tolist() == [3.0] * 4
+    odd = history.series("train/odd")
+    assert odd.values.tolist() == [2.0] * 2 and odd.steps.tolist() == [2, 4]

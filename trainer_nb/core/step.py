@@ -291,7 +291,10 @@ def flat_records(records: Mapping, prefix: str = "") -> dict:
     "Nested dicts as one, keys joined by `/`; TypeError for a value that is not one number."
     flat = {}
     for key, value in records.items():
-        name = f"{prefix}{key}"
+        name, kind = f"{prefix}{key}", type(value)
+        if kind is float or kind is torch.Tensor and value.numel() == 1:  # nearly always
+            flat[name] = value.detach() if kind is torch.Tensor and value.requires_grad else value
+            continue
         if isinstance(value, Mapping):
             flat.update(flat_records(value, f"{name}/"))
             continue

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Places', 'Columns', 'Branch', 'of_each_step', 'History', 'among_records', 'mean_since',
-           'history_table', 'with_values', 'window_means', 'weighted_means',
+           'history_table', 'with_values', 'window_means', 'values_of', 'weighted_means',
            'step_values', 'named', 'Throughput', 'RecorderHook']
 
 # %% ../../nbs/hooks/recorder.ipynb #966b8c6f
@@ -379,9 +379,8 @@ def window_means(windows) -> dict[str, tuple]:
     """The means of each window's loss and records over its items: name to indices and values.
 
     A window is a list of (loss, items, records), one for each backward pass."""
-    if not [parts for parts in windows if len(parts) != 1 or parts[0][2]]:
-        losses = fetch_numbers([parts[0][0] for parts in windows])
-        return {"train/loss": (range(len(windows)), losses)}
+    if all(len(parts) == 1 for parts in windows):
+        return values_of([parts[0] for parts in windows])
     found: dict[str, list] = {"train/loss": []}  # name to (window, value, items), all still tensors
     for index, parts in enumerate(windows):
         for loss, items, records in parts:
@@ -389,6 +388,15 @@ def window_means(windows) -> dict[str, tuple]:
             for key in records:
                 found.setdefault(f"train/{key}", []).append((index, records[key], items))
     return {name: weighted_means(entries) for name, entries in found.items()}
+
+def values_of(parts: list[tuple]) -> dict[str, tuple]:
+    "The same for windows of one backward pass each, whose values are the means."
+    found: dict[str, tuple] = {
+        "train/loss": (range(len(parts)), fetch_numbers([loss for loss, _, _ in parts]))}
+    for key in dict.fromkeys(key for _, _, records in parts for key in records):
+        at = [index for index, (_, _, records) in enumerate(parts) if key in records]
+        found[f"train/{key}"] = at, fetch_numbers([parts[index][2][key] for index in at])
+    return found
 
 def weighted_means(entries: list[tuple]) -> tuple[list[int], list[float]]:
     "The indices in (index, value, weight), and the weighted mean of each index."
