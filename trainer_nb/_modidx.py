@@ -5736,6 +5736,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.by_second': ( 'panel/sections.html#by_second',
                                                                                     'trainer_nb/panel/sections.py'),
+                                           'trainer_nb.panel.sections.by_standing': ( 'panel/sections.html#by_standing',
+                                                                                      'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.command': ( 'panel/sections.html#command',
                                                                                   'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.commands': ( 'panel/sections.html#commands',

@@ -7,6 +7,8 @@ __all__ = ['MOST', 'COLUMNS', 'WRAP', 'LARGEST', 'MEAN', 'rows_of', 'halved', 'B
            'Record', 'Records', 'Cursor', 'curve']
 
 # %% ../../nbs/panel/bins.ipynb #316f0416
+import math
+
 import numpy as np
 
 from ..core.control import RunView, Series
@@ -24,23 +26,23 @@ def rows_of(columns: list[np.ndarray], stride: int) -> np.ndarray:
     *places, values = columns
     steps, *others = (each[stride - 1::stride] for each in places)
     parts = values.reshape(-1, stride)
-    good = np.isfinite(parts)
-    finite = good.sum(1)
     rows = np.empty((len(parts), len(COLUMNS)), "<f4")
     rows[:, 1], rows[:, 0] = np.divmod(steps, WRAP)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if good.all():
-            low, high, total = parts.min(1), parts.max(1), parts.sum(1)
-        else:
-            low = np.where(good, parts, np.inf).min(1)
-            high = np.where(good, parts, -np.inf).max(1)
-            total = np.where(good, parts, 0.0).sum(1)
-        measured = np.stack((low, high, total / finite), 1)
-    measured[finite == 0] = np.nan
-    rows[:, 2:5] = np.clip(measured, -LARGEST, LARGEST)
-    rows[:, 5] = finite
     for at, each in enumerate(others, 6):
         rows[:, at] = each
+    low, high = np.minimum.reduce(parts, 1), np.maximum.reduce(parts, 1)  # NaN stays NaN
+    if -LARGEST < low.min() and high.max() < LARGEST:  # as nearly always
+        rows[:, 2], rows[:, 3], rows[:, 5] = low, high, stride
+        rows[:, 4] = np.add.reduce(parts, 1) / stride
+        return rows
+    good = np.isfinite(parts)
+    rows[:, 5] = finite = good.sum(1)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        measured = np.stack((
+            np.where(good, parts, np.inf).min(1), np.where(good, parts, -np.inf).max(1),
+            np.where(good, parts, 0.0).sum(1) / finite), 1)
+    measured[finite == 0] = np.nan
+    rows[:, 2:5] = np.clip(measured, -LARGEST, LARGEST)
     return rows
 
 # %% ../../nbs/panel/bins.ipynb #face8734
@@ -138,18 +140,20 @@ class Record:
         most = max(2, self.mean)
         self.recent = (values[-most:] if len(values) >= most
                        else np.concatenate([self.recent, values])[-most:])
-        good = np.isfinite(values)
-        if good[-1]:
+        if math.isfinite(values[-1]):
             self.bad_since = None
         else:
+            good = np.isfinite(values)
             after = len(good) - int(good[::-1].argmax()) if good.any() else 0
             if after or self.bad_since is None:
                 self.bad_since = int(series.steps[after])
-        if self._lower is not None and good.any():
-            self._improve(series, good)
+        if self._lower is not None:
+            self._improve(series)
 
-    def _improve(self, series: Series, good: np.ndarray) -> None:
-        sign = 1 if self._lower else -1
+    def _improve(self, series: Series) -> None:
+        sign, good = 1 if self._lower else -1, np.isfinite(series.values)
+        if not good.any():
+            return
         at = int(np.where(good, sign * series.values, np.inf).argmin())
         value = float(series.values[at])
         if self.best is None or sign * value < sign * self.best[0]:

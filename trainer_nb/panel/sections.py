@@ -8,8 +8,8 @@ __all__ = ['RULES', 'NOT_FOR_PAGES', 'MOST_ENTRIES', 'MOST_ROWS', 'SECTIONS', 'U
            'saved', 'memory', 'digits', 'numbers', 'branches', 'tunables', 'values',
            'commands', 'command', 'button', 'points', 'hooks', 'times', 'journal',
            'alerts', 'waiting', 'breakpoints', 'inspect', 'lr', 'rewind', 'table',
-           'means_between', 'values_at', 'best_row', 'Section', 'by_hook', 'by_entry',
-           'by_evaluation', 'by_second']
+           'means_between', 'values_at', 'best_row', 'Section', 'by_hook', 'by_standing',
+           'by_entry', 'by_evaluation', 'by_second']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
 import html
@@ -33,6 +33,8 @@ from ..support.words import what_failed
 # %% ../../nbs/panel/sections.ipynb #4aed36e5
 def plain(value):
     "Convert a value to what JSON takes; what JSON has no type for becomes a text."
+    if type(value) in (int, bool, str) or type(value) is float and math.isfinite(value):
+        return value  # nearly always
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -119,10 +121,9 @@ def numbers(view) -> dict:
     "Record to value; of how many; at which step; value before, best value."
     found = {}
     for name, record in view.binned.of.items():
-        values = record.recent[-record.mean:]
-        with np.errstate(invalid="ignore", over="ignore"):
-            found[name] = one = {"value": digits(values.mean()), "of": len(values),
-                                 "step": record.step}
+        values = record.recent[-record.mean:].tolist()
+        found[name] = one = {"value": digits(sum(values) / len(values)), "of": len(values),
+                             "step": record.step}
         if record.bad_since is not None:
             one["bad_since"] = record.bad_since
         if record.best is not None:
@@ -147,10 +148,16 @@ def tunables(view) -> dict:
 
 def values(view) -> dict:
     "Name to what is in force of a tunable, what waits (`waits`: also None), what was refused."
-    return {each.name: known(value=each.value, waits=each.has_pending or None,
-                             pending=each.pending if each.has_pending else None,
-                             moves=each.moves or None, refused=each.refused or None)
-            for each in view.tunables}
+    found: dict[str, dict] = {}
+    for each in view.tunables:
+        found[each.name] = one = {} if each.value is None else {"value": plain(each.value)}
+        if each.has_pending:
+            one |= known(waits=True, pending=each.pending)
+        if each.moves:
+            one["moves"] = True
+        if each.refused:
+            one["refused"] = each.refused
+    return found
 
 NOT_FOR_PAGES = ("interrupt", "sweep")
 
@@ -188,11 +195,16 @@ def points(view) -> dict:
 
 def hooks(view) -> dict:
     "Hook to its place in the running order, its switch, and what it costs where it is watched."
-    return {row.name: known(
-        at=at, order=row.order, enabled=bool(row.enabled), calls=row.calls or None,
-        seconds=round(row.seconds, 4) if row.calls else None,
-        estimated=row.estimated or None, error=row.last_error)
-        for at, row in enumerate(view.hooks)}
+    found: dict[str, dict] = {}
+    for at, row in enumerate(view.hooks):
+        found[row.name] = one = {"at": at, "order": plain(row.order), "enabled": bool(row.enabled)}
+        if row.calls:
+            one |= {"calls": row.calls, "seconds": round(row.seconds, 4)}
+        if row.calls and row.estimated:
+            one["estimated"] = True
+        if row.last_error is not None:
+            one["error"] = row.last_error
+    return found
 
 def times(view) -> dict | None:
     "Where the time of a step goes, while hooks are watched."
@@ -309,6 +321,12 @@ def by_hook(view) -> tuple:
     return (tuple((row.name, row.number) for row in view.hooks),
             tuple((each.name, each.none) for each in view.tunables))
 
+def by_standing(view) -> tuple:
+    "What decides which commands have an effect; a hook's own may ask anything."
+    own = [spec.reason(view) for name, spec in view.commands.items() if name not in COMMANDS]
+    return (view.state, view.notice[0], view.dead_end, view.can_rewind, view.in_cell, view.loaders,
+            list(view.commands.values()), own)
+
 def by_entry(view) -> tuple:
     "What changes with the journal."
     entries = view.journal.entries
@@ -332,7 +350,7 @@ SECTIONS = {
     "numbers": Section(numbers, lambda view: view.binned.reads),
     "branches": Section(branches, lambda view: view.records_version),
     "tunables": Section(tunables, by_hook), "values": Section(values),
-    "commands": Section(commands), "points": Section(points, by_hook), "hooks": Section(hooks),
+    "commands": Section(commands, by_standing), "points": Section(points, by_hook), "hooks": Section(hooks),
     "times": Section(times), "journal": Section(journal, by_entry),
     "alerts": Section(alerts, lambda view: [(each.number, each.ended) for each in view.alerts]),
     "waiting": Section(waiting, lambda view: [each.id for each in view.waiting]),
