@@ -91,7 +91,8 @@ class Bins:
             if self.count == MOST:
                 self._rows[:MOST // 2] = halved(self._rows)
                 self.count, self.stride = MOST // 2, 2 * self.stride
-        self._tail = [tuple(columns)] if self.open else []
+        # copies: a slice would keep all points in memory
+        self._tail = [tuple(each.copy() for each in columns)] if self.open else []
 
     def _waiting(self) -> list[np.ndarray]:
         if len(self._tail) == 1:
@@ -138,7 +139,7 @@ class Record:
         self.bins.extend(series)
         values, self.step = series.values, int(series.steps[-1])
         most = max(2, self.mean)
-        self.recent = (values[-most:] if len(values) >= most
+        self.recent = (values[-most:].copy() if len(values) >= most
                        else np.concatenate([self.recent, values])[-most:])
         if math.isfinite(values[-1]):
             self.bad_since = None
