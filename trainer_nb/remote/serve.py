@@ -38,6 +38,7 @@ from ..folder.control import ControlError
 from ..support.files import parse_json
 from .cli import (finite, json_line, no_words, outcome, request_for,
                                    tunable_values)
+from .live_page import Pages, Stream
 from .page_state import PageState
 from ..folder.reader import RunFiles, at, find_run, printable
 
@@ -347,6 +348,11 @@ FILES = {  # name in the address: package, file, type
     "": ("trainer_nb.remote", "page/index.html", "text/html; charset=utf-8"),
     "page.css": ("trainer_nb.remote", "page/page.css", "text/css; charset=utf-8"),
     "page.js": ("trainer_nb.remote", "page/page.js", "text/javascript; charset=utf-8"),
+    "new": ("trainer_nb.remote", "page/panel.html", "text/html; charset=utf-8"),
+    "start.js": ("trainer_nb.remote", "page/start.js", "text/javascript; charset=utf-8"),
+    "panel.js": ("trainer_nb.panel", "panel.js", "text/javascript; charset=utf-8"),
+    "plotly-basic.js": ("trainer_nb.panel", "plotly-basic.js.gz",
+                        "text/javascript; charset=utf-8"),
     "panel.css": ("trainer_nb.panel", "panel.css", "text/css; charset=utf-8"),
     "chart.js": ("trainer_nb.panel", "chart.js", "text/javascript; charset=utf-8")}
 OPEN = frozenset(f"/{name}" for name in (*FILES, "plotly.js", "favicon.ico"))  # without a token
@@ -366,13 +372,16 @@ class Page:
     def __init__(self, path, source: str = "page", wait: float = 10.0):  # seconds for an answer
         self.run, self.source, self.wait = RunFiles(path), source, wait
         self.state_of_run, self.figures = PageState(path), Figures(path)
+        self.pages = Pages(path, source)
         self._reading, self._packing, self._plotly = threading.Lock(), threading.Lock(), b""
         self._open = threading.BoundedSemaphore(MOST_COMMANDS)
 
     def file(self, name: str, known: str = "") -> Answer:
         "One of the files of the page."
         package, path, kind = FILES[name]
-        return versioned(Answer(files(package).joinpath(path).read_bytes(), type=kind), known)
+        packed = {"Content-Encoding": "gzip"} if path.endswith(".gz") else {}
+        return versioned(Answer(files(package).joinpath(path).read_bytes(), type=kind,
+                                headers=packed), known)
 
     def plotly(self, known: str = "") -> Answer:
         "The script of the installed plotly, packed."
@@ -402,6 +411,16 @@ class Page:
             return refused(404, f"no curves: {printable(error, 300)}")
         answer = Answer(body or b"", type="application/octet-stream")
         return versioned(answer, known, version)
+
+    def heard(self, body: bytes) -> Answer:
+        "Take a message of a page that reads events."
+        if len(body) > LARGEST:
+            return refused(413, f"a request has at most {LARGEST:,} bytes")
+        try:
+            self.pages.hear(body)
+        except ValueError as error:
+            return refused(409, printable(error, 1000))
+        return Answer(b"{}")
 
     def command(self, body: bytes) -> Answer:
         "Send a command; what the run answers."
@@ -447,7 +466,7 @@ def application(page: Page, access: Access, names: Names):
     "The page as an ASGI application behind its gate; ImportError says what to install."
     try:
         from starlette.applications import Starlette
-        from starlette.responses import Response
+        from starlette.responses import Response, StreamingResponse
         from starlette.routing import Route
     except ImportError as error:
         raise ImportError(f"{MISSING} ({error})") from None
@@ -463,10 +482,36 @@ def application(page: Page, access: Access, names: Names):
         return response(page.figure(dict(request.query_params), known(request)))
     async def command(request):
         return response(await in_thread(page.command, await body_of(request)))
+    async def ask(request):
+        return response(await in_thread(page.heard, await body_of(request)))
+    async def events(request):
+        query, stream = request.query_params, Stream(asyncio.get_running_loop())
+        name, version = query.get("page", ""), query.get("v", "")
+        if not (name.isprintable() and 0 < len(name) <= 40 and version.isascii()
+                and version.isdigit() and len(version) < 9):
+            return response(refused(400, "events?page=NAME&v=1: a name of at most 40 characters"))
+        def come(_) -> Answer:
+            page.pages.come(name, int(version), stream.send, request.scope["role"] == "steer")
+            return Answer()
+        try:
+            await in_thread(come, b"")
+        except ValueError as error:
+            return response(refused(503, printable(error, 300)))
+        except (ControlError, OSError) as error:
+            return response(refused(404, f"no run: {printable(error, 300)}"))
+        async def frames():
+            try:
+                async for each in stream.read():
+                    yield each
+            finally:
+                page.pages.leave(name, stream.send)
+        return StreamingResponse(frames(), media_type="text/event-stream",
+                                 headers={"X-Accel-Buffering": "no"})
     return Gate(Starlette(routes=[
         *map(serving, FILES), Route("/state", state), Route("/figure", figure),
         Route("/plotly.js", lambda request: response(page.plotly(known(request)))),
         Route("/favicon.ico", lambda request: Response(status_code=204)),
+        Route("/events", events), Route("/ask", ask, methods=["POST"]),
         Route("/command", command, methods=["POST"])]), access, names, OPEN)
 
 # %% ../../nbs/remote/serve.ipynb #55c72071

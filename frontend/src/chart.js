@@ -1,0 +1,115 @@
+// The curves: traces and layout are pure functions of the bins, which tests read; only `Chart` knows plotly.
+import { html } from "htm/preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { column } from "./store.js";
+import { short } from "./words.js";
+
+const INKS = ["#3f83e8", "#dd7023", "#2a9d62", "#a259c4", "#c9483f", "#8a7a2c"];
+const AXES = { step: (curve) => column(curve, "step"), epoch: (curve) => column(curve, "epoch"), samples: (curve) => column(curve, "samples"), time: (curve) => column(curve, "seconds") };
+
+// Centred means over about `window` points of a record whose rows stand for `stride` of them; NaN stays a gap.
+export function smoothed(values, window) {
+  const reach = Math.floor(window / 2);
+  if (reach < 1) return values;
+  const sums = new Float64Array(values.length + 1), counts = new Float64Array(values.length + 1);
+  values.forEach((value, at) => {
+    const good = Number.isFinite(value);
+    sums[at + 1] = sums[at] + (good ? value : 0);
+    counts[at + 1] = counts[at] + good;
+  });
+  return values.map((value, at) => {
+    const own = Math.min(reach, at, values.length - 1 - at), from = at - own, to = at + own + 1;
+    return Number.isFinite(value) ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : NaN;
+  });
+}
+
+const isNoisy = (name) => name.startsWith("train/") || name.startsWith("grad_norm");
+const base = (name) => name.split("@")[0];
+const isLoss = (name) => base(name).split("/").length > 1 && base(name).endsWith("loss");
+
+// Names of the losses, training first; each has its ink.
+export const lossesOf = (curves) => Object.keys(curves).filter((name) => isLoss(name) && !name.includes("@")).sort((one, other) => other.startsWith("train/") - one.startsWith("train/"));
+
+// The small plots: name of a record to its number.
+export const smallOf = (curves) => Object.keys(curves).filter((name) => !name.includes("@") && (name.startsWith("lr") || name.startsWith("grad_norm"))).slice(0, 4);
+
+export function traces(curves, { window = 33, axis = "step", hidden = new Set() } = {}) {
+  const made = [], losses = lossesOf(curves), small = smallOf(curves);
+  const add = (name, at, more) => made.push({ type: "scatter", mode: "lines", name, xaxis: `x${at || ""}`, yaxis: `y${at || ""}`, hovertemplate: "%{y:.5g}", showlegend: false, ...more });
+  for (const [name, curve] of Object.entries(curves)) {
+    const kind = base(name), loss = losses.indexOf(kind), plot = loss >= 0 ? 0 : small.indexOf(kind) + 2;
+    if (hidden.has(kind) || (loss < 0 && plot < 2)) continue;
+    const x = AXES[axis](curve), color = INKS[Math.max(0, loss) % INKS.length], mean = column(curve, "mean");
+    const silent = { hoverinfo: "skip", hovertemplate: undefined };
+    if (name !== kind) {  // what a rewind took back
+      add(name, plot, { x, y: isNoisy(kind) ? smoothed(mean, window / curve.stride) : mean, line: { color: "#8b8f98", width: 1, dash: "dot" }, ...silent });
+    } else if (isNoisy(kind) && loss >= 0) {
+      if (curve.stride > 1) {
+        add(`${name} lowest`, plot, { x, y: column(curve, "low"), line: { width: 0 }, ...silent });
+        add(`${name} highest`, plot, { x, y: column(curve, "high"), line: { width: 0 }, fill: "tonexty", fillcolor: `${color}38`, ...silent });
+      } else if (window > 1) add(`${name} each step`, plot, { x, y: mean, line: { color, width: 1 }, opacity: 0.25, ...silent });
+      add(name, plot, { x, y: smoothed(mean, window / curve.stride), line: { color, width: 2.25 } });
+    } else if (loss >= 0) add(name, plot, { x, y: mean, mode: "lines+markers", line: { color, width: 2.25 }, marker: { size: 5 } });
+    else add(name, plot, { x, y: isNoisy(kind) ? smoothed(mean, window / curve.stride) : mean, line: { color: "#6f7682", width: 1.5 } });
+  }
+  return made;
+}
+
+const PLAIN = { showline: false, zeroline: false, ticks: "", automargin: true, gridcolor: "rgba(128,128,128,.2)" };
+
+export function layout(curves, { axis = "step", log = false, width = 900 } = {}) {
+  const small = smallOf(curves), narrow = width < 560, ticks = narrow ? 4 : 7;
+  const made = {
+    autosize: true, height: 360, margin: { l: 48, r: 10, t: 8, b: 28 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+    hovermode: "x unified", hoverlabel: { namelength: 40 }, uirevision: `${axis} ${log}`, font: { size: 11, color: "#808080" },
+    xaxis: { ...PLAIN, showgrid: false, nticks: ticks, tickformat: narrow ? "~s" : "", title: { text: axis === "time" ? "seconds" : axis, standoff: 4 } },
+    yaxis: { ...PLAIN, domain: small.length ? [0.42, 1] : [0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "power", minexponent: 5 }, annotations: [],
+  };
+  small.forEach((name, at) => {
+    const gap = 0.06, wide = (1 - gap * (small.length - 1)) / small.length, from = at * (wide + gap), number = at + 2;
+    made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
+    made[`yaxis${number}`] = { ...PLAIN, domain: [0, 0.24], anchor: `x${number}`, nticks: 3, exponentformat: "power", minexponent: 5 };
+    made.annotations.push({ text: name, x: from, y: 0.31, xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
+  });
+  return made;
+}
+
+// The curves for those who cannot see them.
+export function inWords(curves) {
+  const found = lossesOf(curves).map((name) => [name, column(curves[name], "mean").at(-1)]).filter(([, value]) => value !== undefined);
+  return found.length ? found.map(([name, value]) => `${name} ${short(value)}`).join(", ") : "The curves start with the first record.";
+}
+
+export function Chart({ store, onStep }) {
+  const box = useRef(), drawn = useRef({ at: 0 }), [window, setWindow] = useState(33), [log, setLog] = useState(false), [axis, setAxis] = useState("step");
+  const [hidden, setHidden] = useState(new Set()), click = useRef(onStep), [wrong, setWrong] = useState("");
+  click.current = axis === "step" ? onStep : undefined;
+  useEffect(() => {
+    let plotly = null, timer = 0, gone = false;
+    const draw = () => {
+      timer = 0;
+      if (gone || !plotly || document.hidden || drawn.current.curves === store.curves) return;
+      const first = !box.current.data;
+      drawn.current = { at: performance.now(), curves: store.curves };
+      plotly.react(box.current, traces(store.curves, { window, axis, hidden }), layout(store.curves, { axis, log, width: box.current.clientWidth }), { displayModeBar: false, responsive: false });
+      if (first) box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
+    };
+    // at most twice a second, and never in a page that nobody sees
+    const later = () => { timer ||= setTimeout(draw, Math.max(0, drawn.current.at + 500 - performance.now())); };
+    drawn.current = { at: 0 };
+    const stop = store.watch(later), size = new ResizeObserver(() => plotly && box.current?.data && plotly.Plots.resize(box.current));
+    document.addEventListener("visibilitychange", later);
+    store.link.plotly().then((found) => { plotly = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));
+    return () => { gone = true; clearTimeout(timer); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };
+  }, [store, window, log, axis, hidden]);
+  const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
+  const losses = lossesOf(store.curves);
+  return html`<section class="tnb-plots" aria-label="Curves"><div class="bar plotbar"><b>Loss</b>
+      <span class="legend">${losses.map((name, at) => html`<button type="button" key=${name} aria-pressed=${!hidden.has(name)} title=${`${hidden.has(name) ? "Show" : "Hide"} ${name}`} onClick=${() => toggle(name)}><s style=${{ borderColor: INKS[at % INKS.length] }}></s>${name}</button>`)}</span>
+      <span class="space"></span>
+      <label>smooth <select value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${[1, 10, 33, 100, 300].map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
+      <label><input type="checkbox" checked=${log} onChange=${() => setLog(!log)} /> log</label>
+      <label>x <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>${Object.keys(AXES).map((each) => html`<option>${each}</option>`)}</select></label></div>
+    <div class="chart" ref=${box} role="img" aria-label=${inWords(store.curves)}></div>
+    ${(wrong || !losses.length) && html`<p class="quiet">${wrong || "The curves start with the first record."}</p>`}</section>`;
+}

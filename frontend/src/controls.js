@@ -1,0 +1,95 @@
+// Buttons, the list of states to go back to, what has just been said, and commands that wait for a person.
+import { html } from "htm/preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { count, message } from "./words.js";
+
+const LOOKS_ONLY = "This link may only look";
+
+// The buttons of all commands in their order; of those that share the first place the one that acts.
+export function buttonsOf({ commands, state }) {
+  const order = ([, one], [, other]) => one.at - other.at;
+  const every = Object.entries(commands).sort(order).flatMap(([name, spec]) =>
+    Object.entries(spec.buttons ?? {}).sort(order).map(([label, button]) => ({ ...button, name, label, values: Object.fromEntries(button.values ?? []) })));
+  const mains = every.filter(({ place }) => place === "main");
+  const main = mains.find(({ states }) => states?.includes(state.name)) ?? mains.at(-1);
+  return every.filter((each) => each.place !== "main" || each === main).map((each) => ({ ...each, main: each === main }));
+}
+
+// What is said after a click, until something else is; `press` sends a command.
+export function useAnswer(store) {
+  const [answer, setAnswer] = useState(null), timer = useRef(0);
+  const say = (words, seconds, wrong = false) => {
+    clearTimeout(timer.current);
+    setAnswer({ words, wrong });
+    timer.current = setTimeout(() => setAnswer(null), 1000 * seconds);
+  };
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const press = async (name, values = {}) => {
+    const said = [name, ...Object.entries(values).map((each) => each.join(" "))].join(" ");
+    say(`${said}: asked for; it takes effect at the next step.`, 60);
+    const found = await store.command(name, values), applied = found.status === "applied";
+    const where = applied && found.where ? ` ${found.where}` : "";
+    say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, applied ? 4 : 30, !applied && found.status !== "void");
+    return found;
+  };
+  return [answer, press];
+}
+
+function ControlButton({ view, button, press, label = button.label, sure = "" }) {
+  const last = useRef(0), why = view.may_steer ? button.why_not : LOOKS_ONLY;
+  const click = () => {
+    if (performance.now() - last.current < 250) return;  // the second half of a double click
+    last.current = performance.now();
+    press();
+  };
+  // one that becomes disabled keeps the focus: keys would go elsewhere
+  return html`<button type="button" name=${button.name} class=${`${button.main ? "main" : ""} ${button.style ?? ""}`} data-sure=${sure || undefined}
+    title=${why || button.doc} aria-disabled=${Boolean(why)} onClick=${why ? undefined : click}>${label}</button>`;
+}
+
+export function Controls({ store, view, press, open, setOpen }) {
+  const [sure, setSure] = useState(false), timer = useRef(0);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const stop = (button) => {  // a thumb slips easily
+    if (sure) press(button.name, button.values);
+    clearTimeout(timer.current);
+    setSure(!sure);
+    if (!sure) timer.current = setTimeout(() => setSure(false), 4000);
+  };
+  return html`<section class="bar" aria-label="Controls">${buttonsOf(view).map((button) => {
+    const stops = button.style === "stop";
+    const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : () => press(button.name, button.values);
+    return html`<${ControlButton} key=${button.main ? "main" : `${button.name} ${button.label}`} ...${{ view, button, press: act }}
+      label=${stops && sure ? "Really stop?" : button.label} sure=${stops && sure ? "asked" : ""} />`;
+  })}</section>
+  ${open && html`<${Chooser} ...${{ store, view, press, setOpen }} />`}`;
+}
+
+// The states to go back to; they are read while this is open.
+function Chooser({ store, view, press, setOpen }) {
+  const list = useRef(), [chosen, setChosen] = useState(null);
+  useEffect(() => {
+    store.link.ask({ ask: "open", tab: "rewind" });
+    list.current.focus();
+    return () => store.link.ask({ ask: "open" });
+  }, [store]);
+  const points = (view.rewind ?? []).toReversed(), step = chosen ?? points.find((each) => each < view.place.step) ?? points[0];
+  return html`<section class="bar" aria-label="Rewind" onKeyDown=${(event) => event.key === "Escape" && setOpen(false)}>
+    <label>Go back to <select ref=${list} value=${step} onChange=${(event) => setChosen(Number(event.target.value))}>
+      ${points.map((each) => html`<option key=${each} value=${each}>step ${count(each)}</option>`)}</select></label>
+    <button type="button" disabled=${step === undefined} onClick=${() => { setOpen(false); press("rewind", { step }); }}>Rewind here</button>
+    <button type="button" onClick=${() => setOpen(false)}>Cancel</button></section>`;
+}
+
+export function Message({ store, view, answer }) {
+  const silent = store.stale ? "This page is older than the run's package: reload it." : store.cut && `${store.cut} What stands here is old.`;
+  const words = silent || answer?.words || message(view) + (view.may_steer ? "" : ` ${LOOKS_ONLY}.`);
+  return html`<section class="words" aria-live="polite"><p class=${`message ${silent || answer?.wrong ? "wrong" : ""}`}>${words}</p></section>`;
+}
+
+export function Waiting({ view, press }) {
+  const rows = Object.entries(view.waiting ?? {});
+  return rows.length > 0 && html`<section class="waiting" aria-label="Waiting for approval">${rows.map(([id, { name, values, by, source, reason }]) => html`
+    <div class="bar" key=${id}><span>${by || source} asks for ${name} ${values.map((each) => each.join(" = ")).join(", ")}${reason ? `: ${reason}` : ""}</span>
+      ${["approve", "decline"].map((each) => html`<button type="button" disabled=${!view.may_steer} onClick=${() => press(each, { id })}>${each === "approve" ? "Approve" : "Decline"}</button>`)}</div>`)}</section>`;
+}

@@ -1,0 +1,115 @@
+// How messages travel. A link has listen(hear), ask(message), plotly() and close(); what is shown does not depend on its kind.
+
+export const VERSION = 1;  // of the messages
+
+const floats = (bytes) => new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
+const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+
+// The token stands in the link after "#", which is sent to no server; a reload takes it from this tab.
+export class Token {
+  constructor() {
+    const found = new URLSearchParams(location.hash.slice(1)).get("token");
+    history.replaceState(null, "", location.pathname);  // the address can be shown to others
+    this.value = found ?? "";
+    if (found) this.keep(found);
+    else try { this.value = sessionStorage.getItem("token") ?? ""; } catch { /* storage is off: a reload needs the link again */ }
+  }
+
+  keep(value) {
+    this.value = value;
+    try { sessionStorage.setItem("token", value); } catch { /* as above */ }
+  }
+}
+
+// One frame of an event stream: a message, and its buffers.
+export function unpacked(text) {
+  const { buffers = [], ...message } = JSON.parse(text);
+  return [message, buffers.map((each) => floats(Uint8Array.from(atob(each), (letter) => letter.charCodeAt(0))))];
+}
+
+// On a page: an event stream that is read with fetch, for its header, and requests.
+export function pageLink(token = new Token()) {
+  const page = crypto.randomUUID?.() ?? String(Math.random()).slice(2);
+  let hear = () => {}, closed = false, reading = null;
+  const ask = (path, more = {}) => fetch(path, { ...more, headers: { ...more.headers, Authorization: `Bearer ${token.value}` } });
+
+  async function read() {
+    reading = new AbortController();
+    const response = await ask(`events?page=${page}&v=${VERSION}`, { signal: reading.signal });
+    if (!response.ok) return response.status === 403 ? "locked" : `The server answers ${response.status}.`;
+    let rest = "";
+    const source = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (;;) {
+      const { value, done } = await source.read();
+      if (done) return "The server has ended.";
+      const frames = (rest + value).split("\n\n");
+      rest = frames.pop();
+      for (const frame of frames) if (frame.startsWith("data: ")) hear(...unpacked(frame.slice(6)));
+    }
+  }
+
+  async function repeat() {
+    while (!closed) {
+      let why;
+      try { why = await read(); } catch (error) { why = "The server cannot be reached: it has ended, or the way to it is cut."; }
+      if (closed) return;
+      hear({ cut: why });
+      if (why === "locked") return;  // until there is another token
+      await pause(1);
+    }
+  }
+
+  return {
+    listen(each) {
+      hear = each;
+      repeat();
+    },
+    async ask(message) {
+      const response = await ask("ask", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...message, page }) });
+      if (!response.ok) throw new Error((await response.json().catch(() => ({}))).reason ?? `status ${response.status}`);
+    },
+    unlock(value) {
+      token.keep(value);
+      repeat();
+    },
+    close() {
+      closed = true;
+      reading?.abort();
+    },
+    plotly: () => globalThis.trainer_nb_plotly ??= new Promise((done, failed) => {
+      const node = document.createElement("script"), head = document.head;
+      node.src = "plotly-basic.js";
+      node.onload = () => { delete head.appendChild; done(globalThis.Plotly); };
+      node.onerror = () => failed(new Error("plotly could not be loaded"));
+      head.append(node);
+      // plotly adds a style sheet for its maps, which the policy of the page forbids
+      head.appendChild = (child) => (child.tagName === "STYLE" ? child : Node.prototype.appendChild.call(head, child));
+    }),
+  };
+}
+
+// In a notebook: messages of one anywidget.
+export function widgetLink(model) {
+  let hear = () => {}, wanted = null;
+  const take = (message, buffers) => {
+    if (message.library) return wanted?.(buffers[0]);
+    hear(message, buffers.map(floats));
+  };
+  model.on("msg:custom", take);
+  return {
+    listen(each) {
+      hear = each;
+      model.send({ ask: "hello", v: VERSION });
+    },
+    ask: (message) => model.send(message),
+    close: () => model.off("msg:custom", take),
+    // once a page, for all panels in it: packed bytes of the kernel become a module
+    plotly: () => globalThis.trainer_nb_plotly ??= new Promise((done) => { wanted = done; model.send({ ask: "library" }); }).then(async (packed) => {
+      const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+      const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+      await import(/* @vite-ignore */ url);
+      URL.revokeObjectURL(url);
+      return globalThis.Plotly;
+    }),
+  };
+}

@@ -1,0 +1,99 @@
+// What is known of a run: the view, kept up to date by merge patches, and the curves as bins.
+
+export const COLUMNS = ["step", "wraps", "low", "high", "mean", "finite", "epoch", "samples", "seconds"];
+const WIDTH = COLUMNS.length, WRAP = 2 ** 24;
+const [WRAPS, LOW, HIGH, MEAN, FINITE] = [1, 2, 3, 4, 5];
+
+// RFC 7396. What has not changed keeps its identity.
+export function merge(old, patch) {
+  if (patch === null || typeof patch !== "object" || Array.isArray(patch)) return patch;
+  const made = old && typeof old === "object" && !Array.isArray(old) ? { ...old } : {};
+  for (const [name, value] of Object.entries(patch)) {
+    if (value === null) delete made[name];
+    else made[name] = merge(made[name], value);
+  }
+  return made;
+}
+
+const least = (one, other) => (Number.isNaN(one) ? other : Number.isNaN(other) ? one : Math.min(one, other));
+const most = (one, other) => -least(-one, -other);
+
+// Join each two rows.
+export function halved(rows) {
+  const pairs = Math.floor(rows.length / WIDTH / 2), made = new Float32Array(pairs * WIDTH);
+  for (let pair = 0; pair < pairs; pair++) {
+    const one = rows.subarray(2 * pair * WIDTH, (2 * pair + 1) * WIDTH), other = rows.subarray((2 * pair + 1) * WIDTH, (2 * pair + 2) * WIDTH);
+    const row = made.subarray(pair * WIDTH, (pair + 1) * WIDTH), count = one[FINITE] + other[FINITE];
+    const sum = (each) => (each[FINITE] ? each[MEAN] * each[FINITE] : 0);
+    row.set(other);
+    row[LOW] = least(one[LOW], other[LOW]);
+    row[HIGH] = most(one[HIGH], other[HIGH]);
+    row[MEAN] = (sum(one) + sum(other)) / count;
+    row[FINITE] = count;
+  }
+  return made;
+}
+
+// A curve with the rows that have come, from row `from` on; what is held has the stride of before.
+export function extended(curve, { stride, from }, rows) {
+  let held = curve?.rows ?? new Float32Array(0);
+  if (curve && curve.stride < stride) {
+    held = held.subarray(0, from * (stride / curve.stride) * WIDTH);
+    for (let own = curve.stride; own < stride; own *= 2) held = halved(held);
+  }
+  const made = new Float32Array(from * WIDTH + rows.length);
+  made.set(held.subarray(0, from * WIDTH));
+  made.set(rows, from * WIDTH);
+  return { stride, rows: made };
+}
+
+// One column of a curve; "step" is whole, however large.
+export function column({ rows }, name) {
+  const at = COLUMNS.indexOf(name), made = new Float64Array(rows.length / WIDTH);
+  for (let row = 0; row < made.length; row++) made[row] = rows[row * WIDTH + at] + (at ? 0 : rows[row * WIDTH + WRAPS] * WRAP);
+  return made;
+}
+
+export class Store {
+  constructor(link) {
+    Object.assign(this, { link, view: null, curves: {}, cut: "", stale: false, watching: new Set(), answers: new Map(), number: 0 });
+    link.listen((message, buffers = []) => this.hear(message, buffers));
+  }
+
+  hear({ v, view, patch, curves, again, re, cut, ...answer }, buffers) {
+    if (re !== undefined) {
+      this.answers.get(re)?.(answer);
+      this.answers.delete(re);
+      return;
+    }
+    if (cut !== undefined) this.cut = cut;
+    if (v !== undefined && !view) this.stale = true;  // a page that has outlived an upgrade
+    if (view) Object.assign(this, { view, curves: {}, cut: "", stale: false });
+    else if (!this.view && !cut) return;  // everything comes with the answer to hello
+    if (patch) this.view = merge(this.view, patch);
+    if (again) this.curves = {};
+    if (curves?.length) {
+      const made = { ...this.curves };
+      curves.forEach((head, at) => { made[head.name] = extended(made[head.name], head, buffers[at]); });
+      this.curves = made;
+    }
+    for (const each of this.watching) each();
+  }
+
+  watch(each) {
+    this.watching.add(each);
+    return () => this.watching.delete(each);
+  }
+
+  // A command with all its values, so that a click means what the page showed.
+  command(name, values = {}) {
+    const id = String(++this.number);
+    return new Promise((done) => {
+      this.answers.set(id, done);
+      Promise.resolve(this.link.ask({ ask: "command", id, name, values, basis: this.view?.place?.step })).catch((error) => {
+        this.answers.delete(id);
+        done({ status: "no answer", reason: `the run cannot be reached (${error.message})` });
+      });
+    });
+  }
+}

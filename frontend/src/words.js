@@ -1,0 +1,71 @@
+// Numbers and states in words. Those of commands, tunables and hooks come from the run.
+
+export const count = (number) => (Number.isFinite(number) ? number.toLocaleString("en-US") : "–");
+
+// A number in few characters: four digits of it.
+export function short(value) {
+  if (typeof value !== "number") return value ?? "–";  // "nan", "inf"
+  const size = Math.abs(value);
+  if (size && (size < 1e-3 || size >= 1e6)) return Number(value.toPrecision(4)).toExponential().replace("e+", "e");
+  return size >= 1000 ? value.toLocaleString("en-US", { maximumFractionDigits: 0 }) : String(Number(value.toPrecision(4)));
+}
+
+// A value as it is typed.
+export function plain(value) {
+  if (typeof value !== "number") return String(value);
+  const size = Math.abs(value), six = Number(value.toPrecision(6));
+  return size && (size < 1e-3 || size >= 1e6) ? six.toExponential().replace("e+", "e") : String(six);
+}
+
+export function clock(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  const [hours, minutes, rest] = [seconds / 3600, (seconds / 60) % 60, seconds % 60].map(Math.floor);
+  const two = (number) => String(number).padStart(2, "0");
+  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+export const capital = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
+
+// How the run stands, as one word of the state or of its process.
+export const standing = ({ state }) => state.word || (state.standing && state.standing !== "ended" ? state.standing : state.name);
+
+const COLOURS = { running: "running", detached: "running", idle: "idle", paused: "paused", stopped: "paused", interrupted: "paused", finished: "finished" };
+export function colour({ state }) {
+  if (state.failed || state.error || ["crashed", "lost", "gone"].includes(state.standing)) return state.name === "running" && !state.standing ? "running" : "error";
+  return COLOURS[standing({ state })] ?? COLOURS[state.name] ?? "error";
+}
+
+const PHASES = { iterate: "loading data", train: "train", after_train: "train", valid: "evaluate", check: "evaluate", after_valid: "evaluate" };
+export function phase({ state, place }) {
+  if (state.name !== "running") return "";
+  return place.eval_batch === undefined ? PHASES[place.phase] ?? "" : `evaluate ${count(place.eval_batch)}`;
+}
+
+export const newest = ({ journal }) => Object.entries(journal?.entries ?? {}).sort(([one], [other]) => other - one).map(([number, entry]) => ({ number, ...entry }));
+
+export function entryText({ kind, what, change, reason }) {
+  const words = [kind, what, change].filter((each) => each !== undefined && each !== "").join(" ");
+  return reason ? `${words} (${reason})` : words;
+}
+
+export function message(view) {
+  const { state, place } = view, step = `step ${count(place.step)}`;
+  if (state.notice) return state.notice;
+  if (state.error && state.name !== "running") return `Failed after ${step}: ${state.what ?? state.error.trim().split("\n").at(-1)}. ${state.dead_end ?? ""}`.trim();
+  if (state.name === "paused") return `Paused after ${step}${state.paused_by ? `: ${state.paused_by}` : ""}.`;
+  if (state.name === "finished") return `Finished after ${step}.`;
+  if (["stopped", "interrupted"].includes(state.name)) return `${capital(state.name)} after ${step}.`;
+  if (state.name === "idle") return "Not training now.";
+  const last = newest(view).find((each) => !each.undone);
+  return last ? `Last change: ${entryText(last)}` : "No manual changes yet.";
+}
+
+// What a text in a box means; an Error says what the box takes.
+export function read(text, rule) {
+  const words = text.trim().toLowerCase(), now = rule.waits ? rule.pending : rule.value;
+  if (rule.optional && ["none", "off", rule.none].includes(words)) return null;
+  if (rule.kind === "str") return text;
+  const [, factor, digits] = words.match(/^([*/]?)\s*(.*)$/), number = Number(digits.replaceAll(",", ""));
+  if (digits === "" || Number.isNaN(number)) throw new Error(`${text} is not a number: the box takes 3e-4, *0.5, /3${rule.optional ? `, or ${rule.none || "none"}` : ""}`);
+  return factor === "*" ? now * number : factor === "/" ? now / number : number;
+}

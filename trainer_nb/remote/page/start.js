@@ -1,0 +1,3 @@
+import { page } from "./panel.js";
+
+page(document.getElementById("panel"));
