@@ -507,6 +507,35 @@ def test_a_listener_that_fails_is_told_of_and_stops_nothing():
     assert trainer.state == "finished" and len(told) == 1 + PATIENCE and len(good) > 5
 
 
+def test_what_could_not_be_told_is_told_with_the_next_change(run):
+    """Neither a listener nor a page misses a change because of one error."""
+    bad, told = [1], []
+
+    def send(*message):
+        """Fail once."""
+        if bad:
+            bad.pop()
+            raise OSError("full")
+        told.append(message)
+    listener = run.feed.listen("values", lambda patch: None)
+    listener.function = send
+    with pytest.warns(UserWarning, match="is called again"):
+        page = Page(run.feed).hello()
+        run.tune(lr=0.25)
+        run.feed.look()
+    run.tune(grad_clip=1.0)
+    run.feed.look()
+    assert told == [({"values": {"lr": {"value": 0.25}, "grad_clip": {"value": 1.0}}},)]
+    page.own.function = lambda *message: bad.append(1) or send(*message)
+    run.tune(lr=0.3)
+    with pytest.warns(UserWarning, match="OSError: full"):
+        run.feed.look()
+    page.own.function = page.take
+    run.feed.look()
+    assert page.view == {**run.feed.whole(), "may_steer": True}
+    assert page.messages[-1]["v"] == VERSION  # all of it, once more
+
+
 def test_a_section_that_fails_is_told_of_once(monkeypatch):
     def fail(view):
         """A hook of the user's with a broken property, say."""
