@@ -78,10 +78,10 @@ class Listener:
             self.function(patch)
         self.known = new  # where the function raises, the next patch says it again
 
-    def try_to_tell(self, now: dict, still: bool) -> None:
-        "As `tell`; an error is a warning, and the third one in a row ends it."
+    def attempt(self, act: Callable, *args) -> None:
+        "Call `act`, which tells something; an error is a warning, the third one in a row ends it."
         try:
-            self.tell(now, still)
+            act(*args)
             self._failed = 0
         except Exception as error:
             self._failed += 1
@@ -331,7 +331,7 @@ class Feed:
         with self._lock:
             wanted = self._checked("whole", sections)
             if RECORDS & {*wanted}:
-                self.records.read(self.view)
+                self._read_records()
             self._read(Look(self.view, self.records), wanted)
             return {name: self._now[name] for name in wanted if name in self._now}
 
@@ -416,18 +416,25 @@ class Feed:
         if kind == "ended":
             view.in_cell = False  # it returns now
         wanted = dict.fromkeys(name for each in listeners for name in each.wanted())
-        if with_curves and (RECORDS & wanted.keys() or any(each.curves for each in listeners)):
-            self.records.read(self.view)
+        if with_curves and (RECORDS & wanted.keys()
+                            or any(each.curves and each.wanted() for each in listeners)):
+            self._read_records()
         self._read(view, wanted)
         for each in listeners:
-            each.try_to_tell(self._now, view.state != "running" or kind in ENDS)
+            each.attempt(each.tell, self._now, view.state != "running" or kind in ENDS)
 
     def _answer(self, asked: Asked) -> None:
         reply = asked.reply
         if asked in self.asked:
             self.asked.remove(asked)
-            asked.page.function(asked.head | known(
+            asked.page.attempt(asked.page.function, asked.head | known(
                 status=reply.status, reason=reply.reason or None, where=reply.where or None), [])
+
+    def _read_records(self) -> None:
+        try:
+            self.records.read(self.view)
+        except Exception as error:
+            self._miss("the records", error)
 
     def _read(self, view: Look, wanted: Iterable[str]) -> None:
         for name in wanted:
