@@ -83,6 +83,7 @@ from .tools.task import (Task, TaskHook, built, check_task, check_trainer_names,
 if TYPE_CHECKING:
     from trainer_nb.panel.dashboard import Dashboard
     from trainer_nb.panel.data_pane import DataPane
+    from trainer_nb.panel.feed import Feed
     from trainer_nb.panel.hook_table import HookTable
     from trainer_nb.panel.layers_pane import LayersPane
     from trainer_nb.panel.plots import Plots
@@ -456,6 +457,8 @@ class Trainer:
     data_pane: "DataPane" = shown(
         "panels.data_pane",
         "Confusion matrix and worst samples of each evaluation; a SamplesHook keeps them.")
+    feed: "Feed" = shown(
+        "panels.feed", "What changes, as patches of JSON: `feed.listen(sections, function)`.")
     breakpoints: list[Breakpoint] = shown(
         "breakpoint_hook.breakpoints",
         "The conditions that pause the run; take one out of the list to end it.")

@@ -200,9 +200,18 @@ BUILT_IN = (
     CommandSpec("train_more", "Train a finished run some epochs more",
                 {"epochs": Value("int", "how many epochs")}, remote=False),
     CommandSpec("interrupt", "End the run at the next step, as Ctrl-C does", remote=False),
-    CommandSpec("save", "Save the run into a file at the next step", remote=False),
+    CommandSpec("save", "Save the run into a file at the next step",
+                {"path": Value(doc="the file")}, remote=False),
     CommandSpec("sweep", "Compare values of a tunable from here", remote=False),
-    CommandSpec("lr_find", "Look for a learning rate from here", remote=False))
+    CommandSpec("lr_find", "Look for a learning rate from here", {
+        "start_lr": Value("float", "the lowest rate", needed=False),
+        "end_lr": Value("float", "the highest rate", needed=False),
+        "num_steps": Value("int", "how many steps, one a rate", needed=False),
+        "mode": Value(doc="'exp' or 'linear'", needed=False),
+        "smooth": Value("float", "share of the mean so far in each loss", needed=False),
+        "stop_factor": Value("float", "the end, in lowest losses; none: never", needed=False),
+        "optimizer": Value(doc="of several, the one whose rates are tried", needed=False)},
+        remote=False))
 
 COMMANDS = {spec.name: spec for spec in BUILT_IN}
 DECISIONS = ("approve", "decline")  # of a person: they act at once, not at a boundary

@@ -16,6 +16,7 @@ from ..hooks.progress import in_notebook
 if TYPE_CHECKING:
     from trainer_nb.panel.dashboard import Dashboard
     from trainer_nb.panel.data_pane import DataPane
+    from trainer_nb.panel.feed import Feed
     from trainer_nb.panel.hook_table import HookTable
     from trainer_nb.panel.layers_pane import LayersPane
     from trainer_nb.panel.plots import Plots
@@ -33,6 +34,7 @@ class RunPanels:
     def __init__(self, trainer):
         self._trainer = weakref.ref(trainer)
         self._screen: Any = None
+        self._feed: Any = None
         self._made: dict[str, Any] = {}
         self._pins: Any = None
 
@@ -54,8 +56,25 @@ class RunPanels:
             self._pins = self._screen.pins  # a screen after this one has them, too
             # the page keeps what it shows when the kernel ends
             weakref.finalize(trainer, self._screen.close).atexit = False
-            trainer.at_safe_point = trainer.at_safe_point or self._screen.tick
+            trainer.at_safe_point = trainer.at_safe_point or self.tick
         return self._screen
+
+    @property
+    def feed(self) -> "Feed":
+        "What tells functions and pages of changes."
+        if self._feed is None:
+            from trainer_nb.panel.feed import Feed
+            trainer: Any = self._trainer()
+            view: Any = self.view(weakly=True)
+            self._feed = Feed(view)
+            trainer.at_safe_point = trainer.at_safe_point or self.tick
+        return self._feed
+
+    def tick(self, kind: str) -> None:
+        "Refresh what is shown at a safe point, and tell who listens."
+        for each in (self._screen, self._feed):
+            if each is not None:
+                each.tick(kind)
 
     def of(self, name: str, kind) -> Any:
         "The widget of this name, made at its first use."
@@ -134,7 +153,7 @@ class RunPanels:
         screen, trainer = self._screen, self._trainer()
         if screen is not None and trainer is not None:
             self._screen, self._made = None, {}
-            if trainer.at_safe_point == screen.tick:
+            if trainer.at_safe_point == self.tick and self._feed is None:
                 trainer.at_safe_point = None
             screen.close()
 

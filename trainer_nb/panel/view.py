@@ -57,8 +57,9 @@ def tunable_view(trainer, entry: BoundTunable) -> TunableView:
     "A tunable as a panel shows it: the value in force, the one that waits, what None means."
     rule, name = entry.tunable, entry.name
     optimizer = name.removeprefix("lr.") if name.startswith("lr.") else None
-    is_rate = name == "lr" or optimizer in trainer.optimizers
-    scheduled = trainer.sched is not None and (optimizer is None or optimizer in trainer.sched)
+    is_rate = name == "lr" or optimizer is not None and optimizer in trainer.optimizers
+    scheduled = is_rate and trainer.sched is not None and (
+        optimizer is None or optimizer in trainer.sched)
     return TunableView(
         name, rate_of(trainer, name) if is_rate else entry.read(),
         "choice" if rule.choices is not None else rule.kind.__name__,
