@@ -77,7 +77,7 @@ class InStep:
         "End the worker processes."
         self.own.close_workers()
 
-# %% ../../nbs/engines/sharded.ipynb #fd42a719
+# %% ../../nbs/engines/sharded.ipynb #bb3d9dbe
 PARTS = "parts of this process"
 
 def take_parts(state: dict) -> tuple[dict, dict[tuple, Any]]:
@@ -100,6 +100,7 @@ def take_parts(state: dict) -> tuple[dict, dict[tuple, Any]]:
     return {key: taken(value, (key,)) if key in ("model", "optim") else value
             for key, value in state.items()}, parts
 
+# %% ../../nbs/engines/sharded.ipynb #0be5a984
 class ShardFiles(StateFiles):
     "The same of several processes that have a part of every parameter each; all ask together."
     def __init__(self, engine):
