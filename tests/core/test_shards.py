@@ -91,6 +91,19 @@ def test_what_fails_leaves_the_earlier_checkpoint(tmp_path, when):
     assert torch.equal(read_checkpoint(path)["model"]["weight"], factor * WEIGHT)
 
 
+def test_keys_with_dots_are_told_apart(tmp_path):
+    """Though PyTorch's names of the two are the same."""
+    path = tmp_path / "run.pt"
+    parts = {("optim", "a", "b.c"): WEIGHT, ("optim", "a.b", "c"): -WEIGHT}
+    state = {"model": {}, "optim": {"a": {"b.c": None}, "a.b": {"c": None}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        StagedShards(state, {key: (Part(each), each) for key, each in parts.items()}, "a" * 32,
+                     None, True, LINE.take()).write(path, lambda state: write_state(state, path))
+    found = read_checkpoint(path)["optim"]
+    assert torch.equal(found["a"]["b.c"], WEIGHT) and torch.equal(found["a.b"]["c"], -WEIGHT)
+
+
 def put(name, value):
     """A change of the first tensor's entry, or of that of its only part."""
     def change(table):

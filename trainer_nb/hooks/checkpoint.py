@@ -713,9 +713,9 @@ def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
     loaded, FileNotFoundError for a folder that was named and has none."""
     named = None if resume in ("latest", "force") else run_path(trainer, resume)
     if named is not None and not named.is_dir():
-        become(trainer, named, trainer.engine.files.read(named))
+        become(trainer, named, folder.read(named))
         return named
-    folder = folder if named is None else CheckpointFolder(named, read=trainer.engine.files.read)
+    folder = folder if named is None else CheckpointFolder(named, read=folder.read)
     refused: list[CheckpointError] = []
     for entry, state in folder.readable():
         path = folder.path / entry.file

@@ -377,7 +377,7 @@ def clear_shards(path: Path, within: Path | None = None, keep: str = "", only: s
         for name in names:
             if name == only or not only and name != keep:
                 folder.remove_folder(name)
-        if not keep:
+        if names and not keep:
             place.rmdir()  # if nothing else is in it
 
 def names_shards(path: Path, name: str) -> bool:

@@ -121,9 +121,11 @@ class PlainFiles(FileSystem):
 
 class ShardWriter(dcp.FileSystemWriter):
     "Writes the parts of this process; the first one calls `then(table)` when all are written."
-    def __init__(self, folder: Path, outer: Path, then: Callable[[dict], None], first: bool):
-        super().__init__(folder, sync_files=False)  # the files do it, before they are closed
-        self.fs, self.then, self.first = PlainFiles(outer), then, first
+    def __init__(self, folder: Path, outer: Path, then: Callable[[dict], object], first: bool):
+        # the files are synced before they are closed; the parts are on the CPU already
+        super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)
+        self.fs = self.files = PlainFiles(outer)  # `fs` is PyTorch's name
+        self.then, self.first = then, first
         self.done = False  # what `then` wrote is there
 
     def prepare_local_plan(self, plan):
@@ -137,13 +139,13 @@ class ShardWriter(dcp.FileSystemWriter):
         results = super().write_data(plan, planner)
         results.wait()
         both: Any = Future()
-        both.set_result((results.value(), dict(self.fs.digests)))
+        both.set_result((results.value(), dict(self.files.digests)))
         return both
 
     def finish(self, metadata, results) -> None:
         "PyTorch's own list of the parts, then ours."
         super().finish(metadata, [each for each, _ in results])
-        with open_folder(self.path, self.fs.outer) as folder:
+        with open_folder(self.path, self.files.outer) as folder:
             folder.sync()
         files = {name: each for _, digests in results for name, each in digests.items()}
         self.then({"id": Path(self.path).name, "files": files, "tensors": listed(metadata)})
@@ -209,6 +211,8 @@ class StagedShards:
         self.state, self.name, self.group, self.first = state, name, group, first
         self.turn, self.loss = turn, loss
         names = {path: ".".join(map(str, path)) for path in parts}
+        if len(set(names.values())) < len(names):  # of keys with dots
+            names = {path: repr(path) for path in parts}
         self.planner = ShardPlanner(
             [item for path, (part, _) in parts.items() for item in described(part, names[path])],
             {names[path]: copied for path, (_, copied) in parts.items()},
@@ -229,6 +233,8 @@ class StagedShards:
         except dcp.CheckpointException as error:
             rank, first = failure(error.failures)
             first.add_note(f"in process {rank}")
+            if isinstance(first, FileNotFoundError):
+                first.add_note("all processes write into one folder, on a disk that each reaches")
             raise first from None
         except RuntimeError as error:
             lost = self.loss(error)
