@@ -4,6 +4,7 @@
 import contextlib
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import threading
@@ -20,6 +21,8 @@ from trainer_nb import (CheckpointHook, Hook, LambdaHook, LayerGroupsHook, Layer
                         OutputsHook, SamplesHook, Task, Trainer)
 from trainer_nb.core.control import Command
 from trainer_nb.engines.distributed import the_world
+from trainer_nb.support.saved import write_state
+from trainer_nb.support.shards import ShardFile, StagedShards
 
 SAMPLES = 26
 ENGINE = os.environ.get("ENGINE", "accelerate")
@@ -84,7 +87,7 @@ def run(processes, k=1, loader=None, **settings):
                    device="cpu",
                    optim=settings.pop("optim",
                                       lambda parameters: torch.optim.AdamW(parameters, lr=0.01)),
-                   gradient_accumulation_steps=k * (2 // processes),
+                   gradient_accumulation_steps=k * (2 // processes) or 1,
                    engine=ENGINE if processes > 1 else "local", **settings)
 
 
@@ -259,6 +262,111 @@ def resumed(processes, folder):
     second.load(folder / "state.pt")
     second.fit()
     return {"straight": outcome(straight), "resumed": outcome(second), "first": outcome(first)}
+
+
+def tensors(state):
+    """The tensors of model and optimizer in a state, or in a trainer's."""
+    moments = [each[name] for each in state["optim"]["state"].values() for name in sorted(each)]
+    return [*state["model"].values(), *moments]
+
+
+def in_shards(processes, folder):
+    """Saved by hand, by a hook, and as whole tensors; taken up from each."""
+    path = folder / "parts.pt"
+    trainer = run(processes, dropout=0.5,
+                  hooks=[AsDouble(), CheckpointHook(folder / "parts", every_steps=2, keep_last=2,
+                                                    best=("valid/loss", "min"))])
+    trainer.step(3)
+    trainer.save(path)
+    trainer.step(2)
+    trainer.save(path)
+    saved = [each.clone() for each in tensors(trainer.state_dict())]
+    if trainer.is_main:
+        write_state(trainer.checkpoint.state_dict(trainer), folder / "whole.pt")
+    else:
+        trainer.checkpoint.state_dict(trainer)
+    names = sorted(each.name for each in (folder / "parts.pt.shards").glob("*/*"))
+    own = [p.to_local().numel() for p in trainer.plain_model.parameters()]
+    trainer.fit()
+    found = {"saved": saved, "names": names, "own": own, "end": outcome(trainer)}
+    with trainer.best_weights():
+        found["best"] = [each.clone() for each in trainer.engine.whole(
+            dict(trainer.plain_model.named_parameters())).values()]
+    found["kept"] = sorted(each.name for each in (folder / "parts").iterdir())
+    for name in ("parts.pt", "whole.pt"):
+        again = run(processes, dropout=0.5, hooks=[AsDouble()])
+        the_world().gather(None)
+        again.load(folder / name)
+        found[name] = {"loaded": tensors(again.state_dict())}
+        again.fit()
+        found[name]["end"] = outcome(again)
+    return found
+
+
+def in_other_shards(processes, folder):
+    """What two processes saved, taken up by so many, and saved by these."""
+    trainer = run(processes, dropout=0.5, hooks=[AsDouble()])
+    name = "others.pt" if processes == 2 else "parts.pt"
+    the_world().gather(None)
+    trainer.load(folder / name)
+    trainer.save(folder / "others.pt")
+    return {"loaded": tensors(trainer.state_dict()),
+            "own": [p.to_local().numel() for p in trainer.plain_model.parameters()],
+            "names": sorted(each.name for each in (folder / "others.pt.shards").glob("*/*"))}
+
+
+def disk_full_in_one(processes, folder):
+    """The second process's disk takes nothing more from step 3 to step 5; and then save() fails."""
+    place, last = folder / "full", os.environ["RANK"] == "1"
+    def limit(size):
+        if trainer.get_hook(CheckpointHook).writer.busy:
+            trainer.get_hook(CheckpointHook).writer.join()
+        if last:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    trainer = run(processes, hooks=[
+        AsDouble(), At(3, lambda trainer: limit(100)),
+        At(5, lambda trainer: limit(resource.RLIM_INFINITY)),
+        CheckpointHook(place, every_steps=2, every_epochs=None, keep_last=None)])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.step(7)
+        limit(resource.RLIM_INFINITY)
+        files = sorted(each.name for each in place.iterdir())
+        limit(100)
+        try:
+            trainer.save(folder / "full.pt")
+            error = None
+        except OSError as caught:
+            error = str(caught), caught.__notes__
+        limit(resource.RLIM_INFINITY)
+    trainer.save(folder / "full.pt")
+    trainer.fit()
+    return {"files": files, "error": error, "there": (folder / "full.pt").is_file(),
+            "warned": [str(each.message) for each in warned], "end": outcome(trainer)}
+
+
+def slow_in_one(processes, folder):
+    """The second process's disk is slow; the run saves by itself and by hand meanwhile."""
+    place, held = folder / "slow", threading.Event()
+    writes = StagedShards.write
+    def slowly(staged, *rest):
+        if os.environ["RANK"] == "1":
+            held.wait()
+        writes(staged, *rest)
+    def by_hand(trainer):
+        held.set()
+        trainer.save(folder / "slow.pt")
+    with mock.patch.object(StagedShards, "write", slowly), warnings.catch_warnings(
+            record=True) as warned:
+        warnings.simplefilter("always")
+        trainer = run(processes, hooks=[
+            AsDouble(), At(5, by_hand),
+            CheckpointHook(place, every_steps=1, every_epochs=None, keep_last=None)])
+        trainer.fit()
+    steps = [int(each.name[5:13]) for each in sorted(place.glob("step_*.pt"))]
+    return {"steps": steps, "warned": [str(each.message) for each in warned],
+            "by hand": trainer.engine.files.read(folder / "slow.pt")["position"]["optimizer_step"]}
 
 
 def rewound(processes, folder):
@@ -580,6 +688,19 @@ def killed(processes, folder):
             os.kill(os.getpid(), signal.SIGKILL)
     run(processes,
         hooks=[AsDouble(), At(7, kill), CheckpointHook(folder / "killed", every_steps=2)]).fit()
+
+
+def killed_writing(processes, folder):
+    """The last process is killed while it writes its part of the second checkpoint."""
+    written = ShardFile.write
+    def kill(file, data):
+        if trainer.engine.rank == processes - 1 and (folder / "killed/step_00000002.pt").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written(file, data)
+    with mock.patch.object(ShardFile, "write", kill):
+        trainer = run(processes, epochs=50,
+                      hooks=[AsDouble(), CheckpointHook(folder / "killed", every_steps=2)])
+        trainer.fit()
 
 
 def killed_early(processes, folder):
@@ -940,7 +1061,8 @@ WHOLE = PARTED | {
               written, collected, sampled, looked_at, given, refused, in_units, none_shared, half,
               killed, killed_early, failing, resumed_from_a_file, from_one, left_over, held_at,
               persistent, grown, spectral, cancelled, claimed, at_odds, looked_into, one_is_slow,
-              in_turn)}
+              in_turn, in_shards,
+              disk_full_in_one, slow_in_one, killed_writing, in_other_shards)}
 FAST = contextlib.ExitStack()  # to the very end of the process
 
 

@@ -63,7 +63,6 @@ from .hooks.run_folder import FinalWeightsHook, RunFolderHook
 from .hooks.schedule import SchedulerHook
 from .panel.run_panels import RunPanels, show_finished
 from .support.files import current_folder, given_path, near
-from .support.saved import read_state
 from .support.words import epoch_number
 from .tools import proving
 from .tools.assign import ASSIGNED, assign
@@ -1075,7 +1074,7 @@ class Trainer:
         With `optimizer=False` all but the optimizer and the schedule is as it was saved, and these
         begin again; RuntimeError in a trainer whose own run has begun."""
         self.checkpoint.checks.check_new(optimizer)
-        state = read_state(path)
+        state = self.engine.files.read(path)
         found = difference(self, state) if optimizer else Difference()
         take_state(self, state, optimizer, own=True)
         if self.is_main:

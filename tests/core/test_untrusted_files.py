@@ -507,6 +507,8 @@ KNOWN_WRITERS = {
     "files: os.open": 5, "files: self.open": 1, "files: os.mkdir": 1,
     "layout: os.open": 1, "layout: self._folder.open": 1, "layout: path.mkdir": 1,
     "saved: torch.save": 2, "checkpoint: self.path.mkdir": 1,
+    # new files in a folder that is held open, `run.pt.shards`, whose name is that of the file
+    "shards: dcp.save": 1, "shards: folder.open": 1, "shards: self.fs.mkdir": 1,
     "memory: folder.mkdir": 2, "memory: torch.cuda.memory._dump_snapshot": 1,
     "memory: done.export_chrome_trace": 1, "outputs: open": 2,
     "outputs: folder.mkdir": 1, "outputs: final.parent.mkdir": 1, "outputs: ": 1,

@@ -475,8 +475,9 @@ def test_nobody_listens_and_nothing_is_read(monkeypatch):
     page.hear({"ask": "hello", "v": VERSION})
     assert counts["place"] == 2 and counts["table"] == 0
     page.hear({"ask": "rest"})
+    reads = trainer.feed.records.reads
     trainer.fit(epochs=3)
-    assert counts["place"] == 2
+    assert counts["place"] == 2 and trainer.feed.records.reads == reads
 
 
 def test_records_are_read_where_somebody_wants_them(monkeypatch):
@@ -505,6 +506,57 @@ def test_a_listener_that_fails_is_told_of_and_stops_nothing():
     with pytest.warns(UserWarning, match="a listener of trainer.feed failed .* the user's own"):
         trainer.fit()
     assert trainer.state == "finished" and len(told) == 1 + PATIENCE and len(good) > 5
+
+
+def test_what_could_not_be_told_is_told_with_the_next_change(run):
+    """Neither a listener nor a page misses a change because of one error."""
+    bad, told = [1], []
+
+    def send(*message):
+        """Fail once."""
+        if bad:
+            bad.pop()
+            raise OSError("full")
+        told.append(message)
+    listener = run.feed.listen("values", lambda patch: None)
+    listener.function = send
+    with pytest.warns(UserWarning, match="is called again"):
+        page = Page(run.feed).hello()
+        run.tune(lr=0.25)
+        run.feed.look()
+    run.tune(grad_clip=1.0)
+    run.feed.look()
+    assert told == [({"values": {"lr": {"value": 0.25}, "grad_clip": {"value": 1.0}}},)]
+    page.own.function = lambda *message: bad.append(1) or send(*message)
+    run.tune(lr=0.3)
+    with pytest.warns(UserWarning, match="OSError: full"):
+        run.feed.look()
+    page.own.function = page.take
+    run.feed.look()
+    assert page.view == {**run.feed.whole(), "may_steer": True}
+    assert page.messages[-1]["v"] == VERSION  # all of it, once more
+
+
+def test_no_error_of_a_page_or_of_the_records_stops_the_training(run, monkeypatch):
+    """An answer that cannot be sent, records that cannot be read."""
+    page = Page(run.feed).hello()
+
+    def act(trainer):
+        """The page asks, and is gone."""
+        page.own.hear({"ask": "command", "id": "1", "name": "note", "values": {"text": "x"}})
+        page.own.function = fail_to_send
+
+    def fail_to_send(message, buffers):
+        """As a socket that was closed."""
+        raise OSError("closed")
+    monkeypatch.setattr(run.view.trainer.history, "since", lambda *args: 1 / 0)
+    run.feed.every = 0.0
+    run.hooks.add(LambdaHook(name="ask", after_step=lambda trainer: page.own.tab or act(trainer)))
+    with pytest.warns(UserWarning) as caught:
+        run.fit()
+    words = " ".join(str(each.message) for each in caught)
+    assert "the records could not be read" in words and "OSError: closed" in words
+    assert run.state == "finished" and "x" in [entry.new for entry in run.journal.entries]
 
 
 def test_a_section_that_fails_is_told_of_once(monkeypatch):

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,9 @@ pytest.importorskip("accelerate")
 from distributed_runs import (  # noqa: E402
     EQUAL, TOGETHER, Adversaries, Unused, collected, data, looked_at, looked_into, network, outcome,
     partly, run, sampled, written)
+
+from trainer_nb import CheckpointError  # noqa: E402
+from trainer_nb.support.saved import TABLE  # noqa: E402
 
 LONG = os.environ.get("TRAINER_NB_LONG") == "1"
 # what differs from another run in numbers alone; of processes that share the parameters also what
@@ -124,7 +128,7 @@ def sharing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharing")
     names = [*in_short([*SHARED, *GOING_ON], MORE_SHARED), "normalized, unjudged", "looked_at",
              "written", "collected", "sampled", "refused", "in_units", "half", "grown",
-             "looked_into"]
+             "looked_into", "in_shards", "disk_full_in_one", "slow_in_one"]
     found = start(folder, *names, engine="fsdp")
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -398,9 +402,70 @@ def test_what_sharing_processes_cannot_do(sharing, tmp_path):
     assert codes == (1, 1) and any("a batch gave no loss (None)" in text for text in texts)
 
 
+def test_each_sharing_process_writes_its_part(sharing):
+    """Into a file of its own that holds no more; of two saves the later one's parts are there.
+    Taken up from them, or from a file with whole tensors, the run is the same, bit for bit."""
+    for found in read(sharing, "in_shards"):
+        assert found["names"] == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+        for name in ("parts.pt", "whole.pt"):
+            for one, other in zip(found["saved"], found[name]["loaded"], strict=True):
+                assert torch.equal(one, other)
+            assert_same(found["end"], found[name]["end"])
+        # of the last two checkpoints, and of those with the best value, none more
+        steps = {name.partition(".")[0] for name in found["kept"] if name.startswith("step_")}
+        assert len(steps) == 2
+        assert found["kept"] == sorted([".lock", "checkpoints.json", *(
+            step + suffix for step in steps for suffix in (".pt", ".pt.shards"))])
+        assert all(torch.equal(one, other)
+                   for one, other in zip(found["best"], found["end"]["weights"], strict=True))
+    table = torch.load(sharing / "parts.pt", weights_only=True)[TABLE]
+    written = [{each["file"] for each in tensor["chunks"]} for tensor in table["tensors"]]
+    assert written == [{"__0_0.distcp", "__1_0.distcp"}] * 12  # weights and two moments of each
+
+
+def test_a_disk_that_takes_nothing_more_in_one_process(sharing):
+    """No process has the checkpoint, all say so, and the run goes on; save() raises in all."""
+    first, second = read(sharing, "disk_full_in_one")
+    for found in (first, second):
+        assert found["files"] == [".lock", "checkpoints.json", *(
+            f"step_0000000{step}{suffix}" for step in (2, 6) for suffix in (".pt", ".pt.shards"))]
+        assert [re.sub(r"\[Errno \d+\]", "", text) for text in found["warned"]] == [
+            "a checkpoint was not written:  File too large; in process 1. The run goes on, and the "
+            "next one is tried"]
+        assert "File too large" in found["error"][0] and found["error"][1] == ["in process 1"]
+        assert found["there"]
+    assert_same(first["end"], second["end"])
+
+
+def test_a_slow_disk_in_one_process_puts_checkpoints_off(sharing):
+    """In all of them, at the same steps; save() waits for its turn."""
+    first, second = read(sharing, "slow_in_one")
+    assert first == second
+    assert first["steps"][0] == 1 and first["steps"][1] > 5 and first["steps"][-1] == 12
+    assert len(first["warned"]) == 1 and "of step 2 is put off" in first["warned"][0]
+    assert first["by hand"] == 5
+
+
+@pytest.mark.parametrize("processes", [3, pytest.param(2, marks=pytest.mark.long)])
+def test_another_number_of_processes_takes_the_parts_up(sharing, processes):
+    """Three those of two, and two those of three: bit for bit, and each writes its own again."""
+    for number in sorted({3, processes}, reverse=True):
+        found = start(sharing, "in_other_shards", processes=number, engine="fsdp")
+        assert [code for code, _ in found] == [0] * number, found[0][1][-3000:]
+    saved = read(sharing, "in_shards")[0]["saved"]
+    taken = [torch.load(sharing / f"in_other_shards.{rank}") for rank in range(processes)]
+    for each in taken:
+        assert all(torch.equal(one, other)
+                   for one, other in zip(each["loaded"], saved, strict=True))
+        assert each["names"] == [".metadata", *(f"__{rank}_0.distcp" for rank in range(processes))]
+    assert [sum(each) for each in zip(*(each["own"] for each in taken))] == [
+        p.numel() for p in network().parameters()]
+
+
 @pytest.mark.parametrize("other", ["one process", "whole models"])
 def test_a_file_of_sharing_processes_serves_others(sharing, tmp_path, other):
-    """It holds whole tensors: another number of processes, or another engine, takes it up."""
+    """Another number of processes, or another engine, takes its parts up as whole tensors; a file
+    without its parts is refused."""
     from torch.utils.data import DataLoader
 
     from distributed_runs import AsDouble, Noisy
@@ -416,7 +481,10 @@ def test_a_file_of_sharing_processes_serves_others(sharing, tmp_path, other):
         trainer.fit()
         assert trainer.step_state.samples_seen == first["straight"]["counters"][2]
         return
-    (tmp_path / "state.pt").write_bytes((sharing / "state.pt").read_bytes())
+    shutil.copy(sharing / "state.pt", tmp_path)
+    with pytest.raises(CheckpointError, match="copy, move and rename the file and the folder"):
+        run(1).load(tmp_path / "state.pt")
+    shutil.copytree(sharing / "state.pt.shards", tmp_path / "state.pt.shards")
     found = start(tmp_path, "given", engine="accelerate")
     assert [code for code, _ in found] == [0, 0], found[0][1][-3000:]
     given, second = read(tmp_path, "given")
@@ -442,6 +510,22 @@ def test_a_killed_process_of_a_shared_run(tmp_path):
     assert [code for code, _ in again] == [0, 0], "\n\n".join(text[-3000:] for _, text in again)
     for found in read(tmp_path, "resumed_from_a_file"):
         assert_same(found["straight"], found["resumed"])
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_while_it_writes(tmp_path):
+    """Half a checkpoint is none: the run is resumed from the one before, and nothing is left."""
+    (code, text), (killed, _) = start(tmp_path, "killed_writing", engine="fsdp")
+    assert killed == -9 and code == 1
+    assert "ProcessLostError: process 0 cannot reach another one" in text
+    assert [each.name for each in (tmp_path / "killed").glob("*.pt")] == ["step_00000002.pt"]
+    again = start(tmp_path, "resumed_from_a_file", engine="fsdp")
+    assert [code for code, _ in again] == [0, 0], "\n\n".join(text[-3000:] for _, text in again)
+    for found in read(tmp_path, "resumed_from_a_file"):
+        assert found["from"].endswith("step_00000002.pt")
+        assert_same(found["straight"], found["resumed"])
+    names = {each.name.removesuffix(".shards") for each in (tmp_path / "killed").glob("step*")}
+    assert names == {each.name for each in (tmp_path / "killed").glob("*.pt")}
 
 
 @pytest.mark.parametrize("how", ["by hand", "by a hook"])

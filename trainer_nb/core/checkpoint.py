@@ -21,7 +21,7 @@ from .checks import (data_unlike, groups_unlike, header_unlike, journal_unlike,
                                     streams_unlike, tensors_unlike)
 from .data import loader_generators, restore_generators
 from .driver import Driver
-from .engine import unwrap
+from .engine import Staged, unwrap
 from .hook import HookRow, has_state
 from .identity import data_identity, other_code, unlike
 from .journal import Intervention, Journal, fingerprint, total_text
@@ -99,9 +99,12 @@ class PositionPart:
 NEW_OPTIMIZER = (". A new trainer's load(path, optimizer=False) goes on with its own optimizer and "
                  "schedule")
 
-def optimizer_state(engine) -> dict:
-    "The state of an engine's optimizer; CheckpointError for one that no load would take."
-    optim, state = engine.optim, engine.whole(engine.optim.state_dict())
+def optimizer_state(engine, in_parts: bool = False) -> dict:
+    """The state of an engine's optimizer; CheckpointError for one that no load would take.
+
+    `in_parts`: tensors that processes share stay what they are."""
+    optim, state = engine.optim, engine.optim.state_dict()
+    state = state if in_parts else engine.whole(state)
     if text := groups_unlike(state, optim):
         raise CheckpointError(f"what {type(optim).__name__}.state_dict() returns could not be "
                               f"loaded again, so nothing is saved: {text}. It has to have torch's "
@@ -120,26 +123,28 @@ class ModelPart:
     def _loss_state(self) -> dict:
         return {} if self.loss_fn is None else self.loss_fn.state_dict()
 
-    def _values(self) -> dict:
+    def _values(self, in_parts: bool) -> dict:
         "The values of model and loss function; live, or copies of those of the training."
         modes, engine = self.evaluator.modes, self.engine
-        def values():
-            return {"model": engine.whole(self.model.state_dict()), "loss_fn": self._loss_state()}
+        def values(in_parts=False):
+            model = self.model.state_dict()
+            return {"model": model if in_parts else engine.whole(model),
+                    "loss_fn": self._loss_state()}
         if modes.keep or modes.model.training or not modes.has_own_methods():
-            return values()
+            return values(in_parts)
         # weights that the model has merged in eval mode are merged again, bit for bit
         with Undo() as undo:
             undo.modules([unwrap(each) for each in modes.roots], on_cpu=True)
             set_modes(modes.roots, modes.noted)
             return plain_copy(values())
 
-    def capture(self) -> dict:
-        "Values, modes and what is frozen."
+    def capture(self, in_parts: bool = False) -> dict:
+        "Values, modes and what is frozen; `in_parts`: tensors that processes share as they are."
         model, engine, scaler = self.model, self.engine, self.engine.scaler
-        modes, values = self.evaluator.modes.of_training(), self._values()
+        modes, values = self.evaluator.modes.of_training(), self._values(in_parts)
         return {
             "model": values["model"],
-            "optim": optimizer_state(engine),
+            "optim": optimizer_state(engine, in_parts),
             "scaler": None if scaler is None else scaler.state_dict(),
             "loss_fn": values["loss_fn"],
             "modules": {
@@ -455,17 +460,18 @@ class RunParts:
         own = {"batches": self.loop.data.length, "processes": self.engine.num_processes}
         return fingerprint(self.loop.data.loader, self.engine.device) | own
 
-    def capture(self) -> dict:
+    def capture(self, in_parts: bool = False) -> dict:
         "What goes back in a rewind, live: everything but journal and history."
         more: dict = {}
         if self.optimizers is not None:
             more["optimizers"] = self.optimizers.capture()
-        return {**self.model.capture(), **self.position.capture(), **self.of_hooks.capture(),
-                **self.random.capture(), **more}
+        return {**self.model.capture(in_parts), **self.position.capture(),
+                **self.of_hooks.capture(), **self.random.capture(), **more}
 
-    def whole(self) -> dict:
+    def whole(self, in_parts: bool = False) -> dict:
         "Everything, live: with journal, history and fingerprint."
-        return {**self.capture(), **self.journal.capture(), "fingerprint": self.fingerprint()}
+        return {**self.capture(in_parts), **self.journal.capture(),
+                "fingerprint": self.fingerprint()}
 
     def with_own_optimizer(self, state: dict) -> dict:
         "The state with what is here in place of the saved optimizer, its rates and schedule."
@@ -484,7 +490,8 @@ class RunParts:
 
         `own`: nobody else has this state, so its tensors need no copies."""
         given: set[int] = set()
-        kept = {key: plain_copy(value, copies=WithoutCopies(given) if own else Copies())
+        # parts of tensors were just read from a file for this process
+        kept = {key: plain_copy(value, copies=WithoutCopies(given, True) if own else Copies(True))
                 for key, value in state.items()
                 if key not in ("model", "journal", "history")}  # copied when they are loaded
         kept["model"] = state["model"]
@@ -581,7 +588,8 @@ class StateChecks:
         if not isinstance(state, Mapping):
             raise CheckpointError(f"this is not a state of a run: it is {kind_of(state)}")
         # which one process has not
-        missing = [key for key in self.parts.whole() if key not in state and key != "others"]
+        missing = [key for key in self.parts.whole(in_parts=True)
+                   if key not in state and key != "others"]
         if missing:
             raise CheckpointError(f"this is not a state of a run: it lacks {', '.join(missing)}")
 
@@ -670,10 +678,17 @@ class RunCheckpoint:
 
     def state_dict(self, owner, taken: Callable[[dict], dict] = plain_copy) -> dict:
         """The whole state, plain: copies on the CPU, or what `taken` makes of the live state."""
+        return taken(self._live(owner))
+
+    def staged(self, owner, copy: Callable[[dict], dict]) -> Staged:
+        "The whole state as this process writes it to a file; `copy` copies what is live."
+        return self.driver.engine.files.stage(self._live(owner, in_parts=True), copy)
+
+    def _live(self, owner, in_parts: bool = False) -> dict:
         self.loop.runner.gradients.finite.check()  # spoiled weights are not kept
-        state = self.parts.whole()
+        state = self.parts.whole(in_parts)
         self.driver.hooks.fire("on_state_dict", owner, state)
-        return taken(state)
+        return state
 
     def note_saved(self, step: int | None = None) -> None:
         "A file of a step, by default of the present one, is written."

@@ -6,7 +6,7 @@
 __all__ = ['PRECISIONS', 'OUTSIDE', 'Window', 'check_precision', 'unwrap', 'check_compile',
            'pick_device', 'total_norm', 'clip_gradients', 'NonFiniteError',
            'FinitePolicy', 'Precision', 'BackwardSeeds', 'OneProcess', 'HeldParameters',
-           'LossScaling', 'Engine']
+           'LossScaling', 'Staged', 'read_checkpoint', 'StateFiles', 'Engine']
 
 # %% ../../nbs/core/09_engine.ipynb #2a74c7d3
 import copy
@@ -16,12 +16,15 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter, is_not
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel
 
 from .data import EpochIterator, move_to_device, open_loader
+from ..support.files import given_path
+from ..support.saved import TABLE, read_state
 from ..support.torch_private import (Marks, compiled_module, gradient_norms, multiply,
                                            run_backward, scaling_left_to_us, step_within,
                                            write_count)
@@ -408,6 +411,40 @@ class LossScaling:
             self._update()
 
 # %% ../../nbs/core/09_engine.ipynb #d1c67370
+class Staged:
+    "A checkpoint that is copied and still to be written; `here`: by this process."
+    def __init__(self, state: dict, here: bool = True):
+        self.state, self.here = state, here
+
+    def write(self, path: Path, then: Callable[[dict], object], within: Path | None = None) -> None:
+        "Write it: `then(state)` writes the file `path`."
+        then(self.state)
+
+def read_checkpoint(path, like: Callable | None = None, share: tuple[int, int] = (0, 1)) -> dict:
+    """The state in a file, also of one whose tensors lie beside it.
+
+    `like`, `share`: as in `fill_shards`. CheckpointError says why a file cannot be used."""
+    path = given_path(path)
+    state = read_state(path)
+    if TABLE in state:
+        from trainer_nb.support.shards import fill_shards
+        fill_shards(state, path, like or (lambda *_: None), share)
+    return state
+
+class StateFiles:
+    "How the state of a run gets into the file of a checkpoint, and out of it."
+    def __init__(self, is_main: bool):
+        self.is_main = is_main
+
+    def stage(self, state: dict, copied: Callable[[dict], dict]) -> Any:
+        "What this process writes of a live state; `copied(state)` copies it."
+        return Staged(copied(state), self.is_main)
+
+    def read(self, path) -> dict:
+        "The state in a file; CheckpointError says why it cannot be used."
+        return read_checkpoint(path)
+
+# %% ../../nbs/core/09_engine.ipynb #d7bba53f
 _GRADIENT, _GIVEN = attrgetter("grad"), partial(is_not, None)
 
 class Engine:
@@ -442,6 +479,7 @@ class Engine:
         self.processes: Any = processes
         self.rank, self.num_processes = processes.rank, processes.size
         self.is_main, self.is_distributed = processes.rank == 0, processes.is_distributed
+        self.files: Any = StateFiles(self.is_main)
         self.nominal_batch_size: int | None = None  # items, until the real numbers are known
         self.params, self.seeds = HeldParameters(model, optim), BackwardSeeds()
         self.scaling = LossScaling()

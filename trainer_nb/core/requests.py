@@ -116,10 +116,10 @@ def on_save(trainer, command: Command) -> None:
     driven = trainer.driver.driven  # else no other thread may begin to drive before it is written
     with (nullcontext() if driven else trainer.driver.status.lock,
           at_rest(trainer, "state_dict()")):
-        state = trainer.checkpoint.state_dict(trainer, partial(plain_copy, copies=WithoutCopies()))
+        staged = trainer.checkpoint.staged(trainer, partial(plain_copy, copies=WithoutCopies()))
         try:
-            if trainer.is_main:
-                write_state(state, path)
+            if staged.here:
+                staged.write(path, lambda state: write_state(state, path))
         finally:
             trainer.engine.gather(None)  # who is told that it is saved finds the file
     trainer.checkpoint.note_saved()

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -260,6 +260,14 @@ class World:
     def give_up(self) -> None:
         "From now on nothing is asked of the others, who are somewhere else."
         self.lost = True
+
+    @cached_property
+    def writers(self) -> tuple:
+        """The processes as those that write a checkpoint together, and the line in which they do.
+
+        They wait for each other in a thread of each. All ask for it together the first time."""
+        from trainer_nb.support.shards import Turns
+        return dist.new_group(backend="gloo"), Turns()
 
     @contextmanager
     def _together(self):

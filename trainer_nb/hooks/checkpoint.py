@@ -28,6 +28,7 @@ from typing import Any, Literal, cast
 
 from ..core.account import difference, engines_of
 from ..core.checkpoint import RewindPoint, optimizer_state
+from ..core.engine import read_checkpoint
 from ..core.control import Command, CommandHandler
 from ..folder.layout import FolderTakenError, hold
 from ..support.files import (check_inner_folder, given_home, given_path, is_left_over, near,
@@ -35,8 +36,8 @@ from ..support.files import (check_inner_folder, given_home, given_path, is_left
 from ..core.hook import Hook
 from ..core.looks import at_rest
 from ..core.requests import take_state
-from ..support.saved import (Buffers, CheckpointError, read_state, reading, write_state,
-                                    write_whole)
+from ..support.saved import (SHARDS, Buffers, CheckpointError, clear_shards, reading,
+                                      write_state, write_whole)
 from ..core.state import RunState, as_number, say, start_thread, warn, whole_number
 from ..core.training import check_best
 from ..support.validate import misfit, nearest_name
@@ -213,8 +214,9 @@ class CheckpointFolder:
         path,
         rules: KeepRules = KeepRules(),  # which ones stay
         within=None,  # a folder that others may write to: no link below it is followed
+        read=read_checkpoint,  # gives the state in a file
     ):
-        self.path, self.rules = given_path(path), rules
+        self.path, self.rules, self.read = given_path(path), rules, read
         self.within = self.path if within is None else given_path(within)
         self._left: set[str] = set()  # files of a run that is not resumed
 
@@ -265,6 +267,7 @@ class CheckpointFolder:
             if len(entries) > len(kept):  # no list names it, and it takes room
                 with suppress(OSError), open_folder(self.path, self.within) as folder:
                     folder.remove(entry.file)
+                clear_shards(self.path / entry.file, self.within)
             raise
         self.clean({each.file for each in staying}, entry.step)
 
@@ -273,16 +276,23 @@ class CheckpointFolder:
 
         Also what processes left that were killed while they wrote or removed."""
         def goes(entry) -> bool:
-            parts = _NAME.fullmatch(entry.name)
+            name = entry.name.removesuffix(SHARDS)
+            parts = _NAME.fullmatch(name)
             if not parts:
                 return is_left_over(self.path / entry.name)
-            late = entry.name in staying or int(parts[1]) > step
+            late = name in staying or int(parts[1]) > step
+            if name != entry.name:
+                return not late and entry.is_dir(follow_symlinks=False)
             return not late and (entry.is_symlink() or entry.is_file(follow_symlinks=False))
         with open_folder(self.path, self.within) as folder:
             with folder.entries() as entries:
                 names = [entry.name for entry in entries if goes(entry)]
-            for name in names:
-                folder.remove(name)
+            for name in sorted(names):  # a file before the folder of its tensors
+                if not name.endswith(SHARDS):
+                    folder.remove(name)
+                    continue
+                with suppress(OSError):  # the next checkpoint tries again
+                    folder.remove_folder(name)
 
     def _write_list(self, entries: list[Kept]) -> None:
         best = self.best_of(entries)
@@ -299,7 +309,7 @@ class CheckpointFolder:
     def best_state(self) -> dict | None:
         "The state in the best checkpoint; None where there is none."
         entry = self.best_of(self.kept())
-        return None if entry is None else read_state(self.path / entry.file)
+        return None if entry is None else self.read(self.path / entry.file)
 
     def live(self) -> list[Kept]:
         "Those of this run to which it can go back: exact, and on the live branch."
@@ -319,7 +329,7 @@ class CheckpointFolder:
         order = sorted(self.kept(), key=lambda each: (not each.earlier, each.live, each.exact))
         for each in reversed(order):
             try:
-                yield each, read_state(self.path / each.file)
+                yield each, self.read(self.path / each.file)
             except (CheckpointError, OSError) as error:
                 warn(f"{error}; the one before is tried")
 
@@ -468,7 +478,8 @@ class HeldFolder:
         if problem is not None:
             raise problem
         if self.folder is None:
-            self.folder = CheckpointFolder(place, rules, self.within(place))
+            self.folder = CheckpointFolder(place, rules, self.within(place),
+                                           trainer.engine.files.read)
 
     def within(self, place) -> Path | None:
         "The folder below which no link is followed: that of the run; None for a given place."
@@ -524,9 +535,9 @@ def check_resume(value):
                      f"differs, too), or None (a new run){hint}")
 
 # %% ../../nbs/hooks/checkpoint.ipynb #403b4053
-def read_point(path: Path) -> tuple[dict, dict]:
+def read_point(path: Path, read: Callable = read_checkpoint) -> tuple[dict, dict]:
     "The state of a checkpoint, and the lengths that journal and history had then."
-    state = read_state(path)
+    state = read(path)
     history = state.get("history", {})  # its points, or how many of them are in the run's folder
     with reading("history"):
         points = history.get("points", {})
@@ -560,13 +571,18 @@ class Saver:
             self.wanted = True
             trainer.ask(lambda: self._due(trainer, save))
 
+    def _can_wait(self, engine) -> bool:
+        "A periodic checkpoint has to wait for those that are being written."
+        if engine.sharded:  # each process writes
+            return any(engine.gather(self.writer.busy))
+        # several others would have to agree on it
+        return not engine.is_distributed and not self.writer.fits(self._nbytes, LINE)
+
     def _due(self, trainer, save: Callable) -> None:
         if not self.wanted:  # saved meanwhile, or of an earlier drive
             return
         self.wanted, periodic = False, self._periodic
-        # several processes would have to agree on it
-        alone = not trainer.engine.is_distributed
-        if not (periodic and alone) or self.writer.fits(self._nbytes, LINE):
+        if not periodic or not self._can_wait(trainer.engine):
             save(trainer, periodic)
             return
         run = weakref.ref(trainer)
@@ -579,7 +595,8 @@ class Saver:
             warn(f"the checkpoint of step {trainer.step_state.optimizer_step} is put off: the file "
                  "before it is still being written. It is taken when the disk is done, with the "
                  "state of that step, and so are later ones")
-        self.writer.call_when_idle(again)
+        if not trainer.engine.sharded:  # else all ask together, at the next step
+            self.writer.call_when_idle(again)
 
     def save(self, trainer, folder, value: float | None, suffix: str = "",
              periodic: bool = False) -> None:
@@ -598,10 +615,10 @@ class Saver:
             self.pass_over()  # an error of a file comes before anything new
         buffers, self._buffers = self._buffers or Buffers(), None
         with at_rest(trainer, "state_dict()"):
-            taken = trainer.checkpoint.state_dict(trainer, buffers.take)
+            staged = trainer.checkpoint.staged(trainer, buffers.take)
         self._nbytes, run = buffers.nbytes, weakref.ref(trainer)
         def write():
-            folder.add(taken, entry)
+            staged.write(folder.path / file, lambda taken: folder.add(taken, entry), folder.within)
             self.failing = False
             if (there := run()) is not None:
                 there.checkpoint.note_saved(entry.step)
@@ -610,7 +627,7 @@ class Saver:
                 write()
             finally:
                 self._buffers = buffers
-        if trainer.is_main:
+        if staged.here:
             listed = entry if alone and entry.exact else None
             self.writer.add(Work(write_and_return, listed, buffers.nbytes, periodic))
             if folder.rules.last is not None:
@@ -668,12 +685,12 @@ class Saver:
         "The checkpoints to which the run can go back; one that waits for the disk is one, too."
         coming = self.writer.entries()  # first: what is written meanwhile is in the folder
         steps = {entry.file: entry.step for entry in [*folder.live(), *coming]}
-        return [RewindPoint(step, -1, partial(self._read, folder.path / file))
+        return [RewindPoint(step, -1, partial(self._read, folder, file))
                 for file, step in steps.items()]
 
-    def _read(self, path: Path) -> tuple[dict, dict]:
+    def _read(self, folder: CheckpointFolder, file: str) -> tuple[dict, dict]:
         self.writer.wait()
-        return read_point(path)
+        return read_point(folder.path / file, folder.read)
 
 
 def is_saved_after_error(trainer) -> bool:
@@ -696,9 +713,9 @@ def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
     loaded, FileNotFoundError for a folder that was named and has none."""
     named = None if resume in ("latest", "force") else run_path(trainer, resume)
     if named is not None and not named.is_dir():
-        become(trainer, named, read_state(named))
+        become(trainer, named, folder.read(named))
         return named
-    folder = folder if named is None else CheckpointFolder(named)
+    folder = folder if named is None else CheckpointFolder(named, read=folder.read)
     refused: list[CheckpointError] = []
     for entry, state in folder.readable():
         path = folder.path / entry.file
@@ -850,6 +867,8 @@ class CheckpointHook(Hook):
         step, marked = trainer.step_state.optimizer_step, self.rules.every
         if (self.every_steps and step % self.every_steps == 0) or is_marked(step, marked):
             self.saver.want(trainer, self._save, periodic=not is_marked(step, marked))
+        elif self.saver.put_off and trainer.engine.sharded:
+            self.saver.want(trainer, self._save, periodic=True)
 
     def after_epoch(self, trainer):
         "Ask for a save every `every_epochs` epochs."
@@ -886,6 +905,8 @@ class CheckpointHook(Hook):
         self.saver.finish()
 
     def _save_end(self, trainer) -> None:
+        if self._ready and trainer.engine.sharded:
+            self.saver.pass_over()  # else only some may know that the last file was not written
         if self._ready and not self.saver.has(trainer):
             self.saver.pass_over()  # nothing is faster with a second copy
             self._save(trainer)

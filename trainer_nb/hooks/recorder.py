@@ -379,7 +379,7 @@ def window_means(windows) -> dict[str, tuple]:
     """The means of each window's loss and records over its items: name to indices and values.
 
     A window is a list of (loss, items, records), one for each backward pass."""
-    if all(len(parts) == 1 for parts in windows):
+    if {*map(len, windows)} == {1}:
         return values_of([parts[0] for parts in windows])
     found: dict[str, list] = {"train/loss": []}  # name to (window, value, items), all still tensors
     for index, parts in enumerate(windows):

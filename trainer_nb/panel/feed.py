@@ -67,21 +67,21 @@ class Listener:
         "The sections that are read for it."
         return self.sections
 
-    def news(self, now: dict) -> dict:
-        "Take the present sections, and return what is new."
-        new = {name: now[name] for name in self.wanted() if name in now}
-        patch, self.known = diff(self.known, new), new
-        return patch
+    def chosen(self, now: dict) -> dict:
+        "Of the present sections those that it wants."
+        return {name: now[name] for name in self.wanted() if name in now}
 
     def tell(self, now: dict, still: bool) -> None:
         "Call the function if there is something new. `still`: the run does not advance now."
-        if patch := self.news(now):
+        new = self.chosen(now)
+        if patch := diff(self.known, new):
             self.function(patch)
+        self.known = new  # where the function raises, the next patch says it again
 
-    def try_to_tell(self, now: dict, still: bool) -> None:
-        "As `tell`; an error is a warning, and the third one in a row ends it."
+    def attempt(self, act: Callable, *args) -> None:
+        "Call `act`, which tells something; an error is a warning, the third one in a row ends it."
         try:
-            self.tell(now, still)
+            act(*args)
             self._failed = 0
         except Exception as error:
             self._failed += 1
@@ -146,22 +146,25 @@ class Page(Listener):
         "Send what is new; everything after a hello."
         if not self.ready:
             return
-        if not self.greeted:
-            return self._greet(now)
-        patch = self.news(now)
-        message: dict[str, Any] = {"patch": patch} if patch else {}
-        part, buffers = self._new_curves(still)
-        if message or part:
-            self.function(message | part, buffers)
+        greeted, self.greeted = self.greeted, False  # where sending raises, it is greeted again
+        if not greeted:
+            self._greet(now)
+        else:
+            new = self.chosen(now)
+            patch, self.known = diff(self.known, new), new
+            part, buffers = self._new_curves(still)
+            if patch or part:
+                self.function(({"patch": patch} if patch else {}) | part, buffers)
+        self.greeted = True
 
     def _new_curves(self, still: bool) -> tuple[dict, list[bytes]]:
         return self._cursor.news(self.feed.records, still) if self.curves else ({}, [])
 
     def _greet(self, now: dict) -> None:
-        self.greeted, self.known, self._cursor = True, {}, Cursor()
-        view, (part, buffers) = self.news(now), self._new_curves(True)
+        self.known, self._cursor = self.chosen(now), Cursor()
+        part, buffers = self._new_curves(True)
         part.pop("again", None)
-        self.function({"v": VERSION, "view": view | {"may_steer": self.may_steer},
+        self.function({"v": VERSION, "view": self.known | {"may_steer": self.may_steer},
                        "curves": []} | part, buffers)
 
     def hear(self, message) -> None:
@@ -196,9 +199,8 @@ class Page(Listener):
         self.feed.view.hello()
         with self._lock:
             self._latest.pop(message.get("page", ""), None)  # it counts from the beginning
-        self.greeted, self.ready = False, True
-        self.feed.soon()
-        self.feed.look(only=self)
+        self.ready = True
+        self.feed.greet(self)
 
     def _rest(self, message: dict, head: dict) -> None:
         self.ready = False
@@ -311,7 +313,15 @@ class Feed:
 
     def page(self, send: Callable[[dict, list], Any], sections: Iterable[str] = USUAL,
              curves: bool = True, may_steer: bool = True) -> Page:
-        "Add a page, to which `send(message, buffers)` sends; its messages go to `hear` of it."
+        """Add a page; its messages go to its `hear`.
+
+        Args:
+            send: Function of a message, which is JSON, and its buffers. It is called in the
+                training thread and in those that call `hear`, and should only put both in a queue.
+            sections: Names of the sections that the page shows.
+            curves: Whether it draws curves.
+            may_steer: Whether its commands are taken.
+        """
         page = Page(self, send, self._checked("page", sections), curves, may_steer)
         self.add(page)
         return page
@@ -321,7 +331,7 @@ class Feed:
         with self._lock:
             wanted = self._checked("whole", sections)
             if RECORDS & {*wanted}:
-                self.records.read(self.view)
+                self._read_records()
             self._read(Look(self.view, self.records), wanted)
             return {name: self._now[name] for name in wanted if name in self._now}
 
@@ -343,6 +353,13 @@ class Feed:
         for each in list(self.asked):
             if each.page is listener:
                 self.asked.remove(each)
+
+    def greet(self, page: Page) -> None:
+        "Send a page everything."
+        with self._lock:  # not while it is told of something else
+            page.greeted = False
+            self.soon()
+            self.look(only=page)
 
     def soon(self) -> None:
         "Look at the next safe point: something was asked for."
@@ -399,18 +416,25 @@ class Feed:
         if kind == "ended":
             view.in_cell = False  # it returns now
         wanted = dict.fromkeys(name for each in listeners for name in each.wanted())
-        if with_curves and (RECORDS & wanted.keys() or any(each.curves for each in listeners)):
-            self.records.read(self.view)
+        if with_curves and (RECORDS & wanted.keys()
+                            or any(each.curves and each.wanted() for each in listeners)):
+            self._read_records()
         self._read(view, wanted)
         for each in listeners:
-            each.try_to_tell(self._now, view.state != "running" or kind in ENDS)
+            each.attempt(each.tell, self._now, view.state != "running" or kind in ENDS)
 
     def _answer(self, asked: Asked) -> None:
         reply = asked.reply
         if asked in self.asked:
             self.asked.remove(asked)
-            asked.page.function(asked.head | known(
+            asked.page.attempt(asked.page.function, asked.head | known(
                 status=reply.status, reason=reply.reason or None, where=reply.where or None), [])
+
+    def _read_records(self) -> None:
+        try:
+            self.records.read(self.view)
+        except Exception as error:
+            self._miss("the records", error)
 
     def _read(self, view: Look, wanted: Iterable[str]) -> None:
         for name in wanted:

@@ -55,6 +55,8 @@ def pairs(values) -> list:
 # %% ../../nbs/panel/sections.ipynb #a8af4707
 class Look:
     "A `RunView` at one moment: each of its attributes is read once."
+    in_cell: Any
+
     def __init__(self, view: RunView, records: Records):
         self._view, self.binned = view, records
 

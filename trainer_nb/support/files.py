@@ -15,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import zlib
 from contextlib import contextmanager, suppress
@@ -221,6 +222,10 @@ class OpenFolder:
         except FileNotFoundError:
             return False
         return True
+
+    def remove_folder(self, name: str) -> None:
+        "Remove a folder in it with all that it contains; OSError for a link."
+        shutil.rmtree(self.at(name), dir_fd=self.handle)
 
     def sync(self) -> None:
         "Sync its entries to the disk, if the system can."

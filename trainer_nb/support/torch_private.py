@@ -11,7 +11,7 @@ __all__ = ['INSIDE', 'step_within', 'run_backward', 'gradient_norms', 'multiply'
            'leave_shut_down', 'forget_worker_pids', 'waiting_iterator',
            'forget_waiting_iterator', 'batches_as_shipped', 'iterates_as_shipped',
            'is_plain', 'indices_behind', 'batch_at', 'can_add_up_within',
-           'prepare_backward', 'rebuild_buckets', 'job_store']
+           'prepare_backward', 'rebuild_buckets', 'job_store', 'describe_part']
 
 # %% ../../nbs/support/torch_private.ipynb #0e5492e4
 import os
@@ -333,3 +333,7 @@ def job_store(group):
     place: list[Any] = [None if store is None else store.port]
     dist.broadcast_object_list(place, src=0, group=group)
     return store or dist.TCPStore(host, place[0], is_master=False)
+
+def describe_part(part, name: str) -> list:
+    "What `torch.distributed.checkpoint` writes of a tensor of which this process has a part."
+    return part.__create_write_items__(name, part)
