@@ -29,7 +29,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 FUZZ_SEED ?= 0
 MUTATE_TIME ?= 30m
 
-.PHONY: env lab check test quick cuda torture fuzz storms steering long ends mutants mutate export clean docs chromium lock
+.PHONY: env lab check test quick panel cuda torture fuzz storms steering long ends mutants mutate export clean docs chromium lock
 .DEFAULT_GOAL := env
 
 # what Python has compiled is kept, also where the shell asks for the contrary
@@ -56,6 +56,16 @@ $(VENV)-%/.made: requirements/%.txt $(VENV)/pyvenv.cfg | $(STAMP)
 		> $$(echo $(@D)/lib/python*/site-packages)/main_environment.pth
 	touch $@
 
+# What the panel's module is built and tested with; without Node these tests are skipped.
+MODULES := frontend/node_modules/.package-lock.json
+$(MODULES): frontend/package-lock.json frontend/package.json
+	if command -v npm > /dev/null; then \
+	    npm ci --prefix frontend --no-audit --no-fund --loglevel=error; fi
+
+# After a change in frontend/: its tests, and the module in the package.
+panel: $(MODULES)
+	cd frontend && npm test && npm run build
+
 lab: $(STAMP)
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/$(QUICK_START) $(AS_ROOT) $(LABFLAGS)
 
@@ -64,7 +74,7 @@ check: $(STAMP)
 	$(BIN)/python scripts/checking.py $(CHECKFLAGS)
 
 # One process more than two cores: one of three waits for a browser or a run.
-test: env chromium
+test: env chromium $(MODULES)
 	$(BIN)/ruff check
 	$(PYTEST) -n 3 $(PYTESTFLAGS)
 

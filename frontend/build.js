@@ -1,10 +1,11 @@
-// Writes the module and plotly's packed script into the package. The first line of the module is a hash of its sources.
+// Writes the module and plotly's packed script into the package, or a folder that is named. The first line of the module is a hash of its sources.
 import { build } from "esbuild";
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { resolve } from "node:path";
 import { gzipSync } from "node:zlib";
 
-const here = new URL(".", import.meta.url), package_ = new URL("../trainer_nb/panel/", here);
+const here = new URL(".", import.meta.url), folder = resolve(process.argv[2] ?? new URL("../trainer_nb/panel", here).pathname);
 const hash = createHash("sha256");
 for (const name of [...readdirSync(new URL("src/", here)).sort().map((each) => `src/${each}`), "package.json", "package-lock.json", "build.js"]) {
   hash.update(`${name}\n`);
@@ -12,6 +13,6 @@ for (const name of [...readdirSync(new URL("src/", here)).sort().map((each) => `
 }
 const { outputFiles } = await build({
   entryPoints: [new URL("src/panel.js", here).pathname], bundle: true, minify: true, format: "esm", target: "es2022", legalComments: "none", write: false });
-writeFileSync(new URL("panel.js", package_), `// sources: sha256 ${hash.digest("hex")}\n${outputFiles[0].text}`);
+writeFileSync(resolve(folder, "panel.js"), `// sources: sha256 ${hash.digest("hex")}\n${outputFiles[0].text}`);
 const plotly = readFileSync(new URL("node_modules/plotly.js-basic-dist-min/plotly-basic.min.js", here));
-writeFileSync(new URL("plotly-basic.js.gz", package_), gzipSync(plotly, { level: 9 }));
+writeFileSync(resolve(folder, "plotly-basic.js.gz"), gzipSync(plotly, { level: 9 }));

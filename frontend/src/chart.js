@@ -57,18 +57,36 @@ export function traces(curves, { window = 33, axis = "step", hidden = new Set() 
 
 const PLAIN = { showline: false, zeroline: false, ticks: "", automargin: true, gridcolor: "rgba(128,128,128,.2)" };
 
-export function layout(curves, { axis = "step", log = false, width = 900 } = {}) {
+// Powers of ten where the losses that are drawn span more than two of them, as in the still picture.
+export function spansPowers(curves, hidden = new Set()) {
+  let [least, largest] = [Infinity, 0];
+  for (const name of lossesOf(curves)) {
+    if (hidden.has(name)) continue;
+    for (const value of column(curves[name], "mean")) {
+      if (value <= 0) return false;
+      if (value < least) least = value;
+      if (value > largest) largest = value;
+    }
+  }
+  return largest / least > 100;
+}
+
+// Lines where something was changed by hand.
+export const changesOf = ({ journal }) => Object.values(journal?.entries ?? {}).filter(({ kind, undone }) => kind === "tune" && !undone).map(({ step }) => step);
+
+export function layout(curves, { axis = "step", log = false, width = 900, changes = [] } = {}) {
   const small = smallOf(curves), narrow = width < 560, ticks = narrow ? 4 : 7;
   const made = {
     autosize: true, height: 360, margin: { l: 48, r: 10, t: 8, b: 28 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     hovermode: "x unified", hoverlabel: { namelength: 40 }, uirevision: `${axis} ${log}`, font: { size: 11, color: "#808080" },
-    xaxis: { ...PLAIN, showgrid: false, nticks: ticks, tickformat: narrow ? "~s" : "", title: { text: axis === "time" ? "seconds" : axis, standoff: 4 } },
-    yaxis: { ...PLAIN, domain: small.length ? [0.42, 1] : [0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "power", minexponent: 5 }, annotations: [],
+    xaxis: { ...PLAIN, showgrid: false, nticks: ticks, tickformat: narrow ? "~s" : "" },
+    yaxis: { ...PLAIN, domain: small.length ? [0.42, 1] : [0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "e" }, annotations: [],
+    shapes: axis === "step" ? [...new Set(changes)].map((x) => ({ type: "line", x0: x, x1: x, yref: "y domain", y0: 0, y1: 1, line: { color: "#b98a2f", width: 1, dash: "dot" } })) : [],
   };
   small.forEach((name, at) => {
     const gap = 0.06, wide = (1 - gap * (small.length - 1)) / small.length, from = at * (wide + gap), number = at + 2;
     made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
-    made[`yaxis${number}`] = { ...PLAIN, domain: [0, 0.24], anchor: `x${number}`, nticks: 3, exponentformat: "power", minexponent: 5 };
+    made[`yaxis${number}`] = { ...PLAIN, domain: [0, 0.24], anchor: `x${number}`, nticks: 3, exponentformat: "e" };
     made.annotations.push({ text: name, x: from, y: 0.31, xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
   });
   return made;
@@ -81,7 +99,7 @@ export function inWords(curves) {
 }
 
 export function Chart({ store, onStep }) {
-  const box = useRef(), drawn = useRef({ at: 0 }), [window, setWindow] = useState(33), [log, setLog] = useState(false), [axis, setAxis] = useState("step");
+  const box = useRef(), drawn = useRef({ at: 0 }), [window, setWindow] = useState(33), [chosen, setChosen] = useState("auto"), [axis, setAxis] = useState("step");
   const [hidden, setHidden] = useState(new Set()), click = useRef(onStep), [wrong, setWrong] = useState("");
   click.current = axis === "step" ? onStep : undefined;
   useEffect(() => {
@@ -91,7 +109,8 @@ export function Chart({ store, onStep }) {
       if (gone || !plotly || document.hidden || drawn.current.curves === store.curves) return;
       const first = !box.current.data;
       drawn.current = { at: performance.now(), curves: store.curves };
-      plotly.react(box.current, traces(store.curves, { window, axis, hidden }), layout(store.curves, { axis, log, width: box.current.clientWidth }), { displayModeBar: false, responsive: false });
+      const log = chosen === "auto" ? spansPowers(store.curves, hidden) : chosen === "powers of ten", changes = changesOf(store.view);
+      plotly.react(box.current, traces(store.curves, { window, axis, hidden }), layout(store.curves, { axis, log, changes, width: box.current.clientWidth }), { displayModeBar: false, responsive: false });
       if (first) box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
     };
     // at most twice a second, and never in a page that nobody sees
@@ -101,15 +120,15 @@ export function Chart({ store, onStep }) {
     document.addEventListener("visibilitychange", later);
     store.link.plotly().then((found) => { plotly = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));
     return () => { gone = true; clearTimeout(timer); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };
-  }, [store, window, log, axis, hidden]);
+  }, [store, window, chosen, axis, hidden]);
   const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
   const losses = lossesOf(store.curves);
   return html`<section class="tnb-plots" aria-label="Curves"><div class="bar plotbar"><b>Loss</b>
       <span class="legend">${losses.map((name, at) => html`<button type="button" key=${name} aria-pressed=${!hidden.has(name)} title=${`${hidden.has(name) ? "Show" : "Hide"} ${name}`} onClick=${() => toggle(name)}><s style=${{ borderColor: INKS[at % INKS.length] }}></s>${name}</button>`)}</span>
       <span class="space"></span>
-      <label>smooth <select value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${[1, 10, 33, 100, 300].map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
-      <label><input type="checkbox" checked=${log} onChange=${() => setLog(!log)} /> log</label>
-      <label>x <select value=${axis} onChange=${(event) => setAxis(event.target.value)}>${Object.keys(AXES).map((each) => html`<option>${each}</option>`)}</select></label></div>
+      <label>smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${[1, 10, 33, 100, 300].map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
+      <label>y <select aria-label="y" value=${chosen} onChange=${(event) => setChosen(event.target.value)}>${["auto", "linear", "powers of ten"].map((each) => html`<option>${each}</option>`)}</select></label>
+      <label>x <select aria-label="x" value=${axis} onChange=${(event) => setAxis(event.target.value)}>${Object.keys(AXES).map((each) => html`<option>${each}</option>`)}</select></label></div>
     <div class="chart" ref=${box} role="img" aria-label=${inWords(store.curves)}></div>
     ${(wrong || !losses.length) && html`<p class="quiet">${wrong || "The curves start with the first record."}</p>`}</section>`;
 }

@@ -75,7 +75,7 @@ function Chooser({ store, view, press, setOpen }) {
   }, [store]);
   const points = (view.rewind ?? []).toReversed(), step = chosen ?? points.find((each) => each < view.place.step) ?? points[0];
   return html`<section class="bar" aria-label="Rewind" onKeyDown=${(event) => event.key === "Escape" && setOpen(false)}>
-    <label>Go back to <select ref=${list} value=${step} onChange=${(event) => setChosen(Number(event.target.value))}>
+    <label>Go back to <select aria-label="Go back to" ref=${list} value=${step} onChange=${(event) => setChosen(Number(event.target.value))}>
       ${points.map((each) => html`<option key=${each} value=${each}>step ${count(each)}</option>`)}</select></label>
     <button type="button" disabled=${step === undefined} onClick=${() => { setOpen(false); press("rewind", { step }); }}>Rewind here</button>
     <button type="button" onClick=${() => setOpen(false)}>Cancel</button></section>`;

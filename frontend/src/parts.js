@@ -66,7 +66,7 @@ function Row({ store, rule, off }) {
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
           value=${draft ?? (shown === undefined || shown === null ? "" : plain(shown))} onInput=${(event) => setDraft(event.target.value)}
           onKeyDown=${(event) => { if (event.key === "Escape") { setDraft(null); setRefused(""); } }}
-          onChange=${() => { if (draft !== null && draft !== "") choose(() => read(draft, rule)); else setDraft(null); }} />`;
+          onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule)); else setDraft(null); }} />`;
   const words = hintOf(rule, refused);
   return html`<div class=${`row ${refused || rule.refused ? "refused" : rule.waits ? "pending" : ""}`} data-name=${name}>
     <label for=${given.id} title=${rule.doc}>${rule.owner && html`<span class="quiet of">${rule.owner}</span> `}${label}</label>${field}<div class="hint" id=${hint} title=${words}>${words}</div></div>`;

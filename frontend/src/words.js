@@ -44,7 +44,7 @@ export function phase({ state, place }) {
 export const newest = ({ journal }) => Object.entries(journal?.entries ?? {}).sort(([one], [other]) => other - one).map(([number, entry]) => ({ number, ...entry }));
 
 export function entryText({ kind, what, change, reason }) {
-  const words = [kind, what, change].filter((each) => each !== undefined && each !== "").join(" ");
+  const words = [kind, what === kind ? "" : what, change].filter((each) => each !== undefined && each !== "").join(" ");
   return reason ? `${words} (${reason})` : words;
 }
 

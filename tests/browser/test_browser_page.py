@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 WATCH = """window.violations = [];
 addEventListener('securitypolicyviolation', e => violations.push(e.violatedDirective + ' ' + e.blockedURI), true);
 window.said = [];
-new MutationObserver(() => { for (const each of document.querySelectorAll('#message, #buttons button')) said.push(each.innerText); })
+new MutationObserver(() => { for (const each of document.querySelectorAll('.message, #buttons button, [aria-label=Controls] button')) said.push(each.innerText); })
     .observe(document, {subtree: true, childList: true, characterData: true});"""  # noqa: E501
 MAIN = """() => document.querySelector('#chart .js-plotly-plot').data
                .filter(each => each.yaxis === 'y').map(each => each.name)"""
@@ -78,7 +78,9 @@ class Opened:
         """What the page asks the server for, and which commands it sends."""
         self.asked.append(request.url)
         if request.method == "POST":
-            self.posted.append(json.loads(request.post_data)["command"])
+            asked = json.loads(request.post_data)
+            self.posted.append(asked["command" if "command" in asked else "name"
+                                     if asked["ask"] == "command" else "ask"])
 
     def has_said(self, text):
         """Whether the message or a button has said this, be it for a moment."""
@@ -179,6 +181,80 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert later(lambda: opened.text("word") == "Running")  # this tab has kept the token
         assert opened.context.cookies() == [] and not any(
             served.steer in address for address in opened.asked if "#" not in address)
+        opened.clean(served.steer_url)
+
+
+def last_change(run):
+    """Name, new value and source of the last change by hand."""
+    return [(run.journal or [{}])[-1].get(each) for each in ("name", "new", "source")]
+
+
+def last_step(page):
+    """The last step that the training curve of the module has; -1 before it is drawn."""
+    return page.evaluate("() => Math.max(-1, ...(document.querySelector('.chart').data"
+                         "?.find(each => each.name === 'train/loss')?.x ?? []))")
+
+
+def test_the_module_of_the_panel_shows_and_steers_the_run(run, served, browser):
+    """On the page /new: what changes comes by itself, and a click is one message."""
+    with Opened(browser, served.steer_url.replace("/#", "/new#")) as opened:
+        page, state = opened.page, opened.page.locator(".pill")
+        assert later(lambda: state.inner_text() == "Running") and "token" not in page.url
+        assert page.locator(".name").inner_text().startswith("<img src=x")
+        first = last_step(page)
+        assert later(lambda: last_step(page) > max(first, 0) + 10)
+        page.locator(".legend button", has_text="train/loss").click()
+        assert later(lambda: last_step(page) == -1)
+        page.locator(".legend button", has_text="train/loss").click()
+        for axis in ("epoch", "samples", "time", "step"):
+            page.get_by_label("x", exact=True).select_option(axis)
+            assert later(lambda: last_step(page) > 0)
+
+        rate, row = page.get_by_label("lr", exact=True), page.locator(".row[data-name=lr]")
+        rate.fill("*0.5")
+        rate.press("Enter")
+        assert later(lambda: last_change(run)[::2] == ["lr", "page"])
+        new = last_change(run)[1]
+        assert later(lambda: objects(run.path / "metrics.jsonl")[-1].get("lr") == new)
+        assert later(lambda: f"→ {new}" in page.locator(".journal li").first.inner_text())
+        assert later(lambda: float(rate.input_value()) == new)
+        rate.fill("-3")
+        rate.press("Enter")
+        assert later(lambda: "refused" in row.get_attribute("class"))
+        assert "0" in row.locator(".hint").inner_text() and rate.input_value() == "-3"
+        rate.fill("0.01")
+        rate.press("Enter")
+        assert later(lambda: "refused" not in row.get_attribute("class"))
+        page.get_by_label("snapshot on or off").click()
+        assert later(lambda: last_change(run)[:2] == ["snapshot.enabled", False])
+        page.get_by_label("snapshot on or off").click()
+        assert later(lambda: last_change(run)[:2] == ["snapshot.enabled", True])
+
+        opened.button("Pause").click()
+        assert later(lambda: state.inner_text() == "Paused") and run.status["state"] == "paused"
+        held = run.step()
+        opened.button("Step").click()
+        assert later(lambda: run.step() == held + 1
+                     and page.locator(".step").inner_text() == f"{held + 1:,}")
+        assert later(lambda: last_step(page) == held + 1)
+        note = page.get_by_label("Note for the journal")
+        note.fill("seen <b>by night</b>")
+        note.press("Enter")
+        assert later(lambda: "seen <b>by night</b>" in page.locator(".journal").inner_text())
+        assert page.locator(".journal li b").count() == 0
+        opened.picture("module")
+        opened.button("Rewind").click()
+        assert later(lambda: page.get_by_label("Go back to").locator("option").count() >= 1)
+        opened.button("Rewind here").click()
+        assert later(lambda: any(each["kind"] == "rewind" for each in run.journal))
+        assert later(lambda: last_step(page) == run.step() <= held)
+        opened.button("Resume").click()
+        assert later(lambda: state.inner_text() == "Running")
+        opened.button("Stop").click()
+        assert later(lambda: opened.has_said("Really stop?")) and "stop" not in opened.posted
+        page.reload()
+        assert later(lambda: state.inner_text() == "Running")  # this tab has kept the token
+        assert later(lambda: last_step(page) > 0)
         opened.clean(served.steer_url)
 
 

@@ -108,7 +108,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("trainer_nb/")}
     assert held == {path.relative_to(ROOT).as_posix() for path in LIB.rglob("*")
-                    if path.suffix in {".py", ".css", ".js", ".html", ".typed"}}
+                    if path.suffix in {".py", ".css", ".js", ".html", ".gz", ".typed"}}
 
 
 def test_the_source_distribution_holds_notebooks_and_tests(built):

@@ -39,6 +39,7 @@ from trainer_nb.remote.serve import (
 
 FILES = ("", "plotly.js", "page.js", "page.css", "panel.css", "chart.js")
 READS = (*FILES, "state", "figure")
+EVENTS = "events?page=one&v=1"
 SEALS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
          "Referrer-Policy": "no-referrer",
          "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin"}
@@ -182,7 +183,7 @@ def test_an_unchanged_file_is_not_sent_again(guarded):
 
 
 @pytest.mark.parametrize("token", [None, "guess", "", "é"])
-@pytest.mark.parametrize("path", [*READS[len(FILES):], "command", "nothing"])
+@pytest.mark.parametrize("path", [*READS[len(FILES):], "command", "nothing", EVENTS])
 def test_nothing_of_the_run_without_the_token(guarded, path, token):
     """403, with words that say what is needed. Only the header counts: no address, no cookie."""
     token = token and token.encode().decode("latin-1")
@@ -277,6 +278,20 @@ def test_a_link_that_may_only_look(guarded, unread):
     assert state["may_steer"] is False
     assert state["standing"] == "running" and unread.commands() == []
     assert "-c" not in str(state.get("go_on")) and guarded.ask("figure", "look")[0] == 200
+
+
+def test_the_events_of_a_run_are_for_the_link_that_steers(guarded, unread):
+    """A message of a page that reads none, or that has no name, is refused."""
+    assert guarded.ask(EVENTS, "look")[0] == 403
+    for path in ("events", "events?page=one", "events?v=1&page=" + "x" * 41,
+                 "events?page=a%00b&v=1", "events?page=one&v=-1"):
+        assert guarded.ask(path)[0] == 400
+    for body in (b"{}", b"[]", b"null", b"{", b'{"page": ["one"], "ask": "hello"}',
+                 b'{"page": "one", "ask": "command", "id": "1", "name": "stop"}'):
+        status, _, answer = guarded.ask("ask", method="POST", body=body, **JSON)
+        assert status == 409 and json.loads(answer)["status"] == "refused"
+    assert guarded.ask("ask", method="POST", body=b" " * 20_000, **JSON)[0] == 413
+    assert unread.commands() == []
 
 
 def test_read_only_has_no_link_that_steers(written):

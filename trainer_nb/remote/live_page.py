@@ -80,15 +80,16 @@ class Pages:
                 self._feed = Feed(view)
             return self._feed
 
-    def come(self, name: str, version: int, send: Callable, may_steer: bool) -> None:
+    def come(self, name: str, version: int, send: Callable) -> None:
         "Add a page, which is sent everything; ValueError if there are too many."
         feed = self.feed()
         if name not in self.open and len(self.open) >= MOST_PAGES:
             raise ValueError(f"{MOST_PAGES} pages show this run already")
         self.leave(name)
-        page = self.open[name] = feed.page(send, may_steer=may_steer)
+        page = feed.page(send)
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
+            self.open[name] = page
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._look, name="trainer_nb page",
                                                 daemon=True)
                 self._thread.start()
@@ -114,7 +115,11 @@ class Pages:
         "Read the files of the run while there is a page."
         wait = threading.Event().wait
         known = ""
-        while self.open:
+        while True:
+            with self._lock:
+                if not self.open:
+                    self._thread = None
+                    return
             wrong = ""
             try:
                 self._feed.view.look()
@@ -126,6 +131,3 @@ class Pages:
                 for page in list(self.open.values()):
                     page.function({"cut": wrong}, [])
             wait(EVERY)
-        with self._lock:
-            if threading.current_thread() is self._thread:
-                self._thread = None

@@ -487,11 +487,13 @@ def application(page: Page, access: Access, names: Names):
     async def events(request):
         query, stream = request.query_params, Stream(asyncio.get_running_loop())
         name, version = query.get("page", ""), query.get("v", "")
+        if request.scope["role"] != "steer":  # messages name the line that starts the run
+            return response(refused(403, "this page needs the link that steers"))
         if not (name.isprintable() and 0 < len(name) <= 40 and version.isascii()
                 and version.isdigit() and len(version) < 9):
             return response(refused(400, "events?page=NAME&v=1: a name of at most 40 characters"))
         def come(_) -> Answer:
-            page.pages.come(name, int(version), stream.send, request.scope["role"] == "steer")
+            page.pages.come(name, int(version), stream.send)
             return Answer()
         try:
             await in_thread(come, b"")

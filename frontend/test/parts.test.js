@@ -1,0 +1,134 @@
+import { render } from "preact";
+import { html } from "htm/preact";
+import { expect, test, vi } from "vitest";
+import { layout, smoothed, spansPowers, traces } from "../src/chart.js";
+import { buttonsOf } from "../src/controls.js";
+import { Panel } from "../src/panel.js";
+import { Store } from "../src/store.js";
+import { message, plain, read, short } from "../src/words.js";
+
+const button = (at, more) => ({ at, doc: "does it", place: "tools", ...more });
+const VIEW = {
+  may_steer: true, run: { name: "<b>net</b>", description: "cpu" }, state: { name: "running" },
+  place: { step: 12, epoch: 0, epochs: 2, fraction: 0.25, seconds: 3, phase: "train" },
+  numbers: { "train/loss": { value: 0.5, of: 33, step: 12 }, lr: { value: 1e-4, of: 1, step: 12 } },
+  tunables: { lr: { at: 0, kind: "float", min: 0, optional: true, none: "initial", doc: "rate" }, flag: { at: 1, kind: "bool" }, mode: { at: 2, kind: "choice", choices: [null, "a"] }, "slow.order": { at: 3, kind: "int", owner: "slow" } },
+  values: { lr: { value: 0.01 }, flag: { value: false }, mode: {}, "slow.order": { value: 0 } },
+  commands: {
+    tune: { at: 0 }, stop: { at: 3, buttons: { Stop: button(0, { place: "ends", style: "stop" }) } },
+    pause: { at: 1, buttons: { Pause: button(0, { place: "main", states: ["running"] }) } },
+    resume: { at: 2, buttons: { Resume: button(0, { place: "main", states: ["paused"], why_not: "The run is running" }) } } },
+  points: { slow: { label: "Slow", points: ["after_step"] } }, hooks: { slow: { at: 0, order: 0, enabled: true } },
+  journal: { count: 0, entries: {} },
+};
+
+function shown(change = {}) {
+  const asked = [], link = { listen() {}, ask: async (each) => { asked.push(each); }, plotly: () => new Promise(() => {}) };
+  const store = new Store(link), box = document.body.appendChild(document.createElement("div"));
+  store.hear({ v: 1, view: { ...VIEW, ...change } }, []);
+  render(html`<${Panel} store=${store} />`, box);
+  return { asked, store, box, find: (selector) => box.querySelector(selector) };
+}
+
+const type = (field, text) => {
+  field.value = text;
+  for (const each of ["input", "change"]) field.dispatchEvent(new Event(each, { bubbles: true }));
+};
+
+test("a view that came before the first drawing is shown, names as text", () => {
+  const { find } = shown();
+  expect(find(".name").textContent).toBe("<b>net</b>");
+  expect(find(".pill").textContent).toBe("Running");
+  expect(find(".step").textContent).toBe("12");
+});
+
+test("one main button, that of the state; buttons in the order of their commands", () => {
+  expect(buttonsOf(VIEW).map(({ label }) => label)).toEqual(["Pause", "Stop"]);
+  expect(buttonsOf({ ...VIEW, state: { name: "paused" } }).map(({ label }) => label)).toEqual(["Resume", "Stop"]);
+});
+
+test("a click is one message with all it means, and its answer is said", async () => {
+  const { asked, store, find } = shown();
+  find("button[name=pause]").click();
+  expect(asked).toEqual([{ ask: "command", id: "1", name: "pause", values: {}, basis: 12 }]);
+  store.hear({ re: "1", status: "refused", reason: "not now" }, []);
+  await vi.waitFor(() => expect(find(".message").textContent).toBe("pause: refused: not now"));
+});
+
+test("Stop asks first", async () => {
+  const { asked, find } = shown(), stop = find("button[name=stop]");
+  stop.click();
+  await vi.waitFor(() => expect(stop.textContent).toBe("Really stop?"));
+  expect(asked).toEqual([]);
+  await new Promise((done) => setTimeout(done, 260));
+  stop.click();
+  expect(asked.map(({ name }) => name)).toEqual(["stop"]);
+});
+
+test("who may only look can press nothing", () => {
+  const { asked, box, find } = shown({ may_steer: false });
+  for (const each of box.querySelectorAll("section[aria-label=Controls] button")) each.click();
+  expect(asked).toEqual([]);
+  expect(find("[data-name=lr] input").disabled).toBe(true);
+});
+
+test("a value is sent as a number, and a refusal stays beside its field", async () => {
+  const { asked, store, find } = shown(), field = find("[data-name=lr] input");
+  type(field, "/10");
+  await vi.waitFor(() => expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.001 } }));
+  store.hear({ re: asked.at(-1).id, status: "refused", reason: "too small" }, []);
+  await vi.waitFor(() => expect(find("[data-name=lr] .hint").textContent).toBe("too small"));
+  expect(field.value).toBe("/10");
+});
+
+test("what is no number is said and not sent", async () => {
+  const { asked, find } = shown();
+  type(find("[data-name=lr] input"), "fast");
+  await vi.waitFor(() => expect(find("[data-name=lr] .hint").textContent).toContain("fast is not a number"));
+  expect(asked).toEqual([]);
+});
+
+test("a half-typed value stays while the run advances", async () => {
+  const { store, find } = shown(), field = find("[data-name=lr] input");
+  field.value = "0.0";
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+  store.hear({ patch: { place: { step: 13 }, values: { lr: { value: 0.02 } } } }, []);
+  await vi.waitFor(() => expect(find(".step").textContent).toBe("13"));
+  expect(field.value).toBe("0.0");
+});
+
+test("the order of a hook is not among the tunables", () => {
+  const { box } = shown();
+  expect([...box.querySelectorAll(".tunables .row")].map((each) => each.dataset.name)).toEqual(["lr", "flag", "mode"]);
+});
+
+test("words", () => {
+  expect([0, 0.5, 1e-12, 12345.6, 2e7, "nan"].map(short)).toEqual(["0", "0.5", "1e-12", "12,346", "2e7", "nan"]);
+  expect([3e-4, 1e-9, 100].map(plain)).toEqual(["3e-4", "1e-9", "100"]);
+  expect(read("*0.5", { value: 0.02, kind: "float" })).toBe(0.01);
+  expect(read("initial", { value: 1, optional: true, none: "initial" })).toBe(null);
+  expect(message({ ...VIEW, state: { name: "error", error: "Traceback\nValueError: no" } })).toContain("no");
+});
+
+const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [at + 1, 0, value - 1, value + 1, value, stride, at, at, at])) });
+
+test("traces: each loss has a line of its means, a binned one the range behind it", () => {
+  const found = traces({ "train/loss": rows([3, 2, 1], 4), "valid/loss": rows([2]), lr: rows([0.1]), "train/loss@0": rows([5]) }, { window: 1 });
+  expect(found.map(({ name }) => name)).toEqual(["train/loss lowest", "train/loss highest", "train/loss", "valid/loss", "lr", "train/loss@0"]);
+  expect([...found[2].y]).toEqual([3, 2, 1]);
+  expect(traces({ "train/loss": rows([1]) }, { hidden: new Set(["train/loss"]) })).toEqual([]);
+});
+
+test("smoothing keeps gaps, and does not lag", () => {
+  expect([...smoothed(Float64Array.from([1, 2, 3, 4, 5]), 3)]).toEqual([1, 2, 3, 4, 5]);
+  const gaps = [...smoothed(Float64Array.from([1, NaN, 3, 5, 7]), 3)];
+  expect(gaps[1]).toBeNaN();
+  expect(gaps[2]).toBe(4);
+});
+
+test("the scale chooses itself", () => {
+  expect(spansPowers({ "train/loss": rows([1, 0.5]) })).toBe(false);
+  expect(spansPowers({ "train/loss": rows([100, 0.5]) })).toBe(true);
+  expect(spansPowers({ "train/loss": rows([100, 0]) })).toBe(false);
+  expect(layout({ lr: rows([1]) }, { changes: [5, 5] }).shapes).toHaveLength(1);
+});
