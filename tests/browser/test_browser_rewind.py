@@ -151,7 +151,11 @@ def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
     assert live.lab.problems == []
 
 
-def test_a_click_on_a_curve_goes_back_there(live):
+# After a reload under load, Lab does not always find the models of a large panel ("widget model not
+# found"): test_browser_panel reloads in the short run.
+@pytest.mark.parametrize("reloaded", [False, pytest.param(True, marks=pytest.mark.long)],
+                         ids=["at first", "reloaded"])
+def test_a_click_on_a_curve_goes_back_there(live, reloaded):
     """The chooser opens in the message line, at the state before the place; Escape closes it;
     nothing moves."""
     page = live.page
@@ -189,10 +193,11 @@ def test_a_click_on_a_curve_goes_back_there(live):
     page.locator(".legend").get_by_text("rewound").wait_for()
     assert (line.bounding_box(), tabs.bounding_box()) == before
     assert later(lambda: line.inner_text().startswith(f"Paused at step {chosen}"))
-    live.lab.save()
-    live.lab.reload()
-    live.lab.cell(1).locator(PANEL).first.wait_for()
-    page.locator(".legend").get_by_text("rewound").wait_for()
+    if reloaded:
+        live.lab.save()
+        live.lab.reload()
+        live.lab.cell(1).locator(PANEL).first.wait_for()
+        page.locator(".legend").get_by_text("rewound").wait_for()
     live.click("Resume")
     assert later(lambda: live.told["branch"] == 1) and live.goes_on()
     live.click("Stop")
