@@ -119,7 +119,9 @@ class Served:
             connection.putheader("Content-Length", str(len(body)))
         connection.endheaders(body)
         with connection.getresponse() as answer:
-            return answer.status, answer.headers, answer.read()
+            # a stream of events does not end: its first frame
+            stream = answer.headers.get_content_type() == "text/event-stream"
+            return answer.status, answer.headers, answer.readline() if stream else answer.read()
 
     def state(self, token="steer"):
         """How the page shows the run."""

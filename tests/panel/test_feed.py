@@ -1,6 +1,7 @@
 """The feed: sections of a run as JSON, patches, curves as bins, and what pages may ask."""
 
 import ast
+import contextlib
 import json
 import math
 import threading
@@ -307,12 +308,15 @@ def without(view, unequal):
 
 
 def test_both_views_give_the_same_sections(both):
-    for _ in range(100):  # the files follow within a second
+    here, there = {}, {}
+
+    def same():  # the files of the run follow it
+        nonlocal here, there
         both[1].view.look()
         here, there = (each.whole() for each in both)
-        if exactly(without(here, UNEQUAL)) == exactly(without(there, UNEQUAL)):
-            break
-        time.sleep(0.1)
+        return exactly(without(here, UNEQUAL)) == exactly(without(there, UNEQUAL))
+    with contextlib.suppress(AssertionError):  # what differs is named below
+        until(same)
     for name in USUAL:
         one, other = (without(each, UNEQUAL).get(name) for each in (here, there))
         assert exactly(one) == exactly(other), name

@@ -283,6 +283,10 @@ def test_a_link_that_may_only_look(guarded, unread):
 def test_the_events_of_a_run_are_for_the_link_that_steers(guarded, unread):
     """A message of a page that reads none, or that has no name, is refused."""
     assert guarded.ask(EVENTS, "look")[0] == 403
+    status, _, first = guarded.ask(EVENTS)
+    view = json.loads(first.removeprefix(b"data: "))["view"]
+    assert status == 200 and view["may_steer"] is True
+    assert view["place"]["step"] == guarded.state()["position"]["step"]
     for path in ("events", "events?page=one", "events?v=1&page=" + "x" * 41,
                  "events?page=a%00b&v=1", "events?page=one&v=-1"):
         assert guarded.ask(path)[0] == 400
