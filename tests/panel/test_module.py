@@ -17,7 +17,7 @@ from trainer_nb.panel import bins
 from trainer_nb.panel.feed import VERSION, diff
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES, PACKAGE = ROOT / "frontend", ROOT / "trainer_nb" / "panel"
+SOURCES, PACKAGE = ROOT / "frontend", ROOT / "trainer_nb" / "panel" / "module"
 MESSAGES = SOURCES / "test" / "messages.json"
 
 
@@ -34,8 +34,9 @@ def hash_of_sources():
 
 def test_the_module_was_built_from_its_sources():
     """After a change: `make panel`."""
-    first = (PACKAGE / "panel.js").read_text().partition("\n")[0]
-    assert first == f"// sources: sha256 {hash_of_sources()}"
+    for name in ("panel.js", "panel.css"):
+        first = (PACKAGE / name).read_text().partition("\n")[0]
+        assert f"sources: sha256 {hash_of_sources()}" in first, name
 
 
 def test_both_sides_speak_one_version():
@@ -117,5 +118,5 @@ def test_its_own_tests_pass_and_the_build_is_the_same(tmp_path):
         done = subprocess.run(words, cwd=SOURCES, capture_output=True, text=True,
                               env=os.environ | {"CI": "1", "NO_COLOR": "1"})
         assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("panel.js", "plotly-basic.js.gz"):
+    for name in ("panel.js", "panel.css", "plotly-basic.js.gz"):
         assert (tmp_path / name).read_bytes() == (PACKAGE / name).read_bytes(), name

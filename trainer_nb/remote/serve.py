@@ -347,13 +347,11 @@ class Figures:
 FILES = {  # name in the address: package, file, type
     "": ("trainer_nb.remote", "page/index.html", "text/html; charset=utf-8"),
     "page.css": ("trainer_nb.remote", "page/page.css", "text/css; charset=utf-8"),
-    "page.js": ("trainer_nb.remote", "page/page.js", "text/javascript; charset=utf-8"),
-    "new": ("trainer_nb.remote", "page/panel.html", "text/html; charset=utf-8"),
     "start.js": ("trainer_nb.remote", "page/start.js", "text/javascript; charset=utf-8"),
-    "panel.js": ("trainer_nb.panel", "panel.js", "text/javascript; charset=utf-8"),
-    "plotly-basic.js": ("trainer_nb.panel", "plotly-basic.js.gz",
+    "panel.js": ("trainer_nb.panel", "module/panel.js", "text/javascript; charset=utf-8"),
+    "plotly-basic.js": ("trainer_nb.panel", "module/plotly-basic.js.gz",
                         "text/javascript; charset=utf-8"),
-    "panel.css": ("trainer_nb.panel", "panel.css", "text/css; charset=utf-8"),
+    "panel.css": ("trainer_nb.panel", "module/panel.css", "text/css; charset=utf-8"),
     "chart.js": ("trainer_nb.panel", "chart.js", "text/javascript; charset=utf-8")}
 OPEN = frozenset(f"/{name}" for name in (*FILES, "plotly.js", "favicon.ico"))  # without a token
 MOST_COMMANDS = 8  # that wait for an answer of the run
