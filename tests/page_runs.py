@@ -103,7 +103,7 @@ class Served:
                                  self.look_url.partition("token=")[2])
         self.port = int(re.search(r":(\d+)/#", self.said)[1])
 
-    def ask(self, path="state", token="steer", method="GET", body=None, host=None, **headers):
+    def ask(self, path="view", token="steer", method="GET", body=None, host=None, **headers):
         """Status, headers and body of an answer; headers as `If_None_Match=`;
         None leaves one out."""
         token = {"steer": self.steer, "look": self.look}.get(token, token)
@@ -123,9 +123,13 @@ class Served:
             stream = answer.headers.get_content_type() == "text/event-stream"
             return answer.status, answer.headers, answer.readline() if stream else answer.read()
 
-    def state(self, token="steer"):
-        """How the page shows the run."""
-        return json.loads(self.ask("state", token)[2])
+    def view(self, token="steer"):
+        """How the run stands, in sections."""
+        return json.loads(self.ask("view", token)[2])
+
+    def name(self, token="steer"):
+        """The state of the run."""
+        return self.view(token)["state"]["name"]
 
     def post(self, command, values=None, token="steer", **headers):
         """Status and object of a command."""

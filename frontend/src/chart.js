@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { column } from "./store.js";
-import { short } from "./words.js";
+import { isAveraged, short } from "./words.js";
 
 const INKS = ["#3f83e8", "#dd7023", "#2a9d62", "#a259c4", "#c9483f", "#8a7a2c"];
 const AXES = { step: (curve) => column(curve, "step"), epoch: (curve) => column(curve, "epoch"), samples: (curve) => column(curve, "samples"), time: (curve) => column(curve, "seconds") };
@@ -124,7 +124,7 @@ export function Chart({ store, onStep }) {
   const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
   const losses = lossesOf(store.curves);
   return html`<section class="tnb-plots" aria-label="Curves"><div class="bar plotbar"><b>Loss</b>
-      <span class="legend">${losses.map((name, at) => html`<button type="button" key=${name} aria-pressed=${!hidden.has(name)} title=${`${hidden.has(name) ? "Show" : "Hide"} ${name}`} onClick=${() => toggle(name)}><s style=${{ borderColor: INKS[at % INKS.length] }}></s>${name}</button>`)}</span>
+      <span class="legend">${losses.map((name, at) => html`<button type="button" key=${name} aria-pressed=${!hidden.has(name)} title=${`${hidden.has(name) ? "Show" : "Hide"} ${name}`} onClick=${() => toggle(name)}><s style=${{ borderColor: INKS[at % INKS.length] }}></s>${name}${isAveraged(store.view.run, name) ? " (average)" : ""}</button>`)}</span>
       <span class="space"></span>
       <label>smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${[1, 10, 33, 100, 300].map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
       <label>y <select aria-label="y" value=${chosen} onChange=${(event) => setChosen(event.target.value)}>${["auto", "linear", "powers of ten"].map((each) => html`<option>${each}</option>`)}</select></label>

@@ -84,7 +84,8 @@ function Chooser({ store, view, press, setOpen }) {
 export function Message({ store, view, answer }) {
   const silent = store.stale ? "This page is older than the run's package: reload it." : store.cut && `${store.cut} What stands here is old.`;
   const words = silent || answer?.words || message(view) + (view.may_steer ? "" : ` ${LOOKS_ONLY}.`);
-  return html`<section class="words" aria-live="polite"><p class=${`message ${silent || answer?.wrong ? "wrong" : ""}`}>${words}</p></section>`;
+  return html`<section class="words" aria-live="polite"><p class=${`message ${silent || answer?.wrong ? "wrong" : ""}`}>${words}</p>
+    ${view.state.go_on && html`<p class="go-on">To go on: <code>${view.state.go_on}</code></p>`}</section>`;
 }
 
 export function Waiting({ view, press }) {

@@ -5,14 +5,21 @@ export const VERSION = 1;  // of the messages
 const floats = (bytes) => new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
 const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
 
+const NONE = "Open the whole link that the server printed, or paste the token, the part after “token=”.";
+const WRONG = "This server does not know the token: open the link that it printed at its start, or paste its token.";
+
 // The token stands in the link after "#", which is sent to no server; a reload takes it from this tab.
 export class Token {
   constructor() {
+    this.value = "";
+    this.take();
+  }
+
+  take() {
     const found = new URLSearchParams(location.hash.slice(1)).get("token");
     history.replaceState(null, "", location.pathname);  // the address can be shown to others
-    this.value = found ?? "";
     if (found) this.keep(found);
-    else try { this.value = sessionStorage.getItem("token") ?? ""; } catch { /* storage is off: a reload needs the link again */ }
+    else try { this.value ||= sessionStorage.getItem("token") ?? ""; } catch { /* storage is off: a reload needs the link again */ }
   }
 
   keep(value) {
@@ -30,13 +37,14 @@ export function unpacked(text) {
 // On a page: an event stream that is read with fetch, for its header, and requests.
 export function pageLink(token = new Token()) {
   const page = crypto.randomUUID?.() ?? String(Math.random()).slice(2);
-  let hear = () => {}, closed = false, reading = null;
+  let hear = () => {}, closed = false, reading = null, unlocked = () => {};
   const ask = (path, more = {}) => fetch(path, { ...more, headers: { ...more.headers, Authorization: `Bearer ${token.value}` } });
 
   async function read() {
     reading = new AbortController();
     const response = await ask(`events?page=${page}&v=${VERSION}`, { signal: reading.signal });
-    if (!response.ok) return response.status === 403 ? "locked" : `The server answers ${response.status}.`;
+    if (response.status === 403) return token.value ? WRONG : NONE;
+    if (!response.ok) return (await response.json().catch(() => ({}))).reason ?? `The server answers ${response.status}.`;
     let rest = "";
     const source = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (;;) {
@@ -53,11 +61,23 @@ export function pageLink(token = new Token()) {
       let why;
       try { why = await read(); } catch (error) { why = "The server cannot be reached: it has ended, or the way to it is cut."; }
       if (closed) return;
-      hear({ cut: why });
-      if (why === "locked") return;  // until there is another token
-      await pause(1);
+      const locked = [WRONG, NONE].includes(why);
+      hear({ cut: why, locked });
+      await (locked ? new Promise((done) => { unlocked = done; }) : pause(1));
     }
   }
+
+  function again() {
+    reading?.abort();
+    unlocked();
+  }
+
+  const linked = () => {  // another link in the same tab
+    if (!location.hash) return;
+    token.take();
+    again();
+  };
+  addEventListener("hashchange", linked);
 
   return {
     listen(each) {
@@ -70,10 +90,11 @@ export function pageLink(token = new Token()) {
     },
     unlock(value) {
       token.keep(value);
-      repeat();
+      again();
     },
     close() {
       closed = true;
+      removeEventListener("hashchange", linked);
       reading?.abort();
     },
     plotly: () => globalThis.trainer_nb_plotly ??= new Promise((done, failed) => {

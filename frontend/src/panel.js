@@ -12,7 +12,7 @@ import { capital, colour, standing } from "./words.js";
 // Keys that the page itself needs; all others stay in the panel, where a notebook would take them for its shortcuts.
 const passesOn = (event) => event.ctrlKey || event.metaKey || event.altKey || event.key === "Escape" || (event.shiftKey && event.key === "Enter");
 
-function Locked({ link }) {
+function Locked({ link, why }) {
   const [text, setText] = useState("");
   const open = (event) => {
     event.preventDefault();
@@ -20,7 +20,7 @@ function Locked({ link }) {
     setText("");
   };
   return html`<main class="tnb is-error is-cut"><header class="tnb-head"><div class="row1"><span class="pill" role="status"><i aria-hidden="true"></i>Locked</span></div></header>
-    <section class="words" aria-live="polite"><p class="message wrong">Open the whole link that the server printed, or paste the token, the part after “token=”.</p>
+    <section class="words" aria-live="polite"><p class="message wrong">${why}</p>
     <form class="bar" onSubmit=${open}><label for="token">Token</label><input type="password" id="token" maxlength="500" autocomplete="off" required value=${text} onInput=${(event) => setText(event.target.value)} /><button>Open</button></form></section></main>`;
 }
 
@@ -34,7 +34,7 @@ export function Panel({ store }) {
   }, [store]);
   const { view } = store;
   useEffect(() => { if (view) document.title = store.cut ? "No connection" : `${capital(standing(view))} · ${view.run.name}`; });
-  if (store.cut === "locked") return html`<${Locked} link=${store.link} />`;
+  if (store.locked) return html`<${Locked} link=${store.link} why=${store.cut} />`;
   if (!view) return html`<main class="tnb is-idle"><p class="quiet">${store.cut || "Waiting for the run …"}</p></main>`;
   const off = !view.may_steer || Boolean(view.commands.tune?.why_not) || Boolean(store.cut), same = { store, view, press, off };
   return html`<main class=${`tnb is-${colour(view)} ${store.cut ? "is-cut" : ""}`} aria-label=${`Training run ${view.run.name}`} onKeyDown=${(event) => passesOn(event) || event.stopPropagation()}>

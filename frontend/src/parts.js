@@ -1,18 +1,18 @@
 // Head, tunables, hooks and journal.
 import { html } from "htm/preact";
 import { useRef, useState } from "preact/hooks";
-import { capital, clock, count, entryText, newest, phase, plain, read, short, standing } from "./words.js";
+import { capital, clock, count, entryText, isAveraged, newest, phase, plain, read, short, standing } from "./words.js";
 
 const LABELS = { samples_per_second: "Samples/s" };
 
 // Label, value and unit of the numbers of the head.
-export function cellsOf({ place, memory, numbers = {} }) {
+export function cellsOf({ run, place, memory, numbers = {} }) {
   const { seconds, fraction } = place, left = seconds && fraction ? seconds * (1 / fraction - 1) : undefined;
   const cells = [["Elapsed", clock(seconds), ""], ["Left", clock(left), ""]];
   if (memory?.used !== undefined) cells.push([memory.label, (memory.used / 2 ** 30).toFixed(1), memory.total ? `of ${(memory.total / 2 ** 30).toFixed(1)} GB` : "GB"]);
   for (const [name, { value, of, best }] of Object.entries(numbers)) {
     if (name.startsWith("train/") && !name.endsWith("/loss")) continue;
-    cells.push([LABELS[name] ?? name, short(value), of > 1 ? `avg ${of}` : best ? `best ${short(best.value)}` : ""]);
+    cells.push([LABELS[name] ?? name, short(value), of > 1 ? `avg ${of}` : isAveraged(run, name) ? "average" : best ? `best ${short(best.value)}` : ""]);
   }
   return cells.slice(0, 12);
 }

@@ -56,19 +56,19 @@ export function column({ rows }, name) {
 
 export class Store {
   constructor(link) {
-    Object.assign(this, { link, view: null, curves: {}, cut: "", stale: false, watching: new Set(), answers: new Map(), number: 0 });
+    Object.assign(this, { link, view: null, curves: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0 });
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
 
-  hear({ v, view, patch, curves, again, re, cut, ...answer }, buffers) {
+  hear({ v, view, patch, curves, again, re, cut, locked = false, ...answer }, buffers) {
     if (re !== undefined) {
       this.answers.get(re)?.(answer);
       this.answers.delete(re);
       return;
     }
-    if (cut !== undefined) this.cut = cut;
+    if (cut !== undefined) Object.assign(this, { cut, locked });
     if (v !== undefined && !view) this.stale = true;  // a page that has outlived an upgrade
-    if (view) Object.assign(this, { view, curves: {}, cut: "", stale: false });
+    if (view) Object.assign(this, { view, curves: {}, cut: "", locked: false, stale: false });
     else if (!this.view && !cut) return;  // everything comes with the answer to hello
     if (patch) this.view = merge(this.view, patch);
     if (again) this.curves = {};

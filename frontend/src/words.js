@@ -31,7 +31,7 @@ export const standing = ({ state }) => state.word || (state.standing && state.st
 
 const COLOURS = { running: "running", detached: "running", idle: "idle", paused: "paused", stopped: "paused", interrupted: "paused", finished: "finished" };
 export function colour({ state }) {
-  if (state.failed || state.error || ["crashed", "lost", "gone"].includes(state.standing)) return state.name === "running" && !state.standing ? "running" : "error";
+  if (state.failed || state.what || ["crashed", "lost", "gone"].includes(state.standing)) return state.name === "running" && !state.standing ? "running" : "error";
   return COLOURS[standing({ state })] ?? COLOURS[state.name] ?? "error";
 }
 
@@ -40,6 +40,9 @@ export function phase({ state, place }) {
   if (state.name !== "running") return "";
   return place.eval_batch === undefined ? PHASES[place.phase] ?? "" : `evaluate ${count(place.eval_batch)}`;
 }
+
+// Whether a record was measured with an average of the weights.
+export const isAveraged = ({ averaged = [] }, name) => averaged.includes(name.split("/")[0]);
 
 export const newest = ({ journal }) => Object.entries(journal?.entries ?? {}).sort(([one], [other]) => other - one).map(([number, entry]) => ({ number, ...entry }));
 
@@ -51,7 +54,7 @@ export function entryText({ kind, what, change, reason }) {
 export function message(view) {
   const { state, place } = view, step = `step ${count(place.step)}`;
   if (state.notice) return state.notice;
-  if (state.error && state.name !== "running") return `Failed after ${step}: ${state.what ?? state.error.trim().split("\n").at(-1)}. ${state.dead_end ?? ""}`.trim();
+  if (state.what && state.name !== "running") return `Failed after ${step}: ${state.what}. ${state.dead_end ?? ""}`.trim();
   if (state.name === "paused") return `Paused after ${step}${state.paused_by ? `: ${state.paused_by}` : ""}.`;
   if (state.name === "finished") return `Finished after ${step}.`;
   if (["stopped", "interrupted"].includes(state.name)) return `${capital(state.name)} after ${step}.`;

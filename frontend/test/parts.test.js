@@ -4,6 +4,7 @@ import { expect, test, vi } from "vitest";
 import { layout, smoothed, spansPowers, traces } from "../src/chart.js";
 import { buttonsOf } from "../src/controls.js";
 import { Panel } from "../src/panel.js";
+import { cellsOf } from "../src/parts.js";
 import { Store } from "../src/store.js";
 import { message, plain, read, short } from "../src/words.js";
 
@@ -107,7 +108,7 @@ test("words", () => {
   expect([3e-4, 1e-9, 100].map(plain)).toEqual(["3e-4", "1e-9", "100"]);
   expect(read("*0.5", { value: 0.02, kind: "float" })).toBe(0.01);
   expect(read("initial", { value: 1, optional: true, none: "initial" })).toBe(null);
-  expect(message({ ...VIEW, state: { name: "error", error: "Traceback\nValueError: no" } })).toContain("no");
+  expect(message({ ...VIEW, state: { name: "error", what: "no" } })).toContain("no");
 });
 
 const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [at + 1, 0, value - 1, value + 1, value, stride, at, at, at])) });
@@ -131,4 +132,13 @@ test("the scale chooses itself", () => {
   expect(spansPowers({ "train/loss": rows([100, 0.5]) })).toBe(true);
   expect(spansPowers({ "train/loss": rows([100, 0]) })).toBe(false);
   expect(layout({ lr: rows([1]) }, { changes: [5, 5] }).shapes).toHaveLength(1);
+});
+
+test("what was measured with an average of the weights is called so", () => {
+  const view = { ...VIEW, run: { name: "net", averaged: ["valid"] }, numbers: { "valid/loss": { value: 0.5, of: 1, step: 12 }, "test/loss": { value: 0.5, of: 1, step: 12 } } };
+  expect(cellsOf(view).slice(-2).map(([, , unit]) => unit)).toEqual(["average", ""]);
+  const curve = { stride: 1, rows: new Float32Array(9) };
+  const { store, box } = shown(view);
+  store.hear({ patch: { run: { averaged: ["valid"] } }, curves: [{ name: "valid/loss", stride: 1, from: 0 }, { name: "test/loss", stride: 1, from: 0 }] }, [curve.rows, curve.rows]);
+  return vi.waitFor(() => expect([...box.querySelectorAll(".legend button")].map((each) => each.textContent)).toEqual(["valid/loss (average)", "test/loss"]));
 });

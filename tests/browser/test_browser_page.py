@@ -20,12 +20,8 @@ pytestmark = pytest.mark.browser
 WATCH = """window.violations = [];
 addEventListener('securitypolicyviolation', e => violations.push(e.violatedDirective + ' ' + e.blockedURI), true);
 window.said = [];
-new MutationObserver(() => { for (const each of document.querySelectorAll('.message, #buttons button, [aria-label=Controls] button')) said.push(each.innerText); })
+new MutationObserver(() => { for (const each of document.querySelectorAll('.message, [aria-label=Controls] button')) said.push(each.innerText); })
     .observe(document, {subtree: true, childList: true, characterData: true});"""  # noqa: E501
-MAIN = """() => document.querySelector('#chart .js-plotly-plot').data
-               .filter(each => each.yaxis === 'y').map(each => each.name)"""
-LAST = ("() => { const box = document.querySelector('.js-plotly-plot'); return box ? "
-        "Math.max(...box.data?.find(t => t.name === 'train')?.x ?? [-1]) : -1; }")
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +88,14 @@ class Opened:
     def __exit__(self, *_):
         self.context.close()
 
-    def text(self, name):
-        """The text of a part."""
-        return self.page.locator(f"#{name}").inner_text()
+    def word(self):
+        """The state, as the head has it; or that the page is locked."""
+        pill = self.page.locator(".pill")
+        return pill.inner_text() if pill.count() else ""
+
+    def message(self):
+        """What the page says."""
+        return self.page.locator(".message").inner_text()
 
     def button(self, label):
         """The button with this word."""
@@ -111,77 +112,8 @@ class Opened:
         became a part of the page."""
         assert self.page.evaluate("violations") == [] and self.problems == []
         assert {urlsplit(address).netloc for address in self.asked} == {urlsplit(link).netloc}
-        assert self.page.locator("main img, main u, #state i b").count() == 0
+        assert self.page.locator("main img, main u").count() == 0
         assert self.page.title() != "owned"
-
-
-def test_a_run_is_steered_from_the_page(run, served, browser):
-    """The curves grow; the rate takes effect and stands in the journal;
-    a refusal is shown where it was typed; pause, step, resume, rewind, stop asks."""
-    with Opened(browser, served.steer_url) as opened:
-        page = opened.page
-        assert "token" not in page.url and later(lambda: opened.text("word") == "Running")
-        assert opened.text("name") == "<img src=x onerror=document.title='owned'>"
-        first = page.evaluate(LAST)
-        assert later(lambda: page.evaluate(LAST) > max(first, 0) + 10), page.evaluate(LAST)
-        assert later(lambda: opened.text("legend").split() == ["train", "valid"])
-        for hidden in (True, False):  # a click hides a curve, with the faint line behind it
-            page.locator("#legend button", has_text="train").click()
-            assert later(lambda: set(page.evaluate(MAIN)) == (
-                {"valid"} if hidden else {"raw", "train", "valid"})), page.evaluate(MAIN)
-        # what plotly writes above the curves
-        page.locator("#chart .nsewdrag").first.hover(force=True)
-
-        rate = page.get_by_label("lr", exact=True)
-        rate.fill("*0.5")
-        rate.press("Enter")
-        assert later(lambda: any(each["name"] == "lr" and each["new"] == 0.005
-                                 and each["source"] == "page" for each in run.journal))
-        assert later(lambda: objects(run.path / "metrics.jsonl")[-1].get("lr") == 0.005)
-        assert later(lambda: "→ 0.005 (page" in opened.text("journal"))
-        assert later(lambda: rate.input_value() == "0.005")
-        rate.fill("-3")
-        rate.press("Enter")
-        row = page.locator(".row", has=rate)
-        assert later(lambda: "refused" in row.get_attribute("class"))
-        assert later(lambda: "0" in row.locator(".hint").inner_text())
-        assert rate.input_value() == "-3"
-        opened.picture("refused")
-        rate.fill("0.005")
-        rate.press("Enter")
-        assert later(lambda: "refused" not in row.get_attribute("class"))
-        page.get_by_label("slow loud").click()
-        assert later(lambda: any(each["name"] == "slow.loud" and each["new"] is True
-                                 for each in run.journal))
-
-        opened.button("Pause").click()
-        assert later(lambda: opened.text("word") == "Paused") and run.status["state"] == "paused"
-        assert later(lambda: opened.button("Resume").is_enabled())
-        assert later(lambda: opened.button("Pause").count() == 0)
-        held = run.step()
-        opened.button("Step").click()
-        assert later(lambda: run.step() == held + 1 and opened.text("step") == f"{held + 1:,}")
-        page.locator("#note").fill("seen <b>by day</b>")
-        page.locator("#note").press("Enter")
-        assert later(lambda: "seen <b>by day</b>" in opened.text("journal"))
-        assert page.locator("#journal b").count() == 0
-        opened.picture("paused")
-        opened.button("Rewind").click()
-        assert later(lambda: page.locator("#points option").count() >= 1)
-        opened.button("Rewind here").click()
-        assert later(lambda: any(each["kind"] == "rewind" for each in run.journal))
-        assert later(lambda: opened.button("Resume").is_enabled())
-        opened.button("Resume").click()
-        assert later(lambda: opened.text("word") == "Running")
-        opened.button("Stop").click()
-        assert later(lambda: opened.has_said("Really stop?"))  # for four seconds once more would do
-        step = run.step()
-        assert later(lambda: run.step() > step + 5) and "stop" not in opened.posted
-        page.reload()
-        assert later(lambda: opened.text("word") == "Running")  # this tab has kept the token
-        assert opened.context.cookies() == [] and not any(
-            served.steer in address for address in opened.asked if "#" not in address)
-        opened.clean(served.steer_url)
 
 
 def last_change(run):
@@ -195,11 +127,13 @@ def last_step(page):
                          "?.find(each => each.name === 'train/loss')?.x ?? []))")
 
 
-def test_the_module_of_the_panel_shows_and_steers_the_run(run, served, browser):
-    """On the page /new: what changes comes by itself, and a click is one message."""
-    with Opened(browser, served.steer_url.replace("/#", "/new#")) as opened:
-        page, state = opened.page, opened.page.locator(".pill")
-        assert later(lambda: state.inner_text() == "Running") and "token" not in page.url
+def test_a_run_is_steered_from_the_page(run, served, browser):
+    """What changes comes by itself, and a click is one message: the curves grow; the rate takes
+    effect and stands in the journal; a refusal is shown where it was typed; pause, step, resume,
+    rewind; stop asks."""
+    with Opened(browser, served.steer_url) as opened:
+        page = opened.page
+        assert later(lambda: opened.word() == "Running") and "token" not in page.url
         assert page.locator(".name").inner_text().startswith("<img src=x")
         first = last_step(page)
         assert later(lambda: last_step(page) > max(first, 0) + 10)
@@ -225,13 +159,17 @@ def test_the_module_of_the_panel_shows_and_steers_the_run(run, served, browser):
         rate.fill("0.01")
         rate.press("Enter")
         assert later(lambda: "refused" not in row.get_attribute("class"))
+        page.get_by_label("slow loud").click()
+        assert later(lambda: last_change(run)[:2] == ["slow.loud", True])
+        # what plotly writes above the curves
+        page.locator(".chart .nsewdrag").first.hover(force=True)
         page.get_by_label("snapshot on or off").click()
         assert later(lambda: last_change(run)[:2] == ["snapshot.enabled", False])
         page.get_by_label("snapshot on or off").click()
         assert later(lambda: last_change(run)[:2] == ["snapshot.enabled", True])
 
         opened.button("Pause").click()
-        assert later(lambda: state.inner_text() == "Paused") and run.status["state"] == "paused"
+        assert later(lambda: opened.word() == "Paused") and run.status["state"] == "paused"
         held = run.step()
         opened.button("Step").click()
         assert later(lambda: run.step() == held + 1
@@ -249,19 +187,21 @@ def test_the_module_of_the_panel_shows_and_steers_the_run(run, served, browser):
         assert later(lambda: any(each["kind"] == "rewind" for each in run.journal))
         assert later(lambda: last_step(page) == run.step() <= held)
         opened.button("Resume").click()
-        assert later(lambda: state.inner_text() == "Running")
+        assert later(lambda: opened.word() == "Running")
         opened.button("Stop").click()
         assert later(lambda: opened.has_said("Really stop?")) and "stop" not in opened.posted
         page.reload()
-        assert later(lambda: state.inner_text() == "Running")  # this tab has kept the token
+        assert later(lambda: opened.word() == "Running")  # this tab has kept the token
         assert later(lambda: last_step(page) > 0)
+        assert opened.context.cookies() == [] and not any(
+            served.steer in address for address in opened.asked if "#" not in address)
         opened.clean(served.steer_url)
 
 
 def boxes(page):
     """The visible controls, texts and parts of the page: name, left, top, right, bottom."""
     return page.evaluate("""() => [...document.querySelectorAll('main button, main select, main input, main label, .pill, .place, .numbers > div, .hint, .message,'
-        + ' #name, #percent, h2, #chart, #journal li')].filter(e => e.checkVisibility() && !e.classList.contains('unseen')).map(e => {
+        + ' .name, .percent, h2, .chart, .journal li')].filter(e => e.checkVisibility() && !e.classList.contains('unseen')).map(e => {
         const r = e.getBoundingClientRect(); return [e.tagName + ' ' + (e.id || e.textContent.slice(0, 30)), r.left, r.top, r.right, r.bottom]; })
         .filter(b => b[3] > b[1] && b[4] > b[2])""")  # noqa: E501
 
@@ -284,7 +224,7 @@ def test_on_a_phone(run, served, browser, scheme):
     control; a tap pauses."""
     with Opened(browser, served.steer_url, 390, 844, touch=True, scheme=scheme) as opened:
         page = opened.page
-        assert later(lambda: opened.text("word") == "Running")
+        assert later(lambda: opened.word() == "Running")
         for state in ("running", "paused"):
             assert later(lambda: overlaps(boxes(page)) == []), overlaps(boxes(page))
             assert [each for each in boxes(page) if each[1] < 0 or each[3] > 390] == []
@@ -298,11 +238,11 @@ def test_on_a_phone(run, served, browser, scheme):
             opened.picture(f"phone-{scheme}-{state}")
             if state == "running":
                 opened.button("Pause").tap()
-                assert later(lambda: opened.text("word") == "Paused")
+                assert later(lambda: opened.word() == "Paused")
                 opened.button("Rewind").tap()
-                assert later(lambda: page.locator("#chooser").is_visible())
+                assert later(lambda: page.get_by_label("Go back to").is_visible())
         opened.button("Cancel").tap()
-        assert later(lambda: not page.locator("#chooser").is_visible()
+        assert later(lambda: not page.get_by_label("Go back to").is_visible()
                      and opened.button("Resume").is_enabled())
         opened.button("Resume").tap()
         assert later(lambda: run.status["state"] == "running")
@@ -313,11 +253,11 @@ def test_a_link_that_may_only_look(run, served, browser):
     """All controls are off and say why; what a script in the page posts is refused."""
     with Opened(browser, served.look_url) as opened:
         page = opened.page
-        assert later(lambda: opened.text("word") == "Running")
-        assert later(lambda: "may only look" in opened.text("message"))
-        assert page.locator(
-            "#buttons button:enabled, #tunables :is(input, select):enabled, "
-            "#note:enabled").count() == 0
+        assert later(lambda: opened.word() == "Running")
+        assert later(lambda: "may only look" in opened.message())
+        acting = page.locator("[aria-label=Controls] button:not([aria-disabled=true]), "
+                              ".tunables :is(input, select):enabled, .journal input:enabled")
+        assert acting.count() == 0
         assert opened.button("Pause").get_attribute("title") == "This link may only look"
         before = len(run.journal)
         status = page.evaluate(
@@ -331,8 +271,8 @@ def test_a_link_that_may_only_look(run, served, browser):
 
 def first_growth(page):
     """Whether the curves grow."""
-    first = page.evaluate(LAST)
-    return later(lambda: page.evaluate(LAST) > first)
+    first = last_step(page)
+    return later(lambda: last_step(page) > first)
 
 
 def test_another_site_reaches_nothing(run, served, browser, tmp_path):
@@ -345,8 +285,8 @@ def test_another_site_reaches_nothing(run, served, browser, tmp_path):
             tell(fetch(at + "command", {{method: "POST", credentials: "include", body}})),
             tell(fetch(at + "command", {{method: "POST", credentials: "include", body, mode: "no-cors"}})),
             tell(fetch(at + "command", {{method: "POST", credentials: "include", body, headers: json}})),
-            tell(fetch(at + "state", {{credentials: "include"}}))]);
-        </script><script src="http://127.0.0.1:{served.port}/state"></script>""")  # noqa: E501
+            tell(fetch(at + "view", {{credentials: "include"}}))]);
+        </script><script src="http://127.0.0.1:{served.port}/view"></script>""")  # noqa: E501
     received = []
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -388,18 +328,18 @@ def test_without_the_token_it_is_asked_for(run, served, browser):
         page.goto(address)
         key = page.get_by_label("Token", exact=True)
         key.wait_for()
-        assert page.locator("#word").inner_text() == "Locked"
+        assert page.locator(".pill").inner_text() == "Locked"
         assert "exp1" not in page.content() and "Open the whole link" in page.content()
         if paste:
             key.fill("wrong")
             key.press("Enter")
-            assert later(lambda: "does not know" in page.locator("#message").inner_text())
+            assert later(lambda: "does not know" in page.locator(".message").inner_text())
             key.fill(served.steer)
             key.press("Enter")
         else:
             page.goto(served.steer_url)  # changes what stands after "#": the page is not loaded
         for _ in range(2):
-            assert later(lambda: page.locator("#word").inner_text() == "Running")
+            assert later(lambda: page.locator(".pill").inner_text() == "Running")
             assert page.url == address and not key.is_visible()
             page.reload()
         context.close()
@@ -410,11 +350,11 @@ def test_a_server_that_ends_is_said(run, browser):
     """What stands there is old, and the page says so; a new server wants its new link."""
     with Served(run.path, "--port", 0) as first:
         with Opened(browser, first.steer_url) as opened:
-            assert later(lambda: opened.text("word") == "Running")
+            assert later(lambda: opened.word() == "Running")
             first.interrupt()
-            assert later(lambda: "cannot be reached" in opened.text("message"))
+            assert later(lambda: "cannot be reached" in opened.message())
             with Served(run.path, "--port", first.port):
-                assert later(lambda: "does not know the token" in opened.text("message"))
+                assert later(lambda: "does not know the token" in opened.message())
 
 
 # On a page that stays open for these
@@ -433,8 +373,8 @@ def test_nothing_overlaps_on_a_wide_page_and_every_control_has_a_name(run, wide,
     changes of the state are said, the keyboard shows where it is."""
     page = wide.page
     page.set_viewport_size({"width": width, "height": 900})
-    assert later(lambda: wide.text("word") == "Running")
-    assert later(lambda: page.locator("#tunables .row").count() > 3)
+    assert later(lambda: wide.word() == "Running")
+    assert later(lambda: page.locator(".tunables .row").count() > 3)
     settle(page)
     assert later(lambda: overlaps(boxes(page)) == []), overlaps(boxes(page))
     assert [each for each in boxes(page) if each[1] < 0 or each[3] > width] == []
@@ -444,7 +384,7 @@ def test_nothing_overlaps_on_a_wide_page_and_every_control_has_a_name(run, wide,
         "progress')].filter(e =>"
                              " !(e.textContent.trim() && e.tagName === 'BUTTON') && "
                              "!e.labels?.length && !e.ariaLabel).map(e => e.outerHTML)")
-    assert nameless == [] and page.locator("[aria-live=polite]").count() >= 2
+    assert nameless == [] and page.locator("[aria-live=polite], [role=status]").count() >= 2
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
     wide.button("Pause").focus()
@@ -455,11 +395,11 @@ def test_nothing_overlaps_on_a_wide_page_and_every_control_has_a_name(run, wide,
 
 def test_two_buttons_pressed_at_once_both_act(run, wide):
     """The second half of a double click does nothing; a click on another button does."""
-    assert later(lambda: wide.text("word") == "Running")
+    assert later(lambda: wide.word() == "Running")
     wide.page.evaluate("() => { said.length = 0; }")
     wide.posted.clear()
     wide.page.evaluate("""() => { for (const name of ["validate", "stop", "stop"])
-        document.querySelector(`#buttons button[name=${name}]`).click(); }""")
+        document.querySelector(`[aria-label=Controls] button[name=${name}]`).click(); }""")
     assert later(lambda: wide.has_said("validate: applied"))
     assert wide.has_said("Really stop?") and wide.posted == ["validate"]
     assert run.status["state"] == "running"

@@ -10,12 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from trainer_nb import Hook, RecorderHook, Trainer
-from trainer_nb.folder.reader import Records
 from trainer_nb.hooks.recorder import Throughput
 from trainer_nb.panel.dashboard import Dashboard
 from trainer_nb.panel.still import still
 from trainer_nb.panel.view import LocalRunView
-from trainer_nb.remote.page_state import MEAN, numbers
+from trainer_nb.remote.live_page import Pages
 
 CLOCK = HandClock()
 NAME = "samples_per_second"
@@ -86,10 +85,7 @@ def kept(trainer):
 
 def page(trainer):
     """The number on the page of a run."""
-    values = Records(trainer.records_of_run.folder.path, most=MEAN)
-    values.read()
-    found = {each["label"]: each["value"] for each in numbers({}, values)}
-    return float(found["Samples/s"])
+    return Pages(trainer.workspace).read(False)["numbers"][NAME]["value"]
 
 
 @pytest.mark.parametrize("hooks", [0, 1])

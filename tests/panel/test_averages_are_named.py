@@ -1,7 +1,6 @@
 """A validation loss that is one of an average of the weights says so: in the head, in the legend of
 the curves, in the picture that stays and on the page; one of the weights themselves does not."""
 
-import json
 import re
 
 import pytest
@@ -11,13 +10,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import EMAHook, SamplesHook, Trainer, attach
-from trainer_nb.folder.reader import Records
 from trainer_nb.panel.dashboard import Dashboard
 from trainer_nb.panel.data_pane import evaluation_words
 from trainer_nb.panel.plots import Curves, traces
 from trainer_nb.panel.still import still
 from trainer_nb.panel.view import LocalRunView
-from trainer_nb.remote.page_state import MEAN, numbers
+from trainer_nb.remote.live_page import Pages
 
 X = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
 
@@ -41,14 +39,10 @@ def shown(view, trainer):
     names = [each.get("name") for each in traces(curves, {}, "step", 5)]
     words = re.sub("<[^>]*>", " ", still(view))
     legend = words[:words.index("metric")] if "metric" in words else words
-    values = Records(trainer.records_of_run.folder.path, most=MEAN)
-    values.read()
-    folder = trainer.records_of_run.folder.path
-    status = json.loads((folder / "control/status.json").read_text("utf-8"))
-    page = {each["label"]: each["unit"] for each in numbers(status, values)}
+    page = Pages(trainer.workspace).read(False)["run"]
     return {"head": "average, step 8" in panel.head.widget.value,
             "curves": "valid (average)" in names, "picture": "valid (average)" in legend,
-            "page": page["valid/loss"] == "average"}
+            "page": page["averaged"] == ["valid"]}
 
 
 AVERAGES = {"ema=": {"ema": 0.9}, "hook": {"hooks": [EMAHook(0.9)]},

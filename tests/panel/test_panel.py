@@ -47,6 +47,7 @@ class Run:
         self.can_rewind, self.last_saved = False, None
         self.rate_plan = self.invalid_since = self.lr_search = None
         self.notice, self.waiting, self.alerts = ("", ""), [], []
+        self.go_on, self.elsewhere = "", False
         self.panes = "hooks", "lr", "journal", "inspect"
 
     @property

@@ -723,7 +723,7 @@ NOTICES = [
       "<code>cd /work &amp;&amp; python train.py --lr 0.1</code>"]),
     ({"lost": True, "last_saved": None, "command": []}, "Lost", ["It saved no checkpoint."]),
     ({"alive": False, "state": "error", "error": ERROR}, "Crashed",
-     ["Crashed after step 24", "ValueError: &lt;b&gt;bad", "To resume it"]),
+     ["Crashed after step 24", "ValueError: &lt;b&gt;bad", "To go on"]),
     ({"alive": False, "state": "finished"}, "Finished", ["Finished", "train/loss "]),
     ({"alive": False, "state": "stopped"}, "Stopped",
      ["Stopped at step 24", "its process has ended"]),

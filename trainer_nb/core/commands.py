@@ -6,7 +6,8 @@
 __all__ = ['KINDS', 'RESERVED', 'GONE', 'ACTIVE', 'REST', 'TEXT', 'CONDITION', 'ID', 'ON',
            'BUILT_IN', 'COMMANDS', 'DECISIONS', 'TUNE', 'MOST_COMMANDS', 'LONGEST',
            'Value', 'Button', 'CommandView', 'always', 'CommandSpec', 'stuck', 'in_order',
-           'offered', 'read_text', 'read_button', 'read_spec', 'read_commands']
+           'known_commands', 'offered', 'read_text', 'read_button', 'read_spec',
+           'read_commands']
 
 # %% ../../nbs/core/03_commands.ipynb #fb4f2d6a
 import re
@@ -221,6 +222,11 @@ def in_order(commands: Mapping[str, CommandSpec]) -> list[CommandSpec]:
     "Those of every run first, in their order; then the others."
     usual = [commands[name] for name in COMMANDS if name in commands]
     return usual + [spec for name, spec in commands.items() if name not in COMMANDS]
+
+def known_commands(view) -> dict[str, CommandSpec]:
+    "Those of every run that can be asked for from where this view is, and those of its hooks."
+    usual = {name: spec for name, spec in COMMANDS.items() if spec.remote or not view.elsewhere}
+    return {**usual, **view.commands}
 
 # %% ../../nbs/core/03_commands.ipynb #0f76d420
 MOST_COMMANDS, LONGEST = 50, 200  # commands of an offer; letters of a text in it

@@ -327,7 +327,9 @@ class RunView(Protocol):
     samples: Any  # the SamplesHook, as above
     memory: tuple[str, int, int | None]  # "GPU memory" or "Memory"; bytes in use; bytes in all
     panes: tuple[str, ...]  # the tabs that have something to show: "hooks", "lr", ...
-    notice: tuple[str, str]  # word for the state and message (HTML), in place of the panel's own
+    notice: tuple[str, str]  # word for the state and message, in place of the panel's own
+    go_on: str  # line of a shell that goes on with a run whose process has ended; or ''
+    elsewhere: bool  # in another process
 
     def records(self, since: dict[str, int] | None = None,
                 most: int | None = None) -> dict[str, Series]:

@@ -18,7 +18,7 @@ from typing import Any
 import anywidget
 import ipywidgets as widgets
 
-from ..core.commands import COMMANDS, GONE, Button, CommandSpec, in_order
+from ..core.commands import GONE, Button, CommandSpec, in_order, known_commands
 from ..core.control import Command, Reply, RunView
 from ..core.state import RunState
 from .still import invalid_weights
@@ -261,7 +261,7 @@ class Controls(Pane):
         "Enable what means something in the present state."
         view = self.view
         gone = view.notice[0] != ""  # the process of a run elsewhere has ended
-        every = [(spec, each) for spec in in_order({**COMMANDS, **view.commands})
+        every = [(spec, each) for spec in in_order(known_commands(view))
                  for each in spec.buttons]
         mains = [pair for pair in every if pair[1].place == "main"]
         self._main, each = next((pair for pair in mains if view.state in pair[1].states), mains[-1])

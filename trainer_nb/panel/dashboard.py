@@ -7,7 +7,7 @@ __all__ = ['MEAN', 'BEST', 'NAMES', 'PHASES', 'MESSAGES', 'STANDING', 'rate', 'c
            'searching', 'memory_in_use', 'Cell', 'Numbers', 'PinChooser', 'Head',
            'why_paused', 'waiting_text', 'invalid_text', 'error_text', 'plural',
            'finished_text', 'last_change', 'last_checkpoint', 'message_text',
-           'next_action', 'Tabs', 'tab_titles', 'MessageLine', 'Dashboard']
+           'notice_text', 'next_action', 'Tabs', 'tab_titles', 'MessageLine', 'Dashboard']
 
 # %% ../../nbs/panel/dashboard.ipynb #34edbdba
 import html
@@ -412,6 +412,11 @@ def message_text(view: RunView, invalid: str = "", can_rewind: bool = False) -> 
     return alert_line(view) or last_change(view) + last_checkpoint(view)
 
 # %% ../../nbs/panel/dashboard.ipynb #faf9fa1e
+def notice_text(view: RunView) -> str:
+    "What a run elsewhere says of its process, and the line that goes on with it."
+    words, line = view.notice[1], view.go_on
+    return html.escape(words) + (f" To go on: <code>{html.escape(line)}</code>" if line else "")
+
 def next_action(view: RunView) -> tuple[str, str, dict]:
     "The button of the message line: its text, the command it posts or tab it opens, and values."
     state = view.state
@@ -523,7 +528,7 @@ class MessageLine:
         "Write the present state."
         view, controls = self.screen.view, self.controls
         invalid = (self.curves.invalid_weights() or ("",))[0]
-        words = controls.answer() or waiting_text(self.screen.obstacle) or view.notice[1]
+        words = controls.answer() or waiting_text(self.screen.obstacle) or notice_text(view)
         words = words or message_text(view, invalid, controls.advice.possible)
         self.text.value = f'<div class="message">{words}</div>'
         text, choosing = next_action(view)[0], controls.chooser.open

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'VERSION', 'LARGEST', 'OPEN', 'PAGES', 'NAME', 'NUMBER', 'VALUES', 'ID',
-           'ASKS', 'WHO', 'ENDS', 'RECORDS', 'SOONEST', 'LATEST', 'SHARE', 'diff',
-           'apply', 'Listener', 'Asked', 'Page', 'Feed']
+           'ASKS', 'WHO', 'FOR_STEERING', 'ENDS', 'RECORDS', 'SOONEST', 'LATEST', 'SHARE',
+           'diff', 'apply', 'Listener', 'seen', 'Asked', 'Page', 'Feed']
 
 # %% ../../nbs/panel/feed.ipynb #ed7d20dc
 import json
@@ -117,6 +117,16 @@ ASKS: dict[str, dict] = {  # what a message has beside `ask` and `page`
     "span": ID | {"first": NUMBER, "last": NUMBER}}
 WHO = {"ask": NAME, "page": NotRequired[Annotated[str, Most(40)]]}
 
+FOR_STEERING = "go_on", "error"  # of `state`: the line of a shell, and tracebacks
+
+def seen(sections: dict, may_steer: bool) -> dict:
+    "What a page may know of some sections."
+    state = sections.get("state")
+    if may_steer or state is None:
+        return sections
+    return sections | {"state": {
+        name: value for name, value in state.items() if name not in FOR_STEERING}}
+
 @dataclass(eq=False)
 class Asked:
     "A command of a page that has no answer yet."
@@ -141,6 +151,10 @@ class Page(Listener):
         if not self.ready:
             return ()
         return (*self.sections, self.tab) if self.tab else self.sections
+
+    def chosen(self, now: dict) -> dict:
+        "Of the present sections those that it wants, and may know."
+        return seen(super().chosen(now), self.may_steer)
 
     def tell(self, now: dict, still: bool) -> None:
         "Send what is new; everything after a hello."

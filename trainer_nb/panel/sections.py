@@ -4,17 +4,16 @@
 
 # %% auto #0
 __all__ = ['RULES', 'NOT_FOR_PAGES', 'MOST_ENTRIES', 'MOST_ROWS', 'SECTIONS', 'USUAL', 'plain',
-           'known', 'pairs', 'Look', 'as_text', 'run', 'state', 'paused_by', 'place',
-           'saved', 'memory', 'digits', 'numbers', 'branches', 'tunables', 'values',
-           'commands', 'command', 'button', 'points', 'hooks', 'times', 'journal',
-           'alerts', 'waiting', 'breakpoints', 'inspect', 'lr', 'rewind', 'table',
-           'means_between', 'values_at', 'best_row', 'Section', 'by_hook', 'by_standing',
-           'by_entry', 'by_evaluation', 'by_second']
+           'known', 'pairs', 'Look', 'run', 'state', 'paused_by', 'place', 'saved',
+           'memory', 'digits', 'numbers', 'branches', 'tunables', 'values', 'commands',
+           'command', 'button', 'points', 'hooks', 'times', 'journal', 'alerts',
+           'waiting', 'breakpoints', 'inspect', 'lr', 'rewind', 'table', 'means_between',
+           'values_at', 'best_row', 'Section', 'by_hook', 'by_standing', 'by_entry',
+           'by_evaluation', 'by_second']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
 import html
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter, time
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.commands import COMMANDS, GONE, Button, CommandSpec, in_order
+from ..core.commands import COMMANDS, GONE, Button, CommandSpec, in_order, known_commands
 from ..core.control import RunView
 from ..hooks.remote_control import LONGEST_ERROR, MOST_ALERTS
 from .bins import Records
@@ -66,10 +65,6 @@ class Look:
         return value
 
 # %% ../../nbs/panel/sections.ipynb #7dbe03ab
-def as_text(markup: str) -> str:
-    "Convert a notice of a view, which is HTML, to text."
-    return html.unescape(re.sub(r"<[^>]*>", "", markup))
-
 def run(view) -> dict:
     "What stays as it is: name, device, loaders, tabs."
     return known(name=view.name, description=view.description, loaders=view.loaders,
@@ -81,7 +76,7 @@ def state(view) -> dict:
     error = view.error
     return known(
         name=str(view.state), standing=getattr(view, "standing", None), word=word or None,
-        notice=as_text(notice) or None, error=error and error[-LONGEST_ERROR:],
+        notice=notice or None, go_on=view.go_on or None, error=error and error[-LONGEST_ERROR:],
         what=error and what_failed(error), failed=view.failed or None,
         dead_end=view.dead_end or None, invalid_since=view.invalid_since,
         paused_by=paused_by(view), in_cell=view.in_cell or None)
@@ -165,7 +160,7 @@ NOT_FOR_PAGES = ("interrupt", "sweep")
 
 def commands(view) -> dict:
     "Name to what a command does and takes, its buttons, and `why_not` where it has no effect."
-    every = {**COMMANDS, **view.commands}
+    every = known_commands(view)
     gone = GONE if view.notice[0] else ""
     return {spec.name: command(view, spec, at, gone) for at, spec in enumerate(in_order(every))
             if spec.name not in NOT_FOR_PAGES}

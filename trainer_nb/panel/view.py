@@ -78,7 +78,7 @@ def judged_averages(trainer) -> list[str]:
 # %% ../../nbs/panel/view.ipynb #625985a4
 class LocalRunView:
     "A `RunView` of a trainer in this process."
-    notice = "", ""  # the panel's own words are right
+    notice, go_on, elsewhere = ("", ""), "", False  # the panel's own words are right
     state = property(lambda self: self.trainer.state)
     journal = property(lambda self: self.trainer.journal)
     error = property(lambda self: self.trainer.error_text)

@@ -8,8 +8,8 @@ __all__ = ['MOST_POINTS', 'MOST_NAMES', 'MOST_BRANCHES', 'MOST_ENTRIES', 'PARTS'
            'JournalReader', 'RemoteHookRow', 'read_hook', 'read_tunable', 'read_times',
            'rule_of', 'each_read', 'Offer', 'RemoteReply', 'Outbox', 'Asked', 'Waiting',
            'check_protocol', 'read_waiting', 'read_alerts', 'remote_panes',
-           'RemoteRunView', 'resume_command', 'where_from', 'process_words',
-           'unreachable_text', 'as_html', 'notice', 'result_words']
+           'RemoteRunView', 'resume_command', 'where_from', 'last_file', 'process_words',
+           'unreachable_text', 'notice', 'result_words']
 
 # %% ../../nbs/remote/remote_view.ipynb #ca20c68a
 import html
@@ -30,7 +30,8 @@ from ..core.control import Command, Series, StepTimes, TunableView, WaitingComma
 from ..folder.control import (FINAL, LARGEST, OFFER, REPLIES, STATUS, VERSION, ControlError,
                                        ControlFolder, Lines, Replies, Request, sender)
 from ..folder.layout import JOURNAL, METRICS, PLACE
-from ..folder.reader import (SILENT, JournalLines, LatestFile, Watch, files_seen, start_line)
+from ..folder.reader import (SILENT, JournalLines, LatestFile, Watch, files_seen, printable,
+                                      start_line)
 from ..core.hook import HookFailure
 from ..core.journal import Journal, read_entry, read_header
 from ..core.state import Position, RunState
@@ -430,6 +431,7 @@ class RemoteRunView:
     "A `RunView` of a run in another process, from its folder; ControlError where none is there."
     inspection = lr_search = rate_plan = None  # stay with the run
     in_cell = False  # no cell of this process waits for the run
+    elsewhere = True
     panes = property(remote_panes)
     layer_stats = property(lambda self: self.layers_file.read())
     samples = property(lambda self: self.samples_file.read())
@@ -440,7 +442,7 @@ class RemoteRunView:
     commands = property(lambda self: self._offer.commands)
     hooks = property(lambda self: self._offer.hooks)
     step_times = property(lambda self: self._offer.step_times)
-    description = property(lambda self: self.watch.of("description", str, ""))
+    description = property(lambda self: printable(self.watch.of("description", str, ""), 100))
     error = property(lambda self: self.watch.of("error", str | None, None))
     invalid_since = property(lambda self: self.watch.of("invalid_since", int | None, None))
     loaders = property(lambda self: self.watch.of("loaders", list[str], []))
@@ -506,7 +508,7 @@ class RemoteRunView:
     def name(self) -> str:
         "That of the model, and the folder: two panels of a model are told apart by it."
         found = self.watch.of("name", str, ""), self.path.resolve().name
-        return " in ".join(each for each in found if each)
+        return " in ".join(printable(each, 100) for each in found if each)
 
     @property
     def state(self) -> RunState:
@@ -528,6 +530,12 @@ class RemoteRunView:
     def dead_end(self) -> str:
         "What to do where each batch would raise the same; '' else."
         return self.watch.of("dead_end", str, "")
+
+    @property
+    def go_on(self) -> str:
+        "The line of a shell that goes on with a run whose process has ended; '' for others."
+        over = self.watch.reachable or self.state is RunState.FINISHED
+        return "" if over else resume_command(self)
 
     @property
     def failed(self) -> str:
@@ -593,17 +601,20 @@ def resume_command(view: RemoteRunView) -> str:
 
 def where_from(view: RemoteRunView) -> str:
     "How the run can be resumed, and from which step."
-    saved, line = view.last_saved, resume_command(view)
-    words, how = "It saved no checkpoint.", "start it again"
-    if saved:
-        words, how = f"Its last checkpoint is of step {saved[0]:,}.", "resume it"
-    return words + (f" To {how}: {line}" if line else "")
+    line = resume_command(view)
+    return last_file(view) + (f" To go on: {line}" if line else "")
+
+def last_file(view: RemoteRunView) -> str:
+    "The step from which the run can go on."
+    saved = view.last_saved
+    return f"Its last checkpoint is of step {saved[0]:,}." if saved else "It saved no checkpoint."
 
 def process_words(view: RemoteRunView) -> str:
     "The process of the run, in words."
     process = view.watch.of("process", dict, {})
     pid, host = process.get("pid"), process.get("host")
-    return f"process {pid} on {host}" if fits(pid, int) and fits(host, str) else "its process"
+    known = fits(pid, int) and fits(host, str)
+    return f"process {pid} on {printable(host, 100)}" if known else "its process"
 
 def unreachable_text(view: RemoteRunView) -> str:
     "Why no command can be sent, and what to do."
@@ -613,30 +624,25 @@ def unreachable_text(view: RemoteRunView) -> str:
         where_from(view))
 
 # %% ../../nbs/remote/remote_view.ipynb #ee9bb9db
-def as_html(text: str, line: str) -> str:
-    "A text for the page, the command line in it as code."
-    shown = html.escape(text)
-    return shown.replace(html.escape(line), f"<code>{html.escape(line)}</code>") if line else shown
-
 def notice(view: RemoteRunView) -> tuple[str, str]:
-    "Word and message (HTML) that the panel shows in place of its own; '' for its own."
+    "Word and message that the panel shows in place of its own; '' for its own."
     watch, standing, place = view.watch, view.standing, view.position
     if watch.reachable:
         if watch.silent > SILENT and standing in ("running", "paused"):
-            return "", (f"<b>No sign for {as_clock(watch.silent)}</b>: "
-                        f"{html.escape(process_words(view))} is there, and writes nothing.")
+            return "", (f"No sign for {as_clock(watch.silent)}: {process_words(view)} is there, "
+                        "and writes nothing.")
         return "", ""
-    again, at = as_html(where_from(view), resume_command(view)), f"step {place.step:,}"
+    again, at = last_file(view), f"step {place.step:,}"
     if standing == "lost":
-        return "Lost", f"<b>Lost at {at}</b>: {html.escape(process_words(view))} is gone. {again}"
+        return "Lost", f"Lost at {at}: {process_words(view)} is gone. {again}"
     if standing == "crashed":
-        words = html.escape(what_failed(view.error or ""))
-        return "Crashed", f"<b>Crashed after {at}</b>: {words}. {again}"
+        why = printable(what_failed(view.error or ''), 600)
+        return "Crashed", f"Crashed after {at}: {why}. {again}"
     word = view.state.capitalize()
     if view.state is RunState.FINISHED:
         last = result_words(view.history.last())
-        return word, f"<b>Finished</b> after {at}, {as_clock(place.seconds)}. {html.escape(last)}"
-    return word, f"<b>{word} at {at}</b>, and its process has ended. {again}"
+        return word, f"Finished after {at}, {as_clock(place.seconds)}. {last}"
+    return word, f"{word} at {at}, and its process has ended. {again}"
 
 def result_words(last: dict[str, float]) -> str:
     "The last values of the losses and of what evaluations measured."
