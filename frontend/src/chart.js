@@ -7,7 +7,8 @@ import { isAveraged, short } from "./words.js";
 const INKS = ["#3f83e8", "#dd7023", "#2a9d62", "#a259c4", "#c9483f", "#8a7a2c"];
 const AXES = { step: (curve) => column(curve, "step"), epoch: (curve) => column(curve, "epoch"), samples: (curve) => column(curve, "samples"), time: (curve) => column(curve, "seconds") };
 
-// Centred means over about `window` points of a record whose rows stand for `stride` of them; NaN stays a gap.
+// Means over about `window` values around each; at the ends, where one side is missing, a line through them, so that neither end lags
+// behind a slope. NaN stays a gap.
 export function smoothed(values, window) {
   const reach = Math.floor(window / 2);
   if (reach < 1) return values;
@@ -18,9 +19,23 @@ export function smoothed(values, window) {
     counts[at + 1] = counts[at] + good;
   });
   return values.map((value, at) => {
-    const own = Math.min(reach, at, values.length - 1 - at), from = at - own, to = at + own + 1;
-    return Number.isFinite(value) ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : NaN;
+    if (!Number.isFinite(value)) return NaN;
+    const from = Math.max(0, at - reach), to = Math.min(values.length, at + reach + 1), mean = (sums[to] - sums[from]) / (counts[to] - counts[from]);
+    return to - from === 2 * reach + 1 ? mean : mean + slope(values, from, to, at, mean);
   });
+}
+
+// What a line through some values adds to their mean at a place.
+function slope(values, from, to, at, mean) {
+  let [count, places, products, squares] = [0, 0, 0, 0];
+  for (let each = from; each < to; each++) if (Number.isFinite(values[each])) { count += 1; places += each; }
+  const middle = places / count;
+  for (let each = from; each < to; each++) {
+    if (!Number.isFinite(values[each])) continue;
+    products += (each - middle) * (values[each] - mean);
+    squares += (each - middle) ** 2;
+  }
+  return squares ? (products / squares) * (at - middle) : 0;
 }
 
 const isNoisy = (name) => name.startsWith("train/") || name.startsWith("grad_norm");
@@ -86,7 +101,7 @@ export function layout(curves, { axis = "step", log = false, width = 900, change
   small.forEach((name, at) => {
     const gap = 0.06, wide = (1 - gap * (small.length - 1)) / small.length, from = at * (wide + gap), number = at + 2;
     made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
-    made[`yaxis${number}`] = { ...PLAIN, domain: [0, 0.24], anchor: `x${number}`, nticks: 3, exponentformat: "e" };
+    made[`yaxis${number}`] = { ...PLAIN, domain: [0, 0.24], anchor: `x${number}`, nticks: 4, exponentformat: "e" };
     made.annotations.push({ text: name, x: from, y: 0.31, xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
   });
   return made;

@@ -5,8 +5,9 @@ import { useEffect, useReducer, useState } from "preact/hooks";
 import { Chart } from "./chart.js";
 import { Controls, Message, Waiting, useAnswer } from "./controls.js";
 import { pageLink, widgetLink } from "./link.js";
-import { Head, Hooks, Journal, Tunables } from "./parts.js";
+import { Head, Hooks, Journal } from "./parts.js";
 import { Store } from "./store.js";
+import { Tunables } from "./tunables.js";
 import { capital, colour, standing } from "./words.js";
 
 // Keys that the page itself needs; all others stay in the panel, where a notebook would take them for its shortcuts.

@@ -1,19 +1,24 @@
-// Head, tunables, hooks and journal.
+// Head, hooks and journal.
 import { html } from "htm/preact";
 import { useRef, useState } from "preact/hooks";
-import { capital, clock, count, entryText, isAveraged, newest, phase, plain, read, short, standing } from "./words.js";
+import { capital, clock, count, entryText, isAveraged, newest, phase, short, standing } from "./words.js";
 
+const base = (name) => name.split(".")[0];
 const LABELS = { samples_per_second: "Samples/s" };
 
-// Label, value and unit of the numbers of the head.
-export function cellsOf({ run, place, memory, numbers = {} }) {
+// Label, value, unit, what stands below it, and style of the numbers of the head.
+export function cellsOf({ run, place, memory, numbers = {}, values = {} }) {
   const { seconds, fraction } = place, left = seconds && fraction ? seconds * (1 / fraction - 1) : undefined;
-  const cells = [["Elapsed", clock(seconds), ""], ["Left", clock(left), ""]];
-  if (memory?.used !== undefined) cells.push([memory.label, (memory.used / 2 ** 30).toFixed(1), memory.total ? `of ${(memory.total / 2 ** 30).toFixed(1)} GB` : "GB"]);
-  for (const [name, { value, of, best }] of Object.entries(numbers)) {
-    if (name.startsWith("train/") && !name.endsWith("/loss")) continue;
-    cells.push([LABELS[name] ?? name, short(value), of > 1 ? `avg ${of}` : isAveraged(run, name) ? "average" : best ? `best ${short(best.value)}` : ""]);
+  const cells = [["Elapsed", clock(seconds), "", ""], ["Left", clock(left), "", ""]];
+  const rank = (name) => (name === "samples_per_second" ? 2 : base(name) === "grad_norm" ? 1.5 : base(name) === "lr" ? 1 : 0);
+  for (const [name, { value, of, step, best, bad_since: bad }] of Object.entries(numbers).sort(([one], [other]) => rank(one) - rank(other))) {
+    if ((name.startsWith("train/") && !name.endsWith("/loss")) || name.startsWith("time/")) continue;
+    const rates = base(name) === "lr" && values[name]?.each;
+    const old = of > 1 && place.step - step > 2 * of;  // no longer recorded
+    const below = old ? `at step ${count(step)}` : bad !== undefined ? `not finite since step ${count(bad)}` : best ? `best ${short(best.value)}` : of > 1 ? `mean of ${of}` : rates ? `groups ${rates.map(short).join(" · ")}` : "";
+    cells.push([LABELS[name] ?? name, short(value), isAveraged(run, name) ? "average" : "", below, old ? "old" : bad !== undefined ? "wrong" : ""]);
   }
+  if (memory?.used !== undefined) cells.push([memory.label, (memory.used / 2 ** 30).toFixed(1), "GB", memory.total ? `of ${(memory.total / 2 ** 30).toFixed(1)} GB` : ""]);
   return cells.slice(0, 12);
 }
 
@@ -27,53 +32,8 @@ export function Head({ view }) {
       <span class="place"><span class="key">step</span><b class="step">${count(place.step)}</b><span class="quiet">${place.max_steps ? ` / ${count(place.max_steps)}` : ""}</span></span>
       <span class="percent">${done === undefined ? "" : `${Math.round(100 * done)} %`}</span></div>
     <progress max="1" value=${done ?? 0} aria-label="Progress of the run"></progress>
-    <div class="numbers">${cellsOf(view).map(([label, value, unit]) => html`<div key=${label} title=${`${label} ${value} ${unit}`}>
-      <div class="label">${label}</div><div class=${`value ${value === "–" ? "none" : ""}`}><span>${value}</span> <small>${unit}</small></div></div>`)}</div></header>`;
-}
-
-// Those that a person changes: not the switch and the order of each hook, which its row has.
-export const tunablesOf = ({ tunables, values }) => Object.entries(tunables).sort(([, one], [, other]) => one.at - other.at)
-  .filter(([name, { owner }]) => !owner || ![`${owner}.enabled`, `${owner}.order`].includes(name))
-  .map(([name, rule]) => ({ name, ...rule, ...values[name] }));
-
-const inWords = (value, rule) => (value === undefined || value === null ? rule.none || "none" : plain(value));
-
-function hintOf(rule, refused) {
-  if (refused || rule.refused) return refused || rule.refused;
-  if (rule.waits) return `${inWords(rule.value, rule)} → ${inWords(rule.pending, rule)} at the next step`;
-  if (rule.moves) return `in force ${short(rule.value)} (schedule)`;
-  return rule.doc ?? "";
-}
-
-function Row({ store, rule, off }) {
-  const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), { name } = rule;
-  const label = name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `hint-${name}`;
-  async function choose(value) {
-    let found;
-    try { found = await store.command("tune", { [name]: value() }); } catch (error) { found = { status: "refused", reason: error.message }; }
-    const taken = ["applied", "void"].includes(found.status);
-    setRefused(taken ? "" : found.reason || found.status);
-    if (taken) setDraft(null);
-  }
-  const given = { id: `tunable-${name}`, disabled: off, "aria-describedby": hint };
-  const shown = rule.waits ? rule.pending : rule.moves ? undefined : rule.value;
-  const field = rule.choices
-    ? html`<select ...${given} value=${String(rule.choices.findIndex((each) => each === (rule.value ?? null)))} onChange=${(event) => choose(() => rule.choices[Number(event.target.value)])}>
-        ${rule.choices.map((each, at) => html`<option value=${String(at)}>${inWords(each, rule)}</option>`)}</select>`
-    : rule.kind === "bool"
-      ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${(event) => choose(() => event.target.checked)} />`
-      : html`<input ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" class=${draft === null ? "" : "draft"}
-          placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
-          value=${draft ?? (shown === undefined || shown === null ? "" : plain(shown))} onInput=${(event) => setDraft(event.target.value)}
-          onKeyDown=${(event) => { if (event.key === "Escape") { setDraft(null); setRefused(""); } }}
-          onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule)); else setDraft(null); }} />`;
-  const words = hintOf(rule, refused);
-  return html`<div class=${`row ${refused || rule.refused ? "refused" : rule.waits ? "pending" : ""}`} data-name=${name}>
-    <label for=${given.id} title=${rule.doc}>${rule.owner && html`<span class="quiet of">${rule.owner}</span> `}${label}</label>${field}<div class="hint" id=${hint} title=${words}>${words}</div></div>`;
-}
-
-export function Tunables({ store, view, off }) {
-  return html`<section class="tunables" aria-label="Tunables">${tunablesOf(view).map((rule) => html`<${Row} key=${rule.name} ...${{ store, rule, off }} />`)}</section>`;
+    <div class="numbers">${cellsOf(view).map(([label, value, unit, below, style]) => html`<div key=${label} title=${`${label} ${value} ${unit} ${below}`}>
+      <div class="label">${label}</div><div class=${`value ${value === "–" ? "none" : style ?? ""}`}><span>${value}</span> <small>${unit}</small></div><div class="what">${below}</div></div>`)}</div></header>`;
 }
 
 export const hooksOf = ({ hooks, points }) => Object.entries(hooks).sort(([, one], [, other]) => one.at - other.at).map(([name, row]) => ({ name, ...points[name], ...row }));

@@ -86,11 +86,11 @@ export class Store {
   }
 
   // A command with all its values, so that a click means what the page showed.
-  command(name, values = {}) {
+  command(name, values = {}, reason = undefined) {
     const id = String(++this.number);
     return new Promise((done) => {
       this.answers.set(id, done);
-      Promise.resolve(this.link.ask({ ask: "command", id, name, values, basis: this.view?.place?.step })).catch((error) => {
+      Promise.resolve(this.link.ask({ ask: "command", id, name, values, reason, basis: this.view?.place?.step })).catch((error) => {
         this.answers.delete(id);
         done({ status: "no answer", reason: `the run cannot be reached (${error.message})` });
       });

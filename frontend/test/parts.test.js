@@ -6,6 +6,7 @@ import { buttonsOf } from "../src/controls.js";
 import { Panel } from "../src/panel.js";
 import { cellsOf } from "../src/parts.js";
 import { Store } from "../src/store.js";
+import { groupsOf, isFar, rangeOf, stopOf, valueAt } from "../src/tunables.js";
 import { message, plain, read, short } from "../src/words.js";
 
 const button = (at, more) => ({ at, doc: "does it", place: "tools", ...more });
@@ -13,7 +14,7 @@ const VIEW = {
   may_steer: true, run: { name: "<b>net</b>", description: "cpu" }, state: { name: "running" },
   place: { step: 12, epoch: 0, epochs: 2, fraction: 0.25, seconds: 3, phase: "train" },
   numbers: { "train/loss": { value: 0.5, of: 33, step: 12 }, lr: { value: 1e-4, of: 1, step: 12 } },
-  tunables: { lr: { at: 0, kind: "float", min: 0, optional: true, none: "initial", doc: "rate" }, flag: { at: 1, kind: "bool" }, mode: { at: 2, kind: "choice", choices: [null, "a"] }, "slow.order": { at: 3, kind: "int", owner: "slow" } },
+  tunables: { lr: { at: 0, group: "Optimizer", scale: "log", kind: "float", min: 0, optional: true, none: "initial", doc: "rate" }, flag: { at: 1, group: "Loop", kind: "bool" }, mode: { at: 2, group: "Loop", kind: "choice", choices: [null, "a"] }, "slow.order": { at: 3, group: "slow", kind: "int", owner: "slow" } },
   values: { lr: { value: 0.01 }, flag: { value: false }, mode: {}, "slow.order": { value: 0 } },
   commands: {
     tune: { at: 0 }, stop: { at: 3, buttons: { Stop: button(0, { place: "ends", style: "stop" }) } },
@@ -70,11 +71,11 @@ test("who may only look can press nothing", () => {
   const { asked, box, find } = shown({ may_steer: false });
   for (const each of box.querySelectorAll("section[aria-label=Controls] button")) each.click();
   expect(asked).toEqual([]);
-  expect(find("[data-name=lr] input").disabled).toBe(true);
+  expect(find("#tunable-lr").disabled).toBe(true);
 });
 
 test("a value is sent as a number, and a refusal stays beside its field", async () => {
-  const { asked, store, find } = shown(), field = find("[data-name=lr] input");
+  const { asked, store, find } = shown(), field = find("#tunable-lr");
   type(field, "/10");
   await vi.waitFor(() => expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.001 } }));
   store.hear({ re: asked.at(-1).id, status: "refused", reason: "too small" }, []);
@@ -84,13 +85,13 @@ test("a value is sent as a number, and a refusal stays beside its field", async 
 
 test("what is no number is said and not sent", async () => {
   const { asked, find } = shown();
-  type(find("[data-name=lr] input"), "fast");
+  type(find("#tunable-lr"), "fast");
   await vi.waitFor(() => expect(find("[data-name=lr] .hint").textContent).toContain("fast is not a number"));
   expect(asked).toEqual([]);
 });
 
 test("a half-typed value stays while the run advances", async () => {
-  const { store, find } = shown(), field = find("[data-name=lr] input");
+  const { store, find } = shown(), field = find("#tunable-lr");
   field.value = "0.0";
   field.dispatchEvent(new Event("input", { bubbles: true }));
   store.hear({ patch: { place: { step: 13 }, values: { lr: { value: 0.02 } } } }, []);
@@ -136,9 +137,51 @@ test("the scale chooses itself", () => {
 
 test("what was measured with an average of the weights is called so", () => {
   const view = { ...VIEW, run: { name: "net", averaged: ["valid"] }, numbers: { "valid/loss": { value: 0.5, of: 1, step: 12 }, "test/loss": { value: 0.5, of: 1, step: 12 } } };
-  expect(cellsOf(view).slice(-2).map(([, , unit]) => unit)).toEqual(["average", ""]);
+  expect(cellsOf(view).filter(([label]) => label.endsWith("loss")).map(([, , unit]) => unit)).toEqual(["average", ""]);
   const curve = { stride: 1, rows: new Float32Array(9) };
   const { store, box } = shown(view);
   store.hear({ patch: { run: { averaged: ["valid"] } }, curves: [{ name: "valid/loss", stride: 1, from: 0 }, { name: "test/loss", stride: 1, from: 0 }] }, [curve.rows, curve.rows]);
   return vi.waitFor(() => expect([...box.querySelectorAll(".legend button")].map((each) => each.textContent)).toEqual(["valid/loss (average)", "test/loss"]));
+});
+
+test("a slider has 3 digits, powers of ten where the rule says so, and goes back to where it came from", () => {
+  const range = rangeOf({ kind: "float", scale: "log", value: 0.003 });
+  expect([range.low, range.high].map((each) => Number(each.toPrecision(3)))).toEqual([1e-6, 0.1]);
+  for (const value of [1e-6, 2.5e-5, 0.003, 0.1]) expect(valueAt(range, stopOf(range, value), "float") / value).toBeCloseTo(1, 1);
+  expect(rangeOf({ kind: "int", scale: "linear", min: 1, value: 2 })).toEqual({ low: 1, high: 16, log: false });
+  expect(valueAt({ low: 1, high: 16, log: false }, 101, "int")).toBe(9);
+  expect([1, 2, 1e-8, 1e-7].map((each) => isFar(each, { value: 0.003 }, range))).toEqual([false, true, true, false]);
+});
+
+test("a slider is one message, and what is far beyond it is asked before", async () => {
+  const { asked, store, find } = shown(), slider = find("[data-name=lr] input[type=range]");
+  slider.value = "200";
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+  expect(asked).toEqual([]);
+  slider.dispatchEvent(new Event("change", { bubbles: true }));
+  await vi.waitFor(() => expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 1 } }));
+  store.hear({ re: asked.at(-1).id, status: "applied" }, []);
+  type(find("#tunable-lr"), "50");
+  await vi.waitFor(() => expect(find("[data-name=lr] .hint").textContent).toContain("far beyond the usual 1e-5 to 1"));
+  expect(asked.length).toBe(1);
+  [...find("[data-name=lr] .hint").querySelectorAll("button")].find((each) => each.textContent === "Set 50").click();
+  await vi.waitFor(() => expect(asked.at(-1)).toMatchObject({ values: { lr: 50 } }));
+});
+
+test("hooks with many tunables are folded, a search finds them, Undo says why it is asked", async () => {
+  const many = Object.fromEntries([...Array(13).keys()].map((at) => [`alerts.a${at}`, { at: 9 + at, group: "alerts", owner: "alerts", kind: "bool" }]));
+  const view = { ...VIEW, points: { ...VIEW.points, alerts: { label: "AlertsHook", points: [] } }, tunables: { ...VIEW.tunables, ...many }, journal: { count: 1, entries: {}, undo: { name: "lr", what: "lr", old: 0.02 } } };
+  expect(groupsOf(view).map(({ title, open }) => [title, open])).toEqual([["Optimizer", true], ["Loop", true], ["alerts", false]]);
+  expect(groupsOf({ ...view, points: { alerts: { own: true } } }).at(-1).open).toBe(true);
+  const { asked, find, box } = shown(view);
+  expect(box.querySelectorAll(".row").length).toBe(3);
+  type(find("input[type=search]"), "a12");
+  await vi.waitFor(() => expect([...box.querySelectorAll(".row")].map((each) => each.dataset.name)).toEqual(["alerts.a12"]));
+  [...box.querySelectorAll("button")].find((each) => each.textContent === "Undo").click();
+  expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.02 }, reason: "undo" });
+});
+
+test("the ends of a smoothed slope do not lag", () => {
+  const values = Float64Array.from({ length: 40 }, (_, at) => 100 - 2 * at);
+  smoothed(values, 11).forEach((each, at) => expect(each).toBeCloseTo(values[at], 9));
 });

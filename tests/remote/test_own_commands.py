@@ -119,11 +119,11 @@ def test_the_page_has_its_button(run):
     """With what it does, and the values that it sends."""
     _, keeper = run
     page = serve.Page("runs/exp1")
-    state = json.loads(page.state("steer").body)
-    button, = [each for each in state["buttons"] if each["name"] == NAME]
-    assert button == {"name": NAME, "label": "Keep", "does": "Keep a copy of the weights",
-                      "values": {"label": "panel"}, "main": False, "style": "", "why_not": ""}
-    sent = json.dumps({"command": NAME, "values": button["values"]}).encode()
+    command = json.loads(page.view("steer").body)["commands"][NAME]
+    button = command["buttons"]["Keep"]
+    assert button["doc"] == "Keep a copy of the weights" and "why_not" not in button
+    assert button["values"] == [["label", "panel"]]
+    sent = json.dumps({"command": NAME, "values": dict(button["values"])}).encode()
     assert json.loads(page.command(sent).body)["status"] == "applied" and keeper.kept
 
 

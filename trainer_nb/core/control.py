@@ -239,6 +239,7 @@ class TunableView:
     refused: str = ""  # why the last value was refused
     moves: bool = False  # a schedule changes the value in force
     none: str = ""  # what None means in this run, if that depends on the run
+    rates: list[float] | None = None  # of parameter groups, where they differ
 
 # %% ../../nbs/core/04_control.ipynb #1568f615
 @dataclass

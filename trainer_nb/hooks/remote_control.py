@@ -80,9 +80,9 @@ def offer_of(view) -> dict:
 def tunable_values(tunable) -> dict:
     "A `TunableView` as plain values."
     values = dict(vars(tunable))
-    choices = values.pop("choices")
+    lists = {name: values.pop(name) for name in ("choices", "rates")}
     return {name: plain(value) for name, value in values.items()} | {
-        "choices": choices and [plain(each) for each in choices]}
+        name: found and [plain(each) for each in found] for name, found in lists.items()}
 
 # %% ../../nbs/hooks/remote_control.ipynb #cb41231b
 MOST = 100_000  # files of a folder that are looked at together

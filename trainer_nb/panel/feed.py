@@ -113,7 +113,8 @@ VALUES = dict[str, str | int | float | bool | None]
 ID = {"id": Annotated[str, Most(15)]}
 ASKS: dict[str, dict] = {  # what a message has beside `ask` and `page`
     "hello": {"v": int}, "rest": {}, "open": {"tab": NotRequired[NAME]},
-    "command": ID | {"name": NAME, "values": NotRequired[VALUES], "basis": NotRequired[NUMBER]},
+    "command": ID | {"name": NAME, "values": NotRequired[VALUES], "basis": NotRequired[NUMBER],
+                     "reason": NotRequired[Annotated[str, Most(500)]]},
     "span": ID | {"first": NUMBER, "last": NUMBER}}
 WHO = {"ask": NAME, "page": NotRequired[Annotated[str, Most(40)]]}
 
@@ -241,7 +242,8 @@ class Page(Listener):
                 return self.function(
                     head | {"status": "void", "where": "replaced by a newer value"}, [])
             reply = self.feed.view.post(Command(
-                message["name"], values, source="widget", basis=message.get("basis")))
+                message["name"], values, source="widget", basis=message.get("basis"),
+                reason=message.get("reason", "")))
             if message["name"] == TUNE and reply.status != "refused":
                 self._latest_of(message).update(dict.fromkeys(values, int(message["id"])))
             self.feed.asked.append(Asked(self, head, reply))

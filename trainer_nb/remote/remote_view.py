@@ -582,7 +582,8 @@ class RemoteRunView:
                     raise ControlError(unreachable_text(self))
                 values = self._offer.check(command.name, command.values)
                 request = Request(command.name, values, **{
-                    "source": source, "basis": self.position.step, **sender(), **about})
+                    "source": source, "basis": self.position.step,
+                    "reason": command.reason, **sender(), **about})
                 reply = self._outbox.send(request)
                 if command.name == "tune":
                     self._waiting.add(values, reply, self._offer.tunables)
