@@ -458,6 +458,8 @@ class Trainer:
         "Confusion matrix and worst samples of each evaluation; a SamplesHook keeps them.")
     feed: "Feed" = shown(
         "panels.feed", "What changes, as patches of JSON: `feed.listen(sections, function)`.")
+    widget: Callable = shown(
+        "panels.widget", "Slider, box or button for one tunable or command: `widget(name)`.")
     breakpoints: list[Breakpoint] = shown(
         "breakpoint_hook.breakpoints",
         "The conditions that pause the run; take one out of the list to end it.")

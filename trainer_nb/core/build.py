@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['OVERRIDDEN', 'Parts', 'settings_of', 'made_optimizers', 'modules_in', 'all_runners',
-           'build', 'tunable_sources', 'switches', 'set_precision', 'Controls', 'control',
-           'join_components']
+           'build', 'tunable_sources', 'switches', 'set_precision', 'Controls',
+           'own_widget', 'control', 'join_components']
 
 # %% ../../nbs/core/28_build.ipynb #a7277a5a
 import weakref
@@ -233,6 +233,10 @@ class Controls:
     checkpoint: RunCheckpoint  # takes, writes and loads the whole state
     best_state: BestState  # the weights of the best evaluation
 
+def own_widget(trainer, name: str):
+    "Make a widget for people's own layouts."
+    return trainer.widget(name)
+
 def control(trainer, given: Arguments) -> Controls:
     "Build what drives a run whose parts are there, and let it accept commands."
     engine, loop = trainer.engine, trainer.loop
@@ -245,6 +249,7 @@ def control(trainer, given: Arguments) -> Controls:
         runner.attention = weakly(driver.boundary.has_pending_commands)
     decays = {name: WeightDecays(each.engine) for name, each in trainer.runners.items()}
     tunables = Tunables(MethodType(tunable_sources, trainer))
+    tunables.make_widget = weakly(MethodType(own_widget, trainer))
     trainer.hooks.changed = tunables.invalidate
     checkpoint = RunCheckpoint(driver, tunables, [*decays.values()][-1])
     if trainer.optimizers:

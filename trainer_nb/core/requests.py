@@ -211,8 +211,11 @@ def post(trainer, command: Command) -> Reply:
         return reply
     mailbox.put(command, reply)
     with driver.status.lock:
-        if not driver.driven:
+        idle = not driver.driven
+        if idle:
             driver.boundary.settle_idle(trainer)
+    if idle:
+        driver.status.tick("idle")
     return reply
 
 def ask_idle(trainer, command: Command, reply: Reply) -> Reply:
@@ -281,3 +284,5 @@ def carry_out(trainer, name: str, **values) -> None:
         trainer.ask(lambda: apply(command))
     else:
         apply(command)
+        if not trainer.driver.driven:
+            trainer.driver.status.tick("idle")

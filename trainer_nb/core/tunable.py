@@ -10,7 +10,7 @@ __all__ = ['Tunable', 'PartTunable', 'declared', 'BoundTunable', 'weak_proxy', '
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
@@ -161,10 +161,24 @@ class BoundTunable:
     read: Callable[[], Any]
     write: Callable[[Any], None]  # takes a checked value
     owner: str = ""  # name of the hook; "" for the run itself
+    make_widget: Callable[[str], Any] | None = None  # of `trainer.tunables[name]`
 
     def check(self, value):
         "As `Tunable.check`, with the full name in the message."
         return self.tunable.check(value, self.name)
+
+    def widget(self):
+        """Make an ordinary ipywidget that shows the value in force and sets it.
+
+        Returns:
+            Slider, box, switch or list, as for `trainer.widget(name)`.
+
+        Example:
+            widgets.HBox([trainer.tunables["lr"].widget(), trainer.widget("pause")])
+        """
+        if self.make_widget is None:
+            raise RuntimeError(f"{self.name}: trainer.tunables[{self.name!r}].widget() has the run")
+        return self.make_widget(self.name)
 
 # %% ../../nbs/core/02_tunable.ipynb #4c84742b
 def weak_proxy(owner):
@@ -204,6 +218,7 @@ class Tunables:
     ):
         self.pending: dict[str, Any] = {}  # checked values that wait for the next boundary
         self.refused: dict[str, str] = {}  # why the last value of a name was refused
+        self.make_widget: Callable[[str], Any] | None = None  # of a name
         self._sources, self._version = weakly(sources), object()
         self._built: tuple[object, Mapping[str, BoundTunable]] = (None, {})
 
@@ -223,6 +238,10 @@ class Tunables:
     def __call__(self) -> dict[str, BoundTunable]:
         "The table, as a dict."
         return dict(self.table)
+
+    def __getitem__(self, name: str) -> BoundTunable:
+        "The tunable of a name: rules, `read()`, `widget()`; ValueError if there is none."
+        return replace(find_tunable(self.table, name), make_widget=self.make_widget)
 
     def __repr__(self):
         return "\n".join(f"{name} = {entry.read()!r}" for name, entry in self.table.items())

@@ -277,7 +277,7 @@ class Page(Listener):
         return {name: value for name, value in values.items() if id > latest.get(name, -1)} or None
 
 # %% ../../nbs/panel/feed.ipynb #b50413db
-ENDS = ("ended", "swept")  # safe points at which a run, or a search, has ended
+ENDS = ("ended", "swept", "idle")  # safe points after which none comes for a while
 RECORDS = {"numbers", "table"}  # sections that need the records
 SOONEST, LATEST, SHARE = 0.05, 2.0, 100  # seconds between looks; so many times what one takes
 

@@ -8,6 +8,7 @@ __all__ = ['runs_in', 'RunPanels', 'show_finished']
 # %% ../../nbs/panel/run_panels.ipynb #7e0eaad4
 import weakref
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.state import say
@@ -69,6 +70,12 @@ class RunPanels:
             self._feed = Feed(view)
             trainer.at_safe_point = trainer.at_safe_point or self.tick
         return self._feed
+
+    @property
+    def widget(self):
+        "What makes a widget of one tunable or command: `widget(name, **values)`."
+        from trainer_nb.panel.own_controls import own_widget
+        return partial(own_widget, self.feed)
 
     def tick(self, kind: str) -> None:
         "Refresh what is shown at a safe point, and tell who listens."
