@@ -78,7 +78,8 @@ SUGGESTIONS: dict[str, tuple[Callable, str]] = {
     "minimum": (tenth_of_minimum, "a tenth of the rate with the lowest loss (Howard, Gugger 2020)")}
 
 # %% ../../nbs/tools/lr_find.ipynb #316d6482
-def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray) -> str:
+def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray,
+            diverged: bool = False) -> str:
     "Why the curve says nothing; '' where it can be read."
     if len(losses) < 10:
         return (f"only {len(losses)} losses, a curve of 10 or more is read: more steps, or "
@@ -88,8 +89,10 @@ def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray) -> str:
     means = np.convolve(losses, np.ones(quarter) / quarter, "valid")
     fall = float((np.maximum.accumulate(means) - means).max())
     if not fall > max(noise, 0.01 * abs(float(smoothed[0]))):
+        # after a divergence, a higher one would only diverge again
+        rate = "lower first" if diverged else "higher last"
         return (f"the loss does not fall by more than its noise between {lrs[0]:.1e} and "
-                f"{lrs[-1]:.1e}: try a higher last rate, more steps, or look "
+                f"{lrs[-1]:.1e}: try a {rate} rate, more steps, or look "
                 "whether the model learns at all")
     return ""
 
@@ -122,7 +125,8 @@ class LRFind:
         "Why nothing is suggested; empty where something is."
         if self.sweep.ended not in ("done", "diverged"):
             return f"the search was {self.sweep.ended or 'not done yet'}"
-        return verdict(*map(np.array, self.finite()))
+        lrs, losses, smoothed = map(np.array, self.finite())
+        return verdict(lrs, losses, smoothed, diverged=self.sweep.ended == "diverged")
 
     @property
     def reason(self) -> str:
