@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import make
+from small_runs import BATCHES, fail, make
 from steered import until
 from written_runs import trained
 
@@ -324,7 +324,8 @@ def test_both_views_give_the_same_sections(both):
     assert set(here["run"]["panes"]) - set(there["run"]["panes"]) == {"lr", "inspect"}
     missing = here["commands"].keys() - there["commands"].keys()
     assert missing == UNEQUAL["commands"] - {*NOT_FOR_PAGES}
-    assert here["numbers"]["score/odd"] == {"value": "inf", "of": 1, "step": 9, "bad_since": 9}
+    assert here["numbers"]["score/odd"] == {
+        "value": "inf", "of": 1, "step": 9, "bad_since": 9, "count": 1}
     assert here["branches"] and here["journal"]["count"] == 3 and here["tunables"]["lr"]["doc"]
     words = [each["change"] for each in here["journal"]["entries"].values()]
     assert "a <b>note</b>" in words  # text, not HTML
@@ -349,10 +350,54 @@ def test_the_table_is_the_same_too(both):
     columns = here["columns"]
     assert columns["step"] == [6, 9, 12, 18, 24] and here["order"][:3] == [
         "step", "epoch", "train/loss"]
-    assert columns["valid/loss"][1] == "nan" and columns["score/acc"][1] == 0.5
+    assert columns["valid/loss"][1] is None and columns["score/acc"][:2] == [None, 0.5]
     best = here["best"]["valid/loss"]
     assert columns["valid/loss"][best] == min(
-        each for each in columns["valid/loss"] if each != "nan")
+        each for each in columns["valid/loss"] if each is not None)
+
+
+def test_the_states_to_go_back_to_have_the_loss_that_was_measured_there(both):
+    here, there = (each.whole("rewind")["rewind"] for each in both)
+    table = both[0].whole("table")["table"]["columns"]
+    losses = {step: each for step, each in zip(table["step"], table["valid/loss"])
+              if each is not None}
+    assert exactly(here) == exactly(there)
+    steps = [row["step"] for row in here]
+    assert steps == both[0].view.rewind_points() == [0, 4, 8, 12, 16, 20, 24]
+    assert "epoch" not in here[0] and here[0].keys() == {"step"} == here[1].keys() - {"epoch"}
+    for row in here[2:]:
+        measured = max(step for step in losses if step <= row["step"])
+        assert (row["name"], row["measured"]) == ("valid/loss", measured)
+        assert row["value"] == pytest.approx(losses[measured], rel=1e-5)
+        assert row["epoch"] == row["step"] / 8
+    [best] = [row for row in here if row.get("best")]
+    assert best["value"] == min(row["value"] for row in here[2:])
+
+
+def test_a_loss_that_is_nan_is_not_one_that_was_not_measured():
+    trainer = make(epochs=2, valid_dl=BATCHES)
+    trainer.step(3)
+    trainer.log({"valid/loss": float("nan"), "valid/acc": 0.5})
+    trainer.hooks.add(LambdaHook(name="odd", after_step=lambda trainer: trainer.log(
+        {"train/loss": float("nan")})))
+    trainer.fit()
+    columns = trainer.feed.whole("table")["table"]["columns"]
+    assert columns["step"] == [3, 5, 10] and columns["valid/acc"] == [0.5, None, None]
+    assert columns["valid/loss"][0] == "nan" and columns["valid/loss"][1] > 0
+
+
+def test_a_failure_of_a_hook_has_its_place(run):
+    run.hooks.add(LambdaHook(name="bad", after_step=fail))
+    with pytest.raises(ValueError, match="the user's own"):
+        run.fit()
+    found = run.feed.whole("hooks")["hooks"]["bad"]
+    assert found["error"] == "ValueError: the user's own"
+    assert (found["failure"]["point"], found["failure"]["step"]) == ("after_step", 4)
+    assert found["failure"]["traceback"].rstrip().endswith("ValueError: the user's own")
+    guest, owner = (Page(run.feed, may_steer=each).hello() for each in (False, True))
+    assert owner.view["hooks"]["bad"]["failure"] == found["failure"]
+    assert guest.view["hooks"]["bad"] == {
+        name: each for name, each in found.items() if name != "failure"}
 
 
 def test_curves_of_both_views_are_the_same(both):
@@ -528,11 +573,11 @@ def test_what_could_not_be_told_is_told_with_the_next_change(run):
         run.feed.look()
     run.tune(grad_clip=1.0)
     run.feed.look()
-    assert told == [({"values": {"lr": {"value": 0.25}, "grad_clip": {"value": 1.0}}},)]
+    assert [each for each, in told] == [
+        {"values": {"lr": {"value": 0.25}}}, {"values": {"grad_clip": {"value": 1.0}}}]
     page.own.function = lambda *message: bad.append(1) or send(*message)
-    run.tune(lr=0.3)
     with pytest.warns(UserWarning, match="OSError: full"):
-        run.feed.look()
+        run.tune(lr=0.3)
     page.own.function = page.take
     run.feed.look()
     assert page.view == {**run.feed.whole(), "may_steer": True}
@@ -553,7 +598,7 @@ def test_no_error_of_a_page_or_of_the_records_stops_the_training(run, monkeypatc
         raise OSError("closed")
     monkeypatch.setattr(run.view.trainer.history, "since", lambda *args: 1 / 0)
     run.feed.every = 0.0
-    run.hooks.add(LambdaHook(name="ask", after_step=lambda trainer: page.own.tab or act(trainer)))
+    run.hooks.add(LambdaHook(name="ask", after_step=lambda trainer: page.own.tabs or act(trainer)))
     with pytest.warns(UserWarning) as caught:
         run.fit()
     words = " ".join(str(each.message) for each in caught)
@@ -725,9 +770,11 @@ def test_a_command_while_the_run_goes_on_is_answered_from_its_thread(run):
 WRONG = [
     ("x", "the message is str"), ([1], "the message is"), ({}, "lacks 'ask'"), ({"ask": 3}, "ask"),
     ({"ask": "helo"}, "did you mean"), ({"ask": "hello"}, "lacks 'v'"),
-    ({"ask": "hello", "v": "1"}, "v"), ({"ask": "open", "tab": "no"}, "tab='no'"),
-    ({"ask": "open", "tab": "place"}, "tab='place'"),
-    ({"ask": "open", "tab": ["table"]}, "tab"),
+    ({"ask": "hello", "v": "1"}, "v"), ({"ask": "open", "tabs": ["no"]}, "tabs: 'no'"),
+    ({"ask": "open", "tabs": ["table", "place"]}, "tabs: 'place'"),
+    ({"ask": "open", "tabs": "table"}, "not a list"), ({"ask": "open"}, "lacks 'tabs'"),
+    ({"ask": "open", "tabs": [["table"]]}, "tabs"),
+    ({"ask": "open", "tabs": ["lr"] * 9}, "at most 8"), ({"ask": "script"}, "lacks 'id'"), ({"ask": "cancel", "id": "1"}, "no search"),
     ({"ask": "span", "id": "1", "first": -1, "last": 2}, "out of range"),
     ({"ask": "span", "id": "1", "first": 1}, "lacks 'last'"),
     ({"ask": "span", "id": "1", "first": 1, "last": 2**70}, "last"),
@@ -796,8 +843,11 @@ def test_a_page_that_may_only_look(run):
     before = state_of(run)
     assert page.view["may_steer"] is False
     assert "may look" in page.command("tune", lr=0.5)["reason"] and state_of(run) == before
-    page.own.hear({"ask": "open", "tab": "rewind"})
-    assert page.view["rewind"] == [0, 2]
+    page.own.hear({"ask": "cancel", "id": "9"})
+    assert "may look" in page.answers[-1]["reason"]
+    page.own.hear({"ask": "open", "tabs": ["rewind", "times", "inspect"]})
+    assert [row["step"] for row in page.view["rewind"]] == [0, 2]
+    assert not run.hooks.clock and run.inspection is None  # it costs the run nothing
 
 
 def test_of_a_page_only_a_later_tune_counts(run):
@@ -828,15 +878,83 @@ def test_a_page_of_another_version_is_told_only_that(run):
 
 def test_a_tab_is_sent_while_it_is_open(run):
     page = Page(run.feed).hello()
-    assert "rewind" not in page.view
-    page.own.hear({"ask": "open", "tab": "rewind"})
-    assert page.view["rewind"] == [0, 2]
-    page.own.hear({"ask": "open"})
-    assert "rewind" not in page.view
-    run.do("inspect", on=True)
-    run.step()
-    page.own.hear({"ask": "open", "tab": "inspect"})
+    assert not page.view.keys() & {"rewind", "inspect", "entries"}
+    page.own.hear({"ask": "open", "tabs": ["rewind", "inspect", "rewind"]})
+    assert [row["step"] for row in page.view["rewind"]] == [0, 2]
     assert page.view["inspect"]["tensors"][0]["shape"] == [4, 2]
+    page.own.hear({"ask": "open", "tabs": ["entries"]})
+    assert not page.view.keys() & {"rewind", "inspect"} and page.view["entries"] == {}
+    page.command("note", text="x")
+    assert page.view["entries"]["1"]["change"] == "x"
+    page.own.hear({"ask": "open", "tabs": []})
+    assert "entries" not in page.view
+
+
+def test_what_costs_time_is_measured_while_a_page_looks(run):
+    """Of several pages the last one to close its tab ends it, or to go away."""
+    one, two = Page(run.feed).hello(), Page(run.feed).hello()
+    measured = lambda: ("inspect" in [row.name for row in run.hooks.rows], run.hooks.watched)
+    assert measured() == (False, False)
+    one.own.hear({"ask": "open", "tabs": ["times", "inspect"]})
+    two.own.hear({"ask": "open", "tabs": ["times"]})
+    assert measured() == (True, True)
+    run.step(3)
+    assert one.view["times"]["steps"] == 2 and "recorder" in one.view["times"]["hooks"]
+    assert one.view["hooks"]["recorder"]["calls"] >= 1
+    one.command("inspect", on=True)  # it came here without a pause
+    assert one.view["inspect"]["layers"][0]["norm"] > 0
+    one.own.hear({"ask": "rest"})
+    assert measured() == (False, True)
+    one.hello()
+    assert measured() == (True, True)
+    one.own.stop()
+    assert measured() == (False, True)
+    two.own.hear({"ask": "open", "tabs": ["table"]})
+    assert measured() == (False, False)
+    assert len(run.journal) == 0
+
+
+def test_the_journal_as_a_script(run, both):
+    page = Page(run.feed).hello()
+    page.command("tune", lr=0.25)
+    page.own.hear({"ask": "script", "id": "7"})
+    answer = page.answers[-1]
+    assert (answer["re"], answer["status"]) == ("7", "applied")
+    assert "trainer.tune(lr=0.25)" in answer["text"] and "trainer.fit(epochs=4)" in answer["text"]
+    assert answer["promise"].startswith("Replays to the same weights")
+    elsewhere = Page(both[1])  # of a run that is read from its files
+    elsewhere.own.hear({"ask": "script", "id": "8"})
+    assert "trainer.tune(lr=0.01)" in elsewhere.answers[-1]["text"]
+
+
+def test_a_search_for_a_rate(run):
+    page = Page(run.feed).hello()
+    page.own.hear({"ask": "open", "tabs": ["lr"]})
+    assert page.view["lr"] == {}
+    page.command("lr_find", num_steps=30, stop_factor=1e9)  # in a thread of its own
+    until(lambda: page.answers)  # and the page is told at once, while nothing drives the run
+    assert page.answers[0]["status"] == "applied"
+    search = page.view["lr"]["search"]
+    assert search["use"] == ["lr", 1.0] and search["planned"] == 30 and search["reason"]
+    assert len(search["rates"]) == len(search["losses"]) == 30
+
+
+def test_a_search_that_is_cancelled(run):
+    page = Page(run.feed).hello()
+    page.own.hear({"ask": "open", "tabs": ["lr"]})
+
+    def cancel(message, buffers):
+        """As soon as the page sees it."""
+        page.take(message, buffers)
+        search = page.view.get("lr", {}).get("search", {})
+        if search.get("rates") and "ended" not in search and not page.answers:
+            page.own.hear({"ask": "cancel", "id": "9"})
+    page.own.function = cancel
+    run.feed.every = 0.0
+    page.command("lr_find", num_steps=10_000, start_lr=1e-9, end_lr=1e-8)
+    until(lambda: len(page.answers) == 2)
+    assert [each["status"] for each in page.answers] == ["applied", "applied"]
+    assert page.view["lr"]["search"]["ended"] == "cancelled"
 
 
 def test_a_zoom_of_a_page(run):

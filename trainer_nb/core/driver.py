@@ -674,8 +674,12 @@ class Boundary:
 
     def apply_aside(self, command: Command, reply: Reply, owner) -> None:
         "A command that takes seconds, while the run is not driven: in a thread of its own."
-        threading.Thread(target=self.apply, args=(command, reply, owner),
-                         name=f"trainer_nb {command.name}").start()
+        def act() -> None:
+            try:
+                self.apply(command, reply, owner)
+            finally:
+                self.status.tick("idle")  # nothing else tells a page of the answer
+        threading.Thread(target=act, name=f"trainer_nb {command.name}").start()
 
 # %% ../../nbs/core/18_driver.ipynb #d22a38ca
 def explain_failure(loop: TrainingLoop, error: BaseException) -> str:

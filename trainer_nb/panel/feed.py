@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'VERSION', 'LARGEST', 'OPEN', 'PAGES', 'NAME', 'NUMBER', 'VALUES', 'ID',
-           'ASKS', 'WHO', 'FOR_STEERING', 'ENDS', 'RECORDS', 'SOONEST', 'LATEST', 'SHARE',
-           'diff', 'apply', 'Listener', 'seen', 'Asked', 'Page', 'Feed']
+           'TABS', 'MEASURED', 'ASKS', 'WHO', 'FOR_STEERING', 'ENDS', 'RECORDS',
+           'SOONEST', 'LATEST', 'SHARE', 'diff', 'apply', 'Listener', 'seen', 'Asked',
+           'Page', 'Feed']
 
 # %% ../../nbs/panel/feed.ipynb #ed7d20dc
 import json
 import re
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Annotated, Any, NotRequired
@@ -20,7 +22,7 @@ from ..core.commands import TUNE
 from ..core.control import Command, RunView
 from ..core.state import warn
 from .bins import Cursor, Records, curve
-from .sections import NOT_FOR_PAGES, SECTIONS, USUAL, Look, known
+from .sections import NOT_FOR_PAGES, SECTIONS, USUAL, Look, known, script
 from ..support.validate import Most, check, name_hint
 
 # %% ../../nbs/panel/feed.ipynb #eb29f08e
@@ -111,22 +113,32 @@ PAGES = 50  # that show one widget
 NAME, NUMBER = Annotated[str, Most(100)], Annotated[int, range(2**53)]
 VALUES = dict[str, str | int | float | bool | None]
 ID = {"id": Annotated[str, Most(15)]}
+TABS = tuple(name for name, section in SECTIONS.items() if section.tab)
+# tab: what the run must have for it, and the command that is on while a page has it open
+MEASURED = {"times": ("hooks", "watch"), "inspect": ("inspect", "inspect")}
 ASKS: dict[str, dict] = {  # what a message has beside `ask` and `page`
-    "hello": {"v": int}, "rest": {}, "open": {"tab": NotRequired[NAME]},
+    "hello": {"v": int}, "rest": {}, "script": ID, "cancel": ID,
+    "open": {"tabs": Annotated[list[Annotated[str, Most(100)]], Most(8)]},
     "command": ID | {"name": NAME, "values": NotRequired[VALUES], "basis": NotRequired[NUMBER],
                      "reason": NotRequired[Annotated[str, Most(500)]]},
     "span": ID | {"first": NUMBER, "last": NUMBER}}
 WHO = {"ask": NAME, "page": NotRequired[Annotated[str, Most(40)]]}
 
-FOR_STEERING = "go_on", "error"  # of `state`: the line of a shell, and tracebacks
+FOR_STEERING = {"state": ("go_on", "error"), "hooks": ("failure",)}  # a line of a shell, tracebacks
 
 def seen(sections: dict, may_steer: bool) -> dict:
     "What a page may know of some sections."
-    state = sections.get("state")
-    if may_steer or state is None:
+    if may_steer:
         return sections
-    return sections | {"state": {
-        name: value for name, value in state.items() if name not in FOR_STEERING}}
+    def shown(values, hidden):
+        return {name: value for name, value in values.items() if name not in hidden}
+    found = dict(sections)
+    if "state" in found:
+        found["state"] = shown(found["state"], FOR_STEERING["state"])
+    if "hooks" in found:
+        found["hooks"] = {name: shown(row, FOR_STEERING["hooks"])
+                          for name, row in found["hooks"].items()}
+    return found
 
 @dataclass(eq=False)
 class Asked:
@@ -141,17 +153,15 @@ class Page(Listener):
                  curves: bool = True, may_steer: bool = True):
         super().__init__(feed, sections, send)
         self.curves, self.may_steer = curves, may_steer
-        self.ready, self.tab = False, ""  # ready: it has said hello
+        self.ready, self.tabs = False, tuple[str, ...]()  # ready: it has said hello
         self.greeted = False  # it was sent everything since then
         self._cursor = Cursor()
         self._lock = threading.Lock()  # messages may come in several threads: commands in turn
         self._latest: dict[str, dict[str, int]] = {}  # page to tunable to the id that set it
 
     def wanted(self) -> tuple[str, ...]:
-        "The sections of the page, and that of the open tab."
-        if not self.ready:
-            return ()
-        return (*self.sections, self.tab) if self.tab else self.sections
+        "The sections of the page, and those of the open tabs."
+        return (*self.sections, *self.tabs) if self.ready else ()
 
     def chosen(self, now: dict) -> dict:
         "Of the present sections those that it wants, and may know."
@@ -215,18 +225,35 @@ class Page(Listener):
         with self._lock:
             self._latest.pop(message.get("page", ""), None)  # it counts from the beginning
         self.ready = True
+        self.feed.measure()
         self.feed.greet(self)
 
     def _rest(self, message: dict, head: dict) -> None:
         self.ready = False
+        self.feed.measure()
 
     def _open(self, message: dict, head: dict) -> None:
-        tab = message.get("tab", "")
-        tabs = [name for name, section in SECTIONS.items() if section.tab]
-        if tab and tab not in tabs:
-            raise ValueError(f"tab={tab!r}: {name_hint(tab, tabs)}")
-        self.tab = tab
+        for tab in message["tabs"]:
+            if tab not in TABS:
+                raise ValueError(f"tabs: {tab!r}: {name_hint(tab, TABS)}")
+        self.tabs = tuple(dict.fromkeys(message["tabs"]))
+        self.feed.measure()
         self.feed.look(only=self)
+
+    def _script(self, message: dict, head: dict) -> None:
+        self.function(head | {"status": "applied"} | script(self.feed.view), [])
+
+    def _cancel(self, message: dict, head: dict) -> None:
+        search = self.feed.view.lr_search
+        self._check_steers()
+        if search is None or search.sweep.ended:
+            raise ValueError("no search is under way")
+        search.sweep.cancel()
+        self.function(head | {"status": "applied"}, [])
+
+    def _check_steers(self) -> None:
+        if not self.may_steer:
+            raise ValueError("this page may look, and change nothing")
 
     def _span(self, message: dict, head: dict) -> None:
         found = self.feed.span(message["first"], message["last"])
@@ -254,8 +281,7 @@ class Page(Listener):
     def _checked(self, message: dict) -> dict | None:
         "The values to post; ValueError for a command that is refused. None: it came too late."
         name, values, commands = message["name"], message.get("values", {}), self.feed.view.commands
-        if not self.may_steer:
-            raise ValueError("this page may look, and change nothing")
+        self._check_steers()
         if name in NOT_FOR_PAGES:
             raise ValueError(f"{name} is not for pages")
         if name not in commands:
@@ -296,6 +322,8 @@ class Feed:
         self._now: dict[str, Any] = {}  # the sections as they were read last
         self._keys: dict[str, Any] = {}
         self._told: set[str] = set()  # errors of sections
+        self._measured: set[str] = set()  # commands that are on for the tabs of pages
+        self._measuring = threading.Lock()
         self._lock, self._looking = threading.RLock(), False
         self._due = self._soonest = self._curves_due = 0.0
         self._turn: tuple = ()
@@ -309,8 +337,8 @@ class Feed:
 
         Args:
             sections: Name of a section, or several: run, state, place, saved, memory, numbers,
-                tunables, values, commands, points, hooks, times, journal, alerts, waiting,
-                breakpoints, branches, inspect, lr, rewind, table.
+                tunables, values, commands, points, hooks, times, journal, entries, alerts,
+                waiting, breakpoints, branches, inspect, lr, rewind, table.
             function: Function of a patch. An exception is a warning, the third one in a row ends
                 the listener.
 
@@ -369,6 +397,19 @@ class Feed:
         for each in list(self.asked):
             if each.page is listener:
                 self.asked.remove(each)
+        self.measure()
+
+    def measure(self) -> None:
+        "Let the run measure what the open tabs of pages show, and no longer what none shows."
+        tabs = {tab for each in self.listeners if isinstance(each, Page) and each.ready
+                and each.may_steer for tab in each.tabs if tab in MEASURED}
+        with suppress(ReferenceError):  # the trainer may be gone
+            with self._measuring:
+                wanted = {command for pane, command in map(MEASURED.__getitem__, tabs)
+                          if pane in self.view.panes}
+                changed, self._measured = wanted ^ self._measured, wanted
+            for name in sorted(changed):
+                self.view.post(Command(name, {"on": name in wanted}, source="widget"))
 
     def greet(self, page: Page) -> None:
         "Send a page everything."

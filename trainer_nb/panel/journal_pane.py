@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'HEADS', 'SHOWN', 'PAGE', 'change_text', 'entry_row', 'entry_table',
-           'EnterOnly', 'Entry', 'Script', 'promise', 'Pages', 'JournalPane']
+           'EnterOnly', 'Entry', 'Script', 'Pages', 'JournalPane']
 
 # %% ../../nbs/panel/journal_pane.ipynb #5cbb79a7
 import html
@@ -21,6 +21,7 @@ from ..core.journal import Intervention, Journal
 from ..core.state import RunState
 from ..support.words import SOURCES
 from .controls import UserInput, button
+from .sections import promise
 from .style import Pane, package_text
 
 # %% ../../nbs/panel/journal_pane.ipynb #49b69087
@@ -98,19 +99,6 @@ class Script(anywidget.AnyWidget):
     text = traitlets.Unicode("").tag(sync=True)
     foot = traitlets.Unicode("").tag(sync=True)  # what it does, in a line below
     most = traitlets.Int(0).tag(sync=True)  # lines to show, 0: all; copied are all
-
-def promise(journal: Journal) -> str:
-    "What the script of this journal will do."
-    words = "Replays to the same weights, bit for bit"
-    if journal.header and journal.header.get("seed") is None:
-        words += ", from the same random state (the run had no seed)"
-    if any(entry.kind == "skip" for entry in journal.entries):
-        words += ", if the batch that failed is skipped again"
-    if any(entry.kind == "load" for entry in journal.surviving()):
-        words += ", if the file is loaded that the run was resumed from"
-    if any(entry.kind == "rewind" for entry in journal.entries):
-        words += ", without the steps that rewinds took back"
-    return f"{words}. Pauses and notes are left out."
 
 # %% ../../nbs/panel/journal_pane.ipynb #913587a1
 SHOWN, PAGE = 12, 100  # rows at first, and on a page of all of them
