@@ -1,7 +1,7 @@
 // Buttons, the list of states to go back to, what has just been said, and commands that wait for a person.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, message } from "./words.js";
+import { count, epochAfter, message, short } from "./words.js";
 
 const LOOKS_ONLY = "This link may only look";
 
@@ -62,21 +62,25 @@ export function Controls({ store, view, press, open, setOpen }) {
     return html`<${ControlButton} key=${button.main ? "main" : `${button.name} ${button.label}`} ...${{ view, button, press: act }}
       label=${stops && sure ? "Really stop?" : button.label} sure=${stops && sure ? "asked" : ""} />`;
   })}</section>
-  ${open && html`<${Chooser} ...${{ store, view, press, setOpen }} />`}`;
+  ${open && html`<${Chooser} ...${{ store, view, press, setOpen }} near=${open.step} />`}`;
 }
 
-// The states to go back to; they are read while this is open.
-function Chooser({ store, view, press, setOpen }) {
+// A state to go back to, in words; its loss may be that of an evaluation some steps before it.
+export const pointWords = ({ step, epoch, name, value, measured, best }) =>
+  [`step ${count(step)}`, epoch !== undefined && `epoch ${epochAfter(epoch)}`, name && `${name} ${short(value)}${measured === step ? "" : ` at ${count(measured)}`}`, best && "best"].filter(Boolean).join(" · ");
+
+// The states to go back to; they are read while this is open. `near`: the step that was clicked.
+function Chooser({ store, view, press, setOpen, near }) {
   const list = useRef(), [chosen, setChosen] = useState(null);
   useEffect(() => {
-    store.link.ask({ ask: "open", tab: "rewind" });
     list.current.focus();
-    return () => store.link.ask({ ask: "open" });
+    return store.open("rewind");
   }, [store]);
-  const points = (view.rewind ?? []).toReversed(), step = chosen ?? points.find((each) => each < view.place.step) ?? points[0];
+  const points = (view.rewind ?? []).toReversed(), before = points.find((each) => (near === undefined ? each.step < view.place.step : each.step <= near));
+  const step = chosen ?? (before ?? points[0])?.step;
   return html`<section class="bar" aria-label="Rewind" onKeyDown=${(event) => event.key === "Escape" && setOpen(false)}>
-    <label>Go back to <select aria-label="Go back to" ref=${list} value=${step} onChange=${(event) => setChosen(Number(event.target.value))}>
-      ${points.map((each) => html`<option key=${each} value=${each}>step ${count(each)}</option>`)}</select></label>
+    <label>Go back to <select aria-label="Go back to" ref=${list} value=${step === undefined ? "" : String(step)} onChange=${(event) => setChosen(Number(event.target.value))}>
+      ${points.map((each) => html`<option key=${each.step} value=${String(each.step)}>${pointWords(each)}</option>`)}</select></label>
     <button type="button" disabled=${step === undefined} onClick=${() => { setOpen(false); press("rewind", { step }); }}>Rewind here</button>
     <button type="button" onClick=${() => setOpen(false)}>Cancel</button></section>`;
 }

@@ -5,8 +5,9 @@ import { useEffect, useReducer, useState } from "preact/hooks";
 import { Chart } from "./chart.js";
 import { Controls, Message, Waiting, useAnswer } from "./controls.js";
 import { pageLink, widgetLink } from "./link.js";
-import { Head, Hooks, Journal } from "./parts.js";
+import { Head } from "./parts.js";
 import { Store } from "./store.js";
+import { Tabs } from "./tabs.js";
 import { Tunables } from "./tunables.js";
 import { capital, colour, standing } from "./words.js";
 
@@ -40,8 +41,8 @@ export function Panel({ store }) {
   const off = !view.may_steer || Boolean(view.commands.tune?.why_not) || Boolean(store.cut), same = { store, view, press, off };
   return html`<main class=${`tnb is-${colour(view)} ${store.cut ? "is-cut" : ""}`} aria-label=${`Training run ${view.run.name}`} onKeyDown=${(event) => passesOn(event) || event.stopPropagation()}>
     <h1 class="unseen">Training run</h1><${Head} ...${same} /><${Controls} ...${same} open=${open} setOpen=${setOpen} /><${Message} ...${same} answer=${answer} /><${Waiting} ...${same} />
-    <div class="tnb-main"><${Chart} store=${store} onStep=${view.may_steer && view.run.can_rewind ? () => setOpen(true) : undefined} /><${Tunables} ...${same} /></div>
-    <${Hooks} ...${same} /><${Journal} ...${same} /></main>`;
+    <div class="tnb-main"><${Chart} store=${store} onStep=${view.may_steer && view.run.can_rewind ? (step) => setOpen({ step }) : undefined} /><${Tunables} ...${same} /></div>
+    <${Tabs} ...${same} /></main>`;
 }
 
 export function mount(el, link) {

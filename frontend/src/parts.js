@@ -1,7 +1,6 @@
-// Head, hooks and journal.
+// The head.
 import { html } from "htm/preact";
-import { useRef, useState } from "preact/hooks";
-import { capital, clock, count, entryText, isAveraged, newest, phase, short, standing } from "./words.js";
+import { capital, clock, count, isAveraged, phase, short, standing } from "./words.js";
 
 const base = (name) => name.split(".")[0];
 const LABELS = { samples_per_second: "Samples/s" };
@@ -34,29 +33,4 @@ export function Head({ view }) {
     <progress max="1" value=${done ?? 0} aria-label="Progress of the run"></progress>
     <div class="numbers">${cellsOf(view).map(([label, value, unit, below, style]) => html`<div key=${label} title=${`${label} ${value} ${unit} ${below}`}>
       <div class="label">${label}</div><div class=${`value ${value === "–" ? "none" : style ?? ""}`}><span>${value}</span> <small>${unit}</small></div><div class="what">${below}</div></div>`)}</div></header>`;
-}
-
-export const hooksOf = ({ hooks, points }) => Object.entries(hooks).sort(([, one], [, other]) => one.at - other.at).map(([name, row]) => ({ name, ...points[name], ...row }));
-
-export function Hooks({ store, view, press, off }) {
-  return html`<section class="hooks" aria-labelledby="hooks-title"><h2 id="hooks-title">Hooks</h2>
-    <table><thead><tr><th>on</th><th>order</th><th>hook</th><th>points</th><th>calls</th><th>seconds</th></tr></thead><tbody>
-    ${hooksOf(view).map((row) => html`<tr key=${row.name} data-name=${row.name} class=${row.enabled ? "" : "off"}>
-      <td><input type="checkbox" role="switch" aria-label=${`${row.name} on or off`} disabled=${off} checked=${view.values[`${row.name}.enabled`]?.pending ?? row.enabled}
-        onChange=${(event) => press("tune", { [`${row.name}.enabled`]: event.target.checked })} /></td>
-      <td>${row.order}</td><td><b>${row.name}</b> <span class="quiet">${row.label}</span>${row.error && html`<div class="wrong">${row.error}</div>`}</td>
-      <td class="quiet">${(row.points ?? []).join(" · ")}</td><td>${row.calls ? count(row.calls) : "–"}</td><td>${row.seconds === undefined ? "–" : `${row.estimated ? "about " : ""}${short(row.seconds)}`}</td></tr>`)}</tbody></table></section>`;
-}
-
-export function Journal({ view, press, off }) {
-  const [text, setText] = useState(""), box = useRef(), rows = newest(view);
-  const add = async (event) => {
-    event.preventDefault();
-    const words = text.trim();
-    if (words && (await press("note", { text: words })).status === "applied") setText("");
-  };
-  return html`<section class="journal" aria-labelledby="journal-title"><h2 id="journal-title">Journal</h2>
-    <form class="bar" onSubmit=${add}><input ref=${box} aria-label="Note for the journal" maxlength="500" placeholder="Note for the journal" autocomplete="off" disabled=${off} value=${text} onInput=${(event) => setText(event.target.value)} /><button disabled=${off}>Add note</button></form>
-    <ol>${rows.map((each) => html`<li key=${each.number} class=${each.undone ? "undone" : ""}><span class="number">${each.number}</span><span class="quiet">step ${count(each.step)} </span><span class="text">${entryText(each)}${each.undone ? " (undone by a rewind)" : ""}</span></li>`)}
-    ${rows.length === 0 && html`<li class="quiet">No manual changes yet.</li>`}</ol></section>`;
 }

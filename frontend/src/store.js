@@ -56,7 +56,7 @@ export function column({ rows }, name) {
 
 export class Store {
   constructor(link) {
-    Object.assign(this, { link, view: null, curves: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0 });
+    Object.assign(this, { link, view: null, curves: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false });
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
 
@@ -68,8 +68,11 @@ export class Store {
     }
     if (cut !== undefined) Object.assign(this, { cut, locked });
     if (v !== undefined && !view) this.stale = true;  // a page that has outlived an upgrade
-    if (view) Object.assign(this, { view, curves: {}, cut: "", locked: false, stale: false });
-    else if (!this.view && !cut) return;  // everything comes with the answer to hello
+    if (view) {
+      Object.assign(this, { view, curves: {}, cut: "", locked: false, stale: false });
+      if (this.opened.size) this.say();  // to a kernel that may have been told by another connection
+    }
+    if (!view && !this.view && !cut) return;  // everything comes with the answer to hello
     if (patch) this.view = merge(this.view, patch);
     if (again) this.curves = {};
     if (curves?.length) {
@@ -85,15 +88,47 @@ export class Store {
     return () => this.watching.delete(each);
   }
 
-  // A command with all its values, so that a click means what the page showed.
-  command(name, values = {}, reason = undefined) {
+  // A section of a tab is sent until the function that this returns is called.
+  open(name) {
+    this.opened.set(name, (this.opened.get(name) ?? 0) + 1);
+    this.say();
+    let over = false;
+    return () => {
+      if (over) return;
+      over = true;
+      if (this.opened.get(name) > 1) this.opened.set(name, this.opened.get(name) - 1);
+      else this.opened.delete(name);
+      this.say();
+    };
+  }
+
+  // Which sections are open: what opens and closes at once in one message, and one after the other, as two could overtake each other.
+  say() {
+    this.unsaid = true;
+    this.saying ??= (async () => {
+      await null;
+      while (this.unsaid && this.view) {
+        this.unsaid = false;
+        try { await this.link.ask({ ask: "open", tabs: [...this.opened.keys()] }); } catch { /* said again with the next whole view */ }
+      }
+      this.saying = null;
+    })();
+  }
+
+  // A message that has an answer.
+  request(message) {
     const id = String(++this.number);
     return new Promise((done) => {
       this.answers.set(id, done);
-      Promise.resolve(this.link.ask({ ask: "command", id, name, values, reason, basis: this.view?.place?.step })).catch((error) => {
+      Promise.resolve(this.link.ask({ ...message, id })).catch((error) => {
         this.answers.delete(id);
         done({ status: "no answer", reason: `the run cannot be reached (${error.message})` });
       });
     });
+  }
+
+  // A command with all its values, so that a click means what the page showed.
+  command(name, values = {}, reason = undefined) {
+    return this.request({ ask: "command", name, values, reason, basis: this.view?.place?.step });
   }
 }

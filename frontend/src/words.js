@@ -24,6 +24,22 @@ export function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
+// The epoch, from 1, in which a run is after this many of them; a whole number is the end of that epoch.
+export const epochAfter = (done) => Math.max(1, Math.ceil(done - 1e-6));
+
+// A number of a table: as many decimals in each row, so that they stand below each other.
+export function even(value) {
+  if (typeof value !== "number") return value ?? "–";
+  const size = Math.abs(value);
+  if (size && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replace("e+", "e");
+  return size && size < 0.01 ? value.toPrecision(3) : value.toFixed(size < 100 ? 4 : 1);
+}
+
+export function duration(seconds) {
+  if (seconds < 0.05) return `${(1000 * seconds).toFixed(1)} ms`;
+  return seconds < 1000 ? `${seconds.toFixed(1)} s` : clock(seconds);
+}
+
 export const capital = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
 
 // How the run stands, as one word of the state or of its process.
@@ -44,7 +60,16 @@ export function phase({ state, place }) {
 // Whether a record was measured with an average of the weights.
 export const isAveraged = ({ averaged = [] }, name) => averaged.includes(name.split("/")[0]);
 
-export const newest = ({ journal }) => Object.entries(journal?.entries ?? {}).sort(([one], [other]) => other - one).map(([number, entry]) => ({ number, ...entry }));
+// Entries of the journal, or alerts, by number: the newest first.
+export const newestOf = (entries) => Object.entries(entries ?? {}).sort(([one], [other]) => other - one).map(([number, entry]) => ({ number, ...entry }));
+export const newest = ({ journal }) => newestOf(journal?.entries);
+
+// The newest alert that goes on, until something was changed after it.
+export function alertOf(view) {
+  const found = newestOf(view.alerts).find(({ ended }) => ended === undefined);
+  const answered = found && newest(view).some(({ number, kind }) => ["tune", "hook", "rewind", "assign", "skip"].includes(kind) && number > (found.entries ?? 0));
+  return answered ? undefined : found;
+}
 
 export function entryText({ kind, what, change, reason }) {
   const words = [kind, what === kind ? "" : what, change].filter((each) => each !== undefined && each !== "").join(" ");
@@ -59,7 +84,8 @@ export function message(view) {
   if (state.name === "finished") return `Finished after ${step}.`;
   if (["stopped", "interrupted"].includes(state.name)) return `${capital(state.name)} after ${step}.`;
   if (state.name === "idle") return "Not training now.";
-  const last = newest(view).find((each) => !each.undone);
+  const alert = alertOf(view), last = newest(view).find((each) => !each.undone);
+  if (alert) return `${alert.title} at step ${count(alert.step)}: ${alert.seen} ${alert.advice ?? ""}`.replaceAll("`", "").trim();
   return last ? `Last change: ${entryText(last)}` : "No manual changes yet.";
 }
 

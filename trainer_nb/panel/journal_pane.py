@@ -17,7 +17,7 @@ import ipywidgets as widgets
 import traitlets
 
 from ..core.control import Command, RunView
-from ..core.journal import Intervention, Journal
+from ..core.journal import Intervention
 from ..core.state import RunState
 from ..support.words import SOURCES
 from .controls import UserInput, button
