@@ -62,7 +62,7 @@ export class Store {
 
   hear({ v, view, patch, curves, again, re, cut, locked = false, ...answer }, buffers) {
     if (re !== undefined) {
-      this.answers.get(re)?.(answer);
+      this.answers.get(re)?.({ ...answer, buffers });
       this.answers.delete(re);
       return;
     }
@@ -130,5 +130,10 @@ export class Store {
   // A command with all its values, so that a click means what the page showed.
   command(name, values = {}, reason = undefined) {
     return this.request({ ask: "command", name, values, reason, basis: this.view?.place?.step });
+  }
+
+  // What one tab shows: `found`, `buffers`.
+  look(what, values = {}) {
+    return this.request({ ask: "look", what, values });
   }
 }

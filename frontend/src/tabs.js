@@ -2,12 +2,16 @@
 import { html } from "htm/preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { Alerts } from "./alerts.js";
+import { Data } from "./data.js";
 import { Hooks, hooksTitle } from "./hooks.js";
 import { Inspect } from "./inspect.js";
 import { Journal } from "./journal.js";
+import { Layers } from "./layers.js";
 import { LR } from "./lr.js";
 import { Table, evaluations } from "./table.js";
 import { count } from "./words.js";
+
+const has = (pane) => ({ run }) => (run.panes ?? []).includes(pane);
 
 // Name, title, what draws it, and the section that it needs; without `there` a tab is always there.
 export const TABS = [
@@ -16,7 +20,9 @@ export const TABS = [
   { name: "journal", title: ({ journal }) => `Journal ${count(journal?.count ?? 0)}`, part: Journal, section: "entries" },
   { name: "inspect", title: () => "Inspect", part: Inspect, section: "inspect" },
   { name: "lr", title: () => "LR", part: LR, section: "lr" },
-  { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: ({ run }) => (run.panes ?? []).includes("alerts") },
+  { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: has("layers") },
+  { name: "data", title: () => "Data", part: Data, section: "looks", there: has("data") },
+  { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: has("alerts") },
 ];
 
 const KEY = "trainer_nb tab";

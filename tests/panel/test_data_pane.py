@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import SamplesHook, SnapshotHook
 from trainer_nb.hooks.samples import Sample
-from trainer_nb.panel.data_pane import DataPane, confusion_table, png, sample_figure
+from trainer_nb.panel.data_pane import DataPane, confusion_table, sample_figure
+from trainer_nb.panel.looks import png
 
 
 def opened(page):

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import Hook, LambdaHook, LayerStatsHook, SnapshotHook, Trainer
 from trainer_nb.hooks.weight_stats import LARGEST, LOG_BINS, WeightHistory, log_edges
-from trainer_nb.panel.layers_pane import MOST_COLUMNS, MOST_LAYERS, LayersPane, histogram
+from trainer_nb.panel.layers_pane import LayersPane, histogram
+from trainer_nb.panel.looks import MOST_COLUMNS, MOST_LAYERS
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 DATA = TensorDataset(torch.tensor(PIXELS[:160] / 16).float().view(-1, 1, 8, 8),

@@ -433,7 +433,8 @@ def changed(value, where, new):
 def draw_all(seen, name):
     """Let the pane draw it, and turn through what it shows."""
     from trainer_nb.panel.data_pane import DataPane
-    from trainer_nb.panel.layers_pane import QUANTITIES, LayersPane
+    from trainer_nb.panel.layers_pane import LayersPane
+    from trainer_nb.panel.looks import QUANTITIES
 
     view = View(**{"layers" if name == LAYERS else "samples": seen})
     view.state = "paused"

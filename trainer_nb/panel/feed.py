@@ -22,6 +22,7 @@ from ..core.commands import TUNE
 from ..core.control import Command, RunView
 from ..core.state import warn
 from .bins import Cursor, Records, curve
+from .looks import look_at
 from .sections import NOT_FOR_PAGES, SECTIONS, USUAL, Look, known, script
 from ..support.validate import Most, check, name_hint
 
@@ -121,7 +122,8 @@ ASKS: dict[str, dict] = {  # what a message has beside `ask` and `page`
     "open": {"tabs": Annotated[list[Annotated[str, Most(100)]], Most(8)]},
     "command": ID | {"name": NAME, "values": NotRequired[VALUES], "basis": NotRequired[NUMBER],
                      "reason": NotRequired[Annotated[str, Most(500)]]},
-    "span": ID | {"first": NUMBER, "last": NUMBER}}
+    "span": ID | {"first": NUMBER, "last": NUMBER},
+    "look": ID | {"what": NAME, "values": NotRequired[VALUES]}}
 WHO = {"ask": NAME, "page": NotRequired[Annotated[str, Most(40)]]}
 
 FOR_STEERING = {"state": ("go_on", "error"), "hooks": ("failure",)}  # a line of a shell, tracebacks
@@ -262,6 +264,10 @@ class Page(Listener):
                               "last": message["last"], "curves": [each for each, _ in curves]},
                       [rows for _, rows in curves])
 
+    def _look(self, message: dict, head: dict) -> None:
+        found, buffers = look_at(self.feed.view, message["what"], message.get("values", {}))
+        self.function(head | {"status": "applied", "found": found}, buffers)
+
     def _command(self, message: dict, head: dict) -> None:
         with self._lock:
             values = self._checked(message)
@@ -338,7 +344,8 @@ class Feed:
         Args:
             sections: Name of a section, or several: run, state, place, saved, memory, numbers,
                 tunables, values, commands, points, hooks, times, journal, entries, alerts,
-                waiting, breakpoints, branches, inspect, lr, rewind, table.
+                waiting, breakpoints, branches, inspect, lr, looks, rewind,
+                table.
             function: Function of a patch. An exception is a warning, the third one in a row ends
                 the listener.
 

@@ -9,9 +9,9 @@ __all__ = ['RULES', 'LABELS', 'OPTIMIZER', 'NOT_FOR_PAGES', 'MOST_ENTRIES', 'ALL
            'numbers', 'branches', 'group', 'in_groups', 'tunables', 'values', 'commands',
            'command', 'button', 'points', 'hooks', 'times', 'entries', 'journal',
            'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints', 'inspect',
-           'lr', 'judged', 'rewind', 'last_before', 'table', 'means_between', 'values_at',
-           'best_row', 'Section', 'by_hook', 'by_standing', 'by_entry', 'by_evaluation',
-           'by_second']
+           'lr', 'judged', 'rewind', 'last_before', 'looks', 'table', 'means_between',
+           'values_at', 'best_row', 'Section', 'by_hook', 'by_standing', 'by_entry',
+           'by_evaluation', 'by_second']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
 import html
@@ -292,7 +292,8 @@ def alerts(view) -> dict:
     "The newest alerts by number; without `ended` one goes on."
     return {str(each.number): known(
         kind=each.kind, title=each.title, step=each.step, seen=each.seen, advice=each.advice,
-        subject=each.subject or None, ended=each.ended, entries=each.entries) for each in view.alerts[-MOST_ALERTS:]}
+        subject=each.subject or None, ended=each.ended, entries=each.entries)
+        for each in view.alerts[-MOST_ALERTS:]}
 
 def waiting(view) -> dict:
     "The commands that wait for a person, by id."
@@ -361,6 +362,14 @@ def rewind(view) -> list[dict]:
 def last_before(series, step: int) -> int:
     "Find the last point up to a step; -1 if there is none."
     return int(np.searchsorted(series.steps, step, "right")) - 1
+
+def looks(view) -> dict:
+    "Version of the measurements of layers and of data, each if its hook is there."
+    stats, samples = view.layer_stats, view.samples
+    return known(
+        layers=stats and [stats.history.version,
+                          stats.weight_history and stats.weight_history.version or 0],
+        data=samples and samples.version, trouble=stats and getattr(stats, "trouble", "") or None)
 
 MOST_ROWS = 2000  # of the table: the last ones
 
@@ -456,6 +465,7 @@ SECTIONS = {
     "waiting": Section(waiting, lambda view: [each.id for each in view.waiting]),
     "breakpoints": Section(breakpoints),
     "inspect": Section(inspect, tab=True), "lr": Section(lr, tab=True),
+    "looks": Section(looks, tab=True),
     "rewind": Section(rewind, by_second, tab=True),
     "table": Section(table, by_evaluation, tab=True)}
 USUAL = tuple(name for name, each in SECTIONS.items() if not each.tab)

@@ -98,7 +98,7 @@ class Names:
 # %% ../../nbs/remote/serve.ipynb #7d15fc21
 SEALS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-                               "img-src 'self'; connect-src 'self'; base-uri 'none'; "
+                               "img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
                                "form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin",
