@@ -64,13 +64,13 @@ test("evaluations go back and forth, the newest one stays the newest", async () 
     matrix: { chosen: [0, 1], classes: 2, total: 8, counts: [[4, 0], [2, 2]], sums: [4, 4] }, logged: [],
     worst: [{ loss: 2.5, index: 7, place: 7, target: 0, prediction: 1, picture: "iVBORw0KGgo=" }, { loss: "nan", place: 3, text: "<i>words</i>" }] }];
   const { questions, find, box, draw } = asked(Data, answers, { data: 1 });
-  await vi.waitFor(() => expect(find("[aria-live]").textContent).toContain("evaluation 3 of 3 · valid · step 30 · epoch 3 · 8 samples"));
+  await vi.waitFor(() => expect(find("[aria-live]").textContent).toContain("evaluation 3 of 3 kept · valid · step 30 · epoch 3 · 8 samples"));
   expect(find("h3").textContent).toContain("6 of 8 right, 75.00 %");
   expect([...find(".confusion tbody").querySelectorAll("td")].map((each) => each.textContent)).toEqual(["4", "·", "2", "2"]);
   expect(find("figure img").alt).toBe("sample #7, cat → dog");
   expect(box.querySelectorAll("figure")[1].querySelector("p").textContent).toBe("<i>words</i>");
   find("[aria-label='The evaluation before']").click();
-  await vi.waitFor(() => expect(find("[aria-live]").textContent).toContain("evaluation 2 of 3"));
+  await vi.waitFor(() => expect(find("[aria-live]").textContent).toContain("evaluation 2 of 3 kept"));
   expect(questions.at(-1).values).toEqual({ split: "", step: 20 });
   draw({ data: 2 });
   await vi.waitFor(() => expect(questions.length).toBe(3));

@@ -101,6 +101,10 @@ class Opened:
         """The button with this word."""
         return self.page.get_by_role("button", name=label, exact=True)
 
+    def tab(self, name):
+        """Open the tab whose title begins with this word."""
+        self.page.get_by_role("tab", name=name).click()
+
     def picture(self, name):
         """For a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
         if folder := os.environ.get("TRAINER_NB_PICTURES"):
@@ -150,7 +154,8 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert later(lambda: last_change(run)[::2] == ["lr", "page"])
         new = last_change(run)[1]
         assert later(lambda: objects(run.path / "metrics.jsonl")[-1].get("lr") == new)
-        assert later(lambda: f"→ {new}" in page.locator(".journal li").first.inner_text())
+        opened.tab("Journal")
+        assert later(lambda: f"→ {new}" in page.locator("ol.journal li").first.inner_text())
         assert later(lambda: float(rate.input_value()) == new)
         rate.fill("-3")
         rate.press("Enter")
@@ -163,6 +168,7 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert later(lambda: last_change(run)[:2] == ["slow.loud", True])
         # what plotly writes above the curves
         page.locator(".chart .nsewdrag").first.hover(force=True)
+        opened.tab("Hooks")
         page.get_by_label("snapshot on or off").click()
         assert later(lambda: last_change(run)[:2] == ["snapshot.enabled", False])
         page.get_by_label("snapshot on or off").click()
@@ -175,11 +181,12 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert later(lambda: run.step() == held + 1
                      and page.locator(".step").inner_text() == f"{held + 1:,}")
         assert later(lambda: last_step(page) == held + 1)
+        opened.tab("Journal")
         note = page.get_by_label("Note for the journal")
         note.fill("seen <b>by night</b>")
         note.press("Enter")
-        assert later(lambda: "seen <b>by night</b>" in page.locator(".journal").inner_text())
-        assert page.locator(".journal li b").count() == 0
+        assert later(lambda: "seen <b>by night</b>" in page.locator("ol.journal").inner_text())
+        assert page.locator("ol.journal b", has_text="by night").count() == 0
         opened.picture("module")
         opened.button("Rewind").click()
         assert later(lambda: page.get_by_label("Go back to").locator("option").count() >= 1)
@@ -199,9 +206,11 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
 
 
 def boxes(page):
-    """The visible controls, texts and parts of the page: name, left, top, right, bottom."""
-    return page.evaluate("""() => [...document.querySelectorAll('main button, main select, main input, main label, .pill, .place, .numbers > div, .hint, .message,'
-        + ' .name, .percent, h2, .chart, .journal li')].filter(e => e.checkVisibility() && !e.classList.contains('unseen')).map(e => {
+    """The visible controls, texts and parts of the page: name, left, top, right, bottom.
+
+    Of what scrolls in a box of its own the box alone, as wide as it is."""
+    return page.evaluate("""() => [...document.querySelectorAll('main button, main select, main input, main label, .pill, .place, .numbers > div, .hint, .message, .scroller, .tabs,'
+        + ' .name, .percent, h2, .chart, .journal li')].filter(e => e.checkVisibility() && !e.classList.contains('unseen') && !e.parentElement.closest('.scroller, .tabs')).map(e => {
         const r = e.getBoundingClientRect(); return [e.tagName + ' ' + (e.id || e.textContent.slice(0, 30)), r.left, r.top, r.right, r.bottom]; })
         .filter(b => b[3] > b[1] && b[4] > b[2])""")  # noqa: E501
 
@@ -255,6 +264,7 @@ def test_a_link_that_may_only_look(run, served, browser):
         page = opened.page
         assert later(lambda: opened.word() == "Running")
         assert later(lambda: "may only look" in opened.message())
+        opened.tab("Journal")
         acting = page.locator("[aria-label=Controls] button:not([aria-disabled=true]), "
                               ".tunables :is(input, select):enabled, .journal input:enabled")
         assert acting.count() == 0
