@@ -22,7 +22,7 @@ export function Journal({ store, view, press, off }) {
   };
   return html`<form class="bar" onSubmit=${add}><input aria-label="Note for the journal" maxlength="500" placeholder="Note for the journal" autocomplete="off" disabled=${off} value=${text}
       onInput=${(event) => setText(event.target.value)} /><button disabled=${off}>Add note</button></form>
-    <ol class="journal">${rows.slice(0, all ? rows.length : FEW).map((each) => html`<li key=${each.number} class=${each.undone ? "undone" : ""}><span class="number">${each.number}</span>
+    <ol>${rows.slice(0, all ? rows.length : FEW).map((each) => html`<li key=${each.number} class=${each.undone ? "undone" : ""}><span class="number">${each.number}</span>
       <span class="quiet when" title=${each.time}>step ${count(each.step)} · epoch ${each.epoch + 1}</span> <span class="text">${each.kind === "note" ? `“${each.change ?? ""}”` : html`<b>${each.what}</b> ${each.change ?? ""}`}
       <span class="quiet"> ${[each.source, each.by].filter(Boolean).join(", ")}${each.reason ? `: ${each.reason}` : ""}${each.undone ? " · undone by a rewind" : ""}</span></span></li>`)}</ol>
     ${rows.length === 0 && html`<p class="quiet">No manual changes yet. Each change is noted here with its step, and a script can repeat it.</p>`}

@@ -252,9 +252,9 @@ test("Hooks: one that failed shows its error and its traceback, by cost on deman
 test("Journal: the newest first, in italics what was undone, epochs from 1, texts of a run as text", async () => {
   const { asked, store, tab, find, texts } = shown();
   tab("journal").click();
-  await vi.waitFor(() => expect(texts("ol.journal li")).toEqual([
+  await vi.waitFor(() => expect(texts(".journal ol li")).toEqual([
     "2step 5 · epoch 2 “<i>seen</i>” code", "1step 3 · epoch 1 lr 0.1 → 0.2 panel · undone by a rewind"]));
-  expect(find("ol.journal li:last-child").className).toBe("undone");
+  expect(find(".journal ol li:last-child").className).toBe("undone");
   const note = find("[aria-label='Note for the journal']");
   note.value = "mine ";
   note.dispatchEvent(new Event("input", { bubbles: true }));
@@ -285,10 +285,10 @@ test("Journal: all entries on demand, and how many more there are", async () => 
   const entries = Object.fromEntries(Array.from({ length: 30 }, (_, at) => [at + 5, { step: at, epoch: 0, kind: "tune", what: "lr", change: "", source: "code" }]));
   const { tab, all, box, pane } = shown({ journal: { count: 34, entries: {} } }, { entries });
   tab("journal").click();
-  await vi.waitFor(() => expect(all("ol.journal li")).toHaveLength(12));
-  expect(all("ol.journal .number")[0].textContent).toBe("34");
+  await vi.waitFor(() => expect(all(".journal ol li")).toHaveLength(12));
+  expect(all(".journal ol .number")[0].textContent).toBe("34");
   [...box.querySelectorAll("button")].find(({ textContent }) => textContent === "Show all 30").click();
-  await vi.waitFor(() => expect(all("ol.journal li")).toHaveLength(30));
+  await vi.waitFor(() => expect(all(".journal ol li")).toHaveLength(30));
   expect(pane().textContent).toContain("4 earlier entries are in the script.");
 });
 
@@ -399,8 +399,8 @@ test("LR: values of the fields, the tunable that takes a rate, and the plan", ()
 test("Alerts: the newest first, with advice and whether they have ended; code as code", async () => {
   const { tab, texts, find } = shown();
   tab("alerts").click();
-  await vi.waitFor(() => expect(texts("ol.alerts li")).toEqual(["Slow hook step 40 · goes onThe hook 'slow' takes 66%.Switch it off.", "Spike step 10 · ended at step 20The loss rose.Lower lr."]));
-  expect(find("ol.alerts code").textContent).toBe("off");
+  await vi.waitFor(() => expect(texts(".alerts ol li")).toEqual(["Slow hook step 40 · goes onThe hook 'slow' takes 66%.Switch it off.", "Spike step 10 · ended at step 20The loss rose.Lower lr."]));
+  expect(find(".alerts ol code").textContent).toBe("off");
 });
 
 test("an alert that goes on is the message of a running run, until something was changed", () => {

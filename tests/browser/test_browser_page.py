@@ -149,6 +149,7 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
             assert later(lambda: last_step(page) > 0)
 
         rate, row = page.get_by_label("lr", exact=True), page.locator(".row[data-name=lr]")
+        opened.tab("journal")
         rate.fill("*0.5")
         rate.press("Enter")
         assert later(lambda: last_change(run)[::2] == ["lr", "page"])
@@ -185,8 +186,8 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         note = page.get_by_label("Note for the journal")
         note.fill("seen <b>by night</b>")
         note.press("Enter")
-        assert later(lambda: "seen <b>by night</b>" in page.locator("ol.journal").inner_text())
-        assert page.locator("ol.journal b", has_text="by night").count() == 0
+        assert later(lambda: "seen <b>by night</b>" in page.locator(".journal ol").inner_text())
+        assert page.locator(".journal ol b", has_text="by night").count() == 0
         opened.picture("module")
         opened.button("Rewind").click()
         assert later(lambda: page.get_by_label("Go back to").locator("option").count() >= 1)
@@ -202,6 +203,45 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         assert later(lambda: last_step(page) > 0)
         assert opened.context.cookies() == [] and not any(
             served.steer in address for address in opened.asked if "#" not in address)
+        opened.clean(served.steer_url)
+
+
+def test_tabs_show_what_the_run_measured(run, served, browser):
+    """Evaluations to sort; hooks with calls and times, which are counted while that tab is open;
+    the journal as a script; states to go back to with their loss; and a reload keeps the tab."""
+    with Opened(browser, served.steer_url) as opened:
+        page = opened.page
+        pane, rows = page.get_by_role("tabpanel"), page.locator("[role=tabpanel] tbody tr")
+        assert later(lambda: rows.count() > 1)
+        assert later(lambda: "<u>mae</u>" in page.locator("thead").inner_text())
+        steps = [int(each.replace(",", "")) for each in rows.locator("th").all_inner_texts()]
+        assert steps == sorted(steps) and steps[0] == 50
+        pane.get_by_role("button", name="valid/loss", exact=True).click()
+        assert later(lambda: page.locator("thead th[aria-sort]").get_attribute("aria-sort")
+                     == "descending")
+        losses = [float(each) for each in rows.locator("td:nth-child(4)").all_inner_texts()]
+        assert losses == sorted(losses, reverse=True)
+        page.locator("[data-tab=table]").focus()
+        page.keyboard.press("ArrowRight")
+        slow = page.locator("tr[data-name=slow]")
+        assert later(lambda: "–" not in slow.locator("td:nth-child(5)").inner_text())
+        assert later(lambda: "hooks" in page.locator(".parts").inner_text())
+        opened.tab("journal")
+        page.get_by_label("Note for the journal").fill("mine")
+        page.get_by_label("Note for the journal").press("Enter")
+        assert later(lambda: "mine" in pane.inner_text())
+        opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        opened.button("Copy as script").click()
+        assert later(lambda: "trainer = make_trainer(seed=0)" in page.evaluate(
+            "navigator.clipboard.readText()"))
+        opened.button("Rewind").click()
+        points = page.get_by_label("Go back to").locator("option")
+        assert later(lambda: points.count() > 1 and "valid/loss" in points.first.inner_text())
+        assert page.locator("option", has_text="best").count() == 1
+        page.reload()
+        assert later(lambda: page.locator("[data-tab=journal]").count() == 1 and page.locator(
+            "[data-tab=journal]").get_attribute("aria-selected") == "true")
+        assert later(lambda: "mine" in pane.inner_text())
         opened.clean(served.steer_url)
 
 
@@ -227,6 +267,13 @@ def overlaps(found):
             if shared(one, other)]
 
 
+def low_controls(page):
+    """Those that a finger does not find."""
+    return page.evaluate(
+        "[...document.querySelectorAll('main button, main select, main input')].filter(e => "
+        "e.checkVisibility() && e.getBoundingClientRect().height < 40).map(e => e.outerHTML)")
+
+
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_on_a_phone(run, served, browser, scheme):
     """At 390 px nothing overlaps, runs out of the page or scrolls sideways, and a finger finds each
@@ -237,13 +284,14 @@ def test_on_a_phone(run, served, browser, scheme):
         for state in ("running", "paused"):
             assert later(lambda: overlaps(boxes(page)) == []), overlaps(boxes(page))
             assert [each for each in boxes(page) if each[1] < 0 or each[3] > 390] == []
+            for name in ("hooks", "journal", "inspect", "lr", "table"):
+                opened.tab(name)
+                assert later(lambda: overlaps(boxes(page)) == []), (name, overlaps(boxes(page)))
+                assert [each for each in boxes(page) if each[1] < 0 or each[3] > 390] == []
+                assert low_controls(page) == [], name
+                opened.picture(f"phone-{scheme}-{state}-{name}")
             assert page.evaluate(
                 "[document.documentElement.scrollWidth, document.body.scrollWidth]") == [390, 390]
-            low = page.evaluate(
-                "[...document.querySelectorAll('main button, main select, main input')].filter(e "
-                "=> e.checkVisibility() &&"
-                                " e.getBoundingClientRect().height < 40).map(e => e.outerHTML)")
-            assert low == []
             opened.picture(f"phone-{scheme}-{state}")
             if state == "running":
                 opened.button("Pause").tap()

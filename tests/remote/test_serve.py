@@ -279,7 +279,7 @@ def test_a_page_that_may_only_look_opens_tabs_and_commands_nothing(guarded, unre
     """Its messages reach its own page alone, and no page of the other link takes its name."""
     status, messages = reading("guest", "look")
     assert status == 200 and next(messages)["view"]["may_steer"] is False
-    assert say(guarded, "look", page="guest", ask="open", tab="table")[0] == 200
+    assert say(guarded, "look", page="guest", ask="open", tabs=["table"])[0] == 200
     said = say(guarded, "look", page="guest", ask="command", id="1", name="pause")
     assert said[0] == 200
     answer = next(each for each in messages if each.get("re") == "1")
