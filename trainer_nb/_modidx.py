@@ -5873,6 +5873,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                            'trainer_nb.panel.sections.saved': ('panel/sections.html#saved', 'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.script': ( 'panel/sections.html#script',
                                                                                  'trainer_nb/panel/sections.py'),
+                                           'trainer_nb.panel.sections.searching': ( 'panel/sections.html#searching',
+                                                                                    'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.state': ('panel/sections.html#state', 'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.table': ('panel/sections.html#table', 'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.times': ('panel/sections.html#times', 'trainer_nb/panel/sections.py'),

@@ -18,7 +18,7 @@ export const TABS = [
   { name: "table", title: (view) => `Table ${count(evaluations(view))}`, part: Table, section: "table" },
   { name: "hooks", title: hooksTitle, part: Hooks, section: "times" },
   { name: "journal", title: ({ journal }) => `Journal ${count(journal?.count ?? 0)}`, part: Journal, section: "entries" },
-  { name: "inspect", title: () => "Inspect", part: Inspect, section: "inspect" },
+  { name: "inspect", title: ({ state, place, run }) => (state.name === "paused" && (run.panes ?? []).includes("inspect") ? `Inspect · step ${count(place.step)}` : "Inspect"), part: Inspect, section: "inspect" },
   { name: "lr", title: () => "LR", part: LR, section: "lr" },
   { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: has("layers") },
   { name: "data", title: () => "Data", part: Data, section: "looks", there: has("data") },

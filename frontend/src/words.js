@@ -43,9 +43,9 @@ export function duration(seconds) {
 export const capital = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
 
 // How the run stands, as one word of the state or of its process.
-export const standing = ({ state }) => state.word || (state.standing && state.standing !== "ended" ? state.standing : state.name);
+export const standing = ({ state }) => (state.searching ? "searching" : "") || state.word || (state.standing && state.standing !== "ended" ? state.standing : state.name);
 
-const COLOURS = { running: "running", detached: "running", idle: "idle", paused: "paused", stopped: "paused", interrupted: "paused", finished: "finished" };
+const COLOURS = { running: "running", searching: "running", detached: "running", idle: "idle", paused: "paused", stopped: "paused", interrupted: "paused", finished: "finished" };
 export function colour({ state }) {
   if (state.failed || state.what || ["crashed", "lost", "gone"].includes(state.standing)) return state.name === "running" && !state.standing ? "running" : "error";
   return COLOURS[standing({ state })] ?? COLOURS[state.name] ?? "error";
@@ -53,6 +53,7 @@ export function colour({ state }) {
 
 const PHASES = { iterate: "loading data", train: "train", after_train: "train", valid: "evaluate", check: "evaluate", after_valid: "evaluate" };
 export function phase({ state, place }) {
+  if (state.searching) return `rate ${state.searching}`;
   if (state.name !== "running") return "";
   return place.eval_batch === undefined ? PHASES[place.phase] ?? "" : `evaluate ${count(place.eval_batch)}`;
 }
@@ -79,6 +80,7 @@ export function entryText({ kind, what, change, reason }) {
 export function message(view) {
   const { state, place } = view, step = `step ${count(place.step)}`;
   if (state.notice) return state.notice;
+  if (state.searching) return `Searching for a rate: ${state.searching} tried. The run stands at ${step}; afterwards weights, data order and random streams are put back.`;
   if (state.what && state.name !== "running") return `Failed after ${step}: ${state.what}. ${state.dead_end ?? ""}`.trim();
   if (state.name === "paused") return `Paused after ${step}${state.paused_by ? `: ${state.paused_by}` : ""}.`;
   if (state.name === "finished") return `Finished after ${step}.`;

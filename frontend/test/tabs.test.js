@@ -9,7 +9,7 @@ import { Panel } from "../src/panel.js";
 import { Store } from "../src/store.js";
 import { columnsOf, markdown, sorted } from "../src/table.js";
 import { TABS } from "../src/tabs.js";
-import { alertOf, duration, epochAfter, even, message } from "../src/words.js";
+import { alertOf, colour, duration, epochAfter, even, message, phase, standing } from "../src/words.js";
 
 const TABLE = {
   columns: { step: [16, 32, 48], epoch: [1, 2, 2.5], "train/loss": [1.5, 0.9, null], "valid/loss": ["nan", 0.8, 0.7], "valid/a|b": [null, 0.25, "inf"], seconds: [5, 70, 3700] },
@@ -63,6 +63,7 @@ afterEach(() => document.body.replaceChildren());
 test("tabs have counts in their titles, and alerts only where the run has them", () => {
   expect(shown().texts("[role=tab]")).toEqual(["Table 3", "Hooks 2", "Journal 2", "Inspect", "LR", "Alerts 2"]);
   expect(shown({ run: { name: "net", panes: [] } }).texts("[role=tab]").at(-1)).toBe("LR");
+  expect(shown({ state: { name: "paused" } }).texts("[role=tab]")[3]).toBe("Inspect · step 48");
   expect(hooksTitle({ state: { name: "error" }, hooks: { a: { failure: {} }, b: {} } })).toBe("Hooks 2 · 1 error");
 });
 
@@ -408,6 +409,12 @@ test("an alert that goes on is the message of a running run, until something was
   const changed = { ...VIEW, journal: { count: 3, entries: { 3: { kind: "tune", what: "lr", change: "1 → 2", step: 44 } } } };
   expect(alertOf(changed)).toBe(undefined);
   expect(message(changed)).toBe("Last change: tune lr 1 → 2");
+});
+
+test("a search for a rate is how the run stands", () => {
+  const view = { ...VIEW, state: { name: "paused", searching: "3 of 100" } };
+  expect([standing(view), colour(view), phase(view)]).toEqual(["searching", "running", "rate 3 of 100"]);
+  expect(message(view)).toContain("3 of 100 tried. The run stands at step 48");
 });
 
 test("numbers of tables", () => {

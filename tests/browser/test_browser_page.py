@@ -156,7 +156,7 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         new = last_change(run)[1]
         assert later(lambda: objects(run.path / "metrics.jsonl")[-1].get("lr") == new)
         opened.tab("Journal")
-        assert later(lambda: f"→ {new}" in page.locator("ol.journal li").first.inner_text())
+        assert later(lambda: f"→ {new}" in page.locator(".journal ol li").first.inner_text())
         assert later(lambda: float(rate.input_value()) == new)
         rate.fill("-3")
         rate.press("Enter")

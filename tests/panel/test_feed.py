@@ -376,14 +376,44 @@ def test_the_states_to_go_back_to_have_the_loss_that_was_measured_there(both):
 
 def test_a_loss_that_is_nan_is_not_one_that_was_not_measured():
     trainer = make(epochs=2, valid_dl=BATCHES)
+    trainer.log({"valid/loss": 9.0})  # before the first step
     trainer.step(3)
     trainer.log({"valid/loss": float("nan"), "valid/acc": 0.5})
     trainer.hooks.add(LambdaHook(name="odd", after_step=lambda trainer: trainer.log(
         {"train/loss": float("nan")})))
     trainer.fit()
     columns = trainer.feed.whole("table")["table"]["columns"]
-    assert columns["step"] == [3, 5, 10] and columns["valid/acc"] == [0.5, None, None]
-    assert columns["valid/loss"][0] == "nan" and columns["valid/loss"][1] > 0
+    assert columns["step"] == [0, 3, 5, 10] and columns["valid/acc"] == [None, 0.5, None, None]
+    assert columns["valid/loss"][:2] == [9.0, "nan"] and columns["valid/loss"][2] > 0
+    assert columns["train/loss"][0] is None and columns["train/loss"][1] > 0
+
+
+def test_of_two_states_with_the_best_loss_the_earlier_one_is_best():
+    """The later one has had steps since that loss was measured."""
+    records = {"train/loss": series(np.arange(30.0)), "valid/loss": Series(
+        *(column[[9, 19]] for column in vars(series([1.0] * 10 + [0.5] * 20)).values()))}
+    view = SimpleNamespace(records=lambda: records, rewind_points=lambda: [5, 19, 20, 25])
+    rows = SECTIONS["rewind"].read(view)
+    assert [(row["step"], row.get("value"), row.get("best")) for row in rows] == [
+        (5, None, None), (19, 1.0, None), (20, 0.5, True), (25, 0.5, None)]
+
+
+def test_evaluations_are_counted_also_where_a_bin_stands_for_several():
+    run, records = Run(), Records()
+    for _ in range(MOST + 101):
+        run.advance([1.0], True)
+    records.read(run)
+    found = SECTIONS["numbers"].read(SimpleNamespace(binned=records))
+    assert found["valid/loss"]["count"] == MOST + 101 and "count" not in found["train/loss"]
+
+
+def test_the_newest_entries_are_always_sent_and_all_of_them_with_their_tab():
+    trainer = make()
+    for number in range(45):
+        trainer.note(str(number))
+    found = trainer.feed.whole(["journal", "entries"])
+    assert list(found["journal"]["entries"]) == [str(number) for number in range(6, 46)]
+    assert len(found["entries"]) == found["journal"]["count"] == 45
 
 
 def test_a_failure_of_a_hook_has_its_place(run):
@@ -940,12 +970,14 @@ def test_a_search_for_a_rate(run):
 def test_a_search_that_is_cancelled(run):
     page = Page(run.feed).hello()
     page.own.hear({"ask": "open", "tabs": ["lr"]})
+    seen = []
 
     def cancel(message, buffers):
         """As soon as the page sees it."""
         page.take(message, buffers)
         search = page.view.get("lr", {}).get("search", {})
         if search.get("rates") and "ended" not in search and not page.answers:
+            seen.append((page.view["state"]["searching"], f"{len(search['rates'])} of 10000"))
             page.own.hear({"ask": "cancel", "id": "9"})
     page.own.function = cancel
     run.feed.every = 0.0
@@ -953,6 +985,8 @@ def test_a_search_that_is_cancelled(run):
     until(lambda: len(page.answers) == 2)
     assert [each["status"] for each in page.answers] == ["applied", "applied"]
     assert page.view["lr"]["search"]["ended"] == "cancelled"
+    assert "searching" not in page.view["state"]
+    assert seen[0][0] == seen[0][1]
 
 
 def test_a_zoom_of_a_page(run):

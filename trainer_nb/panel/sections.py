@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['RULES', 'LABELS', 'OPTIMIZER', 'NOT_FOR_PAGES', 'MOST_ENTRIES', 'ALL_ENTRIES', 'UNDO',
            'READINGS', 'MOST_ROWS', 'SECTIONS', 'USUAL', 'plain', 'known', 'pairs',
-           'Look', 'run', 'state', 'paused_by', 'place', 'saved', 'memory', 'digits',
-           'numbers', 'branches', 'group', 'in_groups', 'tunables', 'values', 'commands',
-           'command', 'button', 'points', 'hooks', 'times', 'entries', 'journal',
-           'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints', 'inspect',
-           'lr', 'judged', 'rewind', 'last_before', 'looks', 'table', 'means_between',
-           'values_at', 'best_row', 'Section', 'by_hook', 'by_standing', 'by_entry',
-           'by_evaluation', 'by_second']
+           'Look', 'run', 'state', 'searching', 'paused_by', 'place', 'saved', 'memory',
+           'digits', 'numbers', 'branches', 'group', 'in_groups', 'tunables', 'values',
+           'commands', 'command', 'button', 'points', 'hooks', 'times', 'entries',
+           'journal', 'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints',
+           'inspect', 'lr', 'judged', 'rewind', 'last_before', 'looks', 'table',
+           'means_between', 'values_at', 'best_row', 'Section', 'by_hook', 'by_standing',
+           'by_entry', 'by_evaluation', 'by_second']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
 import html
@@ -81,7 +81,12 @@ def state(view) -> dict:
         notice=notice or None, go_on=view.go_on or None, error=error and error[-LONGEST_ERROR:],
         what=error and what_failed(error), failed=view.failed or None,
         dead_end=view.dead_end or None, invalid_since=view.invalid_since,
-        paused_by=paused_by(view), in_cell=view.in_cell or None)
+        paused_by=paused_by(view), in_cell=view.in_cell or None, searching=searching(view))
+
+def searching(view) -> str | None:
+    "How far a search for a rate is; None without one."
+    sweep = view.lr_search and view.lr_search.sweep
+    return f"{len(sweep)} of {len(sweep.planned)}" if sweep and not sweep.ended else None
 
 def paused_by(view) -> str | None:
     "The breakpoint that made the pause at this step, if one did."
