@@ -149,7 +149,6 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
             assert later(lambda: last_step(page) > 0)
 
         rate, row = page.get_by_label("lr", exact=True), page.locator(".row[data-name=lr]")
-        opened.tab("journal")
         rate.fill("*0.5")
         rate.press("Enter")
         assert later(lambda: last_change(run)[::2] == ["lr", "page"])
