@@ -1,5 +1,7 @@
 """Contrast of each text of a panel against what is painted behind it: WCAG 2.2."""
 
+from axe_playwright_python.base import AXE_SCRIPT
+
 CONTRAST = """() => {
     const canvas = document.createElement('canvas'), paint = canvas.getContext('2d', { willReadFrequently: true });
     canvas.width = canvas.height = 1;
@@ -19,7 +21,7 @@ CONTRAST = """() => {
     const seen = [];
     for (const each of document.querySelectorAll('.tnb *, .tnb')) {
         const own = [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || each.matches('input, select');
-        const faint = each.closest(':disabled, style, .tnb-hidden, .tnb-said') || !each.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+        const faint = each.closest(':disabled, [aria-disabled=true], style, .tnb-hidden, .tnb-said') || !each.checkVisibility({ opacityProperty: true, visibilityProperty: true });
         if (!own || faint || !each.getClientRects().length || each.type === 'checkbox') continue;
         const behind = [];
         let solid = 1;
@@ -37,3 +39,17 @@ CONTRAST = """() => {
     }
     return seen;
 }"""  # noqa: E501
+AXE = """scope => axe.run({ include: [[scope]] }, { resultTypes: ['violations'] }).then(({ violations }) => violations
+    .filter(({ impact }) => impact === 'serious' || impact === 'critical').map(({ id, nodes }) => [id, nodes.map(({ html }) => html.slice(0, 200))]))"""  # noqa: E501
+
+
+def faint(page):
+    """Text below 4.5:1 in what we draw."""
+    return [each for each in page.evaluate(CONTRAST) if each["ratio"] < 4.5]
+
+
+def findings(page, scope=".tnb"):
+    """What axe-core calls serious or critical in what we draw, and faint text."""
+    if not page.evaluate("() => Boolean(window.axe)"):
+        page.evaluate(AXE_SCRIPT)
+    return page.evaluate(AXE, scope) + faint(page)

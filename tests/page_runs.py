@@ -70,9 +70,9 @@ class Run:
 
 
 @contextmanager
-def training(path):
+def training(path, script=SCRIPT):
     """A process that trains in this folder until the block ends."""
-    with warm.Popen([sys.executable, "-c", SCRIPT, str(path)], env=ENVIRONMENT) as process:
+    with warm.Popen([sys.executable, "-c", script, str(path)], env=ENVIRONMENT) as process:
         try:
             run = Run(path)
             until(lambda: run.step() > 2 or process.poll() is not None)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from axe_playwright_python.base import AXE_SCRIPT
-from contrast import CONTRAST
+from contrast import faint, findings
 from live_page import PANEL, SETUP, Live, later, open_tab, settle
 from page_runs import Served, training
 from PIL import Image
@@ -51,20 +50,6 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 # Each page is dark once in `make test`, all of its tabs and controls in `make long`.
 in_both_themes = pytest.mark.parametrize(
     "theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
-AXE = """scope => axe.run({ include: [[scope]] }, { resultTypes: ['violations'] }).then(({ violations }) => violations
-    .filter(({ impact }) => impact === 'serious' || impact === 'critical').map(({ id, nodes }) => [id, nodes.map(({ html }) => html.slice(0, 200))]))"""  # noqa: E501
-
-
-def faint(page):
-    """Text below 4.5:1 in what we draw."""
-    return [each for each in page.evaluate(CONTRAST) if each["ratio"] < 4.5]
-
-
-def findings(page, scope=".tnb"):
-    """What axe-core calls serious or critical in what we draw, and faint text."""
-    if not page.evaluate("() => Boolean(window.axe)"):
-        page.evaluate(AXE_SCRIPT)
-    return page.evaluate(AXE, scope) + faint(page)
 
 
 def wrong(page, theme):
@@ -438,7 +423,7 @@ def test_the_page_of_a_run(tmp_path, browser):
             page = browser.new_page()
             page.goto(link)
             page.locator(".js-plotly-plot .main-svg").first.wait_for()
-            page.get_by_role("img", name="Curves. train/loss").wait_for()
+            page.get_by_role("img", name="train/loss").wait_for()
             for width, theme in looks:
                 page.set_viewport_size({"width": width, "height": 900})
                 page.emulate_media(color_scheme=theme)
@@ -448,7 +433,7 @@ def test_the_page_of_a_run(tmp_path, browser):
                     page.get_by_role("button", name="Pause").click()
                     page.locator(".tnb.is-paused").wait_for()
                     assert later(lambda: findings(page, "html") == [])
-                page.locator("#log").focus()
+                page.get_by_label("y", exact=True).focus()
                 page.keyboard.press("Tab")
                 assert later(lambda: page.evaluate(UNMARKED)["poor"] == [])
                 picture(page, f"page-{width}-{theme}")

@@ -10,8 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from contrast import findings
 from live_page import later, objects, settle
-from page_runs import Served, training
+from page_runs import SCRIPT, Served, training
 
 pytestmark = pytest.mark.browser
 
@@ -460,3 +461,35 @@ def test_two_buttons_pressed_at_once_both_act(run, wide):
     assert later(lambda: wide.has_said("validate: applied"))
     assert wide.has_said("Really stop?") and wide.posted == ["validate"]
     assert run.status["state"] == "running"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The page of a run that measures its layers, keeps its samples, and looks for alerts."""
+    more = "[Slow(), SnapshotHook(100), AlertsHook(), LayerStatsHook(20), SamplesHook(4)]"
+    script = SCRIPT.replace("[Slow(), SnapshotHook(100)]", more).replace(
+        "SnapshotHook,", "SnapshotHook, AlertsHook, LayerStatsHook, SamplesHook,")
+    with training(tmp_path_factory.mktemp("measured") / "exp1", script) as run:
+        with Served(run.path, "--port", 0) as served:
+            yield served
+
+
+TABS = {"Table": "[role=tabpanel] tbody tr", "Hooks": "[role=tabpanel] [data-name=slow]",
+        "Journal": "ol.journal li", "Inspect": "[role=tabpanel]", "LR": "[role=tabpanel]",
+        "Layers": ".heat-map canvas", "Data": ".gallery figure", "Alerts": "[role=tabpanel]"}
+
+
+def test_every_tab_shows_its_part_and_can_be_heard(measured, browser):
+    """By the keyboard from tab to tab; what axe-core calls serious is not there."""
+    with Opened(browser, measured.steer_url) as opened:
+        page = opened.page
+        page.get_by_role("tab", name="Table").click()
+        for number, (name, part) in enumerate(TABS.items()):
+            if number:
+                page.keyboard.press("ArrowRight")
+            tab = page.get_by_role("tab", name=name)
+            assert later(lambda: tab.get_attribute("aria-selected") == "true"), name
+            assert later(lambda: page.locator(part).count() > 0), name
+            assert later(lambda: findings(page, "main") == []), (name, findings(page, "main"))
+            opened.picture(f"tab-{name}")
+        opened.clean(measured.steer_url)

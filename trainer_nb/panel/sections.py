@@ -455,7 +455,7 @@ def by_second(view) -> int:
     return int(perf_counter())
 
 SECTIONS = {
-    "run": Section(run, lambda view: (view.name, view.can_rewind, by_hook(view), view.loaders)),
+    "run": Section(run, lambda view: (view.name, view.can_rewind, view.panes, view.loaders)),
     "state": Section(state), "place": Section(place),
     "saved": Section(saved, lambda view: view.last_saved and (
         view.last_saved[0], round(perf_counter() - view.last_saved[1]))),
