@@ -475,7 +475,7 @@ def measured(tmp_path_factory):
 
 
 TABS = {"Table": "[role=tabpanel] tbody tr", "Hooks": "[role=tabpanel] [data-name=slow]",
-        "Journal": "ol.journal li", "Inspect": "[role=tabpanel]", "LR": "[role=tabpanel]",
+        "Journal": "[role=tabpanel] form", "Inspect": "[role=tabpanel]", "LR": "[role=tabpanel]",
         "Layers": ".heat-map canvas", "Data": ".gallery figure", "Alerts": "[role=tabpanel]"}
 
 
