@@ -26,7 +26,7 @@ export function useAnswer(store) {
   useEffect(() => () => clearTimeout(timer.current), []);
   const press = async (name, values = {}) => {
     const said = [name, ...Object.entries(values).map((each) => each.join(" "))].join(" ");
-    say(`${said}: asked for; it takes effect at the next step.`, 60);
+    say(`${said}: asked for${store.view?.state.name === "running" ? "; it takes effect at the next step" : ""}.`, 60);
     const found = await store.command(name, values), applied = found.status === "applied";
     const where = applied && found.where ? ` ${found.where}` : "";
     say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, applied ? 4 : 30, !applied && found.status !== "void");

@@ -46,7 +46,17 @@ export const capital = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
 export const standing = ({ state }) => (state.searching ? "searching" : "") || state.word || (state.standing && state.standing !== "ended" ? state.standing : state.name);
 
 const COLOURS = { running: "running", searching: "running", detached: "running", idle: "idle", paused: "paused", stopped: "paused", interrupted: "paused", finished: "finished" };
-export function colour({ state }) {
+// Why the weights of a run are of no use, or "": a loss that is not finite, a divergence that has not ended.
+export function brokenBy({ numbers = {}, alerts = {} }) {
+  const [name, bad] = Object.entries(numbers).find(([each, { bad_since: since }]) => each.startsWith("train/") && since !== undefined) ?? [];
+  if (bad) return `${name} is not finite since step ${count(bad.bad_since)}`;
+  const alert = Object.values(alerts).find(({ kind, ended }) => ["divergence", "not_finite"].includes(kind) && ended === undefined);
+  return alert ? `it has diverged at step ${count(alert.step)}` : "";
+}
+
+export function colour(view) {
+  const { state } = view;
+  if (state.name === "finished" && brokenBy(view)) return "error";
   if (state.failed || state.what || ["crashed", "lost", "gone"].includes(state.standing)) return state.name === "running" && !state.standing ? "running" : "error";
   return COLOURS[standing({ state })] ?? COLOURS[state.name] ?? "error";
 }
@@ -82,13 +92,14 @@ export function message(view) {
   if (state.notice) return state.notice;
   if (state.searching) return `Searching for a rate: ${state.searching} tried. The run stands at ${step}; afterwards weights, data order and random streams are put back.`;
   if (state.what && state.name !== "running") return `Failed after ${step}: ${state.what}. ${state.dead_end ?? ""}`.trim();
-  if (state.name === "paused") return `Paused after ${step}${state.paused_by ? `: ${state.paused_by}` : ""}.`;
-  if (state.name === "finished") return `Finished after ${step}.`;
+  const saved = view.saved ? ` Last checkpoint: step ${count(view.saved.step)}.` : "", broken = brokenBy(view);
+  if (state.name === "paused") return `Paused after ${step}${state.paused_by ? `: ${state.paused_by}` : ""}.${saved}`;
+  if (state.name === "finished") return `Finished after ${step}${broken ? `, but ${broken}. ${view.run.can_rewind ? "Rewind to a state before it" : "Start again"}, with a lower rate.` : "."}${broken ? "" : saved}`;
   if (["stopped", "interrupted"].includes(state.name)) return `${capital(state.name)} after ${step}.`;
   if (state.name === "idle") return "Not training now.";
   const alert = alertOf(view), last = newest(view).find((each) => !each.undone);
   if (alert) return `${alert.title} at step ${count(alert.step)}: ${alert.seen} ${alert.advice ?? ""}`.replaceAll("`", "").trim();
-  return last ? `Last change: ${entryText(last)}` : "No manual changes yet.";
+  return (last ? `Last change: ${entryText(last)}.` : "No manual changes yet.") + saved;
 }
 
 // What a text in a box means; an Error says what the box takes.

@@ -7,7 +7,7 @@ import { Panel } from "../src/panel.js";
 import { cellsOf } from "../src/parts.js";
 import { Store } from "../src/store.js";
 import { groupsOf, isFar, rangeOf, stopOf, valueAt } from "../src/tunables.js";
-import { message, plain, read, short } from "../src/words.js";
+import { brokenBy, colour, message, plain, read, short } from "../src/words.js";
 
 const button = (at, more) => ({ at, doc: "does it", place: "tools", ...more });
 const VIEW = {
@@ -185,4 +185,16 @@ test("hooks with many tunables are folded, a search finds them, Undo says why it
 test("the ends of a smoothed slope do not lag", () => {
   const values = Float64Array.from({ length: 40 }, (_, at) => 100 - 2 * at);
   smoothed(values, 11).forEach((each, at) => expect(each).toBeCloseTo(values[at], 9));
+});
+
+test("a run that ended with a loss that is not finite is not green, and says what to do", () => {
+  const run = { name: "net", can_rewind: true }, finished = { ...VIEW, run, state: { name: "finished" }, saved: { step: 8, time: 0 } };
+  expect([colour(finished), message(finished)]).toEqual(["finished", "Finished after step 12. Last checkpoint: step 8."]);
+  const nan = { ...finished, numbers: { "train/loss": { value: "nan", of: 33, step: 12, bad_since: 9 } } };
+  expect(colour(nan)).toBe("error");
+  expect(message(nan)).toBe("Finished after step 12, but train/loss is not finite since step 9. Rewind to a state before it, with a lower rate.");
+  const diverged = { ...finished, alerts: { 1: { kind: "divergence", step: 5 }, 2: { kind: "spike", step: 3 } } };
+  expect([colour(diverged), brokenBy(diverged)]).toEqual(["error", "it has diverged at step 5"]);
+  expect(colour({ ...diverged, alerts: { 1: { kind: "divergence", step: 5, ended: 7 } } })).toBe("finished");
+  expect(message({ ...VIEW, state: { name: "paused" }, saved: { step: 1200, time: 0 } })).toBe("Paused after step 12. Last checkpoint: step 1,200.");
 });

@@ -408,7 +408,7 @@ test("an alert that goes on is the message of a running run, until something was
   expect(message(VIEW)).toBe("Slow hook at step 40: The hook 'slow' takes 66%. Switch it off.");
   const changed = { ...VIEW, journal: { count: 3, entries: { 3: { kind: "tune", what: "lr", change: "1 → 2", step: 44 } } } };
   expect(alertOf(changed)).toBe(undefined);
-  expect(message(changed)).toBe("Last change: tune lr 1 → 2");
+  expect(message(changed)).toBe("Last change: tune lr 1 → 2.");
 });
 
 test("a search for a rate is how the run stands", () => {
