@@ -24,8 +24,9 @@ from trainer_nb.panel import screen as screen_module
 from trainer_nb.panel.controls import Controls
 from trainer_nb.panel.dashboard import Dashboard, message_text, rate, what_failed
 from trainer_nb.panel.front_end import WIDGET
-from trainer_nb.panel.plots import (KEPT_RUNS, MOST_SUMMED, PAST, Chart, Curve, Curves, Plots,
-                                    in_words, layout, mark_spots, thinned)
+from trainer_nb.panel.other_runs import PAST, thinned
+from trainer_nb.panel.plots import (MOST_SUMMED, Chart, Curve, Curves, Plots,
+                                    in_words, layout, mark_spots)
 from trainer_nb.panel.still import measured
 
 
@@ -530,7 +531,7 @@ def test_where_clicks_cannot_arrive_the_panel_says_what_to_do():
 
 
 def test_earlier_runs_stand_behind():
-    """Only other runs, only when asked for, at most five;
+    """Only other runs, only when asked for, all of this kernel;
     each with its name, all its records, and a record that is whole."""
     PAST.clear()
     first = Run(steps=20, state=RunState.FINISHED)
@@ -548,10 +549,10 @@ def test_earlier_runs_stand_behind():
     for _ in range(8):
         Plots(Run(steps=3, state=RunState.STOPPED))
     plots.bar.axis.value = "epoch"
-    assert len(plots.others.runs) == KEPT_RUNS + 1
-    assert len({run.name for run in plots.others.runs}) == KEPT_RUNS + 1
+    assert len(plots.others.runs) == 9
+    assert len({run.name for run in plots.others.runs}) == 9
     plots.bar.earlier.value = True
-    assert len({run.ink for run in plots.others.shown}) == KEPT_RUNS + 1
+    assert len({run.ink for run in plots.others.shown}) == 9
     PAST.clear()
 
 

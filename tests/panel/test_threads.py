@@ -9,10 +9,10 @@ from small_runs import make
 from trainer_nb import AlertsHook, Hook, SnapshotHook, Tunable
 from trainer_nb.core.control import Command, Reply
 from trainer_nb.core.state import RunState
-from trainer_nb.panel import plots as plots_module
 from trainer_nb.panel.controls import Fields, MoreEpochs
 from trainer_nb.panel.lr_pane import LRPane
-from trainer_nb.panel.plots import Curves, PastRun, remember_run
+from trainer_nb.panel.other_runs import PAST, PastRun, remember_run
+from trainer_nb.panel.plots import Curves
 from trainer_nb.panel.view import LocalRunView
 
 
@@ -26,9 +26,9 @@ def beside(*actions):
     return not any(each.is_alive() for each in threads)
 
 
-def test_a_switch_of_the_tab_runs_and_a_drawing_do_not_wait_for_each_other(monkeypatch):
+def test_a_switch_of_the_tab_runs_and_a_drawing_do_not_wait_for_each_other():
     """The click draws the plots; meanwhile the run's thread draws the tab."""
-    monkeypatch.setattr(plots_module, "PAST", [])
+    PAST.clear()
     make(epochs=1).fit()
     earlier = make(epochs=1)
     earlier.dashboard
@@ -60,18 +60,18 @@ def test_a_switch_of_the_tab_runs_and_a_drawing_do_not_wait_for_each_other(monke
 
 def test_a_run_that_is_remembered_is_whole(monkeypatch):
     """Other panels read the list of earlier runs at any time."""
-    monkeypatch.setattr(plots_module, "PAST", [])
+    PAST.clear()
     trainer = make(epochs=1)
     trainer.fit()
     seen, take = [], PastRun.take
 
     def slowly(self, view, source):
-        seen.extend(plots_module.PAST)
+        seen.extend(PAST)
         take(self, view, source)
 
     monkeypatch.setattr(PastRun, "take", slowly)
     remember_run(LocalRunView(trainer), 1)
-    assert seen == [] and [past.state for past in plots_module.PAST] == [RunState.FINISHED]
+    assert seen == [] and [past.state for past in PAST] == [RunState.FINISHED]
 
 
 def test_curves_that_are_read_stay_whole_while_others_come():

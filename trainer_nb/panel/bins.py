@@ -175,6 +175,11 @@ class Records:
         "Name to bins, of the records and of those that rewinds took back."
         return {name: record.bins for name, record in self.of.items()} | self.branches
 
+    @property
+    def seen(self) -> tuple:
+        "What changes with the points that were read."
+        return self._version, sum(self._counts.values())
+
     def read(self, view: RunView) -> None:
         "Add the points that are new."
         self.reads += 1

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'VERSION', 'LARGEST', 'OPEN', 'PAGES', 'NAME', 'NUMBER', 'VALUES', 'ID',
-           'TABS', 'MEASURED', 'ASKS', 'WHO', 'FOR_STEERING', 'ENDS', 'RECORDS',
+           'TABS', 'MEASURED', 'ASKS', 'WHO', 'FOR_STEERING', 'ENDS', 'RECORDS', 'OTHERS',
            'SOONEST', 'LATEST', 'SHARE', 'diff', 'apply', 'Listener', 'seen', 'Asked',
            'Page', 'Feed']
 
@@ -23,6 +23,7 @@ from ..core.control import Command, RunView
 from ..core.state import warn
 from .bins import Cursor, Records, curve
 from .looks import look_at
+from .other_runs import ENDED, Cursors, Runs, remember_run
 from .sections import NOT_FOR_PAGES, SECTIONS, USUAL, Look, known, script
 from ..support.validate import Most, check, name_hint
 
@@ -123,6 +124,9 @@ ASKS: dict[str, dict] = {  # what a message has beside `ask` and `page`
     "command": ID | {"name": NAME, "values": NotRequired[VALUES], "basis": NotRequired[NUMBER],
                      "reason": NotRequired[Annotated[str, Most(500)]]},
     "span": ID | {"first": NUMBER, "last": NUMBER},
+    "run": ID | {"do": NAME, "number": NotRequired[NUMBER],
+                 "name": NotRequired[Annotated[str, Most(300)]]},
+    "add": ID | {"path": Annotated[str, Most(1000)]},
     "look": ID | {"what": NAME, "values": NotRequired[VALUES]}}
 WHO = {"ask": NAME, "page": NotRequired[Annotated[str, Most(40)]]}
 
@@ -157,7 +161,7 @@ class Page(Listener):
         self.curves, self.may_steer = curves, may_steer
         self.ready, self.tabs = False, tuple[str, ...]()  # ready: it has said hello
         self.greeted = False  # it was sent everything since then
-        self._cursor = Cursor()
+        self._cursor, self._others = Cursor(), Cursors()
         self._lock = threading.Lock()  # messages may come in several threads: commands in turn
         self._latest: dict[str, dict[str, int]] = {}  # page to tunable to the id that set it
 
@@ -185,10 +189,14 @@ class Page(Listener):
         self.greeted = True
 
     def _new_curves(self, still: bool) -> tuple[dict, list[bytes]]:
-        return self._cursor.news(self.feed.records, still) if self.curves else ({}, [])
+        if not self.curves:
+            return {}, []
+        part, buffers = self._cursor.news(self.feed.records, still)
+        self._others.add_news(self.feed.others.shown, part, buffers, still)
+        return part, buffers
 
     def _greet(self, now: dict) -> None:
-        self.known, self._cursor = self.chosen(now), Cursor()
+        self.known, self._cursor, self._others = self.chosen(now), Cursor(), Cursors()
         part, buffers = self._new_curves(True)
         part.pop("again", None)
         self.function({"v": VERSION, "view": self.known | {"may_steer": self.may_steer},
@@ -268,6 +276,20 @@ class Page(Listener):
         found, buffers = look_at(self.feed.view, message["what"], message.get("values", {}))
         self.function(head | {"status": "applied", "found": found}, buffers)
 
+    def _run(self, message: dict, head: dict) -> None:
+        self._check_steers()
+        self.feed.others.do(message["do"], message.get("number"), message.get("name", ""))
+        self._told_of_runs(head)
+
+    def _add(self, message: dict, head: dict) -> None:
+        self._check_steers()
+        self.feed.others.add(message["path"])
+        self._told_of_runs(head)
+
+    def _told_of_runs(self, head: dict) -> None:
+        self.feed.look()
+        self.function(head | {"status": "applied"}, [])
+
     def _command(self, message: dict, head: dict) -> None:
         with self._lock:
             values = self._checked(message)
@@ -310,7 +332,8 @@ class Page(Listener):
 
 # %% ../../nbs/panel/feed.ipynb #b50413db
 ENDS = ("ended", "swept", "idle")  # safe points after which none comes for a while
-RECORDS = {"numbers", "table"}  # sections that need the records
+RECORDS = {"numbers", "table", "runs"}  # sections that need the records
+OTHERS = {"drawn", "runs"}  # sections of other runs
 SOONEST, LATEST, SHARE = 0.05, 2.0, 100  # seconds between looks; so many times what one takes
 
 class Feed:
@@ -321,8 +344,10 @@ class Feed:
         ...
         listener.stop()
     """
-    def __init__(self, view: RunView, every: float = 0.25):  # every: seconds
+    def __init__(self, view: RunView, every: float = 0.25,  # every: seconds
+                 find: Callable | None = None):  # find: the runs in a folder
         self.view, self.every, self.records = view, every, Records()
+        self.others = Runs(view, self.records, find)
         self.listeners: list[Listener] = []
         self.asked: list[Asked] = []
         self._now: dict[str, Any] = {}  # the sections as they were read last
@@ -344,7 +369,7 @@ class Feed:
         Args:
             sections: Name of a section, or several: run, state, place, saved, memory, numbers,
                 tunables, values, commands, points, hooks, times, journal, entries, alerts,
-                waiting, breakpoints, branches, inspect, lr, looks, rewind,
+                waiting, breakpoints, branches, drawn, inspect, lr, looks, runs, rewind,
                 table.
             function: Function of a patch. An exception is a warning, the third one in a row ends
                 the listener.
@@ -383,7 +408,9 @@ class Feed:
             wanted = self._checked("whole", sections)
             if RECORDS & {*wanted}:
                 self._read_records()
-            self._read(Look(self.view, self.records), wanted)
+            if OTHERS & {*wanted}:
+                self._read_others("runs" in wanted)
+            self._read(Look(self.view, self.records, self.others), wanted)
             return {name: self._now[name] for name in wanted if name in self._now}
 
     def span(self, first: int, last: int) -> dict:
@@ -476,13 +503,17 @@ class Feed:
         self._due = now + min(LATEST, max(self.every, SHARE * (now - began)))
 
     def _tell(self, listeners: list[Listener], kind: str, with_curves: bool) -> None:
-        view = Look(self.view, self.records)
+        view = Look(self.view, self.records, self.others)
         if kind == "ended":
             view.in_cell = False  # it returns now
         wanted = dict.fromkeys(name for each in listeners for name in each.wanted())
-        if with_curves and (RECORDS & wanted.keys()
-                            or any(each.curves and each.wanted() for each in listeners)):
+        draws = any(each.curves and each.wanted() for each in listeners)
+        if with_curves and (draws or RECORDS & wanted.keys()):
             self._read_records()
+        if with_curves and (draws or OTHERS & wanted.keys()):
+            self._read_others("runs" in wanted)
+        if draws and view.state in ENDED and not view.elsewhere:
+            remember_run(self.view, self.records.seen)
         self._read(view, wanted)
         for each in listeners:
             each.attempt(each.tell, self._now, view.state != "running" or kind in ENDS)
@@ -499,6 +530,14 @@ class Feed:
             self.records.read(self.view)
         except Exception as error:
             self._miss("the records", error)
+
+    def _read_others(self, every: bool) -> None:
+        try:
+            self.others.update()
+            for name, error in self.others.read(every):
+                self._miss(name, error)
+        except Exception as error:
+            self._miss("other runs", error)
 
     def _read(self, view: Look, wanted: Iterable[str]) -> None:
         for name in wanted:

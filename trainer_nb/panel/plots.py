@@ -4,27 +4,25 @@
 
 # %% auto #0
 __all__ = ['AXES', 'GROUP', 'DENSE', 'TRAIN', 'VALID', 'MARK', 'BAD', 'OTHERS', 'ROW', 'PLAIN',
-           'ACROSS', 'MOST_MARKERS', 'RUN_INKS', 'DASHES', 'MOST_RUNS', 'LONGEST_NAME',
-           'MOST_DRAWN', 'MOST_KEPT', 'ENDED', 'KEPT_RUNS', 'PAST', 'MOST_ROWS',
-           'MOST_SUMMED', 'MOST_PLOTS', 'ROOM', 'Axes', 'Extremes', 'Curve', 'Curves',
-           'colour', 'layout', 'small_axes', 'noisy', 'is_rate', 'axis_numbers',
-           'rewound_traces', 'branch_traces', 'gap_text', 'gap_trace', 'gap_traces',
-           'traces', 'plan_traces', 'mark_spots', 'mark_traces', 'figure', 'Script',
-           'Chart', 'plain_name', 'free_name', 'DrawnRun', 'legend_key', 'Legend',
-           'run_traces', 'with_records_of', 'behind_traces', 'runs_of', 'thinned',
-           'thin_all', 'PastRun', 'remember_run', 'OtherRuns', 'records_csv', 'Save',
-           'curve_words', 'in_words', 'summary', 'PlotBar', 'is_finite', 'Plots']
+           'ACROSS', 'MOST_MARKERS', 'RUN_INKS', 'DASHES', 'MOST_RUNS', 'MOST_DRAWN',
+           'MOST_ROWS', 'MOST_SUMMED', 'MOST_PLOTS', 'ROOM', 'Axes', 'Extremes', 'Curve',
+           'Curves', 'colour', 'layout', 'small_axes', 'axis_numbers', 'rewound_traces',
+           'branch_traces', 'gap_text', 'gap_trace', 'gap_traces', 'traces',
+           'plan_traces', 'mark_spots', 'mark_traces', 'figure', 'Script', 'Chart',
+           'DrawnRun', 'legend_key', 'Legend', 'run_traces', 'with_records_of',
+           'behind_traces', 'OtherRuns', 'records_csv', 'Save', 'curve_words', 'in_words',
+           'summary', 'PlotBar', 'is_finite', 'Plots']
 
 # %% ../../nbs/panel/plots.ipynb #9a74aacd
 import csv
 import gzip
 import html
 import io
+import itertools
 import math
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Any
 
 import anywidget
@@ -36,10 +34,11 @@ from tsdownsample import MinMaxLTTBDownsampler
 
 from ..core.control import RatePlan, RunView, Series
 from ..support.long_array import LongArray
-from ..core.state import RunState
 from ..support.words import short_name
 from .still import (diverged, invalid_weights, is_training_loss, lower_is_better,
                                     not_finite, numbers_text, optimizers_of, training_losses)
+from .other_runs import (ENDED, PAST, PastRun, free_name, is_rate, noisy, plain_name,
+                                         remember_run, runs_of, thinned)
 from .style import Pane, package_text
 
 # %% ../../nbs/panel/plots.ipynb #6f5a13b6
@@ -462,14 +461,6 @@ def _line(x, y, ink: str, axis: int, name: str, *, width: float = 2.25, opacity:
             "xaxis": f"x{number}", "yaxis": f"y{number}",
             "hoverinfo": None if hover else "skip", "hovertemplate": "%{y:.5g}" if hover else None}
 
-def noisy(name: str) -> bool:
-    "A record of each step, which is smoothed."
-    return not is_rate(name) and ("/" not in name or name.startswith("train/"))
-
-def is_rate(name: str) -> bool:
-    "A learning rate, of the run or of one of its optimizers."
-    return name.partition(".")[0] == "lr"
-
 def axis_numbers(losses: list[str], groups: dict) -> dict[str, int]:
     "Record name to the number of its axis: 1 for the losses, then one a small plot."
     numbers = dict.fromkeys(losses, 1)
@@ -675,21 +666,7 @@ RUN_INKS = ("#3f83e8", "#dd7023", "#1a9e96", "#b0578d", "#8a7a2e", "#7d50e6", "#
             "#5b6fb5", "#c08a1e")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MOST_RUNS = len(RUN_INKS) * len(DASHES)  # that can be told apart
-LONGEST_NAME = 60
 MOST_DRAWN = 40_000  # points of a figure
-
-def plain_name(name) -> str:
-    "A name for a run: one line of 60 letters at most; ValueError for an empty text."
-    text = "".join(each if each.isprintable() else " " for each in str(name)[:1000]).strip()
-    if not text:
-        raise ValueError(f"{name!r}: the name of a run has a letter at least")
-    return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME - 1] + "…"
-
-def free_name(name, taken) -> str:
-    "The name, with a number where it is taken."
-    first = plain_name(name)
-    numbered = (f"{first} ({number})" for number in range(2, 10_000))
-    return first if first not in taken else next(each for each in numbered if each not in taken)
 
 class DrawnRun:
     "A run that is drawn with others: its name, its curves, its colour and kind of line."
@@ -776,75 +753,6 @@ def behind_traces(runs: list[DrawnRun], groups: dict, axis: str, window: int,
              for trace in run_traces(run, numbers, axis, window, points, True, span)]
     return [trace for trace in found if trace["name"] != "rewound" or "rewound" not in hidden]
 
-# %% ../../nbs/panel/plots.ipynb #c0ffee15
-def runs_of(given) -> list[tuple[str, RunView]]:
-    "Names and views of what is meant by a run, or by several; TypeError for anything else."
-    if hasattr(given, "named"):  # several runs, with names that a person may have given
-        return [(name, run.view) for name, run in given.named()]
-    if hasattr(given, "view"):
-        path = getattr(given, "path", None)
-        return [(path.name if path is not None else given.view.name, given.view)]
-    raise TypeError(f"{str(given)[:80]!r} is not a run: what attach() gave, or a trainer; for a "
-                    "folder add_run(attach('runs/exp1')), for several add_run(attach('runs/*'))")
-
-# %% ../../nbs/panel/plots.ipynb #0dbd0120
-MOST_KEPT = 20_000  # points of each record of an earlier run
-
-def thinned(name: str, series: Series, most: int = MOST_KEPT) -> Series:
-    "At most `most` points: of what each step notes the means of neighbours, else every n-th."
-    every = -(-len(series) // most)
-    ends = np.append(np.arange(every - 1, len(series) - 1, every), len(series) - 1)
-    values = series.values[ends]
-    if noisy(name) and every > 1:
-        starts = np.append(0, ends[:-1] + 1)
-        values = np.add.reduceat(series.values, starts) / np.diff(ends, prepend=-1)
-    return Series(series.steps[ends], series.epochs[ends], series.samples[ends],
-                  series.seconds[ends], values)
-
-def thin_all(found: dict[str, Series]) -> dict[str, Series]:
-    "Each of these records, thinned; without those that are empty."
-    return {name: thinned(name, series) for name, series in found.items() if len(series)}
-
-class PastRun:
-    "A run of this kernel that has ended: its journal and its records, thinned; not its trainer."
-    def __init__(self, view: RunView, name: str):
-        self.name, self.journal, self.records_version = name, view.journal, 0
-        self.source = None  # the version of the points that were taken
-        self.every: dict[str, int] = {}  # steps of which a value of a record is the mean
-
-    def take(self, view: RunView, source) -> None:
-        "Copy what the run has now; `source` changes with its points."
-        if source != self.source:
-            self.source, self.state, self.position = source, view.state, view.position
-            found = view.records()
-            self._series = thin_all(found)
-            self.every.update((name, -(-len(each) // MOST_KEPT)) for name, each in found.items())
-            self.branches = [replace(each, series=thin_all(each.series)) for each in view.branches]
-            self.records_version += 1
-
-    def records(self, since: dict[str, int] | None = None,
-                most: int | None = None) -> dict[str, Series]:
-        "The points of each name that the caller has not; they are few already."
-        return {name: each for name, each in self._series.items() if name not in (since or {})}
-
-# %% ../../nbs/panel/plots.ipynb #97d399e3
-ENDED = (RunState.FINISHED, RunState.STOPPED, RunState.INTERRUPTED, RunState.ERROR)
-KEPT_RUNS = 5
-PAST: list[PastRun] = []  # of this kernel, the oldest first
-
-_REMEMBERING = threading.RLock()  # several runs of a kernel may end at once
-
-def remember_run(view: RunView, source) -> None:
-    "Remember a run that has ended; the oldest one goes. `source` changes with its points."
-    with _REMEMBERING:
-        past = next((each for each in PAST if each.journal is view.journal), None)
-        known = past is not None
-        if past is None:
-            past = PastRun(view, free_name(view.name, [each.name for each in PAST]))
-        past.take(view, source)  # before it is in the list, which other threads read
-        if not known:
-            PAST[:] = [*PAST, past][-KEPT_RUNS - 1:]
-
 # %% ../../nbs/panel/plots.ipynb #b4086163
 class OtherRuns:
     "The runs behind one: earlier ones of this kernel, hidden at first, and those that are added."
@@ -866,9 +774,11 @@ class OtherRuns:
                     for run in self.runs]
 
     def _put(self, view: Any, name: str, shown: bool) -> DrawnRun:
-        number = min(set(range(2, MOST_RUNS + 1)) - {run.number for run in self.runs})
-        if number == MOST_RUNS:
+        added = sum(not isinstance(run.view, PastRun) for run in self.runs)
+        if added >= MOST_RUNS - 2 and not isinstance(view, PastRun):
             raise ValueError(f"at most {MOST_RUNS - 2} runs are drawn behind another one")
+        taken = {run.number for run in self.runs}
+        number = next(each for each in itertools.count(2) if each not in taken)
         run = DrawnRun(view, free_name(name, [run.name for run in self.runs]), number, shown)
         self.runs = [*self.runs, run]
         return run

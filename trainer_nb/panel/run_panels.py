@@ -67,7 +67,7 @@ class RunPanels:
             from trainer_nb.panel.feed import Feed
             trainer: Any = self._trainer()
             view: Any = self.view(weakly=True)
-            self._feed = Feed(view)
+            self._feed = Feed(view, find=runs_in)
             trainer.at_safe_point = trainer.at_safe_point or self.tick
         return self._feed
 

@@ -20,7 +20,8 @@ from ..support.words import plain_number
 from ..hooks.progress import as_clock
 from .controls import UserInput, button
 from .journal_pane import Entry
-from .plots import Curves, DrawnRun, OtherRuns, PastRun, noisy
+from .other_runs import PastRun, noisy
+from .plots import Curves, DrawnRun, OtherRuns
 from .still import lower_is_better
 from .style import Pane
 

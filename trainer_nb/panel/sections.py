@@ -10,8 +10,8 @@ __all__ = ['RULES', 'LABELS', 'OPTIMIZER', 'NOT_FOR_PAGES', 'MOST_ENTRIES', 'ALL
            'commands', 'command', 'button', 'points', 'hooks', 'times', 'entries',
            'journal', 'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints',
            'inspect', 'lr', 'judged', 'rewind', 'last_before', 'looks', 'table',
-           'means_between', 'values_at', 'best_row', 'Section', 'by_hook', 'by_standing',
-           'by_entry', 'by_evaluation', 'by_second']
+           'means_between', 'values_at', 'best_row', 'drawn', 'runs', 'Section',
+           'by_hook', 'by_standing', 'by_entry', 'by_evaluation', 'by_second']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
 import html
@@ -58,8 +58,8 @@ class Look:
     "A `RunView` at one moment: each of its attributes is read once."
     in_cell: Any
 
-    def __init__(self, view: RunView, records: Records):
-        self._view, self.binned = view, records
+    def __init__(self, view: RunView, records: Records, others: Any = None):
+        self._view, self.binned, self.others = view, records, others
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._view, name)
@@ -422,6 +422,15 @@ def best_row(name: str, column: np.ndarray) -> int | None:
     return int(np.where(good, column if low else -column, np.inf).argmin())
 
 # %% ../../nbs/panel/sections.ipynb #ce7a2b12
+def drawn(view) -> dict | None:
+    "The other runs whose curves are shown, how many there are, and the last one with this loss."
+    return view.others and view.others.drawn()
+
+def runs(view) -> dict | None:
+    "This run, number 0, and all others side by side: results, and what differs."
+    return view.others and view.others.rows()
+
+# %% ../../nbs/panel/sections.ipynb #79294d4f
 @dataclass(frozen=True)
 class Section:
     "A part of the view: how it is read, and what must change before it is read again."
@@ -469,8 +478,9 @@ SECTIONS = {
     "alerts": Section(alerts, lambda view: [(each.number, each.ended) for each in view.alerts]),
     "waiting": Section(waiting, lambda view: [each.id for each in view.waiting]),
     "breakpoints": Section(breakpoints),
+    "drawn": Section(drawn, lambda view: (view.others.version, view.others.names())),
     "inspect": Section(inspect, tab=True), "lr": Section(lr, tab=True),
-    "looks": Section(looks, tab=True),
+    "looks": Section(looks, tab=True), "runs": Section(runs, tab=True),
     "rewind": Section(rewind, by_second, tab=True),
     "table": Section(table, by_evaluation, tab=True)}
 USUAL = tuple(name for name, each in SECTIONS.items() if not each.tab)
