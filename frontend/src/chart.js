@@ -1,6 +1,7 @@
 // The curves: traces and layout are pure functions of the bins, which tests read; only `Chart` knows plotly.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { RunLegend, behindOf, behindTraces } from "./behind.js";
 import { column } from "./store.js";
 import { isAveraged, short } from "./words.js";
 
@@ -48,8 +49,13 @@ export const lossesOf = (curves) => Object.keys(curves).filter((name) => isLoss(
 // The small plots: name of a record to its number.
 export const smallOf = (curves) => Object.keys(curves).filter((name) => !name.includes("@") && (name.startsWith("lr") || name.startsWith("grad_norm"))).slice(0, 4);
 
-export function traces(curves, { window = 33, axis = "step", hidden = new Set() } = {}) {
-  const made = [], losses = lossesOf(curves), small = smallOf(curves);
+// The records that are drawn: the own ones, then what only other runs have.
+export const withOthers = (curves, others) => Object.assign({}, curves, ...others.map((run) => run.curves), curves);
+
+export function traces(curves, { window = 33, axis = "step", hidden = new Set(), others = [] } = {}) {
+  const all = withOthers(curves, others), losses = lossesOf(curves), small = smallOf(all);
+  const plotOf = (name) => (isLoss(name) ? 0 : small.includes(name) ? small.indexOf(name) + 2 : undefined);
+  const made = behindTraces(others, { plotOf, isNoisy, smoothed, xOf: AXES[axis], window, hidden });
   const add = (name, at, more) => made.push({ type: "scatter", mode: "lines", name, xaxis: `x${at || ""}`, yaxis: `y${at || ""}`, hovertemplate: "%{y:.5g}", showlegend: false, ...more });
   for (const [name, curve] of Object.entries(curves)) {
     const kind = base(name), loss = losses.indexOf(kind), plot = loss >= 0 ? 0 : small.indexOf(kind) + 2;
@@ -121,11 +127,12 @@ export function Chart({ store, onStep }) {
     let plotly = null, timer = 0, gone = false;
     const draw = () => {
       timer = 0;
-      if (gone || !plotly || document.hidden || drawn.current.curves === store.curves) return;
+      const others = behindOf(store), same = drawn.current.curves === store.curves && drawn.current.others === store.others && drawn.current.drawn === store.view.drawn;
+      if (gone || !plotly || document.hidden || same) return;
       const first = !box.current.data;
-      drawn.current = { at: performance.now(), curves: store.curves };
+      drawn.current = { at: performance.now(), curves: store.curves, others: store.others, drawn: store.view.drawn };
       const log = chosen === "auto" ? spansPowers(store.curves, hidden) : chosen === "powers of ten", changes = changesOf(store.view);
-      plotly.react(box.current, traces(store.curves, { window, axis, hidden }), layout(store.curves, { axis, log, changes, width: box.current.clientWidth }), { displayModeBar: false, responsive: false });
+      plotly.react(box.current, traces(store.curves, { window, axis, hidden, others }), layout(withOthers(store.curves, others), { axis, log, changes, width: box.current.clientWidth }), { displayModeBar: false, responsive: false });
       if (first) box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
     };
     // at most twice a second, and never in a page that nobody sees
@@ -137,13 +144,16 @@ export function Chart({ store, onStep }) {
     return () => { gone = true; clearTimeout(timer); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };
   }, [store, window, chosen, axis, hidden]);
   const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
-  const losses = lossesOf(store.curves);
+  const losses = lossesOf(store.curves), others = behindOf(store), { earlier } = store.view.drawn ?? {};
   return html`<section class="tnb-plots" aria-label="Curves"><div class="bar plotbar"><b>Loss</b>
       <span class="legend">${losses.map((name, at) => html`<button type="button" key=${name} aria-pressed=${!hidden.has(name)} title=${`${hidden.has(name) ? "Show" : "Hide"} ${name}`} onClick=${() => toggle(name)}><s style=${{ borderColor: INKS[at % INKS.length] }}></s>${name}${isAveraged(store.view.run, name) ? " (average)" : ""}</button>`)}</span>
       <span class="space"></span>
+      ${store.view.may_steer && (earlier !== undefined || others.length > 0) && html`<button type="button" class="chip" aria-pressed=${others.length > 0} title=${others.length ? "Hide the other runs" : "Show the last run of this kernel that has the same loss; the tab Runs has all of them"}
+        onClick=${() => store.request({ ask: "run", ...(others.length ? { do: "hide" } : { do: "show", number: earlier }) })}>${others.length > 1 ? `${others.length} other runs` : "earlier run"}</button>`}
       <label>smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${[1, 10, 33, 100, 300].map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
       <label>y <select aria-label="y" value=${chosen} onChange=${(event) => setChosen(event.target.value)}>${["auto", "linear", "powers of ten"].map((each) => html`<option>${each}</option>`)}</select></label>
       <label>x <select aria-label="x" value=${axis} onChange=${(event) => setAxis(event.target.value)}>${Object.keys(AXES).map((each) => html`<option>${each}</option>`)}</select></label></div>
+    ${others.length > 0 && html`<${RunLegend} ...${{ runs: others, hidden, toggle }} />`}
     <div class="chart" ref=${box} role="img" aria-label=${inWords(store.curves)}></div>
     ${(wrong || !losses.length) && html`<p class="quiet">${wrong || "The curves start with the first record."}</p>`}</section>`;
 }

@@ -1,4 +1,4 @@
-// What is known of a run: the view, kept up to date by merge patches, and the curves as bins.
+// What is known of a run: the view, kept up to date by merge patches, and the curves as bins, its own and by number those of other runs.
 
 export const COLUMNS = ["step", "wraps", "low", "high", "mean", "finite", "epoch", "samples", "seconds"];
 const WIDTH = COLUMNS.length, WRAP = 2 ** 24;
@@ -56,11 +56,11 @@ export function column({ rows }, name) {
 
 export class Store {
   constructor(link) {
-    Object.assign(this, { link, view: null, curves: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false });
+    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false });
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
 
-  hear({ v, view, patch, curves, again, re, cut, locked = false, ...answer }, buffers) {
+  hear({ v, view, patch, curves, again, void: gone, re, cut, locked = false, ...answer }, buffers) {
     if (re !== undefined) {
       this.answers.get(re)?.({ ...answer, buffers });
       this.answers.delete(re);
@@ -69,18 +69,23 @@ export class Store {
     if (cut !== undefined) Object.assign(this, { cut, locked });
     if (v !== undefined && !view) this.stale = true;  // a page that has outlived an upgrade
     if (view) {
-      Object.assign(this, { view, curves: {}, cut: "", locked: false, stale: false });
+      Object.assign(this, { view, curves: {}, others: {}, cut: "", locked: false, stale: false });
       if (this.opened.size) this.say();  // to a kernel that may have been told by another connection
     }
     if (!view && !this.view && !cut) return;  // everything comes with the answer to hello
     if (patch) this.view = merge(this.view, patch);
     if (again) this.curves = {};
-    if (curves?.length) {
-      const made = { ...this.curves };
-      curves.forEach((head, at) => { made[head.name] = extended(made[head.name], head, buffers[at]); });
-      this.curves = made;
-    }
+    if (gone) this.others = Object.fromEntries(Object.entries(this.others).filter(([number]) => !gone.includes(Number(number))));
+    curves?.forEach((head, at) => this.take(head, buffers[at]));
     for (const each of this.watching) each();
+  }
+
+  // New rows of a curve; one of another run has its number, at the end of its name, too.
+  take(head, rows) {
+    const { run } = head, name = run === undefined ? head.name : head.name.slice(0, head.name.lastIndexOf("#")), held = run === undefined ? this.curves : this.others[run];
+    const made = { ...held, [name]: extended(held?.[name], head, rows) };
+    if (run === undefined) this.curves = made;
+    else this.others = { ...this.others, [run]: made };
   }
 
   watch(each) {

@@ -8,6 +8,7 @@ import { Inspect } from "./inspect.js";
 import { Journal } from "./journal.js";
 import { Layers } from "./layers.js";
 import { LR } from "./lr.js";
+import { Runs, runsTitle } from "./runs.js";
 import { Table, evaluations } from "./table.js";
 import { count } from "./words.js";
 
@@ -20,6 +21,7 @@ export const TABS = [
   { name: "journal", title: ({ journal }) => `Journal ${count(journal?.count ?? 0)}`, part: Journal, section: "entries" },
   { name: "inspect", title: ({ state, place, run }) => (state.name === "paused" && (run.panes ?? []).includes("inspect") ? `Inspect · step ${count(place.step)}` : "Inspect"), part: Inspect, section: "inspect" },
   { name: "lr", title: () => "LR", part: LR, section: "lr" },
+  { name: "runs", title: runsTitle, part: Runs, section: "runs" },
   { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: has("layers") },
   { name: "data", title: () => "Data", part: Data, section: "looks", there: has("data") },
   { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: has("alerts") },

@@ -61,8 +61,8 @@ beforeEach(() => sessionStorage.clear());
 afterEach(() => document.body.replaceChildren());
 
 test("tabs have counts in their titles, and alerts only where the run has them", () => {
-  expect(shown().texts("[role=tab]")).toEqual(["Table 3", "Hooks 2", "Journal 2", "Inspect", "LR", "Alerts 2"]);
-  expect(shown({ run: { name: "net", panes: [] } }).texts("[role=tab]").at(-1)).toBe("LR");
+  expect(shown().texts("[role=tab]")).toEqual(["Table 3", "Hooks 2", "Journal 2", "Inspect", "LR", "Runs 1", "Alerts 2"]);
+  expect(shown({ run: { name: "net", panes: [] } }).texts("[role=tab]").at(-1)).toBe("Runs 1");
   expect(shown({ state: { name: "paused" } }).texts("[role=tab]")[3]).toBe("Inspect · step 48");
   expect(hooksTitle({ state: { name: "error" }, hooks: { a: { failure: {} }, b: {} } })).toBe("Hooks 2 · 1 error");
 });

@@ -511,9 +511,8 @@ class Feed:
         if with_curves and (draws or RECORDS & wanted.keys()):
             self._read_records()
         if with_curves and (draws or OTHERS & wanted.keys()):
-            self._read_others("runs" in wanted)
-        if draws and view.state in ENDED and not view.elsewhere:
-            remember_run(self.view, self.records.seen)
+            over = draws and view.state in ENDED and not view.elsewhere
+            self._read_others("runs" in wanted, over)
         self._read(view, wanted)
         for each in listeners:
             each.attempt(each.tell, self._now, view.state != "running" or kind in ENDS)
@@ -531,8 +530,10 @@ class Feed:
         except Exception as error:
             self._miss("the records", error)
 
-    def _read_others(self, every: bool) -> None:
+    def _read_others(self, every: bool, over: bool = False) -> None:
         try:
+            if over:
+                remember_run(self.view, self.records.seen)
             self.others.update()
             for name, error in self.others.read(every):
                 self._miss(name, error)
