@@ -5460,6 +5460,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'trainer_nb/panel/other_runs.py'),
                                              'trainer_nb.panel.other_runs._plain': ( 'panel/other_runs.html#_plain',
                                                                                      'trainer_nb/panel/other_runs.py'),
+                                             'trainer_nb.panel.other_runs._rank': ( 'panel/other_runs.html#_rank',
+                                                                                    'trainer_nb/panel/other_runs.py'),
                                              'trainer_nb.panel.other_runs.differing_names': ( 'panel/other_runs.html#differing_names',
                                                                                               'trainer_nb/panel/other_runs.py'),
                                              'trainer_nb.panel.other_runs.free_name': ( 'panel/other_runs.html#free_name',

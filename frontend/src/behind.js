@@ -22,26 +22,38 @@ export function stepsOf(curve) {
   return steps.length > 1 ? Math.max(1, (steps.at(-1) - steps[0]) / (steps.length - 1)) : 1;
 }
 
-const BASE = (name) => name.split("@")[0];
+const MOST_DRAWN = 20_000;  // points of all other runs together: plotly draws them again with each new point of the own one
+const kept = new WeakMap();  // what was made of a curve, which does not change
+
+function pointsOf(curve, noisy, most, { axis, xOf, smoothed, window }) {
+  const key = [axis, noisy && window, most].join(" ");
+  if (kept.get(curve)?.key === key) return kept.get(curve);
+  const mean = column(curve, "mean"), x = xOf(curve), y = noisy ? smoothed(mean, window / stepsOf(curve)) : mean, every = Math.ceil(x.length / most);
+  const thin = (values) => (every > 1 ? values.filter((_, at) => at % every === 0 || at === values.length - 1) : values);
+  const made = { key, x: thin(x), y: thin(y) };
+  kept.set(curve, made);
+  return made;
+}
 
 // `plotOf` gives the number of the plot of a record, or undefined; `isNoisy` says which ones are smoothed.
-export function behindTraces(runs, { plotOf, isNoisy, smoothed, xOf, window, hidden }) {
-  const made = [];
+export function behindTraces(runs, { plotOf, isNoisy, hidden, ...how }) {
+  const drawn = [];
   for (const { number, name: run, curves } of runs) {
     if (hidden.has(`#${number}`)) continue;
     const several = Object.keys(curves).filter((name) => !name.includes("@") && plotOf(name) === 0).length > 1;
     for (const [name, curve] of Object.entries(curves)) {
-      const kind = BASE(name), plot = plotOf(kind);
-      if (plot === undefined || hidden.has(kind)) continue;
-      const mean = column(curve, "mean"), noisy = isNoisy(kind), branch = name !== kind, color = inkOf(number);
-      made.push({
-        type: "scatter", mode: plot === 0 && !noisy && !branch ? "lines+markers" : "lines", name: plot === 0 && several ? `${run} · ${kind}` : run, xaxis: `x${plot || ""}`, yaxis: `y${plot || ""}`, showlegend: false,
-        x: xOf(curve), y: noisy ? smoothed(mean, window / stepsOf(curve)) : mean, line: { color, width: branch ? 1 : 1.25, dash: branch ? "dot" : dashOf(number) }, opacity: branch ? 0.45 : 0.75, marker: { size: 3.5 },
-        ...(branch ? { hoverinfo: "skip" } : { hovertemplate: "%{y:.5g}" }),
-      });
+      const kind = name.split("@")[0], plot = plotOf(kind);
+      if (plot !== undefined && !hidden.has(kind)) drawn.push({ number, kind, plot, curve, branch: name !== kind, title: plot === 0 && several ? `${run} · ${kind}` : run });
     }
   }
-  return made;
+  const most = Math.max(60, Math.min(700, Math.floor(MOST_DRAWN / drawn.length)));
+  return drawn.map(({ number, kind, plot, curve, branch, title }) => {
+    const noisy = isNoisy(kind), { x, y } = pointsOf(curve, noisy, most, how), dots = plot === 0 && !noisy && !branch && x.length <= 60;
+    return {
+      type: "scatter", mode: dots ? "lines+markers" : "lines", name: title, xaxis: `x${plot || ""}`, yaxis: `y${plot || ""}`, showlegend: false, x, y,
+      line: { color: inkOf(number), width: branch ? 1 : 1.25, dash: branch ? "dot" : dashOf(number) }, opacity: branch ? 0.45 : 0.75, marker: { size: 3.5 }, ...(branch ? { hoverinfo: "skip" } : { hovertemplate: "%{y:.5g}" }),
+    };
+  });
 }
 
 const MOST = 12;  // names in the legend

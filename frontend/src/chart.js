@@ -55,7 +55,7 @@ export const withOthers = (curves, others) => Object.assign({}, curves, ...other
 export function traces(curves, { window = 33, axis = "step", hidden = new Set(), others = [] } = {}) {
   const all = withOthers(curves, others), losses = lossesOf(curves), small = smallOf(all);
   const plotOf = (name) => (isLoss(name) ? 0 : small.includes(name) ? small.indexOf(name) + 2 : undefined);
-  const made = behindTraces(others, { plotOf, isNoisy, smoothed, xOf: AXES[axis], window, hidden });
+  const made = behindTraces(others, { plotOf, isNoisy, smoothed, axis, xOf: AXES[axis], window, hidden });
   const add = (name, at, more) => made.push({ type: "scatter", mode: "lines", name, xaxis: `x${at || ""}`, yaxis: `y${at || ""}`, hovertemplate: "%{y:.5g}", showlegend: false, ...more });
   for (const [name, curve] of Object.entries(curves)) {
     const kind = base(name), loss = losses.indexOf(kind), plot = loss >= 0 ? 0 : small.indexOf(kind) + 2;
@@ -130,9 +130,11 @@ export function Chart({ store, onStep }) {
       const others = behindOf(store), same = drawn.current.curves === store.curves && drawn.current.others === store.others && drawn.current.drawn === store.view.drawn;
       if (gone || !plotly || document.hidden || same) return;
       const first = !box.current.data;
-      drawn.current = { at: performance.now(), curves: store.curves, others: store.others, drawn: store.view.drawn };
+      const began = performance.now();
+      drawn.current = { at: began, curves: store.curves, others: store.others, drawn: store.view.drawn };
       const log = chosen === "auto" ? spansPowers(store.curves, hidden) : chosen === "powers of ten", changes = changesOf(store.view);
       plotly.react(box.current, traces(store.curves, { window, axis, hidden, others }), layout(withOthers(store.curves, others), { axis, log, changes, width: box.current.clientWidth }), { displayModeBar: false, responsive: false });
+      drawn.current.at = Math.max(began, performance.now() + 3 * (performance.now() - began) - 500);  // a quarter of the page's time at most
       if (first) box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
     };
     // at most twice a second, and never in a page that nobody sees

@@ -1,6 +1,6 @@
 // This run and others side by side: which are shown, what they are called, their results, and what differs.
 import { html } from "htm/preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { inkOf, lineOf } from "./behind.js";
 import { Figure, LAYOUT, PLAIN } from "./figure.js";
 import { clock, count, plain, short } from "./words.js";
@@ -67,17 +67,23 @@ export function scatterTraces(rows, setting, record) {
   const numbers = points.every(({ x }) => typeof x === "number"), sorted = [...points].sort((one, other) => compare(one.x, other.x, false));
   return [{
     type: "scatter", mode: "markers", x: sorted.map(({ x }) => (numbers ? x : settingText(x))), y: sorted.map(({ y }) => y), text: sorted.map(({ row }) => row.name), hovertemplate: `%{text}<br>${"%{x}, %{y:.5g}"}<extra></extra>`,
-    marker: { size: sorted.map(({ row }) => (row.number ? 9 : 12)), color: sorted.map(({ row }) => (row.number ? inkOf(row.number) : "#3f83e8")), symbol: sorted.map(({ row }) => (row.number ? "circle" : "circle-open-dot")), line: { width: 2 }, opacity: sorted.map(({ row }) => (row.number && !row.shown ? 0.55 : 1)) },
+    marker: { size: sorted.map(({ row }) => (row.number ? 9 : 12)), color: sorted.map(({ row }) => (row.number ? inkOf(row.number) : "#3f83e8")), symbol: sorted.map(({ row }) => (row.number ? "circle" : "circle-open-dot")), line: { width: sorted.map(({ row }) => (row.number ? 0 : 2)) }, opacity: sorted.map(({ row }) => (row.number && !row.shown ? 0.55 : 1)) },
   }];
+}
+
+// Each value is a tick where they are few, and not too near to each other.
+function ticksOf(values, log) {
+  const found = [...new Set(values)], at = found.map((each) => (log ? Math.log(each) : each)), width = (at.at(-1) - at[0]) / 12;
+  return found.length < 9 && at.every((each, place) => !place || each - at[place - 1] >= width) ? { tickvals: found, ticktext: found.map(plain) } : {};
 }
 
 const spread = (values) => values.length > 1 && values.every((each) => typeof each === "number" && each > 0) && Math.max(...values) / Math.min(...values) >= 30;
 
 export function scatterLayout([{ x, y }], setting, record) {
-  const type = (values) => (spread(values) ? "log" : undefined), texts = x.some((each) => typeof each === "string");
+  const type = (values) => (spread(values) ? "log" : undefined), texts = x.some((each) => typeof each === "string"), ticks = texts ? {} : ticksOf(x, spread(x));
   return {
     ...LAYOUT, height: 220, hovermode: "closest", margin: { l: 56, r: 12, t: 8, b: 40 },
-    xaxis: { ...PLAIN, type: texts ? "category" : type(x), title: { text: setting, font: { size: 11 } } }, yaxis: { ...PLAIN, type: type(y), title: { text: record, font: { size: 11 } }, nticks: 5 },
+    xaxis: { ...PLAIN, ...ticks, type: texts ? "category" : type(x), title: { text: setting, font: { size: 11 } } }, yaxis: { ...PLAIN, type: type(y), title: { text: record, font: { size: 11 } }, nticks: 5 },
   };
 }
 
@@ -101,7 +107,11 @@ function Scatter({ store, runs }) {
 // The name of a run; a double click, or F2, makes it a field.
 function Name({ row, rename, off }) {
   const [text, setText] = useState(null), field = useRef(), button = useRef(), edits = text !== null;
-  useEffect(() => { if (edits) field.current.select(); }, [edits]);
+  useLayoutEffect(() => {
+    if (!edits) return;
+    field.current.focus();
+    field.current.select();
+  }, [edits]);
   if (!row.number || off) return html`<span class="run-name" title=${row.name}>${row.name}</span>`;
   const end = (save) => {
     if (text === null) return;
@@ -128,15 +138,16 @@ function Row({ row, columns, off, ask }) {
 }
 
 function Add({ store, say }) {
-  const [path, setPath] = useState("");
+  const field = useRef();
   const add = async (event) => {
     event.preventDefault();
-    if (!path.trim()) return;
-    const { status, reason } = await store.request({ ask: "add", path: path.trim() });
-    say(status === "applied" ? "" : `${path.trim()} was not added: ${reason}`);
-    if (status === "applied") setPath("");
+    const path = field.current.value.trim();
+    if (!path) return;
+    const { status, reason } = await store.request({ ask: "add", path });
+    say(status === "applied" ? "" : `${path} was not added: ${reason}`);
+    if (status === "applied" && field.current) field.current.value = "";
   };
-  return html`<form class="bar add" onSubmit=${add}><input aria-label="Folder of a run" placeholder="Folder of a run: runs/exp1, or runs/* for several" maxlength="1000" autocomplete="off" spellcheck=${false} value=${path} onInput=${(event) => setPath(event.target.value)} /><button>Add</button></form>`;
+  return html`<form class="bar add" onSubmit=${add}><input aria-label="Folder of a run" placeholder="Folder of a run: runs/exp1, or runs/* for several" maxlength="1000" autocomplete="off" spellcheck=${false} ref=${field} /><button>Add</button></form>`;
 }
 
 export function Runs({ store, view }) {

@@ -206,7 +206,8 @@ def test_rows_have_results_and_what_differs():
     table = runs_behind(own).rows()
     row, past = table["rows"]["0"], table["rows"][str(PAST[0].number)]
     assert table["settings"] == ["lr", "grad_clip"] and table["can_add"] is False
-    assert row["settings"] == {"lr": 0.2, "grad_clip": 1.0} and past["settings"] == {"lr": 0.1}
+    assert row["settings"] == {"lr": 0.2, "grad_clip": 1.0} and past["settings"] == {
+        "lr": 0.1, "grad_clip": "none"}
     assert (row["steps"], past["steps"], past["state"], past["mine"]) == (10, 10, "finished", True)
     assert "by_hand" not in past and row["by_hand"]["count"] == 2
     assert row["by_hand"]["first"].startswith("step 10: lr 0.2 (initial) → 0.3")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LONGEST_NAME', 'MOST_KEPT', 'ENDED', 'KEPT_RUNS', 'KEPT_BYTES', 'PAST', 'DROPPED',
-           'NAMED', 'SIZES', 'MOST_COLUMNS', 'MOST_ADDED', 'DOES', 'runs_of',
+           'NAMED', 'FIRST', 'MOST_COLUMNS', 'MOST_ADDED', 'DOES', 'runs_of',
            'plain_name', 'free_name', 'noisy', 'is_rate', 'thinned', 'thin_all',
            'PastRun', 'remember_run', 'settings_of', 'differing_names', 'setting_text',
            'Other', 'standing_of', 'Runs', 'Cursors']
@@ -149,17 +149,20 @@ def settings_of(journal) -> dict:
 
 # %% ../../nbs/panel/other_runs.ipynb #386fc46d
 NAMED = 3  # settings in a name
-SIZES = ("loss_fn", "lr", "optimizer", "weight_decay", "seed")  # said first
+FIRST = ("loss_fn", "lr", "optimizer", "weight_decay", "seed")  # said first
 
 def differing_names(runs: list[tuple[str, dict]]) -> list[str]:
     "A text for each run: its model, and the settings that not all of them share."
     begun = [settings for _, settings in runs if settings]
     shared = set.intersection(*map(set, begun)) if begun else set()
     differ = [name for name in differing_settings(begun) if name in shared]
-    differ.sort(key=lambda name: SIZES.index(name) if name in SIZES else len(SIZES))
+    differ.sort(key=_rank)
     return [" · ".join([model, *(f"{name} {setting_text(settings[name])}"
                                  for name in differ[:NAMED] if settings)])
             for model, settings in runs]
+
+def _rank(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 def setting_text(value) -> str:
     "A setting in few characters."
@@ -423,7 +426,9 @@ class Runs:
         "All runs side by side: how they stand, their results, what differs."
         runs, names = [self.own, *self.of.values()], self.names()
         settings = [each.settings for each in runs]
-        differ = differing_settings([each for each in settings if each])[:MOST_COLUMNS]
+        begun = [each for each in settings if each]
+        differ = sorted(differing_settings(begun), key=lambda name: (
+            sum(name not in each for each in begun), _rank(name)))[:MOST_COLUMNS]
         lines = [each.lines for each in runs]
         common = set.intersection(*map(set, lines)) if len(lines) > 1 else set()
         rows: dict[str, dict] = {}
@@ -433,8 +438,7 @@ class Runs:
             rows[str(each.number)] = row = each.row() | {
                 "name": names[each.number], "shown": each.shown, "mine": each.mine,
                 "like": each.is_like(self.own), "added": each.added,
-                "settings": {name: _plain(given[name]) for name in differ
-                             if given.get(name) is not None}}
+                "settings": {name: _plain(given[name]) for name in differ if name in given}}
             if own:
                 row["by_hand"] = {"first": own[0][:300], "count": len(own)}
             records |= dict.fromkeys(row["values"])
@@ -442,8 +446,9 @@ class Runs:
                 "dropped": len(DROPPED), "can_add": self.find is not None}
 
 def _plain(value):
-    return value if isinstance(value, (bool, int, str)) else _digits(value) if isinstance(
-        value, float) else str(value)
+    if value is None:
+        return "none"
+    return _digits(value) if isinstance(value, float) else value
 
 # %% ../../nbs/panel/other_runs.ipynb #77e845b8
 class Cursors:
