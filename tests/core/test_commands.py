@@ -9,10 +9,13 @@ import weakref
 
 import pytest
 import small_runs
+import torch
 from digits_runs import (
     assert_same, at_step, disturb, global_streams, in_evaluation, make_loop, recorder, straight,
     wait_for,
 )  # fmt: skip
+from safetensors.torch import load_file
+from torch import nn
 
 from trainer_nb.core.control import Command, CommandHandler, Mailbox
 from trainer_nb.core.hook import LambdaHook
@@ -562,7 +565,7 @@ def test_the_commands_there_are():
     assert set(LocalRunView(make_loop()).commands) == {
         "pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate",
         "watch", "save", "rewind", "train_more", "inspect", "pause_when", "pause_not_when", "sweep",
-        "lr_find"}
+        "lr_find", "export"}
 
 
 def test_a_tunable_that_went_away_meanwhile():
@@ -660,3 +663,34 @@ def test_a_stop_behind_a_pause_is_obeyed():
 
     trainer = small_runs.make(epochs=2, hooks=[small_runs.at_step(2, both)])
     assert trainer.fit().status == "stopped"
+
+
+@pytest.mark.parametrize("when", ["idle", "running", "paused"])
+def test_weights_are_exported_by_a_command(tmp_path, when):
+    """Into the folder of the run, at once or at a boundary: those of that step, in the journal."""
+    x = torch.ones(8, 3)
+    torch.manual_seed(0)
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[(x, x[:, :1])] * 4, loss_fn=nn.MSELoss(),
+                      max_steps=10**6, device="cpu", progress=False, workspace=tmp_path / "exp1",
+                      seed=0)
+    trainer.step(3)
+    if when != "idle":
+        trainer.start()
+    if when == "paused":
+        trainer.pause().wait()
+    reply = trainer.post(Command("export")).wait(300)
+    assert reply.status == "applied", reply
+    if when != "idle":
+        trainer.stop().wait(300)
+        trainer.wait()
+    entry = next(each for each in trainer.journal.entries if each.kind == "save")
+    path = tmp_path / "exp1" / f"weights_{entry.step:08}.safetensors"
+    assert entry.name == path.name
+    written = load_file(path)
+    if when != "running":  # nothing was made since then
+        assert torch.equal(written["weight"], trainer.model.weight)
+    assert set(written) == {"weight", "bias"}
+    for values in ({"weights": "ema"}, {"weights": "x"}, {"path": "/tmp/x"}):
+        assert trainer.post(Command("export", values)).status == "refused"
+    trainer.close()
+    assert [each.name for each in (tmp_path / "exp1").glob("*.safetensors")] == [path.name]

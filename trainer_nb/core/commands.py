@@ -171,6 +171,9 @@ BUILT_IN = (
                 buttons=(Button("Checkpoint", "save"),),
                 missing="Add a CheckpointHook to enable it; it works from the first step on",
                 examples=("checkpoint",)),
+    CommandSpec("export", "Write the weights as safetensors into the folder of the run",
+                {"weights": Value(doc="'last', or 'ema' for their average", needed=False)},
+                (Button("Export", "download"),), agent=False, shell=False),
     CommandSpec("rewind", "Go back to the state that was saved at a step, or before it",
                 {"step": Value("int", "the step to go back to")},
                 (Button("Rewind", "undo", "Go back to a snapshot or checkpoint; a click on a curve "

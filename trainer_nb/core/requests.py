@@ -5,23 +5,25 @@
 # %% auto #0
 __all__ = ['rate_of', 'apply_tune', 'evaluate_next', 'micro_batch_changed', 'on_tune', 'check_tune',
            'forget_tune', 'on_note', 'on_validate', 'check_validate', 'on_watch',
-           'swap_component', 'use_data', 'on_save', 'take_state', 'with_loader_of',
-           'on_rewind', 'register_commands', 'post', 'ask_idle', 'begin_idle',
-           'check_idle', 'carry_out']
+           'swap_component', 'use_data', 'on_save', 'check_export', 'on_export',
+           'take_state', 'with_loader_of', 'on_rewind', 'register_commands', 'post',
+           'ask_idle', 'begin_idle', 'check_idle', 'carry_out']
 
 # %% ../../nbs/core/27_requests.ipynb #45cc9736
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 from .account import made_of
 from .arguments import check_note, check_save, check_switch
+from .commands import COMMANDS
 from .control import Command, CommandHandler, Reply
 from .driver import check_more
 from .drives import check_ready, enter, leave_out, start_thread, totals_for
 from .hook import ComponentHook
-from .looks import at_rest
+from .looks import at_rest, check_weights
 from .optimizers import check_windows
 from .state import Phase, RunState, warn
 from ..support.saved import CheckpointError, WithoutCopies, plain_copy, write_state
@@ -125,6 +127,18 @@ def on_save(trainer, command: Command) -> None:
     trainer.checkpoint.note_saved()
     trainer.record("save", path.name, source=command.source)
 
+def check_export(trainer, values: dict) -> dict:
+    "ValueError for weights that there are not."
+    COMMANDS["export"].check(values)
+    check_weights(trainer, values.get("weights"), "export")
+    return values
+
+def on_export(trainer, command: Command) -> None:
+    "Write the weights into the folder of the run; without one, into the working folder."
+    name = f"weights_{trainer.step_state.optimizer_step:08}"
+    path = trainer.export((trainer.workspace or Path.cwd()) / name, **command.values)
+    trainer.record("save", path.name, source=command.source)
+
 def take_state(trainer, state: dict, optimizer: bool = True, own: bool = False) -> None:
     "Become the run of a state; `own`: nobody else has it."
     trainer.checkpoint.checks.check_new(optimizer)
@@ -187,6 +201,8 @@ def register_commands(trainer, mailbox, checkpoint) -> None:
         "train_more": CommandHandler(None, check_more),
         "watch": CommandHandler(of(on_watch), check_switch),
         "save": CommandHandler(of(on_save), check_save, refused),
+        "export": CommandHandler(of(on_export), of(check_export),
+                                 (*refused, ImportError, RuntimeError)),
         "rewind": CommandHandler(of(on_rewind), checkpoint.check_rewind, refused)}
     for name, handler in handlers.items():
         mailbox.register(name, handler)
