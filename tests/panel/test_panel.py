@@ -227,13 +227,13 @@ def test_names_are_no_markup():
 
 
 ENABLED = {  # main button's label, and what is enabled
-    RunState.IDLE: ("Start", True, ["Validate"]),
-    RunState.RUNNING: ("Pause", True, ["Next epoch", "Validate", "Detach", "Stop"]),
-    RunState.PAUSED: ("Resume", True, ["Step", "Next epoch", "Validate", "Detach", "Stop"]),
-    RunState.STOPPED: ("Resume", True, ["Validate"]),
-    RunState.INTERRUPTED: ("Resume", True, ["Validate"]),
-    RunState.FINISHED: ("Resume", False, ["Validate"]),
-    RunState.ERROR: ("Resume", True, ["Validate"]),
+    RunState.IDLE: ("Start", True, ["Validate", "Export"]),
+    RunState.RUNNING: ("Pause", True, ["Next epoch", "Validate", "Export", "Detach", "Stop"]),
+    RunState.PAUSED: ("Resume", True, ["Step", "Next epoch", "Validate", "Export", "Detach", "Stop"]),
+    RunState.STOPPED: ("Resume", True, ["Validate", "Export"]),
+    RunState.INTERRUPTED: ("Resume", True, ["Validate", "Export"]),
+    RunState.FINISHED: ("Resume", False, ["Validate", "Export"]),
+    RunState.ERROR: ("Resume", True, ["Validate", "Export"]),
 }
 
 
