@@ -229,7 +229,8 @@ def test_names_are_no_markup():
 ENABLED = {  # main button's label, and what is enabled
     RunState.IDLE: ("Start", True, ["Validate", "Export"]),
     RunState.RUNNING: ("Pause", True, ["Next epoch", "Validate", "Export", "Detach", "Stop"]),
-    RunState.PAUSED: ("Resume", True, ["Step", "Next epoch", "Validate", "Export", "Detach", "Stop"]),
+    RunState.PAUSED: ("Resume", True, ["Step", "Next epoch", "Validate", "Export", "Detach",
+                                     "Stop"]),
     RunState.STOPPED: ("Resume", True, ["Validate", "Export"]),
     RunState.INTERRUPTED: ("Resume", True, ["Validate", "Export"]),
     RunState.FINISHED: ("Resume", False, ["Validate", "Export"]),
