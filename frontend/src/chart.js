@@ -21,8 +21,8 @@ export function smoothed(values, window) {
   });
   return values.map((value, at) => {
     if (!Number.isFinite(value)) return NaN;
-    const from = Math.max(0, at - reach), to = Math.min(values.length, at + reach + 1), mean = (sums[to] - sums[from]) / (counts[to] - counts[from]);
-    return to - from === 2 * reach + 1 ? mean : mean + slope(values, from, to, at, mean);
+    const size = Math.min(values.length, 2 * reach + 1), from = Math.max(0, Math.min(at - reach, values.length - size)), to = from + size, mean = (sums[to] - sums[from]) / (counts[to] - counts[from]);
+    return from === at - reach && to === at + reach + 1 ? mean : mean + slope(values, from, to, at, mean);
   });
 }
 
