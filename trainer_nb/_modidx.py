@@ -5432,6 +5432,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/panel/other_runs.py'),
                                              'trainer_nb.panel.other_runs.Runs.__init__': ( 'panel/other_runs.html#runs.__init__',
                                                                                             'trainer_nb/panel/other_runs.py'),
+                                             'trainer_nb.panel.other_runs.Runs._differing': ( 'panel/other_runs.html#runs._differing',
+                                                                                              'trainer_nb/panel/other_runs.py'),
                                              'trainer_nb.panel.other_runs.Runs._remove': ( 'panel/other_runs.html#runs._remove',
                                                                                            'trainer_nb/panel/other_runs.py'),
                                              'trainer_nb.panel.other_runs.Runs._rename': ( 'panel/other_runs.html#runs._rename',

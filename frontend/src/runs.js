@@ -125,7 +125,7 @@ function Name({ row, rename, off }) {
     if (["Enter", "Escape"].includes(event.key)) event.stopPropagation();
   };
   return edits ? html`<input class="run-name" aria-label=${`Name of ${row.name}`} maxlength="60" ref=${field} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${key} onBlur=${() => end(true)} />`
-    : html`<button type="button" class="run-name" ref=${button} title=${`${row.name} (double-click or F2: another name)`} onDblClick=${() => setText(row.name)} onKeyDown=${(event) => { if (event.key === "F2") { event.preventDefault(); setText(row.name); } }}>${row.name}</button>`;
+    : html`<button type="button" class="run-name" ref=${button} title=${`${row.name}, run ${row.number} (double-click or F2: another name)`} onDblClick=${() => setText(row.name)} onKeyDown=${(event) => { if (event.key === "F2") { event.preventDefault(); setText(row.name); } }}>${row.name}</button>`;
 }
 
 function Row({ row, columns, off, ask }) {

@@ -12,7 +12,7 @@ from steered import until
 from torch import nn, optim
 from written_runs import trained
 
-from trainer_nb import SnapshotHook, attach
+from trainer_nb import LambdaHook, SnapshotHook, attach
 from trainer_nb.panel import other_runs
 from trainer_nb.panel.bins import COLUMNS, Bins, Records
 from trainer_nb.panel.feed import VERSION, Feed, apply
@@ -201,6 +201,8 @@ def test_runs_with_the_same_loss_come_first():
 def test_rows_have_results_and_what_differs():
     first, = remembered(0.1, valid_dl=make().train_dl, hooks=[SnapshotHook(every_steps=2)])
     own = ended(0.2, valid_dl=make().train_dl, grad_clip=1.0)
+    for trainer in (first, own):  # what all have done tells nothing
+        trainer.tune(gradient_accumulation_steps=2)
     own.tune(lr=0.3)
     own.tune(grad_clip=2.0)
     table = runs_behind(own).rows()
@@ -278,6 +280,8 @@ def test_curves_of_a_run_that_is_shown_travel_until_it_is_hidden():
         assert same_curves(each, two, second.view.records())
         assert set(each.curves) > names
     assert late.messages[0].get("void") is None
+    late.own.hear({"ask": "hello", "v": VERSION})  # a reload: everything once more
+    assert same_curves(late, one, first.view.records()) and late.curves.keys() == page.curves.keys()
     first.rewind(4)  # its records begin anew, with a branch
     first.fit(epochs=3)
     remember_run(first.view, 2)
@@ -295,6 +299,28 @@ def test_curves_of_a_run_that_is_shown_travel_until_it_is_hidden():
     assert page.view["drawn"]["runs"].keys() == {str(one), str(two)}
 
 
+def test_a_long_run_that_has_ended_is_sent_to_its_last_point():
+    """Its last bin is not full."""
+    trainer = ended(0.1, epochs=205)
+    remember_run(trainer.view, 1)
+    own = make(epochs=2)
+    got = []
+    page = own.feed.page(lambda message, buffers: got.append((message, buffers)))
+    page.hear({"ask": "hello", "v": VERSION})
+
+    def act(trainer):
+        """While the run advances."""
+        if trainer.step_state.optimizer_step == 3:
+            page.hear({"ask": "run", "id": "1", "do": "show"})
+    own.hooks.add(LambdaHook(name="act", after_step=act))
+    own.fit()
+    heads, buffers = next((message["curves"], buffers) for message, buffers in got
+                          if any("#" in each["name"] for each in message.get("curves", [])))
+    at = next(at for at, each in enumerate(heads) if each["name"].startswith("train/loss#"))
+    rows = np.frombuffer(buffers[at], "<f4").reshape(-1, len(COLUMNS))
+    assert heads[at]["stride"] == 2 and rows[-1, 0] == 1025 and rows[-1, 5] == 1
+
+
 def test_a_rewind_of_the_own_run_leaves_the_curves_of_others():
     first, = remembered(0.1)
     own = make(epochs=4, hooks=[SnapshotHook(every_steps=2)])
@@ -309,7 +335,7 @@ def test_a_rewind_of_the_own_run_leaves_the_curves_of_others():
 
 def test_a_run_that_has_ended_is_remembered_where_a_page_shows_it():
     quiet = ended(0.1)
-    quiet.feed.listen("place", lambda patch: None)
+    quiet.feed.listen(["place", "drawn"], lambda patch: None)
     quiet.feed.look()
     assert PAST == []
     shown = make(epochs=2)
@@ -473,7 +499,7 @@ def test_the_page_of_a_run_offers_the_runs_beside_it(tmp_path):
     page = Page(feed)
     beside = Beside(tmp_path / "exp1", feed.others)
     beside.look(False)
-    assert feed.others.of == {}
+    assert feed.others.of == beside.offered == {}
     for _ in range(3):
         beside.look(True)
     page.own.hear({"ask": "open", "tabs": ["runs"]})

@@ -283,6 +283,7 @@ class Runs:
         self.version = 0  # changes with names, and with what is shown
         self._past: list[int] = []
         self._names: tuple = (None, {})
+        self._differ: tuple = (None, [])
         self._lock = threading.RLock()  # pages ask in any thread
 
     def update(self) -> None:
@@ -426,9 +427,7 @@ class Runs:
         "All runs side by side: how they stand, their results, what differs."
         runs, names = [self.own, *self.of.values()], self.names()
         settings = [each.settings for each in runs]
-        begun = [each for each in settings if each]
-        differ = sorted(differing_settings(begun), key=lambda name: (
-            sum(name not in each for each in begun), _rank(name)))[:MOST_COLUMNS]
+        differ = self._differing(settings)
         lines = [each.lines for each in runs]
         common = set.intersection(*map(set, lines)) if len(lines) > 1 else set()
         rows: dict[str, dict] = {}
@@ -444,6 +443,16 @@ class Runs:
             records |= dict.fromkeys(row["values"])
         return {"rows": rows, "records": list(records)[:MOST_COLUMNS], "settings": differ,
                 "dropped": len(DROPPED), "can_add": self.find is not None}
+
+    def _differing(self, settings: list[dict]) -> list[str]:
+        "What differs; what only some runs have comes last."
+        key = [id(each) for each in settings]
+        if self._differ[0] != key:
+            begun = [each for each in settings if each]
+            found = sorted(differing_settings(begun), key=lambda name: (
+                sum(name not in each for each in begun), _rank(name)))
+            self._differ = key, found[:MOST_COLUMNS]
+        return self._differ[1]
 
 def _plain(value):
     if value is None:

@@ -84,7 +84,7 @@ class Beside:
             name = self._waiting.pop(0)
             try:
                 view = RemoteRunView(self.path.parent / name, "page")
-            except (ControlError, OSError, ValueError):
+            except Exception:  # whatever is wrong with its files: it is not offered
                 continue
             self.offered[name] = self.runs.offer(view, name)
             return
