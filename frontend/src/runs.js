@@ -106,17 +106,20 @@ function Scatter({ store, runs }) {
 
 // The name of a run; a double click, or F2, makes it a field.
 function Name({ row, rename, off }) {
-  const [text, setText] = useState(null), field = useRef(), button = useRef(), edits = text !== null;
+  const [edits, setEdits] = useState(false), field = useRef(), button = useRef(), open = useRef(false);
   useLayoutEffect(() => {
     if (!edits) return;
+    field.current.value = row.name;
     field.current.focus();
     field.current.select();
   }, [edits]);
   if (!row.number || off) return html`<span class="run-name" title=${row.name}>${row.name}</span>`;
+  const begin = () => setEdits(open.current = true);
   const end = (save) => {
-    if (text === null) return;
-    setText(null);
-    if (save && text.trim() && text.trim() !== row.name) rename(row, text.trim());
+    if (!open.current) return;  // a field that goes loses the focus, too
+    setEdits(open.current = false);
+    const text = field.current.value.trim();
+    if (save && text && text !== row.name) rename(row, text);
     setTimeout(() => button.current?.focus());
   };
   const key = (event) => {
@@ -124,8 +127,8 @@ function Name({ row, rename, off }) {
     if (event.key === "Escape") end(false);
     if (["Enter", "Escape"].includes(event.key)) event.stopPropagation();
   };
-  return edits ? html`<input class="run-name" aria-label=${`Name of ${row.name}`} maxlength="60" ref=${field} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${key} onBlur=${() => end(true)} />`
-    : html`<button type="button" class="run-name" ref=${button} title=${`${row.name}, run ${row.number} (double-click or F2: another name)`} onDblClick=${() => setText(row.name)} onKeyDown=${(event) => { if (event.key === "F2") { event.preventDefault(); setText(row.name); } }}>${row.name}</button>`;
+  return edits ? html`<input class="run-name" aria-label=${`Name of ${row.name}`} maxlength="60" ref=${field} onKeyDown=${key} onBlur=${() => end(true)} />`
+    : html`<button type="button" class="run-name" ref=${button} title=${`${row.name}, run ${row.number} (double-click or F2: another name)`} onDblClick=${begin} onKeyDown=${(event) => { if (event.key === "F2") { event.preventDefault(); begin(); } }}>${row.name}</button>`;
 }
 
 function Row({ row, columns, off, ask }) {
@@ -147,7 +150,7 @@ function Add({ store, say }) {
     say(status === "applied" ? "" : `${path} was not added: ${reason}`);
     if (status === "applied" && field.current) field.current.value = "";
   };
-  return html`<form class="bar add" onSubmit=${add}><input aria-label="Folder of a run" placeholder="Folder of a run: runs/exp1, or runs/* for several" maxlength="1000" autocomplete="off" spellcheck=${false} ref=${field} /><button>Add</button></form>`;
+  return html`<form class="bar add" onSubmit=${add}><input aria-label="Folder of a run" placeholder="Folder of a run, or a pattern of several: runs/*" maxlength="1000" autocomplete="off" spellcheck=${false} ref=${field} /><button>Add</button></form>`;
 }
 
 export function Runs({ store, view }) {
