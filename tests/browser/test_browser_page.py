@@ -476,6 +476,7 @@ def measured(tmp_path_factory):
 
 TABS = {"Table": "[role=tabpanel] tbody tr", "Hooks": "[role=tabpanel] [data-name=slow]",
         "Journal": "[role=tabpanel] form", "Inspect": "[role=tabpanel]", "LR": "[role=tabpanel]",
+        "Runs": "[role=tabpanel] table.runs tbody tr",
         "Layers": ".heat-map canvas", "Data": ".gallery figure", "Alerts": "[role=tabpanel]"}
 
 
