@@ -69,6 +69,8 @@ class FrontEnd:
         self.ended = set()  # ids of cells that have their reply
         self.idle = set()  # and of those all of whose outputs were read
         self.echoed = []  # ids of comms whose values the kernel has taken from here
+        self.subshell = None  # id of the one that messages are for
+        self.messages = {}  # id of a comm to its custom messages, each with its buffers
         self.begun, self.to_clear = set(), set()  # to_clear: at their next output
 
     def read(self, seconds=0.0):
@@ -95,6 +97,9 @@ class FrontEnd:
             self.widgets[content["comm_id"]] = dict(content["data"]["state"])
         elif kind == "comm_msg" and content["data"].get("method") == "update":
             self.widgets.get(content["comm_id"], {}).update(content["data"]["state"])
+        elif kind == "comm_msg" and content["data"].get("method") == "custom":
+            self.messages.setdefault(content["comm_id"], []).append(
+                (content["data"]["content"], message["buffers"]))
         elif kind == "comm_msg" and content["data"].get("method") == "echo_update":
             self.echoed.append(content["comm_id"])
         elif kind == "status" and content["execution_state"] == "idle":
@@ -155,8 +160,26 @@ class FrontEnd:
     def send(self, kind, content):
         """A message of any kind on the shell channel."""
         message = self.client.session.msg(kind, content)
+        if self.subshell:
+            message["header"]["subshell_id"] = self.subshell
         self.client.shell_channel.send(message)
         return message["header"]["msg_id"]
+
+    def control(self, kind, **content):
+        """A message on the control channel; what it is answered."""
+        self.client.control_channel.send(self.client.session.msg(kind, content))
+        return self.client.get_control_msg(timeout=LIMIT)["content"]
+
+    @contextmanager
+    def on_subshell(self):
+        """What is sent while this is open goes to a shell of its own, as JupyterLab does it for
+        the widgets of a page; the shell ends with it."""
+        self.subshell = self.control("create_subshell_request")["subshell_id"]
+        try:
+            yield
+        finally:
+            self.control("delete_subshell_request", subshell_id=self.subshell)
+            self.subshell = None
 
     def find(self, **values):
         """The ids of the widgets whose state has these values."""
@@ -166,9 +189,11 @@ class FrontEnd:
 
     def click(self, label):
         """A click on the first button with this label."""
-        comm = self.find(_model_name="ButtonModel", description=label)[0]
-        self.send("comm_msg",
-                  {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}})
+        self.tell(self.find(_model_name="ButtonModel", description=label)[0], {"event": "click"})
+
+    def tell(self, comm, content):
+        """A custom message of a widget."""
+        self.send("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
 
     def set(self, comm, **state):
         """New values of a widget, as its view in a page sends them."""

@@ -21,14 +21,15 @@ TURNS = HANDS + """
 from trainer_nb.panel import screen
 seconds = screen.perf_counter
 screen.perf_counter = lambda: 5 * seconds()  # a panel of a running run is 0.4 s old, and not 2 s
-import json, os, time, torch
+import json, os, threading, time, torch
 from pathlib import Path
 from trainer_nb.core.driver import RunStatus
 torch.set_num_threads(1)
 turns, tick = [0, "", 0, 0], RunStatus.tick
 def tell(name, told):
-    Path(name + ".new").write_text(json.dumps(told))
-    os.replace(name + ".new", name + ".json")  # at once: nobody reads half of it
+    new = f"{name}.{threading.get_ident()}"  # two runs may tell at the same time
+    Path(new).write_text(json.dumps(told))
+    os.replace(new, name + ".json")  # at once: nobody reads half of it
 def turn(point, evaluations=0, searches=0):
     turns[:] = turns[0] + 1, point, turns[2] + evaluations, turns[3] + searches
     tell("turn", turns)

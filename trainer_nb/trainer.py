@@ -610,7 +610,7 @@ class Trainer:
 
         Totals and errors are those of `fit()`; what the step raises comes at `wait()`. Where the
         process ends before the run, the run is interrupted as by Ctrl-C."""
-        in_panel = self.panels.wanted()
+        in_panel = self.panels.wanted(background=True)
         if in_panel:
             self.progress_hook.enabled = False  # one thing to look at
         with self.driver.status.lock:
@@ -618,7 +618,7 @@ class Trainer:
                 self.driver.status.reserve("start()")
                 start_thread(self)
         if in_panel and self.driver.driven:
-            self.dashboard.show_once()
+            self.panels.panel.show_once()
 
     def wait(self, timeout: float | None = None) -> FitResult:
         """Join the background thread; its exception is raised here, Ctrl-C stops the run.

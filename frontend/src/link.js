@@ -1,8 +1,12 @@
-// How messages travel. A link has listen(hear), ask(message), plotly() and close(); what is shown does not depend on its kind.
+// How messages travel. A link has listen(hear), ask(message), plotly() and close(); what is shown does not depend on its kind. `page` is the
+// name under which it asks; `alone`: the panel has the page for itself.
+import { keepPicture } from "./notebook.js";
 
 export const VERSION = 1;  // of the messages
+const PATIENCE = 10_000;  // milliseconds
 
 const floats = (bytes) => new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
+const newName = () => crypto.randomUUID?.() ?? String(Math.random()).slice(2);
 const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
 
 const NONE = "Open the whole link that the server printed, or paste the token, the part after “token=”.";
@@ -36,7 +40,7 @@ export function unpacked(text) {
 
 // On a page: an event stream that is read with fetch, for its header, and requests.
 export function pageLink(token = new Token()) {
-  const page = crypto.randomUUID?.() ?? String(Math.random()).slice(2);
+  const page = newName();
   let hear = () => {}, closed = false, reading = null, unlocked = () => {};
   const ask = (path, more = {}) => fetch(path, { ...more, headers: { ...more.headers, Authorization: `Bearer ${token.value}` } });
 
@@ -80,6 +84,8 @@ export function pageLink(token = new Token()) {
   addEventListener("hashchange", linked);
 
   return {
+    page,
+    alone: true,
     listen(each) {
       hear = each;
       repeat();
@@ -109,28 +115,75 @@ export function pageLink(token = new Token()) {
   };
 }
 
-// In a notebook: messages of one anywidget.
+// Once a page of a notebook, for all panels in it: the packed bytes of a kernel become a module. One of those that wait asks; the next one
+// does where that is closed, or has no answer. Whoever hears the bytes gives them to all.
+function shared() {
+  const waiting = new Set();
+  let give, asks = null, timer = 0;
+  const packed = new Promise((done) => { give = done; });
+  const next = () => {
+    clearTimeout(timer);
+    [asks = null] = waiting;
+    if (!asks) return;
+    waiting.delete(asks);  // once is enough: a busy kernel answers later
+    asks();
+    timer = setTimeout(next, PATIENCE);
+  };
+  const plotly = packed.then(async (bytes) => {
+    clearTimeout(timer);
+    waiting.clear();
+    const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" })), other = globalThis.Plotly;
+    await import(/* @vite-ignore */ url);
+    URL.revokeObjectURL(url);
+    const ours = globalThis.Plotly;
+    if (other) globalThis.Plotly = other;  // of the page itself
+    return ours;
+  });
+  return {
+    give,
+    wanted(ask) {
+      waiting.add(ask);
+      if (!asks) next();
+      return plotly;
+    },
+    forget(ask) {
+      waiting.delete(ask);
+      if (asks === ask) next();
+    },
+  };
+}
+
+// In a notebook: messages of one anywidget, which may be shown several times and in several pages.
 export function widgetLink(model) {
-  let hear = () => {}, wanted = null;
-  const take = (message, buffers) => {
-    if (message.library) return wanted?.(buffers[0]);
-    hear(message, buffers.map(floats));
+  const page = newName();
+  let hear = () => {};
+  const take = ({ library, kept, model: id, page: asker, ...message }, buffers) => {
+    if (library) globalThis.trainer_nb_library?.give(buffers[0]);
+    else if (kept) keepPicture(model, id, kept);
+    else if (asker === undefined || asker === page) hear(message, buffers.map(floats));  // not an answer to another one
+  };
+  const ask = async (message) => model.send({ ...message, page });
+  const askForPlotly = () => ask({ ask: "library" }).catch(() => {});
+  const hello = () => ask({ ask: "hello", v: VERSION }).catch(() => {});
+  const turned = () => {  // the kernel has ended; else it answers
+    hear({ cut: "The kernel that drew this panel has ended." });
+    hello();
   };
   model.on("msg:custom", take);
+  model.on("comm_live_update", turned);
   return {
+    page,
     listen(each) {
       hear = each;
-      model.send({ ask: "hello", v: VERSION });
+      hello();
     },
-    ask: (message) => model.send(message),
-    close: () => model.off("msg:custom", take),
-    // once a page, for all panels in it: packed bytes of the kernel become a module
-    plotly: () => globalThis.trainer_nb_plotly ??= new Promise((done) => { wanted = done; model.send({ ask: "library" }); }).then(async (packed) => {
-      const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-      const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-      await import(/* @vite-ignore */ url);
-      URL.revokeObjectURL(url);
-      return globalThis.Plotly;
-    }),
+    ask,
+    close() {
+      model.off("msg:custom", take);
+      model.off("comm_live_update", turned);
+      globalThis.trainer_nb_library?.forget(askForPlotly);
+    },
+    plotly: () => (globalThis.trainer_nb_library ??= shared()).wanted(askForPlotly),
   };
 }

@@ -4,15 +4,14 @@ import { html } from "htm/preact";
 import { useEffect, useReducer, useState } from "preact/hooks";
 import { Chart } from "./chart.js";
 import { Controls, Message, Waiting, useAnswer } from "./controls.js";
+import { Hooks } from "./hooks.js";
 import { pageLink, widgetLink } from "./link.js";
+import { hidePicture, keepKeys } from "./notebook.js";
 import { Head } from "./parts.js";
 import { Store } from "./store.js";
 import { Tabs } from "./tabs.js";
 import { Tunables } from "./tunables.js";
 import { capital, colour, standing } from "./words.js";
-
-// Keys that the page itself needs; all others stay in the panel, where a notebook would take them for its shortcuts.
-const passesOn = (event) => event.ctrlKey || event.metaKey || event.altKey || event.key === "Escape" || (event.shiftKey && event.key === "Enter");
 
 function Locked({ link, why }) {
   const [text, setText] = useState("");
@@ -26,7 +25,8 @@ function Locked({ link, why }) {
     <form class="bar" onSubmit=${open}><label for="token">Token</label><input type="password" id="token" maxlength="500" autocomplete="off" required value=${text} onInput=${(event) => setText(event.target.value)} /><button>Open</button></form></section></main>`;
 }
 
-export function Panel({ store }) {
+// The whole panel, or one part of it.
+export function Panel({ store, part = "dashboard" }) {
   const [, again] = useReducer((number) => number + 1, 0), [open, setOpen] = useState(false), [answer, press] = useAnswer(store);
   useEffect(() => {
     let frame = 0;
@@ -34,25 +34,39 @@ export function Panel({ store }) {
     again();  // of what came before this was called
     return () => { stop(); cancelAnimationFrame(frame); };
   }, [store]);
-  const { view } = store;
-  useEffect(() => { if (view) document.title = store.cut ? "No connection" : `${capital(standing(view))} · ${view.run.name}`; });
+  const { view, link: { alone } } = store, Root = alone ? "main" : "section";
+  useEffect(() => { if (view && alone) document.title = store.cut ? "No connection" : `${capital(standing(view))} · ${view.run.name}`; });
+  useEffect(() => (view ? store.link.drawn?.() : undefined), [!view]);
+  useEffect(() => (part === "hook_table" ? store.open("times") : undefined), [store, part]);
   if (store.locked) return html`<${Locked} link=${store.link} why=${store.cut} />`;
-  if (!view) return html`<main class="tnb is-idle"><p class="quiet">${store.cut || "Waiting for the run …"}</p></main>`;
+  if (!view) return html`<${Root} class="tnb is-idle is-waiting"><p class="quiet">${store.cut || "Waiting for the run …"}</p></${Root}>`;
+  const whole = part === "dashboard", has = (name) => whole || part === name;
   const off = !view.may_steer || Boolean(view.commands.tune?.why_not) || Boolean(store.cut), same = { store, view, press, off };
-  return html`<main class=${`tnb is-${colour(view)} ${store.cut ? "is-cut" : ""}`} aria-label=${`Training run ${view.run.name}`} onKeyDown=${(event) => passesOn(event) || event.stopPropagation()}>
-    <h1 class="unseen">Training run</h1><${Head} ...${same} /><${Controls} ...${same} open=${open} setOpen=${setOpen} /><${Message} ...${same} answer=${answer} /><${Waiting} ...${same} />
-    <div class="tnb-main"><${Chart} store=${store} onStep=${view.may_steer && view.run.can_rewind ? (step) => setOpen({ step }) : undefined} /><${Tunables} ...${same} /></div>
-    <${Tabs} ...${same} /></main>`;
+  return html`<${Root} class=${`tnb is-${colour(view)} ${store.cut ? "is-cut" : ""}`} aria-label=${`Training run ${view.run.name}`}>
+    ${alone && html`<h1 class="unseen">Training run</h1>`}${whole && html`<${Head} ...${same} />`}
+    ${has("controls") && html`<${Controls} ...${same} open=${open} setOpen=${setOpen} />`}
+    ${(has("controls") || answer) && html`<${Message} ...${same} answer=${answer} />`}${has("controls") && html`<${Waiting} ...${same} />`}
+    ${part !== "hook_table" && html`<div class=${`tnb-main ${whole ? "" : "single"}`}>
+      ${has("plots") && html`<${Chart} store=${store} onStep=${whole && view.may_steer && view.run.can_rewind ? (step) => setOpen({ step }) : undefined} />`}
+      ${has("controls") && html`<${Tunables} ...${same} />`}</div>`}
+    ${whole && html`<${Tabs} ...${same} />`}${part === "hook_table" && html`<div class="pane hooks"><${Hooks} ...${same} /></div>`}</${Root}>`;
 }
 
-export function mount(el, link) {
+export function mount(el, link, part) {
   const store = new Store(link);
-  render(h(Panel, { store }), el);
+  render(h(Panel, { store, part }), el);
   return () => {
     render(null, el);
     link.close();
   };
 }
 
+// In a notebook: also what it needs around the panel.
+function mountIn(el, model) {
+  const link = Object.assign(widgetLink(model), { drawn: () => hidePicture(el) });
+  const ends = [mount(el, link, model.get("part")), keepKeys(el)];
+  return () => ends.forEach((end) => end());
+}
+
 export const page = (el) => mount(el, pageLink());
-export default { render: ({ model, el }) => mount(el, widgetLink(model)) };
+export default { render: ({ model, el }) => mountIn(el, model) };

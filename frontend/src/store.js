@@ -57,6 +57,7 @@ export function column({ rows }, name) {
 export class Store {
   constructor(link) {
     Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false });
+    this.prefix = link.page && !link.alone ? `${link.page}-` : "";  // of ids, where a page has several panels
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
 

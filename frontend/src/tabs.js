@@ -32,7 +32,7 @@ const kept = () => { try { return sessionStorage.getItem(KEY); } catch { return 
 const keep = (name) => { try { sessionStorage.setItem(KEY, name); } catch { /* storage is off: a reload begins with the first tab */ } };
 
 export function Tabs(same) {
-  const { store, view } = same, id = useId(), list = useRef(), [chosen, setChosen] = useState(kept);
+  const { store, view } = same, id = `${store.prefix}${useId()}`, list = useRef(), [chosen, setChosen] = useState(kept);
   const tabs = TABS.filter(({ there }) => !there || there(view)), at = Math.max(0, tabs.findIndex(({ name }) => name === chosen)), tab = tabs[at];
   useEffect(() => (tab.section ? store.open(tab.section) : undefined), [store, tab.section]);
   const choose = (number) => {

@@ -65,7 +65,7 @@ function Slider({ rule, range, off, draft, setDraft, choose, label }) {
 
 function Row({ store, rule, off }) {
   const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [asked, setAsked] = useState(null);
-  const first = useRef(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `hint-${name}`;
+  const first = useRef(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
   const range = isNumber(rule) ? (first.current ??= rangeOf(rule)) : null;
   async function choose(value, sure = true) {
     let found;
@@ -84,7 +84,7 @@ function Row({ store, rule, off }) {
     if (sure) choose(() => asked);
     else setDraft(null);
   };
-  const given = { id: `tunable-${name}`, disabled: off, "aria-describedby": hint };
+  const given = { id: `${store.prefix}tunable-${name}`, disabled: off, "aria-describedby": hint };
   const shown = slid ?? (rule.waits ? rule.pending : rule.moves ? undefined : rule.value);
   const field = rule.choices
     ? html`<select ...${given} value=${String(rule.choices.findIndex((each) => each === (rule.value ?? null)))} onChange=${(event) => choose(() => rule.choices[Number(event.target.value)])}>

@@ -21,7 +21,7 @@ from written_runs import trained
 import trainer_nb
 from trainer_nb import AlertsHook, LambdaHook, SnapshotHook
 from trainer_nb.core.commands import COMMANDS, Button, CommandSpec
-from trainer_nb.core.control import CommandHandler, Series
+from trainer_nb.core.control import CommandHandler, Reply, Series
 from trainer_nb.hooks.recorder import History
 from trainer_nb.panel import feed as feeds
 from trainer_nb.panel.bins import COLUMNS, MOST, WRAP, Bins, Cursor, Records, curve, halved, rows_of
@@ -1001,8 +1001,7 @@ def test_a_zoom_of_a_page(run):
 def test_a_page_that_floods_is_refused(run):
     """Commands that have no answer yet are bounded."""
     page = Page(run.feed).hello()
-    run.feed.view = SimpleNamespace(commands=run.commands, post=lambda command: SimpleNamespace(
-        status="pending", reason="", where=""))
+    run.feed.view = SimpleNamespace(commands=run.commands, post=lambda command: Reply())
     for _ in range(OPEN):
         page.command("pause")
     assert "no answer yet" in page.command("pause")["reason"] and len(run.feed.asked) == OPEN

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PATIENCE', 'VERSION', 'LARGEST', 'OPEN', 'PAGES', 'NAME', 'NUMBER', 'VALUES', 'ID',
            'TABS', 'MEASURED', 'ASKS', 'WHO', 'FOR_STEERING', 'ENDS', 'RECORDS', 'OTHERS',
-           'SOONEST', 'LATEST', 'SHARE', 'diff', 'apply', 'Listener', 'seen', 'Asked',
-           'Page', 'Feed']
+           'SOONEST', 'LATEST', 'SHARE', 'GRACE', 'diff', 'apply', 'Listener', 'seen',
+           'Asked', 'Page', 'Feed']
 
 # %% ../../nbs/panel/feed.ipynb #ed7d20dc
 import json
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Annotated, Any, NotRequired
 
 from ..core.commands import TUNE
@@ -230,7 +230,7 @@ class Page(Listener):
 
     def _hello(self, message: dict, head: dict) -> None:
         if message["v"] != VERSION:  # the page is older than this package, or newer
-            return self.function({"v": VERSION}, [])
+            return self.function(head | {"v": VERSION}, [])
         self.feed.view.hello()
         with self._lock:
             self._latest.pop(message.get("page", ""), None)  # it counts from the beginning
@@ -301,10 +301,14 @@ class Page(Listener):
                 reason=message.get("reason", "")))
             if message["name"] == TUNE and reply.status != "refused":
                 self._latest_of(message).update(dict.fromkeys(values, int(message["id"])))
-            self.feed.asked.append(Asked(self, head, reply))
+            asked = Asked(self, head, reply)
+            self.feed.asked.append(asked)
         self.feed.soon()
         if reply.status != "pending":
             self.feed.look()
+        else:
+            threading.Thread(target=self.feed.answer_late, args=(asked,), daemon=True,
+                             name="trainer_nb answer").start()
 
     def _checked(self, message: dict) -> dict | None:
         "The values to post; ValueError for a command that is refused. None: it came too late."
@@ -335,6 +339,7 @@ ENDS = ("ended", "swept", "idle")  # safe points after which none comes for a wh
 RECORDS = {"numbers", "table", "runs"}  # sections that need the records
 OTHERS = {"drawn", "runs"}  # sections of other runs
 SOONEST, LATEST, SHARE = 0.05, 2.0, 100  # seconds between looks; so many times what one takes
+GRACE = 0.1  # seconds in which a safe point comes where a run goes on
 
 class Feed:
     """What changes in a run, for functions and pages.
@@ -523,6 +528,15 @@ class Feed:
             self.asked.remove(asked)
             asked.page.attempt(asked.page.function, asked.head | known(
                 status=reply.status, reason=reply.reason or None, where=reply.where or None), [])
+
+    def answer_late(self, asked: Asked) -> None:
+        "Look when a command has its reply and no safe point comes: the run has just ended, say."
+        while asked in self.asked and asked.reply.wait(5).status == "pending":
+            pass
+        sleep(GRACE)
+        if asked in self.asked:
+            with suppress(ReferenceError):  # the run is gone
+                self.look()
 
     def _read_records(self) -> None:
         try:

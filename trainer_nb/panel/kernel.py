@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['KERNEL_PARTS', 'STREAM_PARTS', 'MOST_HELD', 'AREAS', 'running_kernel',
            'PumpUnavailable', 'require', 'main_shell_stream', 'reply_stream',
-           'stream_receiver', 'cell_identity', 'hold_messages', 'publish_status',
-           'is_captured', 'OutputAreas']
+           'stream_receiver', 'cell_identity', 'hold_messages', 'publish_for_no_request',
+           'publish_status', 'is_captured', 'OutputAreas']
 
 # %% ../../nbs/panel/kernel.ipynb #f9bb5fbf
 import asyncio
 import sys
 import threading
 from collections import Counter
+from contextvars import ContextVar
 from typing import Any
 
 from ..hooks.progress import in_notebook
@@ -97,6 +98,15 @@ def hold_messages(kernel) -> None:
     socket: Any = getattr(thread, "socket", None)
     if hasattr(thread, "schedule") and hasattr(socket, "set_hwm"):
         thread.schedule(lambda: socket.set_hwm(MOST_HELD))
+
+# %% ../../nbs/panel/kernel.ipynb #63c578a9
+def publish_for_no_request(kernel) -> None:
+    """Let what the calling thread publishes belong to no request.
+
+    Private: `_shell_parent` (tried: ipykernel 7.3, 7.4); without it there are no such shells."""
+    parent = getattr(kernel, "_shell_parent", None)
+    if isinstance(parent, ContextVar):
+        parent.set({})
 
 # %% ../../nbs/panel/kernel.ipynb #11099fb9
 def publish_status(kernel, status: str) -> None:

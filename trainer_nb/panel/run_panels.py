@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.state import say
-from ..hooks.progress import in_notebook
+from ..hooks.progress import in_marimo, in_notebook
 
 if TYPE_CHECKING:
     from trainer_nb.panel.dashboard import Dashboard
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trainer_nb.panel.plots import Plots
     from trainer_nb.panel.screen import Screen
     from trainer_nb.panel.tunables import ControlPanel
+    from trainer_nb.panel.widget import Panel
 
 # %% ../../nbs/panel/run_panels.ipynb #d00e8056
 def runs_in(path):
@@ -32,6 +33,8 @@ def runs_in(path):
 
 class RunPanels:
     "The widgets of a run in this process."
+    new = False  # whether cells show the panel of one widget
+
     def __init__(self, trainer):
         self._trainer = weakref.ref(trainer)
         self._screen: Any = None
@@ -98,6 +101,20 @@ class RunPanels:
         return self._made["dashboard"]
 
     @property
+    def module(self) -> "Panel":
+        "The whole panel as one widget."
+        made = self._made.get("module")
+        if made is None or not made.is_open:
+            from trainer_nb.panel.widget import Panel
+            made = self._made["module"] = self.screen.add(Panel(self.feed))
+        return made
+
+    @property
+    def panel(self):
+        "The panel that cells show."
+        return self.module if self.new or in_marimo() else self.dashboard
+
+    @property
     def plots(self) -> "Plots":
         "The curves."
         from trainer_nb.panel.plots import Plots
@@ -127,10 +144,12 @@ class RunPanels:
         from trainer_nb.panel.data_pane import DataPane
         return self.of("data_pane", DataPane)
 
-    def wanted(self) -> bool:
-        "Whether a drive that begins here is to be shown with the panel."
-        trainer = self._trainer()
-        return (trainer is not None and in_notebook() and trainer.progress is True
+    def wanted(self, background: bool = False) -> bool:
+        """Whether a drive that begins here is to be shown with the panel.
+
+        `background`: it leaves the cell free, without which marimo takes no clicks."""
+        trainer, here = self._trainer(), in_notebook() or background and in_marimo()
+        return (trainer is not None and here and trainer.progress is True
                 and not trainer.driver.driven and trainer.is_main)
 
     def show(self) -> bool:
@@ -138,8 +157,12 @@ class RunPanels:
         trainer, wanted = self._trainer(), self.wanted()
         if wanted and trainer is not None:
             trainer.progress_hook.enabled = False  # one thing to look at
-            self.dashboard.show_once()
+            self.panel.show_once()
         return wanted
+
+    def heard(self) -> bool:
+        "Whether something may be on a page that sends clicks."
+        return self._screen is not None or self._feed is not None and in_notebook()
 
     @contextmanager
     def live(self, awaited: bool = False):
@@ -148,8 +171,9 @@ class RunPanels:
         lines: Any = nullcontext()
         if self.show():
             from trainer_nb.panel.plain_lines import PlainLines
-            lines = PlainLines(trainer, self.dashboard.guard).watch(self.screen)
-        elif self._screen is None or trainer.driver.driven:  # nothing to click on
+            guard = self.module if self.new else self.dashboard.guard
+            lines = PlainLines(trainer, guard).watch(self.screen)
+        elif trainer.driver.driven or not self.heard():  # nothing to click on
             yield
             return
         with self.screen.live(awaited), lines:
@@ -170,7 +194,7 @@ def show_finished(trainer) -> bool:
     if trainer.progress is False or not trainer.is_main:
         return False
     if trainer.panels.wanted():
-        trainer.dashboard.show_once()
+        trainer.panels.panel.show_once()
     name, total = (("epochs", trainer.epochs or 0) if trainer.max_steps is None
                    else ("max_steps", trainer.max_steps))
     unit = ("epoch" if name == "epochs" else "step") + "s" * (total != 1)

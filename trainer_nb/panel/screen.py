@@ -183,18 +183,19 @@ LATE = """
 
 class StaticPreview:
     "The picture of a run in the output of a cell; it stays when the kernel has gone."
+    style = STYLE  # where it is above the panel
     def __init__(self, view: RunView, guard: Guard | None = None):  # guard: of the panel below it
         self.view, self.guard = view, guard
         self.handle: Any = None
         self.last: dict[str, str] = {}
         self.due = self.interval = 0.0
         if guard is not None:
-            guard.observe(lambda change: self._by_guard(), "drawn")
+            guard.observe(lambda change: self.tell_pages(), "drawn")
 
     def show(self) -> None:
-        "Begin with the present state, hidden for some seconds: the panel comes right below."
+        "Begin with the present state, hidden for some seconds: the panel comes."
         from IPython.display import display
-        self.handle = display(self._drawn(STYLE + LATE), raw=True, display_id=True)
+        self.handle = display(self._drawn(self.style + LATE), raw=True, display_id=True)
         self.interval = 2.0
         self.due = perf_counter() + self.interval
 
@@ -202,8 +203,8 @@ class StaticPreview:
         "Draw the present state; due after seconds, later each minute, a long history less often."
         if self.handle is not None:
             began = perf_counter()
-            self.handle.update(self._drawn(STYLE), raw=True)
-            self._by_guard()
+            self.handle.update(self._drawn(self.style), raw=True)
+            self.tell_pages()
             now = perf_counter()
             self.interval = min(60.0, 2 * self.interval)
             self.due = now + max(self.interval, 600 * (now - began))
@@ -219,7 +220,7 @@ class StaticPreview:
         picture = still(self.view, as_of=moment, records=records)
         return as_image(picture), still_text(self.view, moment, records)
 
-    def _by_guard(self) -> None:
+    def tell_pages(self) -> None:
         "A reloaded page takes no updates of outputs: the guard's script puts the picture there."
         if self.guard is not None and self.guard.drawn > 1:
             self.guard.kept = self.last

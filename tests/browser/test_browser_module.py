@@ -1,0 +1,339 @@
+"""The panel as one widget, by real hands, in each front end: one list of cases for all of them."""
+
+import os
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from classic_page import ENVIRONMENT as CLASSIC
+from classic_page import ClassicServer
+from jupyter_server import PANEL as NOTEBOOK
+from jupyter_server import JupyterServer
+from live_page import SETUP, Live, Witnessed, later, settle
+from test_browser_marimo import MARIMO, edited
+
+from trainer_nb.panel.widget import module_file
+
+pytestmark = pytest.mark.browser
+
+NEW = "\ntrainer.panels.new = True\n"
+OTHER = """
+class Told(Hook):
+    def after_step(self, trainer):
+        tell("other", trainer.step_state.optimizer_step)
+        time.sleep(0.01)
+other = Trainer(torch.nn.Linear(8, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=50_000,
+                device="cpu", hooks=[Told()])
+other.panels.new = True
+"""
+DRAWN = ".tnb .js-plotly-plot:has(.main-svg)"
+PARTS = {"controls": "[aria-label=Controls]", "plots": ".js-plotly-plot .main-svg",
+         "hook_table": ".hooks"}
+CELLS = [f"Panel(trainer.feed, '{part}')" for part in PARTS]
+CELLS[0] = "from trainer_nb.panel.widget import Panel\n" + CELLS[0]
+
+
+class Shown:
+    """A notebook in some front end: `panels` are those that it shows, in their order."""
+
+    def __init__(self, run, page, reload, rerun=None):
+        self.run, self.page, self.reload, self.rerun = run, page, reload, rerun
+        self.panels = page.locator(".tnb")
+
+    def wait(self, panels=1, charts=None):
+        """Wait until so many panels are there, and their curves."""
+        charts = panels if charts is None else charts
+        assert later(lambda: self.panels.count() == panels
+                     and self.page.locator(DRAWN).count() == charts)
+        return self
+
+    def click(self, name, panel=0):
+        """A click on a button."""
+        self.panels.nth(panel).get_by_role("button", name=name, exact=True).click()
+
+    def stop(self, panel=0):
+        """Stop a run: the second click comes later than that of a double click."""
+        self.click("Stop", panel)
+        settle(self.page, 300)
+        self.click("Really stop?", panel)
+
+    def is_in(self, state, panel=0):
+        """Wait until a panel shows a state."""
+        found = self.panels.nth(panel)
+        assert later(lambda: f"is-{state}" in found.get_attribute("class").split())
+
+    def step(self, panel=0):
+        """The step that the head of a panel shows."""
+        return int(self.panels.nth(panel).locator(".step").inner_text().replace(",", ""))
+
+
+@contextmanager
+def in_jupyter(server, browser, cells, start, height=1400):
+    """In a page of a Jupyter server, whose first cells run to their end."""
+    with server.new_page(browser, height=height, fresh=True) as lab:
+        run = Live(lab, server, cells)
+        for number in range(1, len(cells) + 1):
+            lab.run_cell(number)
+            if number > 1 or start:
+                lab.wait_cell(number)
+
+        def reload():
+            if server.app == "lab":
+                lab.save()
+            else:
+                lab.page.keyboard.press("Control+s")
+                path = server.folder / "run.ipynb"
+                assert later(lambda: "tnb-kept" in path.read_text())
+            lab.reload() if hasattr(lab, "reload") else lab.page.reload()
+            if server.app != "lab":  # Notebook 7 has a problem of its own while it loads
+                lab.problems.clear()
+        yield Shown(run, lab.page, reload, lab)
+        assert lab.problems == []
+
+
+@contextmanager
+def in_marimo(folder, browser, cells):
+    """In a page of marimo."""
+    with edited(folder, [SETUP, *cells]) as address:
+        context = browser.new_context(viewport={"width": 1300, "height": 1400})
+        try:
+            page, problems = context.new_page(), []
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.goto(address)
+            page.wait_for_load_state("networkidle")
+
+            def run_all():  # a click before the page is connected is lost
+                page.get_by_test_id("run-button").last.click()
+                return later(lambda: page.locator(".tnb").count(), 20)
+            assert later(run_all)
+            yield Shown(Witnessed(folder), page, page.reload)
+            assert problems == []
+        finally:
+            context.close()
+
+
+SERVERS = {"lab": None, "notebook": lambda folder: JupyterServer(folder, app="notebook"),
+           "classic": ClassicServer}
+OF_MARIMO = pytest.mark.skipif(not MARIMO.exists(), reason="needs .venv-marimo")
+OF_CLASSIC = pytest.mark.skipif(not CLASSIC.exists(), reason="needs .venv-colab")
+
+
+@pytest.fixture(scope="module", params=[
+    "lab", pytest.param("marimo", marks=[pytest.mark.long, OF_MARIMO]),
+    pytest.param("notebook", marks=pytest.mark.long),
+    pytest.param("classic", marks=[pytest.mark.long, OF_CLASSIC])])
+def front_end(request, lab_server, tmp_path_factory):
+    """Name of a front end, and its server."""
+    name = request.param
+    if name not in SERVERS:
+        yield name, None
+    elif name == "lab":
+        yield name, lab_server
+    else:
+        with SERVERS[name](tmp_path_factory.mktemp(name)) as server:
+            yield name, server
+
+
+@pytest.fixture
+def shown(front_end, browser, tmp_path):
+    """Opens a notebook of a front end with these cells after the set-up."""
+    name, server = front_end
+    with ExitStack() as stack:
+        def open_page(*cells, start=True):
+            if name == "marimo":
+                return stack.enter_context(in_marimo(tmp_path, browser, cells))
+            first, *others = cells
+            return stack.enter_context(in_jupyter(
+                server.place(), browser, [NEW + first, *others], start))
+        yield open_page
+
+
+def test_it_draws_and_goes_on(shown):
+    """Head, curves, tunables and tabs; the step that stands there grows."""
+    page = shown("trainer.start()").wait()
+    words = page.panels.inner_text()
+    assert all(each in words for each in ("train/loss", "grad_clip", "Journal"))
+    step = page.step()
+    assert later(lambda: page.step() > step + 20)
+    page.stop()
+    assert page.run.ends()
+    page.is_in("paused")
+
+
+@pytest.fixture
+def running(shown, front_end):
+    """A run that trains in a cell; in the background where the front end takes no clicks then."""
+    name, _ = front_end
+    page = (shown("trainer.start()") if name == "marimo"
+            else shown("print(trainer.fit().status)", start=False))
+    return page.wait()
+
+
+def test_pause_and_a_typed_rate_reach_the_run(running):
+    """The training itself says so, and the journal has both."""
+    page, run = running, running.run
+    page.click("Pause")
+    page.is_in("paused")
+    assert run.freezes() and page.step() == run.step
+    box = page.panels.locator("[data-name=lr] input:not([type=range])")
+    box.fill("*0.1")
+    box.press("Enter")
+    assert later(lambda: box.input_value() == "0.001")
+    page.click("Resume")
+    assert later(lambda: run.told["rate"] == 0.001) and run.goes_on()
+    assert ["lr", 0.001, "widget"] in run.told["journal"]
+    page.panels.get_by_role("tab", name="Journal").click()
+    assert later(lambda: "lr" in page.panels.locator(".pane.journal").inner_text())
+    page.stop()
+    assert run.ends()
+
+
+def test_after_a_reload_in_mid_run_all_parts_are_back(shown):
+    """And a click in one of them acts in all."""
+    page = shown("trainer.start()", *CELLS)
+    parts = lambda: page.wait(len(PARTS) + 1, charts=2)
+    parts()
+    page.reload()
+    parts()
+    for at, selector in enumerate(PARTS.values(), 1):
+        page.panels.nth(at).locator(selector).first.wait_for()
+    assert page.run.goes_on()
+    page.click("Pause", panel=1)
+    for at in range(len(PARTS) + 1):
+        page.is_in("paused", at)
+    assert page.run.freezes()
+    page.stop()
+    assert page.run.ends()
+
+
+def test_two_runs_in_one_notebook(shown, front_end):
+    """Each panel has its own; the packed script has come once."""
+    page = shown("trainer.start()", OTHER + "other.start()").wait(2)
+    step = lambda: page.run.read("other") or 0
+    assert later(lambda: step() > 20)
+    page.click("Pause", panel=1)
+    page.is_in("paused", 1)
+    held = step()
+    assert page.run.goes_on() and step() == held and page.step(1) == held
+    page.is_in("running", 0)
+    for at in range(2):
+        page.stop(at)
+        page.is_in("paused", at)
+    assert page.run.ends()
+
+
+# JupyterLab alone
+
+@pytest.fixture
+def lab_page(lab_server, browser):
+    """A run in the background in JupyterLab."""
+    with in_jupyter(lab_server.place(), browser, [NEW + "trainer.start()"], True) as page:
+        yield page.wait()
+
+
+def test_plotly_travels_once_a_page(lab_server, browser):
+    """However many panels draw curves; and once more after a reload."""
+    sizes, packed = [], len(module_file("plotly-basic.js.gz"))
+    place = lab_server.place()
+    with place.new_page(browser, height=1400, fresh=True) as lab:
+        lab.page.on("websocket", lambda socket: socket.on(
+            "framereceived", lambda frame: sizes.append(len(frame))))
+        Live(lab, place, [NEW + "trainer.start()", OTHER + "other.start()"])
+        for number in (1, 2):
+            lab.run_cell(number)
+            lab.wait_cell(number)
+        drawn = lambda: lab.page.locator(DRAWN).count() == 2
+        assert later(drawn)
+        assert sum(size > packed for size in sizes) == 1
+        lab.save()
+        sizes.clear()
+        lab.reload()
+        assert later(drawn)
+        assert sum(size > packed for size in sizes) == 1 and sum(sizes) < 2 * packed, sum(sizes)
+
+
+def test_two_views_of_one_widget(lab_page):
+    """Both live, and each says its own answers."""
+    page = lab_page
+    page.page.evaluate("() => window.jupyterapp.commands.execute('notebook:create-output-view')")
+    page.wait(2)
+    page.click("Pause", panel=1)
+    for at in range(2):
+        page.is_in("paused", at)
+    said = lambda at: page.panels.nth(at).locator(".message").inner_text()
+    assert later(lambda: said(1).startswith("pause: applied"))
+    assert later(lambda: said(0).startswith("Paused"))
+
+
+def test_the_notebook_keeps_the_picture(lab_page, lab_server):
+    """Hidden beside the panel; what a page that was loaded again saves is the last one; without a
+    kernel it is all that is shown."""
+    page, lab = lab_page, lab_page.rerun
+    picture = lab.cell(1).locator(".tnb-kept")
+    assert later(lambda: picture.count() and not picture.is_visible())
+    page.reload()
+    page.wait()
+    page.stop()
+    assert page.run.ends()
+
+    def kept():
+        lab.save()
+        outputs = page.run.server.read_notebook("run.ipynb").cells[1].outputs
+        return outputs[1].data["text/plain"]
+    assert later(lambda: "stopped" in kept() and f"as of step {page.run.step:,}," in kept())
+    assert later(lambda: not picture.is_visible())
+    assert (page.run.server.folder / "run.ipynb").stat().st_size < 200_000
+    page.page.evaluate(f"() => {NOTEBOOK}.sessionContext.session.kernel.restart()")
+    page.panels.get_by_text("The kernel that drew this panel has ended").wait_for()
+    lab.wait_kernel_ready()
+    lab.reload()
+    picture.wait_for()
+    assert page.panels.count() == 0
+    assert later(lambda: "rror" not in lab.output_text(1)), lab.output_text(1)
+
+
+@pytest.mark.parametrize("app", ["lab", pytest.param("notebook", marks=pytest.mark.long)])
+def test_keys_on_the_panel_reach_no_shortcut_of_the_page(app, lab_server, browser,
+                                                         tmp_path_factory):
+    """Neither `a` nor `dd` nor `00` does anything to the notebook; Space presses a button."""
+    with ExitStack() as stack:
+        server = lab_server if app == "lab" else stack.enter_context(
+            JupyterServer(tmp_path_factory.mktemp(app), app=app))
+        page = stack.enter_context(in_jupyter(
+            server.place(), browser, [NEW + "print(trainer.fit().status)"], False)).wait()
+        cells = page.page.locator(".jp-Notebook .jp-Cell").count()
+        page.panels.get_by_role("button", name="Pause", exact=True).focus()
+        for key in "abxddiizm00":
+            page.page.keyboard.press(key)
+        page.page.keyboard.press("Space")
+        page.is_in("paused")
+        assert page.page.locator(".jp-Notebook .jp-Cell").count() == cells and page.run.freezes()
+        assert not page.page.locator(".jp-Dialog").count()
+        page.stop()
+
+
+@pytest.mark.skipif(not os.environ.get("TRAINER_NB_PICTURES"), reason="for a person to look at")
+@pytest.mark.parametrize("width", [1300, 820])
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_pictures(lab_server, browser, width, theme):
+    """TRAINER_NB_PICTURES names a folder."""
+    place, folder = lab_server.place(), Path(os.environ["TRAINER_NB_PICTURES"])
+    with place.new_page(browser, width=width, height=1500, fresh=True) as lab:
+        run = Live(lab, place, [NEW + "trainer.start()"])
+        lab.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', "
+                          "{ theme })", theme)
+        lab.run_cell(1)
+        lab.page.locator(DRAWN).wait_for()
+        assert later(lambda: run.step > 300)
+        lab.page.locator(".tnb").evaluate("panel => panel.scrollIntoView()")
+        name = f"module-{width}-{theme.split()[1].lower()}"
+        settle(lab.page, 1000)
+        lab.screenshot(folder / f"{name}.png")
+        panel = lab.page.locator(".tnb")
+        panel.get_by_role("button", name="Pause", exact=True).click()
+        panel.locator("[data-name=lr] input:not([type=range])").fill("fast")
+        panel.locator("[data-name=lr] input:not([type=range])").press("Enter")
+        panel.locator(".tunables").evaluate("panel => panel.scrollIntoView()")
+        settle(lab.page, 1000)
+        lab.screenshot(folder / f"{name}-below.png")
+        assert lab.problems == []
