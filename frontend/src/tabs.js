@@ -21,7 +21,7 @@ export const TABS = [
   { name: "journal", title: ({ journal }) => `Journal ${count(journal?.count ?? 0)}`, part: Journal, section: "entries" },
   { name: "inspect", title: ({ state, place, run }) => (state.name === "paused" && (run.panes ?? []).includes("inspect") ? `Inspect · step ${count(place.step)}` : "Inspect"), part: Inspect, section: "inspect" },
   { name: "lr", title: () => "LR", part: LR, section: "lr" },
-  { name: "runs", title: runsTitle, part: Runs, section: "runs" },
+  { name: "runs", title: runsTitle, part: Runs, section: "runs", there: ({ may_steer: steers }) => steers !== false },
   { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: has("layers") },
   { name: "data", title: () => "Data", part: Data, section: "looks", there: has("data") },
   { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: has("alerts") },

@@ -873,8 +873,8 @@ def test_a_page_that_may_only_look(run):
     assert "may look" in page.command("tune", lr=0.5)["reason"] and state_of(run) == before
     page.own.hear({"ask": "cancel", "id": "9"})
     assert "may look" in page.answers[-1]["reason"]
-    page.own.hear({"ask": "open", "tabs": ["rewind", "times", "inspect"]})
-    assert [row["step"] for row in page.view["rewind"]] == [0, 2]
+    page.own.hear({"ask": "open", "tabs": ["rewind", "times", "inspect", "runs"]})
+    assert [row["step"] for row in page.view["rewind"]] == [0, 2] and "runs" not in page.view
     assert not run.hooks.clock and run.inspection is None  # it costs the run nothing
 
 

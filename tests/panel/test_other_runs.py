@@ -16,7 +16,7 @@ from trainer_nb import LambdaHook, SnapshotHook, attach
 from trainer_nb.panel import other_runs
 from trainer_nb.panel.bins import COLUMNS, Bins, Records
 from trainer_nb.panel.feed import VERSION, Feed, apply
-from trainer_nb.panel.other_runs import (DROPPED, LONGEST_NAME, PAST, PastRun, Runs,
+from trainer_nb.panel.other_runs import (DROPPED, LONGEST_NAME, PAST, PastRun, RunsBeside,
                                          differing_names, remember_run)
 from trainer_nb.remote.live_page import MOST_BESIDE, Beside, Pages, runs_beside
 from trainer_nb.remote.remote_view import RemoteRunView
@@ -52,7 +52,7 @@ def runs_behind(trainer, find=None):
     """The other runs of a trainer, as its feed has them."""
     records = Records()
     records.read(trainer.view)
-    runs = Runs(trainer.view, records, find)
+    runs = RunsBeside(trainer.view, records, find)
     runs.update()
     assert list(runs.read(every=True)) == []
     return runs

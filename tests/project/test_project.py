@@ -39,7 +39,7 @@ LAYERS = {
               "fastcore safetensors hydra omegaconf yaml plotly IPython nbdev"),
     "panel": ("core support folder hooks",
               "torch numpy ipywidgets anywidget traitlets plotly IPython tsdownsample",
-              "ipykernel comm zmq tornado google"),
+              "ipykernel comm zmq tornado google marimo"),
     "trainer": ("core support folder hooks engines tools panel", "torch numpy",
                 "IPython plotly pandas"),
     "remote": ("core support folder hooks engines tools panel trainer", "numpy",

@@ -23,7 +23,7 @@ from ..core.control import Command, RunView
 from ..core.state import warn
 from .bins import Cursor, Records, curve
 from .looks import look_at
-from .other_runs import ENDED, Cursors, Runs, remember_run
+from .other_runs import ENDED, Cursors, RunsBeside, remember_run
 from .sections import NOT_FOR_PAGES, SECTIONS, USUAL, Look, known, script
 from ..support.validate import Most, check, name_hint
 
@@ -138,7 +138,7 @@ def seen(sections: dict, may_steer: bool) -> dict:
         return sections
     def shown(values, hidden):
         return {name: value for name, value in values.items() if name not in hidden}
-    found = dict(sections)
+    found = shown(sections, ("runs",))  # the runs beside it are not theirs to see
     if "state" in found:
         found["state"] = shown(found["state"], FOR_STEERING["state"])
     if "hooks" in found:
@@ -352,7 +352,7 @@ class Feed:
     def __init__(self, view: RunView, every: float = 0.25,  # every: seconds
                  find: Callable | None = None):  # find: the runs in a folder
         self.view, self.every, self.records = view, every, Records()
-        self.others = Runs(view, self.records, find)
+        self.others = RunsBeside(view, self.records, find)
         self.listeners: list[Listener] = []
         self.asked: list[Asked] = []
         self._now: dict[str, Any] = {}  # the sections as they were read last

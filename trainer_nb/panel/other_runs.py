@@ -7,7 +7,7 @@ __all__ = ['LONGEST_NAME', 'MOST_KEPT', 'ENDED', 'KEPT_RUNS', 'KEPT_BYTES', 'PAS
            'NAMED', 'FIRST', 'MOST_COLUMNS', 'MOST_ADDED', 'DOES', 'runs_of',
            'plain_name', 'free_name', 'noisy', 'is_rate', 'thinned', 'thin_all',
            'PastRun', 'remember_run', 'settings_of', 'differing_names', 'setting_text',
-           'Other', 'standing_of', 'Runs', 'Cursors']
+           'Other', 'standing_of', 'RunsBeside', 'Cursors']
 
 # %% ../../nbs/panel/other_runs.ipynb #26a844b8
 import itertools
@@ -269,7 +269,7 @@ def _digits(value: float):
 MOST_ADDED = 50
 DOES = ("show", "hide", "rename", "remove")
 
-class Runs:
+class RunsBeside:
     """The runs behind that of a feed, by number; 0 is the feed's own.
 
     Args:
