@@ -212,7 +212,7 @@ def test_a_part_that_was_shown_by_hand_is_heard_in_a_cell(front_end):
     front_end.run("from trainer_nb.panel.widget import Panel\ntrainer.progress = False\n"
                   "part = Panel(trainer.feed, 'controls')\npart")
     page = ShownPage(front_end).hello()
-    assert "hooks" not in page.view and "values" in page.view
+    assert not any(message.get("curves") for message, _ in front_end.messages[page.comm])
     cell = front_end.begin("print(trainer.fit().status)")
     assert page.until(lambda: page.view["place"]["step"] > 5)
     page.command("stop")
@@ -313,12 +313,12 @@ def arrived():
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_has_what_the_module_reads_of_it(part):
-    """Of `view.commands` in panel.js, and the sections of the part."""
+    """All sections but those of tabs; what it draws is for the module to know."""
     with make(epochs=1) as trainer:
         page = Wire(Panel(trainer.feed, part))
         assert page.messages == []
         page.hear("hello", v=VERSION)
-        assert {"run", "state", "place", "commands"} <= page.view().keys()
+        assert {"run", "state", "place", "commands", "points"} <= page.view().keys()
         trainer.fit()
         assert page.view() == trainer.feed.whole(page.panel.page.sections) | {"may_steer": True}
         page.panel.close()

@@ -24,7 +24,6 @@ from .feed import Feed
 from .front_end import WIDGET
 from .kernel import AREAS, publish_for_no_request, running_kernel
 from .screen import StaticPreview
-from .sections import USUAL
 from .style import CLOSED
 from ..support.validate import name_hint
 
@@ -89,11 +88,7 @@ def module_file(name: str) -> bytes:
     "Content of a file that was built from frontend/src."
     return files("trainer_nb.panel").joinpath("module", name).read_bytes()
 
-_SHARED = "run", "state", "place", "commands"
-PARTS: dict[str, tuple[tuple[str, ...], bool]] = {  # part to its sections; whether it draws curves
-    "dashboard": (USUAL, True), "plots": ((*_SHARED, "journal", "branches"), True),
-    "controls": ((*_SHARED, "tunables", "values", "journal", "waiting"), False),
-    "hook_table": ((*_SHARED, "values", "points", "hooks"), False)}
+PARTS = {"dashboard": True, "plots": True, "controls": False, "hook_table": False}  # draws curves
 
 class Panel(anywidget.AnyWidget):
     """The panel of a run, or a part of it, as one page of a feed.
@@ -118,7 +113,7 @@ class Panel(anywidget.AnyWidget):
         self.picture = Picture(self) if part == "dashboard" else None
         self._drawn: Any = None  # the state in which it was drawn last
         self._area: tuple | None = None  # the output that it was shown in last
-        self.page = feed.page(self.send_later, *PARTS[part])
+        self.page = feed.page(self.send_later, curves=PARTS[part])
         self.on_msg(self._hear)
 
     @property
