@@ -78,7 +78,7 @@ trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(
                   optim=torch.optim.SGD(model.parameters(), lr=0.01))
 """
 PANEL = ".tnb .js-plotly-plot .main-svg"
-STANDS = {"Pause": ("running",), "Resume": ("paused", "ended")}
+STANDS = {"Pause": ("running",), "Resume": ("paused", "ended", "idle")}
 
 
 def later(condition, seconds=LIMIT):
@@ -173,7 +173,7 @@ class Witnessed:
         """Whether the training takes no steps: it says itself that its pause goes on. One that was
         detached in a pause has ended in the meantime."""
         step, (first, *_) = self.step, self.turn
-        assert later(lambda: self.turn[1] == "ended"
+        assert later(lambda: self.turn[1] in ("ended", "idle")
                      or self.turn[1] == "paused" and self.turn[0] > first + 3), self.turn
         return self.step == step
 

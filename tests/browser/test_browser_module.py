@@ -1,8 +1,6 @@
 """The panel as one widget, by real hands, in each front end: one list of cases for all of them."""
 
-import os
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 from classic_page import ENVIRONMENT as CLASSIC
@@ -310,30 +308,3 @@ def test_keys_on_the_panel_reach_no_shortcut_of_the_page(app, lab_server, browse
         assert page.page.locator(".jp-Notebook .jp-Cell").count() == cells and page.run.freezes()
         assert not page.page.locator(".jp-Dialog").count()
         page.stop()
-
-
-@pytest.mark.skipif(not os.environ.get("TRAINER_NB_PICTURES"), reason="for a person to look at")
-@pytest.mark.parametrize("width", [1300, 820])
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-def test_pictures(lab_server, browser, width, theme):
-    """TRAINER_NB_PICTURES names a folder."""
-    place, folder = lab_server.place(), Path(os.environ["TRAINER_NB_PICTURES"])
-    with place.new_page(browser, width=width, height=1500, fresh=True) as lab:
-        run = Live(lab, place, [NEW + "trainer.start()"])
-        lab.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', "
-                          "{ theme })", theme)
-        lab.run_cell(1)
-        lab.page.locator(DRAWN).wait_for()
-        assert later(lambda: run.step > 300)
-        lab.page.locator(".tnb").evaluate("panel => panel.scrollIntoView()")
-        name = f"module-{width}-{theme.split()[1].lower()}"
-        settle(lab.page, 1000)
-        lab.screenshot(folder / f"{name}.png")
-        panel = lab.page.locator(".tnb")
-        panel.get_by_role("button", name="Pause", exact=True).click()
-        panel.locator("[data-name=lr] input:not([type=range])").fill("fast")
-        panel.locator("[data-name=lr] input:not([type=range])").press("Enter")
-        panel.locator(".tunables").evaluate("panel => panel.scrollIntoView()")
-        settle(lab.page, 1000)
-        lab.screenshot(folder / f"{name}-below.png")
-        assert lab.problems == []

@@ -18,7 +18,8 @@ from written_runs import WrittenRun, trained
 from trainer_nb import SnapshotHook, Trainer, attach
 from trainer_nb.folder import control
 from trainer_nb.folder.control import Lines
-from trainer_nb.panel.plots import DASHES, LONGEST_NAME, MOST_RUNS, RUN_INKS, DrawnRun, Plots
+from trainer_nb.panel.other_runs import LONGEST_NAME
+from trainer_nb.panel.plots import DASHES, MOST_RUNS, RUN_INKS, DrawnRun, Plots
 from trainer_nb.remote import remote_run, remote_view
 from trainer_nb.remote import runs as runs_module
 from trainer_nb.remote.remote_run import RemoteRun
