@@ -61,6 +61,9 @@ def test_a_map_has_a_cell_for_each_layer_and_measurement(views):
     one, _ = look_at(views[0], "layer", {"quantity": "weights", "layer": "2", "step": 11})
     assert one["numbers"]["weight norm"] == row.weight and one["step"] == 11
     assert sum(one["shares"]) == pytest.approx(1)
+    seen, _ = look_at(views[0], "layer", {"quantity": "near zero", "layer": "2", "step": 5})
+    mean = dict(hook.history.fetch())[5]["activations"]["2"][0]
+    assert seen["step"] == 5 and seen["numbers"]["activation mean"] == float(mean)
     assert len(found["steps"]) <= MOST_COLUMNS
 
 
