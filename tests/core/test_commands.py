@@ -680,6 +680,12 @@ def test_weights_are_exported_by_a_command(tmp_path, when):
         trainer.pause().wait()
     reply = trainer.post(Command("export")).wait(300)
     assert reply.status == "applied", reply
+    if when != "running":  # a file of somebody else stays, and so does the run
+        beside = tmp_path / "exp1" / f"weights_{trainer.step_state.optimizer_step:08}.json"
+        beside.write_text('{"of": "somebody else"}')
+        before, reply = trainer.state, trainer.post(Command("export")).wait(300)
+        assert (reply.status, trainer.state) == ("refused", before), reply
+        assert beside.read_text() == '{"of": "somebody else"}'
     if when != "idle":
         trainer.stop().wait(300)
         trainer.wait()
@@ -690,7 +696,21 @@ def test_weights_are_exported_by_a_command(tmp_path, when):
     if when != "running":  # nothing was made since then
         assert torch.equal(written["weight"], trainer.model.weight)
     assert set(written) == {"weight", "bias"}
-    for values in ({"weights": "ema"}, {"weights": "x"}, {"path": "/tmp/x"}):
+    for values in ({"weights": "ema"}, {"weights": "x"}, {"path": "x.pt"}):
         assert trainer.post(Command("export", values)).status == "refused"
     trainer.close()
     assert [each.name for each in (tmp_path / "exp1").glob("*.safetensors")] == [path.name]
+
+
+def test_an_average_is_exported_beside_the_weights(tmp_path):
+    """Of the same step: neither replaces the other."""
+    trainer = Trainer(nn.Linear(3, 1), train_dl=[(torch.ones(8, 3), torch.ones(8, 1))] * 4,
+                      loss_fn=nn.MSELoss(), max_steps=3, device="cpu", progress=False, ema=0.9,
+                      workspace=tmp_path / "exp1", seed=0)
+    trainer.fit()
+    for values in ({}, {"weights": "ema"}):
+        assert trainer.post(Command("export", values)).wait(300).status == "applied"
+    last, ema = (load_file(tmp_path / "exp1" / f"weights_00000003{end}.safetensors")["weight"]
+                 for end in ("", "_ema"))
+    assert torch.equal(last, trainer.model.weight) and not torch.equal(last, ema)
+    trainer.close()

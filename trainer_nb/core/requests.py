@@ -135,8 +135,9 @@ def check_export(trainer, values: dict) -> dict:
 
 def on_export(trainer, command: Command) -> None:
     "Write the weights into the folder of the run; without one, into the working folder."
-    name = f"weights_{trainer.step_state.optimizer_step:08}"
-    path = trainer.export((trainer.workspace or Path.cwd()) / name, **command.values)
+    weights = command.values.get("weights") or "last"
+    name = f"weights_{trainer.step_state.optimizer_step:08}" + f"_{weights}" * (weights != "last")
+    path = trainer.export((trainer.workspace or Path.cwd()) / name, weights)
     trainer.record("save", path.name, source=command.source)
 
 def take_state(trainer, state: dict, optimizer: bool = True, own: bool = False) -> None:
@@ -202,7 +203,7 @@ def register_commands(trainer, mailbox, checkpoint) -> None:
         "watch": CommandHandler(of(on_watch), check_switch),
         "save": CommandHandler(of(on_save), check_save, refused),
         "export": CommandHandler(of(on_export), of(check_export),
-                                 (*refused, ImportError, RuntimeError)),
+                                 (*refused, ImportError, RuntimeError, ValueError)),
         "rewind": CommandHandler(of(on_rewind), checkpoint.check_rewind, refused)}
     for name, handler in handlers.items():
         mailbox.register(name, handler)
