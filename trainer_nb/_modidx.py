@@ -6218,8 +6218,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'trainer_nb/panel/tunables.py'),
                                            'trainer_nb.panel.tunables.starts_open': ( 'panel/tunables.html#starts_open',
                                                                                       'trainer_nb/panel/tunables.py'),
-                                           'trainer_nb.panel.tunables.to_undo': ( 'panel/tunables.html#to_undo',
-                                                                                  'trainer_nb/panel/tunables.py'),
                                            'trainer_nb.panel.tunables.value_word': ( 'panel/tunables.html#value_word',
                                                                                      'trainer_nb/panel/tunables.py'),
                                            'trainer_nb.panel.tunables.whole_hook': ( 'panel/tunables.html#whole_hook',

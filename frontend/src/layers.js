@@ -4,9 +4,6 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { useLook } from "./looks.js";
 import { count, short } from "./words.js";
 
-const QUANTITIES = {
-  gradient: "Norm of the gradient, before clipping", weights: "Norm of the weights", "update/weight": "Norm of an update by the norm of the weights",
-  activation: "Standard deviation of the activations", "near zero": "Share of the activations that are nearly zero" };
 const STOPS = [[0, 63, 131, 232, 0.12], [0.4, 63, 131, 232, 1], [0.75, 125, 80, 230, 1], [1, 221, 112, 35, 1]], BAD = "#e0413a";
 
 export function ink(share) {
@@ -130,7 +127,7 @@ export function Layers({ store, view }) {
   const map = useLook(store, "layers", { quantity, text }, version), one = useLook(store, chosen && "layer", { quantity, ...chosen }, version), { found, buffers } = map ?? {};
   const there = found?.layers?.length > 0, range = there && found.range.map((each) => (found.log ? short(each) : percent(each)));
   const wrong = there && buffers[0].some((value) => !Number.isFinite(value));
-  return html`<div class="layers"><div class="bar"><span class="segments" role="group" aria-label="Quantity">${Object.entries(QUANTITIES).map(([name, tip]) => html`<button type="button" key=${name} title=${tip} aria-pressed=${name === quantity} onClick=${() => setQuantity(name)}>${name}</button>`)}</span>
+  return html`<div class="layers"><div class="bar"><span class="segments" role="group" aria-label="Quantity">${Object.entries(found?.quantities ?? {}).map(([name, tip]) => html`<button type="button" key=${name} title=${tip} aria-pressed=${name === quantity} onClick=${() => setQuantity(name)}>${name}</button>`)}</span>
       <input aria-label="Filter layers" placeholder="Filter layers" value=${text} onInput=${(event) => setText(event.target.value)} />
       ${there && html`<span class="heat-scale">${range[0]} <i></i> ${range[1]}${wrong && html` <u></u> not finite`}</span>${found.hidden > 0 && html`<span class="quiet">${count(found.hidden)} more layers: use the filter</span>`}`}</div>
     ${there ? html`<div class="sides"><${HeatMap} map=${found} cells=${buffers[0]} quantity=${quantity} chosen=${chosen} choose=${setChosen} /><div><${Details} found=${chosen && one?.found} /></div></div>`

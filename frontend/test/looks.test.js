@@ -44,7 +44,7 @@ test("a histogram shows at least eight bins", () => {
 });
 
 test("the map is asked for again with each choice and each version, a key chooses a layer", async () => {
-  const answers = (what, values) => (what === "layers" ? [{ layers: ["<b>0", "1"], steps: [1, 5], range: [0.1, 1], log: true, hidden: 3 }, Float32Array.of(0.1, 1, 0.5, NaN)]
+  const answers = (what, values) => (what === "layers" ? [{ layers: ["<b>0", "1"], steps: [1, 5], range: [0.1, 1], log: true, hidden: 3, quantities: { gradient: "tip", weights: "norm" } }, Float32Array.of(0.1, 1, 0.5, NaN)]
     : [{ layer: values.layer, step: values.step, what: "gradients", numbers: { "gradient norm": 0.25, "near zero": 0.5 }, edges: [0, 1], shares: [0.5, 0.5] }]);
   const { questions, draw, find } = asked(Layers, answers, { layers: [1, 0] });
   await vi.waitFor(() => expect(find(".field").getAttribute("aria-label")).toContain("2 layers, steps 1 to 5. Last measurement: largest inf, in 1."));

@@ -95,12 +95,14 @@ def checked_quantity(quantity: str) -> str:
 def layers(view, quantity: str, text: str = "") -> tuple[dict, list[bytes]]:
     "The map of layers as JSON, and its float32 cells, row by row."
     hook = view.layer_stats
+    quantities = {name: tip for name, (*_, tip) in QUANTITIES.items()}
     if hook is None:
-        return {"layers": [], "steps": []}, []
+        return {"layers": [], "steps": [], "quantities": quantities}, []
     found = layer_map(hook, checked_quantity(quantity), text.strip())
     cells = np.ascontiguousarray(found.values, "<f4").tobytes()
     return {"layers": found.layers, "steps": found.steps.tolist(), "log": found.log,
-            "range": plain(found.range()), "hidden": found.hidden}, [cells]
+            "range": plain(found.range()), "hidden": found.hidden,
+            "quantities": quantities}, [cells]
 
 def layer(view, quantity: str, layer: str, step: int) -> tuple[dict, list[bytes]]:
     "Numbers and histogram of a layer at the measurement nearest to a step."

@@ -263,11 +263,13 @@ def journal(view) -> dict:
 
 UNDO = "undo"  # the reason of a change in the journal
 
-def to_undo(journal):
-    "The last change of a value by hand that is in force and not undone; None without one."
+def to_undo(journal, names=None):
+    """The last change of a value by hand that is in force and not undone; None without one.
+
+    names: Of the tunables that count; None: all."""
     changes: list = []
     for entry in journal.surviving():
-        if entry.kind in ("tune", "hook"):
+        if entry.kind in ("tune", "hook") and (names is None or entry.name in names):
             if entry.reason == UNDO and changes:
                 changes.pop()
             elif entry.reason != UNDO and entry.old != entry.new:
