@@ -246,22 +246,21 @@ def test_killed_in_the_middle_of_a_file(tmp_path, number):
     assert not temporary(tmp_path)
 
 
-# Both fail: a bug of the library. step_00000002.pt is in no list any more, and is never looked at
-# again; and a run that
-# is resumed at its end has nothing to save, so what a killed process had begun to write stays.
-@pytest.mark.parametrize(("number", "event", "name"),
-                         [(1, "os.remove", "step_"), (3, "os.rename", f".{LIST}")],
-                         ids=["an old file", "a file that was begun"])
-def test_what_a_kill_leaves_is_removed_in_the_end(tmp_path, number, event, name):
+@pytest.mark.parametrize(("number", "event", "name", "every_steps", "epochs"), [
+    (1, "os.remove", "step_", 2, 1), (3, "os.rename", f".{LIST}", 2, 1),
+    (1, "os.remove", "step_", None, 2)],
+    ids=["an old file", "a file that was begun", "an old file, nothing left to save"])
+def test_what_a_kill_leaves_is_removed_in_the_end(tmp_path, number, event, name, every_steps,
+                                                  epochs):
     """Between the list and the removal of a file that nobody keeps any more;
-    and before the last list has its name."""
-    few = {"epochs": 1, "settings": {"every_steps": 2, "keep_last": 1}}
+    and before the last list has its name. A run that is resumed at its end saves nothing."""
+    few = {"epochs": epochs, "settings": {"every_steps": every_steps, "keep_last": 1}}
     def work():
         die_at(number, tmp_path, (event,), name)
         make(tmp_path, **few).fit()
     assert in_a_fork(work) == -signal.SIGKILL
     make(tmp_path, **few).fit()
-    assert sorted(os.listdir(tmp_path)) == [".lock", LIST, "step_00000004.pt"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", LIST, f"step_{4 * epochs:08d}.pt"]
 
 
 # ---- told to end

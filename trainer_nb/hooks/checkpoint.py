@@ -726,7 +726,8 @@ def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
             warn(f"{path} is passed over: {error}. The one before is tried")
             continue
         if trainer.is_main:
-            folder.clean({each.file for each in folder.kept()}, -1)
+            # in its own folder also what a process left that was killed before it removed it
+            folder.clean({each.file for each in folder.kept()}, entry.step if named is None else -1)
         return path
     if folder.kept():
         why = f" (the latest: {refused[0]})" if refused else ""
