@@ -80,14 +80,8 @@ from .tools.task import (Task, TaskHook, built, check_task, check_trainer_names,
                                    task_arguments, task_schedule)
 
 if TYPE_CHECKING:
-    from trainer_nb.panel.dashboard import Dashboard
-    from trainer_nb.panel.data_pane import DataPane
     from trainer_nb.panel.feed import Feed
-    from trainer_nb.panel.hook_table import HookTable
-    from trainer_nb.panel.layers_pane import LayersPane
-    from trainer_nb.panel.plots import Plots
-    from trainer_nb.panel.screen import Screen
-    from trainer_nb.panel.tunables import ControlPanel
+    from trainer_nb.panel.widget import Panel
     from trainer_nb.remote.serve import Server
 
 _Hook = TypeVar("_Hook")  # the class that get_hook() is asked for
@@ -230,7 +224,7 @@ def export_run(trainer, path: str | os.PathLike, weights: str) -> Path:
 
 def let_go(trainer) -> None:
     "What a closed run holds no longer: widgets, its folder."
-    trainer.panels.close()
+    trainer.panels.parts.close()
     if (control := trainer.get_hook(RemoteControlHook)) is not None:
         control.let_go()
     folder = trainer.records_of_run.folder
@@ -241,7 +235,7 @@ def let_go(trainer) -> None:
 
 def draw(trainer):
     "The curves of a run as a figure: what a history shows."
-    from trainer_nb.panel.plots import figure
+    from trainer_nb.panel.figure import figure
     return figure(trainer.view)
 
 # %% ../nbs/trainer.ipynb #2a11e00e
@@ -441,23 +435,22 @@ class Trainer:
     at_safe_point: Any = shown(
         "driver.status.at_safe_point",
         "`f(kind)`, called at each safe point ('micro', 'boundary', ...); None: nothing is.")
-    screen: "Screen" = shown("panels.screen", "What refreshes every widget of this run.")
-    dashboard: "Dashboard" = shown(
-        "panels.dashboard",
+    dashboard: "Panel" = shown(
+        "panels.parts.dashboard",
         "The panel, live with the kernel: state, controls, curves, tunables, hooks, journal.")
-    plots: "Plots" = shown("panels.plots", "The curves, as a widget of their own.")
-    controls: "ControlPanel" = shown(
-        "panels.controls", "The run controls and tunables, as a widget of their own.")
-    hook_table: "HookTable" = shown(
-        "panels.hook_table", "The hooks with switches, orders and costs, as a widget of their own.")
-    layers_pane: "LayersPane" = shown(
-        "panels.layers_pane",
+    plots: "Panel" = shown("panels.parts.plots", "The curves, as a widget of their own.")
+    controls: "Panel" = shown(
+        "panels.parts.controls", "The run controls and tunables, as a widget of their own.")
+    hook_table: "Panel" = shown(
+        "panels.parts.hook_table", "The hooks with switches, orders and costs, as a widget.")
+    layers_pane: "Panel" = shown(
+        "panels.parts.layers_pane",
         "A map of gradients, weights and activations by layer; a LayerStatsHook measures.")
-    data_pane: "DataPane" = shown(
-        "panels.data_pane",
+    data_pane: "Panel" = shown(
+        "panels.parts.data_pane",
         "Confusion matrix and worst samples of each evaluation; a SamplesHook keeps them.")
     feed: "Feed" = shown(
-        "panels.feed", "What changes, as patches of JSON: `feed.listen(sections, function)`.")
+        "panels.parts.feed", "What changes, as patches of JSON: `feed.listen(sections, function)`.")
     widget: Callable = shown(
         "panels.widget", "Slider, box or button for one tunable or command: `widget(name)`.")
     breakpoints: list[Breakpoint] = shown(
@@ -618,7 +611,7 @@ class Trainer:
                 self.driver.status.reserve("start()")
                 start_thread(self)
         if in_panel and self.driver.driven:
-            self.panels.panel.show_once()
+            self.panels.parts.dashboard.show_once()
 
     def wait(self, timeout: float | None = None) -> FitResult:
         """Join the background thread; its exception is raised here, Ctrl-C stops the run.

@@ -318,6 +318,7 @@ class RunView(Protocol):
     loaders: list[str]  # names of the validation loaders
     averaged: list[str]  # those of them whose records are of an average of the weights
     in_cell: bool  # a cell waits for the run, and may be detached
+    obstacle: str  # why clicks wait for the end of the running cell; "" where they do not
     branches: list  # of Branch: steps that rewinds have undone
     records_version: int  # changes when points that were read are no longer valid
     can_rewind: bool  # a hook has earlier states

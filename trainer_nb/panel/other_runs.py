@@ -281,6 +281,7 @@ class RunsBeside:
         self.find, self.own = find, Other(view, 0, shown=True, records=records)
         self.of: dict[int, Other] = {}
         self.version = 0  # changes with names, and with what is shown
+        self.with_past = True  # runs of this kernel that have ended are among them
         self._past: list[int] = []
         self._names: tuple = (None, {})
         self._differ: tuple = (None, [])
@@ -289,7 +290,7 @@ class RunsBeside:
     def update(self) -> None:
         "Take in the runs that ended in this kernel, and let those go that it has dropped."
         past = [each.number for each in list(PAST)]
-        if past == self._past:
+        if past == self._past or not self.with_past:
             return
         with self._lock:
             own = self.own.view.journal
@@ -320,11 +321,11 @@ class RunsBeside:
         "Number to name; no two runs share one."
         def given(each):  # a panel may rename a run of the kernel for all
             return each.view.name if each.mine and each.view.named else each.name
-        titles = {number: given(each) for number, each in self.of.items()}
+        titles = {number: given(each) for number, each in [(0, self.own), *self.of.items()]}
         key = self.version, len(self.own.view.journal.header), tuple(titles.values())
         if self._names[0] == key:
             return self._names[1]
-        free = [self.own, *(each for each in self.of.values() if not titles[each.number])]
+        free = [each for each in (self.own, *self.of.values()) if not titles[each.number]]
         words = differing_names([(each.model, each.settings) for each in free])
         count, taken = Counter(words), set(filter(None, titles.values()))
         for each, text in zip(free, words):
@@ -340,6 +341,13 @@ class RunsBeside:
         if number not in self.of:
             raise ValueError(f"there is no run of number {number}")
         return self.of[number]
+
+    def number_of(self, name: str) -> int:
+        "The number of the run of a name; ValueError without one."
+        found = {title: number for number, title in self.names().items() if number}
+        if name not in found:
+            raise ValueError(f"there is no run {name!r}: {name_hint(name, found)}")
+        return found[name]
 
     def do(self, what: str, number: int | None = None, name: str = "") -> None:
         """Show, hide, rename or remove a run; ValueError for what makes no sense.
@@ -387,19 +395,36 @@ class RunsBeside:
             found = self.find(os.path.expanduser(path.strip()))
         except (ValueError, TypeError, OSError, RuntimeError) as error:
             raise ValueError(str(error)[:400]) from error
-        several = [run for _, run in found.named()] if hasattr(found, "named") else [found]
+        return self.take(found)
+
+    def take(self, given, name: str | None = None) -> list[int]:
+        """Show the runs that are meant; returns the numbers of those that are new.
+
+        Args:
+            given: Folder or pattern, what `attach` gave for it, or a trainer.
+            name: Name for a single run.
+        """
+        if isinstance(given, (str, os.PathLike)):
+            if self.find is None:
+                raise ValueError("runs are found by their path only in a notebook")
+            given = self.find(os.path.expanduser(os.fspath(given)))
+        several = [run for _, run in given.named()] if hasattr(given, "named") else [given]
+        runs = [(title, view, run) for (title, view), run in zip(runs_of(given), several)]
         with self._lock:
+            if name is not None and (len(runs) != 1 or name in self.names().values()):
+                raise ValueError(f"name={name!r}: " + (
+                    "another run has it" if len(runs) == 1 else f"{len(runs)} runs, and one name"))
             known = {id(each.view): each for each in self.of.values()}
-            new = [(name, view, run) for (name, view), run in zip(runs_of(found), several)
+            new = [(name or title, view, run) for title, view, run in runs
                    if id(view) not in known and view.journal is not self.own.view.journal]
             if sum(each.added for each in self.of.values()) + len(new) > MOST_ADDED:
                 raise ValueError(f"at most {MOST_ADDED} runs are added: remove some first")
-            for _, view in runs_of(found):
+            for _, view, _ in runs:
                 if id(view) in known:
                     known[id(view)].shown = True
             self.version += 1
-            return [self.offer(view, name, shown=True, added=True, source=run).number
-                    for name, view, run in new]
+            return [self.offer(view, title, shown=True, added=True, source=run).number
+                    for title, view, run in new]
 
     def offer(self, view, name: str, **about) -> Other:
         "Let a run be among the others; it is hidden."

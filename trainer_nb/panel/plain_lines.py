@@ -8,10 +8,10 @@ __all__ = ['NO_PAGE', 'PlainLines']
 # %% ../../nbs/panel/plain_lines.ipynb #c538bcea
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 from ..hooks.progress import RunText
 from .screen import Screen
-from .style import Guard
 
 # %% ../../nbs/panel/plain_lines.ipynb #8eddba12
 NO_PAGE = ("No page has drawn the panel: progress comes in lines, and an interrupt (Ctrl-C) stops "
@@ -20,22 +20,22 @@ NO_PAGE = ("No page has drawn the panel: progress comes in lines, and an interru
 class PlainLines:
     "Prints where a run is, about every 10 s, as long as no page has drawn its panel."
     patience, interval = 10.0, 10.0  # seconds until the first line, and between two
-    def __init__(self, trainer, guard: Guard):
-        self.trainer, self.guard = trainer, guard
+    def __init__(self, trainer, panel: Any):
+        self.trainer, self.panel = trainer, panel
         self.text, self._warm = RunText(), False  # warm: the estimate of the time left has begun
         self._written, self._due = None, 0.0  # last step of a line, time of the next
 
     @contextmanager
     def watch(self, screen: Screen):
-        "Write lines while this is open, at the safe points at which the screen draws."
+        "Write lines while this is open, at the safe points at which the screen refreshes."
         self.text.begin(self.trainer)
         self._warm, self._written, self._due = False, None, perf_counter() + self.patience
-        screen.panes.append(self)
+        screen.panels.append(self)
         try:
             yield self
         finally:
-            if self in screen.panes:  # the screen drops what fails again and again
-                screen.panes.remove(self)
+            if self in screen.panels:  # the screen drops what fails again and again
+                screen.panels.remove(self)
             if self._written is not None:
                 self._write()
 
@@ -51,7 +51,7 @@ class PlainLines:
 
     def _write(self) -> None:
         step = self.trainer.step_state.optimizer_step
-        if self.guard.drawn or step == self._written:
+        if self.panel.drawn or step == self._written:
             return
         if self._written is None:
             print(NO_PAGE)

@@ -81,7 +81,8 @@ def state(view) -> dict:
         notice=notice or None, go_on=view.go_on or None, error=error and error[-LONGEST_ERROR:],
         what=error and what_failed(error), failed=view.failed or None,
         dead_end=view.dead_end or None, invalid_since=view.invalid_since,
-        paused_by=paused_by(view), in_cell=view.in_cell or None, searching=searching(view))
+        paused_by=paused_by(view), in_cell=view.in_cell or None, searching=searching(view),
+        obstacle=view.obstacle or None)
 
 def searching(view) -> str | None:
     "How far a search for a rate is; None without one."

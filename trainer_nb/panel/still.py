@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['STRETCHES', 'MOST', 'HIGH', 'LOW', 'BINS', 'VALIDATION', 'DOTS', 'LEGEND', 'BRANCHES',
-           'INKS', 'RULES', 'MOST_LINES', 'measured', 'not_finite', 'invalid_weights',
-           'optimizers_of', 'training_losses', 'is_training_loss', 'invalid_reason',
-           'lower_is_better', 'Row', 'diverged', 'disc_width', 'numbers_text', 'still',
-           'still_text', 'still_runs']
+           'INKS', 'RULES', 'MOST_LINES', 'RUN_INKS', 'measured', 'stretches', 'smooth',
+           'not_finite', 'invalid_weights', 'optimizers_of', 'training_losses',
+           'is_training_loss', 'invalid_reason', 'lower_is_better', 'Row', 'diverged',
+           'disc_width', 'numbers_text', 'still', 'still_text', 'still_runs']
 
 # %% ../../nbs/panel/still.ipynb #2613933a
 import html
@@ -49,7 +49,7 @@ def _select(series: Series, index) -> Series:
 
 STRETCHES = 60  # of one record, the longest ones and the last, are drawn
 
-def _stretches(series: Series) -> list[Series]:
+def stretches(series: Series) -> list[Series]:
     "A record, split at its non-finite values."
     good = np.isfinite(series.values)
     if good.all():
@@ -59,7 +59,7 @@ def _stretches(series: Series) -> list[Series]:
     longest = sorted(spans[:-1], key=lambda span: span[0] - span[1])[:STRETCHES - 1]
     return [_select(series, slice(*span)) for span in sorted(longest) + spans[-1:]]
 
-def _smooth(values: np.ndarray, points: int = 300) -> tuple[np.ndarray, np.ndarray]:
+def smooth(values: np.ndarray, points: int = 300) -> tuple[np.ndarray, np.ndarray]:
     "Means over the steps around some places: the places and the means."
     count = len(values)
     half = min(max(16, count // 200), count // 16)
@@ -154,8 +154,8 @@ def _row(name: str, series: Series | None) -> Row:
 def _smoothed(good: Series, series: Series) -> tuple[np.ndarray, np.ndarray]:
     "Places among the finite points, and the means around them within their own stretch."
     places, means = [], []
-    for part in _stretches(series):
-        at, values = _smooth(part.means)
+    for part in stretches(series):
+        at, values = smooth(part.means)
         places.append(at + int(np.searchsorted(good.steps, part.steps[0])))
         means.append(values)
     return np.concatenate(places), np.concatenate(means)
@@ -243,12 +243,12 @@ def _branches(view: RunView, name: str, series: Series) -> list[tuple[np.ndarray
     "Steps and losses that the last rewinds took back, without what diverged: a pair a line."
     found, live = [], _finite(series).values
     for branch in view.branches[-BRANCHES:]:
-        for part in _stretches(branch.series[name]) if name in branch.series else ():
+        for part in stretches(branch.series[name]) if name in branch.series else ():
             at, values = np.arange(len(part)), part.values
             if is_training_loss(name):
-                at, values = _smooth(part.values, 60)
+                at, values = smooth(part.values, 60)
             seen = np.where(~diverged(values, live), values, math.nan)
-            lines = _stretches(Series(*(part.steps[at],) * 4, seen))
+            lines = stretches(Series(*(part.steps[at],) * 4, seen))
             found += [(each.steps, each.values) for each in lines]
     return found
 
@@ -267,8 +267,8 @@ def _loss_axis(losses: dict[str, Series], box: Box, branches: Sequence = ()) -> 
 def _train(series: Series, x: Axis, y: Axis, number: int = 0) -> list[str]:
     "Raw losses, faint, and their mean; each finite stretch for itself."
     parts = []
-    for part in _stretches(series):
-        at, means = _smooth(part.means)
+    for part in stretches(series):
+        at, means = smooth(part.means)
         if len(series) <= 2 * BINS:
             look = f'class="ts-c{number}" opacity=".3"'
             parts.append(polyline(x(part.steps), y(part.values), look))
@@ -304,7 +304,7 @@ def _validation(series: Series, x: Axis, y: Axis, number: int,
                 points: int = VALIDATION) -> list[str]:
     "A line with points, in its finite stretches."
     lines = []
-    for part in _stretches(series):
+    for part in stretches(series):
         part = _thin(part, max(2, points * len(part) // len(series)))
         places = x(part.steps), y(part.values)
         lines += [polyline(*places, f'class="ts-c{number}" stroke-width="2"'),
@@ -560,6 +560,10 @@ def still_text(
 # %% ../../nbs/panel/still.ipynb #c0ffee21
 MOST_LINES = 14  # runs that are named beside the curves
 
+# of several runs, in their order
+RUN_INKS = ("#3f83e8", "#dd7023", "#1a9e96", "#b0578d", "#8a7a2e", "#7d50e6", "#d9544d", "#5b9e3a",
+            "#5b6fb5", "#c08a1e")
+
 def still_runs(
     runs: list[tuple[str, str, RunView]],  # name, colour, view
     record: str,
@@ -569,7 +573,7 @@ def still_runs(
     found = [(name, ink, view.records(most=MOST).get(record)) for name, ink, view in runs]
     height = max(290, 116 + 22 * min(len(runs), MOST_LINES + 1))
     lines = [(ink, part) for _, ink, series in found if series is not None
-             for part in _stretches(series)]
+             for part in stretches(series)]
     parts = _runs_plot(lines, record, Box(52, 62, 440, height - 110))
     parts += _runs_table([(name, ink, _row(record, series)) for name, ink, series in found])
     parts.append(text_at(780, height - 12, fitting(as_of, 700, 11), "esq"))
@@ -588,7 +592,7 @@ def _runs_plot(lines: list[tuple[str, Series]], record: str, box: Box) -> list[s
     every_step, curves = record.startswith("train/"), []
     for ink, part in lines:
         part = part if every_step else _thin(part, VALIDATION)
-        at, values = _smooth(part.values) if every_step else (slice(None), part.values)
+        at, values = smooth(part.values) if every_step else (slice(None), part.values)
         curves.append((ink, part.steps[at], values))
     y = Axis.around(np.concatenate([values for *_, values in curves]), box.bottom, box.top)
     x = Axis.around([0, max(1, *(int(part.steps[-1]) for _, part in lines))], box.left, box.right)

@@ -94,6 +94,7 @@ class LocalRunView:
     loaders = property(lambda self: list(self.trainer.evaluator.loaders))
     averaged = property(lambda self: judged_averages(self.trainer))
     in_cell = property(lambda self: self.trainer.driver.status.name in CELLS)
+    obstacle = property(lambda self: self.trainer.panels.parts.obstacle)
     breakpoints = property(lambda self: [str(each) for each in self.trainer.breakpoints])
     waiting = property(lambda self: self.trainer.waiting)
     alerts = property(lambda self: list(self.trainer.alerts))

@@ -13,6 +13,7 @@ import html
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -25,7 +26,8 @@ from ..support.settings import differing_settings
 from ..support.validate import name_hint
 from ..support.words import plain_number
 from ..hooks.progress import as_clock, in_notebook
-from .remote_run import SHOWN, Follower, Parts, RemoteRun, attach_one
+from .remote_run import (SHOWN, Follower, RemoteRun, attach_one, feed_of,
+                                           parts_of)
 from .run_diff import RunParts, cell
 from .run_diff import table as text_table
 from ..folder.layout import CONFIG, JOURNAL
@@ -214,61 +216,55 @@ def best_text(best: dict | None) -> str:
     return f" (best {plain_number(best['value'], 4)} at {best['step']:,})" if best else ""
 
 # %% ../../nbs/remote/runs.ipynb #c0ffef13
-class RunsParts(Parts):
-    "The plot, and plot with table, of several runs, each made at its first use."
+class RunsParts:
+    "The panel of several runs: a feed of the first one, which has the others beside it."
     def __init__(self, runs):
-        super().__init__(runs)
-        self._follower: Any = None
-        self._drawn: list = []
+        self._runs: Callable[[], Any] = weakref.ref(runs)
+        self._follower: Follower | None = None
+        self.parts = parts_of(runs, self._feed, draw=self._draw)
 
-    def _open(self):
-        runs = self._run()
-        if self._screen is None:
-            from trainer_nb.panel.plots import DrawnRun
-            from trainer_nb.panel.screen import Screen
-            self._drawn = [DrawnRun(run.view, name, number)
-                           for number, (name, run) in enumerate(runs.named())]
-            view: Any = None  # each run has its own
-            self._screen, SHOWN[id(runs)] = Screen(view, "folder"), runs
-            self._follower = Follower(runs)
-        return self._screen
+    def _feed(self):
+        runs = self._runs()
+        feed = feed_of(runs[0].view)
+        self._beside, self._follower = feed.others, Follower(runs)
+        feed.others.with_past = False  # those that were asked for, and no others
+        for name, run in runs.named()[1:]:
+            feed.others.offer(run.view, name, shown=True, source=run)
+        self._name(runs)
+        return feed
 
-    def plots(self):
-        "The plot."
-        if "plots" not in self._made:
-            from trainer_nb.panel.overlay import Overlay
-            self._made["plots"] = self._open().add(Overlay(self._drawn_runs()))
-        return self._made["plots"]
-
-    def panel(self):
-        "Table and plot."
-        if "panel" not in self._made:
-            from trainer_nb.panel.overlay import Overlay, RunsPanel
-            runs, screen = self._run, self._open()
-            def text(kind):
-                found = runs()
-                return "" if found is None else kind(found.table)
-            panel = RunsPanel(Overlay(self._drawn_runs()), lambda: text(Table._repr_html_),
-                              lambda: text(repr))
-            self._made["panel"] = screen.add(panel)
-        return self._made["panel"]
-
-    def _drawn_runs(self) -> list:
-        self._open()
-        return self._drawn
+    def _name(self, runs) -> None:
+        for (name, _), each in zip(runs.named(), (self._beside.own, *self._beside.of.values())):
+            each.name = name
+        self._beside.version += 1
 
     def rename(self) -> None:
         "Take the names as they are now."
-        for own, (name, _) in zip(self._drawn, self._run().named()):
-            own.name = name
-        for part in self._made.values():
-            part.refresh()
+        if self._follower is not None:
+            self._name(self._runs())
+            self.parts.feed.look()
+
+    def _draw(self) -> tuple[str, str]:
+        from trainer_nb.panel.screen import as_image
+        from trainer_nb.panel.still import RUN_INKS, still_runs, training_losses
+        runs = self._runs()
+        if runs is None:
+            return "", ""
+        drawn = [(name, RUN_INKS[number % len(RUN_INKS)], run.view)
+                 for number, (name, run) in enumerate(runs.named())]
+        losses = training_losses(runs[0].view.records(most=1))
+        return as_image(still_runs(drawn, losses[0])) + runs.table._repr_html_(), repr(runs.table)
+
+    def tick(self) -> None:
+        "Tell the pages what is new."
+        if self._follower is not None:
+            self.parts.tick("")
 
     def close(self) -> None:
         "Close the widgets; the last picture stays."
-        if self._screen is not None:
+        if self._follower is not None:
             self._follower.end()
-        super().close()
+        self.parts.close()
 
 # %% ../../nbs/remote/runs.ipynb #c0ffef14
 class Runs(Sequence):
@@ -295,14 +291,11 @@ class Runs(Sequence):
         return list(zip(self.names.values(), self._runs))
 
     @property
-    def plots(self):
-        "All runs in one plot, as a widget; needs ipywidgets and plotly."
-        return self._parts.plots()
-
-    @property
     def dashboard(self):
-        "The table and the plot, as a widget; what a notebook shows of this object."
-        return self._parts.panel()
+        "The curves and the table, as a widget; what a notebook shows of this object."
+        return self._parts.parts.runs
+
+    plots = dashboard
 
     @property
     def table(self) -> Table:
@@ -332,6 +325,7 @@ class Runs(Sequence):
     def close(self) -> None:
         "Close the widgets and stop following the runs, which go on."
         self._parts.close()
+        SHOWN.pop(id(self), None)
         for run in self._runs:
             run.close()
 
