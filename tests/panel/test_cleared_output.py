@@ -44,7 +44,7 @@ def fitted(kernel, act, verb="trainer.fit()"):
     """Train in a cell; the panels that it shows at its end, and the id of the panel."""
     cell = kernel.client.execute(f"trainer = make({act})\n{verb};")
     kernel.finish(cell)
-    own = kernel.run("print(trainer.dashboard.widget.model_id)").strip()
+    own = kernel.run("print(trainer.dashboard.model_id)").strip()
     return panels(kernel, cell), own
 
 

@@ -14,10 +14,8 @@ from trainer_nb import Trainer
 torch.set_num_threads(1)
 data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
 def make(**settings):
-    made = Trainer(torch.nn.Linear(3, 1), train_dl=data, loss_fn=torch.nn.MSELoss(),
+    return Trainer(torch.nn.Linear(3, 1), train_dl=data, loss_fn=torch.nn.MSELoss(),
                    **{"epochs": 2, "device": "cpu"} | settings)
-    made.panels.new = NEW
-    return made
 """
 CELLS = {  # code to the panels in the cell's output
     "trainer.fit(); trainer.fit(epochs=4)": 1,
@@ -28,7 +26,7 @@ CELLS = {  # code to the panels in the cell's output
     "trainer.fit(); trainer.close(); trainer.fit(epochs=3)": 2,  # of the closed one the picture
     "trainer.fit(); clear_output(); trainer.fit(epochs=3)": 1,  # the first is gone from the page
     "with capture_output(): trainer.fit()\ntrainer.fit(epochs=3)": 1,  # nobody saw the first
-    "trainer.fit(); display(trainer.panels.panel)": 2,  # as asked for
+    "trainer.fit(); display(trainer.dashboard)": 2,  # as asked for
     "await trainer.fit_async(); await trainer.fit_async(epochs=3)": 1}
 
 
@@ -43,14 +41,13 @@ def panels(client, code):
     return [each[WIDGET]["model_id"] for each in shown if WIDGET in each], len(pictures)
 
 
-@pytest.mark.parametrize("new", [False, True])
 @pytest.mark.parametrize("kernel", [
     "python3", *(pytest.param(each, marks=pytest.mark.long)
                  for each in ("ipykernel-6.31", "ipykernel-7.3"))])
-def test_a_cell_has_one_panel_of_a_trainer(kernel, new, tmp_path):
+def test_a_cell_has_one_panel_of_a_trainer(kernel, tmp_path):
     """Where it is known to be there; and run again, the cell has one again."""
     with client_of(kernel, tmp_path) as client:
-        client.run(f"NEW = {new}" + SETUP)
+        client.run(SETUP)
         for code, count in CELLS.items():
             client.run("trainer = make()")
             for _ in range(2):
@@ -61,11 +58,10 @@ def test_a_cell_has_one_panel_of_a_trainer(kernel, new, tmp_path):
         assert first == again and len(first) == 1  # the panel is in both cells
 
 
-@pytest.mark.parametrize("new", [False, True])
-def test_the_picture_that_stays_is_of_the_last_fit(new, tmp_path):
+def test_the_picture_that_stays_is_of_the_last_fit(tmp_path):
     """The one display of the cell is updated to the end."""
     with client_of("python3", tmp_path) as client:
-        client.run(f"NEW = {new}" + SETUP + "trainer = make()")
+        client.run(SETUP + "trainer = make()")
         updates = []
         note = client._note
 

@@ -25,8 +25,6 @@ from trainer_nb.panel.front_end import WIDGET
 from trainer_nb.panel.widget import OUTBOX, PARTS, Outbox, Panel
 from trainer_nb.remote.remote_view import RemoteRunView
 
-NEW = "\ntrainer.panels.new = True\n"
-
 
 class ShownPage:
     """A page that shows a widget: what it knows of the run, from the messages alone."""
@@ -84,7 +82,7 @@ def front_end(request, tmp_path):
     """A client of a new kernel with a run whose cells show the panel."""
     with client_of(getattr(request, "param", "python3"), tmp_path) as client:
         client.folder = tmp_path
-        client.run(SETUP + NEW)
+        client.run(SETUP)
         yield client
 
 
@@ -176,7 +174,7 @@ def test_a_panel_is_two_models_and_syncs_its_part_alone(front_end):
 @pytest.mark.slow
 def test_the_packed_script_comes_when_it_is_asked_for(front_end):
     """As bytes beside a message."""
-    front_end.run("panel = trainer.panels.module")
+    front_end.run("panel = trainer.dashboard")
     page = ShownPage(front_end).hello()
     page.ask("library")
     found = lambda: [buffers for message, buffers in front_end.messages[page.comm]
@@ -257,7 +255,6 @@ x = torch.randn(64, 8)
 batches = [(x[at:at + 16], x[at:at + 16, :1]) for at in range(0, 64, 16)]
 trainer = Trainer(torch.nn.Linear(8, 1), train_dl=batches, loss_fn=torch.nn.MSELoss(), epochs=20,
                   device="cpu", valid_dl=batches)
-trainer.panels.new = True
 print("ended:", trainer.fit().status)
 """
 SMALL = 300_000  # bytes of a saved notebook
@@ -363,7 +360,7 @@ def test_a_search_in_a_run_that_is_not_driven_is_answered():
 def test_a_panel_does_not_keep_its_trainer():
     """A cell that runs again makes a new one."""
     trainer = make(epochs=1)
-    panel, gone = trainer.panels.module, weakref.ref(trainer)
+    panel, gone = trainer.dashboard, weakref.ref(trainer)
     trainer.fit()
     del trainer
     gc.collect()

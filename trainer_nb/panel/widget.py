@@ -195,4 +195,5 @@ class Panel(anywidget.AnyWidget):
             with suppress(ReferenceError):  # the run is gone; it was drawn when that ended
                 if self.picture is not None:
                     self.picture.update()
+            self.layout.close()  # ipywidgets keeps it otherwise
         super().close()
