@@ -148,7 +148,8 @@ def test_close_leaves_the_picture_and_a_run_that_goes_on_has_a_new_panel(kernel)
     assert kernel.counted() == (1, 0)
     kernel.run("display(plots, shown)")
     told = [m["content"]["data"] for m in kernel.messages if m["msg_type"] == "display_data"]
-    assert [each["text/plain"][:35] for each in told] == ["This panel was closed with its train"[:35]] * 2
+    assert all(each["text/plain"].startswith("This panel was closed") for each in told)
+    assert len(told) == 2
     assert kernel.run("print(trainer.fit(epochs=3).status)") == "finished"
     assert kernel.counted()[1] == 2
 

@@ -23,6 +23,7 @@ from trainer_nb.panel import widget as widgets
 from trainer_nb.panel.feed import VERSION, Feed, apply
 from trainer_nb.panel.front_end import WIDGET
 from trainer_nb.panel.widget import OUTBOX, PARTS, Outbox, Panel
+from trainer_nb import attach
 from trainer_nb.remote.remote_view import RemoteRunView
 
 
@@ -439,3 +440,82 @@ def test_messages_are_json():
         arrived()
         json.dumps(page.messages, allow_nan=False)
         page.panel.close()
+
+
+def test_runs_are_drawn_behind_one_and_taken_away(tmp_path):
+    """By what attach() gave, by a path, or a trainer; each once, and the run itself never."""
+    for name in ("low", "high", "third"):
+        trained(tmp_path / name)
+    runs = attach(tmp_path / "[lh]*")
+    with make(epochs=1) as trainer, make(epochs=1) as other:
+        other.fit()
+        plots = trainer.plots
+        page = Wire(plots)
+        page.hear("hello", v=VERSION)
+        assert plots.add_run(runs) == ["high", "low"] and plots.add_run(runs) == []
+        assert plots.add_run(other, "another") == ["another"] and plots.add_run(other) == []
+        assert plots.add_run(trainer) == []
+        assert plots.add_run(str(tmp_path / "third"), "x" * 500) == ["x" * 59 + "…"]
+        assert [each["name"] for each in page.view()["drawn"]["runs"].values()][:3] == [
+            "high", "low", "another"]
+        assert plots.add_run(runs["low"], "renamed") == []
+        assert page.view()["drawn"]["count"] == 4
+        for wrong, error, words in [((7,), TypeError, r"is not a run: .* add_run\(attach\("),
+                                    ((runs, "two"), ValueError, "2 runs, and one name"),
+                                    ((runs["high"], "renamed"), ValueError, "another run has it"),
+                                    ((str(tmp_path / "no*"),), ValueError, "no folder")]:
+            with pytest.raises(error, match=words):
+                plots.add_run(*wrong)
+        plots.remove_run("renamed")
+        with pytest.raises(KeyError, match="high"):
+            plots.remove_run("higher")
+        names = [each["name"] for each in page.view()["drawn"]["runs"].values()]
+        assert names == ["high", "another", "x" * 59 + "…"]
+    runs.close()
+
+
+def test_several_runs_are_one_panel(tmp_path):
+    """Curves and rows of all, by the names that a person gave; those of this kernel are not among
+    them."""
+    for name in ("a", "b", "c"):
+        trained(tmp_path / name)
+    with make(epochs=1) as trainer:
+        trainer.fit()
+        page = Wire(trainer.dashboard)
+        page.hear("hello", v=VERSION)  # so that it is remembered
+    runs = attach(tmp_path / "*")
+    runs.names["b"] = "the second"
+    panel = runs.plots
+    assert panel is runs.dashboard and panel.part == "runs"
+    page = Wire(panel)
+    page.hear("hello", v=VERSION)
+    page.hear("open", tabs=["runs"])
+    rows = page.view()["runs"]["rows"]
+    assert [each["name"] for each in rows.values()] == ["a", "the second", "c"]
+    assert [each["steps"] for each in rows.values()] == [each.view.position.step for each in runs]
+    assert all(each["shown"] for each in rows.values())
+    drawn = {each["run"] for message in page.messages for each in message.get("curves", [])
+             if "run" in each}
+    assert len(drawn) == 2
+    runs.names["a"] = "the first"
+    assert [each["name"] for each in page.view()["runs"]["rows"].values()][0] == "the first"
+    html, text = panel.picture.draw()
+    assert "the second" in text and "svg+xml" in html and "<table>" in html
+    gone = weakref.ref(runs)
+    del runs
+    assert gone() is not None  # it is shown
+    gone().close()
+    assert gone() is None and panel.comm is None
+
+
+def test_why_clicks_wait_is_told():
+    """Where the kernel has changed, the page says so."""
+    with make(epochs=1) as trainer:
+        page = Wire(trainer.controls)
+        page.hear("hello", v=VERSION)
+        assert "obstacle" not in page.view()["state"]
+        with trainer.panels.parts.screen.live():  # without a kernel
+            trainer.feed.look()
+            assert page.view()["state"]["obstacle"] == "no kernel is running this code"
+        trainer.feed.look()
+        assert page.view()["state"].get("obstacle") is None

@@ -244,14 +244,14 @@ class History:
         """The points of each name after its first `counts[name]`, if there are any.
 
         `most`: of a record of each step that has more points, some (`Columns.thin_series`)."""
+        self.flush()
         copies: dict = {}
-        names = self.names
         with self._lock:
-            found = {name: self._columns[name].thin_series(counts.get(name, 0), most, copies)
-                     if most and of_each_step(name)
-                     else self._columns[name].series(counts.get(name, 0), copies)
-                     for name in names}
-        return {name: series for name, series in found.items() if len(series)}
+            return {name: columns.thin_series(counts.get(name, 0), most, copies)
+                    if most and of_each_step(name)
+                    else columns.series(counts.get(name, 0), copies)
+                    for name, columns in self._columns.items()
+                    if len(columns) > counts.get(name, 0)}
 
     def cut(self, counts: dict[str, int], number: int, start: int, end: int) -> Branch:
         "Keep the first `counts[name]` points of each name; the others become branch `number`."

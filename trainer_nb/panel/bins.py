@@ -31,7 +31,8 @@ def rows_of(columns: list[np.ndarray], stride: int) -> np.ndarray:
     for at, each in enumerate(others, 6):
         rows[:, at] = each
     low, high = np.minimum.reduce(parts, 1), np.maximum.reduce(parts, 1)  # NaN stays NaN
-    if -LARGEST < low.min() and high.max() < LARGEST:  # as nearly always
+    # as nearly always; NaN is not
+    if -LARGEST < np.minimum.reduce(low) and np.maximum.reduce(high) < LARGEST:
         rows[:, 2], rows[:, 3], rows[:, 5] = low, high, stride
         rows[:, 4] = np.add.reduce(parts, 1) / stride
         return rows
@@ -196,8 +197,11 @@ class Records:
         self._version = version
         for name, series in found.items():
             self._counts[name] = self._counts.get(name, 0) + len(series)
-            if not name.startswith("time/"):
-                self.of.setdefault(name, Record(name)).extend(series)
+            if name in self.of:
+                self.of[name].extend(series)
+            elif not name.startswith("time/"):
+                made = self.of[name] = Record(name)
+                made.extend(series)
 
     def _restart(self, branches: list) -> None:
         self.generation += 1

@@ -321,7 +321,7 @@ class RunsBeside:
         "Number to name; no two runs share one."
         def given(each):  # a panel may rename a run of the kernel for all
             return each.view.name if each.mine and each.view.named else each.name
-        titles = {number: given(each) for number, each in [(0, self.own), *self.of.items()]}
+        titles = {number: given(each) for number, each in [*self.of.items(), (0, self.own)]}
         key = self.version, len(self.own.view.journal.header), tuple(titles.values())
         if self._names[0] == key:
             return self._names[1]
@@ -343,10 +343,10 @@ class RunsBeside:
         return self.of[number]
 
     def number_of(self, name: str) -> int:
-        "The number of the run of a name; ValueError without one."
+        "The number of the run of a name; KeyError without one."
         found = {title: number for number, title in self.names().items() if number}
         if name not in found:
-            raise ValueError(f"there is no run {name!r}: {name_hint(name, found)}")
+            raise KeyError(f"there is no run {name!r}: {name_hint(name, found)}")
         return found[name]
 
     def do(self, what: str, number: int | None = None, name: str = "") -> None:
@@ -414,14 +414,17 @@ class RunsBeside:
             if name is not None and (len(runs) != 1 or name in self.names().values()):
                 raise ValueError(f"name={name!r}: " + (
                     "another run has it" if len(runs) == 1 else f"{len(runs)} runs, and one name"))
-            known = {id(each.view): each for each in self.of.values()}
+            known = {id(each.view.journal): each for each in self.of.values()}
+            own = self.own.view.journal
             new = [(name or title, view, run) for title, view, run in runs
-                   if id(view) not in known and view.journal is not self.own.view.journal]
+                   if id(view.journal) not in known and view.journal is not own]
             if sum(each.added for each in self.of.values()) + len(new) > MOST_ADDED:
                 raise ValueError(f"at most {MOST_ADDED} runs are added: remove some first")
             for _, view, _ in runs:
-                if id(view) in known:
-                    known[id(view)].shown = True
+                if (there := known.get(id(view.journal))) is not None:
+                    there.shown = True
+                    if name is not None:
+                        self._rename(there, name)
             self.version += 1
             return [self.offer(view, title, shown=True, added=True, source=run).number
                     for title, view, run in new]

@@ -152,7 +152,7 @@ class Panel(anywidget.AnyWidget):
         return [names[number] for number in numbers]
 
     def remove_run(self, name: str) -> None:
-        "Take away a run that `add_run` has added; ValueError without one."
+        "Take away a run that `add_run` has added; KeyError without one."
         self.feed.others.do("remove", self.feed.others.number_of(name))
         self.feed.look()
 

@@ -90,6 +90,8 @@ class LongArray:
         stored, tail, used = self._parts
         start, stop, _ = slice(start, stop).indices(stored + used)
         rest = tail[max(0, start - stored):max(0, stop - stored)]
+        if start >= stored:  # as what is new
+            return rest.copy()
         return np.concatenate([self._mapped(stored)[start:stop], rest])
 
     def take(self, index) -> np.ndarray:
