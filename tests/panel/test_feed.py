@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from feed_page import Page, Reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import BATCHES, fail, make
@@ -64,40 +65,6 @@ def test_a_patch_has_only_what_changes():
 
 
 # Bins
-
-class Reader:
-    """A page: what it knows of the curves, from the messages alone."""
-
-    def __init__(self):
-        self.curves = {}
-
-    def hear(self, message, buffers):
-        """Take one message."""
-        if message.get("again"):
-            self.curves = {}
-        for head, data in zip(message.get("curves", []), buffers, strict=True):
-            new = np.frombuffer(data, "<f4").reshape(-1, len(COLUMNS))
-            stride, rows = self.curves.get(head["name"], (head["stride"], new[:0]))
-            while stride < head["stride"]:
-                stride, rows = 2 * stride, self.half(rows)
-            assert stride == head["stride"] and len(rows) >= head["from"]
-            self.curves[head["name"]] = stride, np.concatenate([rows[:head["from"]], new])
-
-    @staticmethod
-    def half(rows):
-        """Two rows as one, a number at a time as a page does it."""
-        made = []
-        for one, two in zip(rows[::2].tolist(), rows[1::2].tolist()):
-            row, count = list(two), one[5] + two[5]
-            row[2] = two[2] if math.isnan(one[2]) else one[2] if math.isnan(two[2]) else min(
-                one[2], two[2])
-            row[3] = two[3] if math.isnan(one[3]) else one[3] if math.isnan(two[3]) else max(
-                one[3], two[3])
-            sums = (one[4] * one[5] if one[5] else 0.0) + (two[4] * two[5] if two[5] else 0.0)
-            row[4], row[5] = sums / count if count else math.nan, count
-            made.append(row)
-        return np.array(made, "<f4").reshape(-1, len(COLUMNS))
-
 
 def series(values, first=1):
     """Points of one step each."""
@@ -679,7 +646,7 @@ def test_one_feed_beside_the_panel_and_gone_with_its_trainer():
     trainer, told = make(epochs=2), []
     feed, drawn = trainer.feed, []
     assert trainer.feed is feed
-    trainer.panels.parts.screen.add(SimpleNamespace(tick=lambda kind: drawn.append(kind), close=lambda: None))
+    trainer.panels.screen.add(SimpleNamespace(tick=lambda kind: drawn.append(kind), close=lambda: None))
     feed.listen("state", told.append)
     trainer.fit()
     assert drawn and told[-1] == {"state": {"name": "finished", "in_cell": None}}
@@ -692,39 +659,6 @@ def test_one_feed_beside_the_panel_and_gone_with_its_trainer():
 
 
 # Pages
-
-
-class Page(Reader):
-    """A page of a feed: its view and curves as it knows them, and the answers it got."""
-
-    def __init__(self, feed, **about):
-        super().__init__()
-        self.view, self.answers, self.number, self.messages = {}, [], 0, []
-        self.own = feed.page(self.take, **about)
-
-    def take(self, message, buffers):
-        """A message as it travels."""
-        message = json.loads(json.dumps(message, allow_nan=False))
-        self.messages.append(message)
-        if "re" in message or "status" in message:
-            self.answers.append(message)
-            return
-        if "view" in message:
-            self.view, self.curves = message["view"], {}
-        self.view = apply(self.view, message.get("patch", {}))
-        self.hear(message, buffers)
-
-    def hello(self):
-        """Begin."""
-        self.own.hear({"ask": "hello", "v": VERSION})
-        return self
-
-    def command(self, name, id=None, **values):
-        """Ask for something; the answer, if it has come."""
-        self.number += 1
-        id = str(id or self.number)
-        self.own.hear({"ask": "command", "id": id, "name": name, "values": values})
-        return next((each for each in self.answers if each.get("re") == id), None)
 
 
 @pytest.fixture
