@@ -5204,6 +5204,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.by_hook': ( 'panel/sections.html#by_hook',
                                                                                   'trainer_nb/panel/sections.py'),
+                                           'trainer_nb.panel.sections.by_place': ( 'panel/sections.html#by_place',
+                                                                                   'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.by_second': ( 'panel/sections.html#by_second',
                                                                                     'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.by_standing': ( 'panel/sections.html#by_standing',

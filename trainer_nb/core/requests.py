@@ -245,6 +245,7 @@ def ask_idle(trainer, command: Command, reply: Reply) -> Reply:
                     trainer.record("stop", "stop", source=command.source)
                 driver.lifecycle.leave(RunState.STOPPED, trainer)
         reply.settle("applied", driver.boundary.here())
+        driver.status.tick("idle")  # nothing else tells a page
         return reply
     try:
         with driver.status.lock:

@@ -11,7 +11,7 @@ __all__ = ['RULES', 'LABELS', 'OPTIMIZER', 'NOT_FOR_PAGES', 'MOST_ENTRIES', 'ALL
            'journal', 'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints',
            'inspect', 'lr', 'judged', 'rewind', 'last_before', 'looks', 'table',
            'means_between', 'values_at', 'best_row', 'drawn', 'runs', 'Section',
-           'by_hook', 'by_standing', 'by_entry', 'by_evaluation', 'by_second']
+           'by_hook', 'by_standing', 'by_entry', 'by_evaluation', 'by_second', 'by_place']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
 import html
@@ -466,6 +466,11 @@ def by_second(view) -> int:
     "What changes each second."
     return int(perf_counter())
 
+def by_place(view) -> tuple:
+    "What changes each second, and with the place of a run that stands."
+    return (by_second(view), view.state, by_entry(view),
+            None if view.state == "running" else view.position.step)
+
 SECTIONS = {
     "run": Section(run, lambda view: (view.name, view.can_rewind, view.panes, view.loaders)),
     "state": Section(state), "place": Section(place),
@@ -484,6 +489,6 @@ SECTIONS = {
     "drawn": Section(drawn, lambda view: (view.others.version, view.others.names())),
     "inspect": Section(inspect, tab=True), "lr": Section(lr, tab=True),
     "looks": Section(looks, tab=True), "runs": Section(runs, tab=True),
-    "rewind": Section(rewind, by_second, tab=True),
+    "rewind": Section(rewind, by_place, tab=True),
     "table": Section(table, by_evaluation, tab=True)}
 USUAL = tuple(name for name, each in SECTIONS.items() if not each.tab)
