@@ -73,7 +73,7 @@ class Page(Reader):
         self.own.hear({"ask": "open", "tabs": list(tabs)})
         return self
 
-    def command(self, name, id=None, **values):
+    def command(self, name, id=None, /, **values):
         """Ask for something; the answer, if it has come."""
         self.number += 1
         id = str(id or self.number)
