@@ -1,18 +1,16 @@
-"""The map of the layers: numbers against those by hand, rewinds, thinning, long names, and the tab
+"""The map of the layers: numbers against those by hand, rewinds, thinning, many layers, and the tab
 that comes and goes with the hook."""
-
-import re
 
 import numpy as np
 import pytest
 import torch
+from feed_page import Page
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import Hook, LambdaHook, LayerStatsHook, SnapshotHook, Trainer
 from trainer_nb.hooks.weight_stats import LARGEST, LOG_BINS, WeightHistory, log_edges
-from trainer_nb.panel.layers_pane import LayersPane, histogram
-from trainer_nb.panel.looks import MOST_COLUMNS, MOST_LAYERS
+from trainer_nb.panel.looks import MOST_COLUMNS, MOST_LAYERS, look_at
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 DATA = TensorDataset(torch.tensor(PIXELS[:160] / 16).float().view(-1, 1, 8, 8),
@@ -72,15 +70,17 @@ class ByHand(Hook):
             name: (self.gradients[name], after[name], self.before[name]) for name in after}
 
 
-def cells(pane):
-    """What the page draws: rows and columns."""
-    return np.frombuffer(pane.map.cells,
-                         np.float32).reshape(len(pane.map.rows), len(pane.map.columns))
+def seen(trainer, quantity="gradient", text=""):
+    """What the page draws: layers, steps and cells; and all else that it gets."""
+    found, buffers = look_at(trainer.view, "layers", {"quantity": quantity, "text": text})
+    cells = np.frombuffer(buffers[0], "<f4")
+    return found["layers"], found["steps"], cells.reshape(
+        len(found["layers"]), len(found["steps"])), found
 
 
-def choose(pane, layer, step):
-    """As the page sends it."""
-    pane._on_cell(pane.map, {"layer": layer, "step": step}, [])
+def one(trainer, quantity, layer, step):
+    """What it gets of one cell."""
+    return look_at(trainer.view, "layer", {"quantity": quantity, "layer": layer, "step": step})[0]
 
 
 @pytest.mark.parametrize("settings",
@@ -92,43 +92,35 @@ def test_the_map_shows_the_norms_of_torch(settings):
     stats, hand = LayerStatsHook(every_steps=3), ByHand()
     trainer = make(stats, hand, **settings)
     trainer.fit()
-    pane = LayersPane(trainer.view)
     steps = [step for step in hand.found if step % 3 == 1]
-    assert pane.map.columns == steps and pane.map.rows == list(hand.found[1])
     truth = {"gradient": lambda g, w, b: g.norm(), "weights": lambda g, w, b: w.norm(),
              "update/weight": lambda g, w, b: (w - b).norm() / b.norm()}
     for quantity, read in truth.items():
-        pane.quantity.value = quantity
-        wanted = [[float(read(*hand.found[step][layer])) for step in steps]
-                  for layer in pane.map.rows]
-        assert np.allclose(cells(pane), wanted, rtol=2e-4), quantity
+        layers, measured, cells, _ = seen(trainer, quantity)
+        assert measured == steps and layers == list(hand.found[1])
+        wanted = [[float(read(*hand.found[step][layer])) for step in steps] for layer in layers]
+        assert np.allclose(cells, wanted, rtol=2e-4), quantity
 
 
 def test_the_histogram_of_a_cell_counts_the_numbers():
-    """That of the chosen layer and measurement: gradients, weights, and activations beside them;
-    the table has the same numbers."""
+    """That of the chosen layer and measurement, and the numbers beside it."""
     stats, hand = LayerStatsHook(every_steps=3), ByHand()
     trainer = make(stats, hand)
     trainer.fit()
-    pane = LayersPane(trainer.view)
     for quantity, which in (("gradient", 0), ("weights", 1)):
-        pane.quantity.value = quantity
-        choose(pane, "1.conv", 8)  # the nearest measurement is that of step 7
-        assert pane.map.chosen == [1, 2] and "1.conv · step 7<" in pane.details.value
+        found = one(trainer, quantity, "1.conv", 8)  # the nearest measurement is that of step 7
+        assert (found["layer"], found["step"]) == ("1.conv", 7)
         values = hand.found[7]["1.conv"][which].abs().numpy()
         counts, _ = np.histogram(values, [*log_edges(), np.inf])
-        tips = [(float(each) / 100)
-                for each in re.findall(r'title="[^"]*: ([0-9.]+)%"', pane.details.value)]
-        there = np.flatnonzero(counts)
-        assert np.allclose([each for each in tips if each], (counts / len(values))[there],
-                           atol=1.5 / len(values))
-        assert f"{hand.found[7]['1.conv'][1].norm():.4g}" in pane.details.value
-    pane.quantity.value = "activation"
-    assert "5" in pane.map.rows and "1.conv" in pane.map.rows
-    assert cells(pane)[pane.map.rows.index("1.conv"),
-                       2] == pytest.approx(stats.series("1.conv").std[2])
-    pane.quantity.value = "near zero"
-    assert pane.map.range == [0.0, 1.0] and not pane.map.log
+        assert np.allclose(found["shares"], counts / len(values), atol=1.5 / len(values))
+        assert np.allclose(found["edges"], log_edges())
+        assert found["numbers"]["weight norm"] == pytest.approx(
+            hand.found[7]["1.conv"][1].norm().item(), rel=1e-4)
+    layers, _, cells, _ = seen(trainer, "activation")
+    assert "5" in layers and "1.conv" in layers
+    assert cells[layers.index("1.conv"), 2] == pytest.approx(stats.series("1.conv").std[2])
+    found = seen(trainer, "near zero")[3]
+    assert found["range"] == [0.0, 1.0] and not found["log"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"mixed_precision": "fp16"}, {"grad_clip": 0.1}])
@@ -144,22 +136,16 @@ def test_the_training_does_not_feel_it(settings):
 
 def test_a_rewind_takes_columns_back():
     """And the ones after it are of the new branch."""
-    stats = LayerStatsHook(every_steps=2)
-    trainer = make(stats, SnapshotHook(every_steps=5, every_epochs=None))
-    pane = LayersPane(trainer.view)
+    trainer = make(LayerStatsHook(every_steps=2), SnapshotHook(every_steps=5, every_epochs=None))
     trainer.step(9)
-    pane.refresh()
-    assert pane.map.columns == [1, 3, 5, 7, 9]
-    choose(pane, "0", 9)
+    before = seen(trainer)
+    assert before[1] == [1, 3, 5, 7, 9]
     trainer.rewind(5)
-    pane.refresh()
-    assert pane.map.columns == [1, 3, 5]
-    assert pane.map.chosen == [0, 2] and "0 · step 5<" in pane.details.value
-    before = cells(pane).copy()
+    assert seen(trainer)[1] == [1, 3, 5] and one(trainer, "gradient", "0", 9)["step"] == 5
     trainer.tune(lr=0.5)
     trainer.step(3)
-    pane.refresh()
-    assert pane.map.columns == [1, 3, 5, 7] and np.array_equal(cells(pane)[:, :3], before)
+    _, steps, cells, _ = seen(trainer)
+    assert steps == [1, 3, 5, 7] and np.array_equal(cells[:, :3], before[2][:, :3])
 
 
 def test_a_long_run_stays_small():
@@ -176,14 +162,13 @@ def test_a_long_run_stays_small():
     stats = LayerStatsHook()
     stats.weight_history = history
     trainer = make(stats)
-    pane = LayersPane(trainer.view)
-    assert len(pane.map.columns) <= MOST_COLUMNS and pane.map.columns[-1] == 1999
-    assert len(pane.map.cells) <= 300 * MOST_COLUMNS * 4 and pane.map.height == 640
+    layers, steps, _, found = seen(trainer)
+    assert len(steps) <= MOST_COLUMNS and (steps[0], steps[-1]) == (1, 1999)
+    assert len(layers) == 300 and found["hidden"] == 0
 
 
-def test_many_layers_with_long_names():
-    """All of 300 are rows; of more some are shown, and the words say so;
-    the filter finds the rest; names are not markup."""
+def test_of_very_many_layers_some_are_shown_and_a_text_finds_the_rest():
+    """It says how many are not."""
     long = nn.ModuleDict({f"{'encoder_block_' * 6}{n}<b>": nn.Linear(64, 1)
                           for n in range(MOST_LAYERS + 50)})
     class Net(nn.Module):
@@ -196,15 +181,12 @@ def test_many_layers_with_long_names():
     stats = LayerStatsHook(every_steps=1)
     trainer = make(stats, model=Net(), max_steps=1, epochs=None)
     trainer.fit()
-    pane = LayersPane(trainer.view)
-    assert len(pane.map.rows) == MOST_LAYERS and "50 more layers" in pane.words.value
-    pane.filter.value = "_449<B>"
-    assert len(pane.map.rows) == 1 and "more layers" not in pane.words.value
-    choose(pane, pane.map.rows[0], 1)
-    assert "_449&lt;b&gt; · step 1" in pane.details.value and "<b>" not in pane.details.value
-    pane.filter.value = "nothing <i>"
-    assert "No layer's name contains" in pane.empty.value
-    assert "<i>" not in pane.empty.value and pane.map.rows
+    layers, _, _, found = seen(trainer)
+    assert len(layers) == MOST_LAYERS and found["hidden"] == 50
+    layers, _, _, found = seen(trainer, text=" _449<B> ")
+    assert len(layers) == 1 and found["hidden"] == 0
+    assert one(trainer, "gradient", layers[0], 1)["layer"].endswith("_449<b>")
+    assert seen(trainer, text="nothing <i>")[0] == []
 
 
 def broken_gradient(when):
@@ -225,14 +207,11 @@ def test_numbers_that_are_not_finite():
     trainer.model[1].requires_grad_(False)
     trainer.step(1)
     stats.weight_history.add(3, ("0", "5"), torch.tensor([[float("nan")] * 83, [1.0] * 83]))
-    pane = LayersPane(trainer.view)
-    found = cells(pane)
-    row = pane.map.rows.index("1.conv")
-    assert np.isnan(found[pane.map.rows.index("0"), 2])
-    assert (found[row] >= 0).tolist() == [True, False, False]
-    assert np.isfinite(pane.map.range).all() and "not finite" in pane.words.value
-    choose(pane, "0", 3)
-    assert "NaN" in pane.details.value or "nan" in pane.details.value
+    layers, _, cells, found = seen(trainer)
+    assert np.isnan(cells[layers.index("0"), 2])
+    assert (cells[layers.index("1.conv")] >= 0).tolist() == [True, False, False]
+    assert np.isfinite(found["range"]).all()
+    assert one(trainer, "gradient", "0", 3)["numbers"]["gradient norm"] != 1
 
 
 def test_a_skipped_step_is_not_measured():
@@ -247,54 +226,32 @@ def test_a_skipped_step_is_not_measured():
 
 
 def test_the_tab_is_there_where_the_hook_is():
-    """It comes with the hook, is built when it is opened, and goes with it."""
-    trainer = make()
-    board, stats = trainer.dashboard, LayerStatsHook(every_steps=1)
-    def titles():
-        board.refresh()
-        return [each.description.split()[0] for each in board.tabs.strip.children]
-    assert "Layers" not in titles()
+    """It comes with the hook, and goes with it; what it has measured is new to an open one."""
+    trainer, stats = make(), LayerStatsHook(every_steps=1, weights=False)
+    page = Page(trainer.feed).hello().open("looks")
+    assert "layers" not in page.view["run"]["panes"] and page.view["looks"] == {}
     trainer.hooks.add(stats)
-    trainer.step(2)
-    assert "Layers" in titles() and "layers" not in board.tabs.built
-    board.tabs.buttons["layers"].click()
-    assert board.tabs.built["layers"].map.columns == [1, 2] and board.tabs.open == "layers"
+    trainer.step(1)
+    assert "layers" in page.view["run"]["panes"]
+    before = page.view["looks"]["layers"]
+    trainer.step(1)
+    assert page.view["looks"]["layers"] != before
+    assert seen(trainer)[0] == [] and seen(trainer, "activation")[1] == [1, 2]
     trainer.hooks.remove(stats)
-    assert "Layers" not in titles() and board.tabs.open == "hooks"
-
-
-def test_the_pane_alone():
-    """In a cell of its own; without a hook it says which one it needs."""
-    trainer = make()
-    pane = trainer.layers_pane
-    assert pane is trainer.layers_pane and "LayerStatsHook" in pane.empty.value
-    assert "tnb" in pane._repr_mimebundle_()["text/plain"] or pane._alone is not None
-    trainer.hooks.add(LayerStatsHook(every_steps=1, weights=False))
     trainer.step(1)
-    pane.refresh()
-    assert "Nothing was measured" in pane.empty.value
-    pane.quantity.value = "activation"
-    assert pane.map.columns == [1]
-    assert pane.map.summary.startswith("Map of activation: 7 layers, steps 1 to 1.")
+    assert "layers" not in page.view["run"]["panes"] and page.view["looks"] == {}
 
 
-def test_a_page_may_send_anything():
-    """A cell that is none chooses nothing."""
-    stats = LayerStatsHook(every_steps=1)
-    trainer = make(stats)
+@pytest.mark.parametrize("values", [
+    {}, {"quantity": "gradient", "layer": "0"}, {"quantity": "gradient", "layer": 0, "step": 1},
+    {"quantity": "gradient", "layer": "0", "step": "1"},
+    {"quantity": "none", "layer": "0", "step": 1}])
+def test_a_page_may_send_anything(values):
+    """A cell that is none is refused; a layer that is none has no numbers."""
+    trainer = make(LayerStatsHook(every_steps=1))
     trainer.step(1)
-    pane = LayersPane(trainer.view)
-    for content in ({}, {"layer": "0"}, {"layer": 0, "step": 1}, {"layer": "none", "step": 1},
-                    {"layer": "0", "step": "1"}):
-        pane._on_cell(pane.map, content, [])
-        assert pane.chosen is None
-
-
-def test_bars_say_what_they_count():
-    """A bar for each bin with values, and at least eight; empty ones have none."""
-    shares = np.zeros(LOG_BINS)
-    shares[[4, 6]] = 0.25, 0.75
-    bars = histogram(shares, log_edges(), "|gradient|")
-    assert bars.count("<i ") == 8
-    assert 'title="1e-9 to 2.15e-9: 25.00%"' in bars and "most, 75%" in bars
-    assert "No finite values" in histogram(np.zeros(LOG_BINS), log_edges(), "x")
+    page = Page(trainer.feed).hello()
+    page.own.hear({"ask": "look", "id": "1", "what": "layer", "values": values})
+    assert page.answers[-1]["status"] == "refused"
+    found = one(trainer, "gradient", "none", 1)
+    assert found["numbers"] == {} and "shares" not in found
