@@ -75,7 +75,8 @@ def run(view) -> dict:
 def state(view) -> dict:
     "How the run stands, and what went wrong."
     word, notice = view.notice
-    error = view.error
+    over = view.state == "error" or bool(word)  # not where it has gone back since
+    error = view.error if over else None
     return known(
         name=str(view.state), standing=getattr(view, "standing", None), word=word or None,
         notice=notice or None, go_on=view.go_on or None, error=error and error[-LONGEST_ERROR:],
