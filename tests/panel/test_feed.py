@@ -646,7 +646,7 @@ def test_one_feed_beside_the_panel_and_gone_with_its_trainer():
     trainer, told = make(epochs=2), []
     feed, drawn = trainer.feed, []
     assert trainer.feed is feed
-    trainer.panels.screen.add(SimpleNamespace(tick=drawn.append, close=lambda: None))
+    trainer.panels.parts.screen.add(SimpleNamespace(tick=drawn.append, close=lambda: None))
     feed.listen("state", told.append)
     trainer.fit()
     assert drawn and told[-1] == {"state": {"name": "finished", "in_cell": None}}

@@ -1,5 +1,5 @@
 """A loss that becomes NaN or inf, in the panel and in the still picture:
-no line goes on, no mean leaves it out, no button invites to go on."""
+no line goes on, no mean leaves it out."""
 
 import math
 import re
@@ -8,12 +8,11 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 import torch
+from feed_page import Page
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import Hook, NonFiniteError, SnapshotHook, Trainer
-from trainer_nb.core.control import Series
+from trainer_nb import NonFiniteError, SnapshotHook, Trainer
 from trainer_nb.core.state import RunState
-from trainer_nb.panel.plots import Curve, figure
 from trainer_nb.panel.still import still, still_text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -45,174 +44,53 @@ def make(*hooks, first=31, epochs=3, **settings):
                    hooks=hooks, grad_clip=10.0, **settings)
 
 
-def curve_of(values):
-    at, curve = np.arange(1, len(values) + 1), Curve()
-    for part in np.array_split(np.arange(len(values)), 3):  # as it comes, in pieces
-        curve.extend(Series(*(at[part],) * 4, np.asarray(values, float)[part]))
-    return curve
-
-
-def crossings(x, y, values):
-    """How many drawn lines go over a value that is not finite."""
-    bad = np.flatnonzero(~np.isfinite(values)) + 1
-    drawn = np.isfinite(y[:-1]) & np.isfinite(y[1:])
-    return sum(int(((bad > a) & (bad < b)).any()) for a, b in zip(x[:-1][drawn], x[1:][drawn]))
-
-
-@pytest.mark.parametrize("count", [9, 150, 5000])
-@pytest.mark.parametrize("hole", ["end", "one", "many", "begin", "other", "all"])
-def test_no_line_crosses_a_hole(count, hole):
-    """Raw and smoothed, thinned or not: each drawn point is of finite values of its own stretch
-    alone."""
-    values = np.linspace(2, 1, count)
-    where = {"end": slice(2 * count // 3, None), "one": slice(count // 2, count // 2 + 1),
-             "many": slice(3, None, 4),
-             "begin": slice(0, 3), "other": slice(1, None, 2), "all": slice(None)}[hole]
-    values[where] = np.where(np.arange(count)[where] % 2, math.nan, math.inf)
-    curve = curve_of(values)
-    for x, y in (curve.raw("step"), curve.smoothed("step", 33)):
-        assert crossings(x, y, values) == 0 and len(x) <= 3000 and (np.diff(x) > 0).all()
-        good = np.isfinite(values)
-        finite = np.isfinite(y)
-        assert good[x[finite].astype(int) - 1].all() and finite.any() == good.any()
-        if hole in ("end", "one"):  # the last finite value before it is there
-            assert (2 * count // 3 if hole == "end" else count // 2) in x[finite]
-
-
-def test_a_gap_does_not_move_the_mean_beside_it():
-    """The mean of a stretch is the one that it has alone."""
-    values = np.r_[np.linspace(3, 2, 60), math.nan, np.linspace(1, 0.5, 40)]
-    x, y = curve_of(values).smoothed("step", 33)
-    assert np.allclose(y[:60], curve_of(values[:60]).smoothed("step", 33)[1])
-    assert np.allclose(y[61:], curve_of(values[61:]).smoothed("step", 33)[1])
-
-
-def drawn(board, name, axis="y"):
-    trace = next(t for t in board.plots.chart.figure["data"]
-                 if (t["name"], t["yaxis"]) == (name, axis))
-    return np.frombuffer(trace["x"], np.float32), np.frombuffer(trace["y"], np.float32), trace
-
-
-def number(board, label):
-    """Value, small text and style of a number of the head."""
-    found = re.search(rf'{label}</div><div class="value ([^"]*)">(.*?)</div>'
-                      '<div class="what">(.*?)</div>', board.head.widget.value)
-    return f"{found[2]} {found[3]}".strip(), found[1]
-
-
-def looks(board):
-    """Buttons that are filled, and the style of the whole."""
-    main = "main" if "aside" not in board.controls.main._dom_classes else ""
-    first = "rewind" if "first" in board.controls.buttons["Rewind"]._dom_classes else ""
-    return main or first, next(c for c in board.widget._dom_classes if c.startswith("is-"))
-
-
-def test_names_with_markup_are_plain_text_where_the_mouse_is():
-    """Of loaders and of records, on their lines and on their crosses."""
-    loader, name = "<b>v</b>", "<i>m</i>"
-    class Log(Hook):
-        """A metric."""
-        def after_epoch(self, trainer):
-            """One value."""
-            trainer.log({name: 1.0})
-    data = TensorDataset(torch.randn(32, 4), torch.full((32, 1), math.nan))
-    trainer = make(Log(), first=10**9)
-    trainer.valid_dl = {loader: DataLoader(data, 16)}
-    trainer.fit()
-    shown = [words for trace in figure(trainer.view).data
-             for words in (trace.name or "", *(trace.customdata if trace.customdata is not None
-                                               else ()))]
-    assert "&lt;i&gt;m&lt;/i&gt;" in shown and "&lt;b&gt;v&lt;/b&gt;" in shown, shown
-    assert any(words.startswith("&lt;b&gt;v&lt;/b&gt;/loss is NaN") for words in shown), shown
-    assert not any("<b>" in words or "<i>" in words for words in shown), shown
-
-
-def test_a_run_that_failed_shows_where_it_turned():
-    """The curves end at the last finite loss, a cross stands there, the mean is NaN, and Rewind is
-    what to press."""
+def test_a_run_that_failed_says_since_when_and_goes_back():
+    """The weights are invalid from a step on; the mean is NaN; a rewind ends both."""
     trainer = make(SnapshotHook(every_steps=10))
-    board = trainer.dashboard
+    page = Page(trainer.feed).hello().open("rewind")
     with pytest.raises(NonFiniteError,
                        match="the gradients of step 31 are not finite; the weights are invalid "
                              "from that step on"):
         trainer.fit()
-    board.refresh()
-    for name in ("raw", "train"):
-        x, y, _ = drawn(board, name)
-        assert x[np.isfinite(y)][-1] == 30 and not np.isfinite(y[x > 30]).any()
-    x, y, cross = drawn(board, "not finite")
-    assert x.tolist() == [31] and np.isfinite(y).all() and cross["text"] == ["NaN from step 31"]
-    assert cross["customdata"] == ["train/loss is NaN from step 31 on"]
-    assert number(board, "train/loss") == ("NaN since 31", "wrong")
-    assert looks(board) == ("rewind", "is-error") and not board.controls.buttons["Rewind"].disabled
-    assert ("Failed after step 40: the weights are invalid from step 31 on.</b> <b>Rewind</b> goes "
-            "back") in board.message.text.value
-    assert 'title="NonFiniteError: the gradients of step 31' in board.message.text.value
-    board.controls.buttons["Rewind"].click()
-    assert board.controls.chooser.steps.value == 30
-    board.controls.chooser.go.click()
-    board.refresh()
-    assert trainer.state is RunState.PAUSED and trainer.step_state.optimizer_step == 30
-    assert looks(board) == ("main", "is-paused")
-    assert "NaN" not in board.head.widget.value + board.message.text.value
+    state = page.view["state"]
+    assert state["name"] == "error" and state["invalid_since"] == 31
+    assert state["what"].startswith("NonFiniteError: the gradients of step 31")
+    rows = page.curves["train/loss"][1]
+    assert rows[:30, 5].tolist() == [1] * 30 and not rows[30:, 5].any()
+    assert np.isnan(rows[30:, 2:5]).all()
+    found = page.view["numbers"]["train/loss"]
+    assert (found["value"], found["bad_since"]) == ("nan", 31)
+    assert [row["step"] for row in page.view["rewind"]][-1] == 30
+    page.command("rewind", step=30)
+    assert page.view["state"] == {"name": "paused"} and page.view["place"]["step"] == 30
+    assert "bad_since" not in page.view["numbers"]["train/loss"]
 
 
-def test_without_a_state_to_go_back_to_no_button_is_first():
-    """Resume is still there, and says what it goes on with."""
-    trainer = make()
-    board = trainer.dashboard
-    with pytest.raises(NonFiniteError):
-        trainer.fit()
-    board.refresh()
-    assert looks(board) == ("", "is-error")
-    assert "weights are invalid from step 31 on" in board.controls.main.tooltip
-
-
-def test_unnoticed_it_is_not_green():
-    """non_finite=None: the run is finished, and says what its weights are worth."""
+def test_unnoticed_the_run_is_finished_and_says_what_its_losses_are():
+    """non_finite=None. The states after the turn have the loss that was measured there."""
     trainer = make(SnapshotHook(every_steps=10), non_finite=None)
-    board = trainer.dashboard
+    page = Page(trainer.feed).hello().open("rewind", "table")
     assert trainer.fit().status is RunState.FINISHED
-    board.refresh()
-    assert looks(board) == ("rewind", "is-error")
-    assert ("Finished after step 60, but train/loss "
-            "is NaN since step 31.") in board.message.text.value
-    assert number(board, "valid/loss") == ("NaN since 40", "wrong")
-    assert number(board, "best loss") == (number(board, "best loss")[0], "")
-    assert "nan" not in board.head.widget.value
-    board.controls.buttons["Rewind"].click()
-    assert board.controls.chooser.steps.value == 30  # the last one that is of any use
-    assert board.controls.chooser.steps.options[0][0] == "step 60, weights invalid"
+    numbers = page.view["numbers"]
+    assert numbers["train/loss"]["bad_since"] == 31 and numbers["valid/loss"]["bad_since"] == 40
+    assert math.isfinite(numbers["valid/loss"]["best"]["value"])
+    assert {row["step"]: row.get("value") for row in page.view["rewind"]}[60] == "nan"
+    [best] = [row for row in page.view["rewind"] if row.get("best")]
+    assert best["step"] <= 30
+    table = page.view["table"]
+    assert table["columns"]["valid/loss"][1:] == ["nan", "nan"] and table["best"] == {
+        "valid/loss": 0}
 
 
 def test_skipped_steps_do_not_end_the_run():
     """non_finite="skip": three windows were left out, the run goes on, the weights stay valid."""
     trainer = make(non_finite="skip")
     trainer.model.last = 33
-    board = trainer.dashboard
+    page = Page(trainer.feed).hello()
     trainer.fit()
-    board.refresh()
-    assert looks(board)[1] == "is-finished"
-    assert "<b>Finished</b> 3 epochs, 57 steps" in board.message.text.value
-    assert number(board, "train/loss")[1] == ""
-    assert number(board, "train/loss")[0].endswith("avg 33")
-
-
-def test_a_mean_over_a_gap_is_none():
-    """Some steps were NaN, later ones are not: the mean says that one of them was."""
-    trainer = make(non_finite=None, first=10**9)
-    board = trainer.dashboard
-    trainer.step(40)
-    values = trainer.history._columns["train/loss"].values
-    changed = values.read()
-    changed[29] = math.nan
-    values.truncate(0)
-    values.extend(changed)
-    board.curves.of, board.curves._counts, board.plots._drawn = {}, {}, None
-    board.refresh()
-    assert number(board, "train/loss") == ("NaN in last 33", "wrong")
-    assert looks(board) == ("main", "is-paused")
-    assert drawn(board, "not finite")[2]["customdata"] == ["train/loss is NaN at step 30"]
+    assert page.view["state"] == {"name": "finished"} and page.view["place"]["step"] == 57
+    found = page.view["numbers"]["train/loss"]
+    assert isinstance(found["value"], float) and found["of"] == 33 and "bad_since" not in found
 
 
 def numbers_of(text):

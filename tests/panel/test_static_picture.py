@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import History, Journal, RunState, Trainer
 from trainer_nb.core.state import Position
 from trainer_nb.panel.screen import as_image
-from trainer_nb.panel.still import (MOST, _smooth, disc_width, numbers_text, still, still_runs,
-                                    still_text)
+from trainer_nb.panel.still import (MOST, disc_width, measured, numbers_text, smooth, still,
+                                    still_runs, still_text)
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '</svg><script>alert("x")</script>&amp; \x00\x1b[1m\n\u202e\ud800 ]]> \'"'
@@ -351,7 +351,7 @@ def test_a_mean_is_that_of_the_steps_around(count):
     values = np.random.default_rng(0).normal(size=count)
     values[count // 3] = 1e30
     half = min(max(16, count // 200), count // 16)
-    places, means = _smooth(values)
+    places, means = smooth(values)
     around = [values[max(0, at - half):at + half + 1].mean() for at in places]
     assert places[0] == 0 and places[-1] == count - 1
     np.testing.assert_allclose(means, around, rtol=1e-12)
@@ -418,3 +418,10 @@ def test_the_discs_of_marks_and_of_the_list_are_as_wide_as_their_numbers():
     assert len(discs) == len(labels) and any(len(label) > 4 for label in labels)
     for disc, label in zip(discs, labels):
         assert float(disc.get("width")) >= 7 * len(label) + 7
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0.39791, "0.3979"), (0.0020738, "0.002074"), (5.47e-4, "5.47e-4"), (0, "0.0000"),
+    (3742.2, "3,742.2"), (math.nan, "nan"), (2e7, "2.00e7")])
+def test_numbers_are_short(value, text):
+    assert measured(value) == text
