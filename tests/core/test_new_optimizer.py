@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import (CheckpointHook, EMAHook, LambdaHook, LayerGroupsHook, ReplayHook,
                         SchedulerHook, SnapshotHook, Trainer)
 from trainer_nb.support.saved import CheckpointError, plain_copy
-from trainer_nb.panel.journal_pane import promise
+from trainer_nb.panel.sections import promise
 
 torch.manual_seed(5)
 INPUTS = torch.randn(40, 3)

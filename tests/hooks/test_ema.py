@@ -410,19 +410,15 @@ def test_bad_settings_of_the_hook(settings, error):
         EMAHook(**settings)
 
 
-@pytest.mark.slow
-def test_both_curves_are_drawn_and_the_panel_has_its_controls():
-    """`valid_ema/loss` is a curve of its own;
+def test_both_losses_are_told_and_the_panel_has_its_controls():
+    """`valid_ema/loss` is a record of its own;
     decay, eval and the switch are tunables of the panel."""
     trainer = make(ema=EMAHook(0.9))
     trainer.tune(**{"ema.eval": "both"})
     trainer.step(20)
-    board = trainer.dashboard
-    board.refresh()
-    assert [trace["name"] for trace in board.plots.chart.figure["data"]
-            if trace["yaxis"] == "y"][2:4] == ["valid", "valid_ema"]
-    names = {entry.name for entry in trainer.view.tunables}
-    assert {"ema.enabled", "ema.decay", "ema.eval"} <= names
+    found = trainer.feed.whole(["numbers", "tunables"])
+    assert {"valid/loss", "valid_ema/loss"} <= found["numbers"].keys()
+    assert {"ema.enabled", "ema.decay", "ema.eval"} <= found["tunables"].keys()
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from trainer_nb import Trainer
 from trainer_nb.core.control import Series, ThinSeries
 from trainer_nb.support.long_array import LongArray
 from trainer_nb.hooks.recorder import History
-from trainer_nb.panel.plots import Curve
 
 NAMES = ("train/loss", "lr", "time/step", "grad_norm", "valid/loss")
 
@@ -204,26 +203,6 @@ def test_a_reader_in_another_thread_sees_whole_points():
     ended.set()
     reader.join()
     assert len(found) > 100 and all(len(each) == 1 for each in found)
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_curves_share_the_places_of_their_points(missing):
-    """Curves of the panel do, too, until one of them misses a point."""
-    curves, wanted = [Curve(), Curve()], [[], []]
-    for first in range(1, 3_001, 100):
-        for number, curve in enumerate(curves):
-            skip = missing if number and first == 1_501 else 0
-            columns = places(first + skip, 100 - skip)
-            curve.extend(Series(*columns, columns[0] % 7.0), curves)
-            wanted[number] += columns[0].tolist()
-    for curve, steps in zip(curves, wanted):
-        assert curve.column("step").tolist() == steps
-        assert curve.column("time").tolist() == [0.25 * step for step in steps]
-        assert curve.column("values").tolist() == [step % 7 for step in steps]
-    assert (curves[0].axes is curves[1].axes) is (missing == 0)
-    late = Curve()
-    late.extend(Series(*places(2_951, 50), np.ones(50)), curves)
-    assert late.axes is curves[0].axes and late.column("step").tolist() == list(range(2951, 3001))
 
 
 def test_a_record_of_one_backward_pass_is_the_value_itself():

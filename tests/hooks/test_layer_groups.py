@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import EMAHook, LambdaHook, LayerGroupsHook, ReplayHook, SnapshotHook, Trainer
 from trainer_nb.support.saved import plain_copy
 from trainer_nb.hooks.layer_groups import layer_groups
-from trainer_nb.panel.tunables import groups
 
 BODY, HEAD = "layer_groups.body", "layer_groups.head"
 
@@ -418,13 +417,11 @@ def test_the_average_goes_on_through_freezing():
 
 
 # ---- the panel
-def test_each_group_is_a_section_of_the_panel():
-    """Named by hook and group, with a switch and a rate."""
+def test_the_panel_has_a_switch_and_a_rate_for_each_group():
+    """Under the name of the hook."""
     trainer = make({"body": "body", "the <head>": "head"})
-    found = {title: [t.name for t in members] for title, members in groups(trainer.view).items()}
-    assert found["layer_groups"] == ["layer_groups.enabled"]
-    bodies = {title: names for title, names in found.items()
-              if title.endswith((": body", ": the &lt;head&gt;"))}
-    assert list(bodies.values()) == [[f"{BODY}.frozen", f"{BODY}.lr_scale"],
-                                     ["layer_groups.the <head>.frozen",
-                                      "layer_groups.the <head>.lr_scale"]]
+    found = [name for name, rules in trainer.feed.whole("tunables")["tunables"].items()
+             if rules["group"] == "layer_groups"]
+    assert found == ["layer_groups.enabled", "layer_groups.order", f"{BODY}.frozen",
+                     f"{BODY}.lr_scale", "layer_groups.the <head>.frozen",
+                     "layer_groups.the <head>.lr_scale"]

@@ -16,7 +16,6 @@ from torch.optim.swa_utils import SWALR
 from trainer_nb import ReplayHook, SchedulerHook, SnapshotHook, Trainer
 from trainer_nb.support.saved import plain_copy
 from trainer_nb.hooks.schedule import SCHEDULES, foresee, spread, steps_of
-from trainer_nb.panel.plots import Curves, layout, plan_traces
 
 NAMES = list(SCHEDULES)
 
@@ -482,49 +481,16 @@ def test_no_plan():
     assert len(plateau.rate_plan.steps) == 0
 
 
-def test_the_panel_draws_the_plan():
-    """Dotted, in the plot of the rate, which reaches to the end of the run;
-    the schedule alone fainter, where it differs."""
+def test_the_panel_has_the_plan():
+    """The rates to come, and those of the schedule alone."""
     trainer = make("cosine", epochs=4)
+    plan = lambda: trainer.feed.whole("lr")["lr"].get("plan")
+    assert plan()["steps"] == list(range(1, 21))  # before the first step
     trainer.step(5)
     trainer.tune(lr_scale=0.5)
-    curves = Curves(trainer.view)
-    curves.update()
-    groups = curves.groups(True)
-    drawn = plan_traces(trainer.view.rate_plan, curves, groups, "step")
-    number = 2 + list(groups).index("lr")
-    assert [(t["name"], t["xaxis"], t["line"]["dash"])
-            for t in drawn] == [(n, f"x{number}", "dot") for n in ("schedule", "planned")]
-    assert (drawn[0]["y"] == 2 * drawn[1]["y"]).all()
-    assert drawn[0]["x"].tolist() == list(range(6, 21))
-    assert plan_traces(trainer.view.rate_plan, curves, groups,
-                       "epoch")[0]["x"][-1] == pytest.approx(4.0)
-    assert plan_traces(trainer.view.rate_plan, curves, groups,
-                       "samples")[0]["x"][-1] == pytest.approx(80)
-    shape = layout(groups, False, 5, 20)
-    assert shape[f"xaxis{number}"]["autorangeoptions"]["maxallowed"] == pytest.approx(20.2)
-    assert "matches" not in shape[f"xaxis{number}"]
-    assert shape[f"xaxis{number + 1}"]["matches"] == "x"
-    assert layout(groups, False, 5)[f"xaxis{number}"]["matches"] == "x"
+    assert plan()["steps"] == list(range(6, 21))
+    assert plan()["scheduled"] == [2 * rate for rate in plan()["in_force"]]
     assert "planned" in [trace.name for trace in trainer.history.plot().data]
-    trainer.step(5)  # what has been done meanwhile is not to come any more
-    curves.update()
-    assert plan_traces(trainer.view.rate_plan, curves, groups,
-                       "step")[1]["x"].tolist() == list(range(11, 21))
-    trainer.fit()
-    curves.update()
-    assert plan_traces(trainer.view.rate_plan, curves, groups, "step") == []
-
-
-def test_the_plan_before_the_first_step():
-    """It has a plot of its own from the start; on other axes than the step it is not known yet."""
-    trainer = make("one_cycle", epochs=4)
-    curves = Curves(trainer.view)
-    curves.update()
-    groups = curves.groups(True)
-    assert "lr" in groups and "lr" not in curves.groups()
-    assert len(plan_traces(trainer.view.rate_plan, curves, groups, "step")) == 1
-    assert plan_traces(trainer.view.rate_plan, curves, groups, "epoch") == []
 
 
 def test_validate_by_hand_ticks_no_scheduler():

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer_nb import Hook, RecorderHook, Trainer
 from trainer_nb.hooks.recorder import Throughput
-from trainer_nb.panel.dashboard import Dashboard
 from trainer_nb.panel.still import still
 from trainer_nb.panel.view import LocalRunView
 from trainer_nb.remote.live_page import Pages
@@ -72,9 +71,7 @@ def make(**settings):
 
 def head(trainer):
     """The number in the panel's head."""
-    html = Dashboard(LocalRunView(trainer)).head.widget.value
-    text = re.sub(r"<[^>]*>", " ", html[html.index("Samples/s"):])
-    return float(re.search(r"[\d,]+", text.removeprefix("Samples/s")).group().replace(",", ""))
+    return trainer.feed.whole("numbers")["numbers"][NAME]["value"]
 
 
 def kept(trainer):
