@@ -254,7 +254,7 @@ class Other:
         key = self.records.seen, place.step, place.seconds, state
         if self._row[0] != key:
             self._row = key, {"state": state, "steps": place.step,
-                              "seconds": round(place.seconds, 1), "values": self.values()}
+                              "seconds": _digits(round(place.seconds, 1)), "values": self.values()}
         return self._row[1]
 
 def standing_of(view) -> str:
