@@ -16,10 +16,10 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
-import ipywidgets as widgets
 import numpy as np
 import pytest
 import warm
+from feed_page import Page
 from steered import until
 from written_runs import WrittenRun
 
@@ -34,7 +34,6 @@ from trainer_nb.core.journal import Journal
 from trainer_nb.core.state import RunState
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.run_folder import read_records
-from trainer_nb.panel.screen import widgets_of
 from trainer_nb.remote import remote_run, remote_view
 from trainer_nb.remote.remote_view import (JournalReader, Offer, RecordReader, RemoteRunView,
                                            add_records, resume_command)
@@ -574,13 +573,15 @@ def test_the_thread_ends_with_close_and_with_the_object(written):
 def test_a_run_with_a_panel_is_held_until_it_is_closed(written):
     run = attach(written.path)
     gone, board = weakref.ref(run), run.dashboard
+    page = Page(board.feed).hello()
     del run
     gc.collect()
     assert gone() is not None and attach(written.path) is gone()
     written.write(state="paused")
-    until(lambda: "Paused" in board.head.widget.value)
+    until(lambda: page.view["state"]["name"] == "paused")  # noqa: F821
     gone().close()
-    assert board.widget.comm is None
+    assert board.comm is None
+    del board, page
     until(lambda: gc.collect() is not None and gone() is None)
 
 
@@ -651,123 +652,107 @@ def test_a_link_is_no_control_folder(written, tmp_path):
 # The panel
 
 
-def texts(board):
-    """What the page gets as HTML."""
-    return [each.value for each in widgets_of(board) if isinstance(each, widgets.HTML)]
+def page_of(run):
+    """A page that shows the panel of a run."""
+    return Page(run.dashboard.feed).hello()
 
 
-def test_the_panel_draws_a_run_elsewhere(written, run):
-    board = run.dashboard
-    assert "Running" in board.head.widget.value
-    assert "Linear" in board.head.widget.value and "24" in board.head.widget.value
-    assert board.curves.of["train/loss"].count == 24 and board.plots.chart.figure["data"]
-    assert set(board.tunables.rows) >= {"lr", "lr_scale", "grad_clip"}
-    assert board.tabs.buttons["hooks"].description == f"Hooks {len(written.offer['hooks'])}"
-    # what the others show stays with the run
-    assert list(board.tabs.buttons) == ["hooks", "journal", "table", "runs"]
-    for name in ("journal", "hooks"):
-        board.tabs.show(name)
-    # by which two panels of a model are told apart
-    assert f"in {written.path.name}</span>" in board.head.widget.value
-    assert "controls live (folder)" in board.head.widget.value
-    for part in (run.plots, run.controls, run.hook_table):
-        assert "application/vnd.jupyter.widget-view+json" in part._repr_mimebundle_()
-    assert run.plots is run.plots and run.dashboard is board
+def test_the_panel_shows_a_run_elsewhere(written, run):
+    page = page_of(run)
+    view = page.view
+    assert view["state"] == {"name": "running", "standing": "running"}
+    assert view["run"]["name"] == f"Linear in {written.path.name}" and view["place"]["step"] == 24
+    assert len(page.curves["train/loss"][1]) == 24
+    assert view["tunables"].keys() >= {"lr", "lr_scale", "grad_clip"}
+    assert view["hooks"].keys() == {each["name"] for each in written.offer["hooks"]}
+    assert view["run"]["panes"] == ["hooks", "journal"]  # what others show stays with the run
+    assert run.plots is run.plots and run.dashboard is run.dashboard
+    assert {each.part for each in (run.plots, run.controls, run.hook_table)} == {
+        "plots", "controls", "hook_table"}
 
 
 def test_the_panel_follows_without_a_cell(written, run):
-    board = run.dashboard
+    page = page_of(run)
     written.status["position"]["step"] = 77
     written.write(state="paused")
-    until(lambda: "Paused at step 77" in board.message.text.value)
-    assert board.controls.main.description == "Resume"
-    assert "nspect" not in board.message.text.value + board.message.action.description
+    until(lambda: page.view["place"]["step"] == 77 and page.view["state"]["name"] == "paused")
+    assert "why_not" not in page.view["commands"]["resume"]["buttons"]["Resume"]
     with open(written.path / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"rewind": {"counts": {"train/loss": 10}, "number": 1, "start": 10,
                                           "end": 24}}) + "\n")
-    until(lambda: board.curves.of.get("train/loss") and board.curves.of["train/loss"].count == 10
-          and board.curves.rewound)
+    until(lambda: len(page.curves["train/loss"][1]) == 10 and "train/loss@1" in page.curves)
 
 
-def test_clicks_become_commands(written, run):
-    board = run.dashboard
+def test_messages_become_commands(written, run):
+    page = page_of(run)
     asked = len(written.commands())
-    board.controls.main.click()
-    board.tunables.rows["lr_scale"].control.box.value = "0.5"
     hook = written.offer["hooks"][0]["name"]
-    board.tabs.built["hooks"].controls[hook].switch.value = False
-    board.controls.buttons["Rewind"].click()
-    assert board.controls.chooser.steps.options[0][1] == 20
-    board.controls.chooser.go.click()
+    page.command("pause")
+    page.command("tune", lr_scale=0.5)
+    page.command("tune", **{f"{hook}.enabled": False})
+    assert page.open("rewind").view["rewind"][-1]["step"] == 20
+    page.command("rewind", step=20)
     found = [(each["name"], each["values"]) for each in written.commands()[asked:]]
     assert found == [("pause", {}), ("tune", {"lr_scale": 0.5}),
                      ("tune", {f"{hook}.enabled": False}), ("rewind", {"step": 20})]
-    assert "1 → 0.5 at the next step" in board.tunables.rows["lr_scale"].hint.value
-    assert "was asked for" in board.message.text.value
+    until(lambda: page.view["values"]["lr_scale"].get("waits"))
+    assert page.view["values"]["lr_scale"] == {"value": 1.0, "waits": True, "pending": 0.5}
+    assert page.answers == []
 
 
-def test_a_click_that_is_refused_says_so(written, run):
-    board = run.dashboard
-    board.tunables.rows["lr_scale"].control.box.value = "-1"
-    assert "refused" in board.tunables.rows["lr_scale"].hint.value
+def test_what_is_refused_says_so_and_is_not_sent(written, run):
+    page = page_of(run)
+    assert "0 or more" in page.command("tune", lr_scale=-1)["reason"]
     assert not [each for each in written.commands() if each["name"] == "tune"]
+    assert "no command" in page.command("lr_find")["reason"]
     assert "no command" in run.view.post(Command("lr_find")).reason
 
 
 ERROR = ("Traceback (most recent call last):\n  File \"train.py\", line 3\nValueError: <b>bad</b> "
          "batch\nraised by hook 'x'")
 NOTICES = [
-    ({"process": {"host": "", "pid": 0}}, None, None),
     ({"lost": True}, "Lost",
-     ["Lost at step 24", "Its last checkpoint is of step 20",
-      "<code>cd /work &amp;&amp; python train.py --lr 0.1</code>"]),
+     ["Lost at step 24", "Its last checkpoint is of step 20"]),
     ({"lost": True, "last_saved": None, "command": []}, "Lost", ["It saved no checkpoint."]),
     ({"alive": False, "state": "error", "error": ERROR}, "Crashed",
-     ["Crashed after step 24", "ValueError: &lt;b&gt;bad", "To go on"]),
+     ["Crashed after step 24", "ValueError: <b>bad</b>"]),
     ({"alive": False, "state": "finished"}, "Finished", ["Finished", "train/loss "]),
     ({"alive": False, "state": "stopped"}, "Stopped",
      ["Stopped at step 24", "its process has ended"]),
     ({"alive": False, "state": "running"}, "Interrupted", ["Interrupted at step 24"]),
-    ({"state": "error", "error": ERROR}, "Error", ["Failed after step 24"]),
-    ({"state": "idle"}, "Idle", ["Waiting for the first step"])]
+    ({"state": "error", "error": ERROR}, None, []), ({"state": "idle"}, None, [])]
 
 
-@pytest.mark.parametrize(("changes", "word", "parts"), NOTICES[1:], ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("changes", "word", "parts"), NOTICES, ids=lambda each: str(each)[:30])
 def test_the_panel_says_how_the_run_stands(written, run, changes, word, parts):
+    """A page says a run that is there in its own words."""
     changes = dict(changes)
     if changes.pop("lost", False):
         changes["process"] = this_process() | {"started": "1"}
-    board = run.dashboard
+    page = page_of(run)
     written.write(**changes)
-    until(lambda: f"</i>{word}</span>" in board.head.widget.value
-          and parts[0] in board.message.text.value)
-    for part in parts:
-        assert part in board.message.text.value
-    assert "<b>bad" not in board.message.text.value
-    assert "trainer.fit" not in board.message.text.value
-
-
-def test_a_crashed_run_offers_no_button_that_nobody_hears(written, run):
-    board = run.dashboard
-    written.write(state="error", error=ERROR, failed="batch 3 of epoch 1")
-    until(lambda: board.message.action.description == "Skip batch 3 of epoch 1 and go on")
-    hook = written.offer["hooks"][0]
-    written.write(error=f"{ERROR}\nraised by hook {hook['name']!r} (X.after_step)")
-    until(lambda: board.message.action.description == f"Switch {hook['label']} off")
-    written.write(alive=False)
-    until(lambda: not board.message.action.description)
+    until(lambda: page.view["state"].get("word") == word
+          and (word or page.view["state"]["name"] == changes["state"]))
+    state = page.view["state"]
+    assert all(part in state["notice"] for part in parts) and (word is None) is (
+        "notice" not in state)
+    assert (state.get("go_on") == "cd /work && python train.py --lr 0.1") is (
+        word in ("Lost", "Crashed", "Stopped", "Interrupted") and "command" not in changes)
+    assert state.get("what", "ValueError: <b>bad</b> batch · raised by hook 'x'").startswith(
+        "ValueError: <b>bad</b> batch")
+    buttons = [each for spec in page.view["commands"].values()
+               for each in spec.get("buttons", {}).values()]
+    assert (word is None) or all(each["why_not"] for each in buttons)
 
 
 def test_a_run_that_comes_back_is_running_on_the_page(written, run):
-    board = run.dashboard
+    page = page_of(run)
     written.write(process=this_process() | {"started": "1"})
-    until(lambda: "Lost" in board.message.text.value)
-    time.sleep(0.3)  # a click within a quarter of a second after the button's change is not meant
-    board.controls.main.click()
-    assert "was refused" in board.message.text.value and written.commands()[-1]["name"] != "resume"
+    until(lambda: page.view["state"].get("word") == "Lost")
+    sent = len(written.commands())
+    assert page.command("pause")["status"] == "refused" and len(written.commands()) == sent
     written.write(process=this_process(), attempt="b")
-    until(lambda: "</i>Running</span>" in board.head.widget.value
-          and "was refused" not in board.message.text.value)
+    until(lambda: page.view["state"] == {"name": "running", "standing": "running"})
 
 
 def places(found, path=()):
@@ -792,14 +777,14 @@ def replaced(found, path, value):
 @pytest.mark.parametrize("file", ["status", "offer"])
 @pytest.mark.long
 def test_a_strange_value_stops_neither_reader_nor_panel(written, file):
-    """Every value of the files, replaced by others: the panel draws, and none of it is HTML."""
+    """Every value of the files, replaced by others: a page is sent JSON, and nothing is amiss."""
     good, draw = getattr(written, file), random.Random(1)
     entry = {"number": 1, "kind": "tune", "name": "<img src=x>", "old": 1, "new": "<img src=x>",
              "source": "<img src=x>", "time": "<img src=x>"}
     (written.path / "journal.jsonl").write_text('{"journal": 1}\n' + json.dumps(entry) + "\n")
     run = attach(written.path)
     run._follower.end()
-    board = run.dashboard
+    page = page_of(run).open("table", "rewind", "times", "entries", "looks", "runs")
     for path in list(places(good))[1:]:
         for value in draw.sample(STRANGE, 15 if file == "status" else 5):
             if path in {("beat",), ("process", "pid")}:
@@ -807,8 +792,10 @@ def test_a_strange_value_stops_neither_reader_nor_panel(written, file):
             setattr(written, file, replaced(good, path, value))
             written.write()
             run.view.refresh()
-            board.refresh()
-            assert "<img" not in "".join(texts(board)), path
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                run.dashboard.feed.look()  # what is sent is JSON
+            assert page.view["run"], path
     run.close()
 
 
@@ -820,8 +807,8 @@ def test_a_tunable_of_a_hook_that_is_not_there_is_left_out(written):
     assert Offer(written.offer | {"hooks": []}).tunables
 
 
-def test_a_text_of_the_offer_is_no_html(written, run):
-    """Where the panel writes a text as it is, the reader has escaped it."""
+def test_a_text_of_the_offer_is_a_text_for_a_page(written, run):
+    """Once: the page writes it as text, so nothing is escaped for it."""
     written.offer["step_times"]["since"] = "<img src=x>"
     written.offer["hooks"][0] |= {"label": "<img src=x>", "last_error": "<img src=x>",
                                   "points": ["<img src=x>"], "failure": {
@@ -829,8 +816,10 @@ def test_a_text_of_the_offer_is_no_html(written, run):
 "traceback": "<img src=x>"}}
     written.write(memory=["<img src=x>", 1, None], state="error")
     run.view.refresh()
-    found = "".join(texts(run.dashboard))
-    assert found.count("&lt;img src=x&gt;") > 5 and "<img" not in found
+    view = page_of(run).open("times").view
+    assert view["times"]["since"] == view["memory"]["label"] == "<img src=x>"
+    name = written.offer["hooks"][0]["name"]
+    assert view["points"][name]["label"] == view["hooks"][name]["error"] == "<img src=x>"
 
 
 @pytest.mark.parametrize("field",
@@ -848,7 +837,6 @@ def test_a_strange_entry_stops_no_journal(written, run, field):
                                "<img src=x>/loss": 1, "lr.<img src=x>": 1}) + "\n")
     run._follower.end()
     run.view.refresh()
-    run.dashboard.tabs.show("journal")
-    run.dashboard.refresh()
-    found = "".join(texts(run.dashboard))
-    assert "the last" in found and "<img" not in found
+    page = page_of(run).open("entries", "table")
+    assert "the last" in [each["what"] for each in page.view["entries"].values()]
+    assert "<img src=x>/loss" in page.view["table"]["columns"]
