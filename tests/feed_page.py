@@ -17,8 +17,11 @@ class Reader:
 
     def hear(self, message, buffers):
         """Take one message."""
-        if message.get("again"):
-            self.curves = {}
+        if message.get("again"):  # those of other runs have a # in their names
+            self.curves = {name: each for name, each in self.curves.items() if "#" in name}
+        for number in message.get("void", []):
+            self.curves = {name: each for name, each in self.curves.items()
+                           if not name.endswith(f"#{number}")}
         for head, data in zip(message.get("curves", []), buffers, strict=True):
             new = np.frombuffer(data, "<f4").reshape(-1, len(COLUMNS))
             stride, rows = self.curves.get(head["name"], (head["stride"], new[:0]))

@@ -1,9 +1,9 @@
 """Several runs at once: what the table says, what the plot draws, what is not a run, and what a
 stranger may have written."""
 
+import gc
 import json
 import os
-import re
 import shutil
 import tracemalloc
 import weakref
@@ -11,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from feed_page import Page
 from steered import until
 from torch import nn
 from written_runs import WrittenRun, trained
@@ -18,8 +19,7 @@ from written_runs import WrittenRun, trained
 from trainer_nb import SnapshotHook, Trainer, attach
 from trainer_nb.folder import control
 from trainer_nb.folder.control import Lines
-from trainer_nb.panel.other_runs import LONGEST_NAME
-from trainer_nb.panel.plots import DASHES, MOST_RUNS, RUN_INKS, DrawnRun, Plots
+from trainer_nb.panel.bins import COLUMNS
 from trainer_nb.remote import remote_run, remote_view
 from trainer_nb.remote import runs as runs_module
 from trainer_nb.remote.remote_run import RemoteRun
@@ -93,16 +93,22 @@ def runs(three):
     found.close()
 
 
-def lines_of(pane, axis="y"):
-    """Name to the points of each line in a chart, as they travel; rewound branches by 'rewound'."""
-    return {t["name"]: (np.frombuffer(t["x"], np.float32), np.frombuffer(t["y"], np.float32))
-            for t in pane.chart.figure["data"] if t["yaxis"] == axis}
+def page_of(runs):
+    """A page that shows the panel of several runs, or of one with others behind."""
+    return Page(runs.plots.feed).hello()
 
 
-def axis_of(pane, record):
-    """The y-axis of a small chart."""
-    titles = [each["text"] for each in pane.chart.figure["layout"]["annotations"]]
-    return f"y{titles.index(f'<b>{record}</b>') + 2}"
+def lines_of(page, record="train/loss"):
+    """Name to the rows of a record of each run, as a page has it."""
+    found = {page.view["run"]["name"]: page.curves.get(record)}
+    found |= {each["name"]: page.curves.get(f"{record}#{number}")
+              for number, each in page.view["drawn"]["runs"].items()}
+    return {name: each[1] for name, each in found.items() if each is not None}
+
+
+def means(rows):
+    """The values of a record whose bins hold one point each."""
+    return rows[:, COLUMNS.index("mean")]
 
 
 # The object
@@ -127,19 +133,22 @@ def test_a_list_of_folders_is_as_good_as_a_pattern(three):
 
 
 def test_a_name_is_a_persons_and_finds_the_run(runs):
-    plots = runs.plots
+    page = page_of(runs).open("runs")
     runs.names["low"] = " a low rate "
-    assert runs.names == {"low": "a low rate", "middle": "middle", "tuned": "tuned"}
+    runs.names["middle"] = "the middle"
+    assert runs.names == {"low": "a low rate", "middle": "the middle", "tuned": "tuned"}
     assert runs["a low rate"] is runs["low"] is runs[0]
-    assert plots.bar.switches[0].description == "a low rate"
-    assert set(lines_of(plots)) >= {"a low rate"}
+    assert [each["name"] for each in page.view["runs"]["rows"].values()] == [
+        "a low rate", "the middle", "tuned"]
+    assert [each["name"] for each in page.view["drawn"]["runs"].values()] == [
+        "the middle", "tuned"]
     assert runs.table.rows[0]["name"] == "a low rate"
-    for wrong in ("", "  ", "x" * 61, "two\nlines", "\x1b[31m", 7, None, "middle", "tuned"):
+    for wrong in ("", "  ", "x" * 61, "two\nlines", "\x1b[31m", 7, None, "the middle", "tuned"):
         with pytest.raises(ValueError, match="name"):
             runs.names["low"] = wrong
     with pytest.raises(KeyError, match="did you mean .*low"):
         runs.names["loww"] = "other"
-    assert list(runs.names.values()) == ["a low rate", "middle", "tuned"]
+    assert list(runs.names.values()) == ["a low rate", "the middle", "tuned"]
 
 
 def test_equal_folder_names_are_told_apart_by_their_parents(tmp_path):
@@ -262,7 +271,7 @@ def test_no_text_of_a_stranger_is_html_or_markdown(tmp_path):
     trained(tmp_path / "plain").close()
     found = attach(tmp_path / "*")
     found.names["plain"] = "<i>mine</i>"
-    table, plots = found.table, found.plots
+    table = found.table
     page, markdown, text = table._repr_html_(), table._repr_markdown_(), repr(table)
     for tag in ("<img", "<b>", "<i>"):
         assert tag not in page and tag not in markdown
@@ -271,12 +280,7 @@ def test_no_text_of_a_stranger_is_html_or_markdown(tmp_path):
     assert "[a](b)" not in markdown
     assert "\x1b" not in page + markdown + text
     assert len(text.splitlines()) == 3 + bool(table.left_out())
-    for record in plots.bar.record.options:
-        plots.bar.record.value = record
-        figure = {"names": [t["name"] for t in plots.chart.figure["data"]],
-                  "words": plots.chart.figure["layout"]["annotations"]}
-        assert not any(tag in json.dumps(figure) for tag in ("<img", "<i>", "<b>a"))
-    assert not any(tag in found.dashboard.picture.picture()[0]
+    assert not any(tag in found.dashboard.picture.draw()[0]
                    for tag in ("<img src=x", "<i>", "<b>"))
     found.close()
 
@@ -306,62 +310,52 @@ def test_a_table_of_many_columns_is_cut_and_says_so():
     assert "and 4 more" in table._repr_html_() and "28 metrics" in table._repr_markdown_()
 
 
-# The plot
+# The panel
 
 
-def test_all_runs_are_in_one_chart_and_each_record_has_one(three, runs):
-    plots = runs.plots
-    assert plots is runs.plots and plots.bar.record.options[:2] == ("train/loss", "valid/loss")
-    plots.bar.plot.smooth.value = 1
-    for name, (x, y) in lines_of(plots).items():
-        if name != "rewound":
-            assert np.allclose(y, three[1][name].history["train/loss"]) and x[-1] == 24
-    x, y = lines_of(plots, axis_of(plots, "valid/accuracy"))["tuned"]
-    assert np.allclose(y, three[1]["tuned"].history["valid/accuracy"])
-    inks = {t["name"]: t["line"]["color"] for t in plots.chart.figure["data"]
-            if t["name"] != "rewound"}
-    assert len(set(inks.values())) == 3
-    plots.bar.record.value = "valid/loss"
-    assert set(lines_of(plots)) == {"low", "middle", "tuned", "rewound"}
-    assert plots.chart.figure["layout"]["hovermode"] == "x unified"
+def test_the_panel_has_the_curves_and_the_rows_of_all_runs(three, runs):
+    page = page_of(runs).open("runs")
+    assert runs.plots is runs.plots is runs.dashboard and runs.plots.part == "runs"
+    for record in ("train/loss", "valid/accuracy"):
+        own, *others = lines_of(page, record).values()
+        for rows, trainer in zip((own, *others), three[1].values(), strict=True):
+            np.testing.assert_allclose(means(rows), trainer.history[record], rtol=1e-6)
+            assert rows[-1, 0] == 24
+    found = page.view["runs"]["rows"]
+    assert [each["name"] for each in found.values()] == ["low", "middle", "tuned"]
+    for row, trainer in zip(found.values(), three[1].values()):
+        losses = trainer.history["valid/loss"]
+        assert row["steps"] == 24 and row["values"]["valid/loss"]["best"] == pytest.approx(
+            losses.min(), rel=1e-5)
 
 
-def test_a_branch_that_was_rewound_is_drawn_whole_and_faint(three, runs):
-    plots = runs.plots
-    plots.bar.record.value = "valid/loss"
+def test_a_branch_that_was_rewound_is_there_whole(three, runs):
+    page = page_of(runs)
+    [name] = [name for name in page.curves if name.startswith("valid/loss@")]
     branch = three[1]["middle"].history.branches[0].series["valid/loss"]
-    trace = next(t for t in plots.chart.figure["data"]
-                 if t["name"] == "rewound" and t["yaxis"] == "y")
-    y = np.frombuffer(trace["y"], np.float32)
-    assert np.allclose(y[np.isfinite(y)], branch.values) and trace["opacity"] < 0.5
-    assert trace["line"]["color"] == next(t for t in plots.chart.figure["data"]
-                                          if t["name"] == "middle")["line"]["color"]
+    np.testing.assert_allclose(means(page.curves[name][1]), branch.values, rtol=1e-6)
+    assert name.partition("#")[2] in page.view["drawn"]["runs"]
 
 
-def test_a_switch_hides_a_run_everywhere_and_shows_it_again(runs):
-    plots = runs.plots
-    def names():
-        return {t["name"] for t in plots.chart.figure["data"]} - {"rewound"}
-    plots.bar.switches[1].value = False
-    assert names() == {"low", "tuned"}
-    words = plots.chart.figure["layout"]["meta"]["summary"]  # for who cannot see them
-    assert re.fullmatch(r"train/loss of 2 runs\. low: [\d.]+ at step \d+, lowest [\d.]+ at step "
-                        r"\d+; tuned: [\d.]+ at step \d+, lowest [\d.]+ at step \d+", words)
-    assert "rewound" not in {t["name"] for t in plots.chart.figure["data"]}
-    plots.bar.switches[1].value = True
-    assert names() == {"low", "middle", "tuned"}
-    for switch in plots.bar.switches:
-        switch.value = False
-    assert plots.chart.figure["data"] == []
+def test_a_run_is_hidden_and_shown_again(runs):
+    page = page_of(runs).open("runs")
+    number = next(number for number, each in page.view["drawn"]["runs"].items()
+                  if each["name"] == "middle")
+    page.own.hear({"ask": "run", "id": "1", "do": "hide", "number": int(number)})
+    assert list(lines_of(page)) == [page.view["run"]["name"], "tuned"]
+    assert not any(name.endswith(f"#{number}") for name in page.curves)
+    page.own.hear({"ask": "run", "id": "2", "do": "show", "number": int(number)})
+    assert len(lines_of(page)) == 3 and len(lines_of(page)["middle"]) == 24
 
 
 def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(
         three, tmp_path, monkeypatch):
     written = WrittenRun(three[0])
     found = attach(three[0] / "*")
-    plots = found.plots
-    plots._repr_mimebundle_()  # it is on the screen
-    assert lines_of(plots)["exp1"][0][-1] == 24
+    page = page_of(found)
+    last = lambda: (lines_of(page).get("exp1") if "exp1" in lines_of(page)
+                    else page.curves["train/loss"][1])[-1, 0]
+    assert last() == 24
     reads(found)  # what ended is read once more
     read, lines = [], Lines.read
     monkeypatch.setattr(Lines, "read",
@@ -371,20 +365,20 @@ def test_a_running_run_grows_by_itself_and_one_that_ended_is_not_read_again(
     with open(written.path / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 25, "epoch": 3.1, "samples_seen": 200, "seconds": 9.0,
                                "train/loss": 1.0}) + "\n")
-    until(lambda: lines_of(plots)["exp1"][0][-1] == 25)
+    until(lambda: last() == 25)
     reads(found)
     assert set(read) == {"exp1"}
     found.close()
 
 
 def test_a_run_that_disappears_keeps_its_curve(three, runs):
-    plots, before = runs.plots, len(runs["low"].history)
+    page, before = page_of(runs), len(runs["low"].history)
     shutil.rmtree(three[0] / "low")
     reads([runs["low"]])
     row = runs.table.rows[0]
     assert row["standing"] == "removed"
     assert row["final"]["valid/loss"] and len(runs["low"].history) == before
-    assert len(lines_of(plots)["low"][0]) == 24
+    assert len(page.curves["train/loss"][1]) == 24
 
 
 def test_what_is_shown_is_held_and_what_is_closed_is_freed(three):
@@ -394,41 +388,27 @@ def test_what_is_shown_is_held_and_what_is_closed_is_freed(three):
     del found
     assert gone() is not None and gone().plots is plots
     gone().close()
-    assert gone() is None and plots.widget.comm is None
-
-
-def test_every_run_of_fifty_looks_different(runs):
-    looks = {(run.ink, run.dash)
-             for run in (DrawnRun(runs[0].view, "x", number) for number in range(MOST_RUNS))}
-    assert len(looks) == MOST_RUNS == len(RUN_INKS) * len(DASHES) == runs_module.MOST_RUNS == 50
+    del plots
+    until(lambda: gc.collect() is not None and gone() is None)
 
 
 # Behind a run of this kernel
 
 
 def test_other_runs_stand_behind_a_live_one_and_can_be_taken_away(three, tmp_path):
-    torch.manual_seed(0)
     trainer = trained(tmp_path / "live", steps=8)
-    plots = trainer.plots
-    plain = [t["line"]["width"] for t in plots.chart.figure["data"] if t["name"] == "train"]
+    plots, page = trainer.plots, page_of(trainer)
     assert plots.add_run(attach(three[0] / "low")) == ["low"]
     assert plots.add_run(attach(three[0] / "tuned"), name="by <b>hand") == ["by <b>hand"]
-    traces = {t["name"]: t for t in plots.chart.figure["data"]}
-    assert {"low · train", "low · valid", "by &lt;b&gt;hand · train"} <= set(traces)
-    assert "by <b>hand" in plots.legend.titles  # the page writes them as text
-    behind = traces["low · train"]
-    assert behind["line"]["width"] < plain[0]
-    assert behind["opacity"] < 1 and plots.chart.figure["data"][-1]["name"] != "low · train"
-    assert np.frombuffer(behind["x"], np.float32)[-1] == 24
-    # the live run has no such record
-    assert "valid/accuracy" in str(plots.chart.figure["layout"]["annotations"])
+    assert {"low", "by <b>hand"} <= set(lines_of(page))
+    assert lines_of(page)["low"][-1, 0] == 24
+    assert set(lines_of(page, "valid/accuracy")) == {"low", "by <b>hand"}  # this run has none
     plots.remove_run("low")
-    assert not any(t["name"].startswith("low") for t in plots.chart.figure["data"])
-    with pytest.raises(KeyError, match="'by <b>hand'"):
+    assert "low" not in lines_of(page)
+    with pytest.raises(ValueError, match="by <b>hand"):
         plots.remove_run("low")
     plots.remove_run("by <b>hand")
-    assert plots.legend.entries == []
-    assert len(plots.chart.figure["data"]) == len(Plots(trainer.view).chart.figure["data"])
+    assert len(lines_of(page)) == 1
     trainer.close()
 
 
@@ -439,15 +419,14 @@ def test_a_pattern_or_a_trainer_is_added_and_the_run_itself_is_not(three, tmp_pa
     assert trainer.plots.add_run(runs) == ["slow"] and trainer.plots.add_run(runs) == []
     assert trainer.plots.add_run(other, name="other") == ["other"]
     assert trainer.plots.add_run(trainer) == []
-    assert len(trainer.plots.add_run(trained(tmp_path / "third", steps=8),
-                                     name="x" * 500)[0]) == LONGEST_NAME
+    with pytest.raises(ValueError, match="another run has it"):
+        trainer.plots.add_run(trained(tmp_path / "third", steps=8), name="other")
     with pytest.raises(TypeError, match=r"is not a run: .* add_run\(attach\("):
         trainer.plots.add_run(7)
     trainer.plots.remove_run("slow")
     assert trainer.plots.add_run(str(three[0] / "low"), name="by path") == ["by path"]
     assert trainer.plots.add_run(runs) == []
     assert trainer.plots.add_run(runs["low"], name="again") == []
-    assert trainer.plots.others.named("again").view.journal is runs["low"].view.journal
     with pytest.raises(ValueError, match="no folder"):
         trainer.plots.add_run(str(three[0] / "nothing*"))
     runs.close()
