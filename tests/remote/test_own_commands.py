@@ -7,13 +7,14 @@ import os
 
 import pytest
 import torch
+from feed_page import Page
 from steered import until
 from torch import nn
 
 from trainer_nb import Hook, Trainer, attach
 from trainer_nb.core.commands import Button, CommandSpec, Value, read_commands
 from trainer_nb.core.control import Command, CommandHandler
-from trainer_nb.panel.controls import Controls
+from trainer_nb.panel.feed import Feed
 from trainer_nb.remote import cli, mcp, serve
 from trainer_nb.remote.cli import main
 
@@ -66,19 +67,17 @@ def offer_text(folder):
 
 
 def test_the_panel_has_its_button(run):
-    """It sends the button's values; where it is off, the tooltip says why."""
+    """A page is told the button's values, and why it is off."""
     trainer, keeper = run
-    controls = Controls(trainer.view)
-    labels = list(controls.buttons)
-    assert labels.index("Rewind") < labels.index("Keep") and (
-        controls.buttons["Keep"] in controls.widget.children)
-    controls.buttons["Keep"].click()
-    controls.asked[1].wait()
-    assert list(keeper.kept) == ["panel"] and controls.asked[1].status == "applied"
+    page = Page(trainer.feed).hello()
+    spec = page.view["commands"][NAME]
+    assert page.view["commands"]["rewind"]["at"] < spec["at"]
+    page.command(NAME, **dict(spec["buttons"]["Keep"]["values"]))
+    until(lambda: page.answers)
+    assert list(keeper.kept) == ["panel"] and page.answers[0]["status"] == "applied"
     keeper.kept |= {"a": 1, "b": 2}
-    controls.refresh()
-    button = controls.buttons["Keep"]
-    assert button.disabled and button.tooltip == "Three copies are kept"
+    trainer.feed.look()
+    assert page.view["commands"][NAME]["buttons"]["Keep"]["why_not"] == "Three copies are kept"
 
 
 def test_an_attached_run_has_it(run):
@@ -86,14 +85,15 @@ def test_an_attached_run_has_it(run):
     _, keeper = run
     there = attach("runs/exp1")
     until(lambda: NAME in there.view.commands)
-    controls = Controls(there.view)
-    assert controls.buttons["Keep"].tooltip == "Keep a copy of the weights"
+    page = Page(Feed(there.view)).hello()
+    button = page.view["commands"][NAME]["buttons"]["Keep"]
+    assert button["doc"] == "Keep a copy of the weights"
     with pytest.raises(ValueError, match="label=5.* is refused: of type str"):
         there._ask(NAME, label=5)
     with pytest.raises(ValueError, match="did you mean 'label'"):
         there._ask(NAME, labl="x")
-    controls.buttons["Keep"].click()
-    controls.asked[1].wait()
+    page.command(NAME, **dict(button["values"]))
+    until(lambda: page.answers)
     assert list(keeper.kept) == ["panel"]
     keeper.kept |= {"a": 1, "b": 2}
     until(lambda: there.view.commands[NAME].why_not(there.view) == "Three copies are kept")
@@ -216,8 +216,8 @@ def test_a_command_that_fails_harms_nothing(tmp_path):
     there = attach(tmp_path / "exp1")
     until(lambda: "broken" in there.view.commands)
     for view in (trainer.view, there.view):
-        button = Controls(view).buttons["Broken"]
-        assert button.disabled and "no such part" in button.tooltip
+        [button] = Feed(view).whole("commands")["commands"]["broken"]["buttons"].values()
+        assert "no such part" in button["why_not"]
     reply = trainer.post(Command("left")).wait()
     assert reply.status == "refused" and "Owner that is gone" in reply.reason
     assert trainer.state == "running"

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import warm
+from feed_page import Page
 from steered import ROOT, Process, until
 
 from trainer_nb import attach
@@ -155,7 +155,7 @@ def test_what_only_the_run_knows_is_refused_by_it(process, run):
 
 
 def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(process, run):
-    board = run.dashboard
+    page = Page(run.dashboard.feed).hello()
     until(lambda: run.view.last_saved and run.view.position.step > 12)
     applied(run.tune(grad_clip=2.0))
     at = run.view.position.step
@@ -165,9 +165,9 @@ def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(proc
     process.running.kill()
     until(lambda: run.standing == "lost")
     assert unread.wait(300).status == "void" and "taken back" in unread.reason
-    until(lambda: "Lost at step" in board.message.text.value)
-    assert "steered.py" in board.message.text.value
-    assert "Its last checkpoint" in board.message.text.value
+    until(lambda: page.view["state"].get("word") == "Lost")
+    assert "steered.py" in page.view["state"]["go_on"]
+    assert "Its last checkpoint" in page.view["state"]["notice"]
     process.running.wait()
     assert run.standing == "lost"
     version = run.history.version
@@ -176,8 +176,8 @@ def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(proc
     assert run.history.version > version and run.tunables()["grad_clip"].value == 2.0
     steps = run.history.steps("train/loss")
     assert (steps[1:] - steps[:-1] == 1).all() and steps[0] == 1  # each step once
-    until(lambda: "</i>Running</span>" in board.head.widget.value
-          and board.curves.of["train/loss"].count >= len(steps))
+    until(lambda: page.view["state"] == {"name": "running", "standing": "running"}
+          and page.curves["train/loss"][1][-1, 0] >= steps[-1] - 1)
     assert applied(run.pause()) and len(list(process.control.commands.iterdir())) == 0
     until(lambda: run.standing == "paused"
           and run.history.steps("train/loss")[-1] == run.view.position.step)
@@ -185,33 +185,24 @@ def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(proc
     assert content(run.history) == content(history) and run.journal.entries == journal.entries
 
 
-def test_clicks_in_the_panel_steer_the_other_process(process, run):
-    board = run.dashboard
+def test_a_page_steers_the_other_process(process, run):
+    page = Page(run.dashboard.feed).hello().open("times", "rewind")
     until(lambda: run.view.position.step > 12)
-    board.tunables.rows["grad_clip"].control.box.value = "1.5"
-    assert "at the next step" in board.tunables.rows["grad_clip"].hint.value
-    until(lambda: run.tunables()["grad_clip"].value == 1.5
-          and "at the next step" not in board.tunables.rows["grad_clip"].hint.value)
-    assert board.tunables.rows["grad_clip"].control.box.value == "1.5"
-    until(lambda: run.view.step_times is not None)  # the hook table is open, so they are counted
-    until(lambda: "A step takes <b>–" not in board.tabs.built["hooks"].step.value)
-    time.sleep(0.3)
-    board.controls.main.click()
-    until(lambda: "Paused at step" in board.message.text.value
-          and board.controls.main.description == "Resume")
+    page.command("tune", grad_clip=1.5)
+    until(lambda: page.answers and page.view["values"]["grad_clip"] == {"value": 1.5})
+    until(lambda: page.view.get("times"))  # the tab is open, so they are counted
+    page.command("pause")
+    until(lambda: page.view["state"]["name"] == "paused")
     assert [(each.name, each.source)
             for each in run.journal] == [("grad_clip", run.view.source), ("pause", run.view.source)]
     before = run.view.position.step
-    board.controls.buttons["Step"].click()
-    until(lambda: run.view.position.step == before + 1)
-    until(lambda: run.standing == "paused" and run.view.rewind_points()
-          and not board.controls.buttons["Rewind"].disabled)
-    board.controls.buttons["Rewind"].click()
-    board.controls.chooser.go.click()
-    until(lambda: board.curves.rewound and run.view.position.step <= before)
-    time.sleep(0.3)
-    board.controls.main.click()
-    until(lambda: "</i>Running</span>" in board.head.widget.value)
+    page.command("step", n=1)
+    until(lambda: page.view["place"]["step"] == before + 1)
+    until(lambda: page.view["state"]["name"] == "paused" and page.view["rewind"])
+    page.command("rewind", step=page.view["rewind"][-1]["step"])
+    until(lambda: page.view["branches"] and page.view["place"]["step"] <= before)
+    page.command("resume")
+    until(lambda: page.view["state"]["name"] == "running")
 
 
 @pytest.mark.short
@@ -225,18 +216,17 @@ def test_a_run_that_crashes_says_why(tmp_path):
         until(lambda: (control.path / "status.json").exists()
               and (control.path / "offer.json").exists())
         run = attach(tmp_path / "run")
-        board = run.dashboard
+        page = Page(run.dashboard.feed).hello()
         until(lambda: run.view.position.step > 3)
         (tmp_path / "run" / "crash").touch()
         assert process.wait(300) == 1
-        # the tabs are drawn after the message
         until(lambda: run.standing == "crashed"
-              and "Crashed after step" in board.message.text.value
-              and board.tabs.buttons["hooks"].description.endswith("1 error"))
-        assert "ValueError: &lt;b&gt;no such batch" in board.message.text.value
-        assert "It saved no checkpoint." in board.message.text.value
+              and "Crashed after step" in page.view["state"].get("notice", "")
+              and sum("failure" in row for row in page.view["hooks"].values()) == 1)
+        assert "ValueError: <b>no such batch" in page.view["state"]["notice"]
+        assert "It saved no checkpoint." in page.view["state"]["notice"]
         assert "ValueError: <b>no such batch</b>" in run.view.error
-        assert run.result.status == "error" and not board.message.action.description
+        assert run.result.status == "error" and "failed" not in page.view["state"]
         run.close()
     finally:
         process.kill()

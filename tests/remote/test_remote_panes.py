@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import warm
+from feed_page import Page
 from written_runs import WrittenRun, trained
 
 import trainer_nb
@@ -35,6 +36,8 @@ from trainer_nb.hooks.stat_files import (
     samples_values,
 )
 from trainer_nb.hooks.weight_stats import WIDTH
+from trainer_nb.panel.looks import QUANTITIES, look_at
+from trainer_nb.panel.sections import looks
 
 PROGRAM = Path(__file__).parent / "pane_program.py"
 ROOT = str(Path(trainer_nb.__file__).parents[1])
@@ -114,47 +117,36 @@ def test_what_the_hooks_of_another_process_have_is_seen(paused):
 
 @pytest.mark.slow
 def test_its_panel_has_the_tabs(paused, tmp_path):
-    """Layers, Data, Alerts and Runs, as in the process of the run; names are text there."""
+    """Layers, Data, Alerts and Runs, as in the process of the run."""
     run, truth, _ = paused
-    board = run.dashboard
-    assert list(board.tabs.titles()) == [
-        "hooks",
-        "journal",
-        "alerts",
-        "layers",
-        "data",
-        "table",
-        "runs",
-    ]
-    for name in ("layers", "data", "alerts", "runs"):
-        board.tabs.show(name)
-    layers, data, alerts, runs = (
-        board.tabs.built[name] for name in ("layers", "data", "alerts", "runs")
-    )
-    assert (
-        layers.map.rows == truth["names"].tolist() and layers.map.columns == truth["steps"].tolist()
-    )
-    layers._on_cell(None, {"layer": "3", "step": int(truth["steps"][-1])}, None)
-    assert (
-        "gradient norm" in layers.details.value
-        and f"step {truth['steps'][-1]:,}" in layers.details.value
-    )
-    assert (
-        "&lt;b&gt;cat" in data.matrix.value and "<b>cat" not in data.matrix.value + data.worst.value
-    )
-    assert (
-        data.worst.value.count("data:image/png;base64,") == 3
-        and f"evaluation {len(truth['evaluated'])} of" in data.words.value
-    )
-    assert "Plateau" in alerts.table.value
-    other, before = WrittenRun(tmp_path), list(board.plots.others.runs)  # of this process
-    assert runs._add(str(other.path))
-    assert [each for each in board.plots.others.runs if each not in before][0].name == "exp1"
-    assert len(board.plots.others.runs) == len(before) + 1
-    assert run.plots.others.add(str(other.path)) and not run.plots.others.add(
-        str(run.path)
-    )  # not behind itself
-    assert not runs._add(str(tmp_path / "nothing")) and "not there" in runs.note.value
+    page = Page(run.dashboard.feed).hello().open("runs", "table", "looks")
+    assert page.view["run"]["panes"] == ["hooks", "journal", "alerts", "layers", "data"]
+    assert page.view["looks"].keys() == {"layers", "data"} and page.view["table"]
+
+    def look(what, **values):
+        """What the page is answered."""
+        page.own.hear({"ask": "look", "id": "1", "what": what, "values": values})
+        return page.answers[-1]["found"]
+
+    last = int(truth["steps"][-1])
+    layers = look("layers", quantity="gradient")
+    assert layers["layers"] == truth["names"].tolist()
+    assert layers["steps"] == truth["steps"].tolist()
+    one = look("layer", quantity="gradient", layer="3", step=last)
+    assert one["step"] == last and one["numbers"]["gradient norm"] > 0
+    data = look("data")
+    assert data["names"][0].startswith("<b>cat") and len(data["worst"]) == 3
+    assert data["at"] == len(truth["evaluated"]) - 1
+    assert all(each["picture"] for each in data["worst"])
+    assert any("plateau" in each["title"].lower() for each in page.view["alerts"].values())
+    other, before = WrittenRun(tmp_path), len(page.view["runs"]["rows"])  # of this process
+    page.own.hear({"ask": "add", "id": "2", "path": str(other.path)})
+    rows = page.view["runs"]["rows"]
+    assert len(rows) == before + 1 and "exp1" in [each["name"] for each in rows.values()]
+    page.own.hear({"ask": "add", "id": "3", "path": str(run.path)})  # not behind itself
+    assert len(page.view["runs"]["rows"]) == before + 1
+    page.own.hear({"ask": "add", "id": "4", "path": str(tmp_path / "nothing")})
+    assert "not there" in page.answers[-1]["reason"]
 
 
 @pytest.mark.slow
@@ -344,13 +336,9 @@ def test_why_a_matrix_is_absent_is_text(good):
     )
     for path in (("evaluations", 1, "matrix"), ("evaluations", 1, "worst")):
         found = changed(found, path, None if path[-1] == "matrix" else [])
-    from trainer_nb.panel.data_pane import DataPane
-
-    pane = DataPane(View(samples=SeenSamples.of(found)))
-    assert (
-        "&lt;img src=x&gt;" in pane.matrix.value
-        and "<img" not in pane.matrix.value + pane.worst.value
-    )
+    seen, _ = look_at(View(samples=SeenSamples.of(found)), "data", {})
+    assert seen["absent"] == {"matrix": "<img src=x>", "losses": "<img src=x>"}
+    assert "matrix" not in seen and seen["worst"] == []
 
 
 # What is read is refused
@@ -431,31 +419,25 @@ def changed(value, where, new):
 
 
 def draw_all(seen, name):
-    """Let the pane draw it, and turn through what it shows."""
-    from trainer_nb.panel.data_pane import DataPane
-    from trainer_nb.panel.layers_pane import LayersPane
-    from trainer_nb.panel.looks import QUANTITIES
-
+    """Ask for all that a page asks for; the answers as they travel."""
     view = View(**{"layers" if name == LAYERS else "samples": seen})
-    view.state = "paused"
     if name == SAMPLES:
-        pane = DataPane(view)
-        pane._turn(-1)
-        return pane.matrix.value + pane.worst.value + pane.logged.value + pane.words.value
-    pane, text = LayersPane(view), ""
-    for quantity in QUANTITIES:
-        pane.quantity.value = quantity
-        if pane.map.rows and pane.map.columns:
-            pane._on_cell(None, {"layer": pane.map.rows[0], "step": pane.map.columns[0]}, None)
-        text += pane.details.value + pane.words.value + pane.empty.value
-    return text
+        found = [look_at(view, "data", values)[0] for values in ({}, {"step": 1})]
+    else:
+        found = [look_at(view, "layers", {"quantity": each})[0] for each in QUANTITIES]
+        for each in found[:]:
+            if each["layers"] and each["steps"]:
+                found.append(look_at(view, "layer", {
+                    "quantity": "gradient", "layer": each["layers"][0],
+                    "step": each["steps"][0]})[0])
+    return json.dumps([found, looks(view)], allow_nan=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, pytest.param(len(STRANGE), marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [LAYERS, SAMPLES])
 def test_any_value_in_any_place_is_drawn_or_refused_in_words(good, tmp_path, name, count):
-    """A wrong value never raises in the panel, and is never markup there."""
+    """A wrong value never raises where a page asks, and what is sent is JSON."""
     path, draw, tried, refused = tmp_path / name, random.Random(0), 0, 0
     file = StatFile(path, KINDS[name])
     for where in places(good[name]):
@@ -464,7 +446,6 @@ def test_any_value_in_any_place_is_drawn_or_refused_in_words(good, tmp_path, nam
             path.write_text(json.dumps(changed(good[name], where, strange)))
             seen = file.read()
             shown = draw_all(seen, name)
-            assert "<img src=x" not in shown
             tried, refused = tried + 1, refused + bool(seen.trouble)
             if seen.trouble:
                 assert name in seen.trouble and len(seen.trouble) <= 400 and name in shown
@@ -574,19 +555,16 @@ def test_a_panel_lives_with_bad_files_and_takes_good_ones_again(tmp_path):
         ]
     )
     run = attach(written.path)
-    board = run.dashboard
-    board.tabs.show("layers")
-    pane = board.tabs.built["layers"]
-    assert pane.map.columns and not pane.empty.value
-    other = WrittenRun(tmp_path / "more")
-    assert board.plots.others.add(str(other.path)) == ["exp1"]
+    page = Page(run.dashboard.feed).hello().open("looks")
+    steps = lambda: look_at(run.view, "layers", {"quantity": "gradient"})[0]["steps"]
+    assert steps() and "trouble" not in page.view["looks"]
     path.write_text(whole[:-9])
-    until(lambda: "layers.json cannot be read" in pane.empty.value)
+    until(lambda: "layers.json cannot be read" in page.view["looks"].get("trouble", ""))
     path.write_text(whole)
-    until(lambda: not pane.empty.value)
+    until(lambda: "trouble" not in page.view["looks"])
     os.rename(written.path, tmp_path / "moved")
     run.refresh()
-    assert run.view.panes[2:] == ("layers",) and pane.map.columns
+    assert run.view.panes[2:] == ("layers",) and steps()
     os.rename(tmp_path / "moved", written.path)
     assert len(run.view.alerts) == 1
     run.close()
