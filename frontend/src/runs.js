@@ -3,6 +3,7 @@ import { html } from "htm/preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { inkOf, lineOf } from "./behind.js";
 import { Figure, LAYOUT, PLAIN } from "./figure.js";
+import { literal } from "./marks.js";
 import { clock, count, plain, short } from "./words.js";
 
 const OWN = "var(--ink0)";
@@ -36,10 +37,10 @@ function compare(one, other, down) {
   return down ? -by : by;
 }
 
-// This run, then those with its loss, the newest first; or by a column.
-export function sortedRows(rows, column, down) {
+// This run, then those with its loss, the newest first; without one that is looked at (`alone`), as they were given; or by a column.
+export function sortedRows(rows, column, down, alone = true) {
   const all = Object.entries(rows).map(([number, row]) => ({ number: Number(number), ...row }));
-  const usual = (one, other) => (other.number === 0) - (one.number === 0) || other.like - one.like || other.number - one.number;
+  const usual = (one, other) => (alone ? (other.number === 0) - (one.number === 0) || other.like - one.like || other.number - one.number : one.number - other.number);
   return all.sort((one, other) => (column ? compare(column.key(one), column.key(other), down) : 0) || usual(one, other));
 }
 
@@ -61,13 +62,13 @@ export function groupsOf(rows, setting) {
   return [...groups.values()].sort((one, other) => compare(one.value, other.value, false));
 }
 
-// One point a run: a setting against the best value of a record (the last one, where none is best). The own run has a ring.
-export function scatterTraces(rows, setting, record) {
+// One point a run: a setting against the best value of a record (the last one, where none is best). The own run has a ring (`alone`).
+export function scatterTraces(rows, setting, record, alone = true) {
   const points = rows.map((row) => ({ row, x: row.settings[setting], y: row.values[record]?.best ?? row.values[record]?.last })).filter(({ x, y }) => x !== undefined && typeof y === "number");
-  const numbers = points.every(({ x }) => typeof x === "number"), sorted = [...points].sort((one, other) => compare(one.x, other.x, false));
+  const isOwn = ({ number }) => alone && !number, numbers = points.every(({ x }) => typeof x === "number"), sorted = [...points].sort((one, other) => compare(one.x, other.x, false));
   return [{
-    type: "scatter", mode: "markers", x: sorted.map(({ x }) => (numbers ? x : settingText(x))), y: sorted.map(({ y }) => y), text: sorted.map(({ row }) => row.name), hovertemplate: `%{text}<br>${"%{x}, %{y:.5g}"}<extra></extra>`,
-    marker: { size: sorted.map(({ row }) => (row.number ? 9 : 12)), color: sorted.map(({ row }) => (row.number ? inkOf(row.number) : "#3f83e8")), symbol: sorted.map(({ row }) => (row.number ? "circle" : "circle-open-dot")), line: { width: sorted.map(({ row }) => (row.number ? 0 : 2)) }, opacity: sorted.map(({ row }) => (row.number && !row.shown ? 0.55 : 1)) },
+    type: "scatter", mode: "markers", x: sorted.map(({ x }) => (numbers ? x : settingText(x))), y: sorted.map(({ y }) => y), text: sorted.map(({ row }) => literal(row.name)), hovertemplate: `%{text}<br>${"%{x}, %{y:.5g}"}<extra></extra>`,
+    marker: { size: sorted.map(({ row }) => (isOwn(row) ? 12 : 9)), color: sorted.map(({ row }) => (isOwn(row) ? "#3f83e8" : inkOf(row.number))), symbol: sorted.map(({ row }) => (isOwn(row) ? "circle-open-dot" : "circle")), line: { width: sorted.map(({ row }) => (isOwn(row) ? 2 : 0)) }, opacity: sorted.map(({ row }) => (isOwn(row) || row.shown ? 1 : 0.55)) },
   }];
 }
 
@@ -93,10 +94,10 @@ export function usualChoice({ rows, settings, records }) {
   return { setting: settings.find(numeric) ?? settings[0], record: records.find((name) => all.some((row) => row.values[name]?.best !== undefined)) ?? records[0] };
 }
 
-function Scatter({ store, runs }) {
+function Scatter({ store, runs, alone }) {
   const usual = useMemo(() => usualChoice(runs), [runs]), [chosen, setChosen] = useState({}), pick = (name, list) => (list.includes(chosen[name]) ? chosen[name] : usual[name]);
   const setting = pick("setting", runs.settings), record = pick("record", runs.records), drawn = useRef({});
-  const rows = sortedRows(runs.rows), traces = scatterTraces(rows, setting, record), key = JSON.stringify([setting, record, traces]);
+  const rows = sortedRows(runs.rows, undefined, false, alone), traces = scatterTraces(rows, setting, record, alone), key = JSON.stringify([setting, record, traces]);
   if (drawn.current.key !== key) drawn.current = { key, traces, layout: scatterLayout(traces, setting, record) };  // the same objects: nothing is drawn again
   const points = drawn.current.traces[0].y.length;
   const select = (name, list, value) => html`<select aria-label=${name} value=${value} onChange=${(event) => setChosen({ ...chosen, [name]: event.target.value })}>${list.map((each) => html`<option key=${each}>${each}</option>`)}</select>`;
@@ -131,8 +132,8 @@ function Name({ row, rename, off }) {
     : html`<button type="button" class="run-name" ref=${button} title=${`${row.name}, run ${row.number} (double-click or F2: another name)`} onDblClick=${begin} onKeyDown=${(event) => { if (event.key === "F2") { event.preventDefault(); begin(); } }}>${row.name}</button>`;
 }
 
-function Row({ row, columns, off, ask }) {
-  const own = !row.number;
+function Row({ row, columns, off, ask, alone }) {
+  const own = alone && !row.number;
   return html`<tr class=${own ? "own" : row.shown ? "on" : ""} data-number=${row.number}><th scope="row"><div class="run">
       ${own ? html`<span class="switch"></span>` : html`<input type="checkbox" role="switch" aria-label=${`Show the curves of ${row.name}`} checked=${row.shown} disabled=${off} onChange=${(event) => ask({ do: event.target.checked ? "show" : "hide", number: row.number })} />`}
       <s style=${own ? { borderColor: OWN } : lineOf(row.number)}></s><${Name} row=${row} off=${off} rename=${(each, name) => ask({ do: "rename", number: each.number, name })} />
@@ -153,25 +154,29 @@ function Add({ store, say }) {
   return html`<form class="bar add" onSubmit=${add}><input aria-label="Folder of a run" placeholder="Folder of a run, or a pattern of several: runs/*" maxlength="1000" autocomplete="off" spellcheck=${false} ref=${field} /><button>Add</button></form>`;
 }
 
-export function Runs({ store, view }) {
-  const { runs, may_steer: steers } = view, off = !steers || Boolean(store.cut), [{ by, down }, setOrder] = useState({ by: "", down: false }), [text, setText] = useState(""), [group, setGroup] = useState(""), [wrong, setWrong] = useState("");
+// `alone`: one run is looked at, the own one; else it is the first of several.
+export function Runs({ store, view, alone = true }) {
+  const { may_steer: steers } = view, off = !steers || Boolean(store.cut), [{ by, down }, setOrder] = useState({ by: "", down: false }), [text, setText] = useState(""), [group, setGroup] = useState(""), [wrong, setWrong] = useState("");
+  const runs = useMemo(() => (alone || !view.runs?.rows[0] ? view.runs : { ...view.runs, rows: { ...view.runs.rows, 0: { ...view.runs.rows[0], shown: !store.ownHidden } } }), [view.runs, alone, store.ownHidden]);
   const ask = async (what) => {
+    if (!alone && ["show", "hide"].includes(what.do) && !what.number) store.hideOwn(what.do === "hide");
+    if (what.number === 0) return;
     const { status, reason } = await store.request({ ask: "run", ...what });
     setWrong(status === "applied" ? "" : `Not done: ${reason}`);
   };
   const columns = useMemo(() => (runs ? columnsOf(runs) : []), [runs]);
   if (!runs) return html`<p class="quiet">Reading the runs …</p>`;
-  const chosen = columns.find(({ title }) => title === by), rows = sortedRows(runs.rows, chosen, down).filter((row) => fits(row, text)), setting = runs.settings.includes(group) ? group : "";
-  const others = Object.keys(runs.rows).length - 1, switched = rows.filter(({ number }) => number), sort = (title) => setOrder(title === by && down ? { by: "", down: false } : { by: title, down: title === by });
+  const chosen = columns.find(({ title }) => title === by), rows = sortedRows(runs.rows, chosen, down, alone).filter((row) => fits(row, text)), setting = runs.settings.includes(group) ? group : "";
+  const others = Object.keys(runs.rows).length - 1, switched = rows.filter(({ number }) => number || !alone), sort = (title) => setOrder(title === by && down ? { by: "", down: false } : { by: title, down: title === by });
   const turn = (what) => (text.trim() ? Promise.all(switched.filter(({ shown }) => shown !== (what === "show")).map(({ number }) => ask({ do: what, number }))) : ask({ do: what }));
-  return html`${others > 1 && runs.settings.length > 0 && runs.records.length > 0 && html`<${Scatter} store=${store} runs=${runs} />`}
+  return html`${others > 1 && runs.settings.length > 0 && runs.records.length > 0 && html`<${Scatter} ...${{ store, runs, alone }} />`}
     <div class="bar"><input type="search" aria-label="Filter runs" placeholder="Filter runs" value=${text} onInput=${(event) => setText(event.target.value)} />
       ${runs.settings.length > 0 && html`<label>group by <select aria-label="group by" value=${setting} onChange=${(event) => setGroup(event.target.value)}><option value="">–</option>${runs.settings.map((name) => html`<option key=${name}>${name}</option>`)}</select></label>`}
       <span class="space"></span>
       <button type="button" disabled=${off || !switched.some(({ shown }) => !shown)} onClick=${() => turn("show")}>Show all</button><button type="button" disabled=${off || !switched.some(({ shown }) => shown)} onClick=${() => turn("hide")}>Hide all</button></div>
     <div class="scroller"><table class="numeric runs"><thead><tr><th scope="col">run</th>${columns.map(({ title }) => html`<th key=${title} scope="col" aria-sort=${title === by ? (down ? "descending" : "ascending") : undefined}><button type="button" title=${`Sort by ${title}`} onClick=${() => sort(title)}>${title}</button></th>`)}</tr></thead>
       <tbody>${groupsOf(rows, setting).map(({ title, rows: some }) => html`${title && html`<tr key=${title} class="group"><th scope="rowgroup">${title}<span class="quiet"> · ${some.length === 1 ? "1 run" : `${count(some.length)} runs`}</span></th><td colspan=${columns.length}></td></tr>`}
-        ${some.map((row) => html`<${Row} key=${row.number} ...${{ row, columns, off, ask }} />`)}`)}</tbody></table></div>
+        ${some.map((row) => html`<${Row} key=${row.number} ...${{ row, columns, off, ask, alone }} />`)}`)}</tbody></table></div>
     <p class="wrong" role="status">${wrong}</p>
     ${rows.length === 0 && html`<p class="quiet">No run fits ${text}.</p>`}${others === 0 && html`<p class="quiet">${runs.can_add ? "A run that ends in this kernel comes here by itself." : "There are no other runs beside this one."}</p>`}
     ${runs.dropped > 0 && html`<p class="quiet">${count(runs.dropped)} older ${runs.dropped === 1 ? "run was" : "runs were"} dropped: a kernel keeps at most 50 runs and 200 MB of their curves.</p>`}

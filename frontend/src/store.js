@@ -56,7 +56,7 @@ export function column({ rows }, name) {
 
 export class Store {
   constructor(link) {
-    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false });
+    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false, ownHidden: false });
     this.prefix = link.page && !link.alone ? `${link.page}-` : "";  // of ids, where a page has several panels
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
@@ -92,6 +92,12 @@ export class Store {
   watch(each) {
     this.watching.add(each);
     return () => this.watching.delete(each);
+  }
+
+  // Where the run of the feed is one of several, it can be hidden as they can; on this page alone, the kernel always sends it.
+  hideOwn(hidden) {
+    this.ownHidden = hidden;
+    for (const each of this.watching) each();
   }
 
   // A section of a tab is sent until the function that this returns is called.

@@ -12,7 +12,7 @@ import { Runs, runsTitle } from "./runs.js";
 import { Table, evaluations } from "./table.js";
 import { count } from "./words.js";
 
-const has = (pane) => ({ run }) => (run.panes ?? []).includes(pane);
+export const hasPane = (pane) => ({ run }) => (run.panes ?? []).includes(pane);
 
 // Name, title, what draws it, and the section that it needs; without `there` a tab is always there.
 export const TABS = [
@@ -22,9 +22,9 @@ export const TABS = [
   { name: "inspect", title: ({ state, place, run }) => (state.name === "paused" && (run.panes ?? []).includes("inspect") ? `Inspect · step ${count(place.step)}` : "Inspect"), part: Inspect, section: "inspect" },
   { name: "lr", title: () => "LR", part: LR, section: "lr" },
   { name: "runs", title: runsTitle, part: Runs, section: "runs", there: ({ may_steer: steers }) => steers !== false },
-  { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: has("layers") },
-  { name: "data", title: () => "Data", part: Data, section: "looks", there: has("data") },
-  { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: has("alerts") },
+  { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: hasPane("layers") },
+  { name: "data", title: () => "Data", part: Data, section: "looks", there: hasPane("data") },
+  { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: hasPane("alerts") },
 ];
 
 const KEY = "trainer_nb tab";

@@ -1,8 +1,8 @@
 import { render } from "preact";
 import { html } from "htm/preact";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { DASHES, RUN_INKS, behindOf, dashOf, inkOf, lineOf, stepsOf } from "../src/behind.js";
-import { layout, traces, withOthers } from "../src/chart.js";
+import { DASHES, RUN_INKS, allOf, behindOf, dashOf, inkOf, lineOf, stepsOf } from "../src/behind.js";
+import { layout, smallOf, traces, withOthers } from "../src/chart.js";
 import { Panel } from "../src/panel.js";
 import { columnsOf, fits, groupsOf, runsTitle, scatterLayout, scatterTraces, sortedRows, usualChoice } from "../src/runs.js";
 import { Store } from "../src/store.js";
@@ -20,19 +20,19 @@ const RUNS = {
 const VIEW = { may_steer: true, run: { name: "net", description: "cpu" }, state: { name: "running" }, place: { step: 40 }, numbers: {}, tunables: {}, values: {}, commands: { tune: { at: 0 } }, points: {}, hooks: {}, journal: { count: 0, entries: {} }, drawn: { runs: {}, count: 3, earlier: 2 } };
 
 // A page with its tab Runs open; it notes what it asks, and answers as `answers` has it.
-function shown({ runs = RUNS, ...change } = {}, answer = { status: "applied" }) {
+function shown({ runs = RUNS, ...change } = {}, answer = { status: "applied" }, part = undefined) {
   sessionStorage.setItem("trainer_nb tab", "runs");
-  const asked = [], link = { listen() {}, plotly: () => new Promise(() => {}) }, store = new Store(link), box = document.body.appendChild(document.createElement("div"));
+  const asked = [], opened = [], link = { listen() {}, plotly: () => new Promise(() => {}) }, store = new Store(link), box = document.body.appendChild(document.createElement("div"));
   link.ask = async (each) => {
-    if (each.ask === "open") return;
+    if (each.ask === "open") return void opened.push(...each.tabs);
     const { id, ...what } = each;
     asked.push(what);
     store.hear({ re: id, ...answer }, []);
   };
   store.hear({ v: 1, view: { ...VIEW, runs, ...change } }, []);
-  render(html`<${Panel} store=${store} />`, box);
+  render(html`<${Panel} ...${{ store, part }} />`, box);
   const all = (selector) => [...box.querySelectorAll(selector)];
-  return { asked, store, box, all, find: (selector) => box.querySelector(selector), texts: (selector) => all(selector).map((each) => each.textContent.replace(/\s+/g, " ").trim()), button: (text) => all("button").find((each) => each.textContent === text) };
+  return { asked, opened, store, box, all, find: (selector) => box.querySelector(selector), texts: (selector) => all(selector).map((each) => each.textContent.replace(/\s+/g, " ").trim()), button: (text) => all("button").find((each) => each.textContent === text) };
 }
 
 const order = (rows) => rows.map(({ number }) => number);
@@ -63,7 +63,7 @@ test("a filter wants each word; groups are in the order of their values", () => 
 
 test("a point a run: a setting against the best value", () => {
   const rows = sortedRows(RUNS.rows), [points] = scatterTraces(rows, "lr", "valid/loss");
-  expect([points.x, points.y, points.text]).toEqual([[0.001, 0.01, 0.1], [0.3, 0.2, 7], ["<b>first</b>", "second", "exp5"]]);
+  expect([points.x, points.y, points.text]).toEqual([[0.001, 0.01, 0.1], [0.3, 0.2, 7], ["&lt;b&gt;first&lt;/b&gt;", "second", "exp5"]]);
   expect(points.marker.color).toEqual([1, 2, 5].map(inkOf));
   const drawn = scatterLayout([points], "lr", "valid/loss");
   expect([drawn.xaxis.type, drawn.yaxis.type, drawn.xaxis.ticktext]).toEqual(["log", "log", ["0.001", "0.01", "0.1"]]);
@@ -171,15 +171,15 @@ test("curves of other runs are told from the own ones, and go when they are void
 test("other runs are drawn behind, thinner, in the ink and dash of their number, to their own end", () => {
   const others = [{ number: "3", name: "<i>third</i>", curves: { "train/loss": curve([3, 2]), "valid/loss": curve([9]), "train/loss@0": curve([50]), "grad_norm": curve([1, 1]) } }, { number: "12", name: "twelfth", curves: { "train/loss": curve([4]) } }];
   const own = { "train/loss": curve([1, 1, 1, 1]), lr: curve([0.1]) }, found = traces(own, { window: 1, others });
-  expect(found.map(({ name }) => name)).toEqual(["<i>third</i> · train/loss", "<i>third</i> · valid/loss", "<i>third</i> · train/loss", "<i>third</i>", "twelfth", "train/loss", "lr"]);
+  expect(found.map(({ name }) => name)).toEqual(["&lt;i&gt;third&lt;/i&gt; · train/loss", "&lt;i&gt;third&lt;/i&gt; · valid/loss", "&lt;i&gt;third&lt;/i&gt; · train/loss", "&lt;i&gt;third&lt;/i&gt;", "twelfth", "train/loss", "lr"]);
   const [line, points, branch, norm, twelfth, mine] = found;
   expect([line.line, [...line.x], mine.line.width]).toEqual([{ color: inkOf(3), width: 1.25, dash: "solid" }, [1, 2], 2.25]);
   expect([points.mode, points.yaxis, norm.yaxis, found.at(-1).yaxis]).toEqual(["lines+markers", "y", "y3", "y2"]);
   expect([branch.hoverinfo, branch.line.dash, [...branch.y]]).toEqual(["skip", "dot", [50]]);  // one that got worse, whole
   expect([twelfth.line.dash, inkOf(12), inkOf(1)]).toEqual(["dash", RUN_INKS[3], RUN_INKS[2]]);
   expect(traces(own, { others, hidden: new Set(["#3", "#12"]) }).map(({ name }) => name).includes("twelfth")).toBe(false);
-  expect(traces(own, { others, hidden: new Set(["train/loss"]) }).map(({ name }) => name)).toEqual(["<i>third</i> · valid/loss", "<i>third</i>", "lr"]);
-  expect(Object.keys(layout(withOthers(own, others))).filter((each) => each.startsWith("yaxis"))).toEqual(["yaxis", "yaxis2", "yaxis3"]);
+  expect(traces(own, { others, hidden: new Set(["train/loss"]) }).map(({ name }) => name)).toEqual(["&lt;i&gt;third&lt;/i&gt; · valid/loss", "&lt;i&gt;third&lt;/i&gt;", "lr"]);
+  expect(Object.keys(layout(smallOf(withOthers(own, others)))).filter((each) => each.startsWith("yaxis"))).toEqual(["yaxis", "yaxis99", "yaxis2", "yaxis3"]);
   expect(new Set([...Array(50).keys()].map((number) => inkOf(number + 1) + dashOf(number + 1))).size).toBe(50);
   expect(DASHES.map((_, at) => lineOf(10 * at + 1).borderTopStyle)).toEqual(["solid", "dashed", "dotted", "dashed", "dashed"]);
 });
@@ -203,7 +203,7 @@ test("the legend has the names, a click hides a run on this page; the last run w
   await vi.waitFor(() => expect(find(".runs-legend button").getAttribute("aria-pressed")).toBe("false"));
   expect(asked.length).toBe(1);
   store.hear({ patch: { drawn: { runs: Object.fromEntries(Array.from({ length: 15 }, (_, at) => [at + 1, { name: `run ${at}` }])) } } }, []);
-  await vi.waitFor(() => expect(texts(".runs-legend").at(-1)).toContain("and 3 more in the tab Runs"));
+  await vi.waitFor(() => expect(texts(".runs-legend").at(-1)).toContain("and 3 more in the table of runs"));
   button("15 other runs").click();
   await vi.waitFor(() => expect(asked.at(-1)).toEqual({ ask: "run", do: "hide" }));
 });
@@ -216,4 +216,43 @@ test("many runs are drawn with few points, to their last one, and what was made 
   expect(found[0].y.at(-1)).toBeCloseTo(999, 6);
   expect(traces({}, { others })[0].x).toBe(found[0].x);
   expect(traces({}, { others, axis: "epoch" })[0].x.at(-1)).toBe(999);
+});
+
+const several = (change) => shown({ drawn: { runs: { 1: { name: "<b>first</b>" }, 5: { name: "exp5" } }, count: 3 }, ...change }, undefined, "runs");
+
+test("the part of several runs is their curves and their table, without the head and controls of one", async () => {
+  const { box, opened, find, texts } = several();
+  await vi.waitFor(() => expect(opened).toEqual(["runs"]));
+  expect([find(".tnb-head"), find("[aria-label=Controls]"), find(".tunables"), find(".tag"), find("tr.own"), find("button.chip[aria-pressed]")]).toEqual(Array(6).fill(null));
+  expect(texts(".runs-legend button")).toEqual(["net · lr 0.1", "<b>first</b>", "exp5"]);
+  expect(texts("tr[data-number] .run-name")).toEqual(["net · lr 0.1", "<b>first</b>", "second", "exp5"]);  // as they were given
+  expect(box.querySelector("section.tnb").getAttribute("aria-label")).toBe("Training runs");
+});
+
+test("the run of the feed looks like the others there, and its switch hides it on this page alone", async () => {
+  const { asked, store, all, find, texts, button } = several(), own = () => all("tr[data-number='0'] input[role=switch]")[0];
+  store.hear({ curves: [{ name: "train/loss", stride: 1, from: 0 }, { name: "train/loss#1", run: 1, stride: 1, from: 0 }] }, [curve([3, 2]).rows, curve([5]).rows]);
+  const drawn = traces({}, { others: allOf(store), front: true, window: 1 });
+  expect(drawn.map(({ name, line, opacity }) => [name, line.color, line.width, opacity])).toEqual([["net · lr 0.1", RUN_INKS[1], 2, 1], ["<b>first</b>", RUN_INKS[2], 2, 1]].map(([name, ...more]) => [name.replaceAll("<", "&lt;").replaceAll(">", "&gt;"), ...more]));
+  expect([own().checked, find("tr[data-number='0'] s").style.borderColor]).toEqual([true, lineOf(0).borderColor]);
+  own().click();
+  await vi.waitFor(() => expect(texts(".runs-legend button")).toEqual(["<b>first</b>", "exp5"]));
+  expect([own().checked, asked]).toEqual([false, []]);
+  expect(allOf(store).map(({ number }) => number)).toEqual(["1", "5"]);
+  button("Show all").click();
+  await vi.waitFor(() => expect(own().checked).toBe(true));
+  expect(asked).toEqual([{ ask: "run", do: "show" }]);
+  button("Hide all").click();
+  await vi.waitFor(() => expect(own().checked).toBe(false));
+});
+
+test("no point of several runs has the ring of one that is looked at", () => {
+  const [{ marker }] = scatterTraces(sortedRows(RUNS.rows, undefined, false, false), "lr", "train/loss", false);
+  expect([new Set(marker.symbol), new Set(marker.size)]).toEqual([new Set(["circle"]), new Set([9])]);
+});
+
+test("the part of several runs says that its kernel has ended", async () => {
+  const { store, find } = several();
+  store.hear({ cut: "The kernel that drew this panel has ended." }, []);
+  await vi.waitFor(() => expect(find(".message").textContent).toBe("The kernel that drew this panel has ended. What stands here is old."));
 });

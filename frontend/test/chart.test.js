@@ -1,0 +1,91 @@
+import { render } from "preact";
+import { html } from "htm/preact";
+import { expect, test, vi } from "vitest";
+import { MOST_PLOTS, flatRange, inWords, layout, smallOf, smoothed, traces } from "../src/chart.js";
+import { changesOf, markTraces, spotsOf } from "../src/marks.js";
+import { Panel } from "../src/panel.js";
+import { csvOf, fileName, pictureOf, svgOf } from "../src/save.js";
+import { Store, column } from "../src/store.js";
+
+const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [stride * (at + 1), 0, value - 1, value + 1, value, stride, at, 8 * at, at])) });
+const CURVES = { "train/loss": rows([3, 2, 1]), "valid/loss": rows([2]), lr: rows([0.001, 0.001]), "train/accuracy": rows([0.5]), "valid/accuracy": rows([0.7]), "test/<u>mae</u>": rows([9]), "time/data": rows([1]), "valid/accuracy@0": rows([0.1]) };
+
+test("the ends of a smoothed curve stay within its values", () => {
+  const falling = Float64Array.from({ length: 60 }, (_, at) => Math.exp(-at / 4)), made = smoothed(falling, 33);
+  expect([Math.min(...made), Math.max(...made)].map((each, at) => (at ? each <= 1 : each >= falling.at(-1)))).toEqual([true, true]);
+});
+
+test("metrics have small plots after the rate; one of several loaders has one", () => {
+  expect(smallOf(CURVES)).toEqual([{ title: "lr", names: ["lr"] }, { title: "accuracy", names: ["train/accuracy", "valid/accuracy"] }, { title: "test/<u>mae</u>", names: ["test/<u>mae</u>"] }]);
+  const found = traces(CURVES, { window: 1 }), of = (name) => found.find((each) => each.name === name);
+  expect([of("train/accuracy").yaxis, of("valid/accuracy").yaxis, of("test/&lt;u&gt;mae&lt;/u&gt;").yaxis, of("valid/accuracy@0").yaxis]).toEqual(["y3", "y3", "y4", "y3"]);
+  expect(of("train/accuracy").line.color).toBe(of("train/loss").line.color);
+  expect(of("valid/accuracy").line.color).toBe(of("valid/loss").line.color);
+  expect(new Set(["train/loss", "valid/loss", "test/&lt;u&gt;mae&lt;/u&gt;"].map((name) => of(name).line.color)).size).toBe(3);
+  expect(found.some(({ name }) => name === "time/data")).toBe(false);
+  expect(inWords(CURVES)).toContain("valid/accuracy 0.7");
+});
+
+test("small plots stand in rows, and the losses keep their height", () => {
+  const many = (count) => Array.from({ length: count }, (_, at) => ({ title: `m${at}`, names: [`m${at}`] })), pixels = ({ height, yaxis: { domain } }) => Math.round((domain[1] - domain[0]) * (height - 36));
+  expect([1, 3, 4, 9].map((count) => layout(many(count), { width: 700 }).height)).toEqual([360, 360, 490, 620]);
+  expect([1, 3, 9].map((count) => pixels(layout(many(count), { width: 700 })))).toEqual([194, 194, 194]);
+  expect([layout(many(4), { width: 900 }).height, layout(many(3), { width: 400 }).height]).toEqual([360, 490]);
+  const made = layout(many(MOST_PLOTS), { width: 700 }), all = Array.from({ length: MOST_PLOTS }, (_, at) => made[`yaxis${at + 2}`].domain);
+  expect(all.every(([low, high]) => low >= 0 && low < high && high < made.yaxis.domain[0])).toBe(true);
+  expect(all.at(-1)[0]).toBe(0);
+});
+
+test("a rate that stays has a range around it, and one that moves that of plotly", () => {
+  const drawn = traces({ lr: rows([0.001, 0.001]) });
+  expect(flatRange(drawn, "y2").map((each) => Number(each.toPrecision(3)))).toEqual([0.0005, 0.0015]);
+  expect(layout([{ title: "lr", names: ["lr"] }], { drawn }).yaxis2.range).toEqual(flatRange(drawn, "y2"));
+  expect(layout([{ title: "lr", names: ["lr"] }], { drawn: traces({ lr: rows([0.001, 0.002]) }) }).yaxis2).toMatchObject({ autorange: true });
+  expect([flatRange(traces({ lr: rows([0, 0]) }), "y2"), flatRange(traces({ lr: rows([NaN, -2]) }), "y2")]).toEqual([undefined, [-3, -1]]);
+});
+
+const JOURNAL = { entries: {
+  2: { step: 1, kind: "tune", what: "lr", change: "0.1 → <b>0.2", source: "panel", by: "Ann" }, 1: { step: 1, kind: "pause", what: "pause" }, 4: { step: 60, kind: "hook", what: "noise", change: "off", source: "code" },
+  5: { step: 61, kind: "tune", what: "lr", change: "0.2 → 0.3", source: "panel" }, 3: { step: 50, kind: "tune", what: "lr", undone: true }, 6: { step: 500, kind: "rewind", what: "rewind", source: "panel" } } };
+
+test("marks have the numbers of the journal and say what was done; those that are near share one", () => {
+  const curves = { "train/loss": rows(Array.from({ length: 100 }, (_, at) => at)), "train/loss@0": rows(Array.from({ length: 200 }, () => 0)) }, changes = changesOf({ journal: JOURNAL });
+  expect(changes.map(({ number }) => number)).toEqual([2, 4, 5, 6]);
+  const spots = spotsOf(changes, curves, (curve) => column(curve, "step"), 0.02), [{ x, y, text, customdata, yaxis }] = markTraces(spots);
+  expect([x, text, yaxis]).toEqual([[1, 60, 100], ["2", "4–5", "6"], "y99"]);
+  expect(customdata.slice(0, 2)).toEqual(["2 · step 1: lr 0.1 → &lt;b&gt;0.2 (panel, Ann)", "4 · step 60: noise off (code)<br>5 · step 61: lr 0.2 → 0.3 (panel)"]);
+  expect(y.every((each) => each > 0.9)).toBe(true);
+  expect(layout([], { spots }).shapes.map(({ x0 }) => x0)).toEqual([1, 60, 100]);
+  expect(spotsOf(changes, curves, (curve) => column(curve, "samples"), 0.02).map((each) => each.x)).toEqual([0, 472, 792]);
+  expect([spotsOf(changes, {}, () => []), markTraces([])]).toEqual([[], []]);
+});
+
+test("a file has a line for each point that is shown, of all runs", () => {
+  const odd = { stride: 4, rows: Float32Array.from([7, 1, NaN, NaN, Infinity, 0, 0.5, 16, 2]) };
+  const text = csvOf([{ name: 'a "b", c', curves: { lr: rows([0.1]), "train/loss": odd, "train/loss@0": rows([1]) } }, { name: "d", curves: { lr: rows([0.25]), "valid/loss": rows([1]) } }], new Set(["valid/loss"]));
+  expect(text.split("\n")).toEqual(["run,record,step,epoch,samples,seconds,value,lowest,highest,of", '"a ""b"", c",lr,1,0,0,0,0.1,-0.9,1.1,1', `"a ""b"", c",train/loss,${7 + 2 ** 24},0.5,16,2,inf,nan,nan,4`, "d,lr,1,0,0,0,0.25,-0.75,1.25,1", ""]);
+  expect([fileName("<img src=x>/../net", "csv"), fileName("→", "svg"), fileName("", "svg")]).toEqual(["_img_src_x_.._net.csv", "_.svg", "run.svg"]);
+});
+
+test("a picture is on white, and names its lines", async () => {
+  const data = traces(CURVES, { window: 3 }), { data: drawn, layout: made } = pictureOf(data, layout(smallOf(CURVES)));
+  expect([made.paper_bgcolor, made.plot_bgcolor, made.showlegend]).toEqual(["white", "white", true]);
+  expect(drawn.filter(({ showlegend }) => showlegend).map(({ name }) => name)).toEqual(["train/loss", "valid/loss"]);
+  const asked = [], plotly = { toImage: async (figure, how) => { asked.push(how); return `data:image/svg+xml,${encodeURIComponent("<svg>100 % → é</svg>")}`; } };
+  expect(await svgOf(plotly, { data, layout: {}, getBoundingClientRect: () => ({ width: 800.4, height: 360 }) })).toBe("<svg>100 % → é</svg>");
+  expect(asked).toEqual([{ format: "svg", width: 800, height: 388 }]);
+});
+
+test("the buttons of the chart save what it shows, and say where there is nothing yet", async () => {
+  const link = { listen() {}, ask: async () => {}, plotly: () => new Promise(() => {}) }, store = new Store(link), box = document.body.appendChild(document.createElement("div")), saved = [];
+  store.hear({ v: 1, view: { may_steer: true, run: { name: "net/1" }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} }, curves: [{ name: "train/loss", stride: 1, from: 0 }] }, [rows([3, 2]).rows]);
+  render(html`<${Panel} store=${store} part="plots" />`, box);
+  const button = (text) => [...box.querySelectorAll("button")].find((each) => each.textContent === text);
+  vi.spyOn(HTMLAnchorElement.prototype, "click").mockImplementation(function click() { saved.push([this.download, this.href]); });
+  vi.spyOn(URL, "createObjectURL").mockImplementation((blob) => { saved.push(blob); return "blob:made"; });
+  button("CSV").click();
+  expect([saved[1], saved[0].type, (await saved[0].text()).split("\n")[1]]).toEqual([["net_1.csv", "blob:made"], "text/csv", "net/1,train/loss,1,0,0,0,3,2,4,1"]);
+  button("Picture").click();
+  await vi.waitFor(() => expect(box.querySelector(".plotbar .wrong").textContent).toBe("No picture: the curves are not drawn yet"));
+  vi.restoreAllMocks();
+});
