@@ -62,6 +62,7 @@ export function Controls({ store, view, press, open, setOpen }) {
     return html`<${ControlButton} key=${button.main ? "main" : `${button.name} ${button.label}`} ...${{ view, button, press: act }}
       label=${stops && sure ? "Really stop?" : button.label} sure=${stops && sure ? "asked" : ""} />`;
   })}</section>
+  <p class="obstacle" role="status">${view.state.obstacle && `Controls wait for the cell: ${view.state.obstacle}`}</p>
   ${open && html`<${Chooser} ...${{ store, view, press, setOpen }} near=${open.step} />`}`;
 }
 
