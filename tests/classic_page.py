@@ -57,7 +57,8 @@ class ClassicPage:
 
     def open(self, name, seconds=LIMIT):
         """Open a notebook of the server's folder and wait for its kernel."""
-        self.page.goto(f"{self.server.url}/notebooks/{urllib.parse.quote(name)}")
+        path = urllib.parse.quote(self.server.root + name)
+        self.page.goto(f"{self.server.url}/notebooks/{path}")
         self.page.wait_for_function(READY, timeout=seconds * 1000)
 
     def run_cell(self, index):
