@@ -3,6 +3,7 @@ import { html } from "htm/preact";
 import { expect, test, vi } from "vitest";
 import { Data, captionOf } from "../src/data.js";
 import { Layers, barsOf, heightOf, ink, inWords, placeOf, shareOf, ticksOf } from "../src/layers.js";
+import { Panel } from "../src/panel.js";
 import { Store } from "../src/store.js";
 
 // A page whose kernel answers at once with what `answers` has for a question.
@@ -75,4 +76,34 @@ test("evaluations go back and forth, the newest one stays the newest", async () 
   draw({ data: 2 });
   await vi.waitFor(() => expect(questions.length).toBe(3));
   expect(captionOf({ loss: 1, place: 3, target: 0.51234, prediction: 2.5 }, null)).toEqual({ loss: "1", where: "no. 4", what: "0.5123 → 2.5" });
+});
+
+function part(name, panes) {
+  const asked = [], box = document.body.appendChild(document.createElement("div")), link = { listen() {}, plotly: () => new Promise(() => {}) }, store = new Store(link);
+  link.ask = async ({ id, ...what }) => {
+    asked.push(what);
+    if (id) store.hear({ re: id, status: "applied", found: {} }, []);
+  };
+  store.hear({ v: 1, view: { may_steer: true, run: { name: "net", panes }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} } }, []);
+  render(html`<${Panel} ...${{ store, part: name }} />`, box);
+  return { asked, box, store, find: (selector) => box.querySelector(selector) };
+}
+
+test("layers and data stand alone as parts, and are read while they are shown", async () => {
+  for (const [name, what] of [["layers_pane", "layers"], ["data_pane", "data"]]) {
+    const { asked, box, find } = part(name, [what]);
+    await vi.waitFor(() => expect(asked).toContainEqual({ ask: "open", tabs: ["looks"] }));
+    await vi.waitFor(() => expect(asked.map((each) => each.what)).toContain(what));
+    expect([find(`.pane.${what}`) !== null, find(".tnb-head"), find(".tnb-plots"), find("[role=tab]"), find(".message")]).toEqual([true, null, null, null, null]);
+    render(null, box);
+    await vi.waitFor(() => expect(asked.at(-1)).toEqual({ ask: "open", tabs: [] }));
+  }
+});
+
+test("a part says which hook it needs, and that its kernel has ended", async () => {
+  expect(part("layers_pane", []).find(".pane").textContent).toContain("no LayerStatsHook");
+  const { store, find } = part("data_pane", []);
+  expect(find(".pane").textContent).toContain("no SamplesHook");
+  store.hear({ cut: "The kernel that drew this panel has ended." }, []);
+  await vi.waitFor(() => expect(find(".message").textContent).toContain("has ended"));
 });
