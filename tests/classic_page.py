@@ -29,7 +29,7 @@ class ClassicServer(JupyterServer):
     def __init__(self, folder, environment=()):
         super().__init__(folder, python=str(ENVIRONMENT / "bin" / "python"),
                          environment=environment)
-        self.page_class = ClassicPage
+        self.app, self.page_class = "classic", ClassicPage
 
     def command(self):
         """The server's command line: this machine only, no token."""
@@ -60,6 +60,11 @@ class ClassicPage:
         path = urllib.parse.quote(self.server.root + name)
         self.page.goto(f"{self.server.url}/notebooks/{path}")
         self.page.wait_for_function(READY, timeout=seconds * 1000)
+
+    def reload(self):
+        """Reload the page, as a person would in the middle of a run; the kernel may be busy."""
+        self.page.once("dialog", lambda dialog: dialog.accept())  # unsaved changes
+        self.page.reload()
 
     def run_cell(self, index):
         """Start a cell and return at once."""
