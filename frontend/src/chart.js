@@ -2,6 +2,7 @@
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { RunLegend, allOf, behindOf, behindTraces } from "./behind.js";
+import { gapTrace } from "./gaps.js";
 import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from "./marks.js";
 import { Save, svgOf } from "./save.js";
 import { column } from "./store.js";
@@ -102,6 +103,7 @@ export function traces(curves, { window = 33, axis = "step", hidden = new Set(),
     } else if (loss) add(name, plot, { x, y: mean, mode: "lines+markers", line: { color, width: 2.25 }, marker: { size: 5 } });
     else if (isNoisy(kind) || isDrive(kind)) add(name, plot, { x, y: isNoisy(kind) ? smoothed(mean, window / curve.stride) : mean, line: { color, width: 1.5 } });
     else add(name, plot, { x, y: mean, mode: "lines+markers", line: { color, width: 1.75 }, marker: { size: 4, maxdisplayed: 60 } });
+    if (name === kind) made.push(...gapTrace(name, curve, AXES[axis], plot));
   }
   return made;
 }

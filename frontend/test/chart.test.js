@@ -2,6 +2,7 @@ import { render } from "preact";
 import { html } from "htm/preact";
 import { expect, test, vi } from "vitest";
 import { MOST_PLOTS, flatRange, inWords, layout, smallOf, smoothed, traces } from "../src/chart.js";
+import { gapsOf } from "../src/gaps.js";
 import { changesOf, markTraces, spotsOf } from "../src/marks.js";
 import { Panel } from "../src/panel.js";
 import { csvOf, fileName, pictureOf, svgOf } from "../src/save.js";
@@ -88,4 +89,15 @@ test("the buttons of the chart save what it shows, and say where there is nothin
   button("Picture").click();
   await vi.waitFor(() => expect(box.querySelector(".plotbar .wrong").textContent).toBe("No picture: the curves are not drawn yet"));
   vi.restoreAllMocks();
+});
+
+test("a cross stands where a record is not finite, and says where and how long", () => {
+  const curve = (finite, stride) => ({ stride, rows: Float32Array.from(finite.flatMap((each, at) => [stride * (at + 1), 0, 1, 3, each ? 2 + at : NaN, each, at, at, at])) });
+  expect([gapsOf(curve([1, 1, 1], 1)), gapsOf(curve([4, 4, 2], 4))]).toEqual([[], []]);  // the last row is not full yet
+  expect(gapsOf(curve([4, 3, 0, 4, 0], 4)).map(({ row, from, to, goes }) => [row, from, to, goes])).toEqual([[1, 5, 12, false], [4, 17, 20, true]]);
+  const [gap, ...more] = traces({ "train/loss": curve([1, 0, 1, 0, 0], 1) }, { window: 1 }).filter(({ name }) => name === "not finite");
+  expect([[...gap.x], gap.y, gap.text, gap.customdata, more]).toEqual([[2, 4], [2, 2], ["", "not finite from step 4 on"], ["train/loss is not finite at step 2", "train/loss is not finite from step 4 on"], []]);
+  const many = traces({ lr: curve(Array.from({ length: 300 }, (_, at) => at % 2), 1) }).find(({ name }) => name === "not finite");
+  expect([many.x.length, many.x[0], many.yaxis, many.y[0]]).toEqual([50, 1, "y2", 3]);
+  expect(traces({ "train/loss": curve([0, 0], 1) }).find(({ name }) => name === "not finite")).toMatchObject({ x: [1], y: [1] });
 });
