@@ -96,6 +96,6 @@ export function Message({ store, view, answer }) {
 export function Waiting({ view, press }) {
   const rows = Object.entries(view.waiting ?? {});
   return rows.length > 0 && html`<section class="waiting" aria-label="Waiting for approval">${rows.map(([id, { name, values, by, source, reason }]) => html`
-    <div class="bar" key=${id}><span>${by || source} asks for ${name} ${values.map((each) => each.join(" = ")).join(", ")}${reason ? `: ${reason}` : ""}</span>
+    <div class="bar" key=${id}><span>${source}${by && html` (${by})`} asks for ${[name, values.map((each) => each.join(" = ")).join(", ")].filter(Boolean).join(" ")}${reason ? `: ${reason}` : ""}</span>
       ${["approve", "decline"].map((each) => html`<button type="button" disabled=${!view.may_steer} onClick=${() => press(each, { id })}>${each === "approve" ? "Approve" : "Decline"}</button>`)}</div>`)}</section>`;
 }

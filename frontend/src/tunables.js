@@ -65,7 +65,7 @@ function Slider({ rule, range, off, draft, setDraft, choose, label }) {
 
 function Row({ store, rule, off }) {
   const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [asked, setAsked] = useState(null);
-  const first = useRef(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
+  const first = useRef(), stood = useRef(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
   const range = isNumber(rule) ? (first.current ??= rangeOf(rule)) : null;
   async function choose(value, sure = true) {
     let found;
@@ -94,6 +94,7 @@ function Row({ store, rule, off }) {
       : html`<input ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" class=${draft === null ? "" : "draft"}
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
           value=${draft ?? (shown === undefined || shown === null ? "" : plain(shown))} onInput=${(event) => setDraft(event.target.value)}
+          onFocus=${(event) => { stood.current = event.target.value; }} onBlur=${(event) => event.target.value === stood.current && !refused && setDraft(null)}
           onKeyDown=${(event) => { if (event.key === "Escape") { setDraft(null); setRefused(""); setAsked(null); } }}
           onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule), false); else setDraft(null); }} />`;
   const words = hintOf(rule, refused), usual = range ? ` The slider: ${short(range.low)} to ${short(range.high)}.` : "";

@@ -100,6 +100,26 @@ test("a half-typed value stays while the run advances", async () => {
   expect(field.value).toBe("0.0");
 });
 
+test("a box that is left as it was follows the run again", async () => {
+  const { asked, store, find } = shown(), field = find("#tunable-lr"), input = (text) => { field.value = text; field.dispatchEvent(new Event("input", { bubbles: true })); };
+  field.dispatchEvent(new Event("focus"));
+  const before = field.value;
+  input("7");
+  await vi.waitFor(() => expect(field.className).toBe("draft"));
+  input(before);
+  field.dispatchEvent(new Event("blur"));
+  await vi.waitFor(() => expect(field.className).toBe(""));
+  store.hear({ patch: { values: { lr: { value: 0.02 } } } }, []);
+  await vi.waitFor(() => expect(field.value).toBe("0.02"));
+  expect(asked).toEqual([]);
+});
+
+test("who asks is named, and for whom", async () => {
+  const { store, find } = shown();
+  store.hear({ patch: { waiting: { a: { name: "stop", values: [], source: "agent:night", by: "ada@lab", reason: "<b>done</b>" } } } }, []);
+  await vi.waitFor(() => expect(find(".waiting span").textContent).toBe("agent:night (ada@lab) asks for stop: <b>done</b>"));
+});
+
 test("the order of a hook is not among the tunables", () => {
   const { box } = shown();
   expect([...box.querySelectorAll(".tunables .row")].map((each) => each.dataset.name)).toEqual(["lr", "flag", "mode"]);
