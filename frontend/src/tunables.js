@@ -67,7 +67,7 @@ function Row({ store, rule, off }) {
   const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [asked, setAsked] = useState(null);
   const first = useRef(), stood = useRef(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
   const range = isNumber(rule) ? (first.current ??= rangeOf(rule)) : null;
-  async function choose(value, sure = true) {
+  async function choose(value, text = null, sure = true) {  // text: what stands in the box
     let found;
     try {
       const wanted = value();
@@ -77,15 +77,16 @@ function Row({ store, rule, off }) {
     const taken = ["applied", "void"].includes(found.status);
     setRefused(taken ? "" : found.reason || found.status);
     setSlid(null);
-    if (taken) setDraft(null);
+    if (taken) setDraft((now) => (now === text ? null : now));  // what was typed since stays
   }
   const answer = (sure) => {
     setAsked(null);
-    if (sure) choose(() => asked);
+    if (sure) choose(() => asked, draft);
     else setDraft(null);
   };
   const given = { id: `${store.prefix}tunable-${name}`, disabled: off, "aria-describedby": hint };
   const shown = slid ?? (rule.waits ? rule.pending : rule.moves ? undefined : rule.value);
+  const stands = shown === undefined || shown === null ? "" : plain(shown);
   const field = rule.choices
     ? html`<select ...${given} value=${String(rule.choices.findIndex((each) => each === (rule.value ?? null)))} onChange=${(event) => choose(() => rule.choices[Number(event.target.value)])}>
         ${rule.choices.map((each, at) => html`<option value=${String(at)}>${inWords(each, rule)}</option>`)}</select>`
@@ -93,14 +94,14 @@ function Row({ store, rule, off }) {
       ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${(event) => choose(() => event.target.checked)} />`
       : html`<input ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" class=${draft === null ? "" : "draft"}
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
-          value=${draft ?? (shown === undefined || shown === null ? "" : plain(shown))} onInput=${(event) => setDraft(event.target.value)}
-          onFocus=${(event) => { stood.current = event.target.value; }} onBlur=${(event) => event.target.value === stood.current && !refused && setDraft(null)}
+          value=${draft ?? stands} onInput=${(event) => { if (draft === null) stood.current = stands; setDraft(event.target.value); }}
+          onBlur=${(event) => draft !== null && event.target.value === stood.current && setDraft(null)}
           onKeyDown=${(event) => { if (event.key === "Escape") { setDraft(null); setRefused(""); setAsked(null); } }}
-          onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule), false); else setDraft(null); }} />`;
+          onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule), value, false); else setDraft(null); }} />`;
   const words = hintOf(rule, refused), usual = range ? ` The slider: ${short(range.low)} to ${short(range.high)}.` : "";
   return html`<div class=${`row ${range ? "slides" : ""} ${refused || rule.refused ? "refused" : rule.waits ? "pending" : ""}`} data-name=${name}>
     <label for=${given.id} title=${`${rule.doc ?? name}.${usual}`}>${rule.owner && html`<span class="unseen">${rule.owner} </span>`}${label}</label>
-    ${range && html`<${Slider} ...${{ rule, range, off, label: rule.owner ? `${rule.owner} ${label}` : label, draft: slid, setDraft: setSlid, choose }} />`}${field}
+    ${range && html`<${Slider} ...${{ rule, range, off, label: rule.owner ? `${rule.owner} ${label}` : label, draft: slid, setDraft: setSlid, choose: (value) => { setDraft(null); choose(value); } }} />`}${field}
     ${asked === null ? html`<div class="hint" id=${hint} title=${words}>${words}</div>`
       : html`<div class="hint asks" id=${hint} role="alert">${plain(asked)} is far beyond the usual ${short(range.low)} to ${short(range.high)}. <button type="button" onClick=${() => answer(true)}>Set ${plain(asked)}</button> <button type="button" onClick=${() => answer(false)}>Keep ${inWords(rule.value, rule)}</button></div>`}</div>`;
 }

@@ -102,7 +102,6 @@ test("a half-typed value stays while the run advances", async () => {
 
 test("a box that is left as it was follows the run again", async () => {
   const { asked, store, find } = shown(), field = find("#tunable-lr"), input = (text) => { field.value = text; field.dispatchEvent(new Event("input", { bubbles: true })); };
-  field.dispatchEvent(new Event("focus"));
   const before = field.value;
   input("7");
   await vi.waitFor(() => expect(field.className).toBe("draft"));
@@ -112,6 +111,19 @@ test("a box that is left as it was follows the run again", async () => {
   store.hear({ patch: { values: { lr: { value: 0.02 } } } }, []);
   await vi.waitFor(() => expect(field.value).toBe("0.02"));
   expect(asked).toEqual([]);
+});
+
+test("what is typed while the slider's answer is on its way stays", async () => {
+  const { asked, store, find } = shown(), field = find("#tunable-lr"), slider = find("[data-name=lr] input[type=range]");
+  slider.value = "90";
+  slider.dispatchEvent(new Event("change", { bubbles: true }));
+  await vi.waitFor(() => expect(asked).toHaveLength(1));
+  field.value = "*0.1";
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+  store.hear({ re: asked[0].id, status: "applied" }, []);
+  store.hear({ patch: { place: { step: 13 } } }, []);
+  await vi.waitFor(() => expect(find(".step").textContent).toBe("13"));
+  expect(field.value).toBe("*0.1");
 });
 
 test("who asks is named, and for whom", async () => {
