@@ -2,7 +2,7 @@
 what the training itself has written down, and real hands on the panel."""
 
 import json
-import re
+import os
 import time
 from pathlib import Path
 
@@ -11,16 +11,7 @@ from jupyter_server import LIMIT
 # What the training does is read from files that it writes itself: told.json after each step, and
 # turn.json where it stands: a number that grows, "running", "paused" (at each turn of a pause) or
 # "ended", and how many evaluations and searches for a rate there were.
-HANDS = """
-from trainer_nb.panel import approvals_pane, controls
-clock = controls.perf_counter
-controls.perf_counter = lambda: 1000 * clock()  # what has just changed takes a click at once:
-approvals_pane.SETTLE = 0  # a person is slower than a test
-"""
-TURNS = HANDS + """
-from trainer_nb.panel import screen
-seconds = screen.perf_counter
-screen.perf_counter = lambda: 5 * seconds()  # a panel of a running run is 0.4 s old, and not 2 s
+TURNS = """
 import json, os, threading, time, torch
 from pathlib import Path
 from trainer_nb.core.driver import RunStatus
@@ -77,8 +68,8 @@ trainer = Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(
                   metrics={"mae": lambda pred, target: (pred - target).abs().mean()}, grad_clip=1.0,
                   optim=torch.optim.SGD(model.parameters(), lr=0.01))
 """
-PANEL = ".tnb .js-plotly-plot .main-svg"
-STANDS = {"Pause": ("running",), "Resume": ("paused", "ended", "idle")}
+MAIN = ("Pause", "Resume", "Start")  # buttons that share one place
+DRAWN = ".tnb .js-plotly-plot:has(.main-svg)"
 
 
 def later(condition, seconds=LIMIT):
@@ -125,21 +116,99 @@ def texts_of(page, selector):
     return lambda: page.evaluate("() => window.texts")
 
 
-def open_tab(panel, at):
-    """Open a tab of a panel by a click, and wait until its pane is in the place of the one before.
+def picture(page, name):
+    """A picture of a page, for a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
+    if folder := os.environ.get("TRAINER_NB_PICTURES"):
+        settle(page, 1000)
+        page.screenshot(path=Path(folder, f"{name}.png"), full_page=True)
 
-    `at`: its number, or the words that its title begins with."""
-    tab = panel.locator(".tnb-tabs .tab")
-    tab = (tab.nth(at) if isinstance(at, int)
-           else tab.filter(has_text=re.compile("^" + re.escape(at)))).first
-    tab.wait_for()
-    if "on" not in tab.get_attribute("class").split():
-        pane = panel.locator(".tnb-pane").first
-        pane.evaluate("pane => { for (const each of pane.children) each.dataset.before = ''; }")
+
+class Seen:
+    """A panel, by what a person sees and presses; `box` is its place on a page."""
+
+    def __init__(self, box):
+        self.box, self.page = box, box.page
+
+    def button(self, name):
+        """The button of this name."""
+        return self.box.get_by_role("button", name=name, exact=True)
+
+    def click(self, name):
+        """A click on a button; it comes later than the second half of a double click on the button
+        that was in its place."""
+        if name in MAIN:
+            settle(self.page, 300)
+        self.button(name).click()
+
+    def stop(self):
+        """Stop the run: the second click comes later than that of a double click, and before the
+        button asks no more."""
+        def stopped():
+            self.click("Stop")
+            settle(self.page, 300)
+            asks = self.button("Really stop?")
+            if asks.count():
+                asks.click()
+                return True
+        assert later(stopped)
+
+    def is_in(self, state):
+        """Wait until it shows a state."""
+        assert later(lambda: f"is-{state}" in self.box.get_attribute("class").split()), (
+            state, self.box.get_attribute("class"), self.message())
+
+    def step(self):
+        """The step in its head."""
+        return int(self.box.locator(".step").inner_text().replace(",", ""))
+
+    def message(self):
+        """What it says."""
+        return self.box.locator(".message").inner_text()
+
+    def says(self, text):
+        """Wait until it says this."""
+        assert later(lambda: text in self.message()), self.message()
+
+    def row(self, name):
+        """All there is of a tunable."""
+        return self.box.locator(f'.row[data-name="{name}"]')
+
+    def field(self, name):
+        """Box, list or switch of a tunable."""
+        return self.row(name).locator("input:not([type=range]), select")
+
+    def slider(self, name):
+        """The slider of a tunable."""
+        return self.row(name).locator("input[type=range]")
+
+    def enter(self, name, text):
+        """Type a value, and press Enter."""
+        self.field(name).fill(text)
+        self.field(name).press("Enter")
+
+    def tab(self, name):
+        """Open a tab by a click; what it shows."""
+        tab = self.box.get_by_role("tab", name=name)
         tab.click()
-        assert later(lambda: pane.evaluate(
-            "pane => pane.children.length > 0 && !pane.querySelector(':scope > [data-before]')"))
-    return tab
+        assert later(lambda: tab.get_attribute("aria-selected") == "true")
+        return self.box.get_by_role("tabpanel")
+
+    def hook(self, name):
+        """The row of a hook, in the tab Hooks."""
+        return self.tab("Hooks").locator(f'tr[data-name="{name}"]')
+
+    def choose(self):
+        """Open the list of states to go back to, and wait for the first of them."""
+        self.click("Rewind")
+        chooser = self.box.get_by_role("region", name="Rewind")
+        assert later(lambda: chooser.locator("option").count() > 0)
+        return chooser
+
+    def last(self, curve="train/loss"):
+        """The last step of a curve; -1 before it is drawn."""
+        return self.box.evaluate(
+            "(box, curve) => Math.max(-1, ...(box.querySelector('.chart')?.data"
+            "?.find(each => each.name === curve)?.x ?? []))", curve)
 
 
 class Witnessed:
@@ -202,47 +271,21 @@ class Live(Witnessed):
     def start(self, cell=1):
         """Run a cell that trains and wait for its panel and its first steps."""
         self.lab.run_cell(cell)
-        self.lab.cell(cell).locator(PANEL).first.wait_for()
+        self.lab.cell(cell).locator(DRAWN).first.wait_for()
         assert later(lambda: self.step > 20)
         return self
 
-    def shown_step(self, cell=1):
-        """The step that the head of the panel shows, or -1."""
-        head = self.lab.cell(cell).locator(".tnb-head").first.inner_text()
-        found = re.search(r"step\s*([\d,]+)", head)
-        return int(found[1].replace(",", "")) if found else -1
+    def run(self, cell):
+        """Run a cell to its end; what it has printed."""
+        self.lab.run_cell(cell)
+        self.lab.wait_cell(cell)
+        return self.lab.output_text(cell)
 
-    def redrawn(self, cell=1):
-        """Wait until all of the panel of a running run was drawn: the head is drawn first, so it is
-        once the head has changed twice."""
-        for _ in range(2):
-            step = self.shown_step(cell)
-            assert later(lambda: self.shown_step(cell) > step)
-
-    def click(self, label, cell=1):
-        """A real click on a button or tab of the panel, once it can mean what it says."""
-        panel = self.lab.cell(cell).locator(".tnb")
-        tab = panel.get_by_role("tab", name=label)
-        target = panel.get_by_role("button", name=label).or_(tab).first
-        target.wait_for()
-        if label in STANDS and self.turn[1]:
-            assert later(lambda: self.turn[1] in STANDS[label]), self.turn
-        target.click()
-
-    def row(self, name, cell=1):
-        """The controls of a tunable."""
-        return self.lab.cell(
-            cell).locator(".tnb-row").filter(has=self.page.locator(f'.nm[title^="{name}:"]'))
-
-    def hook(self, name, cell=1):
-        """The row of a hook in the table."""
-        return self.lab.cell(cell).locator(".hrow").filter(has_text=name)
-
-    def state(self, word, cell=1):
-        """Wait until the panel shows a state."""
-        self.lab.cell(cell).locator(f".tnb.is-{word}").wait_for()
+    def panel(self, cell=1):
+        """The panel that a cell shows."""
+        return Seen(self.lab.cell(cell).locator(".tnb").first)
 
     def stop(self, cell=1):
-        """End the run by the panel."""
-        self.click("Stop", cell)
+        """End the run by the panel, and wait for the cell."""
+        self.panel(cell).stop()
         self.lab.wait_cell(cell)

@@ -7,14 +7,13 @@ from classic_page import ENVIRONMENT as CLASSIC
 from classic_page import ClassicServer
 from jupyter_server import PANEL as NOTEBOOK
 from jupyter_server import JupyterServer
-from live_page import SETUP, Live, Witnessed, later, settle
+from live_page import DRAWN, SETUP, Live, Seen, Witnessed, later
 from test_browser_marimo import MARIMO, edited
 
 from trainer_nb.panel.widget import module_file
 
 pytestmark = pytest.mark.browser
 
-NEW = "\ntrainer.panels.new = True\n"
 OTHER = """
 class Told(Hook):
     def after_step(self, trainer):
@@ -22,13 +21,10 @@ class Told(Hook):
         time.sleep(0.01)
 other = Trainer(torch.nn.Linear(8, 1), train_dl=data, loss_fn=torch.nn.MSELoss(), epochs=50_000,
                 device="cpu", hooks=[Told()])
-other.panels.new = True
 """
-DRAWN = ".tnb .js-plotly-plot:has(.main-svg)"
 PARTS = {"controls": "[aria-label=Controls]", "plots": ".js-plotly-plot .main-svg",
          "hook_table": ".hooks"}
-CELLS = [f"Panel(trainer.feed, '{part}')" for part in PARTS]
-CELLS[0] = "from trainer_nb.panel.widget import Panel\n" + CELLS[0]
+CELLS = [f"trainer.{part}" for part in PARTS]
 
 
 class Shown:
@@ -45,24 +41,9 @@ class Shown:
                      and self.page.locator(DRAWN).count() == charts)
         return self
 
-    def click(self, name, panel=0):
-        """A click on a button."""
-        self.panels.nth(panel).get_by_role("button", name=name, exact=True).click()
-
-    def stop(self, panel=0):
-        """Stop a run: the second click comes later than that of a double click."""
-        self.click("Stop", panel)
-        settle(self.page, 300)
-        self.click("Really stop?", panel)
-
-    def is_in(self, state, panel=0):
-        """Wait until a panel shows a state."""
-        found = self.panels.nth(panel)
-        assert later(lambda: f"is-{state}" in found.get_attribute("class").split())
-
-    def step(self, panel=0):
-        """The step that the head of a panel shows."""
-        return int(self.panels.nth(panel).locator(".step").inner_text().replace(",", ""))
+    def panel(self, at=0):
+        """One of them."""
+        return Seen(self.panels.nth(at))
 
 
 @contextmanager
@@ -140,9 +121,7 @@ def shown(front_end, browser, tmp_path):
         def open_page(*cells, start=True):
             if name == "marimo":
                 return stack.enter_context(in_marimo(tmp_path, browser, cells))
-            first, *others = cells
-            return stack.enter_context(in_jupyter(
-                server.place(), browser, [NEW + first, *others], start))
+            return stack.enter_context(in_jupyter(server.place(), browser, cells, start))
         yield open_page
 
 
@@ -151,11 +130,11 @@ def test_it_draws_and_goes_on(shown):
     page = shown("trainer.start()").wait()
     words = page.panels.inner_text()
     assert all(each in words for each in ("train/loss", "grad_clip", "Journal"))
-    step = page.step()
-    assert later(lambda: page.step() > step + 20)
-    page.stop()
+    step = page.panel().step()
+    assert later(lambda: page.panel().step() > step + 20)
+    page.panel().stop()
     assert page.run.ends()
-    page.is_in("paused")
+    page.panel().is_in("paused")
 
 
 @pytest.fixture
@@ -170,19 +149,19 @@ def running(shown, front_end):
 def test_pause_and_a_typed_rate_reach_the_run(running):
     """The training itself says so, and the journal has both."""
     page, run = running, running.run
-    page.click("Pause")
-    page.is_in("paused")
-    assert run.freezes() and page.step() == run.step
+    page.panel().click("Pause")
+    page.panel().is_in("paused")
+    assert run.freezes() and page.panel().step() == run.step
     box = page.panels.locator("[data-name=lr] input:not([type=range])")
     box.fill("*0.1")
     box.press("Enter")
     assert later(lambda: box.input_value() == "0.001")
-    page.click("Resume")
+    page.panel().click("Resume")
     assert later(lambda: run.told["rate"] == 0.001) and run.goes_on()
     assert ["lr", 0.001, "widget"] in run.told["journal"]
     page.panels.get_by_role("tab", name="Journal").click()
     assert later(lambda: "lr" in page.panels.locator(".pane.journal").inner_text())
-    page.stop()
+    page.panel().stop()
     assert run.ends()
 
 
@@ -196,11 +175,11 @@ def test_after_a_reload_in_mid_run_all_parts_are_back(shown):
     for at, selector in enumerate(PARTS.values(), 1):
         page.panels.nth(at).locator(selector).first.wait_for()
     assert page.run.goes_on()
-    page.click("Pause", panel=1)
+    page.panel(1).click("Pause")
     for at in range(len(PARTS) + 1):
-        page.is_in("paused", at)
+        page.panel(at).is_in("paused")
     assert page.run.freezes()
-    page.stop()
+    page.panel().stop()
     assert page.run.ends()
 
 
@@ -209,14 +188,14 @@ def test_two_runs_in_one_notebook(shown, front_end):
     page = shown("trainer.start()", OTHER + "other.start()").wait(2)
     step = lambda: page.run.read("other") or 0
     assert later(lambda: step() > 20)
-    page.click("Pause", panel=1)
-    page.is_in("paused", 1)
+    page.panel(1).click("Pause")
+    page.panel(1).is_in("paused")
     held = step()
-    assert page.run.goes_on() and step() == held and page.step(1) == held
-    page.is_in("running", 0)
+    assert page.run.goes_on() and step() == held and page.panel(1).step() == held
+    page.panel(0).is_in("running")
     for at in range(2):
-        page.stop(at)
-        page.is_in("paused", at)
+        page.panel(at).stop()
+        page.panel(at).is_in("paused")
     assert page.run.ends()
 
 
@@ -225,7 +204,7 @@ def test_two_runs_in_one_notebook(shown, front_end):
 @pytest.fixture
 def lab_page(lab_server, browser):
     """A run in the background in JupyterLab."""
-    with in_jupyter(lab_server.place(), browser, [NEW + "trainer.start()"], True) as page:
+    with in_jupyter(lab_server.place(), browser, ["trainer.start()"], True) as page:
         yield page.wait()
 
 
@@ -236,7 +215,7 @@ def test_plotly_travels_once_a_page(lab_server, browser):
     with place.new_page(browser, height=1400, fresh=True) as lab:
         lab.page.on("websocket", lambda socket: socket.on(
             "framereceived", lambda frame: sizes.append(len(frame))))
-        Live(lab, place, [NEW + "trainer.start()", OTHER + "other.start()"])
+        Live(lab, place, ["trainer.start()", OTHER + "other.start()"])
         for number in (1, 2):
             lab.run_cell(number)
             lab.wait_cell(number)
@@ -255,9 +234,9 @@ def test_two_views_of_one_widget(lab_page):
     page = lab_page
     page.page.evaluate("() => window.jupyterapp.commands.execute('notebook:create-output-view')")
     page.wait(2)
-    page.click("Pause", panel=1)
+    page.panel(1).click("Pause")
     for at in range(2):
-        page.is_in("paused", at)
+        page.panel(at).is_in("paused")
     said = lambda at: page.panels.nth(at).locator(".message").inner_text()
     assert later(lambda: said(1).startswith("pause: applied"))
     assert later(lambda: said(0).startswith("Paused"))
@@ -271,7 +250,7 @@ def test_the_notebook_keeps_the_picture(lab_page, lab_server):
     assert later(lambda: picture.count() and not picture.is_visible())
     page.reload()
     page.wait()
-    page.stop()
+    page.panel().stop()
     assert page.run.ends()
 
     def kept():
@@ -298,13 +277,13 @@ def test_keys_on_the_panel_reach_no_shortcut_of_the_page(app, lab_server, browse
         server = lab_server if app == "lab" else stack.enter_context(
             JupyterServer(tmp_path_factory.mktemp(app), app=app))
         page = stack.enter_context(in_jupyter(
-            server.place(), browser, [NEW + "print(trainer.fit().status)"], False)).wait()
+            server.place(), browser, ["print(trainer.fit().status)"], False)).wait()
         cells = page.page.locator(".jp-Notebook .jp-Cell").count()
         page.panels.get_by_role("button", name="Pause", exact=True).focus()
         for key in "abxddiizm00":
             page.page.keyboard.press(key)
         page.page.keyboard.press("Space")
-        page.is_in("paused")
+        page.panel().is_in("paused")
         assert page.page.locator(".jp-Notebook .jp-Cell").count() == cells and page.run.freezes()
         assert not page.page.locator(".jp-Dialog").count()
-        page.stop()
+        page.panel().stop()
