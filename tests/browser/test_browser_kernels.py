@@ -80,24 +80,7 @@ def subshells(server, kernel):
     return not server.settings.keys() & NO_SUBSHELLS.keys() and kernel != "ipykernel-6.31"
 
 
-@pytest.mark.long  # tests/panel: test_message_pump, test_front_ends
-@pytest.mark.parametrize(
-    "server, kernel",
-    # Notebook 7: test_browser_live; 7.3 has a fault of its own, see above
-    [("lab", "ipykernel-6.31"), ("main shell", "python3")],
-    indirect=["server"],
-)
-def test_a_pause_acts_while_the_cell_runs(server, browser, kernel):
-    """A panel appears, and the click reaches the run by the way of this kernel's messages."""
-    with training(server, browser, kernel) as run:
-        run.click("Pause")
-        run.state("paused")
-        assert run.freezes() and run.lab.is_running(1)
-        assert run.sent and any(run.sent) is subshells(server, kernel)
-        assert run.lab.problems == []
-
-
-@pytest.mark.long
+@pytest.mark.long  # tests/panel: test_message_pump, test_widget; here real pages
 @pytest.mark.parametrize(
     "server, kernel, ipykernel",
     [
@@ -111,20 +94,19 @@ def test_a_pause_acts_while_the_cell_runs(server, browser, kernel):
     indirect=["server"],
 )
 def test_a_running_cell_is_steered(server, browser, kernel, ipykernel):
-    """Pause, Resume, a rate and Stop act while the cell runs;
+    """Pause, Resume, a rate and Stop act while the cell runs, by the way of this kernel's messages;
     cells queued meanwhile run after it, in order."""
     with training(server, browser, kernel) as run:
-        page = run.lab
-        run.click("Pause")
-        run.state("paused")
+        page, panel = run.lab, run.panel()
+        panel.click("Pause")
+        panel.is_in("paused")
         assert run.freezes() and page.is_running(1)
-        run.click("Resume")
+        panel.click("Resume")
         assert run.goes_on() and run.told["rate"] == 0.01
 
         for cell in (2, 3):
             page.run_cell(cell)
-        run.row("lr").locator("input").fill("0.123")
-        run.row("lr").locator("input").press("Enter")
+        panel.enter("lr", "0.123")
         assert later(lambda: run.told["rate"] == 0.123)
         assert ["lr", 0.123, "widget"] in run.told["journal"]
         assert run.goes_on() and run.told["rate"] == 0.123

@@ -39,10 +39,9 @@ def test_all_cells_run_twice(name, lab, jupyterlab):
         for index in range(len(cells)):  # a notebook draws the cells that are in sight
             lab.page.evaluate("index => { const panel = jupyterapp.shell.currentWidget; "
                               "panel.content.scrollToItem(index); }", index)
-            if "widget-view" in json.dumps(cells[index].get("outputs", [])):
-                shown = lab.cell(index).locator(".tnb, .jupyter-widgets")
-                if name not in CLOSES:
-                    shown.first.wait_for()
+            if "widget-view" in json.dumps(cells[index].get("outputs", [])) and name not in CLOSES:
+                shown = lab.cell(index).locator(".tnb:not(.is-waiting), .jupyter-widgets")
+                shown.first.wait_for()
                 if folder := os.environ.get("TRAINER_NB_PICTURES"):
                     settle(lab.page, 500)
                     lab.screenshot(Path(folder, f"{name}-{number}-{index}.png"))
