@@ -84,7 +84,7 @@ MISTAKES = {
     "Noise.strength.minimum": "has no attribute",
     "Tunable(0.1, minimum=0)": "No overload variant",
     "Trainer(nn.Linear(3, 1)).get_hook(Noise).strenght": "has no attribute",
-    "Trainer(nn.Linear(3, 1)).plots.nowhere()": "has no attribute",
+    "Trainer(nn.Linear(3, 1)).feed.nowhere()": "has no attribute",
     "Trainer(nn.Linear(3, 1)).test([], weights='worst')": "incompatible type",
     "Trainer.from_config({}).nowhere()": "has no attribute",
     "Hook().after_step(3)": "incompatible type",
