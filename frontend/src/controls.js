@@ -48,7 +48,7 @@ function ControlButton({ view, button, press, label = button.label, sure = "" })
 }
 
 export function Controls({ store, view, press, open, setOpen }) {
-  const [sure, setSure] = useState(false), timer = useRef(0);
+  const [sure, setSure] = useState(false), timer = useRef(0), bar = useRef();
   useEffect(() => () => clearTimeout(timer.current), []);
   const stop = (button) => {  // a thumb slips easily
     if (sure) press(button.name, button.values);
@@ -56,14 +56,18 @@ export function Controls({ store, view, press, open, setOpen }) {
     setSure(!sure);
     if (!sure) timer.current = setTimeout(() => setSure(false), 4000);
   };
-  return html`<section class="bar" aria-label="Controls">${buttonsOf(view).map((button) => {
+  const close = () => {  // the focus goes back to where it came from, and not to the page
+    bar.current.querySelector("button[name=rewind]")?.focus();
+    setOpen(false);
+  };
+  return html`<section class="bar" aria-label="Controls" ref=${bar}>${buttonsOf(view).map((button) => {
     const stops = button.style === "stop";
     const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : () => press(button.name, button.values);
     return html`<${ControlButton} key=${button.main ? "main" : `${button.name} ${button.label}`} ...${{ view, button, press: act }}
       label=${stops && sure ? "Really stop?" : button.label} sure=${stops && sure ? "asked" : ""} />`;
   })}</section>
   <p class="obstacle" role="status">${view.state.obstacle && `Controls wait for the cell: ${view.state.obstacle}`}</p>
-  ${open && html`<${Chooser} ...${{ store, view, press, setOpen }} near=${open.step} />`}`;
+  ${open && html`<${Chooser} ...${{ store, view, press, close }} near=${open.step} />`}`;
 }
 
 // A state to go back to, in words; its loss may be that of an evaluation some steps before it.
@@ -71,7 +75,7 @@ export const pointWords = ({ step, epoch, name, value, measured, best }) =>
   [`step ${count(step)}`, epoch !== undefined && `epoch ${epochAfter(epoch)}`, name && `${name} ${short(value)}${measured === step ? "" : ` at ${count(measured)}`}`, best && "best"].filter(Boolean).join(" · ");
 
 // The states to go back to; they are read while this is open. `near`: the step that was clicked.
-function Chooser({ store, view, press, setOpen, near }) {
+function Chooser({ store, view, press, close, near }) {
   const list = useRef(), [chosen, setChosen] = useState(null);
   useEffect(() => {
     list.current.focus();
@@ -79,11 +83,11 @@ function Chooser({ store, view, press, setOpen, near }) {
   }, [store]);
   const points = (view.rewind ?? []).toReversed(), before = points.find((each) => (near === undefined ? each.step < view.place.step : each.step <= near));
   const step = chosen ?? (before ?? points[0])?.step;
-  return html`<section class="bar" aria-label="Rewind" onKeyDown=${(event) => event.key === "Escape" && setOpen(false)}>
+  return html`<section class="bar" aria-label="Rewind" onKeyDown=${(event) => event.key === "Escape" && close()}>
     <label>Go back to <select aria-label="Go back to" ref=${list} value=${step === undefined ? "" : String(step)} onChange=${(event) => setChosen(Number(event.target.value))}>
       ${points.map((each) => html`<option key=${each.step} value=${String(each.step)}>${pointWords(each)}</option>`)}</select></label>
-    <button type="button" disabled=${step === undefined} onClick=${() => { setOpen(false); press("rewind", { step }); }}>Rewind here</button>
-    <button type="button" onClick=${() => setOpen(false)}>Cancel</button></section>`;
+    <button type="button" disabled=${step === undefined} onClick=${() => { close(); press("rewind", { step }); }}>Rewind here</button>
+    <button type="button" onClick=${close}>Cancel</button></section>`;
 }
 
 export function Message({ store, view, answer }) {

@@ -11,14 +11,14 @@ const USUAL = "loss is nan, step == 500, grad_norm > 5, valid/loss < 0.1";
 const Value = ({ value }) => (typeof value === "string" ? html`<b class="wrong">${value}</b>` : short(value));  // "nan", "inf"
 
 function Tensors({ rows }) {
-  return html`<div class="scroller"><table class="numeric"><thead><tr>${["name", "shape", "type", "min", "mean", "max"].map((each) => html`<th>${each}</th>`)}</tr></thead><tbody>
+  return html`<div class="scroller" role="region" aria-label="Tensors" tabindex="0"><table class="numeric"><thead><tr>${["name", "shape", "type", "min", "mean", "max"].map((each) => html`<th>${each}</th>`)}</tr></thead><tbody>
     ${rows.map((row) => html`<tr key=${row.name}><th scope="row"><code>${row.name}</code></th><td><code>${row.shape.join(" × ") || "scalar"}</code></td><td class="quiet">${TYPES[row.kind] ?? row.kind}</td>
       ${["min", "mean", "max"].map((each) => html`<td><${Value} value=${row[each]} /></td>`)}</tr>`)}</tbody></table></div>`;
 }
 
 function Layers({ rows, step, last }) {
   const norms = rows.map(({ norm }) => norm).filter(Number.isFinite), largest = Math.max(...norms, 0) || 1;
-  return html`<div class="scroller"><table class="numeric"><thead><tr><th>layer</th><th title="Of the gradient, before clipping">${last ? "norm of the last step" : `norm in step ${count(step)}`}</th>
+  return html`<div class="scroller" role="region" aria-label="Layers" tabindex="0"><table class="numeric"><thead><tr><th>layer</th><th title="Of the gradient, before clipping">${last ? "norm of the last step" : `norm in step ${count(step)}`}</th>
     <th title="Norm of the update by norm of the weights">update/weight</th></tr></thead><tbody>
     ${rows.map(({ name, norm, ratio }) => html`<tr key=${name}><th scope="row">${name}</th><td class="share"><${Bar} share=${Number.isFinite(norm) ? norm / largest : typeof norm === "string" ? 1 : 0} /><span><${Value} value=${norm} /></span></td>
       <td class="quiet"><${Value} value=${ratio} /></td></tr>`)}</tbody></table></div>`;

@@ -17,6 +17,29 @@ export function keepKeys(el) {
   };
 }
 
+// What has the focus may go, as the buttons of a request that was answered: the panel has it then, and the notebook hears no key.
+export function keepFocus(el) {
+  let last = null;
+  const focused = (event) => { last = event.target; };
+  const left = ({ target }) => queueMicrotask(() => { if (last === target && target.isConnected) last = null; });
+  const gone = new MutationObserver(() => {
+    if (!last || last.isConnected) return;
+    last = null;
+    const panel = el.querySelector(".tnb");
+    if (!panel || !document.activeElement?.contains(el)) return;  // somebody else has it
+    panel.tabIndex = -1;
+    panel.focus({ preventScroll: true });
+  });
+  el.addEventListener("focusin", focused);
+  el.addEventListener("focusout", left);
+  gone.observe(el, { childList: true, subtree: true });
+  return () => {
+    gone.disconnect();
+    el.removeEventListener("focusin", focused);
+    el.removeEventListener("focusout", left);
+  };
+}
+
 // The picture is in the output below the panel's, and hidden by a style as long as the panel is there. Each front end has its own names for
 // outputs, so this looks for the two that follow each other.
 export function hidePicture(el) {

@@ -8,7 +8,7 @@ import { Data } from "./data.js";
 import { Hooks } from "./hooks.js";
 import { pageLink, widgetLink } from "./link.js";
 import { Layers } from "./layers.js";
-import { hidePicture, keepKeys } from "./notebook.js";
+import { hidePicture, keepFocus, keepKeys } from "./notebook.js";
 import { Head } from "./parts.js";
 import { Runs } from "./runs.js";
 import { Store } from "./store.js";
@@ -84,7 +84,7 @@ export function mount(el, link, part) {
 // In a notebook: also what it needs around the panel.
 function mountIn(el, model) {
   const link = Object.assign(widgetLink(model), { drawn: () => hidePicture(el) });
-  const ends = [mount(el, link, model.get("part")), keepKeys(el)];
+  const ends = [mount(el, link, model.get("part")), keepKeys(el), keepFocus(el)];
   return () => ends.forEach((end) => end());
 }
 

@@ -1,7 +1,7 @@
 import { gzipSync } from "node:zlib";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { VERSION, widgetLink } from "../src/link.js";
-import { hidePicture, keepKeys, keepPicture } from "../src/notebook.js";
+import { hidePicture, keepFocus, keepKeys, keepPicture } from "../src/notebook.js";
 import panel from "../src/panel.js";
 import { Store } from "../src/store.js";
 
@@ -135,6 +135,21 @@ test("keys stay in the panel, but for those of the notebook", () => {
   press("d");
   expect(outside).toHaveBeenCalledTimes(4);
   document.body.removeEventListener("keydown", outside);
+});
+
+test("the panel has the focus of a control that is gone, and takes it from nobody", async () => {
+  const [box, other] = boxes("<section class='tnb'><button>Approve</button><button>Add</button></section>", "<input>"), stop = keepFocus(box), [panel] = box.children;
+  const turn = () => new Promise((done) => setTimeout(done));
+  panel.children[0].focus();
+  panel.children[0].remove();
+  await turn();
+  expect(document.activeElement).toBe(panel);
+  panel.children[0].focus();
+  other.children[0].focus();
+  panel.children[0].remove();
+  await turn();
+  expect(document.activeElement).toBe(other.children[0]);
+  stop();
 });
 
 test("the picture in the output below is hidden, and no other one", () => {
