@@ -40,8 +40,9 @@ def test_all_cells_run_twice(name, lab, jupyterlab):
             lab.page.evaluate("index => { const panel = jupyterapp.shell.currentWidget; "
                               "panel.content.scrollToItem(index); }", index)
             if "widget-view" in json.dumps(cells[index].get("outputs", [])) and name not in CLOSES:
-                shown = lab.cell(index).locator(".tnb:not(.is-waiting), .jupyter-widgets")
-                shown.first.wait_for()
+                # where a later cell has taken the run's name, the picture of its panel stays
+                shown = ".tnb:not(.is-waiting), .tnb-kept, .jupyter-widgets"
+                lab.cell(index).locator(shown).first.wait_for()
                 if folder := os.environ.get("TRAINER_NB_PICTURES"):
                     settle(lab.page, 500)
                     lab.screenshot(Path(folder, f"{name}-{number}-{index}.png"))
