@@ -1,12 +1,14 @@
-"""The panel in pages that are not JupyterLab's, and its focus:
-real widgets, taken from a real page."""
+"""The panel in pages that are not JupyterLab's: its markup, taken from a real page, in others; and
+with the versions of Colab."""
 
 import os
 from pathlib import Path
 
 import pytest
 from contrast import CONTRAST
-from live_page import PANEL, SETUP, Live, later, settle
+from live_page import SETUP, Live, later
+
+from trainer_nb.panel.widget import module_file
 
 pytestmark = pytest.mark.browser
 
@@ -31,32 +33,33 @@ PAGES = {
 }
 
 
+STYLE = module_file("panel.css").decode()
+
+
 @pytest.fixture(scope="module")
 def panels(lab_server, browser):
-    """The panel's markup as the widgets made it in JupyterLab:
-    running, paused, and after an error."""
+    """The panel's markup as it was made in JupyterLab: running, paused, and after an error."""
     place = lab_server.place()
     with place.new_page(browser, height=1400) as lab:
         run = Live(lab, place,
                    ["trainer.start()", "noise.fails_at = 1 + trainer.step_state.optimizer_step"],
                    setup=SETUP).start()
-        shown = ("() => document.querySelector('.jp-Notebook .jp-Cell:nth-of-type(2) .tnb, "
-                 ".tnb').outerHTML")
-        made = {"running": lab.page.evaluate(shown)}
-        run.row("lr").locator("input").fill("minus one")
-        run.row("lr").locator("input").press("Enter")
-        run.row("lr").locator(".hint").get_by_text("refused").wait_for()
-        run.click("Pause")
-        run.state("paused")
-        lab.cell(1).get_by_role("tab", name="Journal").click()
-        lab.cell(1).locator(".tnb-journal").wait_for()
-        made["paused"] = lab.page.evaluate(shown)
-        lab.run_cell(2)
-        lab.wait_cell(2)
-        run.click("Resume")
-        run.state("error")
-        lab.cell(1).locator(".tnb-message").get_by_text("ValueError").first.wait_for()
-        made["error"] = lab.page.evaluate(shown)
+        panel, markup = run.panel(), "box => box.outerHTML"
+        panel.box.get_by_role("tabpanel").locator("tbody tr").first.wait_for()
+        made = {"running": panel.box.evaluate(markup)}
+        panel.enter("lr", "minus one")
+        hint = panel.row("lr").locator(".hint")
+        assert later(lambda: "is not a number" in hint.inner_text())
+        panel.click("Pause")
+        panel.is_in("paused")
+        panel.tab("Journal").locator("form").wait_for()
+        made["paused"] = panel.box.evaluate(markup)
+        run.run(2)
+        panel.click("Resume")
+        panel.is_in("error")
+        panel.says("ValueError")
+        panel.tab("Hooks").locator("details").wait_for()
+        made["error"] = panel.box.evaluate(markup)
     return made
 
 
@@ -70,7 +73,7 @@ def test_the_panel_paints_itself_in_any_page(browser, panels, kind, tmp_path):
     try:
         for state, html in panels.items():
             page.set_content(
-                f'<!doctype html><html {attributes}><style>{style}</style><body '
+                f'<!doctype html><html {attributes}><style>{STYLE}{style}</style><body '
                 f'class="{body}">{html}</body></html>')
             seen = page.evaluate(CONTRAST)
             if folder := os.environ.get("TRAINER_NB_PICTURES"):
@@ -87,63 +90,6 @@ def test_the_panel_paints_itself_in_any_page(browser, panels, kind, tmp_path):
         context.close()
 
 
-def focused(lab):
-    """What has the focus: text, class, and whether it is in a panel."""
-    return lab.page.evaluate("""() => {
-        const at = document.activeElement;
-        return { text: at.textContent.slice(0, 40).trim(), name: at.className, inside: !!at.closest('.tnb'), button: at.tagName === 'BUTTON' };
-    }""")  # noqa: E501
-
-
-OFF = """button => {
-    window.offs = 0;  // how often it was disabled
-    new MutationObserver(all => { window.offs += all.filter(each => each.oldValue === null).length; })
-        .observe(button, { attributeFilter: ['disabled'], attributeOldValue: true });
-}"""  # noqa: E501
-
-
-def test_the_focus_stays_in_the_panel(jupyterlab, browser):
-    """Step, Stop and a button that vanishes:
-    the next key does nothing to the notebook, and Step has the focus again."""
-    cells = ["ended = trainer.fit().status"]
-    with jupyterlab.new_page(browser, height=1400) as lab:
-        run = Live(lab, jupyterlab, cells).start()
-        count = "() => window.jupyterapp.shell.currentWidget.content.widgets.length"
-        before = lab.page.evaluate(count)
-        run.click("Pause")
-        run.state("paused")
-        button = lab.cell(1).locator(".tnb-controls button", has_text="Step")
-        button.evaluate(OFF)
-        for _ in range(3):
-            assert later(button.is_enabled)  # it comes a moment after the word "paused"
-            step, offs = run.step, lab.page.evaluate("() => window.offs")
-            button.focus()
-            lab.page.keyboard.press("Space")
-            assert later(lambda: run.step == step + 1)
-            # the button is disabled while the step is made
-            assert later(lambda: lab.page.evaluate("() => window.offs") > offs)
-            assert later(button.is_enabled)
-            settle(lab.page)
-            assert later(lambda: focused(lab)["text"] == "Step"), focused(lab)
-        lab.cell(1).get_by_role("button", name="Inspect").first.focus()
-        lab.page.keyboard.press("Enter")
-        run.click("Resume")
-        assert run.goes_on()
-        lab.cell(1).locator(".tnb-controls button", has_text="Stop").focus()
-        lab.page.keyboard.press("Space")
-        lab.wait_cell(1)
-        assert later(lambda: lab.cell(1).locator(".tnb-controls button",
-                                                 has_text="Stop").is_disabled())
-        assert later(lambda: focused(lab)["inside"] and not focused(lab)["button"]), focused(lab)
-        for key in "abxdd":
-            lab.page.keyboard.press(key)
-        assert lab.page.evaluate(count) == before
-        lab.page.keyboard.press("Tab")
-        assert later(lambda: focused(lab)["inside"] and focused(lab)["text"] == "Resume"), focused(
-            lab)
-        assert lab.problems == []
-
-
 COLAB = """
 import google.colab, ipykernel, ipywidgets, IPython
 from google.colab import output
@@ -154,7 +100,7 @@ print(trainer.fit().status, ipykernel.__version__, ipywidgets.__version__, IPyth
 STAND_IN = "asked = 0\ndef enable_custom_widget_manager():\n    global asked\n    asked += 1\n"
 
 
-@pytest.mark.long  # test_older_widgets, and the pages above
+@pytest.mark.long  # test_browser_module has more of classic Notebook
 def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path, browser):
     """ipywidgets 7: curves, Pause, Resume, a rate and Stop while the cell runs;
     a cell queued meanwhile runs after it."""
@@ -170,23 +116,17 @@ def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path
           server.new_page(browser, height=1500) as page):
         run = Live(page, server, [COLAB, "print(1 + 1)"],
                    setup="import google.colab\n" + SETUP).start()
-        run.click("Pause")
-        run.state("paused")
+        panel = run.panel()
+        panel.click("Pause")
+        panel.is_in("paused")
         assert run.freezes() and page.is_running(1)
         if folder := os.environ.get("TRAINER_NB_PICTURES"):
             page.page.screenshot(path=str(Path(folder, "classic-paused.png")), full_page=True)
         assert later(lambda: page.cell(1).locator(".tnb-kept").is_visible() is False)
-        by_role = page.page.get_by_role
-        rate = by_role("slider", name="lr", exact=True)
-        assert later(lambda: rate.get_attribute("aria-valuetext") == "0.01")
-        by_role("switch", name="noise.loud").wait_for()
-        by_role("tab", selected=True).first.wait_for()
-        page.page.locator(".tnb-said", has_text="Paused at step").wait_for(state="attached")
-        run.click("Resume")
+        panel.click("Resume")
         assert run.goes_on()
         page.run_cell(2)
-        run.row("lr").locator("input").fill("0.123")
-        run.row("lr").locator("input").press("Enter")
+        panel.enter("lr", "0.123")
         assert later(lambda: run.told["rate"] == 0.123)
         assert run.goes_on() and page.is_running(1) and page.is_running(2)
         run.stop()
@@ -196,28 +136,3 @@ def test_the_panel_lives_in_classic_notebook_with_the_versions_of_colab(tmp_path
         assert last == "stopped 6.17.1 7.7.1 7.34.0 True"
         assert page.cell(2).locator(".output_stdout").inner_text().strip() == "2"
         assert page.problems == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("begin", ["trainer.fit()", "trainer.start()"])
-def test_classic_notebook_shows_the_panel_again_after_a_reload(tmp_path, browser, begin):
-    """In mid-run, also while the cell holds the kernel; the panel counts on, and a click acts."""
-    from classic_page import ClassicServer
-
-    with (ClassicServer(tmp_path / "notebooks") as server,
-          server.new_page(browser, height=1500) as page):
-        run = Live(page, server, [begin]).start()
-        page.page.evaluate("() => Jupyter.notebook.save_checkpoint()")
-        path = server.folder / "run.ipynb"
-        assert later(lambda: "widget-view" in path.read_text())
-        page.page.once("dialog", lambda dialog: dialog.accept())  # unsaved changes
-        page.page.reload()
-        page.cell(1).locator(PANEL).first.wait_for()
-        before = run.step
-        assert run.goes_on()
-        assert later(lambda: run.shown_step() > before)
-        run.click("Pause")
-        run.state("paused")
-        assert run.freezes()
-        run.click("Stop")
-        assert run.ends() and page.problems == []
