@@ -1,5 +1,4 @@
-"""Front ends by their messages: clicks on the main shell channel, and places where a panel cannot
-be shown."""
+"""Front ends by their messages, and places where a panel cannot be shown."""
 
 import os
 import sys
@@ -9,11 +8,10 @@ import warm
 import warm_kernels
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_server import LIMIT
-from kernel_client import client_of, manager_of, told
-from live_page import SETUP, Witnessed, later
+from kernel_client import client_of, manager_of
+from live_page import SETUP, later
 
 pytestmark = pytest.mark.slow
-SLIDER = "FloatLogSliderModel"
 
 
 @pytest.fixture
@@ -33,38 +31,6 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("front_end", KERNELS, indirect=True)
-def test_clicks_on_the_shell_channel_act_while_the_cell_runs(front_end):
-    """Pause, a slider, a box, Resume and Stop reach `trainer.fit()`;
-    cells sent meanwhile run after it, in order."""
-    read = lambda: told(front_end.folder)
-    cell = front_end.begin("print(trainer.fit().status)")
-    assert later(lambda: read()["step"] > 20)
-    front_end.show()
-    front_end.click("Pause")
-    assert front_end.until(lambda: front_end.find(_model_name="ButtonModel", description="Resume"))
-    held = read()["step"]
-    assert Witnessed(front_end.folder).freezes() and not front_end.replied(cell)
-    queued = [front_end.client.execute(f"print({number}, trainer.state)") for number in range(2)]
-    front_end.click("Resume")
-    assert later(lambda: read()["step"] > held + 5)
-
-    slider = front_end.find(_model_name=SLIDER, value=0.01)[0]
-    front_end.set(slider, value=0.002)
-    assert later(lambda: read()["rate"] == 0.002), read()
-    assert front_end.until(lambda: front_end.find(_model_name="TextModel", value="0.002"))
-    box = front_end.find(_model_name="TextModel", value="0.002")[0]
-    front_end.set(box, value="4e-3")
-    assert later(lambda: read()["rate"] == 0.004), read()
-    assert [entry[1:] for entry in read()["journal"]
-            if entry[0] == "lr"] == [[0.002, "widget"], [0.004, "widget"]]
-    assert not any(front_end.replied(each) for each in (cell, *queued)), "a cell overtook the run"
-
-    front_end.click("Stop")
-    assert front_end.finish(cell).strip().endswith("stopped")
-    assert [front_end.finish(each).strip() for each in queued] == ["0 stopped", "1 stopped"]
-
-
 # A thousand times as fast: the lines come with each drawing, and that with each step.
 SHORT = """
 from trainer_nb.panel import plain_lines, screen
@@ -72,36 +38,6 @@ clock = screen.perf_counter
 screen.perf_counter = plain_lines.perf_counter = lambda: 10_000 * clock()
 """
 NO_PAGE = "No page has drawn the panel"
-
-
-@pytest.mark.parametrize("front_end", KERNELS[:1], indirect=True)
-def test_where_no_page_draws_the_panel_lines_come(front_end):
-    """A console, or an editor without widgets:
-    one line says so, others follow, and an interrupt stops after a whole step."""
-    front_end.run(SHORT)
-    cell = front_end.begin("print(trainer.fit().status)")
-    assert front_end.until(lambda: front_end.text(cell).count("eta") >= 2), front_end.text(cell)
-    front_end.show()  # a page that comes late ends them
-    assert front_end.until(lambda: front_end.echoed)  # the kernel knows it now
-    run, ends = Witnessed(front_end.folder), []
-    for _ in range(2):
-        assert run.goes_on()
-        front_end.run_to_now()
-        ends.append(front_end.text(cell))
-    lines = ends[0]
-    assert ends[1] == lines and lines.count(NO_PAGE) == 1
-    first, *others = [line for line in lines.splitlines() if line.startswith("epoch")]
-    assert "train/loss" in others[0] and "eta" in others[-1] and len(set(others)) == len(others)
-    front_end.click("Stop")
-    assert front_end.finish(cell).strip().endswith("stopped")
-
-    front_end.widgets.clear()
-    again = front_end.begin("trainer.dashboard.guard.drawn = 0\nprint(trainer.fit().status)")
-    assert front_end.until(lambda: NO_PAGE in front_end.text(again))
-    front_end.interrupt()
-    front_end.finish(again)
-    assert front_end.run(
-        "print(trainer.state, trainer.step_state.phase.value)").startswith("interrupted")
 
 
 SCRIPT = """
@@ -180,9 +116,9 @@ def test_in_colab_scripts_of_other_widgets_are_allowed(tmp_path, raises):
 
 @pytest.mark.parametrize("front_end", KERNELS, indirect=True)
 def test_a_page_that_is_slow_gets_every_widget(front_end):
-    """A panel with many hooks opens thousands of widgets at once, and a busy server takes them
-    late. Of 4,500 messages none is lost, and none comes before one that it refers to."""
-    front_end.run("trainer.screen; import ipywidgets")
+    """A notebook may open thousands of widgets at once, and a busy server takes them late.
+    Of 4,500 messages none is lost, and none comes before one that it refers to."""
+    front_end.run("trainer.panels.parts.screen; import ipywidgets")
     before = len(front_end.widgets)
     cell = front_end.client.execute(
         "kept = [ipywidgets.HTML('x' * 8_000) for _ in range(1_500)]\nlen(kept)")
