@@ -7,6 +7,7 @@ import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from ".
 import { Save, svgOf } from "./save.js";
 import { column } from "./store.js";
 import { isAveraged, short } from "./words.js";
+import { cut, finerOf, withFiner } from "./zoom.js";
 
 const INKS = ["#3f83e8", "#dd7023", "#2a9d62", "#a259c4", "#c9483f", "#8a7a2c"];
 const AXES = { step: (curve) => column(curve, "step"), epoch: (curve) => column(curve, "epoch"), samples: (curve) => column(curve, "samples"), time: (curve) => column(curve, "seconds") };
@@ -150,9 +151,9 @@ export function layout(small, { axis = "step", log = false, width = 900, spots =
   const height = ENDS.t + ENDS.b + (rows ? MAIN + ROW * rows : 324), inner = height - ENDS.t - ENDS.b, up = (pixels) => Math.max(0, 1 - pixels / inner);
   const made = {
     autosize: true, height, margin: { l: 48, r: 10, ...ENDS }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-    hovermode: "x unified", hoverlabel: { namelength: 40 }, uirevision: `${axis} ${log}`, font: { size: 11, color: "#808080" },
+    hovermode: "x unified", hoverlabel: { namelength: 40 }, uirevision: axis, font: { size: 11, color: "#808080" },
     xaxis: { ...PLAIN, showgrid: false, nticks: ticks, tickformat: narrow ? "~s" : "" },
-    yaxis: { ...PLAIN, domain: [rows ? up(MAIN) : 0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "e" }, yaxis99: MARK_AXIS, annotations: [], shapes: markLines(spots),
+    yaxis: { ...PLAIN, domain: [rows ? up(MAIN) : 0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "e", uirevision: `${axis} ${log}` }, yaxis99: MARK_AXIS, annotations: [], shapes: markLines(spots),
   };
   small.forEach(({ title }, at) => {
     const gap = narrow ? 0.14 : 0.06, wide = (1 - gap * (across - 1)) / across, from = (at % across) * (wide + gap), top = MAIN + ROW * Math.floor(at / across), number = at + 2, flat = flatRange(drawn, `y${number}`);
@@ -172,23 +173,37 @@ export function inWords(curves) {
 // `all`: the run of the feed is one of several, and none is before the others.
 export function Chart({ store, onStep, all = false }) {
   const box = useRef(), drawn = useRef({ at: 0 }), library = useRef(null), [window, setWindow] = useState(33), [chosen, setChosen] = useState("auto"), [axis, setAxis] = useState("step");
-  const [hidden, setHidden] = useState(new Set()), [every, setEvery] = useState(false), click = useRef(onStep), [wrong, setWrong] = useState("");
+  const [hidden, setHidden] = useState(new Set()), [every, setEvery] = useState(false), click = useRef(onStep), moved = useRef(() => {}), [wrong, setWrong] = useState("");
   click.current = axis === "step" ? onStep : undefined;
+  const zoom = useRef(null);  // range on the x-axis, finer rows of it, and the generation of the curves to which they belong
+  useEffect(() => { zoom.current = null; }, [store, axis]);
   const behind = () => (all ? allOf(store) : behindOf(store)), front = () => (all ? {} : store.curves);
   useEffect(() => {
-    let plotly = null, timer = 0, gone = false;
+    let plotly = null, timer = 0, rest = 0, gone = false;
     const draw = () => {
       timer = 0;
-      const { curves, others: beside, ownHidden, view } = store, seen = { curves, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name };
+      const near = zoom.current?.generation === store.generation ? zoom.current : null, { curves, others: beside, ownHidden, view } = store, seen = { curves, near, finer: near?.finer, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name };
       const same = Object.entries(seen).every(([name, value]) => drawn.current[name] === value);
       if (gone || !plotly || document.hidden || same) return;
       const first = !box.current.data, began = performance.now(), others = behind(), own = front(), width = box.current.clientWidth;
       drawn.current = { at: began, ...seen };
       const log = chosen === "auto" ? spansPowers(all ? others.map((each) => each.curves) : [own], hidden) : chosen === "powers of ten", found = smallOf(withOthers(own, others)), small = every ? found : found.slice(0, MOST_PLOTS);
-      const lines = traces(own, { window, axis, hidden, others, front: all, small }), spots = all ? [] : spotsOf(changesOf(view), own, AXES[axis], 18 / Math.max(200, width));
+      const lines = traces(withFiner(own, near?.finer), { window, axis, hidden, others, front: all, small }).map((each) => cut(each, near?.range)), spots = all ? [] : spotsOf(changesOf(view), own, AXES[axis], 18 / Math.max(200, width));
       plotly.react(box.current, [...lines, ...markTraces(spots)], layout(small, { axis, log, width, spots, drawn: lines }), { displayModeBar: false, responsive: false });
       drawn.current.at = Math.max(began, performance.now() + 3 * (performance.now() - began) - 500);  // a quarter of the page's time at most
-      if (first) box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
+      if (first) {
+        box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
+        box.current.on("plotly_relayout", (change) => Object.keys(change).some((name) => name.startsWith("xaxis")) && moved.current());
+      }
+    };
+    moved.current = () => {  // a part of the x-axis was chosen, or all of it again
+      const { range, autorange } = box.current.layout.xaxis, chosenPart = zoom.current = autorange || !range ? null : { range: [...range], finer: null, generation: store.generation };
+      later();
+      clearTimeout(rest);
+      if (chosenPart && !all) rest = setTimeout(async () => {
+        chosenPart.finer = await finerOf(store, store.curves, AXES[axis], chosenPart.range);
+        if (!gone) later();
+      }, 300);
     };
     // at most twice a second, and never in a page that nobody sees
     const later = () => { timer ||= setTimeout(draw, Math.max(0, drawn.current.at + 500 - performance.now())); };
@@ -196,7 +211,7 @@ export function Chart({ store, onStep, all = false }) {
     const stop = store.watch(later), size = new ResizeObserver(() => plotly && box.current?.data && plotly.Plots.resize(box.current));
     document.addEventListener("visibilitychange", later);
     store.link.plotly().then((found) => { plotly = library.current = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));
-    return () => { gone = true; clearTimeout(timer); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };
+    return () => { gone = true; clearTimeout(timer); clearTimeout(rest); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };
   }, [store, window, chosen, axis, hidden, every, all]);
   const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
   const others = behind(), there = withOthers(front(), others), losses = lossesOf(all ? there : store.curves), small = smallOf(there), { earlier } = store.view.drawn ?? {};

@@ -56,14 +56,14 @@ export function column({ rows }, name) {
 
 export class Store {
   constructor(link) {
-    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false, ownHidden: false });
+    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false, ownHidden: false, generation: 0 });
     this.prefix = link.page && !link.alone ? `${link.page}-` : "";  // of ids, where a page has several panels
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
 
   hear({ v, view, patch, curves, again, void: gone, re, cut, locked = false, ...answer }, buffers) {
     if (re !== undefined) {
-      this.answers.get(re)?.({ ...answer, buffers });
+      this.answers.get(re)?.({ ...answer, ...(curves && { curves }), buffers });
       this.answers.delete(re);
       return;
     }
@@ -71,11 +71,12 @@ export class Store {
     if (v !== undefined && !view) this.stale = true;  // a page that has outlived an upgrade
     if (view) {
       Object.assign(this, { view, curves: {}, others: {}, cut: "", locked: false, stale: false });
+      this.generation += 1;
       if (this.opened.size) this.say();  // to a kernel that may have been told by another connection
     }
     if (!view && !this.view && !cut) return;  // everything comes with the answer to hello
     if (patch) this.view = merge(this.view, patch);
-    if (again) this.curves = {};
+    if (again) Object.assign(this, { curves: {}, generation: this.generation + 1 });
     if (gone) this.others = Object.fromEntries(Object.entries(this.others).filter(([number]) => !gone.includes(Number(number))));
     curves?.forEach((head, at) => this.take(head, buffers[at]));
     for (const each of this.watching) each();

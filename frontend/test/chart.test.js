@@ -7,6 +7,7 @@ import { changesOf, markTraces, spotsOf } from "../src/marks.js";
 import { Panel } from "../src/panel.js";
 import { csvOf, fileName, pictureOf, svgOf } from "../src/save.js";
 import { Store, column } from "../src/store.js";
+import { cut, finerOf, stepsIn, withFiner } from "../src/zoom.js";
 
 const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [stride * (at + 1), 0, value - 1, value + 1, value, stride, at, 8 * at, at])) });
 const CURVES = { "train/loss": rows([3, 2, 1]), "valid/loss": rows([2]), lr: rows([0.001, 0.001]), "train/accuracy": rows([0.5]), "valid/accuracy": rows([0.7]), "test/<u>mae</u>": rows([9]), "time/data": rows([1]), "valid/accuracy@0": rows([0.1]) };
@@ -100,4 +101,59 @@ test("a cross stands where a record is not finite, and says where and how long",
   const many = traces({ lr: curve(Array.from({ length: 300 }, (_, at) => at % 2), 1) }).find(({ name }) => name === "not finite");
   expect([many.x.length, many.x[0], many.yaxis, many.y[0]]).toEqual([50, 1, "y2", 3]);
   expect(traces({ "train/loss": curve([0, 0], 1) }).find(({ name }) => name === "not finite")).toMatchObject({ x: [1], y: [1] });
+});
+
+const stepOf = (curve) => column(curve, "step");
+
+test("of a part of the x-axis what is outside is not drawn, lines run to its edges", () => {
+  const [line] = traces({ "valid/loss": rows([5, 4, 3, 2, 1]) }), gap = { mode: "markers+text", x: [1, 3, 5], y: [0, 0, 0], text: ["a", "b", "c"], customdata: ["d", "e", "f"], name: "abc" };
+  expect([...cut(line, [2.5, 3.5]).x]).toEqual([2, 3, 4]);
+  expect([...cut(line, [0, 9]).y]).toEqual([5, 4, 3, 2, 1]);
+  expect(cut(gap, [2, 4])).toEqual({ mode: "markers+text", x: [3], y: [0], text: ["b"], customdata: ["e"], name: "abc" });
+  expect(cut(line, undefined)).toBe(line);
+});
+
+test("the rows of a part are finer, and what comes after them stays", () => {
+  const coarse = { "train/loss": rows([8, 7, 6, 5], 4), "valid/loss": rows([1]) }, fine = { "train/loss": rows([9, 8, 7, 6, 5, 4, 3, 2]), "valid/loss": rows([2]), gone: rows([1]) };
+  const made = withFiner(coarse, fine);
+  expect([made["train/loss"].stride, [...stepOf(made["train/loss"])]]).toEqual([1, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]]);
+  expect([made["valid/loss"] === coarse["valid/loss"], made.gone, withFiner(coarse, null) === coarse]).toEqual([true, undefined, true]);
+});
+
+test("the page asks for the steps of a part, and only where its rows stand for several", async () => {
+  const asked = [], store = new Store({ listen() {}, ask: async ({ id, ...what }) => { asked.push(what); store.hear({ re: id, status: "applied", curves: [{ name: "train/loss", stride: 1, from: 0 }] }, [rows([9]).rows]); } });
+  const found = await finerOf(store, { "train/loss": rows([4, 3, 2, 1], 4) }, stepOf, [9, 11]);
+  expect([asked, found]).toEqual([[{ ask: "span", first: 8, last: 12 }], { "train/loss": { stride: 1, rows: rows([9]).rows } }]);
+  expect([await finerOf(store, { lr: rows([1, 2]) }, stepOf, [1, 2]), await finerOf(store, {}, stepOf, [1, 2]), asked.length]).toEqual([null, null, 1]);
+  expect(stepsIn(rows([1, 2, 3], 4), (curve) => column(curve, "samples"), [-5, 100])).toEqual({ first: 0, last: 12 });
+});
+
+test("a zoom draws the part alone, then its finer rows; a double click, or a rewind, draws all again", async () => {
+  const asked = [], drawn = [], heard = {}, link = { listen() {} }, store = new Store(link), box = document.body.appendChild(document.createElement("div"));
+  link.plotly = async () => ({ Plots: { resize() {} }, react: (node, data, shape) => {
+    node.on ??= (name, act) => { heard[name] = (change) => { Object.assign(node.layout.xaxis, change.now); act(change); }; };
+    Object.assign(node, { data, layout: node.layout ?? { xaxis: { autorange: true } } });
+    drawn.push([...data.find(({ name }) => name === "train/loss").x]);
+    expect(shape.uirevision).toBe("step");  // what was chosen stays
+  } });
+  link.ask = async ({ id, ask, first, last }) => {
+    if (ask !== "span") return;
+    asked.push([first, last]);
+    store.hear({ re: id, status: "applied", curves: [{ name: "train/loss", stride: 1, from: 0 }] }, [rows([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]).rows]);
+  };
+  const start = () => store.hear({ v: 1, view: { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} }, curves: [{ name: "train/loss", stride: 4, from: 0 }] }, [rows([5, 4, 3, 2, 1], 4).rows]);
+  start();
+  render(html`<${Panel} store=${store} part="plots" />`, box);
+  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]));
+  heard.plotly_relayout({ "xaxis.range[0]": 9, now: { range: [9, 11], autorange: false } });
+  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
+  expect(asked).toEqual([[8, 12]]);
+  heard.plotly_relayout({ autosize: true });  // the page has another width
+  heard.plotly_relayout({ "xaxis.autorange": true, now: { autorange: true } });
+  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]), 3000);
+  heard.plotly_relayout({ "xaxis2.range": 1, now: { range: [9, 11], autorange: false } });
+  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
+  store.hear({ again: true, curves: [{ name: "train/loss", stride: 4, from: 0 }] }, [rows([5, 4], 4).rows]);
+  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([4, 8]), 3000);
+  render(null, box);
 });

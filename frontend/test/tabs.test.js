@@ -186,7 +186,7 @@ test("Rewind: each state with its step, epoch and loss, and which is best", asyn
 // As much of plotly as a click needs: `drawn` has the boxes and what is called after a click.
 function clickable() {
   const drawn = [], react = (box, traces) => {
-    if (!box.data) box.on = (name, click) => drawn.push({ box, click: (x) => click({ points: [{ x }] }) });
+    if (!box.data) box.on = (name, click) => name === "plotly_click" && drawn.push({ box, click: (x) => click({ points: [{ x }] }) });
     box.data = traces;
   };
   return [drawn, Promise.resolve({ react, Plots: { resize() {} } })];
