@@ -29,6 +29,11 @@ test("each record can be chosen, and its best value; the usual numbers are the l
   expect(cellsOf(VIEW, ["gone"])).toEqual(cellsOf(VIEW));
 });
 
+test("a record is old where others are newer, not where the run is ahead of all of them", () => {
+  const style = (step) => cellsOf({ ...VIEW, place: { step: 900 }, numbers: { ...NUMBERS, lr: { value: 0.1, of: 1, step } } }).find(([label]) => label === "train/loss").slice(3);
+  expect([style(12), style(78), style(79)]).toEqual([["mean of 33", ""], ["mean of 33", ""], ["at step 12", "old"]]);
+});
+
 test("a person chooses with the keys, this browser keeps it, and the usual numbers come back", async () => {
   const { find, labels, button, tick } = shown(), pin = () => find("button.pin");
   expect([pin().getAttribute("aria-expanded"), labels()]).toEqual(["false", USUAL]);
