@@ -97,6 +97,17 @@ export function Message({ store, view, answer }) {
     ${view.state.go_on && html`<p class="go-on">To go on: <code>${view.state.go_on}</code></p>`}</section>`;
 }
 
+// A run that is finished goes on for some epochs more.
+export function More({ view, press }) {
+  const [epochs, setEpochs] = useState("1"), spec = view.commands.train_more;
+  if (view.state.name !== "finished" || !spec || !view.may_steer) return null;
+  const train = (event) => {
+    event.preventDefault();
+    press("train_more", { epochs: /^\s*\d+\s*$/.test(epochs) ? Number(epochs) : epochs });
+  };
+  return html`<form class="bar more" title=${spec.doc} onSubmit=${train}><label>Epochs more <input size="4" value=${epochs} onInput=${(event) => setEpochs(event.target.value)} /></label><button>Train</button></form>`;
+}
+
 export function Waiting({ view, press }) {
   const rows = Object.entries(view.waiting ?? {});
   return rows.length > 0 && html`<section class="waiting" aria-label="Waiting for approval">${rows.map(([id, { name, values, by, source, reason }]) => html`

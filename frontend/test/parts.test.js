@@ -68,6 +68,21 @@ test("Stop asks first", async () => {
   expect(asked.map(({ name }) => name)).toEqual(["stop"]);
 });
 
+test("a finished run trains on for the epochs that are written; a text is sent as it is, and refused in words", async () => {
+  const commands = { ...VIEW.commands, train_more: { at: 9, doc: "more" } }, ended = { state: { name: "finished" }, commands };
+  const { asked, store, find } = shown(ended), field = find(".more input");
+  type(field, "30");
+  await vi.waitFor(() => expect(field.value).toBe("30"));
+  find(".more button").click();
+  expect(asked).toEqual([{ ask: "command", id: "1", name: "train_more", values: { epochs: 30 }, basis: 12 }]);
+  type(field, "none");
+  await vi.waitFor(() => { find(".more button").click(); expect(asked.at(-1).values).toEqual({ epochs: "none" }); });
+  store.hear({ re: asked.at(-1).id, status: "refused", reason: "no number" }, []);
+  await vi.waitFor(() => expect(find(".message").textContent).toContain("refused: no number"));
+  expect(shown({ commands }).find(".more")).toBe(null);
+  expect(shown({ ...ended, may_steer: false }).find(".more")).toBe(null);
+});
+
 test("who may only look can press nothing", () => {
   const { asked, box, find } = shown({ may_steer: false });
   for (const each of box.querySelectorAll("section[aria-label=Controls] button")) each.click();

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import warm
 from jupyter_server import LIMIT
-from live_page import PANEL, TURNS, Live, later, settle
+from live_page import TURNS, Live, later, settle
 
 pytestmark = pytest.mark.browser
 
@@ -100,12 +100,6 @@ def live(server, browser):
         yield Live(page, server, ["print(trainer.fit().status)", KEEP], setup=SETUP).start()
 
 
-def enter(run, name, text):
-    """A value into the exact box of a tunable."""
-    run.row(name).locator("input").fill(text)
-    run.row(name).locator("input").press("Enter")
-
-
 def script(server, *words):
     """What a plain script prints, in a process of its own."""
     command = [sys.executable, "-c", REPLAY, *words]
@@ -113,31 +107,33 @@ def script(server, *words):
                     check=True).stdout.split()
 
 
-@pytest.mark.long  # test_browser_live has the clicks, test_journal_script the replay
 def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
     """Rate, hook off, rewind, another rate, stop: each by a real click;
     the journal's replay gives the same weights."""
-    enter(live, "lr", "2e-3")
+    panel = live.panel()
+    panel.enter("lr", "2e-3")
     assert later(lambda: live.told["rate"] == 2e-3) and live.goes_on()
-    live.hook("Noise").locator("input[type=checkbox]").click()
+    panel.hook("noise").get_by_role("switch").click()
     assert later(lambda: live.told["noise"] is False) and live.goes_on()
-    live.hook("witness").get_by_role("button", name="earlier").click()
-    enter(live, "gradient_accumulation_steps", "2")
+    order = panel.hook("witness").get_by_label("Order of witness")
+    order.fill("-5")
+    order.press("Enter")
+    panel.enter("gradient_accumulation_steps", "2")
     assert live.goes_on(40)
-    chooser = live.page.locator(".tnb-chooser", has_text="Go back to")
-    live.click("Rewind")
-    chooser.wait_for()
+    chooser = panel.choose()
     chooser.locator("select").select_option(index=3)
     chooser.get_by_role("button", name="Rewind here").click()
     assert later(lambda: live.told["branch"] == 1)
     chooser.wait_for(state="hidden")
-    live.row("ema.enabled").locator("input").click()
-    assert later(lambda: ["tune", "ema.enabled", False, "widget"] in live.told["journal"])
-    enter(live, "ema.decay", "0.8")
-    live.row("ema.enabled").locator("input").click()
-    assert later(lambda: ["tune", "ema.enabled", True, "widget"] in live.told["journal"])
+    of_ema = lambda on: [name for _, name, new, _ in live.told["journal"]
+                         if name.startswith("ema") and new is on]
+    panel.hook("ema").get_by_role("switch").click()
+    assert later(lambda: of_ema(False))
+    panel.enter("ema.decay", "0.8")
+    panel.hook("ema").get_by_role("switch").click()
+    assert later(lambda: of_ema(True))
     assert live.goes_on()
-    enter(live, "lr", "5e-4")
+    panel.enter("lr", "5e-4")
     assert later(lambda: live.told["rate"] == 5e-4) and live.goes_on()
     live.stop()
     sources = {tuple(entry[:2]) for entry in live.told["journal"] if entry[3] == "widget"}
@@ -151,82 +147,68 @@ def test_a_run_steered_by_hand_is_made_again_by_a_script(live, server):
     assert live.lab.problems == []
 
 
-# After a reload under load, Lab does not always find the models of a large panel ("widget model not
-# found"): test_browser_panel reloads in the short run.
-@pytest.mark.parametrize("reloaded", [False, pytest.param(True, marks=pytest.mark.long)],
-                         ids=["at first", "reloaded"])
-def test_a_click_on_a_curve_goes_back_there(live, reloaded):
-    """The chooser opens in the message line, at the state before the place; Escape closes it;
-    nothing moves."""
-    page = live.page
+def test_a_click_on_a_curve_goes_back_there_and_a_zoom_stays(live):
+    """The chooser opens at the state before the place, Escape closes it; a zoom outlives the
+    points that come; after a reload the branch is there."""
+    page, panel = live.page, live.panel()
     assert later(lambda: live.step > 150)
-    live.click("Pause")
-    live.state("paused")
-    step = live.step
-    chooser, plot = (page.locator(".tnb-chooser", has_text="Go back to"),
-                     page.locator(".tnb .js-plotly-plot .nsewdrag").first)
-    line, tabs = page.locator(".tnb-message"), page.locator(".tnb-tabs")
-    before = line.bounding_box(), tabs.bounding_box()
+    panel.click("Pause")
+    panel.is_in("paused")
+    step, plot = live.step, panel.box.locator(".js-plotly-plot .nsewdrag").first
+    chooser = panel.box.get_by_role("region", name="Rewind")
     box = plot.bounding_box()
-    place = {"x": box["width"] * 0.5, "y": box["height"] * 0.5}
-    plot.dblclick(position=place)  # ends a zoom, and asks for nothing
-    settle(page, 500)  # a single click would have been sent by now, and answered after a few turns
-    assert live.freezes() and not chooser.is_visible()
-    plot.hover(position=place)
-    plot.click(position=place)
-    chooser.wait_for()
-    assert (line.bounding_box(), tabs.bounding_box()) == before
-    numbers = [int(text.split()[1]) for text in chooser.locator("select option").all_inner_texts()]
-    chosen = int(chooser.locator("select option:checked").inner_text().split()[1])
-    low, high = page.evaluate("document.querySelector('.tnb .js-plotly-plot')"
-                              "._fullLayout.xaxis.range")
-    spot = (low + high) / 2  # the point of the curve that is nearest is within a step
-    assert chosen in {max(number for number in numbers if number <= spot + near)
-                      for near in (-1, 1)}
-    assert 0.3 * step < chosen < 0.55 * step and set(range(20, step, 20)) <= {*numbers, step}
+    plot.click(position={"x": box["width"] * 0.5, "y": box["height"] * 0.5})
+    assert later(lambda: chooser.locator("option").count() > 0)
+    numbers = [int(text.split()[1]) for text in chooser.locator("option").all_inner_texts()]
+    chosen = int(chooser.locator("option:checked").inner_text().split()[1])
+    assert {*range(20, step, 20)} <= {*numbers, step}
+    assert 0.3 * step < chosen < 0.55 * step
     page.keyboard.press("Escape")
     chooser.wait_for(state="hidden")
-    assert live.freezes() and page.locator(".legend").get_by_text("rewound").count() == 0
-    plot.click(position=place)
-    chooser.wait_for()
+    assert live.freezes() and live.told["branch"] == 0
+    plot.click(position={"x": box["width"] * 0.5, "y": box["height"] * 0.5})
     chooser.get_by_role("button", name="Rewind here").click()
-    page.locator(".legend").get_by_text("rewound").wait_for()
-    assert (line.bounding_box(), tabs.bounding_box()) == before
-    assert later(lambda: line.inner_text().startswith(f"Paused at step {chosen}"))
-    if reloaded:
-        live.lab.save()
-        live.lab.reload()
-        live.lab.cell(1).locator(PANEL).first.wait_for()
-        page.locator(".legend").get_by_text("rewound").wait_for()
-    live.click("Resume")
+    panel.says(f"step {chosen}")
+    live.lab.save()
+    live.lab.reload()
+    drawn = """box => box.querySelector('.chart')?.data?.map(each => each.name) ?? []"""
+    assert later(lambda: "train/loss@0" in live.panel().box.evaluate(drawn))
+    panel = live.panel()
+    panel.click("Resume")
     assert later(lambda: live.told["branch"] == 1) and live.goes_on()
-    live.click("Stop")
-    assert live.ends()
+
+    ends = "box => box.querySelector('.chart')._fullLayout.xaxis.range.map(Math.round)"
+    page.mouse.move(box["x"] + 200, box["y"] + 60)
+    page.mouse.down()
+    for part in range(1, 7):  # as slowly as a hand, over two drawings
+        page.mouse.move(box["x"] + 200 + 40 * part, box["y"] + 60)
+        if part in (2, 4):
+            last = panel.last()
+            assert later(lambda: panel.last() > last)
+    page.mouse.up()
+    assert later(lambda: panel.box.evaluate(ends)[0] > 0)
+    settle(page)
+    zoomed = panel.box.evaluate(ends)
+    assert later(lambda: panel.last() > zoomed[1] + 20)
+    assert panel.box.evaluate(ends) == zoomed
+    live.stop()
     assert live.lab.problems == []
 
 
-HURRY = """line => { const list = line.querySelector("select"), [go] = line.querySelectorAll("button");
-    for (const index of [3, 2, 1]) {
-        list.selectedIndex = index;
-        list.dispatchEvent(new Event("change", {bubbles: true}));
-    }
-    go.click();
-    return list.selectedOptions[0].textContent.replace("\\u00a0", " "); }"""  # noqa: E501
-
-
-@pytest.mark.parametrize("times", [2, pytest.param(8, marks=pytest.mark.long)])
-def test_the_state_that_the_list_shows_is_the_one_gone_back_to(live, times):
-    """Also where the choice, the last of three, is newer than what the kernel has heard: several
-    times, for now and then it is not newer."""
-    assert later(lambda: live.step > 100)
-    live.click("Pause")
-    live.state("paused")
-    chooser = live.page.locator(".tnb-chooser", has_text="Go back to")
-    message = live.page.locator(".tnb-message")
-    for _ in range(times):
-        live.click("Rewind")
-        chooser.wait_for()
-        shown = chooser.evaluate(HURRY)
-        chooser.wait_for(state="hidden")
-        assert later(lambda: message.inner_text().startswith(f"Paused at {shown},")), (
-            shown, message.inner_text())
+def test_a_finished_run_trains_on_by_a_click(jupyterlab, browser):
+    """The line comes when the run is finished; a wrong number is refused in words."""
+    with jupyterlab.new_page(browser, height=1400) as lab:
+        run = Live(lab, jupyterlab, ["noise.enabled = False\ntrainer.fit(epochs=2).status"])
+        run.run(1)
+        panel = run.panel()
+        panel.is_in("finished")
+        field = panel.box.get_by_label("Epochs more")
+        field.fill("none")
+        panel.click("Train")
+        panel.says("refused")
+        assert run.step == 32
+        field.fill("3")
+        panel.click("Train")
+        assert later(lambda: run.step == 80)
+        panel.is_in("finished")
+        assert later(lambda: panel.step() == 80) and field.is_visible() and lab.problems == []
