@@ -191,7 +191,8 @@ def test_a_click_on_a_curve_goes_back_there_and_a_zoom_stays(live):
     zoomed = panel.box.evaluate(ends)
     assert later(lambda: panel.last() > zoomed[1] + 20)
     assert panel.box.evaluate(ends) == zoomed
-    live.stop()
+    panel.stop()
+    assert live.ends()
     assert live.lab.problems == []
 
 
