@@ -101,8 +101,8 @@ class Page:
 def test_a_run_is_named_by_what_differs():
     remembered(0.05, 0.003)
     runs = runs_behind(ended(0.1))
-    assert list(runs.names().values()) == ["Linear · lr 0.1", "Linear · lr 0.05",
-                                           "Linear · lr 0.003"]
+    assert list(runs.names().values()) == ["Linear · lr 0.05", "Linear · lr 0.003",
+                                           "Linear · lr 0.1"]
     remembered(0.003)
     runs.update()
     first, second, third = [each.number for each in PAST]
