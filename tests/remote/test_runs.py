@@ -405,7 +405,7 @@ def test_other_runs_stand_behind_a_live_one_and_can_be_taken_away(three, tmp_pat
     assert set(lines_of(page, "valid/accuracy")) == {"low", "by <b>hand"}  # this run has none
     plots.remove_run("low")
     assert "low" not in lines_of(page)
-    with pytest.raises(ValueError, match="by <b>hand"):
+    with pytest.raises(KeyError, match="by <b>hand"):
         plots.remove_run("low")
     plots.remove_run("by <b>hand")
     assert len(lines_of(page)) == 1
