@@ -1,47 +1,51 @@
-"""Several runs in JupyterLab: what the page draws, real clicks on the names, and a run that
-grows."""
+"""Several runs in JupyterLab: those of a folder, of which one grows, and those that have ended in
+this kernel."""
 
+import html
 import json
-import os
 from pathlib import Path
 
 import pytest
-from live_page import PANEL, Live, later, settle
+from live_page import Live, later, picture
 from written_runs import WrittenRun, trained
 
 pytestmark = pytest.mark.browser
 
-SETUP = "from trainer_nb import attach"
+SETUP = """
+import torch
+from trainer_nb import Trainer, attach
+torch.set_num_threads(1)
+x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
+                                   batch_size=16)
+def trained(lr):
+    model = torch.nn.Linear(4, 1)
+    return Trainer(model, train_dl=data, valid_dl=data, loss_fn=torch.nn.MSELoss(), epochs=4,
+                   optim=torch.optim.SGD(model.parameters(), lr=lr), device="cpu", seed=0)
+"""
 SHOW = "runs = attach('runs/*')\nruns.names['run1'] = '<b>first</b> try'\nruns"
+ENDED = "first = trained(0.01)\nfirst.fit().status"
+SECOND = ("second = trained(0.1)\nsecond.plots.add_run('runs/run2', name='of a folder')\n"
+          "second.fit().status")
 
 
 @pytest.fixture
-def page(jupyterlab, browser):
+def live(jupyterlab, browser):
     """A notebook beside a folder with two runs that have ended, and one that goes on."""
     folder = Path(jupyterlab.folder, "runs")
     for number in (1, 2):
         trained(folder / f"run{number}", steps=8 * (3 + number)).close()
     WrittenRun(folder)
-    with jupyterlab.new_page(browser, height=1100) as lab:
-        yield Live(lab, jupyterlab, [SHOW], setup=SETUP)
+    with jupyterlab.new_page(browser, height=1300) as lab:
+        yield Live(lab, jupyterlab, [SHOW, ENDED, SECOND, "second.plots.remove_run('of a folder')"],
+                   setup=SETUP)
 
 
-def ends(page):
-    """Name and last step of each line in the large chart."""
-    return page.page.evaluate(
-        "() => Object.fromEntries(document.querySelector('.js-plotly-plot').data.filter(t => "
-        "(t.yaxis || 'y') === 'y' && t.name !== 'rewound')"
-        ".map(t => [t.name, Math.max(...t.x)]))")
-
-
-def said(page, x):
-    """The runs that have a value in the label at a place of the x-axis."""
-    texts = page.page.evaluate(
-        "async x => { const p = document.querySelector('.js-plotly-plot'); (await "
-        "window.trainer_nb_plotly).Fx.hover(p, {xval: x}, 'xy');"
-        "await new Promise(r => setTimeout(r, 100)); return [...p.querySelectorAll('.hoverlayer "
-        ".legendtext')].map(t => t.textContent); }", x)
-    return [text.rpartition(" : ")[0] for text in texts]
+def ends(panel):
+    """Name and last step of each line in the large chart; of one loss by each run."""
+    return panel.box.evaluate(
+        "box => Object.fromEntries((box.querySelector('.chart').data ?? [])"
+        ".filter(each => each.yaxis === 'y').map(each => [each.name, Math.max(...each.x)]))")
 
 
 def grow(path, last):
@@ -52,38 +56,62 @@ def grow(path, last):
                         for step in range(line["step"] + 1, last + 1))
 
 
-def picture(page, name):
-    """A picture of the page, for a person who wants to see it:
-    TRAINER_NB_PICTURES names a folder."""
-    if folder := os.environ.get("TRAINER_NB_PICTURES"):
-        settle(page.page, 1000)
-        page.lab.screenshot(Path(folder, f"runs-{name}.png"))
+def test_runs_of_a_folder_and_of_this_kernel(live, jupyterlab):
+    """All in one plot, names as text; a name in the legend hides a run, and what a run adds comes
+    by itself. Of a kernel's own runs an earlier one is shown, called by a name that the other
+    panel has, too, and one of a folder was added by code."""
+    live.run(1)
+    panel = live.panel(1)
+    first = "<b>first</b> try"
+    lines = {"exp1": 24, html.escape(first): 32, "run2": 40}  # plotly reads names as HTML
+    assert later(lambda: ends(panel) == lines), ends(panel)
+    table = panel.box.locator("table.runs")
+    assert first in table.inner_text() and table.locator("b").count() == 0
+    picture(live.page, "runs")
+    drag = panel.box.locator(".chart .nsewdrag").first
+    at = drag.bounding_box()
+    said = panel.box.locator(".chart .hoverlayer .legendtext")
+    def heard():
+        for each in (0.2, 0.25):  # the mouse moves
+            live.page.mouse.move(at["x"] + each * at["width"], at["y"] + at["height"] / 2)
+        return [each.rpartition(" : ")[0] for each in said.all_text_contents()]
+    assert later(lambda: heard() == ["exp1", first, "run2"]), heard()
 
-
-@pytest.mark.long  # tests/remote/test_runs; test_browser_curves has a run beside
-def test_three_runs_overlay_a_name_hides_one_and_a_running_one_grows(page, jupyterlab):
-    """All in one plot, with the names as text; the legend is real switches;
-    new points come by themselves."""
-    page.lab.run_cell(1)
-    page.lab.cell(1).locator(PANEL).first.wait_for()
-    names = {"exp1": 24, "&lt;b&gt;first&lt;/b&gt; try": 32, "run2": 40}
-    assert later(lambda: ends(page) == names), ends(page)
-    table = page.lab.cell(1).locator(".tnb-table table")
-    assert "<b>first</b> try" in table.inner_text() and table.locator("b").count() == 0
-    picture(page, "1-three")
-
-    assert later(lambda: said(page, 12) == ["exp1", "<b>first</b> try", "run2"]), said(page, 12)
-    picture(page, "2-hover")
-
-    page.click("run2")
-    assert later(lambda: "run2" not in ends(page)) and len(ends(page)) == 2
-    page.click("run2")
-    assert later(lambda: "run2" in ends(page))
-
-    for name, last in (("run2", 1500), ("exp1", 2000)):  # thinned to points at other steps
+    legend = panel.box.locator(".runs-legend button")
+    for there in (2, 3):
+        legend.filter(has_text="run2").click()
+        assert later(lambda: len(ends(panel)) == there and ("run2" in ends(panel)) == (there == 3))
+    for name, last in (("run2", 1500), ("exp1", 2000)):
         grow(Path(jupyterlab.folder, "runs", name), last)
-    assert later(lambda: [ends(page).get(name)
-                          for name in ("run2", "exp1")] == [1500, 2000]), ends(page)
-    assert later(lambda: said(page, 701) == ["exp1", "run2"]), said(page, 701)
-    assert page.lab.problems == []
-    picture(page, "3-grown")
+    assert later(lambda: [ends(panel)[name] for name in ("run2", "exp1")] == [1500, 2000]), ends(
+        panel)
+
+    live.run(2)
+    live.run(3)
+    panel = live.panel(3)
+    panel.is_in("finished")
+    assert later(lambda: "of a folder" in ends(panel)), ends(panel)
+    rows = panel.tab("Runs").locator("tbody tr")
+    assert later(lambda: rows.count() == 3)
+    row = rows.filter(has_text="finished").filter(has_not_text="this run").filter(
+        has_not_text="of a folder")
+    row.get_by_role("switch").click()
+    assert later(lambda: len([each for each in ends(panel) if each.startswith("Linear")]) == 2)
+    row.locator("button.run-name").dblclick()
+    box = panel.box.get_by_label("Name of")
+    box.fill("low <b>rate</b>")
+    box.press("Enter")
+    assert later(lambda: any("low" in each for each in ends(panel))), ends(panel)
+    assert later(lambda: "low <b>rate</b>" in panel.box.locator(".runs-legend").inner_text())
+    heads = panel.box.locator("table.runs thead th").all_inner_texts()
+    values = [[each.inner_text() for each in line.locator("th, td").all()]
+              for line in (rows.filter(has_text="this run"), rows.filter(has_text="low"))]
+    assert [each[heads.index("lr")] for each in values] == ["0.1", "0.01"]
+    picture(live.page, "runs-of-a-kernel")
+    add = panel.box.get_by_label("Folder of a run")
+    add.fill("nowhere/*")
+    add.press("Enter")
+    assert later(lambda: "nowhere" in panel.box.locator(".pane.runs .wrong").inner_text())
+    live.run(4)
+    assert later(lambda: "of a folder" not in ends(panel) and rows.count() == 2)
+    assert live.lab.problems == []
