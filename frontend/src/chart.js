@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { RunLegend, allOf, behindOf, behindTraces } from "./behind.js";
 import { gapTrace } from "./gaps.js";
 import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from "./marks.js";
+import { leaveOut } from "./outliers.js";
 import { Save, svgOf } from "./save.js";
 import { column } from "./store.js";
 import { isAveraged, short } from "./words.js";
@@ -173,10 +174,11 @@ export function inWords(curves) {
 // `all`: the run of the feed is one of several, and none is before the others.
 export function Chart({ store, onStep, all = false }) {
   const box = useRef(), drawn = useRef({ at: 0 }), library = useRef(null), [window, setWindow] = useState(33), [chosen, setChosen] = useState("auto"), [axis, setAxis] = useState("step");
-  const [hidden, setHidden] = useState(new Set()), [every, setEvery] = useState(false), click = useRef(onStep), moved = useRef(() => {}), [wrong, setWrong] = useState("");
+  const [hidden, setHidden] = useState(new Set()), [every, setEvery] = useState(false), [outliers, setOutliers] = useState(true), click = useRef(onStep), moved = useRef(() => {}), [wrong, setWrong] = useState("");
   click.current = axis === "step" ? onStep : undefined;
   const zoom = useRef(null);  // range on the x-axis, finer rows of it, and the generation of the curves to which they belong
-  useEffect(() => { zoom.current = null; }, [store, axis]);
+  const tall = useRef({});  // name of a y-axis to the range that a person has chosen
+  useEffect(() => { zoom.current = null; tall.current = {}; }, [store, axis]);
   const behind = () => (all ? allOf(store) : behindOf(store)), front = () => (all ? {} : store.curves);
   useEffect(() => {
     let plotly = null, timer = 0, rest = 0, gone = false;
@@ -189,11 +191,16 @@ export function Chart({ store, onStep, all = false }) {
       drawn.current = { at: began, ...seen };
       const log = chosen === "auto" ? spansPowers(all ? others.map((each) => each.curves) : [own], hidden) : chosen === "powers of ten", found = smallOf(withOthers(own, others)), small = every ? found : found.slice(0, MOST_PLOTS);
       const lines = traces(withFiner(own, near?.finer), { window, axis, hidden, others, front: all, small }).map((each) => cut(each, near?.range)), spots = all ? [] : spotsOf(changesOf(view), own, AXES[axis], 18 / Math.max(200, width));
-      plotly.react(box.current, [...lines, ...markTraces(spots)], layout(small, { axis, log, width, spots, drawn: lines }), { displayModeBar: false, responsive: false });
+      const shape = layout(small, { axis, log, width, spots, drawn: lines }), far = outliers ? [] : leaveOut(lines, shape, tall.current);
+      plotly.react(box.current, [...lines, ...far, ...markTraces(spots)], shape, { displayModeBar: false, responsive: false });
       drawn.current.at = Math.max(began, performance.now() + 3 * (performance.now() - began) - 500);  // a quarter of the page's time at most
       if (first) {
         box.current.on("plotly_click", ({ points }) => click.current?.(points[0].x));
-        box.current.on("plotly_relayout", (change) => Object.keys(change).some((name) => name.startsWith("xaxis")) && moved.current());
+        box.current.on("plotly_relayout", (change) => {
+          for (const name of Object.keys(change).filter((each) => /^yaxis\d*\.range/.test(each)).map((each) => each.split(".")[0])) tall.current[name] = [...box.current.layout[name].range];
+          if (Object.keys(change).some((name) => name.startsWith("xaxis"))) moved.current();
+        });
+        box.current.on("plotly_doubleclick", () => { tall.current = {}; moved.current(); });
       }
     };
     moved.current = () => {  // a part of the x-axis was chosen, or all of it again
@@ -212,7 +219,7 @@ export function Chart({ store, onStep, all = false }) {
     document.addEventListener("visibilitychange", later);
     store.link.plotly().then((found) => { plotly = library.current = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));
     return () => { gone = true; clearTimeout(timer); clearTimeout(rest); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };
-  }, [store, window, chosen, axis, hidden, every, all]);
+  }, [store, window, chosen, axis, hidden, every, outliers, all]);
   const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
   const others = behind(), there = withOthers(front(), others), losses = lossesOf(all ? there : store.curves), small = smallOf(there), { earlier } = store.view.drawn ?? {};
   const shown = () => [...(all ? [] : [{ name: store.view.run.name, curves: store.curves }]), ...behind().filter(({ number }) => !hidden.has(`#${number}`))];
@@ -226,6 +233,7 @@ export function Chart({ store, onStep, all = false }) {
       ${!all && store.view.may_steer && (earlier !== undefined || others.length > 0) && html`<button type="button" class="chip" aria-pressed=${others.length > 0} title=${others.length ? "Hide the other runs" : "Show the last run of this kernel that has the same loss; the tab Runs has all of them"}
         onClick=${() => store.request({ ask: "run", ...(others.length ? { do: "hide" } : { do: "show", number: earlier }) })}>${others.length > 1 ? `${others.length} other runs` : "earlier run"}</button>`}
       ${small.length > MOST_PLOTS && html`<button type="button" class="chip" aria-pressed=${every} title="Show the small plots of all records" onClick=${() => setEvery(!every)}>all ${small.length} plots</button>`}
+      <button type="button" class="chip" aria-pressed=${outliers} title=${outliers ? "Points far from the rest are in the scale" : "Points far from the rest are left out of the scale; a triangle at the edge marks each of them"} onClick=${() => setOutliers(!outliers)}>outliers</button>
       <label>smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${[1, 10, 33, 100, 300].map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
       <label>y <select aria-label="y" value=${chosen} onChange=${(event) => setChosen(event.target.value)}>${["auto", "linear", "powers of ten"].map((each) => html`<option>${each}</option>`)}</select></label>
       <label>x <select aria-label="x" value=${axis} onChange=${(event) => setAxis(event.target.value)}>${Object.keys(AXES).map((each) => html`<option>${each}</option>`)}</select></label>

@@ -35,7 +35,7 @@ const DARK = "#333333";
 
 // What plotly is to draw: on white, with a legend where lines have names.
 export function pictureOf(data, layout) {
-  const named = (trace) => trace.hoverinfo !== "skip" && (trace.xaxis ?? "x") === "x" && trace.yaxis !== "y99" && trace.name !== "not finite";
+  const named = (trace) => trace.hoverinfo !== "skip" && (trace.xaxis ?? "x") === "x" && trace.yaxis !== "y99" && !["not finite", "beyond the scale"].includes(trace.name);
   return {
     data: data.map((trace) => ({ ...trace, showlegend: named(trace) })),
     layout: {

@@ -4,6 +4,7 @@ import { expect, test, vi } from "vitest";
 import { MOST_PLOTS, flatRange, inWords, layout, smallOf, smoothed, traces } from "../src/chart.js";
 import { gapsOf } from "../src/gaps.js";
 import { changesOf, markTraces, spotsOf } from "../src/marks.js";
+import { beyond, leaveOut, rangeWithout } from "../src/outliers.js";
 import { Panel } from "../src/panel.js";
 import { csvOf, fileName, pictureOf, svgOf } from "../src/save.js";
 import { Store, column } from "../src/store.js";
@@ -155,5 +156,33 @@ test("a zoom draws the part alone, then its finer rows; a double click, or a rew
   await vi.waitFor(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
   store.hear({ again: true, curves: [{ name: "train/loss", stride: 4, from: 0 }] }, [rows([5, 4], 4).rows]);
   await vi.waitFor(() => expect(drawn.at(-1)).toEqual([4, 8]), 3000);
+  render(null, box);
+});
+
+test("outliers can be left out of the scale, and triangles mark them", () => {
+  const values = Array.from({ length: 200 }, (_, at) => 1 + (at % 10) / 10), drawn = (some) => traces({ "train/loss": rows(some) }, { window: 1 });
+  values[50] = 1e6;
+  values[120] = -5000;
+  const range = rangeWithout(drawn(values), "y", false), [marks] = beyond(drawn(values), "y", range, false);
+  expect([range[0] > 0.5, range[1] < 2.5]).toEqual([true, true]);
+  expect([marks.x, marks.y, marks.customdata, marks.marker.symbol]).toEqual([[51, 121], [range[1], range[0]], [1e6, -5000], ["triangle-up", "triangle-down"]]);
+  const powers = rangeWithout(drawn(values), "y", true), [up] = beyond(drawn(values), "y", powers, true);
+  expect([powers[1] < 0.5, up.x, up.y[0].toFixed(6)]).toEqual([true, [51], (10 ** powers[1]).toFixed(6)]);  // what is below 0 has no place
+  expect([rangeWithout([], "y", false), rangeWithout(drawn([2, 2]), "y", false), beyond(drawn([1, 2]), "y", [0, 3], false)]).toEqual([null, null, []]);
+  const shape = layout([], {}), found = leaveOut(drawn(values), shape, { yaxis: [0, 1e7] });
+  expect([shape.yaxis.range, shape.yaxis99.range, found.map(({ x }) => x)]).toEqual([[0, 1e7], [0, 1], [[121]]]);  // a person has zoomed
+});
+
+test("a button leaves outliers out", async () => {
+  const shapes = [], link = { listen() {}, ask: async () => {}, plotly: async () => ({ Plots: { resize() {} }, react: (node, data, shape) => { node.on ??= () => {}; Object.assign(node, { data }); shapes.push(shape.yaxis.range); } }) };
+  const store = new Store(link), box = document.body.appendChild(document.createElement("div")), values = Array.from({ length: 100 }, (_, at) => (at === 40 ? 50 : 1 + (at % 7) / 7));
+  store.hear({ v: 1, view: { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} }, curves: [{ name: "train/loss", stride: 1, from: 0 }] }, [rows(values).rows]);
+  render(html`<${Panel} store=${store} part="plots" />`, box);
+  const button = () => [...box.querySelectorAll("button")].find((each) => each.textContent === "outliers");
+  await vi.waitFor(() => expect([shapes.at(-1), shapes.length]).toEqual([undefined, 1]));
+  expect(button().getAttribute("aria-pressed")).toBe("true");
+  button().click();
+  await vi.waitFor(() => expect(shapes.at(-1)?.[1]).toBeLessThan(5));
+  expect(button().getAttribute("aria-pressed")).toBe("false");
   render(null, box);
 });
