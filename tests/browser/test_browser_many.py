@@ -1,15 +1,13 @@
 """Many of everything at any width: 40 hooks with tunables, 40 metrics, 6 loaders, long names."""
 
-import os
-from pathlib import Path
-
 import pytest
-from live_page import Live, later, open_tab, settle
+from live_page import later, picture, settle
+from page_runs import Served, training
 
 pytestmark = pytest.mark.browser
 
-SETUP = """
-import torch
+SCRIPT = """
+import sys, torch
 from trainer_nb import AlertsHook, Hook, LayerStatsHook, SamplesHook, Trainer, Tunable
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -27,15 +25,17 @@ def metric(k):
     return f"{words}_{k:02}", measured
 Net = type("N" + "etwork" * 9 + "Block", (torch.nn.Linear,), {})
 assert len(Net.__name__) == 60
-trainer = Trainer(Net(4, 1), train_dl=data, valid_dl=loaders, loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu", grad_clip=1.0, seed=0,
+trainer = Trainer(Net(4, 1), train_dl=data, valid_dl=loaders, loss_fn=torch.nn.MSELoss(), epochs=2, device="cpu", grad_clip=1.0, seed=0, workspace=sys.argv[1],
+                  progress=False,
                   hooks=[*map(hook, range(37)), LayerStatsHook(every_steps=1), AlertsHook(), SamplesHook()], metrics=dict(map(metric, range(40))))
+trainer.step(2)
+trainer.tune(lr=0.01)
+trainer.step(3)
+trainer.pause_when("step == 8")
+trainer.fit(epochs=4)
 """  # noqa: E501
-RUN = "trainer.tune(lr=0.01)\ntrainer.fit().status"
-LEFT_AREA = "() => window.jupyterapp.commands.execute('application:toggle-left-area')"
-THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
-# widths of the window, those at which all tabs are opened, and those with all plots
-SHORT, WHOLE = ((520, 1300), (520,), ()), (
-    (520, 800, 965, 1300, 1900, 2560), (520, 1300), (520, 1300))
+# widths of the page: beside a file browser in a small window, in a default window, alone, wide
+SHORT, WHOLE = (520, 820, 1300), (390, 520, 680, 820, 965, 1300, 1900, 2560)
 
 # What a person sees of the panel: texts, cut where a box around them cuts, and controls.
 SEEN = """(panel) => {
@@ -135,7 +135,7 @@ def look(panel, width, where):
 
 def wrong_at(panel, width, where):
     """What is wrong at this width, and stays so."""
-    return [] if later(lambda: not look(panel, width, where)) else look(panel, width, where)
+    return look(panel, width, where)
 
 
 FITS = """() => [...document.querySelectorAll('.tnb .js-plotly-plot')]
@@ -150,86 +150,22 @@ def widen(page, width):
     settle(page)
 
 
-def picture(lab, name):
-    """A picture for a person who wants to see it: TRAINER_NB_PICTURES names a folder."""
-    if folder := os.environ.get("TRAINER_NB_PICTURES"):
-        lab.screenshot(Path(folder, f"many-{name}.png"))
-
-
-def pin_by_keys(lab, panel):
-    """A number of the head by keyboard: searched, ticked, shown; Escape gives the focus back."""
-    opener = panel.get_by_role("button", name="Choose the numbers of the head")
-    labels = panel.locator(".numbers .label")
-    before = labels.all_inner_texts()
-    opener.focus()
-    lab.page.keyboard.press("Enter")
-    panel.locator(".tnb-pins .list").wait_for()
-    focus = lambda name: lab.page.evaluate(f"() => document.activeElement.{name}")
-    assert later(lambda: focus("tagName") == "INPUT")
-    lab.page.keyboard.type("_5/score_39")
-    found = panel.locator(".tnb-pins label:visible")
-    assert later(lambda: found.count() == 2), (
-        found.all_inner_texts()
-    )  # the record and its best value
-    picture(lab, "pins")
-    lab.page.keyboard.press("Tab")
-    if focus("className") == "usual":
-        lab.page.keyboard.press("Tab")
-    lab.page.keyboard.press("Space")
-    assert later(lambda: labels.count() == len(before) + 1) and labels.last.inner_text().endswith(
-        "_5/score_39"
-    )
-    assert later(panel.locator(".tnb-pins .usual").is_enabled)
-    lab.page.keyboard.press("Escape")
-    panel.locator(".tnb-pins .list").wait_for(state="hidden")
-    assert later(lambda: focus("title") == "Choose the numbers of the head")
-    lab.page.keyboard.press("Enter")
-    panel.locator(".tnb-pins .list").wait_for()
-    panel.locator(".tnb-pins .usual").click()
-    assert later(lambda: labels.all_inner_texts() == before)
-    lab.page.keyboard.press("Escape")
-    assert (
-        lab.cell(1).locator(".tnb").count() == 1 and lab.page.locator(".jp-Cell").count() == 2
-    )  # no key reached the notebook
-
-
-@pytest.mark.long  # test_browser_page: nothing overlaps; what_opens_in_the_panel has the pins
-@pytest.mark.parametrize("widths, tabs_at, plots_at", [SHORT, WHOLE])
-def test_many_of_everything_at_any_width(jupyterlab, browser, widths, tabs_at, plots_at):
+@pytest.mark.parametrize("widths", [SHORT, pytest.param(WHOLE, marks=pytest.mark.long)])
+def test_many_of_everything_at_any_width(tmp_path, browser, widths):
     """Nothing overlaps, runs over the panel's edge or leaves a screen empty, in each tab."""
-    with jupyterlab.new_page(browser, width=1300, height=3000) as lab:
-        run = Live(lab, jupyterlab, [RUN], setup=SETUP)
-        lab.page.evaluate(LEFT_AREA)
-        lab.run_cell(1)
-        panel = lab.cell(1).locator(".tnb").first
+    with training(tmp_path / "run", SCRIPT) as run, Served(run.path, "--port", 0) as served:
+        page = browser.new_context(viewport={"width": 1300, "height": 3000}).new_page()
+        page.goto(served.steer_url)
+        panel, wrong = page.locator(".tnb"), []
         panel.locator(".js-plotly-plot .main-svg").first.wait_for()
-        run.state("finished")
-        wrong, tabs = [], panel.locator(".tnb-tabs button")
+        tabs = panel.get_by_role("tab")
+        assert later(lambda: tabs.count() == 9)
         for width in widths:
-            widen(lab.page, width)
-            wrong += wrong_at(panel, width, "panel")
-            picture(lab, f"{width}")
-            if os.environ.get("TRAINER_NB_PICTURES"):
-                for theme in ("Dark", "Light"):
-                    lab.page.evaluate(THEME, f"JupyterLab {theme}")
-                    settle(lab.page, 1000)
-                    picture(lab, f"{width}-{theme}")
-            for tab in range(1, tabs.count() if width in tabs_at else 0):
-                open_tab(panel, tab)
-                settle(lab.page)
-                wrong += wrong_at(panel.locator(".tnb-pane"), width, tabs.nth(tab).inner_text())
-                if os.environ.get("TRAINER_NB_PICTURES"):
-                    panel.locator(".tnb-pane").screenshot(
-                        path=Path(os.environ["TRAINER_NB_PICTURES"], f"many-{width}-tab{tab}.png")
-                    )
-            open_tab(panel, 0)
-        pin_by_keys(lab, panel)
-        if plots_at:
-            panel.locator("button", has_text="plots").click()
-            panel.locator(".tnb-plots.tall").wait_for()
-        for width in plots_at:
-            widen(lab.page, width)
-            wrong += wrong_at(panel, width, "all plots")
-            picture(lab, f"{width}-all")
-        lab.page.evaluate(LEFT_AREA)
+            widen(page, width)
+            for at in range(tabs.count()):
+                tabs.nth(at).click()
+                settle(page)
+                wrong += wrong_at(panel, width, tabs.nth(at).inner_text())
+                picture(page, f"many-{width}-{at}")
+        page.context.close()
         assert wrong == [], "\n".join(map(str, wrong[:60]))
