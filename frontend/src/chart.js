@@ -146,6 +146,9 @@ const ENDS = { t: 8, b: 28 }, MAIN = 194, ROW = 130, TITLE = 50;  // pixels
 // How many small plots stand side by side.
 const acrossOf = (many, width) => Math.min(many, many === 4 && width >= 760 ? 4 : width < 560 ? 2 : 3);
 
+// A title that has room for so many letters; long names often differ at their end.
+export const fitted = (text, most) => (text.length <= most ? text : `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(text.length - Math.floor(most / 2))}`);
+
 // `drawn`: the traces; `spots`: where something was changed by hand.
 export function layout(small, { axis = "step", log = false, width = 900, spots = [], drawn = [] } = {}) {
   const narrow = width < 560, ticks = narrow ? 4 : 7, across = acrossOf(small.length, width), rows = small.length ? Math.ceil(small.length / across) : 0;
@@ -160,7 +163,7 @@ export function layout(small, { axis = "step", log = false, width = 900, spots =
     const gap = narrow ? 0.14 : 0.06, wide = (1 - gap * (across - 1)) / across, from = (at % across) * (wide + gap), top = MAIN + ROW * Math.floor(at / across), number = at + 2, flat = flatRange(drawn, `y${number}`);
     made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
     made[`yaxis${number}`] = { ...PLAIN, domain: [up(top + ROW), up(top + TITLE)], anchor: `x${number}`, nticks: 4, exponentformat: "e", ...(flat ? { range: flat } : { autorange: true }) };
-    made.annotations.push({ text: literal(title), x: from, y: up(top + TITLE - 4), yanchor: "bottom", xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
+    made.annotations.push({ text: literal(fitted(title, Math.max(8, Math.floor((wide * (width - 58)) / 7)))), hovertext: literal(title), x: from, y: up(top + TITLE - 4), yanchor: "bottom", xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
   });
   return made;
 }
@@ -184,10 +187,10 @@ export function Chart({ store, onStep, all = false }) {
     let plotly = null, timer = 0, rest = 0, gone = false;
     const draw = () => {
       timer = 0;
-      const near = zoom.current?.generation === store.generation ? zoom.current : null, { curves, others: beside, ownHidden, view } = store, seen = { curves, near, finer: near?.finer, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name };
+      const near = zoom.current?.generation === store.generation ? zoom.current : null, { curves, others: beside, ownHidden, view } = store, seen = { curves, near, finer: near?.finer, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name, width: box.current?.clientWidth };
       const same = Object.entries(seen).every(([name, value]) => drawn.current[name] === value);
       if (gone || !plotly || document.hidden || same) return;
-      const first = !box.current.data, began = performance.now(), others = behind(), own = front(), width = box.current.clientWidth;
+      const first = !box.current.data, began = performance.now(), others = behind(), own = front(), { width } = seen;
       drawn.current = { at: began, ...seen };
       const log = chosen === "auto" ? spansPowers(all ? others.map((each) => each.curves) : [own], hidden) : chosen === "powers of ten", found = smallOf(withOthers(own, others)), small = every ? found : found.slice(0, MOST_PLOTS);
       const lines = traces(withFiner(own, near?.finer), { window, axis, hidden, others, front: all, small }).map((each) => cut(each, near?.range)), spots = all ? [] : spotsOf(changesOf(view), own, AXES[axis], 18 / Math.max(200, width));
@@ -215,7 +218,11 @@ export function Chart({ store, onStep, all = false }) {
     // at most twice a second, and never in a page that nobody sees
     const later = () => { timer ||= setTimeout(draw, Math.max(0, drawn.current.at + 500 - performance.now())); };
     drawn.current = { at: 0 };
-    const stop = store.watch(later), size = new ResizeObserver(() => plotly && box.current?.data && plotly.Plots.resize(box.current));
+    const stop = store.watch(later), size = new ResizeObserver(() => {
+      if (!plotly || !box.current?.data) return;
+      plotly.Plots.resize(box.current);
+      later();  // another width has room for other titles
+    });
     document.addEventListener("visibilitychange", later);
     store.link.plotly().then((found) => { plotly = library.current = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));
     return () => { gone = true; clearTimeout(timer); clearTimeout(rest); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };

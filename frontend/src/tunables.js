@@ -3,7 +3,7 @@ import { html } from "htm/preact";
 import { useRef, useState } from "preact/hooks";
 import { plain, read, short } from "./words.js";
 
-const FEW = 12, MANY = 6;  // rows: without a search field; of a hook that starts open
+const FEW = 12, MANY = 6, ROOM = 20;  // rows: without a search field; of a hook that starts open; of all that do
 
 // Those that a person changes: not the switch and the order of each hook, which its row in the table has.
 export const tunablesOf = ({ tunables, values }) => Object.entries(tunables).sort(([, one], [, other]) => one.at - other.at)
@@ -14,9 +14,11 @@ export const tunablesOf = ({ tunables, values }) => Object.entries(tunables).sor
 export function groupsOf(view) {
   const found = new Map();
   for (const rule of tunablesOf(view)) found.set(rule.group, [...(found.get(rule.group) ?? []), rule]);
+  let room = ROOM;
   return [...found].map(([title, rows]) => {
-    const { owner } = rows[0];
-    return { title, rows, open: !owner || Boolean(view.points[owner]?.own) || rows.length <= MANY };
+    const { owner } = rows[0], few = Boolean(view.points[owner]?.own) || rows.length <= MANY, open = !owner || (few && rows.length <= room);
+    if (open) room -= rows.length;
+    return { title, rows, open };
   });
 }
 

@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { html } from "htm/preact";
 import { expect, test, vi } from "vitest";
-import { smoothed, spansPowers, traces } from "../src/chart.js";
+import { fitted, layout, smoothed, spansPowers, traces } from "../src/chart.js";
 import { buttonsOf } from "../src/controls.js";
 import { Panel } from "../src/panel.js";
 import { cellsOf } from "../src/parts.js";
@@ -244,4 +244,18 @@ test("a run that ended with a loss that is not finite is not green, and says wha
   expect([colour(diverged), brokenBy(diverged)]).toEqual(["error", "it has diverged at step 5"]);
   expect(colour({ ...diverged, alerts: { 1: { kind: "divergence", step: 5, ended: 7 } } })).toBe("finished");
   expect(message({ ...VIEW, state: { name: "paused" }, saved: { step: 1200, time: 0 } })).toBe("Paused after step 12. Last checkpoint: step 1,200.");
+});
+
+test("a title fits its chart, and keeps its end", () => {
+  expect(fitted("grad_norm", 9)).toBe("grad_norm");
+  expect(fitted("mean_difference_07", 12)).toBe("mean_…nce_07");
+  const names = ["a_very_long_name_of_a_metric_of_a_set_07"], made = layout([{ title: names[0], names }], { width: 300 });
+  expect(made.annotations[0].text.length).toBeLessThan(40);
+  expect(made.annotations[0].hovertext).toBe(names[0]);
+});
+
+test("of many hooks those beyond the room start folded", () => {
+  const names = Array.from({ length: 40 }, (_, at) => `hook${at}`), rule = (owner, at) => [`${owner}.amount`, { at, group: owner, owner, kind: "float" }];
+  const view = { tunables: Object.fromEntries(names.map(rule)), values: {}, points: Object.fromEntries(names.map((name) => [name, { own: true }])) };
+  expect(groupsOf(view).filter(({ open }) => open)).toHaveLength(20);
 });
