@@ -1,5 +1,5 @@
-"""What a long run costs the kernel: memory of a record, a refresh of the panel's curves, the
-picture.
+"""What a long run costs the kernel: memory of a record, a reading of it for the panel's curves,
+the picture.
 
     python -m benchmarks.history              a million steps
     python -m benchmarks.history --steps 100000
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from trainer_nb import Trainer
-from trainer_nb.panel.plots import Plots
+from trainer_nb.panel.bins import Records
 from trainer_nb.panel.still import still
 
 NAMES = ("train/loss", "lr", "time/step", "time/data", "samples_per_second")
@@ -48,25 +48,26 @@ def main():
                       progress=False, device="cpu")
     noise = np.random.default_rng(0).normal(0, 0.05, BLOCK)
     write(trainer.history, 0, 1000, noise)
-    plots = Plots(trainer.view)
+    records_of, view = Records(), trainer.view
+    records_of.read(view)
     before = resident()
     write(trainer.history, 1000, steps - 1000, noise)
     kept = resident() - before
     began = time.perf_counter()
-    plots.refresh()
+    records_of.read(view)
     first = time.perf_counter() - began
     drawn = resident() - before
     spent = []
     for number in range(20):
         write(trainer.history, steps + 100 * number, 100, noise)
         began = time.perf_counter()
-        plots.refresh()
+        records_of.read(view)
         spent.append(time.perf_counter() - began)
     records = steps * len(NAMES)
     print(f"{steps:,} steps, {records:,} records: {kept / records:.0f} bytes a record; with the "
           f"panel's curves {drawn / records:.0f}")
-    print(f"refresh of the curves: the first {first * 1e3:.0f} ms, then "
-          f"{statistics.median(spent) * 1e3:.1f} ms")
+    print(f"reading for the curves: the first {first * 1e3:.0f} ms, then "
+          f"{statistics.median(spent) * 1e3:.2f} ms")
     began = time.perf_counter()
     picture = still(trainer.view)
     print(f"still: {len(picture.encode()) / 1000:.0f} kB in {time.perf_counter() - began:.2f} s")

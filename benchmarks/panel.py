@@ -66,12 +66,19 @@ trainer.progress_hook.enabled = False
 trainer.dashboard
 """
 COMPARE = """
-panes = list(trainer.screen.panes)
+screen, feed = trainer.panels.parts.screen, trainer.feed
+panels, pages = list(screen.panels), list(feed.listeners)
+looks, look = [], feed._look
+def timed(*given):
+    began = time.thread_time()
+    look(*given)
+    looks.append(1000 * (time.thread_time() - began))
+feed._look = timed
 def spent(shown, steps):
-    trainer.watch_hooks(shown)
-    trainer.screen.panes[:] = panes if shown else []
+    screen.panels[:] = panels if shown else []
+    feed.listeners = pages if shown else []
     cpu, wall = time.thread_time(), time.perf_counter()
-    with trainer.screen.live() if shown else nullcontext():
+    with screen.live() if shown else nullcontext():
         trainer.step(steps)
     return [(time.thread_time() - cpu) / steps, (time.perf_counter() - wall) / steps]
 spent(True, 20_000)  # recorded points
@@ -81,7 +88,7 @@ for _ in range({blocks}):  # forwards and backwards: what drifts meets each of t
     back = [spent(shown, {steps}) for shown in reversed(order)][::-1]
     blocks.append([[sum(pair) / 2 for pair in zip(*both)] for both in zip(there, back)])
 spent(True, 100)
-print(json.dumps(blocks))
+print(json.dumps([blocks, sorted(looks)]))
 """
 EARLIER = """
 for earlier in (make(256, max_steps=20_000), make(128, max_steps=20_000)):
@@ -116,12 +123,12 @@ def click_times(lab, clicks):
     page.evaluate("""() => {
         window.pressed = [];
         document.addEventListener('click', event => {
-            const button = event.target.closest('.tnb-controls .main');
+            const button = event.target.closest('[aria-label=Controls] .main');
             if (button && button.innerText.includes('Pause'))
                 window.pressed.push((performance.timeOrigin + event.timeStamp) / 1000);
         }, true);
     }""")
-    main = page.locator(".tnb-controls .main")
+    main = page.locator("[aria-label=Controls] .main")
     for number in range(clicks):
         main.get_by_text("Pause").click()
         page.wait_for_selector(".tnb.is-paused")
@@ -130,6 +137,14 @@ def click_times(lab, clicks):
         page.wait_for_selector(".tnb.is-running")
         time.sleep(0.7 + 0.041 * (number % 11))
     return page.evaluate("() => window.pressed")
+
+
+def stop(page):
+    """End the run: the button asks once."""
+    controls = page.locator(".tnb").first.get_by_label("Controls")
+    controls.get_by_role("button", name="Stop").click()
+    time.sleep(0.4)  # later than the second half of a double click
+    controls.get_by_role("button", name="Really stop?").click()
 
 
 def latency(clicks=20):
@@ -142,7 +157,7 @@ def latency(clicks=20):
             lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
             time.sleep(3)
             pressed = click_times(lab, clicks)
-            lab.page.locator(".tnb-controls").get_by_role("button", name="Stop").click()
+            stop(lab.page)
             lab.wait_cell(2)
             steps, pauses = answer(lab, 3)
         pace = (len(steps) - 1) / sum(b - a for a, b in zip(steps, steps[1:]) if b - a < 0.35)
@@ -164,7 +179,10 @@ def cpu(blocks=7, steps=20_000):
         lab.run_cell(1)
         lab.wait_cell(1)
         lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
-        found = answer(lab, 2)
+        found, looks = answer(lab, 2)
+    print(f"an update in the loop's thread: median {statistics.median(looks):.2f} ms, of {len(looks)} "
+          f"the lowest tenth up to {looks[len(looks) // 10]:.2f}, the highest from "
+          f"{looks[-len(looks) // 10]:.2f}")
     for kind, index in (("CPU of the loop's thread", 0), ("wall clock", 1)):
         per_step = statistics.median(plain[index] for _, plain, _ in found)
         print(f"{kind}: {1e6 * per_step:.0f} us a step without the panel; medians of {len(found)} "
@@ -178,12 +196,9 @@ def cpu(blocks=7, steps=20_000):
 def compare_runs(lab):
     """Show the curves of all earlier runs beside the run's own, by clicks in the tab Runs."""
     panel = lab.cell(2).locator(".tnb").first
-    panel.locator(".tnb-tabs button", has_text="Runs").click()
-    rows = panel.locator(".tnb-runrow:not(.heads, .this)")
-    rows.nth(1).wait_for()
-    for row in rows.all():
-        row.locator("button.run").click()
-    chart = panel.locator(".js-plotly-plot")
+    panel.get_by_role("tab", name="Runs").click()
+    panel.get_by_role("button", name="Show all").click()
+    chart = panel.locator(".chart")
     while len({name for name in chart.evaluate("box => box.data.map(each => each.name)")
                if name.startswith("Sequential")}) < 2:
         time.sleep(0.2)
@@ -210,12 +225,12 @@ def memory(minutes=10.0):
             session.send("HeapProfiler.collectGarbage")
             metrics = {m["name"]: m["value"]
                        for m in session.send("Performance.getMetrics")["metrics"]}
-            head = lab.cell(2).locator(".tnb .row1").first.inner_text()
-            print(f"{(passed + 30) / 60:5.1f} min  step {head.split('step')[1].split()[0]:>10}"
+            step = lab.cell(2).locator(".tnb .step").first.inner_text()
+            print(f"{(passed + 30) / 60:5.1f} min  step {step:>10}"
                   f"  kernel {kernel.memory_info().rss / 2**20:7.1f} MiB"
                   f"  page {metrics['JSHeapUsedSize'] / 2**20:6.1f} MiB"
                   f"  {metrics['Nodes']:,.0f} nodes", flush=True)  # fmt: skip
-        lab.cell(2).locator(".tnb-controls").get_by_role("button", name="Stop").click()
+        stop(lab.page)
         lab.wait_cell(2)
 
 
