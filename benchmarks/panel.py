@@ -180,7 +180,7 @@ def cpu(blocks=7, steps=20_000):
         lab.wait_cell(1)
         lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
         found, looks = answer(lab, 2)
-    print(f"an update in the loop's thread: median {statistics.median(looks):.2f} ms of {len(looks)}, "
+    print(f"an update in the loop: median {statistics.median(looks):.2f} ms of {len(looks)}, "
           f"the lowest tenth up to {looks[len(looks) // 10]:.2f}, the highest from "
           f"{looks[-len(looks) // 10]:.2f}")
     for kind, index in (("CPU of the loop's thread", 0), ("wall clock", 1)):
