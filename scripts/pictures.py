@@ -7,7 +7,6 @@ clicks.
 """
 
 import io
-import json
 import re
 import sys
 import tempfile
@@ -20,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from jupyter_server import JupyterServer, open_browser  # noqa: E402
+from live_page import DRAWN, Seen  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 SETUP = """
@@ -61,25 +61,30 @@ trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True),
 
 
 def take(lab, name, cell):
-    """A picture of a cell's output."""
+    """A picture of a cell's panel."""
     lab.page.mouse.move(0, 0)
     lab.page.wait_for_timeout(1200)
-    output = lab.cell(cell).locator(".jp-Cell-outputArea")
-    output.scroll_into_view_if_needed()
-    output.screenshot(path=str(IMAGES / f"{name}.png"))
+    lab.cell(cell).locator(".tnb").first.screenshot(path=str(IMAGES / f"{name}.png"))
     print(f"docs/images/{name}.png")
 
 
 @contextmanager
-def page(folder, width=1300, height=1500, dark=False):
-    """A page of JupyterLab in the light or the dark theme, the left area closed."""
-    with JupyterServer(folder) as server, open_browser() as browser:
-        if dark:
-            settings = server.home / "settings/@jupyterlab/apputils-extension"
-            path = settings / "themes.jupyterlab-settings"
-            path.write_text(json.dumps({"theme": "JupyterLab Dark"}))
-        with server.new_page(browser, width=width, height=height) as lab:
-            yield server, lab
+def page(folder, width=1300, height=1500):
+    """A page of JupyterLab."""
+    with (JupyterServer(folder) as server, open_browser() as browser,
+          server.new_page(browser, width=width, height=height) as lab):
+        yield server, lab
+
+
+def shown(lab, cell, first=0):
+    """Run the cells up to this one to their ends, start it, and wait for its curves."""
+    lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    for each in range(first, cell):
+        lab.run_cell(each)
+        lab.wait_cell(each)
+    lab.run_cell(cell)
+    lab.cell(cell).locator(DRAWN).first.wait_for()
+    return Seen(lab.cell(cell).locator(".tnb").first)
 
 
 def quick_start():
@@ -95,14 +100,14 @@ def quick_start():
             fit = next(number for number, source in enumerate(cells)
                        if "trainer.fit()" in source and "\n" not in source)
             lab.run_all()
-            panel = lab.page.locator(".tnb")
-            panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+            lab.page.locator(DRAWN).first.wait_for()
+            panel = Seen(lab.page.locator(".tnb").first)
             lab.page.wait_for_timeout(4000)
             take(lab, "running", fit)
-            panel.get_by_role("button", name="Pause").click()
-            lab.page.wait_for_selector(".tnb.is-paused")
+            panel.click("Pause")
+            panel.is_in("paused")
             take(lab, "paused", fit)
-            panel.get_by_role("button", name="Resume").click()
+            panel.click("Resume")
             lab.wait_cell("all", seconds=120)
             take(lab, "finished", fit)
 
@@ -113,68 +118,44 @@ def type_into(place, text):
     place.press("Enter")
 
 
-def parts(lab):
-    """Every part of the panel, in a run that is steered: light, 1300 pixels."""
-    panel = lab.page.locator(".tnb").first
-    def row(name):
-        return panel.locator(
-            ".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
-    def click(text):
-        tab = panel.get_by_role("tab", name=text)
-        panel.get_by_role("button", name=text).or_(tab).first.click()
-    type_into(row("weight_decay"), "0.05")
-    lab.page.wait_for_timeout(1500)
-    panel.locator(".hrow").filter(has_text="Blur").get_by_role("button", name="later").click()
-    lab.page.wait_for_timeout(1500)
-    type_into(row("lr"), "1e-3")
-    lab.page.wait_for_timeout(1000)
-    type_into(row("grad_clip"), "-1")
-    take(lab, "hooks", 1)
-    click("Journal")
-    type_into(panel.get_by_placeholder("Note for this step"), "The plateau is over")
-    take(lab, "journal", 1)
-    type_into(row("grad_clip"), "1")
-    click("Pause")
-    lab.page.wait_for_selector(".tnb.is-paused")
-    click("Inspect")
-    click("Step")
-    type_into(panel.get_by_placeholder("loss > 10"), "valid/accuracy > 0.98")
-    take(lab, "inspect", 1)
-    lab.page.set_viewport_size({"width": 800, "height": 2200})
-    take(lab, "inspect_800", 1)
-    lab.page.set_viewport_size({"width": 1300, "height": 1500})
-    click("Hooks")
-    click("Detach")
-    lab.run_cell(2)  # it fails ten steps later
-    lab.wait_cell(2)
-    click("Resume")
-    lab.page.wait_for_selector(".tnb.is-error")
-    take(lab, "error", 1)
-    lab.run_cell(3)
-    lab.wait_cell(3)
-    take(lab, "controls", 3)
-
-
 def steer():
-    """The parts of the panel; and the whole of it in the dark, wide and narrow."""
+    """The parts of the panel, in a run that is steered."""
     fail = "blur.fails_at = trainer.step_state.optimizer_step + 10"
-    for dark in (False, True):
-        with (tempfile.TemporaryDirectory() as folder,
-              page(Path(folder, "lab"), dark=dark) as (server, lab)):
-            server.write_notebook("run.ipynb", [SETUP, "trainer.fit()", fail, "trainer.controls"])
-            lab.open("run.ipynb")
-            lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
-            lab.run_cell(0)
-            lab.wait_cell(0)
-            lab.run_cell(1)
-            lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
-            lab.page.wait_for_timeout(5000)
-            if dark:
-                take(lab, "dark_1300", 1)
-                lab.page.set_viewport_size({"width": 800, "height": 2200})
-                take(lab, "dark_800", 1)
-            else:
-                parts(lab)
+    with tempfile.TemporaryDirectory() as folder, page(folder) as (server, lab):
+        server.write_notebook("run.ipynb", [SETUP, "trainer.fit()", fail, "trainer.controls"])
+        lab.open("run.ipynb")
+        panel = shown(lab, 1)
+        lab.page.wait_for_timeout(5000)
+        panel.enter("weight_decay", "0.05")
+        lab.page.wait_for_timeout(1500)
+        order = panel.hook("blur").get_by_label("Order of blur")
+        type_into(order, "200")
+        lab.page.wait_for_timeout(1500)
+        panel.enter("lr", "1e-3")
+        lab.page.wait_for_timeout(1000)
+        panel.enter("grad_clip", "-1")
+        take(lab, "hooks", 1)
+        type_into(panel.tab("Journal").get_by_label("Note for the journal"), "The plateau is over")
+        take(lab, "journal", 1)
+        panel.enter("grad_clip", "1")
+        panel.click("Pause")
+        panel.is_in("paused")
+        pane = panel.tab("Inspect")
+        panel.click("Step")
+        type_into(pane.get_by_label("Pause when", exact=True), "valid/accuracy > 0.98")
+        take(lab, "inspect", 1)
+        panel.tab("Hooks")
+        panel.click("Detach")
+        lab.wait_cell(1)
+        lab.run_cell(2)  # it fails ten steps later
+        lab.wait_cell(2)
+        panel.click("Resume")
+        panel.is_in("error")
+        panel.says("Failed")
+        take(lab, "error", 1)
+        lab.run_cell(3)
+        lab.wait_cell(3)
+        take(lab, "controls", 3)
 
 
 RATES = """
@@ -189,41 +170,26 @@ trainer = Trainer(model, train_dl=DataLoader(train, 32, shuffle=True),
                   optim=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3), epochs=40,
                   sched="one_cycle",
                   hooks=[LayerGroupsHook(["body", "head"]), SnapshotHook(every_steps=50), blur])
-trainer.dashboard
 """
 
 
 def rates():
-    """The search for a rate; schedule, layer groups, and the choice of a state to rewind to."""
+    """Schedule, layer groups, and the choice of a state to rewind to."""
     imports = "from trainer_nb import LayerGroupsHook, SnapshotHook"
-    with tempfile.TemporaryDirectory() as folder, page(folder) as (server, lab):
+    with tempfile.TemporaryDirectory() as folder, page(folder, height=1900) as (server, lab):
         server.write_notebook("run.ipynb", [SETUP, imports + RATES, "trainer.fit()"])
         lab.open("run.ipynb")
-        lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
-        for cell in (0, 1):
-            lab.run_cell(cell)
-            lab.wait_cell(cell)
-        panel = lab.cell(1).locator(".tnb")
-        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
-        panel.get_by_role("tab", name="LR finder").click()
-        panel.locator(".tnb-lr").get_by_role("button", name="Find").click()
-        panel.get_by_role("button", name="Run again").wait_for(timeout=60_000)
-        take(lab, "lr_finder", 1)
-        lab.run_cell(2)
-        panel = lab.cell(2).locator(".tnb")
-        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
-        def row(name):
-            return panel.locator(
-                ".tnb-row").filter(has=lab.page.locator(f'.nm[title^="{name}:"]')).locator("input")
+        panel = shown(lab, 2)
         lab.page.wait_for_timeout(3000)
-        row("layer_groups.body.frozen").first.click()
+        panel.field("layer_groups.body.frozen").click()
         lab.page.wait_for_timeout(1500)
-        type_into(row("layer_groups.head.lr_scale").last, "2")
-        type_into(row("lr_scale").last, "0.5")
+        panel.enter("layer_groups.head.lr_scale", "2")
+        panel.enter("lr_scale", "0.5")
         lab.page.wait_for_timeout(2000)
-        panel.get_by_role("button", name="Pause").click()
-        lab.page.wait_for_selector(".tnb.is-paused")
-        panel.get_by_role("button", name="Rewind").click()
+        panel.click("Pause")
+        panel.is_in("paused")
+        panel.tab("LR").get_by_label("Learning rate so far and to come").wait_for()
+        panel.choose()
         take(lab, "schedule", 2)
 
 
@@ -252,32 +218,24 @@ def views():
     with tempfile.TemporaryDirectory() as folder, page(folder, height=2100) as (server, lab):
         server.write_notebook("run.ipynb", [SETUP, VIEWS, "trainer.fit()"])
         lab.open("run.ipynb")
-        lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
-        for cell in (0, 1):
-            lab.run_cell(cell)
-            lab.wait_cell(cell, seconds=120)
-        lab.run_cell(2)
-        panel = lab.cell(2).locator(".tnb").first
-        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
-        panel.get_by_role("tab", name=re.compile(r"Table ([6-9]|\d\d)")).wait_for()
-        lr = panel.locator(".tnb-row").filter(
-            has=lab.page.locator('.nm[title^="lr:"]')).locator("input")
-        panel.get_by_role("tab", name="Runs").click()
-        rows = panel.locator(".tnb-runrow:not(.heads, .this)")
-        rows.nth(1).wait_for()
-        for row, name in zip(rows.all(), ("low rate", "clipped")):
-            row.locator("button.run").click()
-            type_into(row.locator("input"), name)
+        panel = shown(lab, 2)
+        panel.box.get_by_role("tab", name=re.compile(r"Table ([6-9]|\d\d)")).wait_for()
+        pane = panel.tab("Runs")
+        pane.get_by_role("button", name="Show all", exact=True).click()
+        for row, name in ((1, "clipped"), (2, "low rate")):  # the newest first
+            pane.locator("tbody tr").nth(row).locator("button.run-name").dblclick()
+            type_into(pane.get_by_label("Name of"), name)
         take(lab, "runs", 2)
         for name in ("Table", "Layers", "Data"):
-            panel.get_by_role("tab", name=name).click()
+            pane = panel.tab(name)
             if name == "Layers":
-                panel.locator(".heat-map canvas").first.click(force=True)  # the numbers of a layer
+                pane.locator(".field").click()  # the numbers of a layer
+                pane.locator(".bars").wait_for()
             take(lab, name.lower(), 2)
-        type_into(lr.last, "0.25")
-        panel.get_by_role("tab", name=re.compile("Alerts [1-9]")).click(timeout=120_000)
+        panel.enter("lr", "0.25")
+        panel.box.get_by_role("tab", name=re.compile("Alerts [1-9]")).click(timeout=120_000)
         take(lab, "alerts", 2)
-        panel.get_by_role("button", name="Stop").click()
+        panel.stop()
         lab.wait_cell(2)
 
 
@@ -298,7 +256,7 @@ class Film:
 
     def __init__(self, lab, panel):
         self.lab, self.frames, self.shown = lab, [], []
-        box, curves = panel.bounding_box(), panel.locator(".js-plotly-plot").last.bounding_box()
+        box, curves = panel.bounding_box(), panel.locator(".chart").bounding_box()
         self.clip = {**box, "height": curves["y"] + curves["height"] - box["y"]}
 
     def take(self, milliseconds, clicked=None):
@@ -333,34 +291,27 @@ def steering():
     with tempfile.TemporaryDirectory() as folder, page(folder) as (server, lab):
         server.write_notebook("run.ipynb", [SETUP + STEERING, "trainer.fit()"])
         lab.open("run.ipynb")
-        lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
-        lab.run_cell(0)
-        lab.wait_cell(0)
-        lab.run_cell(1)
-        panel = lab.cell(1).locator(".tnb").first
-        panel.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+        panel = shown(lab, 1)
         lab.page.wait_for_timeout(1500)
-        panel.scroll_into_view_if_needed()
-        film = Film(lab, panel)
+        panel.box.scroll_into_view_if_needed()
+        film = Film(lab, panel.box)
         film.take_running(8)
         change_rate(lab, panel, film)
         film.take_running(14)
         film.take(2500)
-        panel.get_by_role("button", name="Stop").click()
+        panel.stop()
         lab.wait_cell(1)
         film.save("steering")
 
 
 def change_rate(lab, panel, film):
     """Pause, a tenth of the rate, Resume."""
-    button = panel.get_by_role("button", name="Pause")
-    film.take(800, button)
-    button.click()
-    lab.page.wait_for_selector(".tnb.is-paused")
+    film.take(800, panel.button("Pause"))
+    panel.click("Pause")
+    panel.is_in("paused")
     lab.page.wait_for_timeout(800)
     film.take(1200)
-    lr = panel.locator(".tnb-row").filter(has=lab.page.locator('.nm[title^="lr:"]'))
-    box = lr.locator("input").last
+    box = panel.field("lr")
     film.take(600, box)
     for typed in ("0", "0.0", "0.04"):
         box.fill(typed)
@@ -368,9 +319,8 @@ def change_rate(lab, panel, film):
     box.press("Enter")
     lab.page.wait_for_timeout(800)
     film.take(1500)
-    button = panel.get_by_role("button", name="Resume")
-    film.take(800, button)
-    button.click()
+    film.take(800, panel.button("Resume"))
+    panel.click("Resume")
 
 
 def main():
