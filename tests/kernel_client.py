@@ -2,7 +2,7 @@
 
     with client_of(KERNEL, folder) as client:
         cell = client.begin("trainer.fit()")   # it runs now
-        client.click("Pause")                  # a real click on a button, sent on the shell channel
+        client.tell(comm, {"ask": ...})        # a message of a page, sent on the shell channel
         client.finish(cell)
 
 Every message goes over the main shell channel, as VS Code sends those of widgets.
@@ -20,6 +20,8 @@ from pathlib import Path
 import warm_kernels
 from jupyter_client.manager import KernelManager
 from jupyter_server import ENVIRONMENTS, LIMIT
+
+from trainer_nb.panel.feed import VERSION
 
 WIDGETS = "jupyter.widget"
 
@@ -72,6 +74,7 @@ class FrontEnd:
         self.subshell = None  # id of the one that messages are for
         self.messages = {}  # id of a comm to its custom messages, each with its buffers
         self.begun, self.to_clear = set(), set()  # to_clear: at their next output
+        self.shown = set()  # ids of comms of panels that a page has drawn
 
     def read(self, seconds=0.0):
         """Read what the kernel has published; wait at most so long for the first message."""
@@ -187,24 +190,17 @@ class FrontEnd:
         return [comm for comm, state in self.widgets.items()
                 if all(state.get(name) == value for name, value in values.items())]
 
-    def click(self, label):
-        """A click on the first button with this label."""
-        self.tell(self.find(_model_name="ButtonModel", description=label)[0], {"event": "click"})
-
     def tell(self, comm, content):
         """A custom message of a widget."""
         self.send("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
 
-    def set(self, comm, **state):
-        """New values of a widget, as its view in a page sends them."""
-        self.send("comm_msg",
-                  {"comm_id": comm,
-                   "data": {"method": "update", "state": state, "buffer_paths": []}})
-
     def show(self):
-        """Say what a page says once it shows the panel."""
-        for comm in self.find(_view_name="AnyView", drawn=0):
-            self.set(comm, drawn=1)
+        """Say what a page says once it has drawn the panels that are new; how many there were."""
+        new = set(self.find(_model_name="AnyModel")) - self.shown
+        for comm in new:
+            self.tell(comm, {"ask": "hello", "v": VERSION, "page": "shown"})
+        self.shown |= new
+        return len(new)
 
 
 def told(folder):

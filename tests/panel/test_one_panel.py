@@ -3,7 +3,7 @@
 import pytest
 from kernel_client import client_of
 
-from trainer_nb.panel.front_end import WIDGET
+from trainer_nb.panel.widget import WIDGET
 
 pytestmark = pytest.mark.slow
 SETUP = """

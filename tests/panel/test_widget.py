@@ -21,7 +21,7 @@ from written_runs import trained
 
 from trainer_nb.panel import widget as widgets
 from trainer_nb.panel.feed import VERSION, Feed, apply
-from trainer_nb.panel.front_end import WIDGET
+from trainer_nb.panel.widget import WIDGET
 from trainer_nb.panel.widget import OUTBOX, PARTS, Outbox, Panel
 from trainer_nb import attach
 from trainer_nb.remote.remote_view import RemoteRunView
