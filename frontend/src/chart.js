@@ -7,7 +7,7 @@ import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from ".
 import { leaveOut } from "./outliers.js";
 import { Save, svgOf } from "./save.js";
 import { column } from "./store.js";
-import { isAveraged, short } from "./words.js";
+import { isAveraged, ownNames, short } from "./words.js";
 import { cut, finerOf, withFiner } from "./zoom.js";
 
 const INKS = ["#3f83e8", "#dd7023", "#2a9d62", "#a259c4", "#c9483f", "#8a7a2c"];
@@ -55,7 +55,7 @@ const base = (name) => name.split("@")[0];
 const splitOf = (name) => name.split("/")[0];
 const isLoss = (name) => base(name).split("/").length > 1 && base(name).endsWith("loss");
 const isDrive = (name) => name.startsWith("lr") || name.startsWith("grad_norm");
-const named = (curves) => Object.keys(curves).filter((name) => !name.includes("@"));
+const named = (curves) => ownNames(Object.keys(curves).filter((name) => !name.includes("@")));
 
 // Names of the losses, training first; each has its ink.
 export const lossesOf = (curves) => named(curves).filter(isLoss).sort((one, other) => other.startsWith("train/") - one.startsWith("train/"));

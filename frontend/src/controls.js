@@ -97,15 +97,19 @@ export function Message({ store, view, answer }) {
     ${view.state.go_on && html`<p class="go-on">To go on: <code>${view.state.go_on}</code></p>`}</section>`;
 }
 
-// A run that is finished goes on for some epochs more.
-export function More({ view, press }) {
-  const [epochs, setEpochs] = useState("1"), spec = view.commands.train_more;
-  if (view.state.name !== "finished" || !spec || !view.may_steer) return null;
+// How a run that has ended goes on: a finished one for some epochs more, a failed one without the batch or the hook that raised.
+export function GoOn({ view, press }) {
+  const [epochs, setEpochs] = useState("1"), { state, commands, hooks, may_steer: steers } = view;
+  if (!steers) return null;
+  const more = state.name === "finished" && commands.train_more, skips = state.name === "error" && state.failed && !commands.resume?.why_not;
+  const failed = state.name === "error" ? Object.entries(hooks ?? {}).filter(([, each]) => each.failure && each.enabled).map(([name]) => name) : [];
   const train = (event) => {
     event.preventDefault();
     press("train_more", { epochs: /^\s*\d+\s*$/.test(epochs) ? Number(epochs) : epochs });
   };
-  return html`<form class="bar more" title=${spec.doc} onSubmit=${train}><label>Epochs more <input size="4" value=${epochs} onInput=${(event) => setEpochs(event.target.value)} /></label><button>Train</button></form>`;
+  return html`${more && html`<form class="bar more" title=${more.doc} onSubmit=${train}><label>Epochs more <input size="4" value=${epochs} onInput=${(event) => setEpochs(event.target.value)} /></label><button>Train</button></form>`}
+    ${(skips || failed.length > 0) && html`<div class="bar more">${skips && html`<button type="button" title=${commands.resume.values?.skip_failed?.doc} onClick=${() => press("resume", { skip_failed: true })}>Skip ${state.failed}</button>`}
+      ${failed.map((name) => html`<button type="button" key=${name} onClick=${() => press("tune", { [`${name}.enabled`]: false })}>Switch ${name} off</button>`)}</div>`}`;
 }
 
 export function Waiting({ view, press }) {

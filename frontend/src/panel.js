@@ -3,7 +3,7 @@ import { h, render } from "preact";
 import { html } from "htm/preact";
 import { useEffect, useReducer, useState } from "preact/hooks";
 import { Chart } from "./chart.js";
-import { Controls, Message, More, Waiting, useAnswer } from "./controls.js";
+import { Controls, GoOn, Message, Waiting, useAnswer } from "./controls.js";
 import { Data } from "./data.js";
 import { Hooks } from "./hooks.js";
 import { pageLink, widgetLink } from "./link.js";
@@ -65,7 +65,7 @@ export function Panel({ store, part = "dashboard" }) {
   return html`<${Root} class=${`tnb is-${colour(view)} ${store.cut ? "is-cut" : ""}`} aria-label=${`Training run ${view.run.name}`}>
     ${alone && html`<h1 class="unseen">Training run</h1>`}${whole && html`<${Head} ...${same} />`}
     ${has("controls") && html`<${Controls} ...${same} open=${open} setOpen=${setOpen} />`}
-    ${said && html`<${Message} ...${same} answer=${answer} />`}${has("controls") && html`<${More} ...${same} /><${Waiting} ...${same} />`}
+    ${said && html`<${Message} ...${same} answer=${answer} />`}${has("controls") && html`<${GoOn} ...${same} /><${Waiting} ...${same} />`}
     ${!PANES[part] && html`<div class=${`tnb-main ${whole ? "" : "single"}`}>
       ${has("plots") && html`<${Chart} store=${store} onStep=${whole && view.may_steer && view.run.can_rewind ? (step) => setOpen({ step }) : undefined} />`}
       ${has("controls") && html`<${Tunables} ...${same} />`}</div>`}

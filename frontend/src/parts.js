@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useRef, useState } from "preact/hooks";
 import { BEST, PinButton, PinList, usePins } from "./pins.js";
-import { capital, clock, count, isAveraged, phase, short, standing } from "./words.js";
+import { capital, clock, count, isAveraged, ownNames, phase, short, standing } from "./words.js";
 
 const base = (name) => name.split(".")[0];
 const LABELS = { samples_per_second: "Samples/s" };
@@ -18,7 +18,7 @@ export function choicesOf({ numbers = {}, memory }) {
 // The names that the head shows where nobody has chosen any.
 export function usualOf({ numbers = {}, memory }) {
   const rank = (name) => (name === "samples_per_second" ? 2 : base(name) === "grad_norm" ? 1.5 : base(name) === "lr" ? 1 : 0);
-  const found = Object.keys(numbers).sort((one, other) => rank(one) - rank(other)).filter((name) => (!name.startsWith("train/") || name.endsWith("/loss")) && !name.startsWith("time/"));
+  const found = ownNames(Object.keys(numbers)).sort((one, other) => rank(one) - rank(other)).filter((name) => (!name.startsWith("train/") || name.endsWith("/loss")) && !name.startsWith("time/"));
   return (memory?.used === undefined ? found : [...found, MEMORY]).slice(0, MOST);
 }
 

@@ -111,3 +111,9 @@ export function read(text, rule) {
   if (digits === "" || Number.isNaN(number)) throw new Error(`${text} is not a number: the box takes 3e-4, *0.5, /3${rule.optional ? `, or ${rule.none || "none"}` : ""}`);
   return factor === "*" ? now * number : factor === "/" ? now / number : number;
 }
+
+// The records of a run, without those of several optimizers that have no name: they are the last one's, which is there by its name.
+export function ownNames(names) {
+  const several = names.some((name) => name.startsWith("lr."));
+  return several ? names.filter((name) => !["lr", "grad_norm"].includes(name) && !/^train\/[^/]+$/.test(name)) : names;
+}

@@ -4,10 +4,10 @@ import { expect, test, vi } from "vitest";
 import { fitted, layout, smoothed, spansPowers, traces } from "../src/chart.js";
 import { buttonsOf } from "../src/controls.js";
 import { Panel } from "../src/panel.js";
-import { cellsOf } from "../src/parts.js";
+import { cellsOf, usualOf } from "../src/parts.js";
 import { Store } from "../src/store.js";
 import { groupsOf, isFar, rangeOf, stopOf, valueAt } from "../src/tunables.js";
-import { brokenBy, colour, message, plain, read, short } from "../src/words.js";
+import { brokenBy, colour, message, ownNames, plain, read, short } from "../src/words.js";
 
 const button = (at, more) => ({ at, doc: "does it", place: "tools", ...more });
 const VIEW = {
@@ -81,6 +81,17 @@ test("a finished run trains on for the epochs that are written; a text is sent a
   await vi.waitFor(() => expect(find(".message").textContent).toContain("refused: no number"));
   expect(shown({ commands }).find(".more")).toBe(null);
   expect(shown({ ...ended, may_steer: false }).find(".more")).toBe(null);
+});
+
+test("a failed run goes on without its batch, or without the hook that raised", () => {
+  const resume = { at: 2, values: { skip_failed: { doc: "leave out the batch" } } }, commands = { ...VIEW.commands, resume };
+  const failure = { point: "after_step", step: 3, epoch: 0, batch: 2, traceback: "" };
+  const { asked, box } = shown({ commands, state: { name: "error", failed: "batch 3 of epoch 1" }, hooks: { slow: { at: 0, order: 0, enabled: true, failure }, off: { at: 1, order: 1, enabled: false, failure } } });
+  const buttons = [...box.querySelectorAll(".more button")];
+  expect(buttons.map((each) => each.textContent)).toEqual(["Skip batch 3 of epoch 1", "Switch slow off"]);
+  for (const each of buttons) each.click();
+  expect(asked.map(({ name, values }) => [name, values])).toEqual([["resume", { skip_failed: true }], ["tune", { "slow.enabled": false }]]);
+  expect(shown({ commands, state: { name: "paused", failed: "batch 3" } }).find(".more")).toBe(null);
 });
 
 test("who may only look can press nothing", () => {
@@ -258,4 +269,11 @@ test("of many hooks those beyond the room start folded", () => {
   const names = Array.from({ length: 40 }, (_, at) => `hook${at}`), rule = (owner, at) => [`${owner}.amount`, { at, group: owner, owner, kind: "float" }];
   const view = { tunables: Object.fromEntries(names.map(rule)), values: {}, points: Object.fromEntries(names.map((name) => [name, { own: true }])) };
   expect(groupsOf(view).filter(({ open }) => open)).toHaveLength(20);
+});
+
+test("of several optimizers each has its loss and rate, and none stands twice", () => {
+  const names = ["train/loss", "train/d/loss", "train/g/loss", "lr", "lr.d", "lr.g", "grad_norm", "grad_norm.d", "train/g/accuracy", "valid/loss"];
+  expect(ownNames(names)).toEqual(["train/d/loss", "train/g/loss", "lr.d", "lr.g", "grad_norm.d", "train/g/accuracy", "valid/loss"]);
+  expect(ownNames(["train/loss", "lr", "grad_norm"])).toEqual(["train/loss", "lr", "grad_norm"]);
+  expect(usualOf({ numbers: Object.fromEntries(names.map((name) => [name, {}])) })).toEqual(["train/d/loss", "train/g/loss", "valid/loss", "lr.d", "lr.g", "grad_norm.d"]);
 });

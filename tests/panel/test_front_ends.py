@@ -100,7 +100,8 @@ def test_in_colab_scripts_of_other_widgets_are_allowed(tmp_path):
     package = tmp_path / "google" / "colab"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "output.py").write_text("def enable_custom_widget_manager():\n    print('allowed')\n")
+    allow = "def enable_custom_widget_manager():\n    print('allowed')\n"
+    (package / "output.py").write_text(allow)
     code = ("import google.colab.output, torch\nfrom trainer_nb import Trainer\n"
             "trainer = Trainer(torch.nn.Linear(1, 1), train_dl=[torch.ones(1, 1)], "
             "loss_fn=torch.nn.MSELoss(), device='cpu')\nprint(trainer.dashboard.part)")
