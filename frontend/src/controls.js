@@ -25,7 +25,7 @@ export function useAnswer(store) {
   };
   useEffect(() => () => clearTimeout(timer.current), []);
   const press = async (name, values = {}) => {
-    const said = [name, ...Object.entries(values).map((each) => each.join(" "))].join(" ");
+    const said = [name, ...Object.entries(values).map(([key, value]) => (key === "text" ? value : `${key} ${value}`))].join(" ");
     say(`${said}: asked for${store.view?.state.name === "running" ? "; it takes effect at the next step" : ""}.`, 60);
     const found = await store.command(name, values), applied = found.status === "applied";
     const where = applied && found.where ? ` ${found.where}` : "";
