@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import ClassVar
 
 PRELOADED = ("torch", "torch._dynamo", "torch.utils.data", "numpy", "psutil", "sklearn.datasets",
-             "plotly.offline", "tsdownsample", "ipykernel.kernelapp", "trainer_nb.trainer")
+             "anywidget", "ipykernel.kernelapp", "trainer_nb.trainer")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -38,7 +38,7 @@ LAYERS = {
     "tools": ("core support hooks", "torch numpy",
               "fastcore safetensors hydra omegaconf yaml plotly IPython nbdev"),
     "panel": ("core support folder hooks",
-              "torch numpy ipywidgets anywidget traitlets plotly IPython tsdownsample",
+              "torch numpy ipywidgets anywidget traitlets plotly IPython",
               "ipykernel comm zmq tornado google marimo"),
     "trainer": ("core support folder hooks engines tools panel", "torch numpy",
                 "IPython plotly pandas"),
@@ -54,7 +54,7 @@ MADE_ABOVE = {
     ("trainer_nb.remote.remote_run", "find_runs", "trainer_nb.remote.runs"),
 }
 NOT_LOADED = set("plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget mcp "
-                 "matplotlib tsdownsample safetensors torchdata pandas tensorboard wandb trackio "
+                 "matplotlib safetensors torchdata pandas tensorboard wandb trackio "
                  "hydra omegaconf yaml".split())
 
 

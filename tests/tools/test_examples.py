@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 MODULES = (*warm.PRELOADED, "sklearn.datasets")
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "examples" / "digits.py")]
-NOTEBOOK_PARTS = "plotly ipywidgets anywidget IPython nbdev tsdownsample matplotlib".split()
+NOTEBOOK_PARTS = "plotly ipywidgets anywidget IPython nbdev matplotlib".split()
 
 
 def test_into_a_pipe_it_prints_plain_lines():
