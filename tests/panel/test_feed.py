@@ -209,6 +209,33 @@ def test_only_new_rows_travel_and_an_open_bin_only_at_rest():
     assert cursor.news(records, True) == ({}, [])  # it has it already
 
 
+def test_records_that_share_their_places_have_the_bins_of_each_alone():
+    """Also one that begins later, and one that lacks 64 steps now and then: its open bin is as full
+    as those of the others, and begins elsewhere."""
+    rng, together, alone = np.random.default_rng(0), {}, {}
+    for name in ("first", "second", "late", "gaps"):
+        together[name], alone[name] = Bins(), Bins()
+    done = 0
+    for piece in [*rng.integers(1, 90, 200), *[3, 4, 2] * 200]:
+        steps = np.arange(done, done + piece)
+        places = steps, steps / 7, 4 * steps, steps / 3
+        known = {}
+        for name in together:
+            chosen = steps < (done + piece - 64 if name == "gaps" and piece > 64 else done + piece)
+            if name == "late" and done < 700 or not chosen.any():
+                continue
+            own = places if chosen.all() else [each[chosen] for each in places]
+            values = rng.normal(size=len(own[0]))
+            values[rng.random(len(values)) < 0.01] = np.nan
+            together[name].extend(Series(*own, values), known)
+            alone[name].extend(Series(*map(np.copy, own), values))
+        done += int(piece)
+    for name, bins in together.items():
+        assert bins.stride == alone[name].stride > 4
+        for got, expected in zip(bins.since(open=True), alone[name].since(open=True)):
+            np.testing.assert_array_equal(got, expected)
+
+
 def test_a_page_halves_as_the_kernel_does():
     values = np.random.default_rng(0).normal(size=999)
     values[::7] = math.nan
