@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
@@ -111,16 +112,15 @@ def clicker(place, folder):
         with client_of(kernel, folder) as client:
             client.run(SETUP + SEEN)
             client.begin(cells[0])
-            assert client.until(lambda: client.find(_model_name="CheckboxModel",
-                                                    description="noise.loud"))
-            client.show()
-            value = [False]
+            assert client.until(client.show)
+            panel = client.find(_model_name="AnyModel")[0]
+            value, number = [False], count(1)
 
             def click():
                 value[0] = not value[0]
-                box = client.find(_model_name="CheckboxModel", description="noise.loud")[0]
                 at = time.time()
-                client.set(box, value=value[0])
+                client.tell(panel, {"ask": "command", "id": str(next(number)), "name": "tune",
+                                    "page": "shown", "values": {"noise.loud": value[0]}})
                 return at
 
             yield click
@@ -129,7 +129,7 @@ def clicker(place, folder):
               if app == "classic" else JupyterServer(folder, app=app, settings=settings))
     with server, open_browser() as browser, server.new_page(browser, height=1400) as page:
         run = Live(page, server, cells, kernel=kernel, setup=SETUP + SEEN).start()
-        yield lambda: run.row("noise.loud").locator("input").evaluate(CLICK)
+        yield lambda: run.panel().field("noise.loud").evaluate(CLICK)
 
 
 def measure(place, clicks):
