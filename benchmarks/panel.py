@@ -94,6 +94,8 @@ EARLIER = """
 for earlier in (make(256, max_steps=20_000), make(128, max_steps=20_000)):
     earlier.fit()
 trainer = make(256)
+import os
+print(os.getpid())
 """
 
 
@@ -217,8 +219,7 @@ def memory(minutes=10.0):
         compare_runs(lab)
         session = lab.page.context.new_cdp_session(lab.page)
         session.send("Performance.enable")
-        children = psutil.Process(lab.server.process.pid).children(recursive=True)
-        kernel = next(child for child in children if "ipykernel" in " ".join(child.cmdline()))
+        kernel = psutil.Process(int(lab.output_text(1).split()[-1]))
         began = time.monotonic()
         while (passed := time.monotonic() - began) < 60 * minutes:
             time.sleep(30)
