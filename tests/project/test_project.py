@@ -326,3 +326,14 @@ def test_only_the_extra_vision_can_replace_torch():
 def test_the_install_page_has_every_extra():
     text, _ = texts_of(NBS / "guide" / "how_to" / "install.ipynb")
     assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(EXTRAS)
+
+
+def test_links_in_git_lead_to_files_of_the_project():
+    """One to an environment of this machine breaks every other clone."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    listed = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True,
+                            check=True).stdout.splitlines()
+    links = [ROOT / line.split("\t")[1] for line in listed if line.startswith("120000")]
+    kept = {ROOT / line.split("\t")[1] for line in listed}
+    assert links and [each for each in links if each.resolve() not in kept] == []
