@@ -459,6 +459,7 @@ def test_runs_are_drawn_behind_one_and_taken_away(tmp_path):
         assert [each["name"] for each in page.view()["drawn"]["runs"].values()][:3] == [
             "high", "low", "another"]
         assert plots.add_run(runs["low"], "renamed") == []
+        assert plots.add_run(runs["low"], "renamed") == []  # a cell runs twice
         assert len(page.view()["drawn"]["runs"]) == 4
         for wrong, error, words in [((7,), TypeError, r"is not a run: .* add_run\(attach\("),
                                     ((runs, "two"), ValueError, "2 runs, and one name"),

@@ -411,10 +411,13 @@ class RunsBeside:
         several = [run for _, run in given.named()] if hasattr(given, "named") else [given]
         runs = [(title, view, run) for (title, view), run in zip(runs_of(given), several)]
         with self._lock:
-            if name is not None and (len(runs) != 1 or name in self.names().values()):
-                raise ValueError(f"name={name!r}: " + (
-                    "another run has it" if len(runs) == 1 else f"{len(runs)} runs, and one name"))
             known = {id(each.view.journal): each for each in self.of.values()}
+            if name is not None and len(runs) != 1:
+                raise ValueError(f"name={name!r}: {len(runs)} runs, and one name")
+            same = name is not None and known.get(id(runs[0][1].journal))
+            if name is not None and name in [title for number, title in self.names().items()
+                                             if not same or number != same.number]:
+                raise ValueError(f"name={name!r}: another run has it")
             own = self.own.view.journal
             new = [(name or title, view, run) for title, view, run in runs
                    if id(view.journal) not in known and view.journal is not own]
