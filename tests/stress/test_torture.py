@@ -246,12 +246,13 @@ def test_killed_in_the_middle_of_a_file(tmp_path, number):
     assert not temporary(tmp_path)
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["latest", "its own folder by name"])
 @pytest.mark.parametrize(("number", "event", "name", "every_steps", "epochs"), [
     (1, "os.remove", "step_", 2, 1), (3, "os.rename", f".{LIST}", 2, 1),
     (1, "os.remove", "step_", None, 2)],
     ids=["an old file", "a file that was begun", "an old file, nothing left to save"])
 def test_what_a_kill_leaves_is_removed_in_the_end(tmp_path, number, event, name, every_steps,
-                                                  epochs):
+                                                  epochs, named):
     """Between the list and the removal of a file that nobody keeps any more;
     and before the last list has its name. A run that is resumed at its end saves nothing."""
     few = {"epochs": epochs, "settings": {"every_steps": every_steps, "keep_last": 1}}
@@ -259,6 +260,8 @@ def test_what_a_kill_leaves_is_removed_in_the_end(tmp_path, number, event, name,
         die_at(number, tmp_path, (event,), name)
         make(tmp_path, **few).fit()
     assert in_a_fork(work) == -signal.SIGKILL
+    if named:
+        few["settings"]["resume"] = tmp_path
     make(tmp_path, **few).fit()
     assert sorted(os.listdir(tmp_path)) == [".lock", LIST, f"step_{4 * epochs:08d}.pt"]
 

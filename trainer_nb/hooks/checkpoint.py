@@ -715,7 +715,9 @@ def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
     if named is not None and not named.is_dir():
         become(trainer, named, folder.read(named))
         return named
-    folder = folder if named is None else CheckpointFolder(named, read=folder.read)
+    own = named is None or (folder.path.is_dir() and named.samefile(folder.path))
+    if not own:
+        folder = CheckpointFolder(named, read=folder.read)
     refused: list[CheckpointError] = []
     for entry, state in folder.readable():
         path = folder.path / entry.file
@@ -727,7 +729,7 @@ def resume_run(trainer, resume, folder: CheckpointFolder) -> Path | None:
             continue
         if trainer.is_main:
             # in its own folder also what a process left that was killed before it removed it
-            folder.clean({each.file for each in folder.kept()}, entry.step if named is None else -1)
+            folder.clean({each.file for each in folder.kept()}, entry.step if own else -1)
         return path
     if folder.kept():
         why = f" (the latest: {refused[0]})" if refused else ""
