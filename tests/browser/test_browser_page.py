@@ -128,7 +128,7 @@ def last_change(run):
 
 def last_step(page):
     """The last step that the training curve of the module has; -1 before it is drawn."""
-    return page.evaluate("() => Math.max(-1, ...(document.querySelector('.chart').data"
+    return page.evaluate("() => Math.max(-1, ...(document.querySelector('.chart')?.data"
                          "?.find(each => each.name === 'train/loss')?.x ?? []))")
 
 

@@ -44,7 +44,7 @@ def live(jupyterlab, browser):
 def ends(panel):
     """Name and last step of each line in the large chart; of one loss by each run."""
     return panel.box.evaluate(
-        "box => Object.fromEntries((box.querySelector('.chart').data ?? [])"
+        "box => Object.fromEntries((box.querySelector('.chart')?.data ?? [])"
         ".filter(each => each.yaxis === 'y').map(each => [each.name, Math.max(...each.x)]))")
 
 
