@@ -346,6 +346,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.read_text': ( 'core/commands.html#read_text',
                                                                                   'trainer_nb/core/commands.py'),
+                                          'trainer_nb.core.commands.reason': ('core/commands.html#reason', 'trainer_nb/core/commands.py'),
                                           'trainer_nb.core.commands.stuck': ('core/commands.html#stuck', 'trainer_nb/core/commands.py')},
             'trainer_nb.core.control': { 'trainer_nb.core.control.Command': ('core/control.html#command', 'trainer_nb/core/control.py'),
                                          'trainer_nb.core.control.Command.origin': ( 'core/control.html#command.origin',

@@ -1,7 +1,7 @@
 // Buttons, the list of states to go back to, what has just been said, and commands that wait for a person.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, epochAfter, message, short } from "./words.js";
+import { capital, count, epochAfter, message, short } from "./words.js";
 
 const LOOKS_ONLY = "This link may only look";
 
@@ -14,6 +14,10 @@ export function buttonsOf({ commands, state }) {
   const main = mains.find(({ states }) => states?.includes(state.name)) ?? mains.at(-1);
   return every.filter((each) => each.place !== "main" || each === main).map((each) => ({ ...each, main: each === main }));
 }
+
+// What a person fills in before a button is sent: what its command needs and it does not give.
+const fieldsOf = ({ commands }, { name, values }) =>
+  Object.entries(commands[name].values ?? {}).filter(([key, { needed }]) => needed && !(key in values)).sort(([, one], [, other]) => one.at - other.at);
 
 // What is said after a click, until something else is; `press` sends a command.
 export function useAnswer(store) {
@@ -48,7 +52,7 @@ function ControlButton({ view, button, press, label = button.label, sure = "" })
 }
 
 export function Controls({ store, view, press, open, setOpen }) {
-  const [sure, setSure] = useState(false), timer = useRef(0), bar = useRef();
+  const [sure, setSure] = useState(false), [filled, setFilled] = useState(""), timer = useRef(0), bar = useRef();
   useEffect(() => () => clearTimeout(timer.current), []);
   const stop = (button) => {  // a thumb slips easily
     if (sure) press(button.name, button.values);
@@ -56,18 +60,43 @@ export function Controls({ store, view, press, open, setOpen }) {
     setSure(!sure);
     if (!sure) timer.current = setTimeout(() => setSure(false), 4000);
   };
-  const close = () => {  // the focus goes back to where it came from, and not to the page
-    bar.current.querySelector("button[name=rewind]")?.focus();
+  const close = (name) => {  // the focus goes back to where it came from, and not to the page
+    bar.current.querySelector(`button[name=${name}]`)?.focus();
     setOpen(false);
+    setFilled("");
   };
-  return html`<section class="bar" aria-label="Controls" ref=${bar}>${buttonsOf(view).map((button) => {
-    const stops = button.style === "stop";
-    const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : () => press(button.name, button.values);
-    return html`<${ControlButton} key=${button.main ? "main" : `${button.name} ${button.label}`} ...${{ view, button, press: act }}
+  const buttons = buttonsOf(view).filter(({ place }) => place !== "go_on"), form = buttons.find(({ name, label }) => `${name} ${label}` === filled);
+  return html`<section class="bar" aria-label="Controls" ref=${bar}>${buttons.map((button) => {
+    const stops = button.style === "stop", key = `${button.name} ${button.label}`;
+    const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : fieldsOf(view, button).length ? () => setFilled(filled === key ? "" : key) : () => press(button.name, button.values);
+    return html`<${ControlButton} key=${button.main ? "main" : key} ...${{ view, button, press: act }}
       label=${stops && sure ? "Really stop?" : button.label} sure=${stops && sure ? "asked" : ""} />`;
   })}</section>
   <p class="obstacle" role="status">${view.state.obstacle && `Controls wait for the cell: ${view.state.obstacle}`}</p>
-  ${open && html`<${Chooser} ...${{ store, view, press, close }} near=${open.step} />`}`;
+  ${open && html`<${Chooser} ...${{ store, view, press }} close=${() => close("rewind")} near=${open.step} />`}
+  ${form && html`<${Form} key=${filled} ...${{ view, press }} button=${form} close=${() => close(form.name)} />`}`;
+}
+
+// A button with the values that a person fills in; `close`: it was opened by a click.
+function Form({ view, button, press, close }) {
+  const fields = fieldsOf(view, button), form = useRef();
+  useEffect(() => {
+    if (close) form.current.querySelector("input").focus();
+  }, []);
+  const valueOf = (key, { kind }) => {
+    const { checked, value } = form.current.querySelector(`input[name=${key}]`);
+    const number = ["int", "float"].includes(kind) && value.trim() ? Number(value) : NaN;
+    return kind === "bool" ? checked : Number.isNaN(number) ? value : number;  // other text is refused in words
+  };
+  const send = (event) => {
+    event.preventDefault();
+    press(button.name, { ...button.values, ...Object.fromEntries(fields.map(([key, rule]) => [key, valueOf(key, rule)])) });
+    close?.();
+  };
+  return html`<form class="bar more" aria-label=${button.label} title=${button.doc} ref=${form} onSubmit=${send} onKeyDown=${(event) => event.key === "Escape" && close?.()}>
+    ${fields.map(([key, { kind, doc, default: usual }]) => html`<label key=${key}>${capital(doc || key)} ${kind === "bool"
+      ? html`<input type="checkbox" name=${key} defaultChecked=${usual} />` : html`<input name=${key} size=${kind === "str" ? 24 : 4} defaultValue=${usual ?? ""} />`}</label>`)}
+    <button name=${button.name}>${button.label}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}</form>`;
 }
 
 // A state to go back to, in words; its loss may be that of an evaluation some steps before it.
@@ -97,19 +126,13 @@ export function Message({ store, view, answer }) {
     ${view.state.go_on && html`<p class="go-on">To go on: <code>${view.state.go_on}</code></p>`}</section>`;
 }
 
-// How a run that has ended goes on: a finished one for some epochs more, a failed one without the batch or the hook that raised.
+// How a run goes on after its end or a failure; also without the hook that raised.
 export function GoOn({ view, press }) {
-  const [epochs, setEpochs] = useState("1"), { state, commands, hooks, may_steer: steers } = view;
-  if (!steers) return null;
-  const more = state.name === "finished" && commands.train_more, skips = state.name === "error" && state.failed && !commands.resume?.why_not;
-  const failed = state.name === "error" ? Object.entries(hooks ?? {}).filter(([, each]) => each.failure && each.enabled).map(([name]) => name) : [];
-  const train = (event) => {
-    event.preventDefault();
-    press("train_more", { epochs: /^\s*\d+\s*$/.test(epochs) ? Number(epochs) : epochs });
-  };
-  return html`${more && html`<form class="bar more" title=${more.doc} onSubmit=${train}><label>Epochs more <input size="4" value=${epochs} onInput=${(event) => setEpochs(event.target.value)} /></label><button>Train</button></form>`}
-    ${(skips || failed.length > 0) && html`<div class="bar more">${skips && html`<button type="button" title=${commands.resume.values?.skip_failed?.doc} onClick=${() => press("resume", { skip_failed: true })}>Skip ${state.failed}</button>`}
-      ${failed.map((name) => html`<button type="button" key=${name} onClick=${() => press("tune", { [`${name}.enabled`]: false })}>Switch ${name} off</button>`)}</div>`}`;
+  if (!view.may_steer) return null;
+  const buttons = buttonsOf(view).filter(({ place, why_not: why }) => place === "go_on" && !why);
+  const failed = view.state.name === "error" ? Object.entries(view.hooks ?? {}).filter(([, each]) => each.failure && each.enabled).map(([name]) => name) : [];
+  return html`${buttons.map((button) => html`<${Form} key=${`${button.name} ${button.label}`} ...${{ view, button, press }} />`)}
+    ${failed.length > 0 && html`<div class="bar more">${failed.map((name) => html`<button type="button" key=${name} onClick=${() => press("tune", { [`${name}.enabled`]: false })}>Switch ${name} off</button>`)}</div>`}`;
 }
 
 export function Waiting({ view, press }) {

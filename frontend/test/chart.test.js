@@ -9,6 +9,7 @@ import { Panel } from "../src/panel.js";
 import { csvOf, fileName, pictureOf, svgOf } from "../src/save.js";
 import { Store, column } from "../src/store.js";
 import { cut, finerOf, stepsIn, withFiner } from "../src/zoom.js";
+import { until } from "./until.js";
 
 const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [stride * (at + 1), 0, value - 1, value + 1, value, stride, at, 8 * at, at])) });
 const CURVES = { "train/loss": rows([3, 2, 1]), "valid/loss": rows([2]), lr: rows([0.001, 0.001]), "train/accuracy": rows([0.5]), "valid/accuracy": rows([0.7]), "test/<u>mae</u>": rows([9]), "time/data": rows([1]), "valid/accuracy@0": rows([0.1]) };
@@ -89,7 +90,7 @@ test("the buttons of the chart save what it shows, and say where there is nothin
   button("CSV").click();
   expect([saved[1], saved[0].type, (await saved[0].text()).split("\n")[1]]).toEqual([["net_1.csv", "blob:made"], "text/csv", "net/1,train/loss,1,0,0,0,3,2,4,1"]);
   button("Picture").click();
-  await vi.waitFor(() => expect(box.querySelector(".plotbar .wrong").textContent).toBe("No picture: the curves are not drawn yet"));
+  await until(() => expect(box.querySelector(".plotbar .wrong").textContent).toBe("No picture: the curves are not drawn yet"));
   vi.restoreAllMocks();
 });
 
@@ -145,17 +146,17 @@ test("a zoom draws the part alone, then its finer rows; a double click, or a rew
   const start = () => store.hear({ v: 1, view: { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} }, curves: [{ name: "train/loss", stride: 4, from: 0 }] }, [rows([5, 4, 3, 2, 1], 4).rows]);
   start();
   render(html`<${Panel} store=${store} part="plots" />`, box);
-  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]));
+  await until(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]));
   heard.plotly_relayout({ "xaxis.range[0]": 9, now: { range: [9, 11], autorange: false } });
-  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
   expect(asked).toEqual([[8, 12]]);
   heard.plotly_relayout({ autosize: true });  // the page has another width
   heard.plotly_relayout({ "xaxis.autorange": true, now: { autorange: true } });
-  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]), 3000);
   heard.plotly_relayout({ "xaxis2.range": 1, now: { range: [9, 11], autorange: false } });
-  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
   store.hear({ again: true, curves: [{ name: "train/loss", stride: 4, from: 0 }] }, [rows([5, 4], 4).rows]);
-  await vi.waitFor(() => expect(drawn.at(-1)).toEqual([4, 8]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([4, 8]), 3000);
   render(null, box);
 });
 
@@ -179,10 +180,10 @@ test("a button leaves outliers out", async () => {
   store.hear({ v: 1, view: { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} }, curves: [{ name: "train/loss", stride: 1, from: 0 }] }, [rows(values).rows]);
   render(html`<${Panel} store=${store} part="plots" />`, box);
   const button = () => [...box.querySelectorAll("button")].find((each) => each.textContent === "outliers");
-  await vi.waitFor(() => expect([shapes.at(-1), shapes.length]).toEqual([undefined, 1]));
+  await until(() => expect([shapes.at(-1), shapes.length]).toEqual([undefined, 1]));
   expect(button().getAttribute("aria-pressed")).toBe("true");
   button().click();
-  await vi.waitFor(() => expect(shapes.at(-1)?.[1]).toBeLessThan(5));
+  await until(() => expect(shapes.at(-1)?.[1]).toBeLessThan(5));
   expect(button().getAttribute("aria-pressed")).toBe("false");
   render(null, box);
 });

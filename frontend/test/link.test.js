@@ -4,6 +4,7 @@ import { VERSION, widgetLink } from "../src/link.js";
 import { hidePicture, keepFocus, keepKeys, keepPicture } from "../src/notebook.js";
 import panel from "../src/panel.js";
 import { Store } from "../src/store.js";
+import { until } from "./until.js";
 
 // A model of ipywidgets: what its views send, and what all of them hear.
 function modelOf(values = { part: "dashboard" }) {
@@ -178,7 +179,7 @@ test("a part shows what it is named after", async () => {
     const model = modelOf({ part }), [el] = boxes("");
     const close = panel.render({ model, el });
     model.say({ ...view(1), view: { ...view(1).view, tunables: {}, values: {}, hooks: {}, points: {}, waiting: {}, journal: { entries: {} } } });
-    await vi.waitFor(() => expect(el.querySelector(there)).not.toBe(null));
+    await until(() => expect(el.querySelector(there)).not.toBe(null));
     expect(el.querySelector(not)).toBe(null);
     expect(document.title).toBe("");
     close();

@@ -1,10 +1,11 @@
 import { render } from "preact";
 import { html } from "htm/preact";
-import { expect, test, vi } from "vitest";
+import { expect, test } from "vitest";
 import { Data, captionOf } from "../src/data.js";
 import { Layers, barsOf, heightOf, ink, inWords, placeOf, shareOf, ticksOf } from "../src/layers.js";
 import { Panel } from "../src/panel.js";
 import { Store } from "../src/store.js";
+import { until } from "./until.js";
 
 // A page whose kernel answers at once with what `answers` has for a question.
 function asked(part, answers, looks) {
@@ -48,16 +49,16 @@ test("the map is asked for again with each choice and each version, a key choose
   const answers = (what, values) => (what === "layers" ? [{ layers: ["<b>0", "1"], steps: [1, 5], range: [0.1, 1], log: true, hidden: 3, quantities: { gradient: "tip", weights: "norm" } }, Float32Array.of(0.1, 1, 0.5, NaN)]
     : [{ layer: values.layer, step: values.step, what: "gradients", numbers: { "gradient norm": 0.25, "near zero": 0.5 }, edges: [0, 1], shares: [0.5, 0.5] }]);
   const { questions, draw, find } = asked(Layers, answers, { layers: [1, 0] });
-  await vi.waitFor(() => expect(find(".field").getAttribute("aria-label")).toContain("2 layers, steps 1 to 5. Last measurement: largest inf, in 1."));
+  await until(() => expect(find(".field").getAttribute("aria-label")).toContain("2 layers, steps 1 to 5. Last measurement: largest inf, in 1."));
   expect(find(".names").textContent).toBe("<b>01");
   expect(find(".heat-scale").textContent).toContain("not finite");
   find(".field").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowDown", bubbles: true }));
-  await vi.waitFor(() => expect(find("h3").textContent).toBe("<b>0 · step 5"));
+  await until(() => expect(find("h3").textContent).toBe("<b>0 · step 5"));
   expect([...find("table").querySelectorAll("td")].map((each) => each.textContent)).toEqual(["gradient norm", "0.25", "near zero", "50 %"]);
   draw({ layers: [2, 0] });
-  await vi.waitFor(() => expect(questions.filter(({ what }) => what === "layers").length).toBe(2));
+  await until(() => expect(questions.filter(({ what }) => what === "layers").length).toBe(2));
   [...find(".segments").children].find((each) => each.textContent === "weights").click();
-  await vi.waitFor(() => expect(questions.at(-1)).toEqual({ what: "layer", values: { quantity: "weights", layer: "<b>0", step: 5 } }));
+  await until(() => expect(questions.at(-1)).toEqual({ what: "layer", values: { quantity: "weights", layer: "<b>0", step: 5 } }));
 });
 
 test("evaluations go back and forth, the newest one stays the newest", async () => {
@@ -65,16 +66,16 @@ test("evaluations go back and forth, the newest one stays the newest", async () 
     matrix: { chosen: [0, 1], classes: 2, total: 8, counts: [[4, 0], [2, 2]], sums: [4, 4] }, logged: [],
     worst: [{ loss: 2.5, index: 7, place: 7, target: 0, prediction: 1, picture: "iVBORw0KGgo=" }, { loss: "nan", place: 3, text: "<i>words</i>" }] }];
   const { questions, find, box, draw } = asked(Data, answers, { data: 1 });
-  await vi.waitFor(() => expect(find("[aria-live]").textContent).toContain("evaluation 3 of 3 kept · valid · step 30 · epoch 3 · 8 samples"));
+  await until(() => expect(find("[aria-live]").textContent).toContain("evaluation 3 of 3 kept · valid · step 30 · epoch 3 · 8 samples"));
   expect(find("h3").textContent).toContain("6 of 8 right, 75.00 %");
   expect([...find(".confusion tbody").querySelectorAll("td")].map((each) => each.textContent)).toEqual(["4", "·", "2", "2"]);
   expect(find("figure img").alt).toBe("sample #7, cat → dog");
   expect(box.querySelectorAll("figure")[1].querySelector("p").textContent).toBe("<i>words</i>");
   find("[aria-label='The evaluation before']").click();
-  await vi.waitFor(() => expect(find("[aria-live]").textContent).toContain("evaluation 2 of 3 kept"));
+  await until(() => expect(find("[aria-live]").textContent).toContain("evaluation 2 of 3 kept"));
   expect(questions.at(-1).values).toEqual({ split: "", step: 20 });
   draw({ data: 2 });
-  await vi.waitFor(() => expect(questions.length).toBe(3));
+  await until(() => expect(questions.length).toBe(3));
   expect(captionOf({ loss: 1, place: 3, target: 0.51234, prediction: 2.5 }, null)).toEqual({ loss: "1", where: "no. 4", what: "0.5123 → 2.5" });
 });
 
@@ -92,11 +93,11 @@ function part(name, panes) {
 test("layers and data stand alone as parts, and are read while they are shown", async () => {
   for (const [name, what] of [["layers_pane", "layers"], ["data_pane", "data"]]) {
     const { asked, box, find } = part(name, [what]);
-    await vi.waitFor(() => expect(asked).toContainEqual({ ask: "open", tabs: ["looks"] }));
-    await vi.waitFor(() => expect(asked.map((each) => each.what)).toContain(what));
+    await until(() => expect(asked).toContainEqual({ ask: "open", tabs: ["looks"] }));
+    await until(() => expect(asked.map((each) => each.what)).toContain(what));
     expect([find(`.pane.${what}`) !== null, find(".tnb-head"), find(".tnb-plots"), find("[role=tab]"), find(".message")]).toEqual([true, null, null, null, null]);
     render(null, box);
-    await vi.waitFor(() => expect(asked.at(-1)).toEqual({ ask: "open", tabs: [] }));
+    await until(() => expect(asked.at(-1)).toEqual({ ask: "open", tabs: [] }));
   }
 });
 
@@ -105,5 +106,5 @@ test("a part says which hook it needs, and that its kernel has ended", async () 
   const { store, find } = part("data_pane", []);
   expect(find(".pane").textContent).toContain("no SamplesHook");
   store.hear({ cut: "The kernel that drew this panel has ended." }, []);
-  await vi.waitFor(() => expect(find(".message").textContent).toContain("has ended"));
+  await until(() => expect(find(".message").textContent).toContain("has ended"));
 });

@@ -1,6 +1,6 @@
 import { render } from "preact";
 import { html } from "htm/preact";
-import { expect, test, vi } from "vitest";
+import { expect, test } from "vitest";
 import { fitted, layout, smoothed, spansPowers, traces } from "../src/chart.js";
 import { buttonsOf } from "../src/controls.js";
 import { Panel } from "../src/panel.js";
@@ -8,6 +8,7 @@ import { cellsOf, usualOf } from "../src/parts.js";
 import { Store } from "../src/store.js";
 import { groupsOf, isFar, rangeOf, stopOf, valueAt } from "../src/tunables.js";
 import { brokenBy, colour, message, ownNames, plain, read, short } from "../src/words.js";
+import { until } from "./until.js";
 
 const button = (at, more) => ({ at, doc: "does it", place: "tools", ...more });
 const VIEW = {
@@ -55,43 +56,64 @@ test("a click is one message with all it means, and its answer is said", async (
   find("button[name=pause]").click();
   expect(asked).toEqual([{ ask: "command", id: "1", name: "pause", values: {}, basis: 12 }]);
   store.hear({ re: "1", status: "refused", reason: "not now" }, []);
-  await vi.waitFor(() => expect(find(".message").textContent).toBe("pause: refused: not now"));
+  await until(() => expect(find(".message").textContent).toBe("pause: refused: not now"));
 });
 
 test("Stop asks first", async () => {
   const { asked, find } = shown(), stop = find("button[name=stop]");
   stop.click();
-  await vi.waitFor(() => expect(stop.textContent).toBe("Really stop?"));
+  await until(() => expect(stop.textContent).toBe("Really stop?"));
   expect(asked).toEqual([]);
   await new Promise((done) => setTimeout(done, 260));
   stop.click();
   expect(asked.map(({ name }) => name)).toEqual(["stop"]);
 });
 
+const MORE = { at: 9, values: { epochs: { at: 0, kind: "int", needed: true, default: 1, doc: "how many epochs" } }, buttons: { "Train more": button(0, { place: "go_on" }) } };
+
 test("a finished run trains on for the epochs that are written; a text is sent as it is, and refused in words", async () => {
-  const commands = { ...VIEW.commands, train_more: { at: 9, doc: "more" } }, ended = { state: { name: "finished" }, commands };
+  const commands = { ...VIEW.commands, train_more: MORE }, ended = { state: { name: "finished" }, commands };
   const { asked, store, find } = shown(ended), field = find(".more input");
+  expect(find(".more label").textContent.trim()).toBe("How many epochs");
+  expect([field.value, find(".more button").textContent]).toEqual(["1", "Train more"]);
   type(field, "30");
-  await vi.waitFor(() => expect(field.value).toBe("30"));
   find(".more button").click();
   expect(asked).toEqual([{ ask: "command", id: "1", name: "train_more", values: { epochs: 30 }, basis: 12 }]);
   type(field, "none");
-  await vi.waitFor(() => { find(".more button").click(); expect(asked.at(-1).values).toEqual({ epochs: "none" }); });
+  await until(() => { find(".more button").click(); expect(asked.at(-1).values).toEqual({ epochs: "none" }); });
   store.hear({ re: asked.at(-1).id, status: "refused", reason: "no number" }, []);
-  await vi.waitFor(() => expect(find(".message").textContent).toContain("refused: no number"));
-  expect(shown({ commands }).find(".more")).toBe(null);
+  await until(() => expect(find(".message").textContent).toContain("refused: no number"));
+  const off = { ...MORE, buttons: { "Train more": button(0, { place: "go_on", why_not: "The run is running" }) } };
+  expect(shown({ commands: { ...commands, train_more: off } }).find(".more")).toBe(null);
   expect(shown({ ...ended, may_steer: false }).find(".more")).toBe(null);
 });
 
 test("a failed run goes on without its batch, or without the hook that raised", () => {
-  const resume = { at: 2, values: { skip_failed: { doc: "leave out the batch" } } }, commands = { ...VIEW.commands, resume };
+  const skip = button(1, { place: "go_on", values: [["skip_failed", true]] });
+  const resume = { at: 2, values: { skip_failed: { at: 0, kind: "bool", needed: false } }, buttons: { "Skip the batch": skip } }, commands = { ...VIEW.commands, resume };
   const failure = { point: "after_step", step: 3, epoch: 0, batch: 2, traceback: "" };
-  const { asked, box } = shown({ commands, state: { name: "error", failed: "batch 3 of epoch 1" }, hooks: { slow: { at: 0, order: 0, enabled: true, failure }, off: { at: 1, order: 1, enabled: false, failure } } });
+  const { asked, box } = shown({ commands, state: { name: "error" }, hooks: { slow: { at: 0, order: 0, enabled: true, failure }, off: { at: 1, order: 1, enabled: false, failure } } });
   const buttons = [...box.querySelectorAll(".more button")];
-  expect(buttons.map((each) => each.textContent)).toEqual(["Skip batch 3 of epoch 1", "Switch slow off"]);
+  expect(buttons.map((each) => each.textContent)).toEqual(["Skip the batch", "Switch slow off"]);
   for (const each of buttons) each.click();
   expect(asked.map(({ name, values }) => [name, values])).toEqual([["resume", { skip_failed: true }], ["tune", { "slow.enabled": false }]]);
-  expect(shown({ commands, state: { name: "paused", failed: "batch 3" } }).find(".more")).toBe(null);
+});
+
+test("a button whose command needs values asks for them first", async () => {
+  const values = { label: { at: 0, kind: "str", needed: true, doc: "its name" }, share: { at: 1, kind: "float", needed: true, default: 0.5 }, twice: { at: 2, kind: "bool", needed: true }, more: { at: 3, kind: "int", needed: false }, kind: { at: 4, kind: "str", needed: true } };
+  const keep = { at: 9, values, buttons: { Keep: button(0, { values: [["kind", "a"]] }) } };
+  const { asked, find } = shown({ commands: { ...VIEW.commands, keep } });
+  find("[aria-label=Controls] button[name=keep]").click();
+  await until(() => expect(document.activeElement).toBe(find(".more input")));
+  expect(asked).toEqual([]);
+  const fields = [...find(".more").querySelectorAll("label")];
+  expect(fields.map((each) => each.textContent.trim())).toEqual(["Its name", "Share", "Twice"]);
+  type(fields[0].firstElementChild, "12");
+  fields[2].firstElementChild.click();
+  find(".more button").click();
+  expect(asked.map(({ name, values: given }) => [name, given])).toEqual([["keep", { kind: "a", label: "12", share: 0.5, twice: true }]]);
+  await until(() => expect(find(".more")).toBe(null));
+  expect(document.activeElement).toBe(find("[aria-label=Controls] button[name=keep]"));
 });
 
 test("who may only look can press nothing", () => {
@@ -104,16 +126,16 @@ test("who may only look can press nothing", () => {
 test("a value is sent as a number, and a refusal stays beside its field", async () => {
   const { asked, store, find } = shown(), field = find("#tunable-lr");
   type(field, "/10");
-  await vi.waitFor(() => expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.001 } }));
+  await until(() => expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.001 } }));
   store.hear({ re: asked.at(-1).id, status: "refused", reason: "too small" }, []);
-  await vi.waitFor(() => expect(find("[data-name=lr] .hint").textContent).toBe("too small"));
+  await until(() => expect(find("[data-name=lr] .hint").textContent).toBe("too small"));
   expect(field.value).toBe("/10");
 });
 
 test("what is no number is said and not sent", async () => {
   const { asked, find } = shown();
   type(find("#tunable-lr"), "fast");
-  await vi.waitFor(() => expect(find("[data-name=lr] .hint").textContent).toContain("fast is not a number"));
+  await until(() => expect(find("[data-name=lr] .hint").textContent).toContain("fast is not a number"));
   expect(asked).toEqual([]);
 });
 
@@ -122,7 +144,7 @@ test("a half-typed value stays while the run advances", async () => {
   field.value = "0.0";
   field.dispatchEvent(new Event("input", { bubbles: true }));
   store.hear({ patch: { place: { step: 13 }, values: { lr: { value: 0.02 } } } }, []);
-  await vi.waitFor(() => expect(find(".step").textContent).toBe("13"));
+  await until(() => expect(find(".step").textContent).toBe("13"));
   expect(field.value).toBe("0.0");
 });
 
@@ -130,12 +152,12 @@ test("a box that is left as it was follows the run again", async () => {
   const { asked, store, find } = shown(), field = find("#tunable-lr"), input = (text) => { field.value = text; field.dispatchEvent(new Event("input", { bubbles: true })); };
   const before = field.value;
   input("7");
-  await vi.waitFor(() => expect(field.className).toBe("draft"));
+  await until(() => expect(field.className).toBe("draft"));
   input(before);
   field.dispatchEvent(new Event("blur"));
-  await vi.waitFor(() => expect(field.className).toBe(""));
+  await until(() => expect(field.className).toBe(""));
   store.hear({ patch: { values: { lr: { value: 0.02 } } } }, []);
-  await vi.waitFor(() => expect(field.value).toBe("0.02"));
+  await until(() => expect(field.value).toBe("0.02"));
   expect(asked).toEqual([]);
 });
 
@@ -143,19 +165,19 @@ test("what is typed while the slider's answer is on its way stays", async () => 
   const { asked, store, find } = shown(), field = find("#tunable-lr"), slider = find("[data-name=lr] input[type=range]");
   slider.value = "90";
   slider.dispatchEvent(new Event("change", { bubbles: true }));
-  await vi.waitFor(() => expect(asked).toHaveLength(1));
+  await until(() => expect(asked).toHaveLength(1));
   field.value = "*0.1";
   field.dispatchEvent(new Event("input", { bubbles: true }));
   store.hear({ re: asked[0].id, status: "applied" }, []);
   store.hear({ patch: { place: { step: 13 } } }, []);
-  await vi.waitFor(() => expect(find(".step").textContent).toBe("13"));
+  await until(() => expect(find(".step").textContent).toBe("13"));
   expect(field.value).toBe("*0.1");
 });
 
 test("who asks is named, and for whom", async () => {
   const { store, find } = shown();
   store.hear({ patch: { waiting: { a: { name: "stop", values: [], source: "agent:night", by: "ada@lab", reason: "<b>done</b>" } } } }, []);
-  await vi.waitFor(() => expect(find(".waiting span").textContent).toBe("agent:night (ada@lab) asks for stop: <b>done</b>"));
+  await until(() => expect(find(".waiting span").textContent).toBe("agent:night (ada@lab) asks for stop: <b>done</b>"));
 });
 
 test("the order of a hook is not among the tunables", () => {
@@ -200,7 +222,7 @@ test("what was measured with an average of the weights is called so", () => {
   const curve = { stride: 1, rows: new Float32Array(9) };
   const { store, box } = shown(view);
   store.hear({ patch: { run: { averaged: ["valid"] } }, curves: [{ name: "valid/loss", stride: 1, from: 0 }, { name: "test/loss", stride: 1, from: 0 }] }, [curve.rows, curve.rows]);
-  return vi.waitFor(() => expect([...box.querySelectorAll(".legend button")].map((each) => each.textContent)).toEqual(["valid/loss (average)", "test/loss"]));
+  return until(() => expect([...box.querySelectorAll(".legend button")].map((each) => each.textContent)).toEqual(["valid/loss (average)", "test/loss"]));
 });
 
 test("a slider has 3 digits, powers of ten where the rule says so, and goes back to where it came from", () => {
@@ -218,13 +240,13 @@ test("a slider is one message, and what is far beyond it is asked before", async
   slider.dispatchEvent(new Event("input", { bubbles: true }));
   expect(asked).toEqual([]);
   slider.dispatchEvent(new Event("change", { bubbles: true }));
-  await vi.waitFor(() => expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 1 } }));
+  await until(() => expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 1 } }));
   store.hear({ re: asked.at(-1).id, status: "applied" }, []);
   type(find("#tunable-lr"), "50");
-  await vi.waitFor(() => expect(find("[data-name=lr] .hint").textContent).toContain("far beyond the usual 1e-5 to 1"));
+  await until(() => expect(find("[data-name=lr] .hint").textContent).toContain("far beyond the usual 1e-5 to 1"));
   expect(asked.length).toBe(1);
   [...find("[data-name=lr] .hint").querySelectorAll("button")].find((each) => each.textContent === "Set 50").click();
-  await vi.waitFor(() => expect(asked.at(-1)).toMatchObject({ values: { lr: 50 } }));
+  await until(() => expect(asked.at(-1)).toMatchObject({ values: { lr: 50 } }));
 });
 
 test("hooks with many tunables are folded, a search finds them, Undo says why it is asked", async () => {
@@ -235,7 +257,7 @@ test("hooks with many tunables are folded, a search finds them, Undo says why it
   const { asked, find, box } = shown(view);
   expect(box.querySelectorAll(".row").length).toBe(3);
   type(find("input[type=search]"), "a12");
-  await vi.waitFor(() => expect([...box.querySelectorAll(".row")].map((each) => each.dataset.name)).toEqual(["alerts.a12"]));
+  await until(() => expect([...box.querySelectorAll(".row")].map((each) => each.dataset.name)).toEqual(["alerts.a12"]));
   [...box.querySelectorAll("button")].find((each) => each.textContent === "Undo").click();
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.02 }, reason: "undo" });
 });

@@ -5,6 +5,7 @@ import { Panel } from "../src/panel.js";
 import { cellsOf, choicesOf, usualOf } from "../src/parts.js";
 import { keptPins } from "../src/pins.js";
 import { Store } from "../src/store.js";
+import { until } from "./until.js";
 
 const NUMBERS = { "train/loss": { value: 0.5, of: 33, step: 12 }, "train/mae": { value: 2, of: 33, step: 12 }, lr: { value: 0.1, of: 1, step: 12 }, "valid/loss": { value: 0.4, of: 1, step: 10, best: { value: 0.3, step: 5 } } };
 const VIEW = { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: { step: 12, seconds: 3 }, numbers: NUMBERS, memory: { label: "Memory", used: 2 ** 30 }, tunables: {}, values: {}, commands: {}, points: {}, hooks: {}, journal: { count: 0, entries: {} } };
@@ -38,23 +39,23 @@ test("a person chooses with the keys, this browser keeps it, and the usual numbe
   const { find, labels, button, tick } = shown(), pin = () => find("button.pin");
   expect([pin().getAttribute("aria-expanded"), labels()]).toEqual(["false", USUAL]);
   pin().click();
-  await vi.waitFor(() => expect(document.activeElement).toBe(find(".pins input")));
+  await until(() => expect(document.activeElement).toBe(find(".pins input")));
   expect(button("Usual numbers").getAttribute("aria-disabled")).toBe("true");
   tick("train/loss");
-  await vi.waitFor(() => expect(labels()).toEqual(USUAL.slice(1)));
+  await until(() => expect(labels()).toEqual(USUAL.slice(1)));
   tick("best valid/loss");
-  await vi.waitFor(() => expect(labels()).toEqual([...USUAL.slice(1), "best valid/loss"]));
+  await until(() => expect(labels()).toEqual([...USUAL.slice(1), "best valid/loss"]));
   expect(keptPins()).toEqual(["valid/loss", "lr", "memory", "best valid/loss"]);
   expect(shown().labels()).toEqual(labels());  // of another run, or after a reload
   const heard = vi.fn();
   document.body.addEventListener("keydown", heard);
   find(".pins").dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
-  await vi.waitFor(() => expect(find(".pins")).toBe(null));
+  await until(() => expect(find(".pins")).toBe(null));
   expect([document.activeElement === pin(), heard.mock.calls.length]).toEqual([true, 0]);
   pin().click();
-  await vi.waitFor(() => expect(button("Usual numbers").getAttribute("aria-disabled")).toBe("false"));
+  await until(() => expect(button("Usual numbers").getAttribute("aria-disabled")).toBe("false"));
   button("Usual numbers").click();
-  await vi.waitFor(() => expect([labels(), keptPins()]).toEqual([USUAL, null]));
+  await until(() => expect([labels(), keptPins()]).toEqual([USUAL, null]));
 });
 
 test("two panels of a page show the same numbers; what only another run has is kept", async () => {
@@ -62,9 +63,9 @@ test("two panels of a page show the same numbers; what only another run has is k
   const one = shown(), other = shown();
   expect([one.labels(), other.labels()]).toEqual([["lr"], ["lr"]]);
   one.find("button.pin").click();
-  await vi.waitFor(() => expect(one.find(".pins input:disabled")).not.toBe(null));  // the last one stays
+  await until(() => expect(one.find(".pins input:disabled")).not.toBe(null));  // the last one stays
   one.tick("train/mae");
-  await vi.waitFor(() => expect(other.labels()).toEqual(["lr", "train/mae"]));
+  await until(() => expect(other.labels()).toEqual(["lr", "train/mae"]));
   expect(keptPins()).toEqual(["lr", "train/mae", "valid/accuracy"]);
 });
 
@@ -78,11 +79,11 @@ test("what is kept may be anything", () => {
 test("many numbers can be searched", async () => {
   const { find, all } = shown({ ...VIEW, numbers: { ...NUMBERS, ...Object.fromEntries(Array.from({ length: 12 }, (_, at) => [`train/m${at}`, { value: at, of: 1, step: 1 }])) } });
   find("button.pin").click();
-  await vi.waitFor(() => expect(find(".pins input[type=search]")).not.toBe(null));
+  await until(() => expect(find(".pins input[type=search]")).not.toBe(null));
   const field = find(".pins input[type=search]");
   field.value = "M11";
   field.dispatchEvent(new Event("input", { bubbles: true }));
-  await vi.waitFor(() => expect(all(".pins label").map((each) => each.textContent)).toEqual(["train/m11"]));
+  await until(() => expect(all(".pins label").map((each) => each.textContent)).toEqual(["train/m11"]));
 });
 
 test("why clicks wait stands beside the controls", async () => {

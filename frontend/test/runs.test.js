@@ -1,11 +1,12 @@
 import { render } from "preact";
 import { html } from "htm/preact";
-import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { afterEach, beforeEach, expect, test } from "vitest";
 import { DASHES, RUN_INKS, allOf, behindOf, dashOf, inkOf, lineOf, stepsOf } from "../src/behind.js";
 import { layout, smallOf, traces, withOthers } from "../src/chart.js";
 import { Panel } from "../src/panel.js";
 import { columnsOf, fits, groupsOf, runsTitle, scatterLayout, scatterTraces, sortedRows, usualChoice } from "../src/runs.js";
 import { Store } from "../src/store.js";
+import { until } from "./until.js";
 
 const row = (name, more) => ({ name, shown: false, mine: true, like: true, added: false, state: "finished", steps: 100, seconds: 61, values: {}, settings: {}, ...more });
 const RUNS = {
@@ -81,7 +82,7 @@ test("names are texts, results have their best value, a run that is hidden is sw
   expect(texts("thead th")).toEqual(["run", "state", "steps", "time", "train/loss", "valid/loss", "lr", "sched", "by hand"]);
   expect(texts("[data-number='1'] td")).toEqual(["finished", "100", "1:01", "0.25", "0.4best 0.3 at 60", "0.001", "cosine", "step 3: lrand 2 more"]);
   find("[data-number='2'] input[role=switch]").click();
-  await vi.waitFor(() => expect(asked).toEqual([{ ask: "run", do: "show", number: 2 }]));
+  await until(() => expect(asked).toEqual([{ ask: "run", do: "show", number: 2 }]));
   expect(find("[data-number='0'] input")).toBe(null);
   expect(texts("[data-tab=runs]")).toEqual(["Runs 4"]);
   expect(runsTitle({})).toBe("Runs 1");
@@ -91,32 +92,32 @@ test("a name is changed by a double click or F2; Escape leaves it; a refusal is 
   const { asked, find, all } = shown({}, { status: "refused", reason: "it is the name of another run" });
   const name = () => find("[data-number='2'] .run-name");
   name().dispatchEvent(new MouseEvent("dblclick", { bubbles: true }));
-  await vi.waitFor(() => expect(name().tagName).toBe("INPUT"));
+  await until(() => expect(name().tagName).toBe("INPUT"));
   type(name(), "other");
   key(name(), "Escape");
-  await vi.waitFor(() => expect(name().tagName).toBe("BUTTON"));
+  await until(() => expect(name().tagName).toBe("BUTTON"));
   expect(asked).toEqual([]);
   key(name(), "F2");
-  await vi.waitFor(() => expect(name().tagName).toBe("INPUT"));
+  await until(() => expect(name().tagName).toBe("INPUT"));
   type(name(), " best ");
   key(name(), "Enter");
   name().dispatchEvent(new FocusEvent("blur"));  // a field that goes loses the focus
-  await vi.waitFor(() => expect(asked).toEqual([{ ask: "run", do: "rename", number: 2, name: "best" }]));
-  await vi.waitFor(() => expect(find(".pane [role=status].wrong").textContent).toBe("Not done: it is the name of another run"));
+  await until(() => expect(asked).toEqual([{ ask: "run", do: "rename", number: 2, name: "best" }]));
+  await until(() => expect(find(".pane [role=status].wrong").textContent).toBe("Not done: it is the name of another run"));
   expect(all(".pane input.run-name")).toEqual([]);
 });
 
 test("all are shown at once, and of a filter those that fit", async () => {
   const { asked, find, texts, button } = shown();
   button("Show all").click();
-  await vi.waitFor(() => expect(asked).toEqual([{ ask: "run", do: "show" }]));
+  await until(() => expect(asked).toEqual([{ ask: "run", do: "show" }]));
   type(find("input[type=search]"), "finished");
-  await vi.waitFor(() => expect(texts("tbody th").length).toBe(2));
+  await until(() => expect(texts("tbody th").length).toBe(2));
   button("Show all").click();
-  await vi.waitFor(() => expect(asked.slice(1)).toEqual([2, 1].map((number) => ({ ask: "run", do: "show", number }))));
+  await until(() => expect(asked.slice(1)).toEqual([2, 1].map((number) => ({ ask: "run", do: "show", number }))));
   expect(button("Hide all").disabled).toBe(true);
   type(find("input[type=search]"), "nobody");
-  await vi.waitFor(() => expect(texts(".pane .quiet")).toContain("No run fits nobody."));
+  await until(() => expect(texts(".pane .quiet")).toContain("No run fits nobody."));
 });
 
 test("heads sort, and a third click is the usual order again", async () => {
@@ -124,12 +125,12 @@ test("heads sort, and a third click is the usual order again", async () => {
   const numbers = () => all("tr[data-number]").map((each) => each.dataset.number).join("");
   for (const wanted of ["1205", "0521", "0215"]) {
     head().click();
-    await vi.waitFor(() => expect(numbers()).toBe(wanted));
+    await until(() => expect(numbers()).toBe(wanted));
   }
   const select = find("select[aria-label='group by']");
   select.value = "sched";
   select.dispatchEvent(new Event("change", { bubbles: true }));
-  await vi.waitFor(() => expect(texts("tr.group th")).toEqual(["sched cosine · 1 run", "sched none · 2 runs", "sched – · 1 run"]));
+  await until(() => expect(texts("tr.group th")).toEqual(["sched cosine · 1 run", "sched none · 2 runs", "sched – · 1 run"]));
 });
 
 test("runs are added by a path where the kernel finds them, and removed; what was dropped is said", async () => {
@@ -137,9 +138,9 @@ test("runs are added by a path where the kernel finds them, and removed; what wa
   expect(texts(".pane .quiet").at(-1)).toBe("2 older runs were dropped: a kernel keeps at most 50 runs and 200 MB of their curves.");
   type(find("form.add input"), "runs/*");
   find("form.add button").click();
-  await vi.waitFor(() => expect(asked).toEqual([{ ask: "add", path: "runs/*" }]));
+  await until(() => expect(asked).toEqual([{ ask: "add", path: "runs/*" }]));
   find("button.away").click();
-  await vi.waitFor(() => expect(asked.at(-1)).toEqual({ ask: "run", do: "remove", number: 5 }));
+  await until(() => expect(asked.at(-1)).toEqual({ ask: "run", do: "remove", number: 5 }));
   expect(shown({ runs: { ...RUNS, can_add: false } }).find("form.add")).toBe(null);
 });
 
@@ -195,17 +196,17 @@ test("the legend has the names, a click hides a run on this page; the last run w
   const { asked, store, texts, find, button } = shown();
   expect(find("button.chip").textContent).toBe("earlier run");
   find("button.chip").click();
-  await vi.waitFor(() => expect(asked).toEqual([{ ask: "run", do: "show", number: 2 }]));
+  await until(() => expect(asked).toEqual([{ ask: "run", do: "show", number: 2 }]));
   store.hear({ patch: { drawn: { runs: { 2: { name: "second" } } } } }, []);
-  await vi.waitFor(() => expect(texts(".runs-legend button")).toEqual(["second"]));
+  await until(() => expect(texts(".runs-legend button")).toEqual(["second"]));
   expect(behindOf(store)).toEqual([{ number: "2", name: "second", curves: {} }]);
   find(".runs-legend button").click();
-  await vi.waitFor(() => expect(find(".runs-legend button").getAttribute("aria-pressed")).toBe("false"));
+  await until(() => expect(find(".runs-legend button").getAttribute("aria-pressed")).toBe("false"));
   expect(asked.length).toBe(1);
   store.hear({ patch: { drawn: { runs: Object.fromEntries(Array.from({ length: 15 }, (_, at) => [at + 1, { name: `run ${at}` }])) } } }, []);
-  await vi.waitFor(() => expect(texts(".runs-legend").at(-1)).toContain("and 3 more in the table of runs"));
+  await until(() => expect(texts(".runs-legend").at(-1)).toContain("and 3 more in the table of runs"));
   button("15 other runs").click();
-  await vi.waitFor(() => expect(asked.at(-1)).toEqual({ ask: "run", do: "hide" }));
+  await until(() => expect(asked.at(-1)).toEqual({ ask: "run", do: "hide" }));
 });
 
 test("many runs are drawn with few points, to their last one, and what was made is kept", () => {
@@ -222,7 +223,7 @@ const several = (change) => shown({ drawn: { runs: { 1: { name: "<b>first</b>" }
 
 test("the part of several runs is their curves and their table, without the head and controls of one", async () => {
   const { box, opened, find, texts } = several();
-  await vi.waitFor(() => expect(opened).toEqual(["runs"]));
+  await until(() => expect(opened).toEqual(["runs"]));
   expect([find(".tnb-head"), find("[aria-label=Controls]"), find(".tunables"), find(".tag"), find("tr.own"), find("button[title*=tab]")]).toEqual(Array(6).fill(null));
   expect(texts(".runs-legend button")).toEqual(["net · lr 0.1", "<b>first</b>", "exp5"]);
   expect(texts("tr[data-number] .run-name")).toEqual(["net · lr 0.1", "<b>first</b>", "second", "exp5"]);  // as they were given
@@ -236,14 +237,14 @@ test("the run of the feed looks like the others there, and its switch hides it o
   expect(drawn.map(({ name, line, opacity }) => [name, line.color, line.width, opacity])).toEqual([["net · lr 0.1", RUN_INKS[1], 2, 1], ["<b>first</b>", RUN_INKS[2], 2, 1]].map(([name, ...more]) => [name.replaceAll("<", "&lt;").replaceAll(">", "&gt;"), ...more]));
   expect([own().checked, find("tr[data-number='0'] s").style.borderColor]).toEqual([true, lineOf(0).borderColor]);
   own().click();
-  await vi.waitFor(() => expect(texts(".runs-legend button")).toEqual(["<b>first</b>", "exp5"]));
+  await until(() => expect(texts(".runs-legend button")).toEqual(["<b>first</b>", "exp5"]));
   expect([own().checked, asked]).toEqual([false, []]);
   expect(allOf(store).map(({ number }) => number)).toEqual(["1", "5"]);
   button("Show all").click();
-  await vi.waitFor(() => expect(own().checked).toBe(true));
+  await until(() => expect(own().checked).toBe(true));
   expect(asked).toEqual([{ ask: "run", do: "show" }]);
   button("Hide all").click();
-  await vi.waitFor(() => expect(own().checked).toBe(false));
+  await until(() => expect(own().checked).toBe(false));
 });
 
 test("no point of several runs has the ring of one that is looked at", () => {
@@ -254,5 +255,5 @@ test("no point of several runs has the ring of one that is looked at", () => {
 test("the part of several runs says that its kernel has ended", async () => {
   const { store, find } = several();
   store.hear({ cut: "The kernel that drew this panel has ended." }, []);
-  await vi.waitFor(() => expect(find(".message").textContent).toBe("The kernel that drew this panel has ended. What stands here is old."));
+  await until(() => expect(find(".message").textContent).toBe("The kernel that drew this panel has ended. What stands here is old."));
 });

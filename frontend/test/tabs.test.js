@@ -10,6 +10,7 @@ import { Store } from "../src/store.js";
 import { columnsOf, markdown, sorted } from "../src/table.js";
 import { TABS } from "../src/tabs.js";
 import { alertOf, colour, duration, epochAfter, even, message, phase, standing } from "../src/words.js";
+import { until } from "./until.js";
 
 const TABLE = {
   columns: { step: [16, 32, 48], epoch: [1, 2, 2.5], "train/loss": [1.5, 0.9, null], "valid/loss": ["nan", 0.8, 0.7], "valid/a|b": [null, 0.25, "inf"], seconds: [5, 70, 3700] },
@@ -69,27 +70,27 @@ test("tabs have counts in their titles, and alerts only where the run has them",
 
 test("a tab is open while it is chosen: its section is sent, and kept for a reload", async () => {
   const { opened, tab, pane } = shown();
-  await vi.waitFor(() => expect(opened).toEqual([["table"]]));
+  await until(() => expect(opened).toEqual([["table"]]));
   tab("hooks").click();
-  await vi.waitFor(() => expect(opened).toEqual([["table"], ["times"]]));
+  await until(() => expect(opened).toEqual([["table"], ["times"]]));
   expect(pane().getAttribute("aria-labelledby")).toBe(tab("hooks").id);
   expect(tab("hooks").getAttribute("aria-controls")).toBe(pane().id);
   tab("alerts").click();
-  await vi.waitFor(() => expect(opened.at(-1)).toEqual([]));
+  await until(() => expect(opened.at(-1)).toEqual([]));
   tab("journal").click();
-  await vi.waitFor(() => expect(opened.at(-1)).toEqual(["entries"]));
+  await until(() => expect(opened.at(-1)).toEqual(["entries"]));
   const again = shown();
   expect(again.tab("journal").getAttribute("aria-selected")).toBe("true");
 });
 
 test("what is open is said again after a connection that was cut, and the chooser opens one more", async () => {
   const { opened, store, find } = shown();
-  await vi.waitFor(() => expect(opened).toHaveLength(1));
+  await until(() => expect(opened).toHaveLength(1));
   store.hear({ cut: "The server has ended." }, []);
   store.hear({ v: 1, view: VIEW }, []);
-  await vi.waitFor(() => expect(opened).toEqual([["table"], ["table"]]));
+  await until(() => expect(opened).toEqual([["table"], ["table"]]));
   find("button[name=rewind]").click();
-  await vi.waitFor(() => expect(opened.at(-1)).toEqual(["table", "rewind"]));
+  await until(() => expect(opened.at(-1)).toEqual(["table", "rewind"]));
 });
 
 test("keys move between tabs, and one is in the tab order", async () => {
@@ -97,7 +98,7 @@ test("keys move between tabs, and one is in the tab order", async () => {
   tab("table").focus();
   for (const [key, name] of [["ArrowRight", "hooks"], ["End", "alerts"], ["ArrowRight", "table"], ["ArrowLeft", "alerts"], ["Home", "table"]]) {
     press(key);
-    await vi.waitFor(() => expect(tab(name).getAttribute("aria-selected")).toBe("true"));
+    await until(() => expect(tab(name).getAttribute("aria-selected")).toBe("true"));
     expect(document.activeElement).toBe(tab(name));
     expect(all("[role=tab]").filter((each) => each.tabIndex === 0)).toEqual([tab(name)]);
   }
@@ -107,61 +108,61 @@ test("a section that two parts have open is closed with the last one", async () 
   const opened = [], store = new Store({ listen() {}, ask: async ({ tabs }) => { opened.push(tabs); } });
   store.hear({ v: 1, view: {} }, []);
   const one = store.open("lr"), other = store.open("lr");
-  await vi.waitFor(() => expect(opened).toEqual([["lr"]]));
+  await until(() => expect(opened).toEqual([["lr"]]));
   one();
   one();  // does nothing more
-  await vi.waitFor(() => expect(opened).toEqual([["lr"], ["lr"]]));
+  await until(() => expect(opened).toEqual([["lr"], ["lr"]]));
   other();
-  await vi.waitFor(() => expect(opened.at(-1)).toEqual([]));
+  await until(() => expect(opened.at(-1)).toEqual([]));
 });
 
 test("messages of what is open do not overtake each other", async () => {
   const opened = [], waits = [], store = new Store({ listen() {}, ask: ({ tabs }) => new Promise((done) => { opened.push(tabs); waits.push(done); }) });
   store.hear({ v: 1, view: {} }, []);
   const close = store.open("table");
-  await vi.waitFor(() => expect(opened).toEqual([["table"]]));
+  await until(() => expect(opened).toEqual([["table"]]));
   close();
   store.open("lr");
   await new Promise((done) => setTimeout(done, 5));
   expect(opened).toHaveLength(1);  // the first is under way
   waits[0]();
-  await vi.waitFor(() => expect(opened).toEqual([["table"], ["lr"]]));
+  await until(() => expect(opened).toEqual([["table"], ["lr"]]));
 });
 
 test("Table: the newest last, a click on a head sorts, the best of each column is bold", async () => {
   const { find, texts, all } = shown({}, { table: TABLE }), rows = () => texts("tbody th");
-  await vi.waitFor(() => expect(texts("[role=tabpanel] thead th")).toEqual(["step", "epoch", "train/loss", "valid/loss", "valid/a|b", "time", "+ time"]));
+  await until(() => expect(texts("[role=tabpanel] thead th")).toEqual(["step", "epoch", "train/loss", "valid/loss", "valid/a|b", "time", "+ time"]));
   expect(all("[role=tabpanel] tbody tr").map((each) => [...each.children].map(({ textContent }) => textContent))).toEqual([
     ["16", "1", "1.5000", "nan", "–", "0:05", "0:05"], ["32", "2", "0.9000", "0.8000", "0.2500", "1:10", "1:05"], ["48", "2.5", "–", "0.7000", "inf", "1:01:40", "1:00:30"]]);
   expect(find("thead th").getAttribute("aria-sort")).toBe("ascending");
   expect(texts("td.best")).toEqual(["0.2500", "0.7000"]);
   find("thead th:nth-child(4) button").click();
-  await vi.waitFor(() => expect(find("thead th:nth-child(4)").getAttribute("aria-sort")).toBe("descending"));
+  await until(() => expect(find("thead th:nth-child(4)").getAttribute("aria-sort")).toBe("descending"));
   expect(rows()).toEqual(["32", "48", "16"]);  // what is no number comes last
   find("thead th:nth-child(4) button").click();
-  await vi.waitFor(() => expect(rows()).toEqual(["48", "32", "16"]));
+  await until(() => expect(rows()).toEqual(["48", "32", "16"]));
 });
 
 test("Table: the last rows of many, and all on demand", async () => {
   const steps = Array.from({ length: 70 }, (_, at) => at + 1), table = { columns: { step: steps, "valid/loss": steps }, order: ["step", "valid/loss"] };
   const { box, all, find } = shown({}, { table }), button = () => [...box.querySelectorAll("button")].find(({ textContent }) => textContent.startsWith("Show"));
-  await vi.waitFor(() => expect(all("tbody tr")).toHaveLength(20));
+  await until(() => expect(all("tbody tr")).toHaveLength(20));
   expect(find("tbody tr th").textContent).toBe("51");
   button().click();
-  await vi.waitFor(() => expect(all("tbody tr")).toHaveLength(70));
+  await until(() => expect(all("tbody tr")).toHaveLength(70));
 });
 
 test("Table: copied as Markdown, or selected where nothing may be copied", async () => {
   const write = vi.spyOn(navigator.clipboard, "writeText").mockResolvedValueOnce().mockRejectedValueOnce(new Error("no https"));
   const { find } = shown({}, { table: TABLE });
-  await vi.waitFor(() => expect(find("button.copy")).not.toBe(null));
+  await until(() => expect(find("button.copy")).not.toBe(null));
   find("button.copy").click();
-  await vi.waitFor(() => expect(find(".pane [role=status]").textContent).toBe("Copied"));
+  await until(() => expect(find(".pane [role=status]").textContent).toBe("Copied"));
   const lines = write.mock.calls[0][0].split("\n");
   expect(lines[0]).toBe("| step | epoch | train/loss | valid/loss | valid/a\\|b | time | + time |");
   expect(lines[2]).toBe("| 16 | 1 | 1.5000 | nan | – | 0:05 | 0:05 |");
   find("button.copy").click();
-  await vi.waitFor(() => expect(find("textarea").value).toBe(lines.join("\n")));
+  await until(() => expect(find("textarea").value).toBe(lines.join("\n")));
   expect(find(".pane [role=status]").textContent).toBe("Press Ctrl+C");
 });
 
@@ -177,7 +178,7 @@ test("Rewind: each state with its step, epoch and loss, and which is best", asyn
   expect(rewind.map(pointWords)).toEqual(["step 0", "step 1,000 · epoch 2 · valid/loss 0.5 at 900", "step 2,000 · epoch 2 · valid/loss 0.4 · best"]);
   const { asked, find, texts } = shown({ place: { step: 1500 } }, { rewind });
   find("button[name=rewind]").click();
-  await vi.waitFor(() => expect(texts("[aria-label=Rewind] option")).toHaveLength(3));
+  await until(() => expect(texts("[aria-label=Rewind] option")).toHaveLength(3));
   expect(find("[aria-label=Rewind] select").value).toBe("1000");
   find("[aria-label=Rewind] button").click();
   expect(asked.at(-1)).toMatchObject({ name: "rewind", values: { step: 1000 } });
@@ -194,29 +195,29 @@ function clickable() {
 
 test("Rewind: a click on a curve chooses the last state before it", async () => {
   const [drawn, plotly] = clickable(), { find, texts } = shown({}, { rewind: [{ step: 0 }, { step: 20 }, { step: 40 }] }, plotly);
-  await vi.waitFor(() => expect(drawn).toHaveLength(1));
+  await until(() => expect(drawn).toHaveLength(1));
   drawn[0].click(30);
-  await vi.waitFor(() => expect(texts("[aria-label=Rewind] option")).toHaveLength(3));
+  await until(() => expect(texts("[aria-label=Rewind] option")).toHaveLength(3));
   expect(find("[aria-label=Rewind] select").value).toBe("20");
 });
 
 test("LR: a click on the curve proposes that rate, until the next search", async () => {
   const [drawn, plotly] = clickable(), { asked, store, tab, texts, find } = shown({}, { lr: { search: SEARCH } }, plotly);
   tab("lr").click();
-  await vi.waitFor(() => expect(drawn.filter(({ box }) => box.className === "figure")).toHaveLength(1));
+  await until(() => expect(drawn.filter(({ box }) => box.className === "figure")).toHaveLength(1));
   drawn.find(({ box }) => box.className === "figure").click(0.005);
-  await vi.waitFor(() => expect(texts(".rates tr").at(-1)).toBe("Your click on the curve0.005Use"));
+  await until(() => expect(texts(".rates tr").at(-1)).toBe("Your click on the curve0.005Use"));
   find(".rates tr:last-child button").click();
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr_scale: 0.1 } });
   store.hear({ patch: { lr: { search: { ...SEARCH, planned: 50 } } } }, []);
-  await vi.waitFor(() => expect(texts(".rates tr")).toHaveLength(3));
+  await until(() => expect(texts(".rates tr")).toHaveLength(3));
 });
 
 test("Hooks: switch, order, whole counts, and where a step's time goes", async () => {
   const times = { steps: 10, since: "since step 4", seconds: { data: 0.01, forward: 0.02, hooks: 0.07, rest: 0.0001 }, hooks: { slow: 0.05 } };
   const { asked, store, tab, find, texts } = shown({}, { times });
   tab("hooks").click();
-  await vi.waitFor(() => expect(texts(".parts span")).toEqual(["data 10 %", "forward 20 %", "hooks 70 %"]));
+  await until(() => expect(texts(".parts span")).toEqual(["data 10 %", "forward 20 %", "hooks 70 %"]));
   expect(texts(".pane p")[0]).toBe("A step takes 10.0 ms · counted since step 4");
   const cells = [...find("tr[data-name=slow]").children].map(({ textContent }) => textContent.replace(/\s+/g, " ").trim());
   expect(cells.slice(2)).toEqual(["slow Slow yours", "after_step", "about 1,234,567", "about 2.5 s", "0.00", "50 %"]);
@@ -225,17 +226,17 @@ test("Hooks: switch, order, whole counts, and where a step's time goes", async (
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { "other.enabled": true } });
   const order = find("tr[data-name=slow] input.order");
   type(order, "x");
-  await vi.waitFor(() => expect(order.getAttribute("aria-invalid")).toBe("true"));
+  await until(() => expect(order.getAttribute("aria-invalid")).toBe("true"));
   expect(order.title).toContain("a whole number");
   type(order, "40");
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { "slow.order": 40 } });
   answer(store, asked, { status: "refused", reason: "not that one" });
-  await vi.waitFor(() => expect(order.title).toBe("not that one"));
+  await until(() => expect(order.title).toBe("not that one"));
   expect(order.value).toBe("40");
   type(order, "7");
   answer(store, asked);
   store.hear({ patch: { values: { "slow.order": { waits: true, pending: 7 } } } }, []);
-  await vi.waitFor(() => expect(find("tr[data-name=slow] .waits").textContent).toBe("0 → 7"));
+  await until(() => expect(find("tr[data-name=slow] .waits").textContent).toBe("0 → 7"));
   expect(order.value).toBe("7");
 });
 
@@ -243,53 +244,53 @@ test("Hooks: one that failed shows its error and its traceback, by cost on deman
   const hooks = { ...VIEW.hooks, other: { at: 1, order: 5, enabled: true, calls: 1, seconds: 9, error: "ValueError: <b>", failure: { point: "after_step", step: 7, epoch: 0, batch: 6, traceback: "Traceback\nValueError: <b>" } } };
   const { tab, find, texts, box } = shown({ hooks });
   tab("hooks").click();
-  await vi.waitFor(() => expect(texts(".trouble summary")).toEqual(["other.after_step step 7, epoch 1, batch 7"]));
+  await until(() => expect(texts(".trouble summary")).toEqual(["other.after_step step 7, epoch 1, batch 7"]));
   expect(find(".trouble pre").textContent).toBe("Traceback\nValueError: <b>");
   expect(find("tr[data-name=other] .wrong").textContent).toBe("ValueError: <b>");
   [...box.querySelectorAll("button")].find(({ textContent }) => textContent === "By cost").click();
-  await vi.waitFor(() => expect(find(".pane tbody tr").dataset.name).toBe("other"));
+  await until(() => expect(find(".pane tbody tr").dataset.name).toBe("other"));
 });
 
 test("Journal: the newest first, in italics what was undone, epochs from 1, texts of a run as text", async () => {
   const { asked, store, tab, find, texts } = shown();
   tab("journal").click();
-  await vi.waitFor(() => expect(texts(".journal ol li")).toEqual([
+  await until(() => expect(texts(".journal ol li")).toEqual([
     "2step 5 · epoch 2 “<i>seen</i>” code", "1step 3 · epoch 1 lr 0.1 → 0.2 panel · undone by a rewind"]));
   expect(find(".journal ol li:last-child").className).toBe("undone");
   const note = find("[aria-label='Note for the journal']");
   note.value = "mine ";
   note.dispatchEvent(new Event("input", { bubbles: true }));
-  await vi.waitFor(() => { note.form.requestSubmit(); expect(asked.at(-1)).toMatchObject({ name: "note", values: { text: "mine" } }); });
+  await until(() => { note.form.requestSubmit(); expect(asked.at(-1)).toMatchObject({ name: "note", values: { text: "mine" } }); });
   answer(store, asked, { status: "refused", reason: "no" });
-  await vi.waitFor(() => expect(find(".message").textContent).toContain("refused"));
+  await until(() => expect(find(".message").textContent).toContain("refused"));
   expect(note.value.trim()).toBe("mine");
   note.form.requestSubmit();
   answer(store, asked);
-  await vi.waitFor(() => expect(note.value).toBe(""));
+  await until(() => expect(note.value).toBe(""));
 });
 
 test("Journal: the script is asked for and copied; a refusal is said", async () => {
   const write = vi.spyOn(navigator.clipboard, "writeText").mockResolvedValue(), { asked, store, tab, find, pane } = shown();
   tab("journal").click();
-  await vi.waitFor(() => expect(find("button.copy")).not.toBe(null));
+  await until(() => expect(find("button.copy")).not.toBe(null));
   find("button.copy").click();
   expect(asked.at(-1)).toEqual({ ask: "script", id: "1" });
   answer(store, asked, { text: "trainer.fit()", promise: "Replays." });
-  await vi.waitFor(() => expect(pane().textContent).toContain("Replays."));
+  await until(() => expect(pane().textContent).toContain("Replays."));
   expect(write).toHaveBeenLastCalledWith("trainer.fit()");
   find("button.copy").click();
   answer(store, asked, { status: "refused", reason: "not now" });
-  await vi.waitFor(() => expect(find(".pane [role=status]").textContent).toBe("not now"));
+  await until(() => expect(find(".pane [role=status]").textContent).toBe("not now"));
 });
 
 test("Journal: all entries on demand, and how many more there are", async () => {
   const entries = Object.fromEntries(Array.from({ length: 30 }, (_, at) => [at + 5, { step: at, epoch: 0, kind: "tune", what: "lr", change: "", source: "code" }]));
   const { tab, all, box, pane } = shown({ journal: { count: 34, entries: {} } }, { entries });
   tab("journal").click();
-  await vi.waitFor(() => expect(all(".journal ol li")).toHaveLength(12));
+  await until(() => expect(all(".journal ol li")).toHaveLength(12));
   expect(all(".journal ol .number")[0].textContent).toBe("34");
   [...box.querySelectorAll("button")].find(({ textContent }) => textContent === "Show all 30").click();
-  await vi.waitFor(() => expect(all(".journal ol li")).toHaveLength(30));
+  await until(() => expect(all(".journal ol li")).toHaveLength(30));
   expect(pane().textContent).toContain("4 earlier entries are in the script.");
 });
 
@@ -297,9 +298,9 @@ test("Inspect: tensors and layers; a run that came to rest without a pause is as
   const inspect = { step: 48, layers_step: 47, tensors: [{ name: "batch[0]", shape: [8, 3], kind: "float32", min: -1, mean: 0.25, max: "inf" }, { name: "loss", shape: [], kind: "float32", mean: 0.5 }], layers: [{ name: "fc", norm: 0.5, ratio: 0.001 }, { name: "out", norm: "nan" }] };
   const { asked, store, tab, texts, find } = shown({ state: { name: "stopped" } }, { inspect: { ...inspect, step: 40 } });
   tab("inspect").click();
-  await vi.waitFor(() => expect(asked).toEqual([{ ask: "command", id: "1", name: "inspect", values: { on: true }, basis: 48 }]));
+  await until(() => expect(asked).toEqual([{ ask: "command", id: "1", name: "inspect", values: { on: true }, basis: 48 }]));
   store.hear({ patch: { inspect } }, []);
-  await vi.waitFor(() => expect(texts(".looks h2")[0]).toBe("Last batch step 48"));
+  await until(() => expect(texts(".looks h2")[0]).toBe("Last batch step 48"));
   expect(texts(".looks tbody tr").map((each) => each.replaceAll(" ", ""))).toEqual(["batch[0]8×3fp32-10.25inf", "lossscalarfp32–0.5–", "fc0.50.001", "outnan–"]);
   expect(texts(".looks thead th")[7]).toBe("norm in step 47");
   expect(find(".looks .wrong").textContent).toBe("inf");
@@ -309,10 +310,10 @@ test("Inspect: tensors and layers; a run that came to rest without a pause is as
 test("Inspect: while the run goes on nothing is asked, nor of a run elsewhere", async () => {
   const going = shown();
   going.tab("inspect").click();
-  await vi.waitFor(() => expect(going.pane().textContent).toContain("Pause to see the last batch"));
+  await until(() => expect(going.pane().textContent).toContain("Pause to see the last batch"));
   const elsewhere = shown({ state: { name: "paused" }, run: { name: "net", panes: ["hooks"] }, breakpoints: ["loss > 3", "loss > 3"] });
-  await vi.waitFor(() => expect(elsewhere.pane().textContent).toContain("stay in the process of the run"));
-  await vi.waitFor(() => expect([...going.opened.slice(1), ...elsewhere.opened]).toEqual([["inspect"], ["inspect"]]));
+  await until(() => expect(elsewhere.pane().textContent).toContain("stay in the process of the run"));
+  await until(() => expect([...going.opened.slice(1), ...elsewhere.opened]).toEqual([["inspect"], ["inspect"]]));
   expect([...going.asked, ...elsewhere.asked]).toEqual([]);
   expect(elsewhere.texts(".looks li code")).toEqual(["loss > 3"]);
   elsewhere.find(".looks li button").click();
@@ -322,12 +323,12 @@ test("Inspect: while the run goes on nothing is asked, nor of a run elsewhere", 
 test("Inspect: a condition that is refused stays to be corrected", async () => {
   const { asked, store, tab, find } = shown(), field = () => find("[aria-label='Pause when']");
   tab("inspect").click();
-  await vi.waitFor(() => expect(field()).not.toBe(null));
+  await until(() => expect(field()).not.toBe(null));
   field().value = "loss is";
   field().dispatchEvent(new Event("input", { bubbles: true }));
-  await vi.waitFor(() => { field().form.requestSubmit(); expect(asked.at(-1)).toMatchObject({ name: "pause_when", values: { text: "loss is" } }); });
+  await until(() => { field().form.requestSubmit(); expect(asked.at(-1)).toMatchObject({ name: "pause_when", values: { text: "loss is" } }); });
   answer(store, asked, { status: "refused", reason: "what is it?" });
-  await vi.waitFor(() => expect(find(".message").textContent).toContain("what is it?"));
+  await until(() => expect(find(".message").textContent).toContain("what is it?"));
   expect(field().value).toBe("loss is");
 });
 
@@ -339,12 +340,12 @@ test("Inspect: the code that reads the batch", () => {
 test("LR: before a search one line and one button, whose fields are those of the command", async () => {
   const { asked, tab, find, texts, box } = shown({}, { lr: {} });
   tab("lr").click();
-  await vi.waitFor(() => expect(texts(".pane > .bar button")).toEqual(["Find a rate"]));
+  await until(() => expect(texts(".pane > .bar button")).toEqual(["Find a rate"]));
   expect(box.querySelectorAll(".figure, .rates")).toHaveLength(0);
   expect(texts(".settings label")).toEqual(["start_lr the lowest rate", "num_steps"]);  // one optimizer: nothing to choose
   type(find("[aria-label=start_lr]"), "1e-5");
   type(find("[aria-label=num_steps]"), "x");
-  await vi.waitFor(() => expect(find("[aria-label=num_steps]").value).toBe("x"));
+  await until(() => expect(find("[aria-label=num_steps]").value).toBe("x"));
   find(".pane > .bar button").click();
   expect(asked.at(-1)).toMatchObject({ name: "lr_find", values: { start_lr: 1e-5, num_steps: "x" } });  // the run says what is wrong
 });
@@ -352,11 +353,11 @@ test("LR: before a search one line and one button, whose fields are those of the
 test("LR: a search under way can be cancelled, and a found rate used", async () => {
   const { asked, store, tab, texts, find } = shown({}, { lr: { search: { ...SEARCH, ended: undefined, suggestions: {} } } });
   tab("lr").click();
-  await vi.waitFor(() => expect(texts(".pane > .bar")).toEqual(["Cancel5 of 100 rates tried"]));
+  await until(() => expect(texts(".pane > .bar")).toEqual(["Cancel5 of 100 rates tried"]));
   find(".pane > .bar button").click();
   expect(asked.at(-1)).toEqual({ ask: "cancel", id: "1" });
   store.hear({ patch: { lr: { search: SEARCH } } }, []);
-  await vi.waitFor(() => expect(texts(".rates tr")).toEqual(["Valley midpoint0.01Use", "Steepest falls fastest0.01Use", "Slide beyond30Use"]));
+  await until(() => expect(texts(".rates tr")).toEqual(["Valley midpoint0.01Use", "Steepest falls fastest0.01Use", "Slide beyond30Use"]));
   find(".rates tr[data-name=valley] button").click();
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr_scale: 0.2 } });
   expect(texts(".pane > .bar")).toEqual(["Search againThe valley it is."]);
@@ -365,11 +366,11 @@ test("LR: a search under way can be cancelled, and a found rate used", async () 
 test("LR: why a run cannot search", async () => {
   const { asked, tab, texts, find } = shown({ commands: { ...VIEW.commands, lr_find: { at: 3, why_not: "no batches" } } });
   tab("lr").click();
-  await vi.waitFor(() => expect(texts(".pane > .bar")).toEqual(["Find a rateno batches"]));
+  await until(() => expect(texts(".pane > .bar")).toEqual(["Find a rateno batches"]));
   find(".pane > .bar button").click();
   expect(asked).toEqual([]);
   const elsewhere = shown({ commands: { tune: { at: 0 } } });  // its view of commands has none that it does not take
-  await vi.waitFor(() => expect(elsewhere.pane().textContent).toBe("A search runs where the run was started: trainer.lr_find() in its notebook or script."));
+  await until(() => expect(elsewhere.pane().textContent).toBe("A search runs where the run was started: trainer.lr_find() in its notebook or script."));
 });
 
 test("LR: the curve leaves out what is no number, and no label lies on another", () => {
@@ -400,7 +401,7 @@ test("LR: values of the fields, the tunable that takes a rate, and the plan", ()
 test("Alerts: the newest first, with advice and whether they have ended; code as code", async () => {
   const { tab, texts, find } = shown();
   tab("alerts").click();
-  await vi.waitFor(() => expect(texts(".alerts ol li")).toEqual(["Slow hook step 40 · goes onThe hook 'slow' takes 66%.Switch it off.", "Spike step 10 · ended at step 20The loss rose.Lower lr."]));
+  await until(() => expect(texts(".alerts ol li")).toEqual(["Slow hook step 40 · goes onThe hook 'slow' takes 66%.Switch it off.", "Spike step 10 · ended at step 20The loss rose.Lower lr."]));
   expect(find(".alerts ol code").textContent).toBe("off");
 });
 

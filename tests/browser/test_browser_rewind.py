@@ -212,13 +212,13 @@ def test_a_finished_run_trains_on_by_a_click(jupyterlab, browser):
         run.run(1)
         panel = run.panel()
         panel.is_in("finished")
-        field = panel.box.get_by_label("Epochs more")
+        field = panel.box.get_by_label("How many epochs")
         field.fill("none")
-        panel.click("Train")
+        panel.click("Train more")
         panel.says("refused")
         assert run.step == 32
         field.fill("3")
-        panel.click("Train")
+        panel.click("Train more")
         assert later(lambda: run.step == 80)
         panel.is_in("finished")
         assert later(lambda: panel.step() == 80) and field.is_visible() and lab.problems == []

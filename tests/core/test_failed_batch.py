@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
 from small_runs import Loop
+from trainer_nb.panel.sections import commands
 from trainer_nb.panel.view import LocalRunView
 
 pytestmark = pytest.mark.slow
@@ -512,11 +513,25 @@ def test_in_the_background():
     loop.start()
     with pytest.raises(Planted):
         loop.wait()
-    assert LocalRunView(loop).failed == "batch 5 of epoch 1"
-    assert loop.post(Command("resume", {"skip_failed": True}, source="widget")).status == "applied"
+    view = LocalRunView(loop)
+    assert view.failed == "batch 5 of epoch 1"
+    button = commands(view)["resume"]["buttons"]["Skip the batch"]
+    assert "why_not" not in button
+    assert loop.post(Command("resume", dict(button["values"]), source="widget")).status == "applied"
     assert loop.wait().status == "finished"
+    assert "why_not" in commands(view)["resume"]["buttons"]["Skip the batch"]
     assert skipped(loop) == [("skip", "batch", "batch 5 of epoch 1", "widget")]
     assert_equal(loop, by_hand(epochs, [(0, 4)], accumulation=3))
+
+
+def test_an_error_without_a_batch_offers_none_to_be_skipped():
+    """A hook raised after the step: its batch is not the one to leave out."""
+    loop, _ = planted("shuffled", [], hooks=[LambdaHook(after_step=lambda trainer: 1 / 0)])
+    with pytest.raises(ZeroDivisionError):
+        loop.fit(epochs=1)
+    buttons = commands(LocalRunView(loop))["resume"]["buttons"]
+    assert "why_not" not in buttons["Resume"]
+    assert buttons["Skip the batch"]["why_not"] == "No batch has failed"
 
 
 def test_the_entry_stands_where_the_run_goes_on():

@@ -31,7 +31,8 @@ class Keeper(Hook):
         """Register the command."""
         spec = CommandSpec(
             NAME, "Keep a copy of the weights", {"label": Value(doc="its name", needed=False)},
-            (Button("Keep", "camera", values={"label": "panel"}),),
+            (Button("Keep", "camera", values={"label": "panel"}),
+             Button("Keep the best", unavailable=lambda view: "There is no best one")),
             lambda view: "Three copies are kept" if len(self.kept) == 3 else "")
         trainer.mailbox.register(spec, CommandHandler(self.keep))
         self.trainer = trainer.view
@@ -87,7 +88,9 @@ def test_an_attached_run_has_it(run):
     until(lambda: NAME in there.view.commands)
     page = Page(Feed(there.view)).hello()
     button = page.view["commands"][NAME]["buttons"]["Keep"]
-    assert button["doc"] == "Keep a copy of the weights"
+    assert button["doc"] == "Keep a copy of the weights" and "why_not" not in button
+    other = page.view["commands"][NAME]["buttons"]["Keep the best"]
+    assert other["why_not"] == "There is no best one"
     with pytest.raises(ValueError, match="label=5.* is refused: of type str"):
         there._ask(NAME, label=5)
     with pytest.raises(ValueError, match="did you mean 'label'"):

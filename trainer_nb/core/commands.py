@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['KINDS', 'RESERVED', 'GONE', 'ACTIVE', 'REST', 'TEXT', 'CONDITION', 'ID', 'ON',
            'BUILT_IN', 'COMMANDS', 'DECISIONS', 'TUNE', 'MOST_COMMANDS', 'LONGEST',
-           'Value', 'Button', 'CommandView', 'always', 'CommandSpec', 'stuck', 'in_order',
-           'known_commands', 'offered', 'read_text', 'read_button', 'read_spec',
-           'read_commands']
+           'Value', 'CommandView', 'always', 'reason', 'Button', 'CommandSpec', 'stuck',
+           'in_order', 'known_commands', 'offered', 'read_text', 'read_button',
+           'read_spec', 'read_commands']
 
 # %% ../../nbs/core/03_commands.ipynb #fb4f2d6a
 import re
@@ -26,25 +26,13 @@ class Value:
     kind: str = "str"  # of KINDS
     doc: str = ""
     needed: bool = True
-    default: Any = None  # what a front end sends where no value at all is given
+    default: Any = None  # what a front end sends where no value at all is given, or has in a form
     words: bool = False  # of a text: a shell joins the words that are typed
     most: int = 1000  # of a text: letters that an agent may send
 
     def __post_init__(self):
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} of a command's value: one of {', '.join(KINDS)}")
-
-# %% ../../nbs/core/03_commands.ipynb #338697f7
-@dataclass(frozen=True)
-class Button:
-    "A button that sends a command."
-    label: str
-    icon: str = ""  # its name in Font Awesome 4
-    doc: str = ""  # its tooltip, where it is not that of the command
-    values: Mapping[str, Any] = field(default_factory=dict)
-    states: tuple[str, ...] = ()  # of the run, in which it acts; (): in each
-    place: str = "tools"  # "main": one of those that share the first place; "steps", "ends"
-    style: str = ""  # "stop": as something that cannot be undone by a click
 
 # %% ../../nbs/core/03_commands.ipynb #66a75d6e
 class CommandView(Protocol):
@@ -54,19 +42,42 @@ class CommandView(Protocol):
     can_rewind: bool
     in_cell: bool  # a cell waits for the run
     dead_end: str  # what to do where each batch would raise the same
+    failed: str  # the training batch that failed; ''
 
     @property
     def state(self) -> str:
         "Such as 'running' or 'paused'; only read here, so a `RunState` is one too."
 
+def always(view: CommandView) -> str:
+    "Nothing stands against it."
+    return ""
+
+def reason(owner: "CommandSpec | Button", view: CommandView) -> str:
+    "Why a command or a button is unavailable; also where the function of a hook raises."
+    try:
+        return owner.unavailable(view)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+# %% ../../nbs/core/03_commands.ipynb #548729ee
+@dataclass(frozen=True)
+class Button:
+    "A button that sends a command."
+    label: str
+    icon: str = ""  # its name in Font Awesome 4
+    doc: str = ""  # its tooltip, where it is not that of the command
+    values: Mapping[str, Any] = field(default_factory=dict)
+    states: tuple[str, ...] = ()  # of the run, in which it acts; (): in each
+    place: str = "tools"  # "main": one of those that share the first place; "steps", "ends";
+    # "go_on": below the others, and only where it acts
+    style: str = ""  # "stop": as something that cannot be undone by a click
+    unavailable: Callable[[CommandView], str] = always  # why it would not act, where others do
+
+# %% ../../nbs/core/03_commands.ipynb #d2381db7
 # what front ends ask besides the values of a command
 RESERVED = ("help", "run", "words", "json", "reason", "source", "wait", "max_age_steps", "call",
             "spec")
 GONE = "The run takes no commands any more"  # said of each, where its process has ended
-
-def always(view: CommandView) -> str:
-    "Nothing stands against it."
-    return ""
 
 @dataclass(frozen=True)
 class CommandSpec:
@@ -105,14 +116,13 @@ class CommandSpec:
         if states and view.state not in states:
             acts = f": this acts while it is {' or '.join(states)}" if len(states) < 3 else ""
             return f"The run is {view.state}{acts}"
-        return self.missing if self.name not in view.commands else self.reason(view)
+        if self.name not in view.commands:
+            return self.missing
+        return self.reason(view) or ("" if button is None else reason(button, view))
 
     def reason(self, view: CommandView) -> str:
-        "Why the run cannot do it now; also where `unavailable` of a hook raises."
-        try:
-            return self.unavailable(view)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        "Why the run cannot do it now."
+        return reason(self, view)
 
     def check(self, values: dict) -> dict:
         "The values; ValueError for one that is not taken, is missing or of another kind."
@@ -152,7 +162,11 @@ BUILT_IN = (
                 {"skip_failed": Value("bool", "leave out the batch that failed", needed=False)},
                 (Button("Start", "play", "Train in the background, from the first step",
                         states=("idle",), place="main"),
-                 Button("Resume", "play", states=REST, place="main")), stuck,
+                 Button("Resume", "play", states=REST, place="main"),
+                 Button("Skip the batch", "forward", "Go on without the batch that failed",
+                        {"skip_failed": True}, ("error",), "go_on",
+                        unavailable=lambda view: "" if view.failed else "No batch has failed")),
+                stuck,
                 examples=("resume",)),
     CommandSpec("step", "Make N steps (1) or epochs, then pause again",
                 {"n": Value("int", "how many steps", needed=False, default=1),
@@ -202,7 +216,9 @@ BUILT_IN = (
     CommandSpec("inspect", "Look at the tensors of the last batch, or no longer", ON, agent=False,
                 shell=False),
     CommandSpec("train_more", "Train a finished run some epochs more",
-                {"epochs": Value("int", "how many epochs")}, remote=False),
+                {"epochs": Value("int", "how many epochs", default=1)},
+                (Button("Train more", "play", states=("finished",), place="go_on"),),
+                remote=False),
     CommandSpec("interrupt", "End the run at the next step, as Ctrl-C does", remote=False),
     CommandSpec("save", "Save the run into a file at the next step",
                 {"path": Value(doc="the file")}, remote=False),
@@ -241,7 +257,8 @@ def offered(spec: CommandSpec, view: CommandView) -> dict:
     said: dict[str, Any] = {"doc": spec.doc, "values": values}
     if spec.name not in COMMANDS:
         buttons = [{"label": each.label, "icon": each.icon, "doc": each.doc,
-                    "values": dict(each.values), "states": list(each.states)}
+                    "values": dict(each.values), "states": list(each.states),
+                    "unavailable": reason(each, view)}
                    for each in spec.buttons]
         said |= {"buttons": buttons, "unavailable": spec.reason(view), "agent": spec.agent}
     return said
@@ -255,9 +272,11 @@ def read_button(found: dict) -> Button:
     "A button of an offer."
     values: Any = found.get("values")
     states: Any = found.get("states")
+    why = read_text(found, "unavailable")
     return Button(read_text(found, "label"), read_text(found, "icon"), read_text(found, "doc"),
                   values if fits(values, dict[str, Any]) and len(values) <= 10 else {},
-                  tuple(states[:10]) if fits(states, list[str]) else ())
+                  tuple(states[:10]) if fits(states, list[str]) else (),
+                  unavailable=lambda view: why)
 
 def read_spec(name: str, found: Any) -> CommandSpec:
     "A command from an offer; ValueError for one that cannot be read."
@@ -269,9 +288,9 @@ def read_spec(name: str, found: Any) -> CommandSpec:
     values = {each[:LONGEST]: Value(str(rule.get("kind")), read_text(rule, "doc"),
                                     rule.get("needed") is True) for each, rule in taken.items()}
     buttons = found.get("buttons") if fits(found.get("buttons"), list[dict]) else []
-    reason = read_text(found, "unavailable")
+    why = read_text(found, "unavailable")
     return CommandSpec(name, read_text(found, "doc"), values, tuple(map(read_button, buttons[:5])),
-                       lambda view: reason, agent=found.get("agent") is True)
+                       lambda view: why, agent=found.get("agent") is True)
 
 def read_commands(offer: dict) -> dict[str, CommandSpec]:
     "The commands of an offer, by name."

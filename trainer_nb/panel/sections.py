@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.commands import COMMANDS, GONE, Button, CommandSpec, in_order, known_commands
+from ..core.commands import COMMANDS, GONE, Button, CommandSpec, in_order, known_commands, reason
 from ..core.control import RunView
 from ..hooks.remote_control import LONGEST_ERROR, MOST_ALERTS
 from .bins import Records
@@ -449,9 +449,10 @@ def by_hook(view) -> tuple:
 
 def by_standing(view) -> tuple:
     "What decides which commands have an effect; a hook's own may ask anything."
-    own = [spec.reason(view) for name, spec in view.commands.items() if name not in COMMANDS]
-    return (view.state, view.notice[0], view.dead_end, view.can_rewind, view.in_cell, view.loaders,
-            list(view.commands.values()), own)
+    own = [reason(each, view) for name, spec in view.commands.items() if name not in COMMANDS
+           for each in (spec, *spec.buttons)]
+    return (view.state, view.notice[0], view.dead_end, view.failed, view.can_rewind, view.in_cell,
+            view.loaders, list(view.commands.values()), own)
 
 def by_entry(view) -> tuple:
     "What changes with the journal."
