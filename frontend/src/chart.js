@@ -149,18 +149,26 @@ const acrossOf = (many, width) => Math.min(many, many === 4 && width >= 760 ? 4 
 // A title that has room for so many letters; long names often differ at their end.
 export const fitted = (text, most) => (text.length <= most ? text : `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(text.length - Math.floor(most / 2))}`);
 
-// `drawn`: the traces; `spots`: where something was changed by hand.
-export function layout(small, { axis = "step", log = false, width = 900, spots = [], drawn = [] } = {}) {
-  const narrow = width < 560, ticks = narrow ? 4 : 7, across = acrossOf(small.length, width), rows = small.length ? Math.ceil(small.length / across) : 0;
-  const height = ENDS.t + ENDS.b + (rows ? MAIN + ROW * rows : 324), inner = height - ENDS.t - ENDS.b, up = (pixels) => Math.max(0, 1 - pixels / inner);
+const rowsOf = (small, width) => (small.length ? Math.ceil(small.length / acrossOf(small.length, width)) : 0);
+
+// The pixels that all plots need at least.
+export function leastHeight(small, width) {
+  const rows = rowsOf(small, width);
+  return ENDS.t + ENDS.b + (rows ? MAIN + ROW * rows : 324);
+}
+
+// `drawn`: the traces; `spots`: where something was changed by hand; `room`: pixels that are there, which the large plot takes.
+export function layout(small, { axis = "step", log = false, width = 900, room = 0, spots = [], drawn = [] } = {}) {
+  const narrow = width < 560, ticks = narrow ? 4 : 7, across = acrossOf(small.length, width), rows = rowsOf(small, width), least = leastHeight(small, width);
+  const height = Math.max(least, room), large = MAIN + height - least, inner = height - ENDS.t - ENDS.b, up = (pixels) => Math.max(0, 1 - pixels / inner);
   const made = {
     autosize: true, height, margin: { l: 48, r: 10, ...ENDS }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     hovermode: "x unified", hoverlabel: { namelength: 40 }, uirevision: axis, font: { size: 11, color: "#808080" },
     xaxis: { ...PLAIN, showgrid: false, nticks: ticks, tickformat: narrow ? "~s" : "" },
-    yaxis: { ...PLAIN, domain: [rows ? up(MAIN) : 0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "e", uirevision: `${axis} ${log}` }, yaxis99: MARK_AXIS, annotations: [], shapes: markLines(spots),
+    yaxis: { ...PLAIN, domain: [rows ? up(large) : 0, 1], type: log ? "log" : "linear", nticks: 6, exponentformat: "e", uirevision: `${axis} ${log}` }, yaxis99: MARK_AXIS, annotations: [], shapes: markLines(spots),
   };
   small.forEach(({ title }, at) => {
-    const gap = narrow ? 0.14 : 0.06, wide = (1 - gap * (across - 1)) / across, from = (at % across) * (wide + gap), top = MAIN + ROW * Math.floor(at / across), number = at + 2, flat = flatRange(drawn, `y${number}`);
+    const gap = narrow ? 0.14 : 0.06, wide = (1 - gap * (across - 1)) / across, from = (at % across) * (wide + gap), top = large + ROW * Math.floor(at / across), number = at + 2, flat = flatRange(drawn, `y${number}`);
     made[`xaxis${number}`] = { ...PLAIN, showgrid: false, showticklabels: false, domain: [from, from + wide], anchor: `y${number}`, matches: "x" };
     made[`yaxis${number}`] = { ...PLAIN, domain: [up(top + ROW), up(top + TITLE)], anchor: `x${number}`, nticks: 4, exponentformat: "e", ...(flat ? { range: flat } : { autorange: true }) };
     made.annotations.push({ text: literal(fitted(title, Math.max(8, Math.floor((wide * (width - 58)) / 7)))), hovertext: literal(title), x: from, y: up(top + TITLE - 4), yanchor: "bottom", xref: "paper", yref: "paper", xanchor: "left", showarrow: false, font: { weight: 600 } });
@@ -187,14 +195,15 @@ export function Chart({ store, onStep, all = false }) {
     let plotly = null, timer = 0, rest = 0, gone = false;
     const draw = () => {
       timer = 0;
-      const near = zoom.current?.generation === store.generation ? zoom.current : null, { curves, others: beside, ownHidden, view } = store, seen = { curves, near, finer: near?.finer, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name, width: box.current?.clientWidth };
+      const near = zoom.current?.generation === store.generation ? zoom.current : null, { curves, others: beside, ownHidden, view } = store, seen = { curves, near, finer: near?.finer, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name, width: box.current?.clientWidth, room: box.current?.clientHeight };
       const same = Object.entries(seen).every(([name, value]) => drawn.current[name] === value);
       if (gone || !plotly || document.hidden || same) return;
       const first = !box.current.data, began = performance.now(), others = behind(), own = front(), { width } = seen;
       drawn.current = { at: began, ...seen };
       const log = chosen === "auto" ? spansPowers(all ? others.map((each) => each.curves) : [own], hidden) : chosen === "powers of ten", found = smallOf(withOthers(own, others)), small = every ? found : found.slice(0, MOST_PLOTS);
       const lines = traces(withFiner(own, near?.finer), { window, axis, hidden, others, front: all, small }).map((each) => cut(each, near?.range)), spots = all ? [] : spotsOf(changesOf(view), own, AXES[axis], 18 / Math.max(200, width));
-      const shape = layout(small, { axis, log, width, spots, drawn: lines }), far = outliers ? [] : leaveOut(lines, shape, tall.current);
+      box.current.style.minHeight = `${leastHeight(small, width)}px`;
+      const shape = layout(small, { axis, log, width, room: box.current.clientHeight, spots, drawn: lines }), far = outliers ? [] : leaveOut(lines, shape, tall.current);
       plotly.react(box.current, [...lines, ...far, ...markTraces(spots)], shape, { displayModeBar: false, responsive: false });
       drawn.current.at = Math.max(began, performance.now() + 3 * (performance.now() - began) - 500);  // a quarter of the page's time at most
       if (first) {
@@ -221,7 +230,7 @@ export function Chart({ store, onStep, all = false }) {
     const stop = store.watch(later), size = new ResizeObserver(() => {
       if (!plotly || !box.current?.data) return;
       plotly.Plots.resize(box.current);
-      later();  // another width has room for other titles
+      later();  // another size has room for other titles
     });
     document.addEventListener("visibilitychange", later);
     store.link.plotly().then((found) => { plotly = library.current = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));

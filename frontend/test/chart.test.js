@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { html } from "htm/preact";
 import { expect, test, vi } from "vitest";
-import { MOST_PLOTS, flatRange, inWords, layout, smallOf, smoothed, traces } from "../src/chart.js";
+import { MOST_PLOTS, flatRange, inWords, layout, leastHeight, smallOf, smoothed, traces } from "../src/chart.js";
 import { gapsOf } from "../src/gaps.js";
 import { changesOf, markTraces, spotsOf } from "../src/marks.js";
 import { beyond, leaveOut, rangeWithout } from "../src/outliers.js";
@@ -35,6 +35,8 @@ test("small plots stand in rows, and the losses keep their height", () => {
   expect([1, 3, 4, 9].map((count) => layout(many(count), { width: 700 }).height)).toEqual([360, 360, 490, 620]);
   expect([1, 3, 9].map((count) => pixels(layout(many(count), { width: 700 })))).toEqual([194, 194, 194]);
   expect([layout(many(4), { width: 900 }).height, layout(many(3), { width: 400 }).height]).toEqual([360, 490]);
+  const high = layout(many(3), { width: 700, room: 500 });  // what is there belongs to the large plot
+  expect([high.height, pixels(high), leastHeight(many(3), 700), layout([], { room: 500 }).height]).toEqual([500, 334, 360, 500]);
   const made = layout(many(MOST_PLOTS), { width: 700 }), all = Array.from({ length: MOST_PLOTS }, (_, at) => made[`yaxis${at + 2}`].domain);
   expect(all.every(([low, high]) => low >= 0 && low < high && high < made.yaxis.domain[0])).toBe(true);
   expect(all.at(-1)[0]).toBe(0);
