@@ -3374,6 +3374,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'trainer_nb/hooks/layer_groups.py'),
                                                'trainer_nb.hooks.layer_groups.flatten': ( 'hooks/layer_groups.html#flatten',
                                                                                           'trainer_nb/hooks/layer_groups.py'),
+                                               'trainer_nb.hooks.layer_groups.groups_of': ( 'hooks/layer_groups.html#groups_of',
+                                                                                            'trainer_nb/hooks/layer_groups.py'),
                                                'trainer_nb.hooks.layer_groups.layer_groups': ( 'hooks/layer_groups.html#layer_groups',
                                                                                                'trainer_nb/hooks/layer_groups.py'),
                                                'trainer_nb.hooks.layer_groups.split_parameter_groups': ( 'hooks/layer_groups.html#split_parameter_groups',

@@ -47,8 +47,8 @@ def make(split=("body", "head"), optim="adamw", hooks=(), seed=0, **settings):
     own = [] if split is None else [LayerGroupsHook(split)]
     given = OPTIMIZERS[optim] if isinstance(optim, str) else optim
     return settings.pop("kind", Trainer)(model, train_dl=DataLoader(DATA, 8, shuffle=True),
-                                         loss_fn=nn.MSELoss(), hooks=[*own, *hooks], device="cpu",
-                   **{"optim": given, "progress": False, "seed": 1, "epochs": 3} | settings)
+                                         hooks=[*own, *hooks], device="cpu",
+                   **{"optim": given, "loss_fn": nn.MSELoss(), "progress": False, "seed": 1, "epochs": 3} | settings)
 
 
 def values(trainer):
@@ -200,6 +200,48 @@ def test_a_parameter_group_that_joins_the_run():
     assert trainer.rates() == pytest.approx([0.1, 0.2, 0.4])
     trainer.fit()
     assert trainer.rates() == pytest.approx([0.1, 0.2, 0.4])
+
+
+def test_without_a_split_the_groups_are_those_of_the_optimizer():
+    """By their names or places; what is not of the model has the run's rate, and stays apart."""
+    class Scaled(nn.MSELoss):
+        """A loss with a parameter of its own."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, pred, target):
+            return self.scale * super().forward(pred, target)
+
+    model, loss = net(), Scaled()
+    groups = [{"params": model.body.parameters(), "name": "body"},
+              {"params": loss.parameters()}, {"params": model.head.parameters(), "lr": 0.2}]
+    trainer = make(None, optim=torch.optim.SGD(groups, lr=0.1), model=model,
+                   hooks=[LayerGroupsHook()], loss_fn=loss)
+    mine = [name for name in trainer.tunables.table if name.startswith("layer_groups.") and name.count(".") == 2]
+    assert mine == [f"layer_groups.{name}.{what}" for name in ("body", "group_2")
+                    for what in ("frozen", "lr_scale")]
+    assert len(trainer.optim.param_groups) == 3
+    trainer.tune(**{"layer_groups.group_2.lr_scale": 3.0, "layer_groups.body.frozen": True})
+    assert trainer.rates() == pytest.approx([0.1, 0.1, 0.6])
+    before = values(trainer)
+    trainer.step(1)
+    changed = {name for name, value in values(trainer).items() if not torch.equal(
+        value, before.get(name, torch.zeros(0)))}
+    assert {"head.weight", "head.bias"} <= changed and "body.0.weight" not in changed
+    later = [{"params": list(model.parameters()), "name": "all"}]
+    trainer.optim = torch.optim.SGD(later, lr=0.1)
+    assert "layer_groups.all.lr_scale" in trainer.tunables.table
+    assert trainer.rates() == pytest.approx([0.1])
+
+
+def test_two_groups_of_one_name_are_refused():
+    """A change would not say which of them it is of."""
+    model = net()
+    groups = [{"params": part.parameters(), "name": "a"} for part in (model.body, model.head)]
+    with pytest.raises(ValueError, match="two parameter groups of the optimizer have the name 'a'"):
+        make(None, optim=torch.optim.SGD(groups, lr=0.1), model=model, hooks=[LayerGroupsHook()])
 
 
 class Again(Trainer):
