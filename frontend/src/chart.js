@@ -192,12 +192,12 @@ export function Chart({ store, onStep, all = false }) {
   useEffect(() => { zoom.current = null; tall.current = {}; }, [store, axis]);
   const behind = () => (all ? allOf(store) : behindOf(store)), front = () => (all ? {} : store.curves);
   useEffect(() => {
-    let plotly = null, timer = 0, rest = 0, gone = false;
+    let plotly = null, timer = 0, rest = 0, gone = false, pressed = false;
     const draw = () => {
       timer = 0;
       const near = zoom.current?.generation === store.generation ? zoom.current : null, { curves, others: beside, ownHidden, view } = store, seen = { curves, near, finer: near?.finer, beside, ownHidden, drawn: view.drawn, journal: view.journal, name: all && view.runs?.rows?.[0]?.name, width: box.current?.clientWidth, room: box.current?.clientHeight };
       const same = Object.entries(seen).every(([name, value]) => drawn.current[name] === value);
-      if (gone || !plotly || document.hidden || same) return;
+      if (gone || !plotly || document.hidden || pressed || same) return;
       const first = !box.current.data, began = performance.now(), others = behind(), own = front(), { width } = seen;
       drawn.current = { at: began, ...seen };
       const log = chosen === "auto" ? spansPowers(all ? others.map((each) => each.curves) : [own], hidden) : chosen === "powers of ten", found = smallOf(withOthers(own, others)), small = every ? found : found.slice(0, MOST_PLOTS);
@@ -232,9 +232,14 @@ export function Chart({ store, onStep, all = false }) {
       plotly.Plots.resize(box.current);
       later();  // another size has room for other titles
     });
-    document.addEventListener("visibilitychange", later);
+    const press = ({ type, target }) => {  // plotly forgets a click or a chosen part if it draws meanwhile
+      pressed = type === "pointerdown" && box.current.contains(target);
+      if (!pressed) later();
+    };
+    const heard = { visibilitychange: later, pointerdown: press, pointerup: press, pointercancel: press };
+    for (const [type, hear] of Object.entries(heard)) document.addEventListener(type, hear);
     store.link.plotly().then((found) => { plotly = library.current = found; later(); if (!gone) size.observe(box.current); }, (error) => setWrong(error.message));
-    return () => { gone = true; clearTimeout(timer); clearTimeout(rest); stop(); size.disconnect(); document.removeEventListener("visibilitychange", later); };
+    return () => { gone = true; clearTimeout(timer); clearTimeout(rest); stop(); size.disconnect(); for (const [type, hear] of Object.entries(heard)) document.removeEventListener(type, hear); };
   }, [store, window, chosen, axis, hidden, every, outliers, all]);
   const toggle = (name) => setHidden(hidden.has(name) ? new Set([...hidden].filter((each) => each !== name)) : new Set([...hidden, name]));
   const others = behind(), there = withOthers(front(), others), losses = lossesOf(all ? there : store.curves), small = smallOf(there), { earlier } = store.view.drawn ?? {};

@@ -150,15 +150,22 @@ test("a zoom draws the part alone, then its finer rows; a double click, or a rew
   render(html`<${Panel} store=${store} part="plots" />`, box);
   await until(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]));
   heard.plotly_relayout({ "xaxis.range[0]": 9, now: { range: [9, 11], autorange: false } });
-  await until(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([9, 10, 11]));
   expect(asked).toEqual([[8, 12]]);
   heard.plotly_relayout({ autosize: true });  // the page has another width
   heard.plotly_relayout({ "xaxis.autorange": true, now: { autorange: true } });
-  await until(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([4, 8, 12, 16, 20]));
+  const press = (type) => box.querySelector(".chart").dispatchEvent(new Event(type, { bubbles: true })), before = drawn.length;
+  press("pointerdown");
+  store.hear({ curves: [{ name: "train/loss", stride: 4, from: 5 }] }, [rows([1], 4).rows]);
+  await new Promise((done) => setTimeout(done, 700));  // longer than from one drawing to the next
+  expect(drawn.length).toBe(before);  // a button is held
+  press("pointerup");
+  await until(() => expect(drawn.length).toBe(before + 1));
   heard.plotly_relayout({ "xaxis2.range": 1, now: { range: [9, 11], autorange: false } });
-  await until(() => expect(drawn.at(-1)).toEqual([9, 10, 11]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([9, 10, 11]));
   store.hear({ again: true, curves: [{ name: "train/loss", stride: 4, from: 0 }] }, [rows([5, 4], 4).rows]);
-  await until(() => expect(drawn.at(-1)).toEqual([4, 8]), 3000);
+  await until(() => expect(drawn.at(-1)).toEqual([4, 8]));
   render(null, box);
 });
 
