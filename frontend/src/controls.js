@@ -1,7 +1,7 @@
 // Buttons, the list of states to go back to, what has just been said, and commands that wait for a person.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { capital, count, epochAfter, message, short } from "./words.js";
+import { capital, count, epochAfter, message, short, standing } from "./words.js";
 
 const LOOKS_ONLY = "This link may only look";
 
@@ -19,21 +19,22 @@ export function buttonsOf({ commands, state }) {
 const fieldsOf = ({ commands }, { name, values }) =>
   Object.entries(commands[name].values ?? {}).filter(([key, { needed }]) => needed && !(key in values)).sort(([, one], [, other]) => one.at - other.at);
 
-// What is said after a click, until something else is; `press` sends a command.
+// What is said after a click, until something else is; `press` sends a command. `during`: how the run stands; after that it is out of date.
 export function useAnswer(store) {
   const [answer, setAnswer] = useState(null), timer = useRef(0);
-  const say = (words, seconds, wrong = false) => {
+  const say = (words, seconds, { wrong = false, during } = {}) => {
     clearTimeout(timer.current);
-    setAnswer({ words, wrong });
+    setAnswer({ words, wrong, during });
     timer.current = setTimeout(() => setAnswer(null), 1000 * seconds);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
   const press = async (name, values = {}) => {
     const said = [name, ...Object.entries(values).map(([key, value]) => (key === "text" ? value : `${key} ${value}`))].join(" ");
-    say(`${said}: asked for${store.view?.state.name === "running" ? "; it takes effect at the next step" : ""}.`, 60);
+    const during = standing(store.view);
+    say(`${said}: asked for${during === "running" ? "; it takes effect at the next step" : ""}.`, 60, { during });
     const found = await store.command(name, values), applied = found.status === "applied";
     const where = applied && found.where ? ` ${found.where}` : "";
-    say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, applied ? 4 : 30, !applied && found.status !== "void");
+    say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, applied ? 4 : 30, applied ? {} : found.status === "void" ? { during } : { wrong: true });
     return found;
   };
   return [answer, press];
@@ -121,7 +122,8 @@ function Chooser({ store, view, press, close, near }) {
 
 export function Message({ store, view, answer }) {
   const silent = store.stale ? "This page is older than the run's package: reload it." : store.cut && `${store.cut} What stands here is old.`;
-  const words = silent || answer?.words || message(view) + (view.may_steer ? "" : ` ${LOOKS_ONLY}.`);
+  const old = answer?.during && answer.during !== standing(view);  // how the run stands says more
+  const words = silent || (!old && answer?.words) || message(view) + (view.may_steer ? "" : ` ${LOOKS_ONLY}.`);
   return html`<section class="words" aria-live="polite"><p class=${`message ${silent || answer?.wrong ? "wrong" : ""}`}>${words}</p>
     ${view.state.go_on && html`<p class="go-on">To go on: <code>${view.state.go_on}</code></p>`}</section>`;
 }

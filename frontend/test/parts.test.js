@@ -59,6 +59,18 @@ test("a click is one message with all it means, and its answer is said", async (
   await until(() => expect(find(".message").textContent).toBe("pause: refused: not now"));
 });
 
+test("what was asked for, or came too late, is not said of a run that stands otherwise since", async () => {
+  const { asked, store, find } = shown(), said = () => find(".message").textContent;
+  find("button[name=pause]").click();
+  await until(() => expect(said()).toContain("pause: asked for"));
+  store.hear({ patch: { state: { name: "stopped" } } }, []);
+  await until(() => expect(said()).toContain("Stopped"));
+  store.hear({ re: asked[0].id, status: "void", reason: "the process was gone" }, []);
+  store.hear({ patch: { place: { step: 13 } } }, []);
+  await until(() => expect(find(".step").textContent).toBe("13"));
+  expect(said()).toContain("Stopped");
+});
+
 test("Stop asks first", async () => {
   const { asked, find } = shown(), stop = find("button[name=stop]");
   stop.click();
