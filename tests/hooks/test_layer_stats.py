@@ -3,10 +3,8 @@ them."""
 
 import gc
 import math
-import re
 import warnings
 import weakref
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,8 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_nb import Hook, LayerStatsHook, SnapshotHook, Trainer
-from trainer_nb.hooks.layer_stats import (BINS, LayerSeries, distance, layer_still, lower_edges,
-                                          measure)
+from trainer_nb.hooks.layer_stats import BINS, distance, lower_edges, measure
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 DATA = TensorDataset(torch.tensor(PIXELS[:200] / 16).float(), torch.tensor(LABELS[:200]))
@@ -430,76 +427,3 @@ def test_no_step_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
         torch.use_deterministic_algorithms(False)
     assert stats.series("0").steps.tolist() == [1, 3, 5, 7, 9]
-
-
-def numbers(text):
-    """All numbers in a text."""
-    return [float(each) for each in re.findall(r"-?[0-9.]+", text)]
-
-
-@pytest.mark.parametrize("kind, unit", [("activations", "activation"), ("gradients", "gradient")])
-def test_the_still_shows_what_was_measured(kind, unit):
-    stats = LayerStatsHook(every_steps=2)
-    make(stats).fit()
-    picture = stats.still(kind)
-    root = ElementTree.fromstring(picture)
-    texts = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    layers = stats.history.layers(kind)
-    assert texts[0].replace("━", " ").split() == ["layer", *layers]
-    assert [each for each in texts
-            if each.startswith("layer ")] == [f"layer {name}" for name in layers]
-    assert texts.count("step") == 3 + len(layers)
-    assert texts.count(unit) == 2 and texts.count(f"|{unit}|") == len(layers)
-    lines = [np.array(numbers(each.get("points"))).reshape(-1, 2)
-             for each in root.iter("{http://www.w3.org/2000/svg}polyline")]
-    for field, curves in zip(("mean", "std", "near_zero"),
-                             (lines[start:start + len(layers)]
-                              for start in range(0, len(lines), len(layers)))):
-        values = np.concatenate([getattr(stats.series(name, kind), field)
-                                 for name in layers]).astype(float)
-        values = np.log10(values) if (kind, field) == ("gradients", "std") else values
-        heights = np.concatenate([curve[:, 1] for curve in curves])
-        slope, start = np.polyfit(values, heights, 1)
-        # upwards, a tenth of a pixel
-        assert slope < 0 and np.abs(slope * values + start - heights).max() < 0.11, field
-        assert heights.min() >= 66 and heights.max() <= 176
-        assert [curve[:, 0].tolist()
-                for curve in curves] == [curves[0][:, 0].tolist()] * len(layers)
-    assert stats.still(kind) == picture
-
-
-def test_maps_of_the_still_have_the_histogram():
-    """A dark cell at the bottom, a pale one at the edge of the tenth, nothing between."""
-    histogram = np.zeros((2, 40))
-    histogram[0, 0], histogram[0, 39], histogram[1, 4:6] = 0.995, 0.005, 0.5
-    series = LayerSeries(np.array([1, 11]), *np.ones((3, 2)), histogram)
-    root = ElementTree.fromstring(layer_still({"a": series}, "activations"))
-    cells = {each.get("opacity"): each.get("d")
-             for each in root.iter("{http://www.w3.org/2000/svg}path") if each.get("class") == "h"}
-    # px; 110 high for 0 to 10, 190 wide for 1 to 21
-    assert cells["1.0"] == "M62.0 366.0H157.0V363.2H62.0M157.0 355.0H252.0V349.5H157.0"
-    assert cells["0.14"] == "M62.0 258.8H157.0V256.0H62.0" and len(cells) == 2
-
-
-@pytest.mark.slow
-def test_the_still_of_many_layers_and_looks_stays_small():
-    draw = np.random.default_rng(0)
-    rows = draw.random((40, 500, 43)).astype(np.float32)
-    rows[:, :, 3:] /= rows[:, :, 3:].sum(-1, keepdims=True)
-    rows[3, 7:9, :3], rows[4, :, :3], names = (np.nan, np.nan,
-                                               [f"block<{number}>&" for number in range(40)])
-    for count in (1, 40):
-        history = {name: LayerSeries(np.arange(500) * 10 + 1, *each[:, :3].T, each[:, 3:])
-                   for name, each in zip(names[:count], rows)}
-        for kind in ("activations", "gradients"):
-            picture = layer_still(history, kind)
-            ElementTree.fromstring(picture)
-            assert len(picture.encode()) < 60_000 and "nan" not in picture, (count, kind)
-            assert (", 12 of 40" in picture) == (count == 40)
-
-
-def test_a_still_needs_a_look():
-    with pytest.raises(RuntimeError, match="no gradients were measured yet"):
-        LayerStatsHook().still("gradients")
-    with pytest.raises(ValueError, match="'weights': 'activations' or 'gradients'"):
-        LayerStatsHook().still("weights")

@@ -131,21 +131,20 @@ def polyline(x, y, look: str) -> str:
     "A curve through these pixels; `look`: its attributes."
     return f'<polyline {look} points="{points_of(x, y)}"/>'
 
-def grid(box: Box, x: Axis, y: Axis, unit: str = "", words: tuple = (tick_text, tick_text),
-         unit_below: float = 0) -> list[str]:
-    """Lines and labels of both axes, with the unit of x at its end.
+def grid(box: Box, x: Axis, y: Axis, unit: str = "", words: tuple = (tick_text, tick_text)
+         ) -> list[str]:
+    """Lines and labels of both axes, with the unit of x in the place of its last labels.
 
-    `words`: functions that write a label of x and one of y. `unit_below`: pixels between the labels
-    of x and its unit; 0: the unit takes the place of the last ones."""
+    `words`: functions that write a label of x and one of y."""
     parts = []
     for pixel, text in y.ticks(words[1]):
         parts += [rule_at(box.left, box.right, pixel),
                   text_at(box.left - 8, pixel + 4, text, "esq")]
-    last = box.right - 30 if unit and not unit_below else math.inf
+    last = box.right - 30 if unit else math.inf
     for pixel, text in x.ticks(words[0]):
         if pixel < last - text_width(text, 11) / 2:
             parts.append(text_at(pixel, box.bottom + 17, text, "msq"))
-    end = text_at(box.right, box.bottom + 17 + unit_below, unit, "esq")
+    end = text_at(box.right, box.bottom + 17, unit, "esq")
     return [*parts, end] if unit else parts
 
 # %% ../../nbs/support/svg.ipynb #a5642f60
