@@ -540,10 +540,6 @@ class RunRandom:
         self.own = OwnStreams(mixed=self._mixed)
         self.owned = False  # draws come from the run's streams now
 
-    def use_seed(self, seed: int | None) -> None:
-        "Begin from another seed; before the first drive."
-        self.seed = seed
-
     @property
     def in_place(self) -> bool:
         "The global streams are the run's."

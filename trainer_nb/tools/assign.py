@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ANOTHER', 'FIXED', 'OF_ONE', 'REPLACED', 'ASSIGNED', 'described', 'check_assignable',
-           'assign', 'replace_model', 'replace_train_step', 'replace_eval_step',
-           'replace_loss_fn', 'replace_metrics', 'check_new_optimizer', 'replace_optim',
-           'replace_sched', 'replace_train_dl', 'replace_valid_dl', 'replace_total',
+           'assign', 'replace_train_step', 'replace_eval_step', 'replace_loss_fn',
+           'replace_metrics', 'check_new_optimizer', 'replace_optim', 'replace_sched',
+           'replace_train_dl', 'replace_valid_dl', 'replace_total',
            'replace_micro_batch_size', 'replace_batch_size', 'replace_non_finite',
-           'replace_seed', 'replace_eval_first', 'replace_max_time', 'replace_progress']
+           'replace_max_time', 'replace_progress']
 
 # %% ../../nbs/tools/assign.ipynb #3c956782
 import inspect
@@ -16,11 +16,11 @@ import inspect
 import torch
 
 from ..core.account import library_class
-from ..core.arguments import (check_eval_first, check_function, check_max_time,
-                                       check_metrics, check_seed, make_optimizer, usual_step)
+from ..core.arguments import (check_function, check_max_time, check_metrics,
+                                       make_optimizer, usual_step)
 from ..core.build import OVERRIDDEN, modules_in
 from ..core.data import check_loader, end_persistent_workers
-from ..core.engine import FinitePolicy, unwrap
+from ..core.engine import FinitePolicy
 from ..core.evaluator import named_loaders
 from ..core.hook import ComponentHook
 from ..core.looks import at_rest
@@ -42,6 +42,12 @@ def described(value):
 # %% ../../nbs/tools/assign.ipynb #99b1cb37
 ANOTHER = "make another Trainer with it"
 FIXED = {
+    "model": "optimizer, schedule and hooks hold the parameters of the model that is there. Make "
+             "another Trainer(model, ...), or give this one the values: "
+             "trainer.model.load_state_dict(model.state_dict()); trainer.model.compile() compiles "
+             "it in place",
+    "seed": f"a seed counts once, when a run begins; {ANOTHER}",
+    "eval_first": f"trainer.validate() evaluates now; {ANOTHER}",
     "device": f"model, optimizer and batches are there already: {ANOTHER}",
     "engine": ANOTHER, "every": ANOTHER, "resume_data": ANOTHER, "seed_samples": ANOTHER,
     "keep_modes": ANOTHER, "fast_batches": ANOTHER,
@@ -88,18 +94,6 @@ def assign(trainer, name: str, value) -> None:
             trainer.driver.carried.forget()
             new = trainer.checkpoint.assigned[name] = described(value)
             trainer.record("assign", name, old, new)
-
-# %% ../../nbs/tools/assign.ipynb #e614da0b
-def replace_model(trainer, model) -> None:
-    "The same model in another wrapper; ValueError for another model."
-    same = isinstance(model, torch.nn.Module) and unwrap(model) is trainer.plain_model
-    if not same or trainer.engine.is_distributed:
-        raise ValueError(f"trainer.model = {described(model)}: optimizer, schedule and hooks hold "
-                         "the parameters of the model that is there. Make another "
-                         "Trainer(model, ...), or give this one the values: "
-                         "trainer.model.load_state_dict(model.state_dict())")
-    vars(trainer)["model"] = model
-    trainer.evaluator.modes.use(modules_in(trainer.model, trainer.loss_fn))
 
 # %% ../../nbs/tools/assign.ipynb #4dfad406
 def _use_step(trainer, step) -> None:
@@ -297,26 +291,6 @@ def replace_non_finite(trainer, value) -> None:
     if trainer.optimizers:
         trainer.loop.runner.check_finite_together()
 
-# %% ../../nbs/tools/assign.ipynb #0cdfe79d
-def replace_seed(trainer, value) -> None:
-    "A seed before the first step. AttributeError later: it counts once."
-    check_seed(value)
-    drawn = trainer.driver.random.streams() is not None or trainer.data.seed is not None
-    if trainer.step_state.boundary or drawn:
-        raise AttributeError(f"trainer.seed = {value!r} is refused: a seed counts once, when a run "
-                             f"begins; {ANOTHER}")
-    trainer.driver.random.use_seed(value)
-
-def replace_eval_first(trainer, value) -> None:
-    "Before the first step. AttributeError later."
-    check_eval_first(value)
-    if trainer.step_state.boundary:
-        raise AttributeError(f"trainer.eval_first = {value!r} is refused: the first step is made; "
-                             "trainer.validate() evaluates now")
-    if value and not trainer.evaluator.loaders:
-        raise ValueError(f"eval_first={value!r} needs a valid_dl")
-    trainer.plan.eval_first = value
-
 # %% ../../nbs/tools/assign.ipynb #8fc43432
 def replace_max_time(trainer, value) -> None:
     "Seconds or a timedelta, counted from the start of the run."
@@ -338,12 +312,11 @@ def replace_progress(trainer, value) -> bool:
 
 # %% ../../nbs/tools/assign.ipynb #623178d3
 REPLACED = {  # each by f(trainer, value)
-    "model": replace_model, "loss_fn": replace_loss_fn, "train_step": replace_train_step,
-    "eval_step": replace_eval_step, "metrics": replace_metrics, "optim": replace_optim,
-    "sched": replace_sched, "train_dl": replace_train_dl, "valid_dl": replace_valid_dl,
+    "loss_fn": replace_loss_fn, "train_step": replace_train_step, "eval_step": replace_eval_step,
+    "metrics": replace_metrics, "optim": replace_optim, "sched": replace_sched,
+    "train_dl": replace_train_dl, "valid_dl": replace_valid_dl,
     "epochs": replace_total("epochs"), "max_steps": replace_total("max_steps"),
     "micro_batch_size": replace_micro_batch_size, "batch_size": replace_batch_size,
-    "non_finite": replace_non_finite, "seed": replace_seed, "eval_first": replace_eval_first,
-    "max_time": replace_max_time, "progress": replace_progress,
+    "non_finite": replace_non_finite, "max_time": replace_max_time, "progress": replace_progress,
 }
 ASSIGNED = {*REPLACED, *FIXED, *OVERRIDDEN}  # what `assign` answers for
