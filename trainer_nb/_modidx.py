@@ -6857,6 +6857,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.ReferenceRenderer.__init__': ( 'tools/show_doc.html#referencerenderer.__init__',
                                                                                                      'trainer_nb/tools/show_doc.py'),
+                                           'trainer_nb.tools.show_doc.ReferenceRenderer.__repr__': ( 'tools/show_doc.html#referencerenderer.__repr__',
+                                                                                                     'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.ReferenceRenderer._repr_markdown_': ( 'tools/show_doc.html#referencerenderer._repr_markdown_',
                                                                                                             'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.ReferenceRenderer.source': ( 'tools/show_doc.html#referencerenderer.source',

@@ -10,7 +10,7 @@ import inspect
 from importlib import import_module
 from operator import attrgetter
 
-from fastcore.docments import MarkdownRenderer  # nbdev brings it
+from fastcore.docments import DocmentText  # nbdev brings it
 from nbdev.config import get_config
 from nbdev.doclinks import NbdevLookup
 
@@ -22,13 +22,14 @@ def in_package(sym, place):
     module = import_module(place[1].removesuffix(".py").replace("/", "."))
     return attrgetter(sym.__qualname__)(module)
 
-class ReferenceRenderer(MarkdownRenderer):
+class ReferenceRenderer:
     "What `show_doc` shows of a function or a class."
     def __init__(self, sym, name: str | None = None, title_level: int = 3):
-        inner = inspect.unwrap(getattr(sym, "fget", None) or getattr(sym, "__func__", sym))
-        self.known = getattr(inner, "__qualname__", "")
+        sym = inspect.unwrap(getattr(sym, "fget", None) or getattr(sym, "__func__", sym))
+        self.known = getattr(sym, "__qualname__", repr(sym))
         self.place = NbdevLookup()[self.known]
-        super().__init__(in_package(sym, self.place), name, title_level)
+        self.sym = in_package(sym, self.place)
+        self.head = f"{'#' * title_level} {name or self.known}"
 
     def source(self) -> str:
         "A link to the line that defines it; '' without an address in settings.ini."
@@ -37,10 +38,14 @@ class ReferenceRenderer(MarkdownRenderer):
             return ""
         line = str(NbdevLookup().code(self.known)).rpartition("#")[2]
         link = f"{config.git_url.rstrip('/')}/blob/{config.branch}/{self.place[1]}#{line}"
-        return f'[source]({link}){{target="_blank" style="float:right"}}\n\n'
+        return f'[source]({link}){{target="_blank" style="float:right"}}'
+
+    def __repr__(self) -> str:
+        text = str(DocmentText(self.sym, docstring=False))
+        return text.replace("def ", "class ", 1) if inspect.isclass(self.sym) else text
 
     def _repr_markdown_(self) -> str:
-        text = super()._repr_markdown_()
-        if inspect.isclass(self.sym):
-            text = text.replace("def ", "class ", 1)
-        return f"---\n\n{self.source()}{'#' * self.title_level} {self.nm}\n\n{text}"
+        first, _, rest = (inspect.getdoc(self.sym) or "").partition("\n\n")
+        parts = ("---", self.source(), self.head, f"```python\n{self}\n```",
+                 first and f"*{first}*", rest)
+        return "\n\n".join(filter(None, parts))
