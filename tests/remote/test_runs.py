@@ -266,19 +266,17 @@ def hostile(folder):
     return folder / "<b>a&b"
 
 
-def test_no_text_of_a_stranger_is_html_or_markdown(tmp_path):
+def test_no_text_of_a_stranger_is_html(tmp_path):
     hostile(tmp_path)
     trained(tmp_path / "plain").close()
     found = attach(tmp_path / "*")
     found.names["plain"] = "<i>mine</i>"
     table = found.table
-    page, markdown, text = table._repr_html_(), table._repr_markdown_(), repr(table)
+    page, text = table._repr_html_(), repr(table)
     for tag in ("<img", "<b>", "<i>"):
-        assert tag not in page and tag not in markdown
+        assert tag not in page
     assert "&lt;img" in page
-    assert len({line.count(" | ") for line in markdown.splitlines() if line.startswith("|")}) == 1
-    assert "[a](b)" not in markdown
-    assert "\x1b" not in page + markdown + text
+    assert "\x1b" not in page + text
     assert len(text.splitlines()) == 3 + bool(table.left_out())
     assert not any(tag in found.dashboard.picture.draw()[0]
                    for tag in ("<img src=x", "<i>", "<b>"))
@@ -307,7 +305,7 @@ def test_a_table_of_many_columns_is_cut_and_says_so():
     assert len(heads) == len(rows[0]) == 4 + 12 + 12 + 1
     assert "28 metrics and 28 settings more" in repr(table)
     assert max(map(len, rows[0])) < 120
-    assert "and 4 more" in table._repr_html_() and "28 metrics" in table._repr_markdown_()
+    assert "and 4 more" in table._repr_html_() and "28 metrics" in table._repr_html_()
 
 
 # The panel

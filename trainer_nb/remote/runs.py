@@ -4,17 +4,15 @@
 
 # %% auto #0
 __all__ = ['MOST_COLUMNS', 'MOST_LINES', 'MOST_RUNS', 'folder_names', 'Names', 'Results', 'Given',
-           'markdown_text', 'Table', 'best_text', 'RunsParts', 'Runs', 'attach',
-           'attach_several']
+           'Table', 'best_text', 'RunsParts', 'Runs', 'attach', 'attach_several']
 
 # %% ../../nbs/remote/runs.ipynb #c0ffef04
 import glob
 import html
-import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -43,46 +41,32 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
             return names
         length += 1
 
-class Names(Mapping):
+class Names(dict):
     """What each run is called, by the name of its folder: `names["exp1"] = "lower rate"`.
 
     A name is one line of 60 letters at most, and no other run has it."""
     def __init__(self, folders: Sequence[str], changed: Callable[[], None] = lambda: None):
-        self._shown, self._changed = {name: name for name in folders}, changed
-
-    def __getitem__(self, folder: str) -> str:
-        return self._shown[self.folder(folder)]
+        super().__init__(zip(folders, folders))
+        self._changed = changed
 
     def __setitem__(self, folder: str, name: str) -> None:
         own = self.folder(folder)
         if not (isinstance(name, str) and 0 < len(name.strip()) <= 60 and name.isprintable()):
             shown = printable(repr(name), 80)
             raise ValueError(f"{shown} is not a name: one line of 1 to 60 letters")
-        others = {each for key, shown in self._shown.items() if key != own for each in (key, shown)}
+        others = {each for key, shown in self.items() if key != own for each in (key, shown)}
         if name.strip() in others:
             raise ValueError(f"{name.strip()!r} is the name of another run")
-        self._shown[own] = name.strip()
+        super().__setitem__(own, name.strip())
         self._changed()
 
     def folder(self, name: str) -> str:
         "The folder's name, from that or from the given one; KeyError names the nearest one."
-        if name in self._shown:
-            return name
-        for folder, shown in self._shown.items():
-            if shown == name:
-                return folder
-        known = [*self._shown, *self._shown.values()]
-        near = name_hint(name, sorted(set(known)))
-        raise KeyError(f"no run {printable(name, 60)!r}: {near}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shown)
-
-    def __len__(self) -> int:
-        return len(self._shown)
-
-    def __repr__(self):
-        return f"Names({self._shown})"
+        found = next((folder for folder, shown in self.items() if name in (folder, shown)), None)
+        if found is None:
+            near = name_hint(name, sorted({*self, *self.values()}))
+            raise KeyError(f"no run {printable(name, 60)!r}: {near}")
+        return found
 
 # %% ../../nbs/remote/runs.ipynb #c0ffef0a
 class Results:
@@ -147,10 +131,6 @@ class Given:
 MOST_COLUMNS = 12  # of metrics, and of settings
 MOST_LINES = 5  # of a journal
 
-def markdown_text(text: str) -> str:
-    "A text that Markdown takes as it is."
-    return re.sub(r"([\\`*_{}\[\]()#+!|~$-])", r"\\\1", html.escape(text)).replace("\n", " ")
-
 class Table:
     "Several runs side by side: `rows` has a dict for each of them."
     def __init__(self, rows: list[dict]):
@@ -196,14 +176,6 @@ class Table:
         note = html.escape(self.left_out())
         return ("<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
                 + (f"<p>{note}</p>" if note else ""))
-
-    def _repr_markdown_(self) -> str:
-        heads, rows = self.cells()
-        lines = [heads, ["---"] * len(heads),
-                 *([markdown_text(text) for text in row] for row in rows)]
-        lines[0] = list(map(markdown_text, heads))
-        text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return text + (f"\n\n{self.left_out()}" if self.left_out() else "")
 
     def __repr__(self):
         heads, rows = self.cells()
