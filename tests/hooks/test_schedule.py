@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 from trainer_nb import ReplayHook, SchedulerHook, SnapshotHook, Trainer
 from trainer_nb.support.saved import plain_copy
-from trainer_nb.hooks.schedule import SCHEDULES, foresee, spread, steps_of
+from trainer_nb.support.words import some_of
+from trainer_nb.hooks.schedule import SCHEDULES, foresee, steps_of
 
 NAMES = list(SCHEDULES)
 
@@ -419,7 +420,8 @@ def test_what_nobody_foresees():
     assert foresee(torch_sched.ExponentialLR(optim, 0.9), [0, 20_001]) is None
     assert foresee(torch_sched.LambdaLR(optim, lambda k: 1 / (k + 1)),
                    [0, 3, 10**7]) == pytest.approx([1, 1 / 4, 1e-7])
-    assert spread(3) == [0, 1, 2] and spread(10**6)[-1] == 10**6 - 1 and len(spread(10**6)) == 400
+    found = some_of(range(10**6), 400)
+    assert some_of(range(3), 400) == [0, 1, 2] and found[-1] == 10**6 - 1 and len(found) == 400
 
 
 @pytest.mark.parametrize("sched",

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BINS', 'NEAR_ZERO', 'COLOURS', 'lower_edges', 'measure', 'chosen_layers', 'is_compiled',
            'Probe', 'LayerSeries', 'LayerHistory', 'check_kind', 'layer_table',
-           'layer_figure', 'some_of', 'LayerStatsHook']
+           'layer_figure', 'LayerStatsHook']
 
 # %% ../../nbs/hooks/layer_stats.ipynb #1e5fba19
 import math
@@ -246,14 +246,6 @@ def _label_axes(figure, rows: int, gradients: bool) -> None:
     text = "log10 of absolute values" if gradients else "absolute values"
     for row in range(2, rows + 1):
         figure.update_yaxes(title={"text": text, "standoff": 2}, row=row, col=1)
-
-# %% ../../nbs/hooks/layer_stats.ipynb #0c5b1041
-def some_of(values, most: int) -> list:
-    "At most `most` of the values, evenly chosen, with the first and the last."
-    values = list(values)
-    if len(values) <= most:
-        return values
-    return [values[index] for index in np.linspace(0, len(values) - 1, most).astype(int)]
 
 # %% ../../nbs/hooks/layer_stats.ipynb #33a93ef3
 class LayerStatsHook(Hook):

@@ -31,7 +31,8 @@ from ..folder.control import ControlFolder, open_regular
 from ..folder.reader import LatestFile
 from ..support.files import parse_json, reason
 from ..support.validate import Most, check
-from .layer_stats import BINS, LayerHistory, some_of
+from .layer_stats import BINS, LayerHistory
+from ..support.words import some_of
 from .samples import LONGEST_TEXT, MOST_CLASSES, SIDE, Sample, SampledEvaluation
 from .weight_stats import WIDTH, WeightHistory
 

@@ -17,7 +17,8 @@ from typing import Any, NotRequired
 
 import numpy as np
 
-from ..hooks.layer_stats import LayerHistory, lower_edges, some_of
+from ..hooks.layer_stats import LayerHistory, lower_edges
+from ..support.words import some_of
 from ..hooks.samples import Sample, SampledEvaluation
 from ..hooks.weight_stats import GRADIENT, RATIO, WEIGHT, log_edges
 from .sections import known, plain

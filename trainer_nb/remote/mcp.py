@@ -6,11 +6,10 @@
 __all__ = ['MOST_RUNS', 'MOST_LETTERS', 'MOST_ITEMS', 'MOST_POINTS', 'MOST_NAMES', 'ENTRY', 'ACTS',
            'LONGEST_REASON', 'OF_OPTIMIZERS', 'ENDS', 'Plain', 'OF_TUNABLES', 'ASKED',
            'INSTRUCTIONS', 'MISSING', 'READS', 'is_linked', 'Reach', 'bounded', 'answer',
-           'thinned', 'chosen_records', 'curve', 'last_entries', 'group_factors',
-           'changes_of_rate', 'rates_after', 'Rules', 'parsed_range', 'check_reason',
-           'Budget', 'used_by', 'delivered', 'taken_back', 'Actions', 'Reading',
-           'tool_of', 'own_commands', 'strict', 'told', 'server_of', 'add_arguments',
-           'words_of', 'rules_of', 'run']
+           'chosen_records', 'curve', 'last_entries', 'group_factors', 'changes_of_rate',
+           'rates_after', 'Rules', 'parsed_range', 'check_reason', 'Budget', 'used_by',
+           'delivered', 'taken_back', 'Actions', 'Reading', 'tool_of', 'own_commands',
+           'strict', 'told', 'server_of', 'add_arguments', 'words_of', 'rules_of', 'run']
 
 # %% ../../nbs/remote/mcp.ipynb #48a00005
 import functools
@@ -29,6 +28,7 @@ from ..folder.control import FINAL, ControlError, Replies, Request, sender
 from .cli import (final_reply, gone_text, json_line, run_row, tunable_values,
                                    tunables_of)
 from ..support.validate import is_number
+from ..support.words import some_of
 from ..folder.reader import (Records, RunFiles, at, is_loss, is_run, nearest,
                                       offered_tunables, printable, reachable, read_journal,
                                       runs_below, standing, undone)
@@ -93,13 +93,6 @@ def answer(found) -> str:
             return text
     raise ValueError(f"the answer has more than {MOST_LETTERS:,} letters: ask for less")
 
-def thinned(points: list, most: int) -> list:
-    "At most `most` of the points, evenly chosen, the first and the last among them."
-    if len(points) <= most:
-        return points
-    every = (len(points) - 1) / (most - 1)
-    return [points[round(number * every)] for number in range(most)]
-
 # %% ../../nbs/remote/mcp.ipynb #48a0000d
 def chosen_records(run: RunFiles, names: list[str] | None, start: int, end: int | None,
                    most: int) -> dict:
@@ -125,7 +118,7 @@ def curve(points: list[tuple[int, float]], most: int) -> dict:
         return point[1]
     ends = {"lowest": list(min(known, key=value)) if known else None,
             "highest": list(max(known, key=value)) if known else None}
-    shown = thinned(points, most)
+    shown = some_of(points, most)
     return {"count": len(points), **ends, "steps": [each[0] for each in shown],
             "values": [each[1] for each in shown]}
 

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['THROUGHPUT', 'NONE_WORDS', 'SOURCES', 'ARROWS', 'HINT', 'is_averaged', 'short_name',
-           'plain_number', 'epoch_number', 'value_words', 'change_words', 'what_failed']
+           'some_of', 'plain_number', 'epoch_number', 'value_words', 'change_words',
+           'what_failed']
 
 # %% ../../nbs/support/words.ipynb #c942012c
 import re
 
 # %% ../../nbs/support/words.ipynb #81b31eda
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 THROUGHPUT = "samples_per_second"  # the record of how fast a run is, which panel and pages show
 
@@ -24,6 +25,13 @@ def short_name(loss: str, averaged: Collection[str] = ()) -> str:
     `averaged`: the loaders whose losses are of an average of the weights, which the name says."""
     name = loss.removesuffix("/loss").removeprefix("train/")
     return f"{name} (average)" if is_averaged(loss, averaged) else name
+
+def some_of(values: Sequence, most: int) -> list:
+    "At most `most` of the values, evenly chosen, the first and the last among them."
+    count = len(values)
+    if count <= most:
+        return list(values)
+    return [values[round(place * (count - 1) / max(1, most - 1))] for place in range(most)]
 
 def plain_number(value, digits: int = 6) -> str:
     "A number in few characters, exact to six digits or fewer: 0.1, 3e-4, 1.5."
