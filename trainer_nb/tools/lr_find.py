@@ -161,17 +161,6 @@ class LRFind:
         self.tune(rate)
         return rate
 
-    def picture(self, chosen: float | None = None) -> str:
-        "The curve as SVG for a page that has its own background; `chosen` is marked."
-        words = html.escape(f"Loss against learning rate. {self!r}")
-        return svg("tnb-lrplot", WIDTH, HEIGHT, lr_curve(self, chosen), words, card=False)
-
-    def rate_at(self, x: float) -> float:
-        "The rate at a place of the picture, in its pixels."
-        lrs = self.finite()[0]
-        share = min(1.0, max(0.0, (x - BOX.left) / BOX.width))
-        return float(lrs[0] * (lrs[-1] / lrs[0]) ** share)
-
     def plot(self) -> "plotly.graph_objects.Figure":
         "The curve as a plotly figure, with the suggestions."
         return lr_figure(self)
@@ -204,9 +193,6 @@ def axes(lrs, losses, smoothed) -> tuple[Axis, Axis]:
 # %% ../../nbs/tools/lr_find.ipynb #c73975a3
 INKS = {"valley": "#7d50e6", "steepest": "#dd7023", "slide": "#1a9e96", "minimum": "#b0578d"}
 
-def _upright(x: float, top: float, look: str) -> str:
-    return f'<path d="M{x:.1f} {top:g}V{BOX.bottom:g}" {look}/>'
-
 def marks(x: Axis, suggestions: dict[str, float], lrs) -> list[str]:
     "A line and its name for each suggestion within the range."
     parts = []
@@ -215,13 +201,13 @@ def marks(x: Axis, suggestions: dict[str, float], lrs) -> list[str]:
             at, dashes = float(x(rate)), "none" if name == "valley" else "3 3"
             look = f'stroke="{INKS[name]}" stroke-dasharray="{dashes}"'
             text = without_padding(f"{name} {rate:.1e}")
-            parts += [_upright(at, BOX.top, look),
+            parts += [f'<path d="M{at:.1f} {BOX.top:g}V{BOX.bottom:g}" {look}/>',
                       text_at(at + 4, BOX.top + 10 + 13 * number, text, "s", fill=INKS[name])]
     return parts
 
 # %% ../../nbs/tools/lr_find.ipynb #ff7ef986
-def lr_curve(found: LRFind, chosen: float | None = None) -> list[str]:
-    "Axes, losses, suggestions and the rate `chosen`: the parts of an SVG."
+def lr_curve(found: LRFind) -> list[str]:
+    "Axes, losses and suggestions: the parts of an SVG."
     lrs, losses, smoothed = found.finite()
     if len(lrs) < 2:
         why = fitting(found.note or "no rate tried yet", BOX.width, 11)
@@ -230,9 +216,6 @@ def lr_curve(found: LRFind, chosen: float | None = None) -> list[str]:
     parts = grid(BOX, x, y, words=(lambda rate: f"1e{math.log10(rate):.0f}", "{:.4g}".format))
     for each, look in ((losses, 'stroke-width="1" opacity="0.3"'), (smoothed, 'stroke-width="2"')):
         parts.append(polyline(x(lrs), y(each), f'stroke="#3f83e8" {look}'))
-    if chosen is not None:
-        look = 'stroke="#808080" stroke-width="2"'
-        parts.append(_upright(float(x(chosen)), BOX.bottom - 10, look))
     if found.sweep.ended:
         parts += marks(x, found.suggestions, lrs)
     return parts
