@@ -907,20 +907,15 @@ class CheckpointHook(Hook):
         "Wait for the file that is being written; raise what went wrong with it."
         self.saver.finish()
 
-    def _save_end(self, trainer) -> None:
+    def after_fit(self, trainer):
+        "Save the place where the run has ended, or was stopped."
         if self._ready and trainer.engine.sharded:
             self.saver.pass_over()  # else only some may know that the last file was not written
         if self._ready and not self.saver.has(trainer):
             self.saver.pass_over()  # nothing is faster with a second copy
             self._save(trainer)
 
-    def after_fit(self, trainer):
-        "Save the end of the run."
-        self._save_end(trainer)
-
-    def after_cancel(self, trainer):
-        "Save the place where the run was stopped."
-        self._save_end(trainer)
+    after_cancel = after_fit
 
     def after_exception(self, trainer):
         "Save what can be saved; it is resumed only where there is no better file."

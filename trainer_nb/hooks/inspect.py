@@ -115,17 +115,7 @@ class InspectHook(Hook):
         return step, [LayerRow(layer, norms[layer], ratios[layer]) for layer in norms]
 
     def on_pause(self, trainer):
-        "Describe the last batch: a pause is for inspection."
+        "Describe the last batch: a pause is for inspection; so at the end, and that which failed."
         self.look(trainer)
 
-    def after_fit(self, trainer):
-        "The last batch of all."
-        self.look(trainer)
-
-    def after_cancel(self, trainer):
-        "Stopped: the last batch."
-        self.look(trainer)
-
-    def after_exception(self, trainer):
-        "The batch that failed."
-        self.look(trainer)
+    after_fit = after_cancel = after_exception = on_pause

@@ -207,7 +207,7 @@ class ProfilerHook(MainProcessHook):
             self._recorded += 1
             profiler.step()
             if self._recorded == sum(self.plan.values()):
-                self._stop(trainer)
+                self.on_pause(trainer)
         elif self._recordings < self.repeat:
             self._recorded = 0
             self._profiler = profile(schedule=schedule(**self.plan, repeat=1),
@@ -237,19 +237,10 @@ class ProfilerHook(MainProcessHook):
         if self.show:
             print(self.table)
 
-    def _stop(self, trainer) -> None:
+    def on_pause(self, trainer):
+        "Stop: code that runs in a pause, or between two drives, is not recorded."
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             profiler.stop()
 
-    def on_pause(self, trainer):
-        "Stop: code that runs in a pause is not recorded."
-        self._stop(trainer)
-
-    def drive_ended(self, trainer) -> None:
-        "Nothing stays open between two drives."
-        self._stop(trainer)
-
-    def cleanup_fit(self, trainer):
-        "Nothing stays open."
-        self._stop(trainer)
+    drive_ended = cleanup_fit = on_pause

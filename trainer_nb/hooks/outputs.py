@@ -431,31 +431,25 @@ class Collector:
         return torch.from_numpy(chunk) if known else torch.full((rows,), -1)
 
 # %% ../../nbs/hooks/outputs.ipynb #c83d0079
-class OpenParts:
+class OpenParts(dict[str, tuple[Part, Collector]]):
     "What this process is writing, by split."
     def __init__(self, places: OutputPlaces, fields: tuple, predict, format: str):
+        super().__init__()
         self.places, self.fields, self.predict, self.format = places, fields, predict, format
-        self._open: dict[str, tuple[Part, Collector]] = {}
-
-    def __contains__(self, split: str) -> bool:
-        return split in self._open
-
-    def __getitem__(self, split: str) -> tuple[Part, Collector]:
-        return self._open[split]
 
     def of_evaluation(self) -> list[str]:
         "The splits that are open, without that of the training."
-        return [split for split in self._open if split != "train"]
+        return [split for split in self if split != "train"]
 
     def begin(self, trainer, split: str, known: list | None = None) -> None:
         "Open a split; `known`: the indices in each of its batches."
         self.places.check(split)
         part = Part(self.places.unfinished(split) / f"part_{trainer.engine.rank}")
-        self._open[split] = part, Collector(self.fields, self.predict, trainer.loss_fn, known)
+        self[split] = part, Collector(self.fields, self.predict, trainer.loss_fn, known)
 
     def finish(self, trainer, splits: list[str]) -> None:
         "Join what all processes wrote of some splits."
-        parts = {split: self._open.pop(split)[0] for split in splits}
+        parts = {split: self.pop(split)[0] for split in splits}
         for part in parts.values():
             part.close()
         found = trainer.engine.gather({split: part.absent for split, part in parts.items()})
@@ -484,10 +478,9 @@ class OpenParts:
 
     def discard(self, splits=None) -> None:
         "Remove what was written of some splits, or of all."
-        for split in list(self._open) if splits is None else splits:
-            if split in self._open:
-                part, _ = self._open.pop(split)
-                part.discard()
+        for split in list(self) if splits is None else splits:
+            if split in self:
+                self.pop(split)[0].discard()
 
 # %% ../../nbs/hooks/outputs.ipynb #d592536a
 def check_fields(fields, format: str, keep: str, predict) -> tuple:

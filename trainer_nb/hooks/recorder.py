@@ -533,13 +533,7 @@ class RecorderHook(Hook):
         "Fetch the rest."
         self.flush()
 
-    def after_cancel(self, trainer):
-        "Fetch the rest."
-        self.flush()
-
-    def after_exception(self, trainer):
-        "Fetch the rest."
-        self.flush()
+    after_cancel = after_exception = after_fit
 
     def flush(self) -> None:
         "Fetch what is on the device and write it to the history."

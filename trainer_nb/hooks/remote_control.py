@@ -700,17 +700,12 @@ class RemoteControlHook(MainProcessHook):
             self.attendant = Attendant(trainer, trainer.records_of_run.folder.path)
             self.attendant.start()
 
-    def on_pause(self, trainer):
-        "Say at once that the run is paused."
-        self._wake()
+    def on_pause(self, trainer, intervention=None):
+        "Say at once that the run is paused, that it goes on, or what was changed."
+        if self.attendant is not None:
+            self.attendant.wake()
 
-    def on_resume(self, trainer):
-        "Say at once that it goes on."
-        self._wake()
-
-    def on_intervention(self, trainer, intervention):
-        "Reply at once."
-        self._wake()
+    on_resume = on_intervention = on_pause
 
     def cleanup_fit(self, trainer):
         "Say how the run has ended; nothing stays of one that could not begin."
@@ -724,19 +719,6 @@ class RemoteControlHook(MainProcessHook):
         "The commands of other processes that wait for approval, the oldest first."
         return [] if self.attendant is None else self.attendant.intake.approvals.shown()
 
-    def decide(self, command: Command) -> Reply:
-        "Approve or decline one of them, by a command of this process."
-        decision = Request(command.name, command.values, command.source, **sender(),
-                           reason=command.reason)
-        why = NOBODY if self.attendant is None else self.attendant.decide(decision)
-        reply = Reply()
-        reply.settle("refused" if why else "applied", error=ValueError(why) if why else None)
-        return reply
-
-    def _wake(self) -> None:
-        if self.attendant is not None:
-            self.attendant.wake()
-
     def let_go(self) -> None:
         "The run gives up its folder."
         attendant, self.attendant = self.attendant, None
@@ -746,9 +728,10 @@ class RemoteControlHook(MainProcessHook):
 # %% ../../nbs/hooks/remote_control.ipynb #decide01
 def decide(trainer, command: Command) -> Reply:
     "What `post` is for other commands: \"approve\" or \"decline\", done when this returns."
-    control = trainer.own_hook(RemoteControlHook)
-    if control is not None:
-        return control.decide(command)
+    attendant = getattr(trainer.own_hook(RemoteControlHook), "attendant", None)
+    decision = Request(command.name, command.values, command.source, **sender(),
+                       reason=command.reason)
+    why = NOBODY if attendant is None else attendant.decide(decision)
     reply = Reply()
-    reply.settle("refused", error=ValueError(NOBODY))
+    reply.settle("refused" if why else "applied", error=ValueError(why) if why else None)
     return reply
