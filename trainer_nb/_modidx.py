@@ -2718,6 +2718,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'trainer_nb/folder/control.py'),
                                            'trainer_nb.folder.control.started': ( 'folder/control.html#started',
                                                                                   'trainer_nb/folder/control.py'),
+                                           'trainer_nb.folder.control.status_in': ( 'folder/control.html#status_in',
+                                                                                    'trainer_nb/folder/control.py'),
                                            'trainer_nb.folder.control.system_words': ( 'folder/control.html#system_words',
                                                                                        'trainer_nb/folder/control.py'),
                                            'trainer_nb.folder.control.this_process': ( 'folder/control.html#this_process',

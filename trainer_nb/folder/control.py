@@ -6,8 +6,8 @@
 __all__ = ['VERSION', 'LARGEST', 'CHUNK', 'STATUS', 'OFFER', 'REPLIES', 'COMMANDS', 'TAKEN',
            'STALE', 'REFUSED', 'FOLDERS', 'FINAL', 'REPLY', 'system_words', 'started',
            'this_process', 'is_running', 'is_id', 'Request', 'sender', 'open_regular',
-           'Lines', 'parsed', 'ControlError', 'append', 'ControlFolder', 'incoming',
-           'list_times', 'read_request', 'set_aside', 'is_reply', 'Replies']
+           'Lines', 'parsed', 'ControlError', 'append', 'ControlFolder', 'status_in',
+           'incoming', 'list_times', 'read_request', 'set_aside', 'is_reply', 'Replies']
 
 # %% ../../nbs/folder/control.ipynb #c0ce5e35
 import errno
@@ -344,6 +344,13 @@ class ControlFolder:
             append(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 # %% ../../nbs/folder/control.ipynb #6c0d547b
+def status_in(path) -> dict:
+    "What a run has last said of itself in this folder; {} where none has."
+    try:
+        return ControlFolder(path).status()
+    except ControlError:
+        return {}
+
 def incoming(control: ControlFolder, folder: str = COMMANDS, most: int = 200) -> list[str]:
     "The names of the commands in a folder, the oldest first, `most` at a time."
     with control.opened(folder) as opened:

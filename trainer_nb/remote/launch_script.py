@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from ..folder.control import (OFFER, ControlError, ControlFolder, is_running,
-                                            started)
+from ..folder.control import (OFFER, is_running, started, status_in,
+                                       system_words)
 from ..support.files import open_plain
 from ..folder.layout import FolderTakenError, hold
 from ..core.state import say, whole_number
@@ -35,10 +35,7 @@ OVER = ("finished", "stopped", "interrupted", "error")  # states of a run that g
 
 def ends_soon(path: Path) -> bool:
     "Whether another process has a folder, and its run there is over."
-    try:
-        status = ControlFolder(path).status()
-    except ControlError:
-        return False
+    status = status_in(path)
     process = status.get("process")
     own = isinstance(process, dict) and process.get("pid") == os.getpid()
     return not own and status.get("state") in OVER
@@ -103,11 +100,8 @@ OUTPUT = "output.txt"
 
 def parent(process: int) -> int:
     "The process that has started this one; 0 where the system does not say."
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
+    words = system_words(process)
+    return int(words[1]) if words else 0
 
 class ScriptProcess:
     "A script in a process of its own; its output is appended to a file in `folder`."
@@ -156,11 +150,8 @@ def folders_of_run(path: Path):
 
 def process_in(folder: Path):
     "The process whose run offers itself in a folder; None where none does."
-    control = ControlFolder(folder)
-    try:
-        return control.status().get("process") if (control.path / OFFER).exists() else None
-    except ControlError:
-        return None
+    offers = (folder / "control" / OFFER).exists()
+    return status_in(folder).get("process") if offers else None
 
 def wait_for_run(script: ScriptProcess, path: Path, timeout: float) -> Path:
     """The folder of the run that a script has made.

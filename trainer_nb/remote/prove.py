@@ -13,7 +13,6 @@ __all__ = ['KEYS', 'CHANGES', 'MAY_BE_LEFT_OUT', 'FROM_CONFIG', 'CLOCKED', 'NotP
            'prove', 'add_arguments', 'ask_user', 'run']
 
 # %% ../../nbs/remote/prove.ipynb #48c0de04
-import difflib
 import json
 import os
 import shlex
@@ -25,8 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..folder.control import ControlError, ControlFolder
+from ..folder.control import ControlError, status_in
 from ..folder.layout import CONFIG, JOURNAL, METRICS, RESULT
+from ..support.validate import nearest_name
 from ..folder.reader import read_object, read_plain, standing
 
 # %% ../../nbs/remote/prove.ipynb #48c0de09
@@ -66,10 +66,7 @@ class EndedRun:
 
 def still_running(path: Path) -> str:
     "The process that still makes steps, in words; '' where none does."
-    try:
-        status = ControlFolder(path).status()
-    except ControlError:
-        return ""
+    status = status_in(path)
     process = status.get("process")
     if standing(status) not in ("running", "paused") or not isinstance(process, dict):
         return ""
@@ -115,8 +112,8 @@ def read_choice(text: str) -> tuple[str, str]:
     "Key and value of 'source=agent:tuner'; ValueError for another key."
     key, equals, value = text.partition("=")
     if key not in KEYS or not equals:
-        near = difflib.get_close_matches(key, KEYS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = nearest_name(key, KEYS, 0.6)
+        hint = f"; did you mean {near}?" if near else ""
         raise ValueError(f"--without {text}: KEY=VALUE, where KEY is one of "
                          f"{', '.join(KEYS)}{hint}")
     return key, value
@@ -170,10 +167,7 @@ def check_own_files(*paths: Path) -> None:
 def recorded_program(path: Path) -> Program:
     "The program that the folder of a run names; NotProvable where that is not a Python file."
     name = "the run's folder names no script that made it: --script train.py"
-    try:
-        status = ControlFolder(path).status()
-    except ControlError:
-        raise NotProvable(name) from None
+    status = status_in(path)
     command, folder = status.get("arguments", status.get("command")), status.get("folder")
     texts = isinstance(command, list) and all(isinstance(each, str) for each in command)
     if not texts or not command or not isinstance(folder, str) or not os.path.isabs(folder):

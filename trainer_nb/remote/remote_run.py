@@ -7,7 +7,6 @@ __all__ = ['SHOWN', 'check_run', 'near_runs', 'follow', 'Follower', 'find_runs',
            'feed_of', 'RemoteRun', 'read_result', 'attach_one']
 
 # %% ../../nbs/remote/remote_run.ipynb #1046d3b3
-import difflib
 import threading
 import warnings
 import weakref
@@ -24,7 +23,7 @@ from ..folder.reader import read_object
 from ..support.files import given_path, near
 from ..core.journal import Journal
 from ..core.state import FitResult, RunState
-from ..support.validate import fits
+from ..support.validate import fits, nearest_name
 from ..hooks.progress import in_notebook
 from ..hooks.recorder import History
 from ..panel.run_panels import Parts
@@ -53,9 +52,9 @@ def check_run(path: Path) -> None:
 def near_runs(path: Path) -> str:
     "The runs beside a path that is not a run, in words."
     known = sorted(each.parent.name for each in path.parent.glob("*/control"))
-    alike = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
+    alike = nearest_name(path.name, known, 0.6)
     if alike:
-        return f"did you mean {near(path.parent / alike[0])!r}?"
+        return f"did you mean {near(path.parent / alike)!r}?"
     if known:
         shown = ", ".join(repr(near(path.parent / name)) for name in known[:8])
         return f"there {'are' if len(known) > 1 else 'is'} {shown}"
