@@ -8,7 +8,7 @@ __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', '
            'number', 'first_spike', 'Levels', 'fall_of_halves', 'Evaluations',
            'mean_wait', 'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice',
            'LossJudge', 'EvaluationJudge', 'TimeJudge', 'rules_of', 'AlertLog',
-           'Thresholds', 'Looks', 'AlertsHook']
+           'Thresholds', 'AlertsHook']
 
 # %% ../../nbs/hooks/alerts.ipynb #363f472f
 import math
@@ -20,7 +20,7 @@ import numpy as np
 from ..core.checks import state_check
 from ..core.hook import Hook
 from ..core.state import say
-from ..core.tunable import PartTunable, Tunable
+from ..core.tunable import Tunable
 from ..support.words import plain_number
 from .progress import ProgressHook
 from .recorder import RecorderHook
@@ -477,11 +477,6 @@ class Thresholds(TypedDict, total=False):
     data_share: float | None
     hook_share: float | None
 
-@dataclass
-class Looks:
-    "When an `AlertsHook` looks; a plain attribute, since each step reads it."
-    every: int = 50  # steps
-
 # %% ../../nbs/hooks/alerts.ipynb #07766d7d
 PLAIN: Any = rules_of(Levels)
 EVALUATED: Any = rules_of(Evaluations)
@@ -499,7 +494,7 @@ class AlertsHook(Hook):
         trainer.fit(epochs=3)
     """
     order, main_process_only = 40, True  # after the recorder
-    every = PartTunable(50, "looks", min=10, doc="steps from one look at the records to the next")
+    every = Tunable(50, min=10, doc="steps from one look at the records to the next")
     spike = Tunable(6.0, min=1, optional=True, doc="spreads of a loss spike; None: not judged")
     divergence = Tunable(6.0, min=1, optional=True, doc="spreads above the lowest level")
     rise = Tunable(0.25, min=0, doc="least rise of both, as a share of the fall so far")
@@ -511,7 +506,6 @@ class AlertsHook(Hook):
     _fits = state_check({"log": list[FORM], "judged": int, "back": float, "plateau_due": int,
                          "skipped": int, "levels": PLAIN, "evaluations": dict[str, EVALUATED]})
     def __init__(self, **thresholds: Unpack[Thresholds]):  # the tunables above, by name
-        self.looks = Looks()
         for name, value in thresholds.items():
             if not isinstance(vars(type(self)).get(name), Tunable):
                 known = ", ".join(n for n, v in vars(type(self)).items() if isinstance(v, Tunable))
@@ -532,12 +526,12 @@ class AlertsHook(Hook):
 
     def after_step(self, trainer):
         "Look at the records every n-th step."
-        if trainer.step_state.optimizer_step % self.looks.every == 0:
+        if trainer.step_state.optimizer_step % self.every == 0:
             self._look(trainer)
 
     def _look(self, trainer) -> None:
         step, history = trainer.step_state.optimizer_step, trainer.history
-        series = history.last_points("train/loss", max(self.patience, WINDOW) + self.looks.every)
+        series = history.last_points("train/loss", max(self.patience, WINDOW) + self.every)
         if not len(series):
             return
         if int(series.steps[-1]) > self.losses.judged:  # else the recorder is off

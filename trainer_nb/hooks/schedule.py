@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'EXTENDED', 'REPLACING', 'steps_of', 'warm',
-           'one_cycle', 'cosine', 'warmup_stable_decay', 'set_rate', 'Recipe', 'jumps',
-           'twin', 'own_copy', 'copied', 'foresee', 'rate_after', 'numbered',
-           'check_tick', 'TickRule', 'meant_for_epochs', 'extend', 'Schedule',
+           'one_cycle', 'cosine', 'warmup_stable_decay', 'set_rate', 'reset_rates',
+           'Recipe', 'jumps', 'twin', 'own_copy', 'copied', 'foresee', 'rate_after',
+           'numbered', 'check_tick', 'TickRule', 'meant_for_epochs', 'extend', 'Schedule',
            'schedule_unlike', 'length_of', 'fit_length', 'warn_of_length', 'GroupWatch',
            'foreign_rate', 'schedules_of', 'RateWatch', 'check_schedule',
            'warn_of_epochs', 'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own',
@@ -91,6 +91,12 @@ def set_rate(group: dict, rate: float) -> None:
     now = group["lr"]
     group["lr"] = torch.full_like(now, rate) if isinstance(now, torch.Tensor) else rate
 
+def reset_rates(optimizer, rates) -> None:
+    "Give the groups the rates that they began with, as if no scheduler had been there."
+    for group, rate in zip(optimizer.param_groups, rates):
+        set_rate(group, rate)
+        group.pop("initial_lr", None)
+
 class Recipe:
     "How a scheduler is built, for a run of any length."
     def __init__(self, given, settings: dict):
@@ -116,9 +122,7 @@ class Recipe:
         `rates`: those that the groups begin with; afterwards they have those of the tick."""
         if not self.takes_length:
             return self._checked(self.make(optimizer, **self.settings))
-        for group, rate in zip(optimizer.param_groups, rates):
-            set_rate(group, rate)
-            group.pop("initial_lr", None)
+        reset_rates(optimizer, rates)
         scheduler = self._checked(self.make(optimizer, total_steps=total, **self.settings))
         if ticks and jumps(scheduler):
             scheduler.last_epoch, ticks = ticks - 1, 1

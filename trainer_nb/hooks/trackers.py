@@ -7,8 +7,8 @@ __all__ = ['NUMBER', 'joined_by', 'joined', 'samples_of_steps', 'joined_points',
            'holds_to', 'counts_to', 'path_with', 'streams_kept', 'check_installed',
            'or_switch_off', 'plain_settings', 'run_description', 'line_here',
            'finite_values', 'Sender', 'TrackerHook', 'as_image', 'PRCurve', 'as_pr_curve',
-           'pr_curve_image', 'folder_name', 'ImageNames', 'ImageFileHook', 'numbered',
-           'new_file', 'LinesFile', 'JSONLHook']
+           'pr_curve_image', 'folder_name', 'ImageFileHook', 'numbered', 'new_file',
+           'LinesFile', 'JSONLHook']
 
 # %% ../../nbs/hooks/trackers.ipynb #8c3b6e5b
 import importlib.util
@@ -555,24 +555,15 @@ def pr_curve_image(name: str, curve: PRCurve) -> np.ndarray:
     return np.asarray(image)
 
 # %% ../../nbs/hooks/trackers.ipynb #4878b746
-def folder_name(name: str) -> str:
+def folder_name(name: str, known: dict[str, str]) -> str:
     """The folder of an image within the hook's: each part of its name between `/` is one.
 
-    Characters that do not belong into file names are written as %20."""
-    return "/".join(map(file_stem, name.split("/")))
-
-class ImageNames:
-    "A folder for each name of an image, also where the system ignores the case of letters."
-    def __init__(self):
-        self._names: dict[str, str] = {}  # by the folder in small letters: the name that came first
-
-    def folder(self, name: str) -> str:
-        """The folder of this name; one that differs in case only from an earlier one gets a check
-        sum."""
-        found = folder_name(name)
-        if self._names.setdefault(found.casefold(), name) != name:
-            found = f"{found}%-{zlib.crc32(name.encode('utf-8', 'surrogatepass')):08x}"
-        return found
+    Characters that do not belong into file names are written as %20. `known`: by a folder in small
+    letters the name that came first; one that differs from it in case only gets a check sum."""
+    found = "/".join(map(file_stem, name.split("/")))
+    if known.setdefault(found.casefold(), name) != name:
+        found = f"{found}%-{zlib.crc32(name.encode('utf-8', 'surrogatepass')):08x}"
+    return found
 
 # %% ../../nbs/hooks/trackers.ipynb #1251264c
 class ImageFileHook(Hook):
@@ -604,7 +595,7 @@ class ImageFileHook(Hook):
         self.max_images, self.image_format = max_images, image_format
         self.last: dict[str, tuple[int, int]] = {}  # branch and step of the last one of each name
         self.files: dict[str, list[Path]] = {}  # that were written, in their order
-        self.names = ImageNames()
+        self.names: dict[str, str] = {}  # by folder
 
     def give_up(self, trainer) -> None:
         "Nothing is open between two images."
@@ -631,7 +622,7 @@ class ImageFileHook(Hook):
                 continue
             if self.given is None:
                 check_inner_folder(folder)
-            inner = check_inner_folder(folder / self.names.folder(name), folder)
+            inner = check_inner_folder(folder / folder_name(name, self.names), folder)
             self._save(name, image, inner / f"{stem}.{self.image_format}")
             self.last[name] = branch, step
 

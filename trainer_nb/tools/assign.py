@@ -29,7 +29,7 @@ from ..core.runner import check_micro_batch_size
 from ..core.state import Phase, as_number, whole_number
 from ..core.step import OwnLossStep, SupervisedStep
 from ..hooks.progress import progress_style
-from ..hooks.schedule import schedule_hooks, schedules_of
+from ..hooks.schedule import reset_rates, schedule_hooks, schedules_of
 from .rates import add_schedule
 
 # %% ../../nbs/tools/assign.ipynb #bfee8840
@@ -189,13 +189,6 @@ def replace_optim(trainer, optim) -> None:
     trainer.runner.zero_grad(trainer)
 
 # %% ../../nbs/tools/assign.ipynb #638022d0
-def _reset_rates(trainer) -> None:
-    "Give the optimizer's groups the rates that they had at first."
-    for group, rate in zip(trainer.optim.param_groups, trainer.runner.rates.base):
-        is_tensor = isinstance(group["lr"], torch.Tensor)
-        group["lr"] = torch.full_like(group["lr"], rate) if is_tensor else rate
-        group.pop("initial_lr", None)
-
 def replace_sched(trainer, sched) -> None:
     """Another schedule, or a list of them, over what is left of the run.
 
@@ -209,7 +202,7 @@ def replace_sched(trainer, sched) -> None:
     groups = [(group, dict(group)) for group in trainer.optim.param_groups]
     try:
         if all(hook.recipe is not None for hook in made):
-            _reset_rates(trainer)
+            reset_rates(trainer.optim, trainer.runner.rates.base)
         for hook in made:
             hook.begin_here(trainer)
             hook.before_fit(trainer)
