@@ -10,10 +10,6 @@ import inspect
 from importlib import import_module
 from operator import attrgetter
 
-from fastcore.docments import DocmentText  # nbdev brings it
-from nbdev.config import get_config
-from nbdev.doclinks import NbdevLookup
-
 # %% ../../nbs/tools/show_doc.ipynb #1702eac3
 def in_package(sym, place):
     "What a cell defined again, as the package has it; other objects as they are."
@@ -25,22 +21,29 @@ def in_package(sym, place):
 class ReferenceRenderer:
     "What `show_doc` shows of a function or a class."
     def __init__(self, sym, name: str | None = None, title_level: int = 3):
+        from nbdev.doclinks import NbdevLookup
+
         sym = inspect.unwrap(getattr(sym, "fget", None) or getattr(sym, "__func__", sym))
         self.known = getattr(sym, "__qualname__", repr(sym))
-        self.place = NbdevLookup()[self.known]
+        self.lookup = NbdevLookup()
+        self.place = self.lookup[self.known]
         self.sym = in_package(sym, self.place)
         self.head = f"{'#' * title_level} {name or self.known}"
 
     def source(self) -> str:
         "A link to the line that defines it; '' without an address in settings.ini."
+        from nbdev.config import get_config
+
         config = get_config()
         if not config.git_url or not isinstance(self.place, tuple):
             return ""
-        line = str(NbdevLookup().code(self.known)).rpartition("#")[2]
+        line = str(self.lookup.code(self.known)).rpartition("#")[2]
         link = f"{config.git_url.rstrip('/')}/blob/{config.branch}/{self.place[1]}#{line}"
         return f'[source]({link}){{target="_blank" style="float:right"}}'
 
     def __repr__(self) -> str:
+        from fastcore.docments import DocmentText  # nbdev brings it
+
         text = str(DocmentText(self.sym, docstring=False))
         return text.replace("def ", "class ", 1) if inspect.isclass(self.sym) else text
 
