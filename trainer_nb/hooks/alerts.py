@@ -503,8 +503,9 @@ class AlertsHook(Hook):
     evaluations = Tunable(3, min=1, doc="evaluations in a row for that")
     data_share = Tunable(0.5, min=0.05, max=1, optional=True, doc="share of a step to wait for")
     hook_share = Tunable(1 / 3, min=0.05, max=1, optional=True, doc="share of a step of one hook")
-    _fits = state_check({"log": list[FORM], "judged": int, "back": float, "plateau_due": int,
-                         "skipped": int, "levels": PLAIN, "evaluations": dict[str, EVALUATED]})
+    check_state = state_check({
+        "log": list[FORM], "judged": int, "back": float, "plateau_due": int, "skipped": int,
+        "levels": PLAIN, "evaluations": dict[str, EVALUATED]})
     def __init__(self, **thresholds: Unpack[Thresholds]):  # the tunables above, by name
         for name, value in thresholds.items():
             if not isinstance(vars(type(self)).get(name), Tunable):
@@ -604,10 +605,6 @@ class AlertsHook(Hook):
                 "plateau_due": losses.plateau_due, "levels": asdict(losses.levels),
                 "skipped": self.skipped,
                 "evaluations": {name: asdict(each) for name, each in self.evaluated.of.items()}}
-
-    def check_state(self, trainer, state):
-        "ValueError for what is not a state of this hook."
-        self._fits(trainer, state)
 
     def load_state_dict(self, state):
         "Judge on from there."

@@ -102,7 +102,7 @@ class RuleHook(Hook):
     order = 41
     rewind = Tunable(None, kind=int, min=1, doc="steps to go back from the step of the alert")
     most = Tunable(3, min=0, doc="times that it acts")
-    _fits = state_check({"acted": int, "due": list[DUE]})
+    check_state = state_check({"acted": int, "due": list[DUE]})
     def __init__(
         self,
         on: str,  # kind of alert: "spike", "divergence", "plateau", ...
@@ -187,10 +187,6 @@ class RuleHook(Hook):
     def state_dict(self):
         "How often it has acted, and what it has begun."
         return {"acted": self.acted, "due": [] if self.due is None else [dict(self.due)]}
-
-    def check_state(self, trainer, state):
-        "ValueError for what is not a state of this hook."
-        self._fits(trainer, state)
 
     def load_state_dict(self, state):
         "Go on from there."
