@@ -44,7 +44,6 @@ function Order({ row, pending, press, off }) {
 function Row({ row, view, press, off }) {
   const { times, values } = view, waits = (what) => values[`${row.name}.${what}`]?.waits && values[`${row.name}.${what}`].pending;
   const enabled = waits("enabled"), order = waits("order"), share = times ? Math.min(1, (times.hooks?.[row.name] ?? 0) / total(times)) : null;
-  const about = row.estimated ? "about " : "";  // from some of the steps
   return html`<tr data-name=${row.name} class=${row.enabled ? "" : "off"}>
     <td><input type="checkbox" role="switch" aria-label=${`${row.name} on or off`} disabled=${off} checked=${typeof enabled === "boolean" ? enabled : row.enabled}
       onChange=${(event) => press("tune", { [`${row.name}.enabled`]: event.target.checked })} /></td>
@@ -53,7 +52,7 @@ function Row({ row, view, press, off }) {
       ${typeof order === "number" && html` <span class="waits">${row.order} → ${order}</span>`}${typeof enabled === "boolean" && html` <span class="waits">→ ${enabled ? "on" : "off"}</span>`}
       ${row.error && html`<div class="wrong">${row.error}</div>`}</td>
     <td class="quiet points">${(row.points ?? []).join(" · ")}</td>
-    <td>${row.calls ? about + count(row.calls) : "–"}</td><td>${row.calls ? about + duration(row.seconds) : "–"}</td><td>${row.calls ? ((1000 * row.seconds) / row.calls).toFixed(2) : "–"}</td>
+    <td>${row.calls ? count(row.calls) : "–"}</td><td>${row.calls ? duration(row.seconds) : "–"}</td><td>${row.calls ? ((1000 * row.seconds) / row.calls).toFixed(2) : "–"}</td>
     <td class="share"><${Bar} share=${10 * (share ?? 0)} /><span>${!row.enabled ? "off" : share === null || !row.calls ? "–" : percent(share)}</span></td></tr>`;
 }
 

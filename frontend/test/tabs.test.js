@@ -29,7 +29,7 @@ const VIEW = {
     lr_find: { at: 3, doc: "Look for a learning rate", values: { start_lr: { at: 0, kind: "float", doc: "the lowest rate" }, num_steps: { at: 1, kind: "int" }, optimizer: { at: 2, kind: "str" } } },
   },
   points: { slow: { label: "Slow", points: ["after_step"], own: true }, other: { label: "Other", points: [] } },
-  hooks: { slow: { at: 0, order: 0, enabled: true, calls: 1234567, seconds: 2.5, estimated: true }, other: { at: 1, order: 5, enabled: false } },
+  hooks: { slow: { at: 0, order: 0, enabled: true, calls: 1234567, seconds: 2.5 }, other: { at: 1, order: 5, enabled: false } },
   journal: { count: 2, entries: { 1: { step: 3, epoch: 0, kind: "tune", what: "lr", change: "0.1 → 0.2", source: "panel", undone: true }, 2: { step: 5, epoch: 1, kind: "note", what: "note", change: "<i>seen</i>", source: "code" } } },
   alerts: {
     1: { title: "Spike", step: 10, seen: "The loss rose.", advice: "Lower `lr`.", ended: 20, entries: 0 },
@@ -220,7 +220,7 @@ test("Hooks: switch, order, whole counts, and where a step's time goes", async (
   await until(() => expect(texts(".parts span")).toEqual(["data 10 %", "forward 20 %", "hooks 70 %"]));
   expect(texts(".pane p")[0]).toBe("A step takes 10.0 ms · counted since step 4");
   const cells = [...find("tr[data-name=slow]").children].map(({ textContent }) => textContent.replace(/\s+/g, " ").trim());
-  expect(cells.slice(2)).toEqual(["slow Slow yours", "after_step", "about 1,234,567", "about 2.5 s", "0.00", "50 %"]);
+  expect(cells.slice(2)).toEqual(["slow Slow yours", "after_step", "1,234,567", "2.5 s", "0.00", "50 %"]);
   expect([...find("tr[data-name=other]").children].map(({ textContent }) => textContent).slice(4)).toEqual(["–", "–", "–", "off"]);
   find("tr[data-name=other] [role=switch]").click();
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { "other.enabled": true } });

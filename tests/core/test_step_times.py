@@ -8,9 +8,8 @@ from small_runs import HandClock
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from trainer_nb.core import hook as hook_module
 from trainer_nb.core.control import Command
-from trainer_nb.core.hook import HOOK_POINTS, PARTS, Hook, HookRow, LambdaHook, StepClock
+from trainer_nb.core.hook import HOOK_POINTS, PARTS, Hook, LambdaHook
 from small_runs import Loop
 from trainer_nb.panel.view import LocalRunView
 
@@ -374,127 +373,35 @@ def test_watched_or_not_the_run_is_the_same():
     assert_same(loop, straight(epochs=2))
 
 
-# ---- a long run is looked at now and then
+# ---- a long run
 
 
-class Napper(Hook):
-    """Slow at each step; counts itself."""
-
-    def __init__(self):
-        self.real, self.weights = 0, []
-
-    def after_step(self, trainer):
-        """A millisecond."""
-        self.real += 1
-        CLOCK.move(0.001)
-
-    def before_batch(self, trainer):
-        """What this call counts for."""
-        clock = trainer.hooks.clock
-        self.weights.append((trainer.training, clock and clock.weight))
-
-
-def test_a_long_run_is_looked_at_now_and_then():
-    """64 steps one by one, then four in a row of each 128, for all of them:
-    calls, times and shares are about those of the whole run."""
-    hook = Napper()
-    loop = make(hook)
-    loop.step(84)
-    # nothing is counted here
-    assert [method for _, method in loop.hooks.after_step] == [hook.after_step]
-    loop.step(110)
-    # the clock, and the hook in its wrapper
-    assert [method != hook.after_step for _, method in loop.hooks.after_step] == [True, True]
-    assert [weight for _, weight in hook.weights] == [1] * 64 + [32] * 4 + [0] * 124 + [32] * 2
-    loop.step(318)
-    row = loop.hooks.rows[0]
-    steps, shares = times(loop)
-    assert hook.real == 512 and row.calls == 2 * 512 and 440 <= steps <= 512
-    assert row.seconds == pytest.approx(0.512, rel=0.01) and shares["hooks"] > 0.9
-
-
-def test_windows_are_passed_over_as_the_estimate_takes_them():
-    """Whole cycles stand for themselves; of one that has begun the estimate takes what there is,
-    also for a hook that joined late."""
-    clock, windows = StepClock(), 64 + 8192 + 3 * 1024
-    rows = {at: HookRow("joined", Hook()) for at in (0, 64, 65, 100, 192, 193, 9000, windows - 1)}
-    calls, weights, called = {}, [], set()
-    for number in range(windows):
-        if number in rows:
-            calls[number] = clock.timed(rows[number], lambda: None, True)
-        clock.next_window()
-        weights.append(clock.weight)
-        for at, call in calls.items() if clock.weight else ():
-            called.add(at)
-            call()
-        for at, row in rows.items():  # one that is late waits for its turn
-            assert row.calls == (number + 1 - at if at in called else 0), (number, at)
-    assert weights[:64] == [1] * 64 and weights[64:8256] == ([32] * 4 + [0] * 124) * 64
-    assert weights[8256:] == ([256] * 4 + [0] * 1020) * 3
-
-
-def test_a_hook_that_becomes_slow_late_is_estimated_as_such(monkeypatch):
-    """Of 40,000 windows the second half costs ten times as much: each sample has its weight."""
-    now, spent = [0.0], 0.0
-    monkeypatch.setattr(hook_module, "perf_counter", lambda: now[0])
-    clock, row = StepClock(), HookRow("late", Hook())
-
-    def work(seconds):
-        now[0] += seconds
-
-    call = clock.timed(row, work, True)
-    for number in range(1, 40_001):
-        clock.next_window()
-        seconds = 1.0 if number <= 20_000 else 10.0
-        spent += seconds
-        (call if clock.weight else work)(seconds)
-    assert row.calls == 40_000 and row.seconds == pytest.approx(spent, rel=0.05)
-
-
-def test_an_evaluation_is_looked_at_as_a_whole():
-    """Between two steps that are passed over, too; afterwards they are passed over again."""
-    hook = Napper()
-    loop = make(hook, valid=DataLoader(Samples(), 2))
-    loop.step(epochs=10)
-    assert {weight for training, weight in hook.weights if not training} == {1}
-    assert [weight for training, weight in hook.weights if training][-20:] == [0] * 20
-
-
-def test_switched_on_and_off_in_a_step_that_is_passed_over():
-    """A hook that joins there is counted from the next block on; off, all is plain."""
-    hook = Napper()
-    loop = make(hook)
-    loop.step(80)
-    late = Napper()
-    late.name = "late"
+def test_each_call_of_a_long_run_is_counted():
+    """Of a hook that is there from the start, of one that joins late, and in evaluations."""
+    early, late = (LambdaHook(name=name, after_step=lambda trainer: CLOCK.move(0.001))
+                   for name in ("early", "late"))
+    loop = make(early, valid=DataLoader(Samples(), 2))
+    loop.step(180)
     loop.hooks.add(late)
-    loop.step(20)
-    assert loop.hooks.rows[-1].calls == 0 and late.real == 20
-    loop.step(100)
-    assert loop.hooks.rows[-1].calls == 2 * 120 and loop.hooks.rows[0].calls == 2 * 200
-    loop.watch_hooks(False)
-    loop.step(1)
-    assert [method for _, method in loop.hooks.after_step] == [hook.after_step, late.after_step]
+    loop.step(120)
+    first, second = loop.hooks.rows
+    assert (first.calls, second.calls) == (300, 120)
+    assert (first.seconds, second.seconds) == pytest.approx((0.3, 0.12), rel=0.01)
 
 
 def test_calls_are_never_more_than_steps():
-    """Drawn after each step and in the middle of each:
-    exact up to 64, then an estimate that is marked, above the truth by the open step at most."""
+    """Drawn in the middle of each step."""
     seen = []
 
     class Look(Hook):
         def before_step(self, trainer):
-            view = LocalRunView(trainer)
-            row = next(row for row in view.hooks if row.name == "lambda")
-            seen.append((trainer.step_state.optimizer_step, row.calls, row.estimated))
+            row = next(row for row in LocalRunView(trainer).hooks if row.name == "lambda")
+            seen.append((trainer.step_state.optimizer_step, row.calls))
 
     loop = make(LambdaHook(after_step=lambda trainer: None), Look())
     loop.fit(epochs=20)
-    row = LocalRunView(loop).hooks[0]
-    assert (row.calls, row.estimated) == (240, True) and "≈240" in loop.describe_hooks()
-    assert all(calls == steps for steps, calls, _ in seen[:64])
-    assert not any(about for *_, about in seen[:64])
-    assert all(steps - 32 <= calls <= steps + 1 for steps, calls, _ in seen)
+    assert len(seen) == 240 and all(calls == steps for steps, calls in seen)
+    assert "| 240 |" in loop.describe_hooks()
 
 
 @pytest.mark.slow

@@ -248,8 +248,6 @@ class Evaluator:
         self.done, context, hooks = False, self.context, self.hooks
         records: dict = {}
         with self.surroundings(list(shared), split=next(iter(loaders))):
-            if hooks.watched:
-                hooks.count_all()
             if batches is None:
                 hooks.fire(f"before_{stage}", owner)
             sets = [(name + ending, weights, loader) for name, loader in loaders.items()

@@ -527,8 +527,6 @@ class StepRunner:
         "Forward and backward of one batch, and its counters; whether the window is full."
         context, engine, hooks = self.context, self.engine, self.hooks
         window, state = self.window, self.state
-        if hooks.watched and not self.window_open:
-            hooks.next_window()
         self.window_open = True
         context.batch = engine.place(batch) if engine.moves else batch
         if hooks.before_batch:

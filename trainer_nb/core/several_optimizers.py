@@ -17,9 +17,7 @@ from .runner import StepRunner
 # %% ../../nbs/core/15_several_optimizers.ipynb #defb6106
 class OptimizerHooks:
     "The hooks of a run, as the runner of one of its optimizers calls them."
-    watched = False  # the windows are counted once, for all optimizers
     before_batch = after_batch = ()  # once for all optimizers, too
-    next_window = None
 
     def __init__(self, hooks: HookSet, name: str, last: bool):
         self.hooks: Any = hooks  # a point is an attribute
@@ -179,8 +177,6 @@ class StepRunners:
         "The turns of one batch; whether the window of the last optimizer is full."
         context, engine = self.context, self.engine
         hooks: Any = self.hooks
-        if hooks.watched and not self.window_open:
-            hooks.next_window()
         context.batch = engine.place(batch)
         if hooks.before_batch:
             hooks.fire("before_batch", owner)

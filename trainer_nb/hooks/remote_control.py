@@ -65,8 +65,8 @@ def status_of(view) -> dict:
 def hook_values(row: HookRow) -> dict:
     "A row of the hook table as plain values."
     failure = row.failure and {name: plain(value) for name, value in vars(row.failure).items()}
-    names = ("name", "label", "order", "number", "enabled", "calls", "seconds", "estimated",
-             "in_steps", "own", "last_error")
+    names = ("name", "label", "order", "number", "enabled", "calls", "seconds", "in_steps", "own",
+             "last_error")
     return {name: plain(getattr(row, name)) for name in names} | {
         "points": list(row.points), "failure": failure}
 

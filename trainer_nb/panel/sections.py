@@ -227,8 +227,6 @@ def hooks(view) -> dict:
         found[row.name] = one = {"at": at, "order": plain(row.order), "enabled": bool(row.enabled)}
         if row.calls:
             one |= {"calls": row.calls, "seconds": round(row.seconds, 4)}
-        if row.calls and row.estimated:
-            one["estimated"] = True
         if row.last_error is not None:
             one["error"] = row.last_error
         if row.failure is not None:

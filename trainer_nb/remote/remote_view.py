@@ -189,7 +189,6 @@ class RemoteHookRow:
     points: list[str]
     calls: int = 0
     seconds: float = 0.0
-    estimated: bool = False
     in_steps: float = 0.0
     own: bool = False
     last_error: str | None = None
