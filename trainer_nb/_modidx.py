@@ -36,8 +36,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'trainer_nb/core/arguments.py'),
                                            'trainer_nb.core.arguments.check_eval_first': ( 'core/arguments.html#check_eval_first',
                                                                                            'trainer_nb/core/arguments.py'),
-                                           'trainer_nb.core.arguments.check_fast_batches': ( 'core/arguments.html#check_fast_batches',
-                                                                                             'trainer_nb/core/arguments.py'),
                                            'trainer_nb.core.arguments.check_function': ( 'core/arguments.html#check_function',
                                                                                          'trainer_nb/core/arguments.py'),
                                            'trainer_nb.core.arguments.check_limits': ( 'core/arguments.html#check_limits',

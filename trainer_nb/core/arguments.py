@@ -6,9 +6,9 @@
 __all__ = ['check_rates', 'check_optimizer', 'check_same_parameters', 'check_closure',
            'make_optimizer', 'make_optimizers', 'check_function', 'usual_step',
            'check_parts', 'check_metrics', 'check_limits', 'check_eval_first',
-           'check_seed', 'check_fast_batches', 'check_max_time', 'check_note',
-           'check_switch', 'check_totals', 'check_save', 'Arguments', 'found_optimizers',
-           'unheld', 'held_elsewhere', 'UnheldWatch']
+           'check_seed', 'check_max_time', 'check_note', 'check_switch', 'check_totals',
+           'check_save', 'Arguments', 'found_optimizers', 'unheld', 'held_elsewhere',
+           'UnheldWatch']
 
 # %% ../../nbs/core/23_arguments.ipynb #857dabcf
 import inspect
@@ -199,11 +199,6 @@ def check_seed(value, of_samples: bool = False) -> Any:
         raise ValueError(f"seed={value!r}: a whole number, or None")
     return number
 
-def check_fast_batches(value) -> None:
-    "ValueError for anything but True and False."
-    if not isinstance(value, bool):
-        raise ValueError(f"fast_batches={value!r}: True or False")
-
 def check_max_time(value) -> float | None:
     "Seconds of a number or a timedelta; ValueError for anything else."
     seconds = value.total_seconds() if isinstance(value, timedelta) else as_number(value)
@@ -257,7 +252,6 @@ class Arguments(SimpleNamespace):
         self.limit_batches, self.overfit_batches, self.fast_dev_run = check_limits(
             self.limit_batches, self.overfit_batches, self.fast_dev_run)
         check_keep_modes(self.keep_modes)
-        check_fast_batches(self.fast_batches)
         if self.fast_dev_run:  # this says how long it is
             self.epochs, self.max_steps, self.eval_every = 1, None, None
             self.limit_batches, self.overfit_batches = int(self.fast_dev_run), None
