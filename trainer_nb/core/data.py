@@ -13,8 +13,7 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'OPEN_ITERATORS', 'NO_BATCH', 'MOST_MARKS',
            'check_end', 'iterator_behind', 'check_workers', 'all_batches', 'other_length',
            'has_workers', 'end_workers', 'kill_workers', 'OpenIterators', 'SeededSamples',
            'EpochMark', 'index_tensor', 'looked_up', 'stacks_in_rows', 'rows',
-           'rows_of_several', 'joined_rows', 'drawn_numbers', 'index_tensors',
-           'draws_as_torch', 'can_draw_tensors', 'BatchesByIndex', 'made_by_index',
+           'rows_of_several', 'joined_rows', 'BatchesByIndex', 'made_by_index',
            'by_index', 'open_loader', 'close_iterator', 'keeps_workers',
            'end_persistent_workers', 'opened', 'left', 'too_short', 'SkippingSampler',
            'DrawWatch', 'WatchedPass', 'clone_for_skipping', 'own_sampler', 'data_parts',
@@ -36,7 +35,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import contextmanager
-from functools import cache
 from itertools import islice
 from multiprocessing.connection import wait as wait_for_any
 from numbers import Integral
@@ -47,9 +45,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset,
-                              RandomSampler, SequentialSampler, StackDataset, Subset,
-                              TensorDataset, default_collate, get_worker_info)
+from torch.utils.data import (ConcatDataset, DataLoader, Dataset, IterableDataset,
+                              SequentialSampler, StackDataset, Subset, TensorDataset,
+                              default_collate, get_worker_info)
 
 from .own_state import (Search, generator_search, generator_state, generators_in,
                                        set_generator_state)
@@ -725,76 +723,23 @@ def joined_rows(parts: list, order: torch.Tensor):
         raise LookupError
     return torch.cat(parts).index_select(0, order)
 
-# %% ../../nbs/core/07_data.ipynb #55ea52be
-def drawn_numbers(sampler):
-    "The numbers of torch's sampler, in a few tensors; each is drawn when its first number is due."
-    count = len(sampler.data_source)
-    if type(sampler) is SequentialSampler:
-        yield torch.arange(count)
-        return
-    generator = sampler.generator
-    if generator is None:
-        generator = torch.Generator()
-        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    for _ in range(sampler.num_samples // count):
-        yield torch.randperm(count, generator=generator)
-    yield torch.randperm(count, generator=generator)[:sampler.num_samples % count]
-
-def index_tensors(batches: BatchSampler):
-    "What torch's `BatchSampler` gives, as tensors in place of lists; it draws at the same moments."
-    numbers, rest = drawn_numbers(batches.sampler), torch.arange(0)
-    whole, size = batches.drop_last, batches.batch_size
-    while True:
-        size = size if whole else batches.batch_size
-        while len(rest) < size and (more := next(numbers, None)) is not None:
-            rest = torch.cat([rest, more])
-        if len(rest) < size and (whole or not len(rest)):
-            return
-        yield rest[:size]
-        rest = rest[size:]
-
-@cache
-def draws_as_torch() -> bool:
-    "Whether `index_tensors` gives what the samplers of this torch give, from the same numbers."
-    state = torch.get_rng_state()
-    def drawn_from_here(batches):
-        torch.set_rng_state(state)
-        return [[*map(int, each)] for each in batches], torch.get_rng_state().tolist()
-    samplers = (RandomSampler(range(4)), RandomSampler(range(3), num_samples=8),
-                SequentialSampler(range(5)))
-    try:
-        return all(drawn_from_here(each) == drawn_from_here(index_tensors(each))
-                   for sampler in samplers for each in (BatchSampler(sampler, 2, False),
-                                                        BatchSampler(sampler, 3, True)))
-    finally:
-        torch.set_rng_state(state)
-
-def can_draw_tensors(sampler) -> bool:
-    "Whether `index_tensors` can stand in for a sampler."
-    inner = sampler.sampler if type(sampler) is BatchSampler else None
-    return (type(inner) is SequentialSampler or (type(inner) is RandomSampler
-                                                 and not inner.replacement)) and draws_as_torch()
-
 # %% ../../nbs/core/07_data.ipynb #4b7ca271
 class BatchesByIndex:
     "An iterator of torch's loader, whose batches are made by one index per tensor where they may."
     def __init__(self, inner, indices, loader):
         self.inner, self.indices, self.dataset = inner, indices, loader.dataset
-        self.draws_tensors = can_draw_tensors(loader.batch_sampler)
-        if self.draws_tensors:
-            self.indices = index_tensors(loader.batch_sampler)
 
     def __iter__(self):
         return self
 
     def __next__(self):
         index = next(self.indices)
-        if (self.draws_tensors or type(index) is list) and batches_as_shipped():
+        if type(index) is list and batches_as_shipped():
             try:
                 return rows(self.dataset, index)
             except Exception:  # torch makes this batch, or raises an error of its own
                 pass
-        return batch_at(self.inner, index.tolist() if self.draws_tensors else index)
+        return batch_at(self.inner, index)
 
 def made_by_index(loader) -> bool:
     "Whether the batches of a loader are made by one index per tensor, as its first sample says."

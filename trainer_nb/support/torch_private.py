@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 from torch.optim import optimizer
-from torch.utils.data import (BatchSampler, ConcatDataset, RandomSampler, SequentialSampler,
-                              StackDataset, Subset, TensorDataset, dataloader, default_collate)
+from torch.utils.data import (ConcatDataset, StackDataset, Subset, TensorDataset, dataloader,
+                              default_collate)
 
 # %% ../../nbs/support/torch_private.ipynb #c3a1b5bf
 _WRAPPER = optimizer.Optimizer.profile_hook_step(lambda optim: None).__code__
@@ -255,7 +255,6 @@ _MAKERS = [(owner, name, getattr(owner, name, None)) for owner, names in (
     (torch, ["stack"]), (torch.Tensor, ["__getitem__"]), (TensorDataset, ["__getitem__"]),
     (Subset, ["__getitem__", "__getitems__"]), (StackDataset, ["__getitem__", "__getitems__"]),
     (ConcatDataset, ["__getitem__"]), (_COLLATE, ["collate", "collate_tensor_fn"]),
-    (RandomSampler, ["__iter__"]), (SequentialSampler, ["__iter__"]), (BatchSampler, ["__iter__"]),
     (_FETCHER, ["fetch"]), (_ALONE, ["__next__", "_next_data", "_next_index"])) for name in names]
 _COLLATED = dict(_COLLATES)
 _DISPATCH: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
