@@ -810,7 +810,7 @@ class Trainer(Parts, Controls):
 
     def watch_hooks(self, on: bool = True) -> None:
         "Count calls and time of each hook from the next boundary on; off, nothing is lost."
-        self.hooks.watch(on, self.step_state.optimizer_step)
+        self.hooks.watch(on)
 
     def log(self, records: dict) -> None:
         """Give records out to the hooks: name to number, or to more records (joined by `/`).

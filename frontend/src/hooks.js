@@ -22,7 +22,7 @@ export const partsOf = (times) => Object.entries(times.seconds).map(([name, seco
 function Split({ times, state }) {
   if (!times) return html`<p class="quiet">${ENDED.includes(state.name) ? "Times are measured while the run trains and this tab is open." : "Times appear after the first steps."}</p>`;
   const parts = partsOf(times), words = parts.map(({ name, share }) => `${name} ${percent(share)}`);
-  return html`<p class="quiet">A step takes <b>${duration(total(times) / times.steps)}</b>${times.since && ` · counted ${times.since}`}</p>
+  return html`<p class="quiet">A step takes <b>${duration(total(times) / times.steps)}</b> · counted in ${count(times.steps)} steps</p>
     <div class="split" aria-hidden="true">${parts.map(({ name, share }, at) => html`<span key=${name} class=${name} style=${{ flexGrow: share }} title=${words[at]}></span>`)}</div>
     <p class="quiet parts">${parts.map(({ name }, at) => html`<span key=${name}><i class=${name} aria-hidden="true"></i>${words[at]}</span>`)}</p>`;
 }

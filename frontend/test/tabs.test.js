@@ -214,11 +214,11 @@ test("LR: a click on the curve proposes that rate, until the next search", async
 });
 
 test("Hooks: switch, order, whole counts, and where a step's time goes", async () => {
-  const times = { steps: 10, since: "since step 4", seconds: { data: 0.01, forward: 0.02, hooks: 0.07, rest: 0.0001 }, hooks: { slow: 0.05 } };
+  const times = { steps: 10, seconds: { data: 0.01, forward: 0.02, hooks: 0.07, rest: 0.0001 }, hooks: { slow: 0.05 } };
   const { asked, store, tab, find, texts } = shown({}, { times });
   tab("hooks").click();
   await until(() => expect(texts(".parts span")).toEqual(["data 10 %", "forward 20 %", "hooks 70 %"]));
-  expect(texts(".pane p")[0]).toBe("A step takes 10.0 ms · counted since step 4");
+  expect(texts(".pane p")[0]).toBe("A step takes 10.0 ms · counted in 10 steps");
   const cells = [...find("tr[data-name=slow]").children].map(({ textContent }) => textContent.replace(/\s+/g, " ").trim());
   expect(cells.slice(2)).toEqual(["slow Slow yours", "after_step", "1,234,567", "2.5 s", "0.00", "50 %"]);
   expect([...find("tr[data-name=other]").children].map(({ textContent }) => textContent).slice(4)).toEqual(["–", "–", "–", "off"]);

@@ -247,7 +247,6 @@ class StepTimes:
     "Where the time of a step goes, over `steps` whole steps."
     steps: int
     seconds: dict[str, float]  # data, forward, backward, optimizer, hooks, rest
-    since: str  # "since step 120"
 
 # %% ../../nbs/core/04_control.ipynb #a943c40d
 @dataclass

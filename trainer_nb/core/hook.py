@@ -7,7 +7,7 @@ __all__ = ['HOOK_POINTS', 'POINTS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY
            'check_point_names', 'check_names', 'Hook', 'LambdaHook', 'MainProcessHook',
            'ComponentHook', 'hook_label', 'hook_name', 'overrides', 'taken_points',
            'has_state', 'check_hook', 'raised_by_hook', 'HookFailure', 'HookRow',
-           'HookSet', 'table_text', 'hook_table', 'spans_in_words', 'StepClock']
+           'HookSet', 'table_text', 'hook_table', 'StepClock']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
 import re
@@ -476,17 +476,16 @@ class HookSet:
             plain = {point: self._counted(point, calls) for point, calls in plain.items()}
         self.__dict__.update(plain)
 
-    def watch(self, on: bool = True, step: int | None = None, who: str = "panel") -> None:
+    def watch(self, on: bool = True, who: str = "panel") -> None:
         """Start or stop counting calls and time at the next boundary; the counts stay.
 
-        `step`: the steps done so far; `who`: counting ends when all who began it have ended it."""
+        `who`: counting ends when all who began it have ended it."""
         (self.watchers.add if on else self.watchers.discard)(who)
         on = bool(self.watchers)
         if on and not self.watched:
             self.clock = self.clock or StepClock()
-            self.clock.begin(step)
+            self.clock.begin()
         elif self.watched and not on:
-            self.clock.spans[-1][1] = step
             self.clock.forget()
         self.watched, self.stale = on, True
 
@@ -555,17 +554,8 @@ def hook_table(rows: list[HookRow], clock=None) -> str:
         named = f"{table_text(row.name)} ({table_text(row.label)})"
         lines.append(f"| {row.order} | {named} | {'on' if row.enabled else 'off'} "
                      f"| {', '.join(row.points)} | {calls} | {spent} |")
-    counted = f"\n\nCalls and time are counted {clock.since}." if clock and clock.since else ""
+    counted = f"\n\nCalls and time are those of {clock.steps:,} steps." if clock else ""
     return "\n".join(lines) + counted
-
-# %% ../../nbs/core/01_hook.ipynb #a7d35dce
-def spans_in_words(spans: list[list]) -> str:
-    "The counted steps in words, from pairs (steps done at the start, at the end or None)."
-    known = [(first, last) for first, last in spans if first is not None]
-    words = [f"in steps {first + 1:,} to {last:,}" for first, last in known
-             if last is not None and last > first]
-    words += [f"since step {first:,}" for first, last in known if last is None]
-    return " and ".join(words).replace(" and in steps", ",")
 
 # %% ../../nbs/core/01_hook.ipynb #b5a4a884
 PARTS = ("data", "forward", "backward", "optimizer", "hooks", "rest")
@@ -573,8 +563,6 @@ PARTS = ("data", "forward", "backward", "optimizer", "hooks", "rest")
 class StepClock:
     "Where the time of a step goes: seconds of each part, over whole steps."
     def __init__(self):
-        # pairs: the steps done when counting began, and when it ended (None: it goes on)
-        self.spans: list[list] = []
         self.inner = 0.0  # seconds in hooks that the current hook has called
         self.spent: dict = {}  # row of a hook: its own seconds since the last phase ended
         self.steps = 0
@@ -584,9 +572,8 @@ class StepClock:
         self._waited, self._began = 0.0, 0.0  # seconds for data in the window, and its start
         self._warm = False  # the first step is never typical
 
-    def begin(self, step: int | None) -> None:
+    def begin(self) -> None:
         "Count from the next step but one on."
-        self.spans.append([step, None])
         self._mark, self._warm = None, False
 
     def _end(self, part: str) -> None:
@@ -598,11 +585,6 @@ class StepClock:
             self.seconds[part] += (now - self._mark[0] - (hooks - self._mark[1]))
         self._mark = now, hooks
         self.spent.clear()
-
-    @property
-    def since(self) -> str:
-        "Which steps were counted, in words."
-        return spans_in_words(self.spans)
 
     def before_batch(self, trainer):
         "The wait for data is over; an evaluation does not count as part of a step."

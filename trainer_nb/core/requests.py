@@ -89,7 +89,7 @@ def check_validate(trainer, values: dict) -> dict:
 
 def on_watch(trainer, command: Command) -> None:
     "Count the calls and the time of hooks, or no longer."
-    trainer.hooks.watch(command.values["on"], trainer.step_state.optimizer_step)
+    trainer.hooks.watch(command.values["on"])
 
 # %% ../../nbs/core/27_requests.ipynb #f84c7562
 def swap_component(trainer, old, new) -> None:

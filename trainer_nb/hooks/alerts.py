@@ -396,7 +396,7 @@ class TimeJudge:
         step = trainer.step_state.optimizer_step
         if wanted is not self.counting:
             self.counting, self.due = wanted, step + REST
-            trainer.hooks.watch(wanted, step, "alerts")
+            trainer.hooks.watch(wanted, "alerts")
             self.costs.begin(trainer.hooks)
 
     def hooks(self, trainer, limits, is_open) -> dict[str, Alert | None]:

@@ -238,7 +238,7 @@ def hooks(view) -> dict:
 def times(view) -> dict | None:
     "Where the time of a step goes, while hooks are watched; `hooks`: what each of them took of it."
     found = view.step_times
-    return found and {"steps": found.steps, "since": html.unescape(found.since),
+    return found and {"steps": found.steps,
                       "seconds": {name: round(each, 5) for name, each in found.seconds.items()},
                       "hooks": {row.name: round(row.in_steps, 5) for row in view.hooks}}
 

@@ -190,7 +190,7 @@ class LocalRunView:
         clock = self.trainer.hooks.clock
         if clock is None or not clock.steps:
             return None
-        return StepTimes(clock.steps, dict(clock.seconds), clock.since)
+        return StepTimes(clock.steps, dict(clock.seconds))
 
     @property
     def invalid_since(self) -> int | None:

@@ -219,7 +219,7 @@ def read_times(found: dict) -> StepTimes:
     parts = {name: times.seconds[name] for name in PARTS if name in times.seconds}
     if times.steps < 1 or not all(0 <= each < math.inf for each in parts.values()):
         raise ValueError("times of no steps")
-    return StepTimes(times.steps, parts, html.escape(times.since))
+    return StepTimes(times.steps, parts)
 
 # %% ../../nbs/remote/remote_view.ipynb #d0ffe104
 def rule_of(view: TunableView) -> Any:
