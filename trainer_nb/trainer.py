@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from .core.account import difference, exactness, position, totals_of
-from .core.arguments import Arguments, check_limits, check_note, check_switch
+from .core.arguments import Arguments, check_limits
 from .core.build import OVERRIDDEN, Controls, Parts, build, control, join_components, modules_in
 from .core.checkpoint import RewindPoint
 from .core.checks import history_unlike
@@ -178,9 +178,9 @@ def register_more(trainer) -> None:
     handlers = {
         "sweep": CommandHandler(of(on_sweep), dict, (Exception,), blocking=True),
         "lr_find": CommandHandler(of(on_lr_find), of(check_lr_find), (Exception,), blocking=True),
-        "inspect": CommandHandler(of(on_inspect), check_switch),
+        "inspect": CommandHandler(of(on_inspect)),
         "pause_when": CommandHandler(of(on_pause_when), of(check_condition)),
-        "pause_not_when": CommandHandler(of(on_pause_not_when), check_note)}
+        "pause_not_when": CommandHandler(of(on_pause_not_when))}
     for name, handler in handlers.items():
         trainer.mailbox.register(name, handler)
     if trainer.engine.is_distributed:  # a breakpoint may pause the run after any step

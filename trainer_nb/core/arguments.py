@@ -6,9 +6,8 @@
 __all__ = ['check_rates', 'check_optimizer', 'check_same_parameters', 'check_closure',
            'make_optimizer', 'make_optimizers', 'check_function', 'usual_step',
            'check_parts', 'check_metrics', 'check_limits', 'check_eval_first',
-           'check_seed', 'check_max_time', 'check_note', 'check_switch', 'check_totals',
-           'check_save', 'Arguments', 'found_optimizers', 'unheld', 'held_elsewhere',
-           'UnheldWatch']
+           'check_seed', 'check_max_time', 'check_totals', 'check_save', 'Arguments',
+           'found_optimizers', 'unheld', 'held_elsewhere', 'UnheldWatch']
 
 # %% ../../nbs/core/23_arguments.ipynb #857dabcf
 import inspect
@@ -205,18 +204,6 @@ def check_max_time(value) -> float | None:
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
         raise ValueError(f"max_time={value!r}: seconds, more than 0, or a timedelta, or None")
     return seconds
-
-def check_note(values: dict) -> dict:
-    "ValueError for a note without a text."
-    if not isinstance(values.get("text"), str):
-        raise ValueError(f"text={values.get('text')!r}, a text")
-    return values
-
-def check_switch(values: dict) -> dict:
-    "ValueError for a switch that is neither True nor False."
-    if type(values.get("on")) is not bool:
-        raise ValueError(f"on={values.get('on')!r}: True or False")
-    return values
 
 def check_totals(name: str, epochs, max_steps) -> tuple:
     "Both as Python's numbers; ValueError for a length that is not whole, or that is given twice."

@@ -99,13 +99,14 @@ class Mailbox:
     def register(self, command: str | CommandSpec, handler: CommandHandler | None = None) -> None:
         """Accept a command: one of every run by its name, or one of your own.
 
-        A later handler replaces an earlier one. Without `validate` the values of your own command
-        are checked as it declares them."""
+        A later handler replaces an earlier one. Without `validate` the values are checked as the
+        command declares them; a name alone declares none, and any are taken."""
         handler = handler or CommandHandler()
         spec = (command if isinstance(command, CommandSpec)
                 else COMMANDS.get(command) or CommandSpec(command))
         if handler.validate is None:
-            handler = replace(handler, validate=spec.check if spec is command else dict)
+            declared = spec is command or spec.name in COMMANDS
+            handler = replace(handler, validate=spec.check if declared else dict)
         self.commands[spec.name], self.handlers[spec.name] = spec, handler
 
     def __bool__(self):

@@ -17,7 +17,7 @@ from types import MethodType
 from typing import Any
 
 from .account import made_of
-from .arguments import check_note, check_save, check_switch
+from .arguments import check_save
 from .commands import COMMANDS
 from .control import Command, CommandHandler, Reply
 from .driver import check_more
@@ -197,10 +197,10 @@ def register_commands(trainer, mailbox, checkpoint) -> None:
     refused = OSError, CheckpointError
     handlers = {
         "tune": CommandHandler(of(on_tune), of(check_tune), forget=of(forget_tune)),
-        "note": CommandHandler(of(on_note), check_note),
+        "note": CommandHandler(of(on_note)),
         "validate": CommandHandler(of(on_validate), of(check_validate)),
         "train_more": CommandHandler(None, check_more),
-        "watch": CommandHandler(of(on_watch), check_switch),
+        "watch": CommandHandler(of(on_watch)),
         "save": CommandHandler(of(on_save), check_save, refused),
         "export": CommandHandler(of(on_export), of(check_export),
                                  (*refused, ImportError, RuntimeError, ValueError)),

@@ -8,7 +8,7 @@ __all__ = ['checked_breakpoint', 'check_condition', 'activate', 'add_breakpoint'
            'on_pause_not_when']
 
 # %% ../../nbs/tools/breakpoints.ipynb #4fe785b7
-from ..core.arguments import check_note
+from ..core.commands import COMMANDS
 from ..core.control import Command
 from ..hooks.breakpoint import Breakpoint, check_name
 
@@ -22,7 +22,7 @@ def checked_breakpoint(trainer, condition) -> Breakpoint:
 
 def check_condition(trainer, values: dict) -> dict:
     "The text of a condition; ValueError for one that cannot be looked at."
-    return {"text": str(checked_breakpoint(trainer, check_note(values)["text"]))}
+    return {"text": str(checked_breakpoint(trainer, COMMANDS["pause_when"].check(values)["text"]))}
 
 def activate(trainer, hook, wanted: bool) -> None:
     "Add a hook, or take it out, unless that was done."
