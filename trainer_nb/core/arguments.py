@@ -23,7 +23,6 @@ from .data import check_loader
 from .engine import OUTSIDE, check_compile, unwrap
 from .errors import check_parameters
 from .evaluator import STAGES, named_loaders
-from .modes import check_keep_modes
 from .optimizers import (GivenOptimizers, check_apart, given_optimizers,
                                         made_optimizer, no_eval_step)
 from .own_state import search
@@ -238,7 +237,8 @@ class Arguments(SimpleNamespace):
         self.epochs, self.max_steps = check_totals("Trainer()", self.epochs, self.max_steps)
         self.limit_batches, self.overfit_batches, self.fast_dev_run = check_limits(
             self.limit_batches, self.overfit_batches, self.fast_dev_run)
-        check_keep_modes(self.keep_modes)
+        if not isinstance(self.keep_modes, bool):
+            raise ValueError(f"keep_modes={self.keep_modes!r}: True or False")
         if self.fast_dev_run:  # this says how long it is
             self.epochs, self.max_steps, self.eval_every = 1, None, None
             self.limit_batches, self.overfit_batches = int(self.fast_dev_run), None

@@ -51,7 +51,7 @@ from torch.utils.data import (ConcatDataset, DataLoader, Dataset, IterableDatase
 
 from .own_state import (Search, generator_search, generator_state, generators_in,
                                        set_generator_state)
-from .state import RandomStreams, same_numpy_state, warn
+from .state import RandomStreams, same_numpy_state
 from ..support.torch_private import (
     batch_at, batches_as_shipped, forget_waiting_iterator, forget_worker_pids, indices_behind,
     is_loader_iterator, is_plain, iterates_as_shipped, iterator_workers, leave_shut_down,
@@ -1419,8 +1419,4 @@ class EpochIterator:
         self.skipped_batches, self.loader_state = state["left_out"], state["loader"]
         self.workers_persist = state["workers_persist"]
         self.source.watch.load_state_dict(state.get("drawn", {}))
-        generators, states = loader_generators(self.loader), state["generators"]
-        if len(generators) != len(states):
-            warn(f"the state has {len(states)} random generators of train_dl, and here it has "
-                 f"{len(generators)}: samples and their order may be others")
-        restore_generators(generators, states)
+        restore_generators(loader_generators(self.loader), state["generators"])

@@ -10,7 +10,6 @@ __all__ = ['PRECISIONS', 'OUTSIDE', 'Window', 'check_precision', 'unwrap', 'chec
 
 # %% ../../nbs/core/09_engine.ipynb #2a74c7d3
 import copy
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -28,6 +27,7 @@ from ..support.saved import TABLE, read_state
 from ..support.torch_private import (Marks, compiled_module, gradient_norms, multiply,
                                            run_backward, scaling_left_to_us, step_within,
                                            write_count)
+from ..support.validate import nearest_name
 
 # %% ../../nbs/core/09_engine.ipynb #6b317dcd
 class Window:
@@ -112,9 +112,8 @@ def check_precision(name) -> str | None:
     name = None if name in ("no", "fp32") else name
     if name not in PRECISIONS:
         known = [p for p in PRECISIONS if p]
-        near = difflib.get_close_matches(str(name).lower(), known + ["float16", "bfloat16"], n=1,
-                                         cutoff=0.4)
-        meant = {"float16": "fp16", "bfloat16": "bf16"}.get(near[0], near[0]) if near else "bf16"
+        near = nearest_name(str(name).lower(), [*known, "float16", "bfloat16"], 0.4) or "bf16"
+        meant = {"float16": "fp16", "bfloat16": "bf16"}.get(near, near)
         raise ValueError(f"mixed_precision={name!r}: None, 'bf16' or 'fp16' (did you mean "
                          f"{meant!r}?)")
     return name
@@ -163,8 +162,8 @@ def check_compile(given, model: torch.nn.Module) -> dict | None:
                         f"({', '.join(names)}){meant}")
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest_name(name, names, 0.4)
+            meant = f"; did you mean {near!r}?" if near else ""
             raise TypeError(f"compile={dict(given)!r}: torch.compile takes "
                             f"{', '.join(names)}, and no {name!r}{meant}")
     try:

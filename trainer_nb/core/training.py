@@ -7,7 +7,6 @@ __all__ = ['END', 'OPEN', 'FULL', 'Turns', 'turns_of', 'Plan', 'plan_parts', 'Fa
            'BatchFeed', 'check_best', 'BestRecord', 'no_record', 'TrainingLoop']
 
 # %% ../../nbs/core/16_training.ipynb #565aa24a
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -23,6 +22,7 @@ from .evaluator import BOUNDARY, MICRO, Evaluator
 from .runner import StepRunner, batch_name, no_gradient
 from .state import ASKED, Phase, StepState, say, warn
 from .step import NoLossError, flat_records
+from ..support.validate import nearest_name
 
 # %% ../../nbs/core/16_training.ipynb #d1a7b957
 @dataclass(frozen=True)
@@ -243,34 +243,21 @@ class BestRecord:
         "Continue from an earlier best value."
         self.found = found
 
-    def missing(self, wanted: tuple[str, str], records: dict, loaders: dict) -> str:
-        "What is wrong where an evaluation should have given the record; '' where nothing is."
-        name = wanted[0]
-        if name.partition("/")[0] not in loaders or name in records:
-            return ""
-        return f"best={wanted!r}: {no_record(name, records)}"
-
-    def doubtful(self, wanted: tuple[str, str], records: dict, loaders: dict) -> str:
-        "A warning, once, where the record seems to be of a loader, and its evaluations lack it."
-        name = wanted[0]
-        split = name.partition("/")[0]
-        if self.doubted or name in records or not split.startswith(tuple(loaders)):
-            return ""
-        self.doubted = True
-        both = "; EMAHook(eval='both') evaluates the weights and their average"
-        return f"best={wanted!r}: {no_record(name, records)}{both * split.endswith('_ema')}"
-
     def check(self, records: dict, last: dict, hooks, loaders: dict) -> None:
         """ValueError where an evaluation should have given the record that was asked for.
 
         A warning where it may never come. `last`: the last value of each record before."""
         wanted = self.wanted(hooks)
-        if wanted is None:
+        if wanted is None or wanted[0] in records:
             return
-        if text := self.missing(wanted, records, loaders):
-            raise ValueError(text)
-        if text := self.doubtful(wanted, last | records, loaders):
-            warn(text)
+        name, split = wanted[0], wanted[0].partition("/")[0]
+        if split in loaders:
+            raise ValueError(f"best={wanted!r}: {no_record(name, records)}")
+        if not self.doubted and name not in last and split.startswith(tuple(loaders)):
+            self.doubted = True  # it seems to be of a loader
+            both = "; EMAHook(eval='both') evaluates the weights and their average"
+            warn(f"best={wanted!r}: {no_record(name, last | records)}"
+                 f"{both * split.endswith('_ema')}")
 
     def warn_if_none(self, last: dict, hooks) -> None:
         "Warn at the end of a run in which the record that was asked for never came."
@@ -280,9 +267,8 @@ class BestRecord:
 
 def no_record(name: str, records) -> str:
     "The error message for a record that did not come, with the nearest one that did."
-    near = difflib.get_close_matches(name, list(records), n=1, cutoff=0.5)
-    known = ", ".join(sorted(records)) or "none"
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near, known = nearest_name(name, records), ", ".join(sorted(records)) or "none"
+    hint = f" (did you mean {near!r}?)" if near else ""
     return f"no record {name!r} came; there are {known}{hint}"
 
 # %% ../../nbs/core/16_training.ipynb #15648af9

@@ -66,21 +66,17 @@ def forget_processes() -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
     the_world.cache_clear()
 
-class _Launched:
+def _in_process(function, *args):
     "What runs in each process."
-    def __init__(self, function):
-        self.function, self.__qualname__, self.__name__ = function, "launch", "launch"
-
-    def __call__(self, *args):
-        forget_processes()
-        if not torch.cuda.is_available():
-            torch.set_num_threads(1)  # those of the process it was forked from are not there
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
-        try:
-            return self.function(*args)
-        except ProcessLostError:
-            time.sleep(3)  # the error of the one that failed first comes first
-            raise
+    forget_processes()
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # those of the process it was forked from are not there
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        return function(*args)
+    except ProcessLostError:
+        time.sleep(3)  # the error of the one that failed first comes first
+        raise
 
 def launch(
     function,
@@ -107,7 +103,7 @@ def launch(
                                   start_method="fork", rdzv_backend="c10d", max_restarts=0,
                                   rdzv_endpoint="localhost:0", run_id=uuid.uuid4().hex,
                                   monitor_interval=0.1)
-            return elastic_launch(config, record(_Launched(function)))(*args)[0]
+            return elastic_launch(config, record(_in_process))(function, *args)[0]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         reason = (failure.message if isinstance(failure.message, str)

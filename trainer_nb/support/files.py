@@ -59,13 +59,16 @@ def run_path(trainer, path, *parts: str) -> Path:
 class NotPlainError(PermissionError):
     "The place of a file is a link, or not a plain file of this user."
 
+_KINDS = {stat.S_IFREG: None, stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder",
+          stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+def _special(status: os.stat_result) -> str | None:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+
 def not_plain(status: os.stat_result) -> str:
     "The kind of a file that is refused; '' for a plain file of this user."
-    kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO",
-             stat.S_IFSOCK: "a socket"}
-    kind = stat.S_IFMT(status.st_mode)
-    if kind != stat.S_IFREG:
-        return kinds.get(kind, "a device")
+    if kind := _special(status):
+        return kind
     if status.st_nlink > 1:
         return "a file with a second name (a hard link)"
     user = getattr(os, "geteuid", lambda: 0)()
@@ -332,12 +335,9 @@ def special_kind(path) -> str | None:
 
     'a folder', 'a device', 'a FIFO' or 'a socket'."""
     try:
-        mode = os.stat(path).st_mode
+        return _special(os.stat(path))
     except FileNotFoundError:
         return None
-    kinds = {stat.S_IFREG: None, stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO",
-             stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
 
 def check_place(path, call: str) -> Path:
     "The path given to `call`; ValueError if it exists and is not a plain file."
