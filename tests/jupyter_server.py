@@ -101,6 +101,12 @@ def free_port():
     raise RuntimeError("no port is free")
 
 
+# what a panel of another test has kept: its open tab, pinned numbers
+FORGET = """() => [localStorage, sessionStorage].forEach(
+    each => Object.keys(each).filter(name => name.startsWith("trainer_nb")).forEach(
+        name => each.removeItem(name)))"""
+
+
 class Notebooks:
     """Notebooks in a folder of a server; `root` is its address there."""
 
@@ -134,6 +140,7 @@ class Notebooks:
         if self.tabs and not fresh:
             tab = self.tabs.pop()
             tab.set_viewport_size(size)
+            tab.evaluate(FORGET)
         else:
             tab = browser.new_page(viewport=size)
         page = self.page_class(self, tab)

@@ -84,12 +84,14 @@ class Keys:
 
     def to(self, name, role=None, key="Tab", most=60):
         """Tab (or another key) until a control with this name and role has the focus."""
+        way = []
         for _ in range(most):
             self.press(key)
             at = self.at
+            way.append(at["name"][:20])
             if at["inside"] and at["name"].startswith(name) and role in (None, at["role"]):
                 return at
-        raise AssertionError(f"no way to {name} by {key}; the focus is on {self.at}")
+        raise AssertionError(f"no way to {name} by {key}; the focus was on {way}")
 
     def stays(self, name, role=None):
         """The focus is on this control, now and when what was asked for is done: meanwhile a
