@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 
 PAGE = Path(__file__).parent / "EPOCH.md"
 
@@ -95,24 +95,22 @@ def raw(work):
     return model
 
 
-def trainer_nb(work, collate_fn=None):
+def trainer_nb(work, **settings):
     """This package as it comes, without a bar."""
     from trainer_nb import Trainer
 
     model, optim = work.parts()
     train_dl, valid_dl = work.data()
-    for loader in (train_dl, valid_dl) if collate_fn is not None else ():
-        loader.collate_fn = collate_fn
     trainer = Trainer(model, train_dl=train_dl, valid_dl=valid_dl, loss_fn=nn.CrossEntropyLoss(),
                       optim=optim, metrics={"accuracy": accuracy}, epochs=work.epochs,
-                      device="cpu", progress=False)
+                      device="cpu", progress=False, **settings)
     trainer.fit()
     return model
 
 
 def trainer_nb_slow_batches(work):
     """The same, with batches that torch stacks sample by sample."""
-    return trainer_nb(work, lambda samples: default_collate(samples))
+    return trainer_nb(work, fast_batches=False)
 
 
 def ignite(work):

@@ -271,6 +271,7 @@ class Trainer(Parts, Controls):
         eval_step         as train_step, in evaluations; None: train_step
         metrics           {name: f(pred, target), a mean over batches, or one of torchmetrics}
         batch_size        f(batch) -> samples, where batches do not show it
+        fast_batches      False: torch joins samples in memory one by one, without one index
         keep_modes        True: modes stay as they are; else train mode is set at each epoch, and
                           only parts whose parameters are all frozen stay in eval mode
         config            plain values that are kept with the run
@@ -401,6 +402,7 @@ class Trainer(Parts, Controls):
     keep_modes: bool = shown("evaluator.modes.keep")
     seed: int | None = shown("driver.random.seed")
     resume_data: str = shown("loop.feed.data.resume_by")
+    fast_batches: bool = shown("evaluator.fast")
     non_finite: str | None = shown("runner.gradients.finite.policy")
     micro_batch_size: Any = shown("runner.micro.size")
     batch_size: Callable | None = shown(
@@ -475,6 +477,7 @@ class Trainer(Parts, Controls):
         progress: bool | Literal["bar", "lines"] = True,
         resume_data: Literal["skip", "replay"] = "skip",
         seed_samples: bool = False,
+        fast_batches: bool = True,
         keep_modes: bool = False,
         eval_first: bool | int = False,
         best: tuple[str, str] | None = None,

@@ -168,7 +168,7 @@ def states(generator):
             None if generator is None else generator.get_state().tolist())
 
 
-def whole_pass(seed, passes=2, fast=True):
+def whole_pass(seed, passes=2, **settings):
     """Each batch and the random states after it; what a loader raised ends them."""
     loader, generator = draw_loader(seed)
     torch.manual_seed(1)
@@ -176,7 +176,7 @@ def whole_pass(seed, passes=2, fast=True):
     np.random.seed(3)
     seen = []
     for _ in range(passes):
-        iterator = open_loader(loader, loader) if fast else iter(loader)
+        iterator = open_loader(loader, loader, **settings)
         seen.append(states(generator))
         try:
             for batch in iterator:
@@ -409,7 +409,7 @@ def test_odd_indices_are_left_to_torch(kind, nest):
     def outcome(fast):
         seen = []
         loader = DataLoader(nest(TensorDataset(*tensors())), batch_sampler=[[1], WRONG[kind], [2]])
-        iterator = open_loader(loader, loader) if fast else iter(loader)
+        iterator = open_loader(loader, loader, fast)
         for _ in range(4):  # it goes on after an error
             try:
                 seen.append(described(next(iterator)))
@@ -453,21 +453,15 @@ SETTINGS = {"plain": {}, "accumulated": {"gradient_accumulation_steps": 3},
             "replay": {"resume_data": "replay"}}
 
 
-def own_collate(samples):
-    """What torch's does; a function of one's own leaves each batch to torch."""
-    return default_collate(samples)
-
-
 def run(fast, settings="plain", split=True):
     torch.manual_seed(0)
-    own = {} if fast else {"collate_fn": own_collate}
     data = TensorDataset(torch.randn(70, 6), torch.randint(3, (70,)))
     train, valid = random_split(data, [0.7, 0.3]) if split else (data, data)
-    return Trainer(Net(), train_dl=DataLoader(train, 8, shuffle=True, **own),
-                   valid_dl=DataLoader(valid, 16, **own), loss_fn=nn.CrossEntropyLoss(),
+    return Trainer(Net(), train_dl=DataLoader(train, 8, shuffle=True),
+                   valid_dl=DataLoader(valid, 16), loss_fn=nn.CrossEntropyLoss(),
                    metrics={"accuracy": accuracy}, epochs=3,
                    optim=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), seed=4,
-                   device="cpu", progress=False, **SETTINGS[settings])
+                   device="cpu", progress=False, fast_batches=fast, **SETTINGS[settings])
 
 
 def compared(trainer):
@@ -515,7 +509,7 @@ def test_the_files_of_a_run_do_not_know_of_it(tmp_path):
     assert str(usual) == str(fast) and bool(fast[1])
 
 
-def test_each_pass_of_a_run_uses_it(monkeypatch):
+def test_each_pass_of_a_run_uses_it_unless_it_is_switched_off(monkeypatch):
     made = []
     usual = data_module.rows
     monkeypatch.setattr(data_module, "rows", lambda *given: made.append(1) or usual(*given))
@@ -525,18 +519,27 @@ def test_each_pass_of_a_run_uses_it(monkeypatch):
         call(*given)
         return len(made)
 
-    trainer = run(True)
-    assert count(trainer.step) and count(trainer.validate) and count(trainer.lr_find)
-    assert count(trainer.predict, trainer.valid_dl)
-    trainer.step(epochs=1)
-    trainer.train_dl = DataLoader(trainer.train_dl.dataset, 8)
-    assert count(trainer.step)
+    for fast in (True, False):
+        trainer = run(fast)
+        assert bool(count(trainer.step)) is fast
+        assert bool(count(trainer.validate)) is fast
+        assert bool(count(trainer.predict, trainer.valid_dl)) is fast
+        assert bool(count(trainer.lr_find)) is fast
+        trainer.step(epochs=1)
+        trainer.train_dl = trainer.train_dl
+        trainer.train_dl = DataLoader(trainer.train_dl.dataset, 8)
+        assert bool(count(trainer.step)) is fast
 
 
-def test_the_summary_says_it():
+def test_the_summary_says_it_and_the_argument_is_checked():
     line = "batches    train_dl, valid: made by one index per tensor in memory"
     assert line in run(True).summary()
     assert "by one index" not in run(False).summary()
+    assert run(True).fast_batches is True and run(False).fast_batches is False
+    with pytest.raises(ValueError, match="fast_batches=1: True or False"):
+        run(1)
+    with pytest.raises(AttributeError, match="make another Trainer"):
+        run(True).fast_batches = False
 
 
 def test_samples_with_streams_of_their_own_are_rows_too(by_torch):

@@ -237,8 +237,9 @@ class Arguments(SimpleNamespace):
         self.epochs, self.max_steps = check_totals("Trainer()", self.epochs, self.max_steps)
         self.limit_batches, self.overfit_batches, self.fast_dev_run = check_limits(
             self.limit_batches, self.overfit_batches, self.fast_dev_run)
-        if not isinstance(self.keep_modes, bool):
-            raise ValueError(f"keep_modes={self.keep_modes!r}: True or False")
+        for name in ("keep_modes", "fast_batches"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name}={value!r}: True or False")
         if self.fast_dev_run:  # this says how long it is
             self.epochs, self.max_steps, self.eval_every = 1, None, None
             self.limit_batches, self.overfit_batches = int(self.fast_dev_run), None

@@ -125,7 +125,7 @@ def build(trainer, given: Arguments) -> Parts:
     kind = type(trainer)
     data = given.engine.make_data(
         given.train_dl, given.resume_data, limit_of(given.limit_batches, "train"),
-        given.overfit_batches, given.seed if given.seed_samples else None)
+        given.overfit_batches, given.seed if given.seed_samples else None, given.fast_batches)
     given.take_optimizers()
     check_parts(given.model, given.train_step, given.loss_fn, given.optim, given.hooks)
     given.warn_without_a_loss()
@@ -169,7 +169,7 @@ def build(trainer, given: Arguments) -> Parts:
     evaluator = Evaluator(
         given.eval_step or step, engine, hooks, state, context, sizes, random, modes=modes,
         metrics=given.metrics, loaders=named_loaders(given.valid_dl), limit=given.limit_batches,
-        overfit=given.overfit_batches)
+        overfit=given.overfit_batches, fast=given.fast_batches)
     unheld = UnheldWatch()
     loop = TrainingLoop(plan, data, steps, evaluator, BestRecord(given.best), looks=[unheld.look])
     for each in steps.runners.values():

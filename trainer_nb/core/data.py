@@ -761,10 +761,10 @@ def by_index(iterator, loader):
     return iterator if indices is None else BatchesByIndex(iterator, indices, loader)
 
 # %% ../../nbs/core/07_data.ipynb #02704b4a
-def open_loader(loader, owner):
+def open_loader(loader, owner, fast: bool = True):
     """An iterator over the loader's batches; its worker processes end with `owner`.
 
-    Batches of data in memory are made by one index per tensor."""
+    `fast`: batches of data in memory are made by one index per tensor."""
     loader = as_torch(loader)
     try:
         with workers_ignore_interrupt(loader):
@@ -776,7 +776,7 @@ def open_loader(loader, owner):
             leave_shut_down(half)  # its deletion ends nothing more
         raise
     OPEN_ITERATORS.add(iterator, owner, loader)
-    return by_index(iterator, loader)
+    return by_index(iterator, loader) if fast else iterator
 
 def close_iterator(iterator, loader=None) -> None:
     "End the worker processes behind an iterator, if there are any."
@@ -792,11 +792,11 @@ def end_persistent_workers(loader) -> None:
     close_iterator(waiting_iterator(loader), loader)
 
 @contextmanager
-def opened(loader):
+def opened(loader, fast: bool = True):
     """An iterator over the loader's batches; its workers end with the context.
 
-    Persistent workers stay alive after a complete pass."""
-    iterator, whole = open_loader(loader, loader), False
+    Persistent workers stay alive after a complete pass. `fast`: as of `open_loader`."""
+    iterator, whole = open_loader(loader, loader, fast), False
     try:
         yield iterator
         whole = True
@@ -1111,15 +1111,15 @@ class LoaderSource:
     """A training loader and, where one is needed, its clone over a sampler that can skip.
 
     ValueError for a loader that was given a state of its own, and for a `seed` (of samples with
-    random streams of their own) where samples have no index."""
-    def __init__(self, loader, seed: int | None = None):
+    random streams of their own) where samples have no index. `fast`: as of `open_loader`."""
+    def __init__(self, loader, seed: int | None = None, fast: bool = True):
         if counts_only(loader) and loader.next_iter_state is not None:
             raise ValueError("train_dl was given a state (load_state_dict), and its place is kept "
                              "by the trainer: Trainer.load(path), or a new loader")
         if seed is not None and not skips_by_index(loader):
             raise ValueError("seed_samples=True needs a DataLoader over a dataset with indices: "
                              "only they tell samples apart")
-        self.loader, self.seed = loader, seed
+        self.loader, self.seed, self.fast = loader, seed, fast
         self._told_epoch = Search(gives_samples, lambda each: gives_samples(each) and callable(
             getattr(type(each), "set_epoch", None)))
         self.opened = as_torch(loader)  # what is iterated
@@ -1135,7 +1135,7 @@ class LoaderSource:
 
     def open(self, owner):
         "An iterator over the batches of a pass; its worker processes end with `owner`."
-        return open_loader(self.opened, owner)
+        return open_loader(self.opened, owner, self.fast)
 
     def clone(self) -> None:
         "Iterate a clone from now on, with a sampler that can skip."
@@ -1219,7 +1219,8 @@ class EpochIterator:
 
     `resume`: how a pass is resumed, "skip" (by index, nothing is loaded) or "replay" (load and
     discard). `limit`: of the batches of a pass, a count or a fraction. `overfit`: the number of
-    batches that every pass repeats. `seed`: for samples with random streams of their own."""
+    batches that every pass repeats. `seed`: for samples with random streams of their own. `fast`:
+    batches of data in memory are made by one index per tensor."""
     group = 1  # batches that all processes together take from the loader at once
     # items of a batch by which several processes weigh until they know all
     nominal_batch_size: Any = None
@@ -1228,13 +1229,13 @@ class EpochIterator:
     kept = property(attrgetter("first_batches.batches"))
 
     def __init__(self, loader, resume: str = "skip", limit=None, overfit: int | None = None,
-                 seed: int | None = None):
+                 seed: int | None = None, fast: bool = True):
         if resume not in ("skip", "replay"):
             raise ValueError(f"resume_data={resume!r}: 'skip' (by index) or 'replay' (load and "
                              "discard)")
         self.loader, self.resume_by = loader, resume
-        self.limit, self.overfit, self.seed = limit, overfit, seed
-        self.source, self.first_batches = LoaderSource(loader, seed), FirstBatches(overfit)
+        self.limit, self.overfit, self.seed, self.fast = limit, overfit, seed, fast
+        self.source, self.first_batches = LoaderSource(loader, seed, fast), FirstBatches(overfit)
         # of the open pass: its batches, the loader's iterator
         self.iterator: Any = None
         self._raw: Any = None

@@ -584,9 +584,11 @@ class Engine:
               repeats_windows=False) -> None:
         "Raise ValueError for hooks or settings that this engine does not support."
 
-    def share(self, loader, limit: int | None) -> tuple:
-        "This process's batches of an evaluation, and how many to take at most."
-        return open_loader(loader, loader), limit
+    def share(self, loader, limit: int | None, fast: bool = True) -> tuple:
+        """This process's batches of an evaluation, and how many to take at most.
+
+        `fast`: batches of data in memory are made by one index per tensor."""
+        return open_loader(loader, loader, fast), limit
 
     def whole(self, state):
         "The state with whole tensors, if processes have shards of them."

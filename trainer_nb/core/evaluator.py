@@ -72,12 +72,13 @@ class Evaluator:
     def __init__(self, eval_step, engine: Engine, hooks: HookSet, state: StepState,
                  context: StepContext, sizes: BatchSizes, random: RunRandom, *, modes: Modes,
                  metrics=None, loaders: dict | None = None, limit=None,
-                 overfit: int | None = None):
+                 overfit: int | None = None, fast: bool = True):
         self.eval_step, self.engine, self.hooks, self.state = eval_step, engine, hooks, state
         self.context, self.sizes, self.random = context, sizes, random
         self.modes = modes
         self.metrics, self.loaders = dict(metrics or {}), loaders or {}
         self.limit, self.overfit = limit, overfit
+        self.fast = fast  # batches of data in memory are made by one index per tensor
         self.end_of_evaluation = None  # f(loader's name, outputs, owner) -> records
         self.generators_of = LoaderGenerators()
         self.done = False  # the last evaluation was completed
@@ -202,7 +203,7 @@ class Evaluator:
         # the order is the same in all processes
         mine = pass_indices(loader) if self.wants_indices and engine.is_main else None
         self.indices = engine.gather(mine)[0] if self.wants_indices else None
-        iterator, limit = engine.share(loader, limit)
+        iterator, limit = engine.share(loader, limit, self.fast)
         count, whole, context.loader = 0, False, loader
         try:
             named = all_batches(iterator, lambda: batch_name(self.state, context))
@@ -281,7 +282,7 @@ class Evaluator:
                 raise ValueError("predict(indices=True): this loader does not tell which samples "
                                  "are in its batches. Give a DataLoader over a dataset with "
                                  "indices and one of torch's samplers")
-            with opened(loader) as batches:
+            with opened(loader, self.fast) as batches:
                 count = limited(loader_length(loader), limit)
                 named = all_batches(
                     batches, lambda: f"batch {len(parts)} of the loader of predict()")

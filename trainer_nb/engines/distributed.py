@@ -516,25 +516,27 @@ class SharedEpochIterator(EpochIterator):
         return raw, self.turn.of_all(islice(raw, taken, length), shared)
 
 # %% ../../nbs/engines/distributed.ipynb #d5989b52
-def process_data(loader, *settings) -> EpochIterator:
+def process_data(loader, resume="skip", limit=None, overfit=None, seed=None,
+                 fast=True) -> EpochIterator:
     "The training data of this process, which may be the only one."
     kind = EpochIterator if the_world().size == 1 else SharedEpochIterator
-    return kind(loader, *settings)
+    return kind(loader, resume, limit, overfit, seed, fast)
 
 # %% ../../nbs/engines/distributed.ipynb #af0d3fd1
 class OwnBatches:
     "An iterator over every n-th batch of an evaluation; `common`: process 0's random streams."
-    def __init__(self, loader, rank: int, size: int, limit: int | None, common: EpochStart):
+    def __init__(self, loader, rank: int, size: int, limit: int | None, common: EpochStart,
+                 fast: bool = True):
         mine, self.loader = RandomStreams.capture(), loader
         common.restore(loader)
         if skips_by_index(loader):
             self.loader, sampler = clone_for_skipping(loader)
             sampler.part, sampler.drawn = slice(rank, limit, size), lambda: drawn(loader, False)
             sampler.before, sampler.then = lambda: common.restore(loader), mine.restore
-            self._raw = open_loader(self.loader, self)
+            self._raw = open_loader(self.loader, self, fast)
             self._own = self._raw
         else:
-            self._raw = open_loader(loader, self)
+            self._raw = open_loader(loader, self, fast)
             self._own = islice(self._raw, rank, limit, size)
         mine.restore()
 
@@ -687,14 +689,14 @@ class ProcessEngine(Engine):
             raise ValueError("repeats_windows: a window of several processes cannot be taken "
                              "again; run it in one")
 
-    def share(self, loader, limit: int | None) -> tuple:
+    def share(self, loader, limit: int | None, fast: bool = True) -> tuple:
         "This process's batches of an evaluation, and how many to take at most."
         if not self.is_distributed:
-            return super().share(loader, limit)
+            return super().share(loader, limit, fast)
         check_undivided("this loader", loader)
         self.world.spread(self.plain_model.buffers())  # as torch's own wrapper does
         common = self.gather(EpochStart.capture(loader))[0]
-        return OwnBatches(loader, self.rank, self.num_processes, limit, common), None
+        return OwnBatches(loader, self.rank, self.num_processes, limit, common, fast), None
 
     def before_pass(self, batch, group: int | None, last: bool) -> None:
         "Make sure that all processes train the same parameters; `group` is None in an evaluation."

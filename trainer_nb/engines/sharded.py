@@ -199,9 +199,9 @@ class ShardedEngine(ProcessEngine):
                              "share its parameters; leave it out, or use engine='accelerate' "
                              "without FSDP")
 
-    def share(self, loader, limit: int | None) -> tuple:
+    def share(self, loader, limit: int | None, fast: bool = True) -> tuple:
         "This process's batches of an evaluation; NO_BATCH where only others have one."
-        own, limit = super().share(loader, limit)
+        own, limit = super().share(loader, limit, fast)
         if not self.is_distributed:
             return own, limit
         self._evaluation = InStep(own, self.world, self.reshard)

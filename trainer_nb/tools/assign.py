@@ -50,8 +50,8 @@ FIXED = {
     "eval_first": f"trainer.validate() evaluates now; {ANOTHER}",
     "device": f"model, optimizer and batches are there already: {ANOTHER}",
     "engine": ANOTHER, "every": ANOTHER, "resume_data": ANOTHER, "seed_samples": ANOTHER,
-    "keep_modes": ANOTHER, "overfit_batches": ANOTHER, "limit_batches": ANOTHER,
-    "fast_dev_run": ANOTHER,
+    "keep_modes": ANOTHER, "fast_batches": ANOTHER,
+    "overfit_batches": ANOTHER, "limit_batches": ANOTHER, "fast_dev_run": ANOTHER,
     "workspace": f"the folder of a run is chosen once: {ANOTHER}",
     "config": f"it is written when the run begins: {ANOTHER}",
     "best": f"it holds the best record so far: {ANOTHER}, best=('valid/accuracy', 'max')",
@@ -228,7 +228,7 @@ def replace_train_dl(trainer, loader) -> None:
     if trainer.engine.is_distributed:
         raise ValueError("trainer.train_dl = ...: several processes make each step together; "
                          f"{ANOTHER}")
-    data = type(old)(loader, old.resume_by, old.limit, old.overfit, old.seed)
+    data = type(old)(loader, old.resume_by, old.limit, old.overfit, old.seed, old.fast)
     if trainer.step_state.boundary:
         oldest = min((point.step for point in trainer.rewind_points()), default=None)
         data.follow(old, trainer.step_state.boundary, state.optimizer_step, oldest)

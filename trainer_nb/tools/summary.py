@@ -54,7 +54,7 @@ def evaluations_text(loop) -> str:
 def batches_text(loop) -> str:
     "The loaders whose batches are made by one index per tensor; '' if there are none."
     loaders = {"train_dl": loop.train_dl} | loop.evaluator.loaders
-    fast = [name for name, loader in loaders.items() if made_by_index(loader)]
+    fast = [name for name, loader in loaders.items() if loop.fast_batches and made_by_index(loader)]
     return f"{', '.join(fast)}: made by one index per tensor in memory" if fast else ""
 
 # %% ../../nbs/tools/summary.ipynb #4bd501da

@@ -142,7 +142,7 @@ def build_parts(run, data, hooks: HookSet) -> None:
     evaluator = Evaluator(
         judge.eval_step, engine, hooks, state, context, of_run.sizes, judge.random,
         modes=judge.modes, metrics=judge.metrics, loaders=judge.loaders,
-        limit=judge.limit, overfit=judge.overfit)
+        limit=judge.limit, overfit=judge.overfit, fast=judge.fast)
     evaluator.use(end_of_evaluation=judge.end_of_evaluation)
     evaluator.wants_indices = judge.wants_indices
     loop = TrainingLoop(run.plan, data, steps, evaluator, BestRecord())
@@ -161,7 +161,8 @@ def begin_trial(run, loader, parts: list[StepPart]) -> None:
     streams = random.streams() or random.first()
     own = skips_by_index(loader) and data.seed is None and not run.engine.is_distributed
     mine = clone_for_skipping(loader)[0] if own else loader
-    made = run.engine.make_data(mine, data.resume_by, data.limit, data.overfit, data.seed)
+    made = run.engine.make_data(mine, data.resume_by, data.limit, data.overfit, data.seed,
+                                data.fast)
     made.first_batches = copy.copy(data.first_batches)
     build_parts(run, made, HookSet(parts, run.is_main))
     modes = run.evaluator.modes
