@@ -48,7 +48,8 @@ def make(split=("body", "head"), optim="adamw", hooks=(), seed=0, **settings):
     given = OPTIMIZERS[optim] if isinstance(optim, str) else optim
     return settings.pop("kind", Trainer)(model, train_dl=DataLoader(DATA, 8, shuffle=True),
                                          hooks=[*own, *hooks], device="cpu",
-                   **{"optim": given, "loss_fn": nn.MSELoss(), "progress": False, "seed": 1, "epochs": 3} | settings)
+                                         **{"optim": given, "loss_fn": nn.MSELoss(), "seed": 1,
+                                            "progress": False, "epochs": 3} | settings)
 
 
 def values(trainer):
@@ -219,7 +220,8 @@ def test_without_a_split_the_groups_are_those_of_the_optimizer():
               {"params": loss.parameters()}, {"params": model.head.parameters(), "lr": 0.2}]
     trainer = make(None, optim=torch.optim.SGD(groups, lr=0.1), model=model,
                    hooks=[LayerGroupsHook()], loss_fn=loss)
-    mine = [name for name in trainer.tunables.table if name.startswith("layer_groups.") and name.count(".") == 2]
+    mine = [name for name in trainer.tunables.table
+            if name.startswith("layer_groups.") and name.count(".") == 2]
     assert mine == [f"layer_groups.{name}.{what}" for name in ("body", "group_2")
                     for what in ("frozen", "lr_scale")]
     assert len(trainer.optim.param_groups) == 3
