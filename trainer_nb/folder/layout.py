@@ -144,7 +144,7 @@ def _make_free(lock: FolderLock, take_over: bool) -> None:
         return lock.close()
     engine = getattr(owner, "engine", None)
     # its end is work for all processes
-    together = getattr(engine, "is_distributed", False) and getattr(owner, "_in_fit", False)
+    together = getattr(engine, "is_distributed", False) and owner.loop.begun is not None
     if owner.driver.driven or together or not take_over:
         how = "stop() it first" if owner.driver.driven else "close() it first"
         raise FolderTakenError(f"{lock.path} belongs to another trainer of this process, "
