@@ -7,6 +7,7 @@ __all__ = ['in_package', 'ReferenceRenderer']
 
 # %% ../../nbs/tools/show_doc.ipynb #a22b17b6
 import inspect
+import re
 from importlib import import_module
 from operator import attrgetter
 
@@ -45,6 +46,7 @@ class ReferenceRenderer:
         from fastcore.docments import DocmentText  # nbdev brings it
 
         text = str(DocmentText(self.sym, docstring=False))
+        text = re.sub(r"\b(\w+\.)+(?=[A-Z])", "", text)  # classes without the way to them
         return text.replace("def ", "class ", 1) if inspect.isclass(self.sym) else text
 
     def _repr_markdown_(self) -> str:
