@@ -50,7 +50,7 @@ from .core.training import Plan, turns_of
 from .core.tunable import PartTunable
 from .engines.launch import find_engine
 from .folder.layout import release
-from .hooks.alerts import Alert, AlertsHook
+from .hooks.alerts import Alert, AlertsHook, QuietAlerts
 from .hooks.breakpoint import Breakpoint, BreakpointHook
 from .hooks.ema import EMAHook, check_decay
 from .hooks.inspect import InspectHook
@@ -87,8 +87,10 @@ _Hook = TypeVar("_Hook")  # the class that get_hook() is asked for
 # %% ../nbs/trainer.ipynb #06af6739
 class RunRecords:
     "The history of a run, in memory and in the run's folder, as a part of its state."
-    def __init__(self, history: History, elsewhere: bool = False):
+    def __init__(self, history: History, elsewhere: bool = False,
+                 quiet: QuietAlerts | None = None):
         self.history, self.elsewhere = history, elsewhere  # another process may have the folder
+        self.quiet = quiet or QuietAlerts()  # judges what is recorded here
         self.folder = None  # where records and journal are written, with a workspace
 
     def parts(self) -> list:
@@ -119,6 +121,7 @@ class RunRecords:
         elif not self.elsewhere:
             warn("the records of this run are in its folder: they come back with workspace= that "
                  "folder")
+        self.quiet.begin_anew(self.history)
 
     def cut(self, counts, number: int, start: int, left: int, owner) -> None:
         "The curves after the state to which the run goes back become a branch."
@@ -130,6 +133,7 @@ class RunRecords:
                 self.folder.write(self.history)
             self.folder.cut(**cut)
         self.history.cut(**cut)
+        self.quiet.went_back(self.history, left)
 
 # %% ../nbs/trainer.ipynb #7048e3d9
 def add_hooks(trainer, record: bool, progress, sched, ema) -> None:
@@ -306,6 +310,7 @@ class Trainer(Parts, Controls):
         best              ("valid/accuracy", "max"): the best state is kept
         hooks             a list of hooks: what else happens in a run
         record            False: no history
+        alerts            False: no alert of a loss that is not finite, a divergence, slow data
         progress          True, "bar", "lines" or False; in a notebook True shows the panel
         workspace         folder for configuration, records, journal and checkpoints
         resume_data       how a loaded state finds its batch: "skip" by index, "replay" by loading
@@ -474,6 +479,7 @@ class Trainer(Parts, Controls):
         compile: bool | Mapping = False,
         seed: int | None = None,
         record: bool = True,
+        alerts: bool = True,
         progress: bool | Literal["bar", "lines"] = True,
         resume_data: Literal["skip", "replay"] = "skip",
         seed_samples: bool = False,
@@ -503,7 +509,9 @@ class Trainer(Parts, Controls):
         join_components(self, train_dl)
         self.progress, self.config, self._workspace = progress, config, workspace
         self.history, self.panels, self.ahead = History(), RunPanels(self), RatesAhead()
-        self.records_of_run = RunRecords(self.history, not self.is_main and workspace is not None)
+        self.records_of_run = RunRecords(self.history, not self.is_main and workspace is not None,
+                                         QuietAlerts(alerts))
+        self.driver.boundary.looks.append(self.records_of_run.quiet.look)
         self.checkpoint.parts.keep_history(self.records_of_run)
         self.history.draw = weakly(MethodType(draw, self))
         self.breakpoint_hook, self.inspect_hook = BreakpointHook(), InspectHook()
@@ -882,9 +890,9 @@ class Trainer(Parts, Controls):
 
     @property
     def alerts(self) -> list[Alert]:
-        "What an AlertsHook has said so far, the oldest first; `ended` is None where it goes on."
+        "What is wrong with the run, the oldest first; `ended` is None where it goes on."
         hook = self.own_hook(AlertsHook)
-        return [] if hook is None else hook.alerts
+        return self.records_of_run.quiet.log.alerts if hook is None else hook.alerts
 
     # steer it
 

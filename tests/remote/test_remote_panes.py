@@ -564,7 +564,7 @@ def test_a_panel_lives_with_bad_files_and_takes_good_ones_again(tmp_path):
     until(lambda: "trouble" not in page.view["looks"])
     os.rename(written.path, tmp_path / "moved")
     run.refresh()
-    assert run.view.panes[2:] == ("layers",) and steps()
+    assert run.view.panes[2:] == ("alerts", "layers") and steps()
     os.rename(tmp_path / "moved", written.path)
     assert len(run.view.alerts) == 1
     run.close()

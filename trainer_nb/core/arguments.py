@@ -237,7 +237,7 @@ class Arguments(SimpleNamespace):
         self.epochs, self.max_steps = check_totals("Trainer()", self.epochs, self.max_steps)
         self.limit_batches, self.overfit_batches, self.fast_dev_run = check_limits(
             self.limit_batches, self.overfit_batches, self.fast_dev_run)
-        for name in ("keep_modes", "fast_batches"):
+        for name in ("keep_modes", "fast_batches", "alerts"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name}={value!r}: True or False")
         if self.fast_dev_run:  # this says how long it is

@@ -477,6 +477,7 @@ class Boundary:
         self.acting = ""  # the command that is being carried out
         self.exit_code: int | None = None  # what the process ends with, once the drive has ended
         self._deferred: list = []  # commands that wait for the end of a held evaluation
+        self.looks: list[Callable] = []  # f(owner, ended): twice a second, at the end of a fit
 
     def begin(self) -> None:
         "A drive begins: nothing is being carried out, and the first boundary looks up."
@@ -526,6 +527,7 @@ class Boundary:
         "Check for non-finite gradients, and the time that is left."
         now, limit = perf_counter(), self.clock.max_time
         self.loop.runner.gradients.finite.check()
+        self.look(owner, False)
         self.next_refresh = now + 0.5
         if limit is not None:
             left = limit - self.engine.gather(self.clock.elapsed())[0]
@@ -534,6 +536,11 @@ class Boundary:
                 return RunState.STOPPED
             self.next_refresh = now + min(0.5, left)
         return None
+
+    def look(self, owner, ended: bool) -> None:
+        "Call what looks at the run now and then."
+        for look in self.looks:
+            look(owner, ended)
 
     def take(self) -> tuple[Command, Reply] | None:
         "The oldest command that comes in time, or None; one that comes too late is refused."
@@ -811,6 +818,7 @@ class Lifecycle:
         "Call the hooks at the end of the fit."
         if self.loop.begun is not None:
             self.logbook.note_end(self.status.state)
+            self.boundary.look(owner, True)
             self.hooks.fire_all(point, owner)  # what raises here ends in `fail`, which cleans up
             self.loop.end_fit()
             self.hooks.fire_all("cleanup_fit", owner)
@@ -832,6 +840,7 @@ class Lifecycle:
             if self.loop.begun is not None:
                 self.hooks.fire_all(point, owner)
         for end in (lambda: self.points.drop(owner),
+                    lambda: self.boundary.look(owner, True),
                     lambda: tell("after_cancel" if interrupted else "after_exception"),
                     lambda: tell("cleanup_fit")):
             try:

@@ -151,7 +151,7 @@ class Hook:
     def on_log_pr_curve(self, trainer: "Trainer", name: str,
                         labels: Iterable, predictions: Iterable):
         "A precision-recall curve."
-    def on_alert(self, trainer: "Trainer", alert: "Alert"): "An alert was raised, by an AlertsHook."
+    def on_alert(self, trainer: "Trainer", alert: "Alert"): "An alert was raised."
     def on_state_dict(self, trainer: "Trainer", state: dict):
         "A checkpoint `state` is about to be saved."
     def on_load_state_dict(self, trainer: "Trainer", state: dict):

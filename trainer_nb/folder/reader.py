@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['NUMBER', 'MOST', 'STATES', 'SILENT', 'MOST_NAMES', 'printable', 'value_text',
-           'plain_value', 'at', 'texts', 'waiting_text', 'check_file', 'read_plain',
-           'read_object', 'last_lines', 'file_seen', 'files_seen', 'LatestFile',
-           'standing', 'process_there', 'reachable', 'waiting_commands', 'start_line',
-           'RunFiles', 'offered_tunables', 'is_loss', 'identity', 'is_run', 'Watch',
-           'Records', 'JournalLines', 'read_journal', 'undone', 'surviving', 'entry_text',
-           'runs_below', 'find_run', 'given_run', 'nearest']
+           'plain_value', 'at', 'texts', 'waiting_text', 'alert_text', 'open_alerts',
+           'check_file', 'read_plain', 'read_object', 'last_lines', 'file_seen',
+           'files_seen', 'LatestFile', 'standing', 'process_there', 'reachable',
+           'waiting_commands', 'start_line', 'RunFiles', 'offered_tunables', 'is_loss',
+           'identity', 'is_run', 'Watch', 'Records', 'JournalLines', 'read_journal',
+           'undone', 'surviving', 'entry_text', 'runs_below', 'find_run', 'given_run',
+           'nearest']
 
 # %% ../../nbs/folder/reader.ipynb #62fa8989
 import os
@@ -76,6 +77,17 @@ def waiting_text(found) -> str:
     values = " ".join(f"{key}={value_text(value)}" for key, value in
                       at(found, "values", kind=dict, default={}).items())
     return f"{id}: {name} {values}".rstrip() + f" ({source}: {why})"
+
+def alert_text(found) -> str:
+    "An alert: step 400: train/loss is NaN at step 396; 5 of the last 50 are. Rewind to step 300."
+    words = (at(found, key, kind=str, default="") for key in ("seen", "advice"))
+    step = at(found, "step", kind=int, default=0)
+    return printable(f"step {step:,}: {' '.join(filter(None, words))}", 1000)
+
+def open_alerts(status: dict) -> list[dict]:
+    "The alerts of a run whose cause has not ended, the oldest first."
+    return [each for each in at(status, "alerts", kind=list, default=[])
+            if isinstance(each, dict) and each.get("ended") is None]
 
 # %% ../../nbs/folder/reader.ipynb #a8e2d7d9
 MOST = 1 << 28  # bytes of a file of records or of a journal that is read whole

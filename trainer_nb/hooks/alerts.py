@@ -4,15 +4,18 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', 'WINDOW',
-           'MOST_ALERTS', 'FORM', 'PLAIN', 'EVALUATED', 'Alert', 'median', 'spread',
-           'number', 'first_spike', 'Levels', 'fall_of_halves', 'Evaluations',
-           'mean_wait', 'wait_share', 'HookCosts', 'way_back', 'lower_rate', 'advice',
-           'LossJudge', 'EvaluationJudge', 'TimeJudge', 'rules_of', 'AlertLog',
-           'Thresholds', 'AlertsHook']
+           'MOST_ALERTS', 'FORM', 'PLAIN', 'EVALUATED', 'PAUSE', 'FEWEST', 'WINDOWS',
+           'Alert', 'median', 'spread', 'number', 'first_spike', 'Levels',
+           'fall_of_halves', 'Evaluations', 'mean_wait', 'wait_share', 'HookCosts',
+           'way_back', 'lower_rate', 'advice', 'LossJudge', 'EvaluationJudge',
+           'TimeJudge', 'rules_of', 'AlertLog', 'raise_alert', 'Thresholds', 'AlertsHook',
+           'QuietLimits', 'Waiting', 'QuietAlerts']
 
 # %% ../../nbs/hooks/alerts.ipynb #363f472f
 import math
 from dataclasses import asdict, dataclass, field, fields
+from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
@@ -464,6 +467,20 @@ class AlertLog:
         self._left, self.alerts = self.alerts, [Alert(**each) for each in state]
         self.open = {each.key: each for each in self.alerts if each.ended is None}
 
+# %% ../../nbs/hooks/alerts.ipynb #71ca6eb6
+def raise_alert(log: AlertLog, trainer, key: str, found: Alert | None, aloud: bool = True) -> None:
+    """What a look found for this key: if an episode begins, give the alert to log and hooks.
+
+    `aloud`: print a line, too, if no panel shows it."""
+    raised = log.take(key, found, trainer.step_state.optimizer_step)
+    if raised is None:
+        return
+    raised.advice, raised.entries = advice(raised, trainer), len(trainer.journal)
+    if aloud and not trainer.driver.status.front_end and trainer.exception is None:
+        bar = getattr(trainer.get_hook(ProgressHook), "bar", None)
+        say(("" if bar is None else "\n") + f"alert: {raised}")
+    trainer.hooks.fire_all("on_alert", trainer, raised)
+
 # %% ../../nbs/hooks/alerts.ipynb #27thres1
 class Thresholds(TypedDict, total=False):
     "What `AlertsHook(...)` takes: its tunables, by their names."
@@ -582,16 +599,8 @@ class AlertsHook(Hook):
         return f"{kind}:{subject}" in self.log.open
 
     def _take(self, trainer, kind: str, subject: str, found: Alert | None) -> None:
-        if found is None and not self.log.open:
-            return
-        raised = self.log.take(f"{kind}:{subject}", found, trainer.step_state.optimizer_step)
-        if raised is None:
-            return
-        raised.advice, raised.entries = advice(raised, trainer), len(trainer.journal)
-        if not trainer.driver.status.front_end and trainer.exception is None:
-            bar = getattr(trainer.get_hook(ProgressHook), "bar", None)
-            say(("" if bar is None else "\n") + f"alert: {raised}")
-        trainer.hooks.fire_all("on_alert", trainer, raised)
+        if found is not None or self.log.open:
+            raise_alert(self.log, trainer, f"{kind}:{subject}", found)
 
     def on_intervention(self, trainer, intervention):
         "After a rewind, what was said stays."
@@ -614,3 +623,121 @@ class AlertsHook(Hook):
         self.evaluated.of = {name: Evaluations(**{**each, "above": list(each["above"])})
                              for name, each in state["evaluations"].items()}
         self.log.load_state_dict(state["log"])
+
+# %% ../../nbs/hooks/alerts.ipynb #dbbe7ee5
+PAUSE = 1.0  # seconds between two looks
+FEWEST = 20  # steps that a judgement of the waiting needs
+WINDOWS = 100  # into which a long stretch of losses is cut
+
+@dataclass
+class QuietLimits:
+    "The thresholds of a run without an `AlertsHook`; None: not judged."
+    divergence: float | None = 6.0
+    rise: float = 0.5
+    spike: None = None
+    patience: float = math.inf
+    data_share: float = 0.5
+
+class Waiting:
+    "The wait for data, in stretches of steps that do not overlap."
+    def __init__(self):
+        self.count = 0  # of the steps that were judged
+        self.seconds = 0.0  # of the run, at the last one of them
+        self.before = False  # whether most of the stretch before was a wait
+
+    def judge(self, history, step: int, limits, is_open: bool) -> Alert | None:
+        """An alert if most of two stretches in a row was a wait for the loader, or goes on to be.
+
+        The time is that of the run: on a GPU steps are launched ahead of it, and look shorter."""
+        points = history.series("time/data", self.count)
+        self.count += len(points)
+        spent, self.seconds = float(points.seconds[-1]) - self.seconds, float(points.seconds[-1])
+        mean, longest = mean_wait(points.values), float(points.values.max())
+        share = mean * (len(points) - 1) / max(spent - longest, 1e-9)
+        before, self.before = self.before, mean > LEAST_WAIT and share > limits.data_share
+        if not self.before or not (before or is_open):
+            return None
+        return Alert("data", step, f"{share:.0%} of a step is a wait for the next batch: "
+                     f"{1000 * mean:.1f} ms a step, over the last {len(points)} steps.",
+                     subject="train_dl")
+
+class QuietAlerts:
+    """What a run reports without an `AlertsHook`: a loss that is not finite, a divergence, a wait.
+
+    `on`: False: nothing. An example:
+
+        Trainer(model, train_dl=train, loss_fn=loss_fn, alerts=False)
+    """
+    def __init__(self, on: bool = True):
+        self.on, self.limits = on, QuietLimits()
+        self.log, self.due = AlertLog(), 0.0
+        self.said: set[str] = set()  # kinds that were printed
+        self.losses, self.waiting = LossJudge(), Waiting()
+        self.count = self.known = 0  # losses that were judged; those that an earlier process had
+
+    def look(self, trainer, ended: bool = False) -> None:
+        "Look at the new records, once a second; `ended`: now, at the end of a fit."
+        if not self.on or (perf_counter() < self.due and not ended):
+            return
+        self.due = perf_counter() + PAUSE
+        if trainer.is_main and trainer.own_hook(AlertsHook) is None:
+            self._losses(trainer)
+            self._waits(trainer)
+
+    def _losses(self, trainer) -> None:
+        history = trainer.history
+        count = history.counts().get("train/loss", 0)
+        if count <= self.count:
+            return
+        first = max(0, self.count - WINDOW)
+        series, each = history.series("train/loss", first), max(WINDOW, count // WINDOWS)
+        for end in [*range(self.count + each, count, each), count]:
+            begin = max(0, min(end - WINDOW, self.count)) - first
+            part = SimpleNamespace(steps=series.steps[begin:end - first],
+                                   values=series.values[begin:end - first])
+            found = self.losses.judge(part, self.limits, self._is_open)
+            self.count = end
+            if end > self.known:
+                self._take(trainer, found, np.isfinite(part.values[-WINDOW:]).all())
+
+    def _take(self, trainer, found: dict, finite: bool) -> None:
+        if not finite and self._is_open("not_finite"):  # one in 50 steps is one alert
+            return
+        if trainer.optimizers:
+            found.pop("divergence", None)
+        for kind in ("not_finite", "divergence"):
+            if kind in found:
+                self._raise(trainer, f"{kind}:train/loss", found[kind])
+
+    def _waits(self, trainer) -> None:
+        history = trainer.history
+        if history.counts().get("time/data", 0) - self.waiting.count >= FEWEST:
+            found = self.waiting.judge(history, trainer.step_state.optimizer_step, self.limits,
+                                       "data:train_dl" in self.log.open)
+            self._raise(trainer, "data:train_dl", found)
+
+    def _raise(self, trainer, key: str, found: Alert | None) -> None:
+        raise_alert(self.log, trainer, key, found, key not in self.said)
+        if found is not None:
+            self.said.add(key)
+
+    def _is_open(self, kind: str) -> bool:
+        return f"{kind}:train/loss" in self.log.open
+
+    def _read_again(self, history) -> None:
+        counts, self.losses, self.waiting = history.counts(), LossJudge(), Waiting()
+        self.count, self.known = 0, counts.get("train/loss", 0)
+        self.waiting.count = counts.get("time/data", 0)
+        if self.waiting.count:
+            self.waiting.seconds = float(history.last_points("time/data", 1).seconds[-1])
+
+    def went_back(self, history, left: int) -> None:
+        "After a rewind from step `left`, what was said stays, and has ended."
+        for key in list(self.log.open):
+            self.log.take(key, None, left)
+        self._read_again(history)
+
+    def begin_anew(self, history) -> None:
+        "This is another run now: nothing was said of it."
+        self.log, self.said = AlertLog(), set()
+        self._read_again(history)

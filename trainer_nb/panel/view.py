@@ -134,8 +134,8 @@ class LocalRunView:
     def panes(self) -> tuple[str, ...]:
         "The tabs that have something to show."
         labels = [row.label for row in self._hook_set().rows]
-        of_hooks = {"alerts": "AlertsHook" in labels, "layers": self.layer_stats is not None,
-                    "data": self.samples is not None}
+        of_hooks = {"alerts": "AlertsHook" in labels or bool(self.alerts),
+                    "layers": self.layer_stats is not None, "data": self.samples is not None}
         there = [name for name, shown in of_hooks.items() if shown]
         return ("hooks", "lr", "journal", "inspect", *there)
 

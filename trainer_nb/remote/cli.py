@@ -38,7 +38,7 @@ from .run_diff import compare, diff_text, table
 from ..support.validate import is_number
 from ..folder.reader import (RunFiles, at, find_run, is_run, nearest, offered_tunables,
                                       printable, reachable, runs_below, standing, start_line, texts,
-                                      value_text, waiting_text)
+                                      value_text, waiting_text, alert_text, open_alerts)
 from .run_log import RunLog, follow, latest, log_text
 from .watch import watch
 
@@ -389,6 +389,7 @@ def status_text(run: RunFiles, status: dict, tunables: dict) -> list[str]:
     rows += [["values", ", ".join(values)]] if values else []
     rows += [["process", host_text(run, status)]]
     error = [line for line in at(status, "error", kind=str, default="").splitlines() if line]
+    rows += [["alert", alert_text(each)] for each in open_alerts(status)]
     rows += [["waits", waiting_text(each)] for each in at(status, "waiting", kind=list, default=[])]
     lines = table([[printable(each, 2000) for each in row] for row in rows], "")
     lines += [f"  {printable(line)}" for line in error[-6:]]
@@ -524,7 +525,7 @@ def value_options(spec: CommandSpec, parser) -> None:
 
 def log_options(parser) -> None:
     "Options of log."
-    kinds = ["journal", "record", "reply"]
+    kinds = ["journal", "record", "reply", "alert"]
     parser.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
     parser.add_argument("--lines", "-n", type=int, default=10, metavar="N",
                         help="the last N lines of each kind (default: 10)")
@@ -677,7 +678,7 @@ def options_of(words: list[str]) -> argparse.Namespace:
         known = [each for action in parser._actions for each in action.option_strings]
         raise ValueError(f"{unknown[0]}: {name} has no such option{nearest(unknown[0], known)} "
                          f"It has {', '.join(each for each in known if each.startswith('--'))}")
-    options.only = getattr(options, "only", None) or ["journal", "record", "reply"]
+    options.only = getattr(options, "only", None) or ["journal", "record", "reply", "alert"]
     return options
 
 def complete() -> None:

@@ -419,7 +419,8 @@ def read_alerts(watch) -> list[Alert]:
 
 def remote_panes(view) -> tuple[str, ...]:
     "The tabs that have something to show."
-    there = {"alerts": any(row.label == "AlertsHook" for row in view.hooks),
+    by_hook = any(row.label == "AlertsHook" for row in view.hooks)
+    there = {"alerts": by_hook or bool(view.alerts),
              "layers": view.layers_file.there, "data": view.samples_file.there}
     return ("hooks", "journal", *(name for name, shown in there.items() if shown))
 

@@ -19,7 +19,8 @@ from ..folder.control import FINAL, ControlError, Replies
 from ..support.words import plain_number, what_failed
 from ..folder.reader import (JournalLines, Records, RunFiles, Watch, at, check_file,
                                       entry_text, identity, is_loss, offered_tunables, printable,
-                                      value_text, waiting_commands, waiting_text)
+                                      value_text, waiting_commands, waiting_text, alert_text,
+                                      open_alerts)
 
 # %% ../../nbs/remote/watch.ipynb #c0da575e
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -75,6 +76,10 @@ class WatchData:
         "The commands of agents that a person has to decide about, the oldest first."
         return [] if self.standing == "lost" else waiting_commands(self.status)
 
+    def alerts(self) -> list[dict]:
+        "What is wrong with the run now, the oldest first."
+        return open_alerts(self.status)
+
     def curves(self) -> dict:
         "The losses that have points, those of the training first."
         found = {name: points for name, points in self.records.points.items() if points}
@@ -120,7 +125,8 @@ def head_rows(data: WatchData, width: int) -> list:
             bar("epoch", batch, batches, batch / batches if batches else None, width)]
 
 def screen_rows(data: WatchData, message: str, width: int, height: int) -> list:
-    "All rows, exactly `height` of them; with the oldest command that waits for a person."
+    """All rows, exactly `height` of them; with the newest alert that goes on, and the oldest
+    command that waits for a person."""
     waiting = data.waiting()
     more = f", {len(waiting) - 1} more" if len(waiting) > 1 else ""
     asked = [[(f"a approve, d decline{more}: ", "bold yellow"),
@@ -130,7 +136,8 @@ def screen_rows(data: WatchData, message: str, width: int, height: int) -> list:
     curves = [curve_row(*each, width) for each in data.curves().items()]
     head = [*head_rows(data, width), *(curves or [[("no loss yet", "dim")]]),
             [("  ".join(data.tunables()), "dim")]]
-    tail = [*asked, [(message or data.problem, "bold yellow")], [(names, "reverse")]]
+    wrong = [[("alert: ", "bold red"), (alert_text(each), "red")] for each in data.alerts()[-1:]]
+    tail = [*wrong, *asked, [(message or data.problem, "bold yellow")], [(names, "reverse")]]
     room = max(0, height - len(head) - len(tail))
     journal = [[(line, "")] for line in data.journal[::-1][:room]][::-1]
     left = max(0, height - len(tail))

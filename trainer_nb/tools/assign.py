@@ -59,6 +59,7 @@ FIXED = {
     "compile": "trainer.model.compile() compiles the model in place",
     "ema": "trainer.hooks.add(EMAHook(0.999)) adds an average of the weights, "
            "trainer.tune(**{'ema.decay': 0.99}) changes it",
+    "alerts": f"{ANOTHER}, or trainer.hooks.add(AlertsHook(...)), which replaces the quiet ones",
     "record": "trainer.hooks.remove(trainer.get_hook(RecorderHook)) ends the history",
 }
 
