@@ -9,6 +9,7 @@ import { Journal } from "./journal.js";
 import { Layers } from "./layers.js";
 import { LR } from "./lr.js";
 import { Runs, runsTitle } from "./runs.js";
+import { System } from "./system.js";
 import { Table, evaluations } from "./table.js";
 import { count } from "./words.js";
 
@@ -22,6 +23,7 @@ export const TABS = [
   { name: "inspect", title: ({ state, place, run }) => (state.name === "paused" && (run.panes ?? []).includes("inspect") ? `Inspect · step ${count(place.step)}` : "Inspect"), part: Inspect, section: "inspect" },
   { name: "lr", title: () => "LR", part: LR, section: "lr" },
   { name: "runs", title: runsTitle, part: Runs, section: "runs", there: ({ may_steer: steers }) => steers !== false },
+  { name: "system", title: () => "System", part: System, section: "system", there: hasPane("system") },
   { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: hasPane("layers") },
   { name: "data", title: () => "Data", part: Data, section: "looks", there: hasPane("data") },
   { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: hasPane("alerts") },

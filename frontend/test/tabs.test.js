@@ -7,6 +7,7 @@ import { codeFor } from "../src/inspect.js";
 import { change, finite, lossRange, planTraces, read, searchLayout, searchTraces } from "../src/lr.js";
 import { Panel } from "../src/panel.js";
 import { Store } from "../src/store.js";
+import { pathOf, wordsOf } from "../src/system.js";
 import { columnsOf, markdown, sorted } from "../src/table.js";
 import { TABS } from "../src/tabs.js";
 import { alertOf, colour, duration, epochAfter, even, message, phase, standing } from "../src/words.js";
@@ -424,4 +425,30 @@ test("numbers of tables", () => {
   expect([0, 0.5, 1, 1.01, 30].map(epochAfter)).toEqual([1, 1, 1, 2, 30]);
   expect(partsOf({ seconds: { data: 0, forward: 1 } }).map(({ name }) => name)).toEqual(["forward"]);
   expect(TABS.map(({ name }) => name)).toHaveLength(new Set(TABS.map(({ name }) => name)).size);
+});
+
+test("the system tab draws a small curve of each figure, with its newest value", async () => {
+  const figures = {
+    gpu_memory0: { at: 1, label: "GPU memory", unit: "GB", most: 80, now: 12.5, points: { 4: 10, 5: 12.5 } },
+    cpu: { at: 0, label: "CPU", unit: "%", most: 100, now: 43, points: { 4: 12, 5: 43 } },
+    read: { at: 2, label: "Disk, read", unit: "MB/s", points: { 4: 0 } },
+  };
+  const { store, tab, pane, texts, opened, find } = shown({ run: { name: "net", panes: ["system"] } });
+  tab("system").click();
+  await until(() => expect(pane().textContent).toContain("The first figures"));
+  store.hear({ patch: { system: { every: 2, figures, missing: "The use of the GPU needs a library" } } }, []);
+  await until(() => {
+    expect(opened.at(-1)).toEqual(["system"]);
+    expect(texts("figcaption")).toEqual(["CPU 43 %", "GPU memory 12.5 GB of 80 GB", "Disk, read –"]);
+    expect(find("[role=tabpanel] svg").getAttribute("aria-label")).toBe("CPU: 43 %, 12 to 43 %");
+    expect(pane().textContent).toContain("in the last 0:04; a point is the mean of 2 s");
+    expect(pane().textContent).toContain("needs a library");
+  });
+});
+
+test("a small curve has gaps where nothing was measured", () => {
+  expect(pathOf({ 0: 0, 1: 50, 20: 100 }, 100)).toBe("M0.0 35.0L12.0 18.0M240.0 1.0");
+  expect(pathOf({ 7: 3 })).toBe("M240.0 1.0");
+  expect(pathOf({})).toBe("");
+  expect(wordsOf({ unit: "GB", most: 64, points: {} })).toEqual({ newest: "– of 64 GB", range: "" });
 });

@@ -165,6 +165,17 @@ def test_pause_and_a_typed_rate_reach_the_run(running):
     assert run.ends()
 
 
+def test_the_use_of_the_machine_is_drawn(running):
+    """The tab System has a curve of processors and memory, and their newest values."""
+    page = running.page
+    page.locator("[data-tab=system]").click()
+    figures = page.locator("[role=tabpanel] figure")
+    assert later(lambda: any("CPU" in each and "%" in each for each in figures.all_inner_texts()))
+    assert later(lambda: any("Memory" in each and "GB of" in each
+                             for each in figures.all_inner_texts()))
+    assert figures.locator("path[d^=M]").count() >= 2
+
+
 def test_after_a_reload_in_mid_run_all_parts_are_back(shown):
     """And a click in one of them acts in all."""
     page = shown("trainer.start()", *CELLS)

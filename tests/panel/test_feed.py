@@ -315,7 +315,7 @@ def test_both_views_give_the_same_sections(both):
         one, other = (without(each, UNEQUAL).get(name) for each in (here, there))
         assert exactly(one) == exactly(other), name
     assert there["run"]["name"] == f"{here['run']['name']} in exp1"
-    assert set(here["run"]["panes"]) - set(there["run"]["panes"]) == {"lr", "inspect"}
+    assert set(here["run"]["panes"]) - set(there["run"]["panes"]) == {"lr", "inspect", "system"}
     missing = here["commands"].keys() - there["commands"].keys()
     assert missing == UNEQUAL["commands"] - {*NOT_FOR_PAGES}
     assert here["numbers"]["score/odd"] == {

@@ -39,7 +39,7 @@ LAYERS = {
               "fastcore safetensors hydra omegaconf yaml plotly IPython nbdev"),
     "panel": ("core support folder hooks",
               "torch numpy ipywidgets anywidget traitlets plotly IPython",
-              "ipykernel comm zmq tornado google marimo"),
+              "ipykernel comm zmq tornado google marimo psutil"),
     "trainer": ("core support folder hooks engines tools panel", "torch numpy",
                 "IPython plotly pandas"),
     "remote": ("core support folder hooks engines tools panel trainer", "numpy",
@@ -55,7 +55,7 @@ MADE_ABOVE = {
 }
 NOT_LOADED = set("plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget mcp "
                  "matplotlib safetensors torchdata pandas tensorboard wandb trackio "
-                 "hydra omegaconf yaml".split())
+                 "hydra omegaconf yaml psutil".split())
 
 
 def listed(contents):

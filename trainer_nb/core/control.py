@@ -327,6 +327,7 @@ class RunView(Protocol):
     rate_plan: RatePlan | None  # of a run with a schedule
     layer_stats: Any  # the LayerStatsHook of a run in this process, if it has one
     samples: Any  # the SamplesHook, as above
+    system: dict | None  # use of processors, memory, disk, GPU of this machine; None elsewhere
     memory: tuple[str, int, int | None]  # "GPU memory" or "Memory"; bytes in use; bytes in all
     panes: tuple[str, ...]  # the tabs that have something to show: "hooks", "lr", ...
     notice: tuple[str, str]  # word for the state and message, in place of the panel's own

@@ -24,6 +24,7 @@ from ..core.state import warn
 from .bins import Cursor, Records, curve
 from .looks import look_at
 from .other_runs import ENDED, Cursors, RunsBeside, remember_run
+from .system import MONITOR
 from .sections import NOT_FOR_PAGES, SECTIONS, USUAL, Look, known, script
 from ..support.validate import Most, check, name_hint
 
@@ -374,8 +375,8 @@ class Feed:
         Args:
             sections: Name of a section, or several: run, state, place, saved, memory, numbers,
                 tunables, values, commands, points, hooks, times, journal, entries, alerts,
-                waiting, breakpoints, branches, drawn, inspect, lr, looks, runs, rewind,
-                table.
+                waiting, breakpoints, branches, drawn, inspect, lr, looks, system, runs,
+                rewind, table.
             function: Function of a patch. An exception is a warning, the third one in a row ends
                 the listener.
 
@@ -513,6 +514,8 @@ class Feed:
             view.in_cell = False  # it returns now
         wanted = dict.fromkeys(name for each in listeners for name in each.wanted())
         draws = any(each.curves and each.wanted() for each in listeners)
+        if draws and not view.elsewhere:
+            MONITOR.watch()
         if with_curves and (draws or RECORDS & wanted.keys()):
             self._read_records()
         if with_curves and (draws or OTHERS & wanted.keys()):

@@ -10,7 +10,7 @@ __all__ = ['RULES', 'LABELS', 'OPTIMIZER', 'NOT_FOR_PAGES', 'MOST_ENTRIES', 'ALL
            'commands', 'command', 'button', 'points', 'hooks', 'times', 'entries',
            'journal', 'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints',
            'inspect', 'lr', 'judged', 'rewind', 'last_before', 'looks', 'table',
-           'means_between', 'values_at', 'best_row', 'drawn', 'runs', 'Section',
+           'means_between', 'values_at', 'best_row', 'system', 'drawn', 'runs', 'Section',
            'by_hook', 'by_standing', 'by_entry', 'by_evaluation', 'by_second', 'by_place']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
@@ -424,6 +424,10 @@ def best_row(name: str, column: np.ndarray) -> int | None:
     return int(np.where(good, column if low else -column, np.inf).argmin())
 
 # %% ../../nbs/panel/sections.ipynb #ce7a2b12
+def system(view) -> dict | None:
+    "Use of processors, memory, disk and GPU as small curves; None for a run elsewhere."
+    return view.system
+
 def drawn(view) -> dict | None:
     "The other runs whose curves are shown, how many there are, and the last one with this loss."
     return view.others and view.others.drawn()
@@ -488,7 +492,8 @@ SECTIONS = {
     "breakpoints": Section(breakpoints),
     "drawn": Section(drawn, lambda view: (view.others.version, view.others.names())),
     "inspect": Section(inspect, tab=True), "lr": Section(lr, tab=True),
-    "looks": Section(looks, tab=True), "runs": Section(runs, tab=True),
+    "looks": Section(looks, tab=True), "system": Section(system, by_second, tab=True),
+    "runs": Section(runs, tab=True),
     "rewind": Section(rewind, by_place, tab=True),
     "table": Section(table, by_evaluation, tab=True)}
 USUAL = tuple(name for name, each in SECTIONS.items() if not each.tab)

@@ -24,6 +24,7 @@ from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.memory import memory_of_process
 from ..hooks.remote_control import decide
 from ..hooks.samples import SamplesHook
+from .system import MONITOR
 
 # %% ../../nbs/panel/view.ipynb #1556138e
 class PlainReply:
@@ -106,6 +107,7 @@ class LocalRunView:
     rate_plan = property(lambda self: self.trainer.rate_plan)
     layer_stats = property(lambda self: self.trainer.own_hook(LayerStatsHook))
     samples = property(lambda self: self.trainer.own_hook(SamplesHook))
+    system = property(lambda self: MONITOR.sent)
 
     def __init__(self, trainer, name: str | None = None, weakly: bool = False):
         self._get: Callable = weakref.ref(trainer) if weakly else lambda: trainer
@@ -137,7 +139,7 @@ class LocalRunView:
         of_hooks = {"alerts": "AlertsHook" in labels or bool(self.alerts),
                     "layers": self.layer_stats is not None, "data": self.samples is not None}
         there = [name for name, shown in of_hooks.items() if shown]
-        return ("hooks", "lr", "journal", "inspect", *there)
+        return ("hooks", "lr", "journal", "inspect", "system", *there)
 
     @property
     def last_saved(self) -> tuple[int, float] | None:

@@ -429,7 +429,7 @@ WRITTEN = (f"control/{STATUS}", f"control/{REPLIES}", f"control/{OFFER}", METRIC
 
 class RemoteRunView:
     "A `RunView` of a run in another process, from its folder; ControlError where none is there."
-    inspection = lr_search = rate_plan = None  # stay with the run
+    inspection = lr_search = rate_plan = system = None  # stay with the run
     in_cell, obstacle = False, ""  # no cell of this process waits for the run
     elsewhere = True
     panes = property(remote_panes)
