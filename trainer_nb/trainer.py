@@ -65,7 +65,8 @@ from .support.words import epoch_number
 from .tools import proving
 from .tools.assign import ASSIGNED, assign
 from .tools.breakpoints import (add_breakpoint, check_condition, checked_breakpoint,
-                                          on_inspect, on_pause_not_when, on_pause_when)
+                                          check_record, on_inspect, on_pause_not_when,
+                                          on_pause_when, on_record)
 from .tools.config import build_config, check_config, read_config
 from .tools.export import export_weights, weights_file
 from .tools.lr_find import LRFind
@@ -183,6 +184,7 @@ def register_more(trainer) -> None:
         "sweep": CommandHandler(of(on_sweep), dict, (Exception,), blocking=True),
         "lr_find": CommandHandler(of(on_lr_find), of(check_lr_find), (Exception,), blocking=True),
         "inspect": CommandHandler(of(on_inspect)),
+        "record": CommandHandler(of(on_record), of(check_record)),
         "pause_when": CommandHandler(of(on_pause_when), of(check_condition)),
         "pause_not_when": CommandHandler(of(on_pause_not_when))}
     for name, handler in handlers.items():

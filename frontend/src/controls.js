@@ -66,7 +66,7 @@ export function Controls({ store, view, press, open, setOpen }) {
     setOpen(false);
     setFilled("");
   };
-  const buttons = buttonsOf(view).filter(({ place }) => place !== "go_on"), form = buttons.find(({ name, label }) => `${name} ${label}` === filled);
+  const buttons = buttonsOf(view).filter(({ place }) => !["go_on", "tab"].includes(place)), form = buttons.find(({ name, label }) => `${name} ${label}` === filled);
   return html`<section class="bar" aria-label="Controls" ref=${bar}>${buttons.map((button) => {
     const stops = button.style === "stop", key = `${button.name} ${button.label}`;
     const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : fieldsOf(view, button).length ? () => setFilled(filled === key ? "" : key) : () => press(button.name, button.values);

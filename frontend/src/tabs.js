@@ -8,6 +8,7 @@ import { Inspect } from "./inspect.js";
 import { Journal } from "./journal.js";
 import { Layers } from "./layers.js";
 import { LR } from "./lr.js";
+import { More, offersOf } from "./more.js";
 import { Runs, runsTitle } from "./runs.js";
 import { System } from "./system.js";
 import { Table, evaluations } from "./table.js";
@@ -27,6 +28,7 @@ export const TABS = [
   { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: hasPane("layers") },
   { name: "data", title: () => "Data", part: Data, section: "looks", there: hasPane("data") },
   { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: hasPane("alerts") },
+  { name: "more", title: () => "More", part: More, there: (view) => offersOf(view).length > 0 },
 ];
 
 const KEY = "trainer_nb tab";

@@ -452,3 +452,20 @@ test("a small curve has gaps where nothing was measured", () => {
   expect(pathOf({})).toBe("");
   expect(wordsOf({ unit: "GB", most: 64, points: {} })).toEqual({ newest: "– of 64 GB", range: "" });
 });
+
+test("what is not recorded yet is offered in a tab of its own, by a click", async () => {
+  const record = { at: 9, values: { what: { at: 0, kind: "str", needed: true } }, buttons: {
+    "Record layers": { at: 0, place: "tab", doc: "a map of layers", values: [["what", "layers"]] },
+    "Record samples": { at: 1, place: "tab", doc: "the worst", values: [["what", "samples"]], why_not: "It is recorded already" },
+  } };
+  const commands = { ...VIEW.commands, record }, { asked, tab, pane, find, store, texts } = shown({ commands });
+  expect(find("[aria-label=Controls] button[name=record]")).toBe(null);
+  tab("more").click();
+  await until(() => expect(pane().querySelectorAll("button")).toHaveLength(1));
+  expect(pane().textContent).toContain("a map of layers");
+  find("[role=tabpanel] button[name=record]").click();
+  await until(() => expect(asked.at(-1)).toMatchObject({ ask: "command", name: "record", values: { what: "layers" } }));
+  store.hear({ patch: { commands: { record: { buttons: { "Record layers": { why_not: "It is recorded already" } } } } } }, []);
+  await until(() => expect(texts("[role=tab]")).not.toContain("More"));
+  expect(shown({ commands, may_steer: false }).tab("more")).toBe(null);
+});

@@ -565,7 +565,7 @@ def test_the_commands_there_are():
     assert set(LocalRunView(make_loop()).commands) == {
         "pause", "resume", "stop", "interrupt", "detach", "step", "tune", "note", "validate",
         "watch", "save", "rewind", "train_more", "inspect", "pause_when", "pause_not_when", "sweep",
-        "lr_find", "export"}
+        "lr_find", "export", "record"}
 
 
 def test_a_tunable_that_went_away_meanwhile():

@@ -20,7 +20,8 @@ from trainer_nb.folder.control import (ControlFolder, Replies, incoming, started
 from trainer_nb.remote import cli, run_log
 
 PROGRAM = "import sys; from trainer_nb.remote.cli import main; sys.exit(main())"
-COMMANDS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note")
+COMMANDS = ("tune", "pause", "resume", "step", "checkpoint", "rewind", "stop", "validate", "note",
+            "record")
 TUNABLES = [{"name": "lr", "kind": "float", "value": 0.1, "min": 0, "optional": True},
             {"name": "grad_clip", "kind": "float", "value": 1.0, "optional": True},
             {"name": "ema.enabled", "kind": "bool", "value": True},

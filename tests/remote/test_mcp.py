@@ -383,14 +383,15 @@ def test_every_action_says_who_and_what_was_seen(tmp_path, monkeypatch):
     reading.status("a")
     control.write("status.json", control.read("status.json") | {"position": {"step": 900}})
     values = {"tune": {"values": {"lr": 0.5}}, "step": {"n": 3}, "rewind": {"step": 100},
-              "note": {"text": "so"}}
+              "note": {"text": "so"}, "record": {"what": "layers"}}
     for name in ACTS:
         getattr(acting, name)(run="a", reason="why", max_age_steps=7, **values.get(name, {}))
     assert [each.name for each in sent] == list(ACTS)
     assert {(each.source, each.reason, each.basis, each.max_age_steps, each.approve)
             for each in sent} == {("agent:night", "why", 412, 7, False)}
     assert [each.values for each in sent
-            if each.values] == [{"lr": 0.5}, {"n": 3}, {"step": 100}, {"text": "so"}]
+            if each.values] == [{"lr": 0.5}, {"n": 3}, {"step": 100}, {"text": "so"},
+                                {"what": "layers"}]
     assert acting.actions.budget.left == 20 - len(ACTS)
 
 

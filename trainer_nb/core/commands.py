@@ -6,12 +6,12 @@
 __all__ = ['KINDS', 'RESERVED', 'GONE', 'ACTIVE', 'REST', 'TEXT', 'CONDITION', 'ID', 'ON',
            'BUILT_IN', 'COMMANDS', 'DECISIONS', 'TUNE', 'MOST_COMMANDS', 'LONGEST',
            'Value', 'CommandView', 'always', 'reason', 'Button', 'CommandSpec', 'stuck',
-           'in_order', 'known_commands', 'offered', 'read_text', 'read_button',
-           'read_spec', 'read_commands']
+           'measured', 'in_order', 'known_commands', 'offered', 'read_text',
+           'read_button', 'read_spec', 'read_commands']
 
 # %% ../../nbs/core/03_commands.ipynb #fb4f2d6a
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ class CommandView(Protocol):
     in_cell: bool  # a cell waits for the run
     dead_end: str  # what to do where each batch would raise the same
     failed: str  # the training batch that failed; ''
+    panes: Sequence[str]  # the tabs that have something to show
 
     @property
     def state(self) -> str:
@@ -69,7 +70,7 @@ class Button:
     values: Mapping[str, Any] = field(default_factory=dict)
     states: tuple[str, ...] = ()  # of the run, in which it acts; (): in each
     place: str = "tools"  # "main": one of those that share the first place; "steps", "ends";
-    # "go_on": below the others, and only where it acts
+    # "go_on": below the others, and only where it acts; "tab": in a tab of its own, where it acts
     style: str = ""  # "stop": as something that cannot be undone by a click
     unavailable: Callable[[CommandView], str] = always  # why it would not act, where others do
 
@@ -143,6 +144,10 @@ def stuck(view: CommandView) -> str:
     "Each batch would raise the same again."
     return view.dead_end
 
+def measured(pane: str) -> Callable[[CommandView], str]:
+    "What a tab shows is recorded already."
+    return lambda view: "It is recorded already" if pane in view.panes else ""
+
 ACTIVE = ("running", "paused")
 REST = ("paused", "stopped", "interrupted", "error")  # from which a run can go on
 TEXT = {"text": Value(doc="the text", words=True)}
@@ -215,6 +220,16 @@ BUILT_IN = (
                 shell=False),
     CommandSpec("inspect", "Look at the tensors of the last batch, or no longer", ON, agent=False,
                 shell=False),
+    CommandSpec("record", "Record layers or samples from the next step on, for a tab of the panel",
+                {"what": Value(doc="'layers' or 'samples'")},
+                (Button("Record layers", "th", "Gradients, weights and activations of each layer, "
+                        "every 10 steps, as a map in the tab Layers", {"what": "layers"},
+                        place="tab", unavailable=measured("layers")),
+                 Button("Record samples", "picture-o", "Confusion matrix and the samples with the "
+                        "highest loss of each evaluation, in the tab Data", {"what": "samples"},
+                        place="tab", unavailable=lambda view: measured("data")(view) or (
+                            "" if view.loaders else "There is no valid_dl to evaluate on"))),
+                replayed=True, examples=("record layers", "record runs/exp1 samples")),
     CommandSpec("train_more", "Train a finished run some epochs more",
                 {"epochs": Value("int", "how many epochs", default=1)},
                 (Button("Train more", "play", states=("finished",), place="go_on"),),

@@ -171,7 +171,7 @@ def replay_steps(
         if entry.kind == "skip":
             where = f"{entry.new} failed after step {entry.step}"
             yield "", f"# {where} and was left out: trainer.fit(skip_failed=True)"
-        if entry.kind not in ("tune", "hook", "assign"):
+        if entry.kind not in ("tune", "hook", "assign", "record"):
             continue
         way = ""
         if entry.batch_idx == 0 and entry.epoch > epoch:
@@ -183,7 +183,8 @@ def replay_steps(
             yield "", BETWEEN.format(entry.batch_idx)
         assigned = entry.kind == "assign"
         yield way, (assign_source(entry, given.get(entry.number, "")) if assigned else
-                    tune_source(entry.name, entry.new))
+                    f"trainer.do('record', what={as_source(entry.new)})"
+                    if entry.kind == "record" else tune_source(entry.name, entry.new))
 
 # %% ../../nbs/core/05_journal.ipynb #e69fe884
 def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> str:

@@ -454,7 +454,7 @@ def by_standing(view) -> tuple:
     own = [reason(each, view) for name, spec in view.commands.items() if name not in COMMANDS
            for each in (spec, *spec.buttons)]
     return (view.state, view.notice[0], view.dead_end, view.failed, view.can_rewind, view.in_cell,
-            view.loaders, list(view.commands.values()), own)
+            view.loaders, view.panes, list(view.commands.values()), own)
 
 def by_entry(view) -> tuple:
     "What changes with the journal."

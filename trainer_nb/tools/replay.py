@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['REPLAYED', 'first_difference', 'warn_of_machine', 'check_totals', 'path_of',
-           'check_entry', 'check_loads', 'place_text', 'divergence', 'ReplayHook']
+           'check_entry', 'recorded_by', 'check_loads', 'place_text', 'divergence',
+           'ReplayHook']
 
 # %% ../../nbs/tools/replay.ipynb #cb6df7d6
 import os
@@ -13,11 +14,12 @@ from typing import Any
 
 from ..core.commands import COMMANDS
 from ..core.control import Command
-from ..core.hook import Hook
+from ..core.hook import Hook, hook_name
 from ..core.journal import Intervention, Journal, assigns_object, read_total, total_text
 from ..core.requests import apply_tune
 from ..core.state import warn
 from ..core.tunable import BoundTunable, find_tunable
+from .breakpoints import RECORDED
 
 # %% ../../nbs/tools/replay.ipynb #9e61f442
 def first_difference(recorded: dict, here: dict) -> str:
@@ -74,6 +76,13 @@ def check_entry(entry: Intervention, table: Mapping[str, BoundTunable]) -> None:
                              f"{entry.step}: {error}") from None
 
 # %% ../../nbs/tools/replay.ipynb #8de2ac25
+def recorded_by(entry: Intervention) -> str:
+    "What an entry records; ValueError for something else."
+    if entry.new not in RECORDED:
+        raise ValueError(f"entry {entry.number} of the journal: record {entry.new!r}, one of "
+                         f"{', '.join(RECORDED)}")
+    return str(entry.new)
+
 def check_loads(journal: Journal, here: Journal) -> None:
     "ValueError where a file was loaded in the journal's run and not in this one."
     known = [entry.boundary for entry in here if entry.kind == "load"]
@@ -142,9 +151,12 @@ class ReplayHook(Hook):
         if other:
             raise ValueError(f"the journal is of another run: {other}")
         check_loads(self.journal, trainer.journal)
-        table = trainer.tunables()
+        table, recorded = trainer.tunables(), set[str]()
         for entry in self.waiting:
-            check_entry(entry, table)
+            if entry.kind == "record":
+                recorded.add(hook_name(RECORDED[recorded_by(entry)]()))
+            elif entry.name in table or entry.name.partition(".")[0] not in recorded:
+                check_entry(entry, table)  # else its hook comes with the recording
         check_totals(self.journal, self.waiting, total_text(trainer.epochs, trainer.max_steps))
         warn_of_machine(self.journal.header, trainer.journal.header)
 

@@ -1,0 +1,12 @@
+// What a run does not measure yet, and what begins it: buttons of commands that have a place here, each where it would act.
+import { html } from "htm/preact";
+import { buttonsOf } from "./controls.js";
+
+export const offersOf = (view) => (view.may_steer ? buttonsOf(view).filter(({ place, why_not: why }) => place === "tab" && !why) : []);
+
+export function More({ view, press }) {
+  const offers = offersOf(view);
+  if (!offers.length) return html`<p class="quiet">Nothing more.</p>`;
+  return html`<p class="quiet">Not recorded in this run. It begins at the next step, gets a tab of its own, and is written into the journal.</p>
+    <ul>${offers.map(({ name, label, doc, values }) => html`<li key=${`${name} ${label}`}><button type="button" name=${name} onClick=${() => press(name, values)}>${label}</button> <span>${doc}</span></li>`)}</ul>`;
+}
