@@ -176,6 +176,29 @@ def test_the_use_of_the_machine_is_drawn(running):
     assert figures.locator("path[d^=M]").count() >= 2
 
 
+def test_a_click_records_layers_from_here_on(running):
+    """The tab More offers it; the journal has it, and the tab Layers draws what comes."""
+    page = running.page
+    page.locator("[data-tab=more]").click()
+    page.get_by_role("button", name="Record layers").click()
+    assert later(lambda: page.locator("[data-tab=layers]").count() == 1)
+    assert later(lambda: page.get_by_role("button", name="Record layers").count() == 0)
+    assert page.get_by_role("button", name="Record samples").count() == 1
+    page.locator("[data-tab=layers]").click()
+    assert later(lambda: page.locator("[role=tabpanel] canvas, [role=tabpanel] table").count() > 0)
+    page.locator("[data-tab=journal]").click()
+    assert later(lambda: "record layers" in page.locator(".pane.journal").inner_text())
+
+
+def test_a_diverged_run_says_so(shown):
+    """No hook was added for it: the message line has the figure and the remedy, and so has a tab."""
+    page = shown("trainer.step(150); trainer.tune(lr=3.0); trainer.start()").wait().page
+    assert later(lambda: "Divergence at step" in page.locator(".message").inner_text())
+    assert "lower the rate" in page.locator(".message").inner_text()
+    page.locator("[data-tab=alerts]").click()
+    assert later(lambda: page.locator("[role=tabpanel] .advice").count() == 1)
+
+
 def test_after_a_reload_in_mid_run_all_parts_are_back(shown):
     """And a click in one of them acts in all."""
     page = shown("trainer.start()", *CELLS)
