@@ -6961,6 +6961,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'trainer_nb.trainer.RunRecords.capture': ('trainer.html#runrecords.capture', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.RunRecords.counts': ('trainer.html#runrecords.counts', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.RunRecords.cut': ('trainer.html#runrecords.cut', 'trainer_nb/trainer.py'),
+                                    'trainer_nb.trainer.RunRecords.judge': ('trainer.html#runrecords.judge', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.RunRecords.parts': ('trainer.html#runrecords.parts', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.RunRecords.restore': ('trainer.html#runrecords.restore', 'trainer_nb/trainer.py'),
                                     'trainer_nb.trainer.RunRecords.unlike': ('trainer.html#runrecords.unlike', 'trainer_nb/trainer.py'),

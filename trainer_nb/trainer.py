@@ -88,11 +88,15 @@ _Hook = TypeVar("_Hook")  # the class that get_hook() is asked for
 # %% ../nbs/trainer.ipynb #06af6739
 class RunRecords:
     "The history of a run, in memory and in the run's folder, as a part of its state."
-    def __init__(self, history: History, elsewhere: bool = False,
-                 quiet: QuietAlerts | None = None):
+    def __init__(self, history: History, elsewhere: bool = False):
         self.history, self.elsewhere = history, elsewhere  # another process may have the folder
-        self.quiet = quiet or QuietAlerts()  # judges what is recorded here
+        self.quiet = QuietAlerts()  # judges what is recorded here
         self.folder = None  # where records and journal are written, with a workspace
+
+    def judge(self, boundary, on: bool) -> None:
+        "Look at what is recorded now and then, and say what is wrong; `on`: False: do not."
+        self.quiet = QuietAlerts(on)
+        boundary.looks.append(self.quiet.look)
 
     def parts(self) -> list:
         "The objects whose attributes a load may change."
@@ -137,7 +141,7 @@ class RunRecords:
         self.quiet.went_back(self.history, left)
 
 # %% ../nbs/trainer.ipynb #7048e3d9
-def add_hooks(trainer, record: bool, progress, sched, ema) -> None:
+def add_hooks(trainer, record: bool, alerts: bool, progress, sched, ema) -> None:
     "Add the hooks that the arguments ask for, beside those that were given."
     if ema is not None:
         trainer.hooks.add(ema if isinstance(ema, EMAHook) else EMAHook(check_decay(ema)))
@@ -152,6 +156,7 @@ def add_hooks(trainer, record: bool, progress, sched, ema) -> None:
         trainer.hooks.add(RemoteControlHook())
     if record and trainer.get_hook(RecorderHook) is None:
         trainer.hooks.add(RecorderHook())
+    trainer.records_of_run.judge(trainer.driver.boundary, alerts)
     trainer.progress_hook = trainer.get_hook(ProgressHook)
     if progress is not False and trainer.progress_hook is None:
         trainer.progress_hook = ProgressHook(style=progress)
@@ -511,14 +516,12 @@ class Trainer(Parts, Controls):
         join_components(self, train_dl)
         self.progress, self.config, self._workspace = progress, config, workspace
         self.history, self.panels, self.ahead = History(), RunPanels(self), RatesAhead()
-        self.records_of_run = RunRecords(self.history, not self.is_main and workspace is not None,
-                                         QuietAlerts(alerts))
-        self.driver.boundary.looks.append(self.records_of_run.quiet.look)
+        self.records_of_run = RunRecords(self.history, not self.is_main and workspace is not None)
         self.checkpoint.parts.keep_history(self.records_of_run)
         self.history.draw = weakly(MethodType(draw, self))
         self.breakpoint_hook, self.inspect_hook = BreakpointHook(), InspectHook()
         register_more(self)
-        add_hooks(self, record, progress, sched, ema)
+        add_hooks(self, record, alerts, progress, sched, ema)
         self._built = frozenset({*vars(self), "_built"}) - before
         self.assembled = True
 

@@ -191,7 +191,7 @@ def test_a_click_records_layers_from_here_on(running):
 
 
 def test_a_diverged_run_says_so(shown):
-    """No hook was added for it: the message line has the figure and the remedy, and so has a tab."""
+    """Without a hook for it: the message line has the figure and the remedy, and so has a tab."""
     page = shown("trainer.step(150); trainer.tune(lr=3.0); trainer.start()").wait().page
     assert later(lambda: "Divergence at step" in page.locator(".message").inner_text())
     assert "lower the rate" in page.locator(".message").inner_text()

@@ -327,7 +327,7 @@ class LossJudge:
         levels = self.levels
         now = (f"train/loss is {number(levels.now)} (median of {WINDOW} steps up to "
                f"{self.judged:,})")
-        if levels.above_start(last):
+        if levels.above_start(last) and not levels.best < levels.first / 2:  # else it had learned
             return Alert("divergence", 0, f"{now}, and began at {number(levels.first)}.",
                          subject="train/loss")
         height = levels.limit(limits.divergence, limits.rise) - levels.best
