@@ -23,31 +23,33 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .core.account import difference, exactness, position, totals_of
 from .core.arguments import Arguments, check_limits
-from .core.build import OVERRIDDEN, Controls, Parts, build, control, join_components, modules_in
-from .core.checkpoint import RewindPoint
+from .core.best import BestState
+from .core.build import OVERRIDDEN, build, control, join_components, modules_in
+from .core.checkpoint import RewindPoint, RunCheckpoint
 from .core.checks import history_unlike
 from .core.commands import COMMANDS, DECISIONS, CommandSpec
 from .core.control import (Command, CommandHandler, RatePlan, Reply, RunView,
                                      WaitingCommand)
 from .core.data import by_number, check_loader, loader_generators
-from .core.driver import Driver, Until
+from .core.driver import Background, Driver, Until
 from .core.drives import (check_not_own_thread, enter, held, leave_out, raise_end, report,
                                     start_thread, totals_for)
 from .core.engine import Engine, unwrap
-from .core.evaluator import named_loaders
+from .core.evaluator import Evaluator, named_loaders
 from .core.exact import Exactness
+from .core.hook import HookSet
 from .core.identity import Difference
 from .core.journal import Intervention, Journal
 from .core.looks import (at_rest, check_weights, chosen_weights, exclusive_access, look,
                                    records_of)
 from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
 from .core.requests import carry_out, evaluate_next, post, take_state
-from .core.runner import StepRunner
-from .core.state import (FitResult, OwnStreams, Position, RunState, say, warn,
-                                   weakly, whole_number)
+from .core.runner import StepContext, StepRunner, StepSettings, WeightDecays
+from .core.state import (FitResult, OwnStreams, Position, RunState, StepState,
+                                   say, warn, weakly, whole_number)
 from .core.step import fetch_numbers
-from .core.training import Plan, turns_of
-from .core.tunable import PartTunable
+from .core.training import Plan, TrainingLoop, turns_of
+from .core.tunable import PartTunable, Tunables
 from .engines.launch import find_engine
 from .folder.layout import release
 from .hooks.alerts import Alert, AlertsHook, QuietAlerts
@@ -262,7 +264,7 @@ def valid_dl_of(trainer) -> Any:
     loaders = trainer.evaluator.loaders
     return loaders["valid"] if list(loaders) == ["valid"] else (loaders or None)
 
-class Trainer(Parts, Controls):
+class Trainer:
     """Trains a model: `Trainer(model, train_dl=..., loss_fn=..., optim=..., epochs=...).fit()`.
 
     TypeError or ValueError for an argument that makes no sense, before anything is built. The
@@ -339,6 +341,29 @@ class Trainer(Parts, Controls):
         None, "settings", choices=(None, "bf16", "fp16"), doc="precision of forward and loss")
     eval_every: PartTunable[int | None] = PartTunable(
         None, "plan", kind=int, min=1, doc="epochs between evaluations, or steps under max_steps")
+    # the parts, made by `build` and `control`; what each is stands there
+    model: torch.nn.Module
+    loss_fn: Callable | None
+    optim: Any
+    device: torch.device
+    is_main: bool
+    hooks: HookSet
+    plan: Plan
+    settings: StepSettings
+    context: StepContext
+    engine: Engine
+    step_state: StepState
+    runner: StepRunner
+    evaluator: Evaluator
+    loop: TrainingLoop
+    driver: Driver
+    mailbox: Any
+    background: Background
+    tunables: Tunables
+    decays: dict[str, WeightDecays]
+    checkpoint: RunCheckpoint
+    best_state: BestState
+    hook_store: dict
     plan_class, driver_class = Plan, Driver  # parts that a subclass may replace
     repeats_windows = False  # True in a subclass that calls `window_gradients`
     config: Mapping[str, Any] | None = None

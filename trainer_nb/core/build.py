@@ -43,7 +43,7 @@ from ..support.torch_private import compile_in_place
 # %% ../../nbs/core/28_build.ipynb #e07a1e3a
 OVERRIDDEN = ("do_backward", "do_opt_step", "do_zero_grad")  # a subclass may have its own
 
-@dataclass(eq=False)
+@dataclass
 class Parts:
     "What a trainer is made of. Each part is an attribute of the trainer, too."
     model: torch.nn.Module  # on its device, maybe in the wrapper of several processes
@@ -222,7 +222,7 @@ def set_precision(trainer, value: str | None) -> None:
     trainer.settings.mixed_precision = value
 
 # %% ../../nbs/core/28_build.ipynb #eb64d7ec
-@dataclass(eq=False)
+@dataclass
 class Controls:
     "What drives a run, changes it and keeps it. Each part is an attribute of the trainer, too."
     mailbox: Mailbox  # the commands that wait
