@@ -29,7 +29,7 @@ export function useAnswer(store) {
   };
   useEffect(() => () => clearTimeout(timer.current), []);
   const press = async (name, values = {}) => {
-    const said = [name, ...Object.entries(values).map(([key, value]) => (key === "text" ? value : `${key} ${value}`))].join(" ");
+    const said = [name, ...Object.entries(values).map(([key, value]) => (typeof value === "string" ? value : `${key} ${value}`))].join(" ");
     const during = standing(store.view);
     say(`${said}: asked for${during === "running" ? "; it takes effect at the next step" : ""}.`, 60, { during });
     const found = await store.command(name, values), applied = found.status === "applied";
