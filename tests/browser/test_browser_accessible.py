@@ -272,7 +272,7 @@ def test_contrast_names_and_rings_in_every_tab_in_both_themes(shown):
     shown.run(2)
     panel.is_in("paused")
     names = [each.inner_text().split()[0] for each in panel.box.get_by_role("tab").all()]
-    assert len(names) == 9
+    assert len(names) == 10
     for theme in THEMES:
         paint(page, theme)
         for name in names:
