@@ -20,7 +20,7 @@ const percent = (share) => (share < 0.0995 ? `${(100 * share).toFixed(1)} %` : `
 export const partsOf = (times) => Object.entries(times.seconds).map(([name, seconds]) => ({ name, share: seconds / total(times) })).filter(({ name, share }) => share >= (name === "rest" ? 0.01 : 0.0005));
 
 function Split({ times, state }) {
-  if (!times) return html`<p class="quiet">${ENDED.includes(state.name) ? "Times are measured while the run trains and this tab is open." : "Times appear after the first steps."}</p>`;
+  if (!times) return html`<p class="quiet">${ENDED.includes(state.name) ? "Times are measured while the run trains and this tab is open." : state.name === "paused" ? "Times are measured in steps while this tab is open: press Step or Resume." : "Times appear after the first steps."}</p>`;
   const parts = partsOf(times), words = parts.map(({ name, share }) => `${name} ${percent(share)}`);
   return html`<p class="quiet">A step takes <b>${duration(total(times) / times.steps)}</b> · counted in ${count(times.steps)} steps</p>
     <div class="split" aria-hidden="true">${parts.map(({ name, share }, at) => html`<span key=${name} class=${name} style=${{ flexGrow: share }} title=${words[at]}></span>`)}</div>
@@ -53,7 +53,7 @@ function Row({ row, view, press, off }) {
       ${row.error && html`<div class="wrong">${row.error}</div>`}</td>
     <td class="quiet points">${(row.points ?? []).join(" · ")}</td>
     <td>${row.calls ? count(row.calls) : "–"}</td><td>${row.calls ? duration(row.seconds) : "–"}</td><td>${row.calls ? ((1000 * row.seconds) / row.calls).toFixed(2) : "–"}</td>
-    <td class="share"><${Bar} share=${10 * (share ?? 0)} /><span>${!row.enabled ? "off" : share === null || !row.calls ? "–" : percent(share)}</span></td></tr>`;
+    <td class="share"><${Bar} share=${share ?? 0} /><span>${!row.enabled ? "off" : share === null || !row.calls ? "–" : percent(share)}</span></td></tr>`;
 }
 
 export function Hooks({ view, press, off }) {

@@ -53,7 +53,7 @@ export function Head({ view }) {
     button.current.focus();
   };
   const { run, place } = view, word = capital(standing(view)), done = place.fraction;
-  const epoch = place.epoch === undefined ? undefined : Math.min(place.epoch + 1, place.epochs ?? Infinity);
+  const epoch = place.epoch === undefined ? undefined : Math.min(place.epoch + 1, Math.max(place.epoch, place.epochs ?? Infinity));
   return html`<header class="tnb-head"><div class="row1">
       <span class="pill" role="status"><i aria-hidden="true"></i>${word}</span><span class="phase">${phase(view)}</span>
       <span class="name">${run.name}</span><span class="space"></span><span class="path">${run.description}</span>

@@ -1,8 +1,9 @@
 // Use of processors, memory, disk and GPU of the machine that trains, as small curves.
 import { html } from "htm/preact";
-import { capital, clock, short } from "./words.js";
+import { capital, clock } from "./words.js";
 
 const WIDTH = 240, HEIGHT = 36;
+const plain = (value) => String(Number(value.toFixed(value < 100 ? 1 : 0)));
 
 // Points of a curve in a box of 240 by 36, newest at the right; a stretch without any is a gap.
 export function pathOf(points, most) {
@@ -16,8 +17,8 @@ export function pathOf(points, most) {
 // What a curve says in words: the newest value, of how much, and between which it was.
 export function wordsOf({ unit, now, most, points }) {
   const values = Object.values(points), share = unit === "%";
-  const newest = now === undefined ? "–" : `${short(now)} ${unit}`;
-  return { newest: most === undefined || share ? newest : `${newest} of ${short(most)} ${unit}`, range: values.length ? `${short(Math.min(...values))} to ${short(Math.max(...values))} ${unit}` : "" };
+  const newest = now === undefined ? "–" : `${plain(now)} ${unit}`;
+  return { newest: most === undefined || share ? newest : `${newest} of ${plain(most)} ${unit}`, range: values.length ? `${plain(Math.min(...values))} to ${plain(Math.max(...values))} ${unit}` : "" };
 }
 
 export function System({ view }) {

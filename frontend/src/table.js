@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useMemo, useState } from "preact/hooks";
 import { Copy } from "./copy.js";
-import { clock, count, even, isAveraged } from "./words.js";
+import { clock, count, duration, even, isAveraged } from "./words.js";
 
 const FEW = 20;  // rows that are drawn at first
 
@@ -10,7 +10,7 @@ const FEW = 20;  // rows that are drawn at first
 export const evaluations = ({ numbers = {} }) => Math.max(0, ...Object.values(numbers).map((each) => each.count ?? 0));
 
 const numberText = (format) => (value) => (typeof value === "number" ? format(value) : value ?? "–");  // "nan", "inf"
-const FORMATS = { step: numberText(count), epoch: numberText((value) => String(Number(value.toFixed(2)))), time: numberText(clock), "+ time": numberText(clock) };
+const FORMATS = { step: numberText(count), epoch: numberText((value) => String(Number(value.toFixed(2)))), time: numberText(clock), "+ time": numberText((value) => (value < 60 ? duration(value) : clock(value))) };
 
 // Title, numbers, format and best row of each column; a title says which weights were averaged.
 export function columnsOf({ columns, order, best = {} }, run = {}) {

@@ -28,7 +28,7 @@ export const TABS = [
   { name: "layers", title: () => "Layers", part: Layers, section: "looks", there: hasPane("layers") },
   { name: "data", title: () => "Data", part: Data, section: "looks", there: hasPane("data") },
   { name: "alerts", title: ({ alerts = {} }) => `Alerts ${count(Object.keys(alerts).length)}`, part: Alerts, there: hasPane("alerts") },
-  { name: "more", title: () => "More", part: More, there: (view) => offersOf(view).length > 0 },
+  { name: "more", title: () => "Record", part: More, there: (view) => offersOf(view).length > 0 },
 ];
 
 const KEY = "trainer_nb tab";
@@ -39,10 +39,11 @@ export function Tabs(same) {
   const { store, view } = same, id = `${store.prefix}${useId()}`, list = useRef(), [chosen, setChosen] = useState(kept);
   const tabs = TABS.filter(({ there }) => !there || there(view)), at = Math.max(0, tabs.findIndex(({ name }) => name === chosen)), tab = tabs[at];
   useEffect(() => (tab.section ? store.open(tab.section) : undefined), [store, tab.section]);
-  const choose = (number) => {
-    setChosen(tabs[number].name);
-    keep(tabs[number].name);
+  const show = (name) => {  // also one that is there soon
+    setChosen(name);
+    keep(name);
   };
+  const choose = (number) => show(tabs[number].name);
   const key = (event) => {
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: tabs.length - 1 }[event.key];
     if (to === undefined) return;
@@ -54,5 +55,5 @@ export function Tabs(same) {
   return html`<section class="tnb-tabs" aria-label="More of the run"><div class="tabs" role="tablist" aria-label="More of the run" ref=${list} onKeyDown=${key}>
       ${tabs.map(({ name, title }, number) => html`<button type="button" role="tab" key=${name} id=${`${id}-${name}`} data-tab=${name} aria-selected=${number === at} aria-controls=${`${id}-pane`}
         tabindex=${number === at ? 0 : -1} onClick=${() => choose(number)}>${title(view)}</button>`)}</div>
-    <div class=${`pane ${tab.name}`} role="tabpanel" key=${tab.name} id=${`${id}-pane`} aria-labelledby=${`${id}-${tab.name}`} tabindex="0"><${tab.part} ...${same} /></div></section>`;
+    <div class=${`pane ${tab.name}`} role="tabpanel" key=${tab.name} id=${`${id}-pane`} aria-labelledby=${`${id}-${tab.name}`} tabindex="0"><${tab.part} ...${same} show=${show} /></div></section>`;
 }

@@ -134,7 +134,7 @@ test("Table: the newest last, a click on a head sorts, the best of each column i
   const { find, texts, all } = shown({}, { table: TABLE }), rows = () => texts("tbody th");
   await until(() => expect(texts("[role=tabpanel] thead th")).toEqual(["step", "epoch", "train/loss", "valid/loss", "valid/a|b", "time", "+ time"]));
   expect(all("[role=tabpanel] tbody tr").map((each) => [...each.children].map(({ textContent }) => textContent))).toEqual([
-    ["16", "1", "1.5000", "nan", "–", "0:05", "0:05"], ["32", "2", "0.9000", "0.8000", "0.2500", "1:10", "1:05"], ["48", "2.5", "–", "0.7000", "inf", "1:01:40", "1:00:30"]]);
+    ["16", "1", "1.5000", "nan", "–", "0:05", "5.0 s"], ["32", "2", "0.9000", "0.8000", "0.2500", "1:10", "1:05"], ["48", "2.5", "–", "0.7000", "inf", "1:01:40", "1:00:30"]]);
   expect(find("thead th").getAttribute("aria-sort")).toBe("ascending");
   expect(texts("td.best")).toEqual(["0.2500", "0.7000"]);
   find("thead th:nth-child(4) button").click();
@@ -161,7 +161,7 @@ test("Table: copied as Markdown, or selected where nothing may be copied", async
   await until(() => expect(find(".pane [role=status]").textContent).toBe("Copied"));
   const lines = write.mock.calls[0][0].split("\n");
   expect(lines[0]).toBe("| step | epoch | train/loss | valid/loss | valid/a\\|b | time | + time |");
-  expect(lines[2]).toBe("| 16 | 1 | 1.5000 | nan | – | 0:05 | 0:05 |");
+  expect(lines[2]).toBe("| 16 | 1 | 1.5000 | nan | – | 0:05 | 5.0 s |");
   find("button.copy").click();
   await until(() => expect(find("textarea").value).toBe(lines.join("\n")));
   expect(find(".pane [role=status]").textContent).toBe("Press Ctrl+C");
@@ -466,6 +466,6 @@ test("what is not recorded yet is offered in a tab of its own, by a click", asyn
   find("[role=tabpanel] button[name=record]").click();
   await until(() => expect(asked.at(-1)).toMatchObject({ ask: "command", name: "record", values: { what: "layers" } }));
   store.hear({ patch: { commands: { record: { buttons: { "Record layers": { why_not: "It is recorded already" } } } } } }, []);
-  await until(() => expect(texts("[role=tab]")).not.toContain("More"));
+  await until(() => expect(texts("[role=tab]")).not.toContain("Record"));
   expect(shown({ commands, may_steer: false }).tab("more")).toBe(null);
 });

@@ -23,7 +23,7 @@ def make(*hooks, valid=True, **settings):
 
 
 def offers(page):
-    """The buttons of the tab More that act."""
+    """The buttons of the tab Record that act."""
     return [label for label, each in page.view["commands"]["record"]["buttons"].items()
             if "why_not" not in each]
 

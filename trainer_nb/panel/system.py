@@ -42,10 +42,11 @@ def find_psutil() -> ModuleType | None:
 def processor_seconds(psutil) -> tuple[float, float]:
     "Seconds that all processors were busy, and seconds that they had; ever since the start."
     if psutil is not None:
-        found = psutil.cpu_times()._asdict()
-        # those of guests are in user and nice, too
-        total = sum(each for name, each in found.items() if not name.startswith("guest"))
-        return total - found["idle"] - found.get("iowait", 0.0), total
+        found = psutil.cpu_times()
+        # those of guests are in user and nice, too; not every system has all of them
+        guests = getattr(found, "guest", 0.0) + getattr(found, "guest_nice", 0.0)
+        idle = found.idle + getattr(found, "iowait", 0.0)
+        return sum(found) - guests - idle, sum(found) - guests
     words = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
     numbers = list(map(float, words))
     return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
