@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .commands import COMMANDS, CommandSpec
+from .commands import COMMANDS, TUNE, CommandSpec
 from .state import TURNS, Position, RunState, weakly
 
 # %% ../../nbs/core/04_control.ipynb #2955a03e
@@ -100,12 +100,12 @@ class Mailbox:
         """Accept a command: one of every run by its name, or one of your own.
 
         A later handler replaces an earlier one. Without `validate` the values are checked as the
-        command declares them; a name alone declares none, and any are taken."""
+        command declares them; a name alone declares none, as tune, and any are taken."""
         handler = handler or CommandHandler()
         spec = (command if isinstance(command, CommandSpec)
                 else COMMANDS.get(command) or CommandSpec(command))
         if handler.validate is None:
-            declared = spec is command or spec.name in COMMANDS
+            declared = spec.name != TUNE and (spec is command or spec.name in COMMANDS)
             handler = replace(handler, validate=spec.check if declared else dict)
         self.commands[spec.name], self.handlers[spec.name] = spec, handler
 

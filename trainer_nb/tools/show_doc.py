@@ -17,7 +17,8 @@ def in_package(sym, place):
     if getattr(sym, "__module__", "") != "__main__" or not isinstance(place, tuple):
         return sym
     module = import_module(place[1].removesuffix(".py").replace("/", "."))
-    return attrgetter(sym.__qualname__)(module)
+    found = attrgetter(sym.__qualname__)(module)
+    return getattr(found, "fget", None) or found  # of a property the function
 
 class ReferenceRenderer:
     "What `show_doc` shows of a function or a class."
