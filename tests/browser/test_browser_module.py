@@ -177,13 +177,14 @@ def test_the_use_of_the_machine_is_drawn(running):
 
 
 def test_a_click_records_layers_from_here_on(running):
-    """The tab More offers it; the journal has it, and the tab Layers draws what comes."""
+    """The tab Record offers it; the journal has it, and the tab Layers opens and draws what comes."""
     page = running.page
     page.locator("[data-tab=more]").click()
     page.get_by_role("button", name="Record layers").click()
-    assert later(lambda: page.locator("[data-tab=layers]").count() == 1)
+    page.locator("[data-tab=layers][aria-selected=true]").wait_for()
+    page.locator("[data-tab=more]").click()
+    page.get_by_role("button", name="Record samples").wait_for()
     assert later(lambda: page.get_by_role("button", name="Record layers").count() == 0)
-    assert page.get_by_role("button", name="Record samples").count() == 1
     page.locator("[data-tab=layers]").click()
     assert later(lambda: page.locator("[role=tabpanel] canvas, [role=tabpanel] table").count() > 0)
     page.locator("[data-tab=journal]").click()
