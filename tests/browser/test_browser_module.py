@@ -177,7 +177,7 @@ def test_the_use_of_the_machine_is_drawn(running):
 
 
 def test_a_click_records_layers_from_here_on(running):
-    """The tab Record offers it; the journal has it, and the tab Layers opens and draws what comes."""
+    """The tab Record offers it; it is in the journal, and the tab Layers opens and draws it."""
     page = running.page
     page.locator("[data-tab=more]").click()
     page.get_by_role("button", name="Record layers").click()
