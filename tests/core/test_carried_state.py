@@ -265,6 +265,16 @@ def test_it_is_named_while_the_first_drive_goes_on():
     assert told == [0, 0, *[1] * 8]
 
 
+def test_an_evaluation_in_a_pause_that_changes_it_is_named():
+    """Validation and test; in what a step does not carry nothing is named."""
+    for name in ("validate", "test"):
+        trainer = trainer_of(Carrying)
+        trainer.step(3)
+        assert "in a pause" not in str(trainer.exact)
+        trainer.validate() if name == "validate" else trainer.test(loaders()["valid_dl"])
+        assert f"so did a {name}() in a pause" in str(trainer.exact)
+
+
 class Keeps(Hook):
     """Keeps a second optimizer, and its model."""
 

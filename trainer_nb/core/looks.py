@@ -54,6 +54,7 @@ def look(trainer, name: str, loaders: dict, stage: str) -> dict:
                       for each in loader_generators(loader)]
         states = [generator_state(each) for each in generators]
         records = evaluator.records  # of the run's own last evaluation
+        note_changes = trainer.driver.carried.evaluation(name)
         evaluation = evaluator.evaluate(loaders, stage, trainer,
                                         loader_generators(trainer.train_dl))
         try:
@@ -66,6 +67,7 @@ def look(trainer, name: str, loaders: dict, stage: str) -> dict:
             evaluator.use(records=records)
             trainer.step_state.closing = closing
             restore_generators(generators, states)
+            note_changes()
 
 # %% ../../nbs/core/25_looks.ipynb #cafb3fd1
 WEIGHTS = {"last": "those of this moment, as the training has them",

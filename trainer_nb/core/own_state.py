@@ -1128,6 +1128,18 @@ class CarriedState:
                 continue
         return leaves
 
+    def evaluation(self, name: str):
+        "A function to call after an evaluation in a pause: it notes which of these values changed."
+        objects = self.objects if self.found else None
+        before = None if objects is None else Mark(objects())
+        def compare():
+            if before is not None and objects is not None:
+                now = Mark(objects())
+                changed = [_name_of(path) for path in now.changed_since(before)]
+                self.found |= {each: f"steps change it, and so did a {name} in a pause"
+                               for each in changed if each in self.found}
+        return compare
+
     def obstacles(self) -> list[str]:
         "A sentence for each value."
         keeps = {True: "optimizer.state", False: "register_buffer() in the model"}
