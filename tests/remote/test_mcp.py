@@ -312,36 +312,58 @@ def test_a_value_is_refused_before_it_is_sent(tmp_path, values, said):
     assert incoming(control) == [] and acting.actions.budget.left == 20
 
 
-RATES = [{"name": "lr", "kind": "float", "value": 1e-4},
-         {"name": "lr_scale", "kind": "float", "value": 1.0},
-         {"name": "groups.enabled", "kind": "bool", "value": True, "owner": "groups"},
-         {"name": "groups.head.lr_scale", "kind": "float", "value": 1.0, "owner": "groups"},
-         {"name": "lr.d", "kind": "float", "value": 1e-4},
-         {"name": "lr_scale.d", "kind": "float", "value": 0.5}]  # layer groups, two optimizers
+def rated(lr, scale=1.0, head=1.0, on=True, moves=False):
+    """What a run with layer groups, or with two optimizers, offers."""
+    return [{"name": "lr", "kind": "float", "value": lr, "moves": moves},
+            {"name": "lr_scale", "kind": "float", "value": scale},
+            {"name": "groups.enabled", "kind": "bool", "value": on, "owner": "groups"},
+            {"name": "groups.head.lr_scale", "kind": "float", "value": head, "owner": "groups"},
+            {"name": "lr.d", "kind": "float", "value": 1e-4},
+            {"name": "lr_scale.d", "kind": "float", "value": 0.5}]
 
 
-@pytest.mark.parametrize(("ranges", "values", "said"), [
-    ({}, {"lr_scale": 50.0}, "lr_scale: it multiplies lr, .*--range lr_scale=LOW:HIGH"),
-    ({}, {"groups.head.lr_scale": 2.0}, "head.lr_scale: it multiplies lr,"),
-    ({}, {"groups.enabled": False}, "groups.enabled: it multiplies lr,"),
-    ({}, {"lr": 1e-3, "lr_scale": 2.0}, "it multiplies lr,"), ({}, {"lr": 1e-3}, None),
-    ({}, {"lr.d": 0.1}, "lr.d=0.1.*--range lr="), ({}, {"lr.d": 1e-3}, None),
-    ({}, {"lr_scale.d": 1.0}, "it multiplies lr.d, .*--range lr="),
-    ({"lr_scale": (0.1, 20.0)}, {"lr_scale": 2.0, "lr_scale.d": 2.0}, None),
-    ({"lr_scale": (0.1, 20.0)}, {"lr_scale": 30.0}, "from 0.1 to 20"),
-    ({"lr": None}, {"lr_scale": 50.0, "groups.enabled": False}, None)])
-def test_what_multiplies_a_rate_with_a_range_needs_one_too(tmp_path, ranges, values, said):
-    """The scale, a group's factor, the switch of the groups."""
+@pytest.mark.parametrize(("offered", "values", "said"), [
+    (rated(1e-4), {"lr_scale": 50.0}, "lr_scale: a rate in force would be 0.005"),
+    (rated(1e-4), {"lr_scale": 0.01}, "would be 1e-06"),
+    (rated(1e-4), {"lr_scale": 10.0}, None), (rated(1e-4), {"lr_scale": 0.1}, None),
+    (rated(1e-4, scale=0.1), {"lr_scale": 10.0}, "would be 0.01"),
+    (rated(1e-4, scale=0.0), {"lr_scale": 1.0}, "would be nan"),
+    (rated(None), {"lr_scale": 1.0}, "would be nan"),
+    (rated(1e-4), {"groups.head.lr_scale": 100.0}, "head.lr_scale: a rate in force would be 0.01"),
+    (rated(1e-4, on=False), {"groups.head.lr_scale": 100.0}, None),
+    (rated(1e-4, on=False, head=100.0), {"groups.enabled": True}, "would be 0.01"),
+    (rated(1e-4, head=0.5), {"groups.enabled": False}, None),
+    (rated(1e-5, head=5.0), {"lr": 1e-3}, "would be 0.005"),
+    (rated(1e-4), {"lr": 1e-3, "groups.head.lr_scale": 2.0}, "would be 0.002"),
+    (rated(1e-4, moves=True), {"lr_scale": 1.5}, "a schedule of this run moves"),
+    (rated(1e-4, moves=True), {"groups.head.lr_scale": 1.5}, "a schedule of this run moves"),
+    (rated(1e-4, moves=True), {"lr": 2e-4}, None),
+    (rated(1e-4), {"lr.d": 0.1}, "lr.d=0.1.*--range lr="),
+    (rated(1e-4), {"lr_scale.d": 50.0}, "lr_scale.d: a rate in force would be 0.01"),
+    (rated(1e-4), {"lr_scale.d": 1.0}, None)])
+def test_a_range_of_the_rate_bounds_the_rate_in_force(tmp_path, offered, values, said):
+    """Whatever multiplies it: the scale, a group's factor, the switch of the groups."""
     control = made(tmp_path / "a")
-    control.write("offer.json", control.read("offer.json") | {"tunables": RATES})
-    ranges = {"lr": (1e-5, 1e-3)} | ranges
-    _, acting = agent(tmp_path, ranges={name: each for name, each in ranges.items() if each})
+    control.write("offer.json", control.read("offer.json") | {"tunables": offered})
+    _, acting = agent(tmp_path, ranges={"lr": (1e-5, 1e-3)})
     if said is None:
         assert acting.actions.tuned(acting.actions.reach.find("a"), values) == values
         return
     with pytest.raises(ValueError, match=said):
         acting.tune(run="a", values=values, reason="why")
     assert incoming(control) == [] and acting.actions.budget.left == 20
+
+
+def test_a_factor_with_a_range_of_its_own_is_free_in_it_while_a_schedule_moves_the_rate(tmp_path):
+    control = made(tmp_path / "a")
+    control.write("offer.json",
+                  control.read("offer.json") | {"tunables": rated(1e-4, moves=True)})
+    _, acting = agent(tmp_path, ranges={"lr": (1e-5, 1e-3), "lr_scale": (0.1, 20.0)})
+    run = acting.actions.reach.find("a")
+    assert acting.actions.tuned(run, {"lr_scale": 2.0}) == {"lr_scale": 2.0}
+    for scale, said in ((30.0, "from 0.1 to 20"), (15.0, "would be 0.0015")):
+        with pytest.raises(ValueError, match=said):
+            acting.actions.tuned(run, {"lr_scale": scale})
 
 
 def test_the_budget_outlives_the_server(tmp_path):

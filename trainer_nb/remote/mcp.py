@@ -6,10 +6,10 @@
 __all__ = ['MOST_RUNS', 'MOST_LETTERS', 'MOST_ITEMS', 'MOST_POINTS', 'MOST_NAMES', 'ENTRY', 'ACTS',
            'LONGEST_REASON', 'OF_OPTIMIZERS', 'ENDS', 'Plain', 'OF_TUNABLES', 'ASKED',
            'INSTRUCTIONS', 'MISSING', 'READS', 'is_linked', 'Reach', 'bounded', 'answer',
-           'chosen_records', 'curve', 'last_entries', 'factors_of', 'Rules',
-           'parsed_range', 'check_reason', 'Budget', 'used_by', 'delivered', 'taken_back',
-           'Actions', 'Reading', 'tool_of', 'own_commands', 'strict', 'told', 'server_of',
-           'add_arguments', 'words_of', 'rules_of', 'run']
+           'chosen_records', 'curve', 'last_entries', 'group_factors', 'changes_of_rate',
+           'rates_after', 'Rules', 'parsed_range', 'check_reason', 'Budget', 'used_by',
+           'delivered', 'taken_back', 'Actions', 'Reading', 'tool_of', 'own_commands',
+           'strict', 'told', 'server_of', 'add_arguments', 'words_of', 'rules_of', 'run']
 
 # %% ../../nbs/remote/mcp.ipynb #48a00005
 import functools
@@ -139,12 +139,33 @@ LONGEST_REASON = 500
 # tunables that each of several optimizers has, as lr.d
 OF_OPTIMIZERS = ("lr", "lr_scale", "grad_clip", "gradient_accumulation_steps", "weight_decay")
 
-def factors_of(rate: str, views: dict) -> set[str]:
-    "The tunables that multiply a learning rate: its scale, the factors of groups, their switches."
-    groups = {name: at(view, "owner", kind=str) or name.rpartition(".")[0].rpartition(".")[0]
-              for name, view in views.items() if name.endswith(".lr_scale")}
-    switches = (f"{owner}.enabled" for owner in groups.values())
-    return {rate.replace("lr", "lr_scale", 1), *groups, *switches}
+def group_factors(views: dict) -> dict[str, str]:
+    "The tunables that multiply the rate of a group of layers, and the switches of their hooks."
+    factors = {name: at(view, "owner", kind=str) or name.rpartition(".")[0].rpartition(".")[0]
+               for name, view in views.items() if name.endswith(".lr_scale")}
+    return {name: f"{owner}.enabled" for name, owner in factors.items()}
+
+def changes_of_rate(name: str, values: dict, views: dict) -> list[str]:
+    "The names in `values` that change a learning rate in force: `name` itself, and its factors."
+    groups = group_factors(views)
+    acting = {name, name.replace("lr", "lr_scale", 1), *groups, *groups.values()}
+    return [each for each in values if each in acting]
+
+def rates_after(name: str, values: dict, views: dict) -> list[float]:
+    "The rates in force with these values: that of the optimizer, and those of groups of layers."
+    def number(each: str, before: bool = False) -> float:
+        value = at(views, each, "value")
+        if not before and each in values:
+            value = values[each]
+        return float(value) if is_number(value) else math.nan  # in no range
+    scale = name.replace("lr", "lr_scale", 1)
+    rate, groups = number(name), group_factors(views)
+    if name not in values and scale in values:
+        before = number(scale, before=True)
+        rate = rate / before * number(scale) if before else math.nan
+    def on(switch: str) -> bool:
+        return values.get(switch, at(views, switch, "value", kind=bool)) is not False
+    return [rate, *(rate * number(each) for each, switch in groups.items() if on(switch))]
 
 @dataclass
 class Rules:
@@ -188,17 +209,32 @@ class Rules:
         given = name if name in self.ranges else name.partition(".")[0]
         return (f"from {low:g} to {high:g} (--range {given}={low:g}:{high:g}); nothing was sent")
 
-    def check_factors(self, values: dict, views: dict) -> None:
-        """ValueError for what multiplies a learning rate that has a range, without one of its own.
+    def check_rates(self, values: dict, views: dict) -> None:
+        """ValueError for values that take a learning rate in force out of its range.
 
         `views`: what the run offers of each tunable, by name."""
         rates = [name for name in views if name == "lr" or name.startswith("lr.")]
         for name in filter(self.range_of, rates):
-            for each in factors_of(name, views) & values.keys():
-                if self.range_of(each) is None:
-                    raise ValueError(f"{each}: it multiplies {name}, which this agent may set "
-                                     f"{self.words(name)}. A range of its own, --range "
-                                     f"{each}=LOW:HIGH, would allow it")
+            changed = changes_of_rate(name, values, views)
+            if not changed:
+                continue
+            if at(views[name], "moves", kind=bool):  # a schedule may multiply it later
+                for each in changed:
+                    if name not in values and each not in self.ranges:
+                        raise ValueError(
+                            f"{each}: it multiplies {name}, which a schedule of this run moves and "
+                            f"this agent may set {self.words(name)}. A range of its own, --range "
+                            f"{each}=LOW:HIGH, would allow it")
+            for rate in rates_after(name, values, views):
+                self.check_rate(name, rate, changed)
+
+    def check_rate(self, name: str, rate: float, changed: list[str]) -> None:
+        "ValueError for a rate in force that is out of its range, or not known."
+        low, high = self.range_of(name) or (-math.inf, math.inf)
+        # what was multiplied may be off in its last digit
+        if not any(low <= each <= high for each in (rate, rate * (1 + 1e-9), rate * (1 - 1e-9))):
+            raise ValueError(f"{', '.join(changed)}: a rate in force would be {rate:g}, and this "
+                             f"agent may set {name} {self.words(name)}")
 
 def parsed_range(text: str) -> tuple[str, tuple[float, float]]:
     "Name and ends of lr=1e-5:1e-3; an end that is left out is open."
@@ -297,7 +333,7 @@ class Actions:
         found = tunable_values(values, run.offer())
         for name, value in found.items():
             self.rules.check(name, value)
-        self.rules.check_factors(found, offered_tunables(run.offer()))
+        self.rules.check_rates(found, offered_tunables(run.offer()))
         return found
 
     def send(self, run: RunFiles, request: Request) -> dict:
