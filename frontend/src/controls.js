@@ -19,22 +19,30 @@ export function buttonsOf({ commands, state }) {
 const fieldsOf = ({ commands }, { name, values }) =>
   Object.entries(commands[name].values ?? {}).filter(([key, { needed }]) => needed && !(key in values)).sort(([, one], [, other]) => one.at - other.at);
 
+// What an evaluation has measured since there were these numbers, in words; "" while it goes on.
+function measured({ run, numbers = {} }, before = {}) {
+  const found = Object.entries(numbers).filter(([name, { count: of }]) => run.loaders?.includes(name.split("/")[0]) && of > (before[name]?.count ?? 0));
+  return found.length ? `Evaluated at step ${count(found[0][1].step)}: ${found.map(([name, { value }]) => `${name} ${short(value)}`).join(" · ")}` : "";
+}
+
 // What is said after a click, until something else is; `press` sends a command. `during`: how the run stands; after that it is out of date.
+// `outcome`: what is said as soon as the view has it.
 export function useAnswer(store) {
   const [answer, setAnswer] = useState(null), timer = useRef(0);
-  const say = (words, seconds, { wrong = false, during } = {}) => {
+  const say = (words, seconds, { wrong = false, during, outcome } = {}) => {
     clearTimeout(timer.current);
-    setAnswer({ words, wrong, during });
+    setAnswer({ words, wrong, during, outcome });
     timer.current = setTimeout(() => setAnswer(null), 1000 * seconds);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
   const press = async (name, values = {}) => {
     const said = [name, ...Object.entries(values).map(([key, value]) => (typeof value === "string" ? value : `${key} ${value}`))].join(" ");
-    const during = standing(store.view);
+    const during = standing(store.view), before = store.view.numbers;
     say(`${said}: asked for${during === "running" ? "; it takes effect at the next step" : ""}.`, 60, { during });
     const found = await store.command(name, values), applied = found.status === "applied";
-    const where = applied && found.where ? ` ${found.where}` : "";
-    say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, applied ? 4 : 30, applied ? {} : found.status === "void" ? { during } : { wrong: true });
+    const where = applied && found.where ? ` ${found.where.replace(/\d{4,}/g, (digits) => count(Number(digits)))}` : "";
+    const outcome = name === "validate" ? (view) => measured(view, before) : undefined;
+    say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, outcome ? 20 : applied ? 4 : 30, applied ? { outcome } : found.status === "void" ? { during } : { wrong: true });
     return found;
   };
   return [answer, press];
@@ -123,7 +131,7 @@ function Chooser({ store, view, press, close, near }) {
 export function Message({ store, view, answer }) {
   const silent = store.stale ? "This page is older than the run's package: reload it." : store.cut && `${store.cut} What stands here is old.`;
   const old = answer?.during && answer.during !== standing(view);  // how the run stands says more
-  const words = silent || (!old && answer?.words) || message(view) + (view.may_steer ? "" : ` ${LOOKS_ONLY}.`);
+  const words = silent || (!old && (answer?.outcome?.(view) || answer?.words)) || message(view) + (view.may_steer ? "" : ` ${LOOKS_ONLY}.`);
   return html`<section class="words" aria-live="polite"><p class=${`message ${silent || answer?.wrong ? "wrong" : ""}`}>${words}</p>
     ${view.state.go_on && html`<p class="go-on">To go on: <code>${view.state.go_on}</code></p>`}</section>`;
 }

@@ -70,11 +70,13 @@ export function read(texts, rules) {
 // The tunable that takes a rate, and its value: of a schedule, a factor.
 export const change = ({ use: [name, factor] }, rate) => ({ [name]: Number((rate * factor).toPrecision(6)) });
 
-function Rates({ search, chosen, press, off }) {
+// Each suggestion with a button that takes it; of the rate in force the button says so.
+function Rates({ search, chosen, press, off, values }) {
   const rows = Object.entries(search.suggestions ?? {}).map(([name, each]) => ({ name, ...each }));
   if (chosen) rows.push({ name: "your click", why: "on the curve", rate: chosen });
+  const inForce = (rate) => Object.entries(change(search, rate)).every(([name, value]) => values[name]?.value === value);
   return html`<table class="rates"><tbody>${rows.map(({ name, why, rate }) => html`<tr key=${name} data-name=${name}><td><s style=${{ borderColor: INKS[name] ?? OTHER }}></s><b>${capital(name)}</b> <span class="quiet">${why}</span></td>
-    <td><code>${two(rate)}</code></td><td><button type="button" aria-label=${`Use ${two(rate)}`} disabled=${off} onClick=${() => press("tune", change(search, rate))}>Use</button></td></tr>`)}</tbody></table>`;
+    <td><code>${two(rate)}</code></td><td>${inForce(rate) ? html`<span class="quiet" role="status">in use</span>` : html`<button type="button" aria-label=${`Use ${two(rate)}`} disabled=${off} onClick=${() => press("tune", change(search, rate))}>Use</button>`}</td></tr>`)}</tbody></table>`;
 }
 
 export function LR({ store, view, press, off }) {
@@ -96,6 +98,6 @@ export function LR({ store, view, press, off }) {
   return html`<div class="bar">${button}<span class=${search?.note ? "" : "quiet"} role="status">${words}</span></div>
     ${!why && !going && html`<${Settings} ...${{ rules, texts, setTexts, optimizers }} />`}
     ${search && finite(search)[0].length > 1 && html`<div class="search"><div><${Figure} ...${{ store, traces, layout }} label=${`Loss against learning rate. ${search.reason ?? ""}`}
-      onClick=${(rate) => setAsked({ rate, planned: search.planned, first: search.rates[0] })} /><p class="quiet">Click the curve to choose a rate.</p></div><${Rates} ...${{ search, chosen, press, off }} /></div>`}
+      onClick=${(rate) => setAsked({ rate, planned: search.planned, first: search.rates[0] })} /><p class="quiet">Click the curve to choose a rate.</p></div><${Rates} ...${{ search, chosen, press, off }} values=${view.values} /></div>`}
     ${plan && html`<h2>Rates to come</h2><${Figure} ...${{ store, traces: planned, layout: PLAN }} label="Learning rate so far and to come" />`}`;
 }

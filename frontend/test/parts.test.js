@@ -135,6 +135,17 @@ test("who may only look can press nothing", () => {
   expect(find("#tunable-lr").disabled).toBe(true);
 });
 
+test("Validate says what it has measured, as soon as that is known", async () => {
+  const numbers = (of, value) => ({ numbers: { "train/loss": { value: 0.4, of: 33, step: 9252 }, "valid/loss": { value, of: 1, step: 9252, count: of } } });
+  const validate = { at: 4, buttons: { Validate: button(0) } };
+  const { asked, store, find } = shown({ run: { name: "net", loaders: ["valid"] }, commands: { ...VIEW.commands, validate }, ...numbers(3, 0.7) });
+  find("button[name=validate]").click();
+  store.hear({ re: asked[0].id, status: "applied", where: "at step 9252" }, []);
+  await until(() => expect(find(".message").textContent).toBe("validate: applied at step 9,252"));
+  store.hear({ patch: numbers(4, 0.25) }, []);
+  await until(() => expect(find(".message").textContent).toBe("Evaluated at step 9,252: valid/loss 0.25"));
+});
+
 test("a value is sent as a number, and a refusal stays beside its field", async () => {
   const { asked, store, find } = shown(), field = find("#tunable-lr");
   type(field, "/10");

@@ -361,6 +361,8 @@ test("LR: a search under way can be cancelled, and a found rate used", async () 
   await until(() => expect(texts(".rates tr")).toEqual(["Valley midpoint0.01Use", "Steepest falls fastest0.01Use", "Slide beyond30Use"]));
   find(".rates tr[data-name=valley] button").click();
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr_scale: 0.2 } });
+  store.hear({ patch: { values: { lr_scale: { value: 0.2 } } } }, []);
+  await until(() => expect(texts(".rates tr")[0]).toBe("Valley midpoint0.01in use"));
   expect(texts(".pane > .bar")).toEqual(["Search againThe valley it is."]);
 });
 

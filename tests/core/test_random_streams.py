@@ -342,6 +342,31 @@ def test_the_second_number_of_a_pair_is_restored():
 
 
 @pytest.mark.usefixtures("numpy_kept")
+@pytest.mark.parametrize("known", [True, False])
+def test_a_state_put_back_is_the_one_that_numpy_puts_back(known, monkeypatch):
+    """From any state to any other, with and without the second number of a pair, and as a
+    checkpoint has it; the numbers drawn afterwards are the same."""
+    if not known:
+        monkeypatch.setattr(state, "place_of_pair", lambda: None)
+    states = []
+    for number in range(12):
+        np.random.seed(number // 3)
+        np.random.random(97 * number)
+        np.random.standard_normal(number % 3)
+        states.append(np.random.get_state())
+    name, keys, *rest = states[5]
+    states.append((name, keys.astype(np.int64), *rest))
+    for one in states:
+        for other in states:
+            np.random.set_state(other)
+            wanted, drawn = np.random.get_state(), np.random.standard_normal(5)
+            np.random.set_state(one)
+            state.put_numpy_state(other)
+            assert same_state(np.random.get_state(), wanted)
+            assert np.array_equal(np.random.standard_normal(5), drawn)
+
+
+@pytest.mark.usefixtures("numpy_kept")
 def test_another_generator_of_numpy_is_saved_and_restored(tmp_path):
     """As that of the global functions: with `np.random.set_bit_generator`."""
     np.random.set_bit_generator(np.random.PCG64(3))

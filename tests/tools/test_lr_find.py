@@ -443,6 +443,23 @@ def test_a_curve_that_says_nothing(losses):
         found.apply()
 
 
+@pytest.mark.parametrize("from_rate, words", [
+    (0.1, "may have learned already. Stay below"), (1e-6, "try a lower first rate"),
+    (None, "try a higher last rate")], ids=["late", "at once", "never"])
+def test_what_to_do_where_the_loss_only_rises(from_rate, words):
+    """A loss that stays until a rate is too high belongs to a model that has learned, and not to a
+    range that is too narrow; the rate where it begins to rise is said."""
+    losses = 0.01 + 1e-4 * np.random.default_rng(0).standard_normal(100)
+    lrs = np.geomspace(1e-6, 10, 100)
+    if from_rate is not None:
+        losses = losses + 2e-3 * np.maximum(0, np.log(lrs / from_rate))
+    note = curve(losses).note
+    assert words in note
+    if from_rate == 0.1:
+        rate = float(note.split("rises from ")[1].split(" on")[0])
+        assert 0.03 < rate < 0.5
+
+
 def test_pictures():
     """A small SVG that stays in a saved notebook, without a number that is none;
     a plotly figure with the suggestions."""

@@ -168,8 +168,12 @@ def show_finished(trainer) -> bool:
         return False
     if trainer.panels.wanted():
         trainer.panels.parts.dashboard.show_once()
-    name, total = (("epochs", trainer.epochs or 0) if trainer.max_steps is None
-                   else ("max_steps", trainer.max_steps))
-    unit = ("epoch" if name == "epochs" else "step") + "s" * (total != 1)
-    say(f"Finished at {total:,} {unit}: fit({name}={total + max(1, round(total / 3))}) trains on")
+    name, total, done = (("epochs", trainer.epochs or 0, trainer.step_state.epoch)
+                         if trainer.max_steps is None
+                         else ("max_steps", trainer.max_steps, trainer.step_state.optimizer_step))
+    less = f"; {name}={total} is a total of the run" if total < done else ""
+    most = max(total, done)
+    unit = ("epoch" if name == "epochs" else "step") + "s" * (most != 1)
+    more = most + max(1, round(most / 3))
+    say(f"Finished at {most:,} {unit}{less}: fit({name}={more}) trains on")
     return False

@@ -88,9 +88,17 @@ def verdict(lrs: np.ndarray, losses: np.ndarray, smoothed: np.ndarray,
     noise = 4 * float(np.median(np.abs(np.diff(losses)))) / math.sqrt(quarter)
     means = np.convolve(losses, np.ones(quarter) / quarter, "valid")
     fall = float((np.maximum.accumulate(means) - means).max())
-    if not fall > max(noise, 0.01 * abs(float(smoothed[0]))):
+    least = max(noise, 0.01 * abs(float(smoothed[0])))
+    if not fall > least:
+        above = means > means[0] + least
+        first = len(above) - int(above[::-1].argmin())  # from here on it is above
+        if above[-1] and first > quarter:  # flat, then only worse
+            rate = lrs[first + quarter - 1]
+            return (f"the loss does not fall at any rate, and rises from {rate:.1e} on: the "
+                    "model may have learned already. Stay below that rate; a search tells most "
+                    "before the training")
         # after a divergence, a higher one would only diverge again
-        rate = "lower first" if diverged else "higher last"
+        rate = "lower first" if diverged or above[-1] else "higher last"
         return (f"the loss does not fall by more than its noise between {lrs[0]:.1e} and "
                 f"{lrs[-1]:.1e}: try a {rate} rate, more steps, or look "
                 "whether the model learns at all")
