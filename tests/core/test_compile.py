@@ -71,6 +71,7 @@ def test_a_model_without_a_forward_is_refused():
                 DataLoader(DATA, 9), compile=True)
 
 
+@pytest.mark.slow
 def test_the_average_of_a_compiled_model_is_its_own():
     """The copy of the model has weights of its own, and computes with them."""
     trainer = make(compile={"backend": "eager"}, ema=0.5)

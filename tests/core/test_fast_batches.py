@@ -187,6 +187,7 @@ def whole_pass(seed, passes=2, **settings):
     return seen, loader
 
 
+@pytest.mark.slow
 def test_three_hundred_loaders_give_the_batches_of_torch(by_torch):
     fast = batches = 0
     for seed in range(300):

@@ -337,6 +337,7 @@ def harder(epoch, batches, seed):
     return LambdaHook(name="harder", after_epoch=after_epoch)
 
 
+@pytest.mark.slow
 def test_a_replaced_loader_is_given_to_the_script(tmp_path):
     """Between two drives, by a hook, and while the run is paused; run in another process."""
     trainer = make_trainer(seed=3, total={"epochs": 5})

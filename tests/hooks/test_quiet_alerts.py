@@ -150,6 +150,7 @@ def test_nan_that_ends_the_run_is_an_alert_too(capsys):
     assert kinds(trainer) == ["not_finite"] and "alert:" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_loader_that_sleeps(capsys):
     """The share of the wait, and workers as the remedy."""
     trainer = make(data=DataLoader(Sleeps(), 8), steps=90)

@@ -301,6 +301,7 @@ def without(view, unequal):
             if name in unequal else section for name, section in view.items()}
 
 
+@pytest.mark.slow
 def test_both_views_give_the_same_sections(both):
     here, there = {}, {}
 

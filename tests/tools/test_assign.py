@@ -385,6 +385,7 @@ def test_what_was_the_loader_on_a_branch_that_was_left_is_forgotten():
     assert trainer.train_dl is first
 
 
+@pytest.mark.slow
 def test_a_loader_that_no_rewind_needs_is_let_go(tmp_path):
     """Without states to go back to, none is kept; else those since the first of them."""
     last = CheckpointHook(tmp_path, every_epochs=1, keep_last=1)

@@ -743,11 +743,13 @@ def _adds(lines, number: int) -> bool:
 def _methods(kind: type) -> list[FunctionType]:
     "The user's methods of a class, without those that make it or keep its state."
     skipped = {*_SETUP, "state_dict", "load_state_dict"}
+    if not issubclass(kind, torch.optim.Optimizer):
+        return [value for base in kind.__mro__ for name, value, method in _members(base)
+                if method and name[1:] not in skipped]
     methods = [unwrap(value) for base in kind.__mro__ for key, value in vars(base).items()
                if isinstance(value, FunctionType) and key not in skipped]
-    other_optimizer = issubclass(kind, torch.optim.Optimizer)
-    return [each for each in methods if _own_code(each) or (
-        other_optimizer and not each.__module__.startswith(("torch.", "trainer_nb.")))]
+    return [each for each in methods  # also of a library's optimizer
+            if not (each.__module__ or "").startswith(("torch.", "trainer_nb."))]
 
 def _is_read(holder, name: str) -> bool:
     """Whether the code of a class or function reads what it holds under a name of `held_by`.
