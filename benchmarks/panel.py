@@ -4,8 +4,8 @@
     python -m benchmarks.panel cpu         CPU time of the loop's thread with the panel open,
                                            against without, with a control (--steps 20000 a call,
                                            --blocks 7)
-    python -m benchmarks.panel memory      kernel and page over ten minutes, two earlier runs
-                                           beside the run's curves (--minutes 10)
+    python -m benchmarks.panel memory      kernel and page over ten minutes, earlier runs beside
+                                           the run's curves (--minutes 10 --runs 10)
 
 Numbers of a busy machine mean little: let nothing else run.
 """
@@ -91,8 +91,8 @@ spent(True, 100)
 print(json.dumps([blocks, sorted(looks)]))
 """
 EARLIER = """
-for earlier in (make(256, max_steps=20_000), make(128, max_steps=20_000)):
-    earlier.fit()
+for number in range({runs}):
+    make(64 + 8 * number, max_steps=20_000).fit()
 trainer = make(256)
 import os
 print(os.getpid())
@@ -195,28 +195,28 @@ def cpu(blocks=7, steps=20_000):
                   f"({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
 
 
-def compare_runs(lab):
+def compare_runs(lab, runs):
     """Show the curves of all earlier runs beside the run's own, by clicks in the tab Runs."""
     panel = lab.cell(2).locator(".tnb").first
     panel.get_by_role("tab", name="Runs").click()
     panel.get_by_role("button", name="Show all").click()
     chart = panel.locator(".chart")
     while len({name for name in chart.evaluate("box => box.data.map(each => each.name)")
-               if name.startswith("Sequential")}) < 2:
+               if name.startswith("Sequential")}) < runs:
         time.sleep(0.2)
 
 
-def memory(minutes=10.0):
-    """Kernel's resident memory and the page's script heap, every half minute, with three runs."""
-    cells = [EARLIER, "trainer.fit()"]
+def memory(minutes=10.0, runs=10):
+    """Kernel's resident memory and the page's script heap, every half minute, beside other runs."""
+    cells = [EARLIER.format(runs=runs), "trainer.fit()"]
     with notebook(cells) as lab:
         import psutil
 
         lab.run_cell(1)
-        lab.wait_cell(1, seconds=120)
+        lab.wait_cell(1, seconds=600)
         lab.run_cell(2)
         lab.page.wait_for_selector(".tnb .js-plotly-plot .main-svg", timeout=60_000)
-        compare_runs(lab)
+        compare_runs(lab, runs)
         session = lab.page.context.new_cdp_session(lab.page)
         session.send("Performance.enable")
         kernel = psutil.Process(int(lab.output_text(1).split()[-1]))
@@ -241,11 +241,12 @@ def main():
                                      formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("latency", "cpu", "memory"))
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20_000)
     wanted = parser.parse_args()
     if wanted.what == "memory":
-        memory(wanted.minutes)
+        memory(wanted.minutes, wanted.runs)
     elif wanted.what == "cpu":
         cpu(wanted.blocks, wanted.steps)
     else:

@@ -243,19 +243,20 @@ def lab_page(lab_server, browser):
         yield page.wait()
 
 
-@pytest.mark.parametrize("reloads", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("reloads", [1, pytest.param(40, marks=pytest.mark.long)])
 def test_plotly_travels_once_a_page(lab_server, browser, reloads):
-    """However many panels draw curves; and once more after a reload, which leaves nothing out,
-    however often: a click acts."""
+    """However many parts draw curves; and once more after a reload in mid-run, which leaves none of
+    five out, however often: a click acts."""
     sizes, packed = [], len(module_file("plotly-basic.js.gz"))
     place = lab_server.place()
     with place.new_page(browser, height=1400, fresh=True) as lab:
         lab.page.on("websocket", lambda socket: socket.on(
             "framereceived", lambda frame: sizes.append(len(frame))))
-        run = Live(lab, place, ["trainer.start()", OTHER + "other.start()"])
-        for number in (1, 2):
+        run = Live(lab, place, ["trainer.start()", OTHER + "other.start()", *CELLS])
+        for number in range(1, 6):
             run.run(number)
-        drawn = lambda: lab.page.locator(DRAWN).count() == 2
+        count = lambda selector: lab.page.locator(selector).count()
+        drawn = lambda: count(".tnb") == 2 + len(PARTS) and count(DRAWN) == 3
         assert later(drawn)
         assert sum(size > packed for size in sizes) == 1
         lab.save()

@@ -102,7 +102,7 @@ def flush_output() -> None:
 # %% ../../nbs/panel/pump.ipynb #e4d7ae1c
 class MessagePump:
     "Handles widget messages when called; a context manager for the time of one fit."
-    def __init__(self, interval: float = 0.05):  # seconds between two looks
+    def __init__(self, interval: float = 0.01):  # seconds between two looks, of 2 µs each
         self.interval = interval
         self.live, self.reason = False, "not started"
         self._kernel: Any = None
@@ -129,7 +129,7 @@ class MessagePump:
         self._close("not started")
 
     def __call__(self) -> None:
-        "Handle the messages that have come, 50 ms after the last time at the earliest."
+        "Handle the messages that have come, 10 ms after the last time at the earliest."
         now = perf_counter()
         if now >= self.due:
             self.due = now + self.interval
