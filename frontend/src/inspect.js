@@ -56,5 +56,5 @@ export function Inspect({ store, view, press, off }) {
     <div class="looks">${found && html`<div><h2>Last batch <span class="quiet">step ${count(found.step)}</span></h2>${found.tensors.length ? html`<${Tensors} rows=${found.tensors} />` : html`<p class="quiet">No batch was taken yet.</p>`}</div>
       <div><h2>Gradient norm by layer</h2>${found.layers.length ? html`<${Layers} rows=${found.layers} step=${found.layers_step} last=${found.layers_step === found.step} />`
         : html`<p class="quiet">Layers are measured in ${state.name === "paused" ? "the next step: press Step." : "steps with this tab open."}</p>`}</div>`}
-      <div>${there && html`<h2>Inspect with your own code</h2><pre>${codeFor(view, found?.tensors)}</pre>`}<${Breakpoints} ...${{ view, press, off }} /></div></div>`;
+      <div>${there && !state.standing && html`<h2>Inspect with your own code</h2><pre>${codeFor(view, found?.tensors)}</pre>`}<${Breakpoints} ...${{ view, press, off }} /></div></div>`;
 }

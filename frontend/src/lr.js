@@ -91,7 +91,7 @@ export function LR({ store, view, press, off }) {
     setAsked({});
     press("lr_find", read(optimizers.length ? { optimizer: optimizers[0], ...texts } : texts, rules));
   };
-  const button = going ? html`<button type="button" disabled=${off} onClick=${() => store.request({ ask: "cancel" })}>Cancel</button>`
+  const button = going ? !view.state.standing && html`<button type="button" disabled=${off} onClick=${() => store.request({ ask: "cancel" })}>Cancel</button>`  // elsewhere it goes to its end
     : html`<button type="button" aria-disabled=${Boolean(why) || off} title=${why || command.doc} onClick=${why || off ? undefined : find}>${search ? "Search again" : "Find a rate"}</button>`;
   const words = why || (!search ? "Tries rates from low to high between two steps; then weights, data order and random streams are put back."
     : going ? `${count(search.rates.length)} of ${count(search.planned)} rates tried` : `${search.optimizer ? `Optimizer ${search.optimizer}: ` : ""}${capital(search.reason ?? search.note ?? "")}.`);

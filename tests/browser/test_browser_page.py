@@ -458,7 +458,7 @@ def test_two_buttons_pressed_at_once_both_act(run, wide):
     wide.posted.clear()
     wide.page.evaluate("""() => { for (const name of ["validate", "stop", "stop"])
         document.querySelector(`[aria-label=Controls] button[name=${name}]`).click(); }""")
-    assert later(lambda: wide.has_said("validate: applied"))
+    assert later(lambda: wide.has_said("validate: applied") or wide.has_said("Evaluated at step"))
     assert wide.has_said("Really stop?") and wide.posted == ["validate"]
     assert run.status["state"] == "running"
 
@@ -475,9 +475,36 @@ def measured(tmp_path_factory):
 
 
 TABS = {"Table": "[role=tabpanel] tbody tr", "Hooks": "[role=tabpanel] [data-name=slow]",
-        "Journal": "[role=tabpanel] form", "Inspect": "[role=tabpanel]", "LR": "[role=tabpanel]",
+        "Journal": "[role=tabpanel] form", "Inspect": "[role=tabpanel]",
+        "LR": "[role=tabpanel] .settings",
         "Runs": "[role=tabpanel] table.runs tbody tr",
         "Layers": ".heat-map canvas", "Data": ".gallery figure", "Alerts": "[role=tabpanel]"}
+
+
+def test_a_batch_is_inspected_and_a_rate_searched_from_the_page(measured, browser):
+    """In a pause: the tensors and layers of the last batch, then the curve of a search, which
+    leaves the run where it is."""
+    with Opened(browser, measured.steer_url) as opened:
+        page = opened.page
+        step = lambda: int(page.locator(".step").first.inner_text().replace(",", ""))
+        opened.tab("Inspect")
+        opened.button("Pause").click()
+        assert later(lambda: opened.word() == "Paused")
+        opened.button("Step").click()
+        rows = page.get_by_role("region", name="Layers").locator("tbody tr")
+        assert later(lambda: rows.count() > 1)
+        assert page.get_by_role("region", name="Tensors").get_by_text("pred").count() == 1
+        assert page.get_by_text("trainer.paused()").count() == 0  # that is for its own process
+        opened.tab("LR")
+        held = step()
+        page.get_by_role("button", name="Find a rate").click()
+        page.get_by_role("button", name="Search again").wait_for()
+        assert later(lambda: page.locator(".search .js-plotly-plot .main-svg").count() > 0)
+        assert step() == held
+        opened.picture("searched")
+        opened.button("Resume").click()
+        assert later(lambda: step() > held)
+        opened.clean(measured.steer_url)
 
 
 def test_every_tab_shows_its_part_and_can_be_heard(measured, browser):

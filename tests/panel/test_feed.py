@@ -22,7 +22,7 @@ from written_runs import trained
 import trainer_nb
 from trainer_nb import AlertsHook, LambdaHook, SnapshotHook
 from trainer_nb.core.commands import COMMANDS, Button, CommandSpec
-from trainer_nb.core.control import CommandHandler, Reply, Series
+from trainer_nb.core.control import Command, CommandHandler, Reply, Series
 from trainer_nb.hooks.recorder import History
 from trainer_nb.panel import feed as feeds
 from trainer_nb.panel.bins import COLUMNS, MOST, WRAP, Bins, Cursor, Records, curve, halved, rows_of
@@ -281,7 +281,9 @@ def both(tmp_path_factory):
                              AlertsHook()])
     trainer.pause_when("loss > 1000")
     trainer.rewind(12)
+    trainer.post(Command("inspect", {"on": True}))
     trainer.fit()
+    trainer.lr_find(num_steps=20)
     remote = RemoteRunView(folder)
     yield Feed(trainer.view), Feed(remote)
     trainer.close()
@@ -316,7 +318,7 @@ def test_both_views_give_the_same_sections(both):
         one, other = (without(each, UNEQUAL).get(name) for each in (here, there))
         assert exactly(one) == exactly(other), name
     assert there["run"]["name"] == f"{here['run']['name']} in exp1"
-    assert set(here["run"]["panes"]) - set(there["run"]["panes"]) == {"lr", "inspect", "system"}
+    assert set(here["run"]["panes"]) - set(there["run"]["panes"]) == {"system"}
     missing = here["commands"].keys() - there["commands"].keys()
     assert missing == UNEQUAL["commands"] - {*NOT_FOR_PAGES}
     assert here["numbers"]["score/odd"] == {
@@ -337,6 +339,27 @@ def test_what_is_sent_is_json_without_null(both):
         assert json.loads(json.dumps(every, allow_nan=False)) == every
         check(every)
         assert set(feed.whole()) <= set(USUAL)
+
+
+@pytest.mark.slow
+def test_what_was_inspected_and_searched_is_the_same_too(both):
+    """The tensors of the last batch, gradient and update of each layer, the losses of each rate and
+    what is read from them; the rates to come stay with the run."""
+    def read(name):
+        return [each.whole(name)[name] for each in both]
+
+    def known():  # the files of the run follow it
+        both[1].view.look()
+        return both[1].view.lr_search
+    until(known)
+    here, there = read("inspect")
+    assert exactly(here) == exactly(there)
+    assert [len(here[name]) for name in ("tensors", "layers")] == [4, 2]
+    here, there = read("lr")
+    assert exactly(here["search"]) == exactly(there["search"])
+    assert len(here["search"]["losses"]) == 20
+    assert here.keys() - there.keys() <= {"plan"}
+    assert [each.view.lr_search.reason for each in both] == [here["search"]["reason"]] * 2
 
 
 def test_the_table_is_the_same_too(both):

@@ -18,6 +18,7 @@ from trainer_nb.folder.control import ControlFolder
 from trainer_nb.core.journal import Journal
 from trainer_nb.hooks.recorder import History
 from trainer_nb.hooks.run_folder import read_records
+from trainer_nb.tools.lr_find import rates
 
 SCRIPT = """
 import sys, time
@@ -113,6 +114,36 @@ def test_a_run_is_tuned_paused_stepped_rewound_and_resumed(process, run):
           and run.journal.entries == journal.entries)
     assert run.result.status == "stopped" and run.result.steps == run.view.position.step
     assert json.loads((process.folder / "result.json").read_text())["steps"] == run.result.steps
+
+
+@pytest.mark.short
+def test_it_is_inspected_and_a_rate_is_searched(process, run):
+    """The tensors of the last batch and the layers in its step; a search leaves the run where it
+    stands, and a rate of it is taken by the same way as any other."""
+    until(lambda: run.view.position.step > 5)
+    applied(run.pause())
+    until(lambda: run.standing == "paused")
+    assert "inspect" in run.view.panes
+    applied(run.post(run_command("inspect", on=True)))
+    applied(run.step(1))
+    until(lambda: run.view.inspection and run.view.inspection.layers_step)
+    step = run.view.position.step
+    assert run.view.inspection.layers_step == run.view.inspection.step == step
+    tensors = {each.name: each for each in run.view.inspection.tensors}
+    assert {"batch[0]", "batch[1]", "pred", "loss"} <= tensors.keys()
+    assert tensors["batch[0]"].min < tensors["batch[0]"].mean < tensors["batch[0]"].max
+    assert all(each.norm > 0 and each.ratio > 0 for each in run.view.inspection.layers)
+    applied(run.post(run_command("lr_find", num_steps=15)))
+    until(lambda: run.view.lr_search and run.view.lr_search.sweep.ended)
+    search = run.view.lr_search
+    assert search.lrs == rates(1e-7, 10, 15)[:len(search.losses)]
+    assert run.view.position.step == step and len(search.losses) > 5
+    (name, value), = search.change(0.004).items()
+    search.tune(0.004)
+    until(lambda: run.tunables()[name].value == value)
+    applied(run.resume())
+    until(lambda: run.view.position.step > step)
+    run.stop().wait(300)
 
 
 @pytest.mark.short

@@ -75,7 +75,10 @@ def test_a_tunable_is_changed_and_the_journal_says_by_whom(steered_run):
     ("step", {"n": 0}, "1 or more"), ("note", {}, "text"), ("rewind", {"step": 2}, "SnapshotHook"),
     ("tunes", {}, "did you mean 'tune'"),
     ("save", {"path": "elsewhere.pt"}, "no command 'save' for other processes"),
-    ("lr_find", {}, "no command 'lr_find'"),
+    ("sweep", {}, "no command 'sweep'"), ("lr_find", {"start_lr": 20.0}, "the lower one"),
+    ("lr_find", {"num_steps": 10**12}, "from 2 to 1000000"),
+    ("lr_find", {"mode": "up"}, "'linear'"),
+    ("lr_find", {"train_dl": "mine"}, "no value 'train_dl'"),
     ("checkpoint", {}, "no command 'checkpoint'"), ("detach", {}, "no command 'detach'"),
     ("pause_when", {"text": "loss >"}, "a name, a comparison"),
 ])

@@ -367,7 +367,7 @@ def test_a_command_carries_who_asks_and_what_was_seen(written, run):
     assert found["user"] and found["host"]
 
 
-REFUSED = [("pose", {}, "did you mean 'pause'"), ("lr_find", {}, "no command 'lr_find'"),
+REFUSED = [("pose", {}, "did you mean 'pause'"), ("sweep", {}, "no command 'sweep'"),
            ("tune", {"lrr": 1}, "did you mean 'lr'"),
            ("tune", {"lr": -1}, "0 or more"), ("tune", {"lr": float("nan")}, "a number"),
            ("tune", {"lr": "1"}, "a number"),
@@ -665,7 +665,7 @@ def test_the_panel_shows_a_run_elsewhere(written, run):
     assert len(page.curves["train/loss"][1]) == 24
     assert view["tunables"].keys() >= {"lr", "lr_scale", "grad_clip"}
     assert view["hooks"].keys() == {each["name"] for each in written.offer["hooks"]}
-    assert view["run"]["panes"] == ["hooks", "journal"]  # what others show stays with the run
+    assert view["run"]["panes"] == ["hooks", "journal", "lr", "inspect"]
     assert run.plots is run.plots and run.dashboard is run.dashboard
     assert {each.part for each in (run.plots, run.controls, run.hook_table)} == {
         "plots", "controls", "hook_table"}
@@ -704,8 +704,8 @@ def test_what_is_refused_says_so_and_is_not_sent(written, run):
     page = page_of(run)
     assert "0 or more" in page.command("tune", lr_scale=-1)["reason"]
     assert not [each for each in written.commands() if each["name"] == "tune"]
-    assert "no command" in page.command("lr_find")["reason"]
-    assert "no command" in run.view.post(Command("lr_find")).reason
+    assert "not for pages" in page.command("sweep")["reason"]
+    assert "no command" in run.view.post(Command("sweep")).reason
 
 
 ERROR = ("Traceback (most recent call last):\n  File \"train.py\", line 3\nValueError: <b>bad</b> "

@@ -246,7 +246,7 @@ BUILT_IN = (
         "smooth": Value("float", "share of the mean so far in each loss", needed=False),
         "stop_factor": Value("float", "the end, in lowest losses; none: never", needed=False),
         "optimizer": Value(doc="of several, the one whose rates are tried", needed=False)},
-        remote=False))
+        agent=False, shell=False))
 
 COMMANDS = {spec.name: spec for spec in BUILT_IN}
 DECISIONS = ("approve", "decline")  # of a person: they act at once, not at a boundary

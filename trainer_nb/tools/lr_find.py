@@ -33,7 +33,8 @@ def rates(start_lr: float, end_lr: float, num_steps: int, mode: str = "exp") -> 
             raise ValueError(f"{name}={value!r}: a rate above 0")
     if not start_lr < end_lr:
         raise ValueError(f"{start_lr=}, {end_lr=}: the first has to be the lower one")
-    num_steps = whole_number("num_steps", num_steps, 2, unit="steps")  # 10 or more can be read
+    # 10 or more can be read
+    num_steps = whole_number("num_steps", num_steps, 2, 1_000_000, unit="steps")
     if mode not in ("exp", "linear"):
         raise ValueError(f"{mode=}: 'exp' or 'linear'")
     share = np.arange(num_steps) / (num_steps - 1)
@@ -142,8 +143,12 @@ class LRFind:
         if self.note:
             return self.note
         low, *_, high = sorted(self.suggestions.values())
-        apart = f"the four readings lie within a factor of {high / low:.0f}" if low > 0 else ""
-        return f"the valley is the reading least moved by single losses; {apart}"
+        apart = high / low
+        if apart > 30:
+            return (f"the four readings are a factor of {float(f'{apart:.1g}'):,.0f} apart: the "
+                    "losses are noisy, so look at the curve before you take one")
+        return ("the valley is the reading least moved by single losses; the four readings lie "
+                f"within a factor of {apart:.0f}")
 
     def finite(self) -> tuple[tuple, tuple, tuple]:
         "Rates, losses and smoothed losses, where all three are finite."
