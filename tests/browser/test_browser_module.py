@@ -37,8 +37,8 @@ class Shown:
     def wait(self, panels=1, charts=None):
         """Wait until so many panels are there, and their curves."""
         charts = panels if charts is None else charts
-        assert later(lambda: self.panels.count() == panels
-                     and self.page.locator(DRAWN).count() == charts)
+        there = lambda: (self.panels.count(), self.page.locator(DRAWN).count())
+        assert later(lambda: there() == (panels, charts)), (there(), self.panels.all_inner_texts())
         return self
 
     def panel(self, at=0):
