@@ -76,7 +76,7 @@ def test_a_tunable_is_changed_and_the_journal_says_by_whom(steered_run):
     ("tunes", {}, "did you mean 'tune'"),
     ("save", {"path": "elsewhere.pt"}, "no command 'save' for other processes"),
     ("sweep", {}, "no command 'sweep'"), ("lr_find", {"start_lr": 20.0}, "the lower one"),
-    ("lr_find", {"num_steps": 10**12}, "from 2 to 1000000"),
+    ("lr_find", {"num_steps": 10**12}, "1,000,000 steps at most"),
     ("lr_find", {"mode": "up"}, "'linear'"),
     ("lr_find", {"train_dl": "mine"}, "no value 'train_dl'"),
     ("checkpoint", {}, "no command 'checkpoint'"), ("detach", {}, "no command 'detach'"),

@@ -33,8 +33,9 @@ def rates(start_lr: float, end_lr: float, num_steps: int, mode: str = "exp") -> 
             raise ValueError(f"{name}={value!r}: a rate above 0")
     if not start_lr < end_lr:
         raise ValueError(f"{start_lr=}, {end_lr=}: the first has to be the lower one")
-    # 10 or more can be read
-    num_steps = whole_number("num_steps", num_steps, 2, 1_000_000, unit="steps")
+    num_steps = whole_number("num_steps", num_steps, 2, unit="steps")  # 10 or more can be read
+    if num_steps > 1_000_000:
+        raise ValueError(f"{num_steps=}: 1,000,000 steps at most")
     if mode not in ("exp", "linear"):
         raise ValueError(f"{mode=}: 'exp' or 'linear'")
     share = np.arange(num_steps) / (num_steps - 1)
