@@ -38,7 +38,8 @@ class Shown:
         """Wait until so many panels are there, and their curves."""
         charts = panels if charts is None else charts
         there = lambda: (self.panels.count(), self.page.locator(DRAWN).count())
-        assert later(lambda: there() == (panels, charts)), (there(), self.panels.all_inner_texts())
+        assert later(lambda: there() == (panels, charts)), (
+            there(), self.page.locator(".tnb, .jp-OutputArea-output").all_inner_texts())
         return self
 
     def panel(self, at=0):
