@@ -495,8 +495,10 @@ def test_a_batch_is_inspected_and_a_rate_searched_from_the_page(measured, browse
         assert later(lambda: rows.count() > 1)
         assert page.get_by_role("region", name="Tensors").get_by_text("pred").count() == 1
         assert page.get_by_text("trainer.paused()").count() == 0  # that is for its own process
+        words = page.get_by_role("heading", name="Last batch").inner_text()
+        held = int(words.split()[-1].replace(",", ""))
+        assert later(lambda: step() == held)  # the head follows another file of the run
         opened.tab("LR")
-        held = step()
         page.get_by_role("button", name="Find a rate").click()
         page.get_by_role("button", name="Search again").wait_for()
         assert later(lambda: page.locator(".search .js-plotly-plot .main-svg").count() > 0)
