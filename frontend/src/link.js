@@ -171,10 +171,12 @@ export function widgetLink(model) {
   const page = newName();
   let hear = () => {}, greeted = false, timer = 0;
   const take = ({ library, kept, model: id, page: asker, ...message }, buffers) => {
-    greeted ||= message.view !== undefined;
     if (library) globalThis.trainer_nb_library?.give(buffers[0]);
     else if (kept) keepPicture(model, id, kept);
-    else if (asker === undefined || asker === page) hear(message, buffers.map(floats));  // not an answer to another one
+    else if (asker === undefined || asker === page) {  // not an answer to another one
+      greeted ||= message.view !== undefined;
+      hear(message, buffers.map(floats));
+    }
   };
   const ask = async (message) => model.send({ ...message, page });
   const askForPlotly = () => ask({ ask: "library" }).catch(() => {});

@@ -94,13 +94,13 @@ function Row({ store, rule, off }) {
         ${rule.choices.map((each, at) => html`<option value=${String(at)}>${inWords(each, rule)}</option>`)}</select>`
     : rule.kind === "bool"
       ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${(event) => choose(() => event.target.checked)} />`
-      : html`<input ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" title=${range ? "A number, or *0.5, /10: of what is in force" : undefined} class=${draft === null ? "" : "draft"}
+      : html`<input ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" title=${range ? "A number, or *0.5 or /10 of the value in force" : undefined} class=${draft === null ? "" : "draft"}
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
           value=${draft ?? stands} onInput=${(event) => { if (draft === null) stood.current = stands; setDraft(event.target.value); }}
           onBlur=${(event) => draft !== null && event.target.value === stood.current && setDraft(null)}
           onKeyDown=${(event) => { if (event.key === "Escape") { setDraft(null); setRefused(""); setAsked(null); } }}
           onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule), value, false); else setDraft(null); }} />`;
-  const words = hintOf(rule, refused), usual = range ? ` The slider: ${short(range.low)} to ${short(range.high)}. The box also takes *0.5 or /10 of what is in force.` : "";
+  const words = hintOf(rule, refused), usual = range ? ` The slider: ${short(range.low)} to ${short(range.high)}. The box also takes *0.5 or /10 of the value in force.` : "";
   return html`<div class=${`row ${range ? "slides" : ""} ${refused || rule.refused ? "refused" : rule.waits ? "pending" : ""}`} data-name=${name}>
     <label for=${given.id} title=${`${rule.doc ?? name}.${usual}`}>${rule.owner && html`<span class="unseen">${rule.owner} </span>`}${label}</label>
     ${range && html`<${Slider} ...${{ rule, range, off, label: rule.owner ? `${rule.owner} ${label}` : label, draft: slid, setDraft: setSlid, choose: (value) => { setDraft(null); choose(value); } }} />`}${field}

@@ -649,6 +649,25 @@ def test_a_link_is_no_control_folder(written, tmp_path):
         attach(written.path)
 
 
+SEARCH = {"name": "lr", "planned": [1e-3, 1e-2], "losses": [2.0, 1.0], "stop_factor": 4.0,
+          "smooth": 0.9, "ended": "done", "tunable": "lr", "factor": 1.0}
+
+
+@pytest.mark.parametrize("wrong", [
+    {}, {"smooth": 1}, {"smooth": -1.0}, {"stop_factor": 0.0}, {"losses": [10**400]},
+    {"losses": [1.0] * 3}, {"losses": ["1"]}, {"planned": [0.0, 1.0]}, {"planned": [10**400, 1.0]},
+    {"planned": [1e-3] * 2001}, {"factor": None}, {"tunable": 3}, {"ended": None}], ids=str)
+def test_a_search_that_no_run_has_made_is_left_out(written, wrong):
+    """The rest of the offer is read all the same."""
+    written.control.write("offer.json", written.offer | {"search": SEARCH | wrong})
+    run = attach(written.path)
+    try:
+        assert (run.view.lr_search is None) == bool(wrong)
+        assert "lr" in run.tunables()
+    finally:
+        run.close()
+
+
 # The panel
 
 

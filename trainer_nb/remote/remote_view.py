@@ -47,7 +47,7 @@ from ..hooks.recorder import History
 from ..hooks.remote_control import MOST_ALERTS, MOST_RATES, MOST_ROWS
 from ..hooks.stat_files import LAYERS, SAMPLES, SeenLayers, SeenSamples, StatFile
 from ..tools.lr_find import LRFind
-from ..tools.sweep import Sweep
+from ..tools.sweep import Sweep, check_smooth
 
 # %% ../../nbs/remote/remote_view.ipynb #05f03bdb
 @dataclass
@@ -247,7 +247,11 @@ SEARCH = {"name": str, "planned": Annotated[list[float], Most(MOST_RATES)], "los
 def read_search(found: dict) -> tuple[Sweep, str, float]:
     "A search of an offer, the tunable that takes a rate, and its factor; or ValueError."
     check(found, SEARCH, "search")
-    planned, losses = found["planned"], found["losses"]
+    check_smooth(found["smooth"], found["stop_factor"])
+    try:
+        planned, losses = ([float(each) for each in found[name]] for name in ("planned", "losses"))
+    except OverflowError as error:  # a whole number of hundreds of digits
+        raise ValueError(str(error)) from None
     if len(losses) > len(planned) or not all(0 < each < math.inf for each in planned):
         raise ValueError("rates that nobody can have tried")
     sweep = Sweep(found["name"], planned, found["stop_factor"], found["smooth"])
