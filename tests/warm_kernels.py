@@ -6,8 +6,8 @@
 A Jupyter server, or a `KernelManager`, starts the command as any other kernel. It is a small
 process that asks a nursery, one for all kernels of a process of tests, to fork the kernel itself;
 it passes on signals and ends with the kernel, and the kernel ends with it. This saves the three
-seconds in which a new kernel imports torch. Neither `ipywidgets` nor the panel is loaded before:
-they look at the kernel when they are imported.
+seconds in which a new kernel imports torch. Neither `ipywidgets`, nor what imports it, as anywidget
+and the panel, is loaded before: they look at the kernel when they are imported.
 """
 
 import gc
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import ClassVar
 
 PRELOADED = ("torch", "torch._dynamo", "torch.utils.data", "numpy", "psutil", "sklearn.datasets",
-             "anywidget", "ipykernel.kernelapp", "trainer_nb.trainer")
+             "ipykernel.kernelapp", "trainer_nb.trainer")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

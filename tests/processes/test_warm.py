@@ -9,6 +9,7 @@ import psutil
 import pytest
 import warm
 import warm_kernels
+from kernel_client import client_of
 from live_page import later
 
 pytestmark = pytest.mark.slow
@@ -98,3 +99,12 @@ def test_kernels_still_start_after_some_were_killed(killed, tmp_path):
     nursery.resume()
     told = subprocess.run([*command, "--version"], capture_output=True, text=True, cwd=tmp_path)
     assert told.returncode == 0 and told.stdout.count(".") == 2, told
+
+
+def test_a_warm_kernel_knows_the_targets_of_widgets(tmp_path):
+    """Those that a page asks for all states at once: what imports ipywidgets before there is a
+    kernel leaves them out."""
+    with client_of("python3", tmp_path) as client:
+        told = client.run("import anywidget\n"
+                          "print(*sorted(get_ipython().kernel.comm_manager.targets))")
+    assert told.split() == ["jupyter.widget", "jupyter.widget.control"]
