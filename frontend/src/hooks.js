@@ -2,6 +2,7 @@
 import { html } from "htm/preact";
 import { useState } from "preact/hooks";
 import { Bar } from "./figure.js";
+import { useSelected } from "./tunables.js";
 import { count, duration } from "./words.js";
 
 const ENDED = ["finished", "stopped", "interrupted", "error"];
@@ -28,7 +29,7 @@ function Split({ times, state }) {
 }
 
 function Order({ row, pending, press, off }) {
-  const [draft, setDraft] = useState(null), [refused, setRefused] = useState("");
+  const [draft, setDraft] = useState(null), [refused, setRefused] = useState(""), box = useSelected();
   const choose = async (text) => {
     const order = Number(text), whole = text.trim() !== "" && Number.isInteger(order);
     const found = whole ? await press("tune", { [`${row.name}.order`]: order }) : { reason: `${text} is not an order: a whole number, low runs first` };
@@ -36,7 +37,7 @@ function Order({ row, pending, press, off }) {
     setRefused(taken ? "" : found.reason || found.status);
     if (taken) setDraft(null);
   };
-  return html`<input class=${`order ${refused ? "refused" : ""}`} inputmode="numeric" autocomplete="off" maxlength="12" aria-label=${`Order of ${row.name}`} aria-invalid=${Boolean(refused)} disabled=${off}
+  return html`<input ref=${box} class=${`order ${refused ? "refused" : ""}`} inputmode="numeric" autocomplete="off" maxlength="12" aria-label=${`Order of ${row.name}`} aria-invalid=${Boolean(refused)} disabled=${off}
     title=${refused || "A whole number, low runs first"} value=${draft ?? pending ?? row.order} onInput=${(event) => setDraft(event.target.value)}
     onKeyDown=${(event) => { if (event.key === "Escape") { setDraft(null); setRefused(""); } }} onChange=${(event) => choose(event.target.value)} />`;
 }

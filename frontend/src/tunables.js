@@ -1,6 +1,6 @@
 // What a person may change while the run goes on: a slider and a box, a switch or a list for each, in groups that fold.
 import { html } from "htm/preact";
-import { useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { plain, read, short } from "./words.js";
 
 const FEW = 12, MANY = 6, ROOM = 20;  // rows: without a search field; of a hook that starts open; of all that do
@@ -65,9 +65,17 @@ function Slider({ rule, range, off, draft, setDraft, choose, label }) {
     onChange=${(event) => choose(() => valueAt(range, Number(event.target.value), rule.kind))} />`;
 }
 
+// A reference for a box: a new value leaves it selected where it was selected, so that what is typed next takes its place.
+export function useSelected() {
+  const box = useRef(), { current } = box;
+  const all = current?.value && current.matches(":focus") && current.selectionEnd - current.selectionStart === current.value.length;
+  useLayoutEffect(() => { if (all) box.current?.select(); });
+  return box;
+}
+
 function Row({ store, rule, off }) {
   const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [asked, setAsked] = useState(null);
-  const first = useRef(), stood = useRef(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
+  const first = useRef(), stood = useRef(), box = useSelected(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
   const range = isNumber(rule) ? (first.current ??= rangeOf(rule)) : null;
   async function choose(value, text = null, sure = true) {  // text: what stands in the box
     let found;
@@ -94,7 +102,7 @@ function Row({ store, rule, off }) {
         ${rule.choices.map((each, at) => html`<option value=${String(at)}>${inWords(each, rule)}</option>`)}</select>`
     : rule.kind === "bool"
       ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${(event) => choose(() => event.target.checked)} />`
-      : html`<input ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" title=${range ? "A number, or *0.5 or /10 of the value in force" : undefined} class=${draft === null ? "" : "draft"}
+      : html`<input ref=${box} ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" title=${range ? "A number, or *0.5 or /10 of the value in force" : undefined} class=${draft === null ? "" : "draft"}
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
           value=${draft ?? stands} onInput=${(event) => { if (draft === null) stood.current = stands; setDraft(event.target.value); }}
           onBlur=${(event) => draft !== null && event.target.value === stood.current && setDraft(null)}

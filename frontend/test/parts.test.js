@@ -197,6 +197,19 @@ test("what is typed while the slider's answer is on its way stays", async () => 
   expect(field.value).toBe("*0.1");
 });
 
+test("a box whose text is selected, to be typed over, stays so when the run changes the value", async () => {
+  const { store, find } = shown(), field = find("#tunable-lr"), selected = () => field.value.slice(field.selectionStart, field.selectionEnd);
+  field.focus();
+  field.select();
+  store.hear({ patch: { values: { lr: { value: 0.0246 } } } }, []);
+  await until(() => expect(field.value).toBe("0.0246"));
+  expect(selected()).toBe("0.0246");
+  field.setSelectionRange(1, 1);
+  store.hear({ patch: { values: { lr: { value: 0.5 } } } }, []);
+  await until(() => expect(field.value).toBe("0.5"));
+  expect(selected()).toBe("");
+});
+
 test("who asks is named, and for whom", async () => {
   const { store, find } = shown();
   store.hear({ patch: { waiting: { a: { name: "stop", values: [], source: "agent:night", by: "ada@lab", reason: "<b>done</b>" } } } }, []);

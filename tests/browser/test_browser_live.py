@@ -41,12 +41,12 @@ def test_values_and_hooks_are_changed_while_the_cell_runs(live):
     run = live(TUNED).start()
     panel, keys, mouse = run.panel(), run.page.keyboard, run.page.mouse
     slider, box = panel.slider("lr"), panel.field("lr")
-    slider.scroll_into_view_if_needed()
+    panel.box.get_by_text("valid/mae").first.wait_for()  # what moves the rows below it is there
     at = slider.bounding_box()
-    middle = at["y"] + at["height"] / 2
-    mouse.move(at["x"] + 0.6 * at["width"], middle)
+    middle = at["height"] / 2
+    slider.hover(position={"x": 0.6 * at["width"], "y": middle})
     mouse.down()
-    mouse.move(at["x"] + 0.75 * at["width"], middle, steps=4)
+    mouse.move(at["x"] + 0.75 * at["width"], slider.bounding_box()["y"] + middle, steps=4)
     mouse.up()
     assert later(lambda: run.told["rate"] > 0.02)
     dragged = run.told["rate"]

@@ -471,6 +471,7 @@ def measured(tmp_path_factory):
         "SnapshotHook,", "SnapshotHook, AlertsHook, LayerStatsHook, SamplesHook,")
     with training(tmp_path_factory.mktemp("measured") / "exp1", script) as run:
         with Served(run.path, "--port", 0) as served:
+            served.run = run
             yield served
 
 
@@ -489,15 +490,16 @@ def test_a_batch_is_inspected_and_a_rate_searched_from_the_page(measured, browse
         step = lambda: int(page.locator(".step").first.inner_text().replace(",", ""))
         opened.tab("Inspect")
         opened.button("Pause").click()
-        assert later(lambda: opened.word() == "Paused")
+        run = measured.run
+        assert later(lambda: opened.word() == "Paused") and run.status["state"] == "paused"
+        held = run.step() + 1
         opened.button("Step").click()
+        batch = page.get_by_role("heading", name=f"Last batch step {held:,}")
+        assert later(lambda: batch.count() == 1 and step() == held == run.step())
         rows = page.get_by_role("region", name="Layers").locator("tbody tr")
         assert later(lambda: rows.count() > 1)
         assert page.get_by_role("region", name="Tensors").get_by_text("pred").count() == 1
         assert page.get_by_text("trainer.paused()").count() == 0  # that is for its own process
-        words = page.get_by_role("heading", name="Last batch").inner_text()
-        held = int(words.split()[-1].replace(",", ""))
-        assert later(lambda: step() == held)  # the head follows another file of the run
         opened.tab("LR")
         page.get_by_role("button", name="Find a rate").click()
         page.get_by_role("button", name="Search again").wait_for()
