@@ -116,33 +116,22 @@ export function pageLink(token = new Token()) {
 }
 
 // Once a page of a notebook, for all panels in it: the packed bytes of a kernel become a module. One of those that wait asks; the next one
-// does where that is closed, or has no answer, and after the last one the first again, later each time. Whoever hears the bytes gives them to all.
+// does where that is closed, or has no answer. Whoever hears the bytes gives them to all.
 function shared() {
-  const waiting = new Set(), silent = new Set();
-  let give, asks = null, timer = 0, rest = 6 * PATIENCE;
+  const waiting = new Set();
+  let give, asks = null, timer = 0;
   const packed = new Promise((done) => { give = done; });
   const next = () => {
     clearTimeout(timer);
     [asks = null] = waiting;
-    if (!asks) {  // a busy kernel answers later
-      if (silent.size) timer = setTimeout(again, rest);
-      return;
-    }
-    waiting.delete(asks);
-    silent.add(asks);
+    if (!asks) return;
+    waiting.delete(asks);  // once is enough: a busy kernel answers later
     asks();
     timer = setTimeout(next, PATIENCE);
-  };
-  const again = () => {  // but a page that has just been loaded may have lost the question
-    rest *= 2;
-    for (const each of silent) waiting.add(each);
-    silent.clear();
-    next();
   };
   const plotly = packed.then(async (bytes) => {
     clearTimeout(timer);
     waiting.clear();
-    silent.clear();
     const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
     const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" })), other = globalThis.Plotly;
     await import(/* @vite-ignore */ url);
@@ -160,7 +149,6 @@ function shared() {
     },
     forget(ask) {
       waiting.delete(ask);
-      silent.delete(ask);
       if (asks === ask) next();
     },
   };
@@ -169,25 +157,17 @@ function shared() {
 // In a notebook: messages of one anywidget, which may be shown several times and in several pages.
 export function widgetLink(model) {
   const page = newName();
-  let hear = () => {}, greeted = false, timer = 0;
+  let hear = () => {};
   const take = ({ library, kept, model: id, page: asker, ...message }, buffers) => {
     if (library) globalThis.trainer_nb_library?.give(buffers[0]);
     else if (kept) keepPicture(model, id, kept);
-    else if (asker === undefined || asker === page) {  // not an answer to another one
-      greeted ||= message.view !== undefined;
-      hear(message, buffers.map(floats));
-    }
+    else if (asker === undefined || asker === page) hear(message, buffers.map(floats));  // not an answer to another one
   };
   const ask = async (message) => model.send({ ...message, page });
   const askForPlotly = () => ask({ ask: "library" }).catch(() => {});
-  const hello = (patience = PATIENCE) => {  // once more where no answer comes: a page that has just been loaded may lose a message
-    clearTimeout(timer);
-    ask({ ask: "hello", v: VERSION }).catch(() => {});
-    timer = setTimeout(() => greeted || hello(2 * patience), patience);
-  };
+  const hello = () => ask({ ask: "hello", v: VERSION }).catch(() => {});
   const turned = () => {  // the kernel has ended; else it answers
     hear({ cut: "The kernel that drew this panel has ended." });
-    greeted = false;
     hello();
   };
   model.on("msg:custom", take);
@@ -200,7 +180,6 @@ export function widgetLink(model) {
     },
     ask,
     close() {
-      clearTimeout(timer);
       model.off("msg:custom", take);
       model.off("comm_live_update", turned);
       globalThis.trainer_nb_library?.forget(askForPlotly);

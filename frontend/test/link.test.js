@@ -107,28 +107,6 @@ test("a panel asks again where the kernel of the first does not answer", async (
   widgetLink(free).plotly();
   await vi.advanceTimersByTimeAsync(60_000);
   expect([busy, free].map(asked)).toEqual([1, 1]);
-  await vi.advanceTimersByTimeAsync(60_000);  // both questions may have been lost
-  expect([busy, free].map(asked)).toEqual([2, 2]);
-});
-
-test("a greeting without an answer is said again, later each time, until the view comes", async () => {
-  vi.useFakeTimers();
-  const model = modelOf(), store = new Store(widgetLink(model)), greetings = () => model.sent.filter(({ ask }) => ask === "hello").length;
-  await vi.advanceTimersByTimeAsync(20_000);
-  model.say({ ...view(1), page: "another" });  // the answer to another page
-  await vi.advanceTimersByTimeAsync(9_000);
-  expect(greetings()).toBe(2);
-  await vi.advanceTimersByTimeAsync(2_000);
-  expect(greetings()).toBe(3);
-  model.say(view(3));
-  await vi.advanceTimersByTimeAsync(1_000_000);
-  expect([greetings(), store.view.place.step]).toEqual([3, 3]);
-  model.turn();
-  await vi.advanceTimersByTimeAsync(11_000);
-  expect(greetings()).toBe(5);
-  store.link.close();
-  await vi.advanceTimersByTimeAsync(1_000_000);
-  expect(greetings()).toBe(5);
 });
 
 test("a panel that is closed before its answer comes leaves it to the next", () => {
