@@ -13,6 +13,7 @@ _BY_TASK = {
         "launch": "remote.launch_script",
     },
     "Inspect a run": {
+        "background_runs": "core.looks",
         "FitResult": "core.state",
         "RunState": "core.state",
         "StepState": "core.state",
@@ -84,6 +85,7 @@ if _TYPE_CHECKING:  # made by `make export` from the table above
     from .trainer import Trainer as Trainer
     from .tools.task import Task as Task
     from .remote.launch_script import launch as launch
+    from .core.looks import background_runs as background_runs
     from .core.state import FitResult as FitResult
     from .core.state import RunState as RunState
     from .core.state import StepState as StepState

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import Hook, LambdaHook
+from trainer_nb.core.looks import background_runs
 from trainer_nb.core.state import FitResult, RunState
 
 ENDLESS = 10**9  # epochs
@@ -933,6 +934,36 @@ def test_evaluating_and_predicting_in_a_running_run_is_refused():
                  lambda: loop.predict(make_batches())):
         with pytest.raises(RuntimeError, match="paused"):
             look()
+    loop.stop()
+    loop.wait()
+
+
+@pytest.mark.parametrize("act", [
+    *VERBS.values(), lambda other: other.validate(), lambda other: other.predict(make_batches()),
+    lambda other: other.lr_find(num_steps=5), lambda other: other.save("never.pt")])
+def test_a_model_that_a_thread_trains_for_another_run_is_refused(act):
+    """A cell that is run twice makes a second run of the same model, and nobody has the first."""
+    loop = make_loop()
+    other = make_loop(model=loop.model)
+    loop.start(epochs=ENDLESS)
+    with pytest.raises(RuntimeError, match="another run trains this model in the background"):
+        act(other)
+    assert other.state is RunState.IDLE and other.step_state.optimizer_step == 0
+    assert loop in background_runs() and other not in background_runs()
+    with loop.paused():
+        assert other.validate()["valid/loss"] > 0
+    loop.stop()
+    loop.wait()
+    assert loop not in background_runs()
+    assert other.step(2).steps == 2
+
+
+def test_runs_that_share_layers_which_neither_trains_go_on_side_by_side():
+    shared = nn.Linear(64, 16).requires_grad_(False)
+    loop, other = (make_loop(model=nn.Sequential(nn.Flatten(), shared, nn.Linear(16, 10)))
+                   for _ in range(2))
+    loop.start(epochs=ENDLESS)
+    assert other.step(2).steps == 2 and other.validate()["valid/loss"] > 0
     loop.stop()
     loop.wait()
 
