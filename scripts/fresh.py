@@ -5,8 +5,8 @@ what is stored. Compared are the words of stdout, text/plain and text/markdown. 
 processors round differently, and times, sizes and dates change anyway. Paths, addresses, ids and
 versions may differ too. Widgets, pictures and HTML are not compared, and no cell with the
 directive `#| stale-ok`, which nbdev removes from pages and modules (without a colon and a value:
-those it would leave to Quarto). Of notebooks that wait, or run threads or processes, only the
-documentation of names is compared (`show_doc`): the clock decides what their other cells print.
+those it would leave to Quarto). Of notebooks that wait, or run threads or processes, only Markdown
+is compared, as tables and the documentation of names: the clock decides what their cells print.
 """
 
 import json
@@ -68,14 +68,15 @@ def stdout(outputs):
     )
 
 
-def compared_texts(stored, made):
-    """Pairs of texts, a stored one and the one made now."""
-    yield stdout(stored), stdout(made)
+def compared_texts(stored, made, by_clock):
+    """Pairs of texts, a stored one and the one made now; Markdown alone where the clock decides."""
+    if not by_clock:
+        yield stdout(stored), stdout(made)
     both = [[each["data"] for each in outputs if "data" in each] for outputs in (stored, made)]
     for old, new in zip_longest(*both, fillvalue={}):
         if any(kind in data for kind in RICH for data in (old, new)):
             continue
-        for kind in ("text/plain", "text/markdown"):
+        for kind in ("text/markdown",) if by_clock else ("text/plain", "text/markdown"):
             yield "".join(old.get(kind, "")), "".join(new.get(kind, ""))
 
 
@@ -87,9 +88,9 @@ def first_difference(stored, made):
     return f"    stored  {stored[:200]!r}\n    now     {made[:200]!r}"
 
 
-def stale_output(cell, stored, made):
+def stale_output(cell, stored, made, by_clock=False):
     """What the stored outputs of a cell say that is not made any more, or None."""
-    for old, new in compared_texts(stored, made):
+    for old, new in compared_texts(stored, made, by_clock):
         if not same_words(old, new):
             first = (cell["source"].strip().splitlines() or [""])[0]
             return f"  cell {cell['id']}: {first}\n{first_difference(old, new)}"
@@ -108,12 +109,10 @@ def is_by_clock(text):
     return any(BY_CLOCK.search(each) for each in code if not each.startswith("#| export"))
 
 
-def counts(cell, by_clock):
-    """Whether the outputs of a cell are compared, in a notebook whose clock decides or does not."""
-    source = cell.source.strip()
-    quiet = source.endswith(";")  # execnb keeps no text of such a cell
-    exempt = quiet or "stale-ok" in (cell.directives_ or {})
-    return not exempt and (source.startswith("show_doc(") or not by_clock)
+def counts(cell):
+    """Whether the outputs of a cell are compared."""
+    quiet = cell.source.strip().endswith(";")  # execnb keeps no text of such a cell
+    return not quiet and "stale-ok" not in (cell.directives_ or {})
 
 
 @contextmanager
@@ -134,8 +133,8 @@ def compared_with_stored(text, until=None):
                 return
             stored, cell.outputs = cell.get("outputs", []), []
             super().cell(cell, **options)
-            if counts(cell, by_clock) and not self.exc:
-                found.extend(filter(None, [stale_output(cell, stored, cell.outputs)]))
+            if counts(cell) and not self.exc:
+                found.extend(filter(None, [stale_output(cell, stored, cell.outputs, by_clock)]))
 
     nbdev.test.CaptureShell = ComparingShell
     try:

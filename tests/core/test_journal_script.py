@@ -176,8 +176,55 @@ def test_what_is_changed_at_the_start_of_an_epoch_comes_after_the_end_of_the_one
     assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(names["trainer"])))
 
 
+def with_schedule(sched, **total):
+    """A function that makes the trainer with another schedule."""
+    def make(seed):
+        trainer = make_trainer(seed, total or None)
+        trainer.sched = sched
+        return trainer
+    return make
+
+
+def test_an_evaluation_that_was_asked_for_lowers_the_rate_again():
+    """By clicks in an epoch, at its end and in its evaluation, and by code."""
+    make = with_schedule(lambda optim: torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optim, factor=0.5, patience=0, threshold=0.9))
+    trainer, plain = make(7), make(7)
+    plain.fit()
+    def hand(kind):
+        if kind == "boundary" and trainer.step_state.boundary in (3, 7, 9, 12):
+            trainer.post(Command("validate", source="widget"))
+    trainer.at_safe_point = hand
+    trainer.step(16)
+    trainer.do("validate")
+    trainer.fit()
+    assert trainer.rates() < plain.rates()
+    names, script = {"make_trainer": make}, trainer.journal.to_script()
+    exec(script, names)
+    assert script.count("trainer.do('validate')") == 5
+    assert all(map(torch.equal, weights(trainer), weights(names["trainer"])))
+    assert trainer.rates() == names["trainer"].rates()
+
+
+@pytest.mark.parametrize("later", [
+    lambda trainer: (trainer.fit(), trainer.fit(epochs=3)),
+    lambda trainer: (trainer.step(5), setattr(trainer, "max_steps", 18), trainer.fit()),
+    lambda trainer: (trainer.step(5), setattr(trainer, "epochs", None),
+                     setattr(trainer, "epochs", 3), trainer.fit())])
+def test_another_length_bends_the_schedule_where_it_did(later):
+    """After the end, and on the way."""
+    make = with_schedule("one_cycle", epochs=2)
+    trainer, names = make(7), {"make_trainer": make}
+    with pytest.warns(UserWarning, match="one_cycle"):
+        later(trainer)
+    with pytest.warns(UserWarning, match="one_cycle"):
+        exec(trainer.journal.to_script(), names)
+    assert all(map(torch.equal, weights(trainer), weights(names["trainer"])))
+    assert trainer.step_state.optimizer_step == names["trainer"].step_state.optimizer_step > 14
+
+
 def test_pauses_stops_and_a_run_that_is_extended():
-    """What interrupts a run leaves no line; the totals are those of the end."""
+    """What interrupts a run leaves no line; another length is set where it was."""
     trainer = make_trainer(7, {"epochs": 1})
     def hand(kind):
         if kind == "boundary" and trainer.step_state.boundary == 4:
@@ -190,10 +237,11 @@ def test_pauses_stops_and_a_run_that_is_extended():
     trainer.fit(epochs=2)
     assert [entry.kind for entry in trainer.journal] == ["stop", "tune", "tune", "totals"]
     script = trainer.journal.to_script(epochs=2)
-    again = {"make_trainer": lambda seed: make_trainer(seed, {"epochs": 2})}
+    again = {"make_trainer": lambda seed: make_trainer(seed, {"epochs": 1})}
     exec(script, again)
     assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again["trainer"])))
-    assert script.count("\n") == 6 and "stop" not in script and "for epochs=2 or more" in script
+    assert script.count("\n") == 7 and "stop" not in script and "again, for epochs=1\n" in script
+    assert script.endswith("trainer.epochs = 2\ntrainer.fit(epochs=2)\n")
 
 
 def test_an_empty_journal_gives_a_script_that_just_fits():
@@ -214,7 +262,8 @@ def test_a_script_says_how_long_the_run_was_last_to_be():
     trainer.fit(max_steps=10)
     trainer.fit(max_steps=14)
     script = trainer.journal.to_script()
-    assert script.endswith("trainer.fit(max_steps=14)\n") and "for max_steps=14 or more" in script
+    assert script.endswith("trainer.step(10); trainer.max_steps = 14\ntrainer.fit(max_steps=14)\n")
+    assert "again, for max_steps=10\n" in script
     assert trainer.journal.to_script(epochs=2).endswith("trainer.fit(epochs=2)\n")
     for first, length in (({"epochs": 4, "max_steps": None}, "epochs=4"),
                           ({"epochs": 4, "max_steps": 9}, "max_steps=9"),
@@ -238,7 +287,9 @@ def test_what_a_run_writes_can_be_read(tmp_path):
     journal.save(tmp_path / "journal.jsonl")
     again = Journal.load(tmp_path / "journal.jsonl")
     assert again.entries == journal.entries and again.header == journal.header
-    assert again.to_script().endswith(f"make_trainer(seed={2**64 - 1})\ntrainer.fit(epochs=5)\n")
+    assert again.to_script().splitlines()[2:] == [
+        f"trainer = make_trainer(seed={2**64 - 1})", "trainer.step(3); trainer.epochs = 5",
+        "trainer.fit(epochs=5)"]
 
 
 EVIL = [({"kind": "assign", "name": "x; import os", "new": 1}, "cannot be shown"),

@@ -33,7 +33,8 @@ class Keeper(Hook):
             NAME, "Keep a copy of the weights", {"label": Value(doc="its name", needed=False)},
             (Button("Keep", "camera", values={"label": "panel"}),
              Button("Keep the best", unavailable=lambda view: "There is no best one")),
-            lambda view: "Three copies are kept" if len(self.kept) == 3 else "")
+            lambda view: "Three copies are kept" if len(self.kept) == 3 else "",
+            examples=("keep_weights runs/exp1 evening",))
         trainer.mailbox.register(spec, CommandHandler(self.keep))
         self.trainer = trainer.view
 
@@ -112,7 +113,9 @@ def test_it_is_a_verb_in_the_shell(run, capsys):
     capsys.readouterr()
     assert main(["--help"]) == 0
     assert "of this run:\n  keep_weights  keep a copy of the weights" in capsys.readouterr().out
-    assert main([NAME, "--help"]) == 0 and "[RUN] [LABEL]" in capsys.readouterr().out
+    assert main([NAME, "--help"]) == 0
+    help = capsys.readouterr().out
+    assert "[RUN] [LABEL]" in help and "trainer-nb keep_weights runs/exp1 evening\n" in help
     assert main([NAME, "a", "b"]) == 2 and main(["keep_weight"]) == 2
     said = capsys.readouterr().err
     assert "which label? its name" in said and "there is no such command" in said
@@ -175,13 +178,14 @@ HOSTILE = {"a name": {"../x": {"values": {}}}, "no object": {"keep": 5}, "no val
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_an_offer_is_data(kind):
     """What cannot be read is left out; the rest stands."""
-    good = {"keep_it": {"doc": "x\x1b[31m" + "y" * 500, "values": {},
+    good = {"keep_it": {"doc": "x\x1b[31m" + "y" * 500, "values": {}, "examples": ["\x07a"] * 9,
                         "buttons": [{"label": "\x07Keep", "states": 5}] * 9}}
     found = read_commands({"commands": HOSTILE[kind] | good})
     assert list(found) == ["keep_it"]
     spec = found["keep_it"]
     assert len(spec.doc) == 200 and spec.doc.isprintable() and len(spec.buttons) == 5
     assert spec.buttons[0].label == "Keep" and spec.buttons[0].states == ()
+    assert spec.examples == ("a",) * 5
     for offer in ({}, {"commands": []}, {"commands": {"keep": []}}):
         assert read_commands(offer) == {}
     assert len(read_commands({"commands": {f"c{i}": {"values": {}} for i in range(99)}})) == 50

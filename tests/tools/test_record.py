@@ -50,7 +50,7 @@ def test_samples_of_a_run_in_progress():
     """By a page, while it runs in its thread; the offer is gone then."""
     trainer = make(epochs=5_000)
     page = Page(trainer.feed).hello()
-    assert offers(page) == ["Record layers", "Record samples"]
+    assert offers(page) == ["Record layers", "Record samples", "Keep snapshots"]
     trainer.start()
     page.command("record", what="samples")
     wait_for(lambda: trainer.get_hook(SamplesHook) is not None
@@ -58,8 +58,29 @@ def test_samples_of_a_run_in_progress():
     trainer.stop()
     trainer.wait()
     trainer.feed.look()
-    assert offers(page) == ["Record layers"] and "data" in page.view["run"]["panes"]
+    assert offers(page) == ["Record layers", "Keep snapshots"]
+    assert "data" in page.view["run"]["panes"]
     assert trainer.journal.entries[0].source == "widget"
+    trainer.close()
+
+
+def test_snapshots_from_here_on():
+    """Rewind had nothing to go back to; now it has the state of now, and of the end of an epoch."""
+    trainer, plain = make(), make()
+    plain.fit()
+    page = Page(trainer.feed).hello()
+    trainer.step(12)
+    assert "Keep snapshots" in page.view["commands"]["rewind"]["buttons"]["Rewind"]["why_not"]
+    page.command("record", what="snapshots")
+    trainer.step(15)
+    trainer.feed.look()
+    assert trainer.view.rewind_points() == [12, 20]
+    assert "why_not" not in page.view["commands"]["rewind"]["buttons"]["Rewind"]
+    assert offers(page) == ["Record layers", "Record samples"]
+    trainer.rewind(12)
+    trainer.fit()
+    assert all(map(torch.equal, trainer.model.state_dict().values(),
+                   plain.model.state_dict().values()))
     trainer.close()
 
 
@@ -85,7 +106,7 @@ def test_once_is_enough():
 def test_without_validation_no_samples_are_offered():
     trainer = make(valid=False)
     page = Page(trainer.feed).hello()
-    assert offers(page) == ["Record layers"]
+    assert offers(page) == ["Record layers", "Keep snapshots"]
     button = page.view["commands"]["record"]["buttons"]["Record samples"]
     assert "no valid_dl" in button["why_not"]
 
@@ -117,7 +138,7 @@ def test_it_is_replayed():
 def test_a_journal_that_records_something_else_is_refused():
     journal = changed().journal
     journal.entries[0].new = "secrets"
-    with pytest.raises(ValueError, match="record 'secrets', one of layers, samples"):
+    with pytest.raises(ValueError, match="record 'secrets', one of layers, samples, snapshots"):
         make(ReplayHook(journal)).fit()
 
 

@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'RESERVED', 'GONE', 'ACTIVE', 'REST', 'TEXT', 'CONDITION', 'ID', 'ON',
            'BUILT_IN', 'COMMANDS', 'DECISIONS', 'TUNE', 'MOST_COMMANDS', 'LONGEST',
            'Value', 'CommandView', 'always', 'reason', 'Button', 'CommandSpec', 'stuck',
-           'measured', 'in_order', 'known_commands', 'offered', 'read_text',
+           'measured', 'in_order', 'known_commands', 'offered', 'one_line', 'read_text',
            'read_button', 'read_spec', 'read_commands']
 
 # %% ../../nbs/core/03_commands.ipynb #fb4f2d6a
@@ -198,7 +198,8 @@ BUILT_IN = (
                 (Button("Rewind", "undo", "Go back to a snapshot or checkpoint; a click on a curve "
                         "chooses the place"),),
                 lambda view: "" if view.can_rewind
-                else "A SnapshotHook or CheckpointHook keeps states to go back to",
+                else "A SnapshotHook or CheckpointHook keeps states to go back to; Keep snapshots, "
+                "in the tab Record, adds one",
                 examples=("rewind 400", "status     (shows the steps that can be reached)")),
     CommandSpec("detach", "Free this cell: the run goes on in the background, or stays paused",
                 buttons=(Button("Detach", "external-link", states=ACTIVE, place="ends"),),
@@ -220,15 +221,19 @@ BUILT_IN = (
                 shell=False),
     CommandSpec("inspect", "Look at the tensors of the last batch, or no longer", ON, agent=False,
                 shell=False),
-    CommandSpec("record", "Record layers or samples from the next step on, for a tab of the panel",
-                {"what": Value(doc="'layers' or 'samples'")},
+    CommandSpec("record", "Record layers or samples, or keep states, from the next step on",
+                {"what": Value(doc="'layers' or 'samples' for a tab of the panel, or 'snapshots'")},
                 (Button("Record layers", "th", "Gradients, weights and activations of each layer, "
                         "every 10 steps, as a map in the tab Layers", {"what": "layers"},
                         place="tab", unavailable=measured("layers")),
                  Button("Record samples", "picture-o", "Confusion matrix and the samples with the "
                         "highest loss of each evaluation, in the tab Data", {"what": "samples"},
                         place="tab", unavailable=lambda view: measured("data")(view) or (
-                            "" if view.loaders else "There is no valid_dl to evaluate on"))),
+                            "" if view.loaders else "There is no valid_dl to evaluate on")),
+                 Button("Keep snapshots", "history", "The state of now and of the end of each "
+                        "epoch, in memory: Rewind goes back to one", {"what": "snapshots"},
+                        place="tab", unavailable=lambda view: "States are kept already"
+                        if view.can_rewind else "")),
                 replayed=True, examples=("record layers", "record runs/exp1 samples")),
     CommandSpec("train_more", "Train a finished run some epochs more",
                 {"epochs": Value("int", "how many epochs", default=1)},
@@ -275,13 +280,17 @@ def offered(spec: CommandSpec, view: CommandView) -> dict:
                     "values": dict(each.values), "states": list(each.states),
                     "unavailable": reason(each, view)}
                    for each in spec.buttons]
-        said |= {"buttons": buttons, "unavailable": spec.reason(view), "agent": spec.agent}
+        said |= {"buttons": buttons, "unavailable": spec.reason(view), "agent": spec.agent,
+                 "examples": list(spec.examples)}
     return said
 
-def read_text(found: Any, name: str) -> str:
+def one_line(text: Any) -> str:
     "A text of an offer, in one line of letters that are seen."
-    text = found.get(name) if isinstance(found, dict) else None
     return "".join(filter(str.isprintable, text))[:LONGEST] if isinstance(text, str) else ""
+
+def read_text(found: Any, name: str) -> str:
+    "The text of this name."
+    return one_line(found.get(name)) if isinstance(found, dict) else ""
 
 def read_button(found: dict) -> Button:
     "A button of an offer."
@@ -303,9 +312,11 @@ def read_spec(name: str, found: Any) -> CommandSpec:
     values = {each[:LONGEST]: Value(str(rule.get("kind")), read_text(rule, "doc"),
                                     rule.get("needed") is True) for each, rule in taken.items()}
     buttons = found.get("buttons") if fits(found.get("buttons"), list[dict]) else []
+    examples = found.get("examples") if fits(found.get("examples"), list[str]) else []
     why = read_text(found, "unavailable")
     return CommandSpec(name, read_text(found, "doc"), values, tuple(map(read_button, buttons[:5])),
-                       lambda view: why, agent=found.get("agent") is True)
+                       lambda view: why, agent=found.get("agent") is True,
+                       examples=tuple(map(one_line, examples[:5])))
 
 def read_commands(offer: dict) -> dict[str, CommandSpec]:
     "The commands of an offer, by name."

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BETWEEN', 'Intervention', 'checksum', 'digest', 'fingerprint', 'as_source',
-           'tune_source', 'assigns_object', 'assign_source', 'given_names',
-           'replay_steps', 'replay_script', 'total_text', 'read_total', 'read_entry',
-           'read_header', 'Journal']
+           'tune_source', 'assigns_object', 'assign_source', 'given_names', 'total_text',
+           'total_source', 'read_total', 'change_source', 'replay_steps', 'replay_script',
+           'read_entry', 'read_header', 'Journal']
 
 # %% ../../nbs/core/05_journal.ipynb #2707e621
 import hashlib
@@ -28,6 +28,7 @@ import torch
 
 from ..support.files import (check_place, given_path, open_plain, parse_json,
                                    read_bounded, whole_file)
+from .commands import COMMANDS, TEXT
 from .state import whole_number
 from ..support.validate import fits, typed
 from ..support.words import ARROWS, SOURCES, change_words
@@ -152,8 +153,45 @@ def given_names(entries: Iterable[Intervention]) -> dict[int, str]:
         names[entry.number] = f"{entry.name.replace('.', '_')}_{counts[entry.name] + 1}"
     return names
 
+# %% ../../nbs/core/05_journal.ipynb #f9a05834
+def total_text(epochs: int | None, max_steps: int | None) -> str:
+    "The length of a run in words."
+    return f"{max_steps} steps" if max_steps is not None else f"{epochs} epochs"
+
+def total_source(epochs: int | None, max_steps: int | None) -> str:
+    "The length of a run as an argument in Python; '' for none."
+    if max_steps is not None:
+        return f"max_steps={max_steps}"
+    return "" if epochs is None else f"epochs={epochs}"
+
+def read_total(text: str) -> tuple[int | None, int | None]:
+    "Epochs and steps of what `total_text` gave; ValueError for another text."
+    number, _, unit = text.partition(" ")
+    if number == "None":  # `trainer.max_steps = None`, before `trainer.epochs = 5`
+        return None, None
+    if unit not in ("epochs", "steps") or not number.isdecimal():
+        raise ValueError(f"{text!r}: a length of a run is expected, '3 epochs' or '200 steps'")
+    return (int(number), None) if unit == "epochs" else (None, int(number))
+
 # %% ../../nbs/core/05_journal.ipynb #2c77ff05
 BETWEEN = "# the next change came after batch {}, between two steps: ReplayHook repeats it exactly"
+
+def change_source(entry: Intervention, given: str = "") -> str:
+    """The line that makes a change again; '' for what changes no weight.
+
+    `given`: the name of an object in the script, as in `assign_source`."""
+    if entry.kind in ("tune", "hook"):
+        return tune_source(entry.name, entry.new)
+    if entry.kind == "assign":
+        return assign_source(entry, given)
+    if entry.kind == "totals":
+        total = total_source(*read_total(str(entry.new)))
+        return total and f"trainer.{total.replace('=', ' = ')}"
+    spec = COMMANDS.get(entry.kind)
+    if spec is None or not spec.replayed or spec.values is TEXT:  # a text is for those who read
+        return ""
+    values = [f", {name}={as_source(entry.new)}" for name in spec.values]
+    return f"trainer.do({entry.kind!r}{''.join(values)})"
 
 def replay_steps(
     entries: Iterable[Intervention],
@@ -171,7 +209,8 @@ def replay_steps(
         if entry.kind == "skip":
             where = f"{entry.new} failed after step {entry.step}"
             yield "", f"# {where} and was left out: trainer.fit(skip_failed=True)"
-        if entry.kind not in ("tune", "hook", "assign", "record"):
+        change = change_source(entry, given.get(entry.number, ""))
+        if not change:
             continue
         way = ""
         if entry.batch_idx == 0 and entry.epoch > epoch:
@@ -181,10 +220,7 @@ def replay_steps(
         epoch, step = entry.epoch, entry.step
         if entry.batch_idx % every:
             yield "", BETWEEN.format(entry.batch_idx)
-        assigned = entry.kind == "assign"
-        yield way, (assign_source(entry, given.get(entry.number, "")) if assigned else
-                    f"trainer.do('record', what={as_source(entry.new)})"
-                    if entry.kind == "record" else tune_source(entry.name, entry.new))
+        yield way, change
 
 # %% ../../nbs/core/05_journal.ipynb #e69fe884
 def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> str:
@@ -192,9 +228,10 @@ def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> 
     seed, every = header.get("seed"), header.get("given", {}).get("every", 1)
     entries = list(entries)
     steps = list(replay_steps(entries, every))
-    enough = f", for {total} or more" if total else ""
+    began = total_source(**header["totals"]) if header.get("totals") else total
+    length = f", for {began}" if began else ""
     lines = ["# make_trainer() is your own function:",
-             f"# it builds the same trainer again{enough}"]
+             f"# it builds the same trainer again{length}"]
     if header and seed is None:
         lines.append("# the run had no seed: "
                      "make_trainer() has to begin with the same random state")
@@ -212,20 +249,6 @@ def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> 
         one_line = way in short and len(line) <= 60
         lines += [line] if one_line else filter(None, (way, change))
     return "\n".join([*lines, f"trainer.fit({total})"]) + "\n"
-
-# %% ../../nbs/core/05_journal.ipynb #f9a05834
-def total_text(epochs: int | None, max_steps: int | None) -> str:
-    "The length of a run in words."
-    return f"{max_steps} steps" if max_steps is not None else f"{epochs} epochs"
-
-def read_total(text: str) -> tuple[int | None, int | None]:
-    "Epochs and steps of what `total_text` gave; ValueError for another text."
-    number, _, unit = text.partition(" ")
-    if number == "None":  # `trainer.max_steps = None`, before `trainer.epochs = 5`
-        return None, None
-    if unit not in ("epochs", "steps") or not number.isdecimal():
-        raise ValueError(f"{text!r}: a length of a run is expected, '3 epochs' or '200 steps'")
-    return (int(number), None) if unit == "epochs" else (None, int(number))
 
 # %% ../../nbs/core/05_journal.ipynb #c0de0003
 def read_entry(found: dict, shown: bool = True) -> Intervention:
@@ -334,9 +357,7 @@ class Journal:
         max_steps = whole_number("to_script(): max_steps", max_steps, optional=True)
         if epochs is None and max_steps is None:
             epochs, max_steps = self._length()
-        totals = {"epochs": epochs, "max_steps": max_steps}
-        total = "".join(f"{name}={value}" for name, value in totals.items() if value is not None)
-        return replay_script(self.header, self.surviving(), total)
+        return replay_script(self.header, self.surviving(), total_source(epochs, max_steps))
 
     def _length(self) -> tuple[int | None, int | None]:
         "Epochs and steps that the run was last to have; None for what it does not say."

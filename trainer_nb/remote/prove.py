@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['KEYS', 'CHANGES', 'MAY_BE_LEFT_OUT', 'FROM_CONFIG', 'CLOCKED', 'NotProvable', 'proven',
            'EndedRun', 'still_running', 'check_ended', 'read_ended', 'read_choice',
-           'left_out', 'Program', 'check_own_files', 'recorded_program', 'given_program',
-           'config_program', 'launcher_of', 'find_program', 'Repetition',
+           'interventions', 'left_out', 'Program', 'check_own_files', 'recorded_program',
+           'given_program', 'config_program', 'launcher_of', 'find_program', 'Repetition',
            'child_environment', 'run_child', 'repeat', 'last_lines', 'read_repetition',
            'parted_at', 'deciding', 'last_and_best', 'Effect', 'effect_of', 'Proof',
            'machine_apart', 'compare', 'Repeater', 'check_confirmed', 'repetitions',
@@ -118,9 +118,13 @@ def read_choice(text: str) -> tuple[str, str]:
                          f"{', '.join(KEYS)}{hint}")
     return key, value
 
+def interventions(journal) -> list:
+    "The entries of a journal that a choice can leave out."
+    return [each for each in journal.surviving() if each.kind in MAY_BE_LEFT_OUT]
+
 def left_out(journal, choices: Sequence[str] = ()) -> list:
     "The entries of a journal to leave out; ValueError for a choice that no entry meets."
-    entries = [each for each in journal.surviving() if each.kind in MAY_BE_LEFT_OUT]
+    entries = interventions(journal)
     if not choices:
         return [each for each in entries if each.kind in CHANGES]
     found: dict[int, Any] = {}
@@ -478,7 +482,7 @@ def prove(
     proof = Proof(str(folder))
     try:
         run = read_ended(Path(folder))
-        proof.run = f"{run.ending}, interventions: {len(left_out(run.journal))}"
+        proof.run = f"{run.ending}, interventions: {len(interventions(run.journal))}"
         entries = left_out(run.journal, without)
         program = find_program(run, script, launch, config, allow)
         check_confirmed(program, confirm)

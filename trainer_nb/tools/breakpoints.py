@@ -14,6 +14,7 @@ from ..core.hook import Hook
 from ..hooks.breakpoint import Breakpoint, check_name
 from ..hooks.layer_stats import LayerStatsHook
 from ..hooks.samples import SamplesHook
+from ..hooks.snapshots import SnapshotHook
 from ..support.validate import name_hint
 
 # %% ../../nbs/tools/breakpoints.ipynb #a22d052c
@@ -51,7 +52,8 @@ def inspect(trainer, on: bool) -> None:
     activate(trainer, trainer.inspect_hook, on)
     trainer.inspect_hook.look(trainer)
 
-RECORDED: dict[str, type[Hook]] = {"layers": LayerStatsHook, "samples": SamplesHook}
+RECORDED: dict[str, type[Hook]] = {"layers": LayerStatsHook, "samples": SamplesHook,
+                                   "snapshots": SnapshotHook}
 
 def check_record(trainer, values: dict) -> dict:
     "ValueError for what cannot be recorded, or is already."
@@ -66,7 +68,7 @@ def check_record(trainer, values: dict) -> dict:
     return values
 
 def on_record(trainer, command: Command) -> None:
-    "Add the hook that records layers, or samples of evaluations."
+    "Add the hook that records layers, or samples of evaluations, or keeps states."
     what = command.values["what"]
     if trainer.get_hook(RECORDED[what]) is None:  # a replay may have been given it
         trainer.hooks.add(RECORDED[what]())
