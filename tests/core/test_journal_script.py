@@ -138,6 +138,7 @@ def test_a_run_steered_from_cells_by_step_and_next_epoch():
     script = trainer.journal.to_script(epochs=EPOCHS)
     assert script.splitlines()[2:] == [
         "trainer = make_trainer(seed=7)",
+        "trainer.epochs = 3",
         "trainer.tune(lr=0.03)",
         "trainer.step(3); trainer.tune(weight_decay=0.7)",
         "trainer.tune(gradient_accumulation_steps=2)",
@@ -224,7 +225,8 @@ def test_another_length_bends_the_schedule_where_it_did(later):
 
 
 def test_pauses_stops_and_a_run_that_is_extended():
-    """What interrupts a run leaves no line; another length is set where it was."""
+    """What interrupts a run leaves no line; another length is set where it was, whatever the length
+    of the trainer that the function makes."""
     trainer = make_trainer(7, {"epochs": 1})
     def hand(kind):
         if kind == "boundary" and trainer.step_state.boundary == 4:
@@ -237,11 +239,11 @@ def test_pauses_stops_and_a_run_that_is_extended():
     trainer.fit(epochs=2)
     assert [entry.kind for entry in trainer.journal] == ["stop", "tune", "tune", "totals"]
     script = trainer.journal.to_script(epochs=2)
-    again = {"make_trainer": lambda seed: make_trainer(seed, {"epochs": 1})}
+    again = {"make_trainer": lambda seed: make_trainer(seed, {"epochs": 4})}
     exec(script, again)
     assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again["trainer"])))
-    assert script.count("\n") == 7 and "stop" not in script and "again, for epochs=1\n" in script
-    assert script.endswith("trainer.epochs = 2\ntrainer.fit(epochs=2)\n")
+    assert script.count("\n") == 8 and "stop" not in script
+    assert "trainer.fit(epochs=1); trainer.tune(lr=0.05)\ntrainer.epochs = 2\n" in script
 
 
 def test_an_empty_journal_gives_a_script_that_just_fits():
@@ -262,8 +264,9 @@ def test_a_script_says_how_long_the_run_was_last_to_be():
     trainer.fit(max_steps=10)
     trainer.fit(max_steps=14)
     script = trainer.journal.to_script()
-    assert script.endswith("trainer.step(10); trainer.max_steps = 14\ntrainer.fit(max_steps=14)\n")
-    assert "again, for max_steps=10\n" in script
+    assert script.endswith("trainer.max_steps = 10\n"
+                           "trainer.fit(max_steps=10); trainer.max_steps = 14\n"
+                           "trainer.fit(max_steps=14)\n")
     assert trainer.journal.to_script(epochs=2).endswith("trainer.fit(epochs=2)\n")
     for first, length in (({"epochs": 4, "max_steps": None}, "epochs=4"),
                           ({"epochs": 4, "max_steps": 9}, "max_steps=9"),
@@ -288,8 +291,8 @@ def test_what_a_run_writes_can_be_read(tmp_path):
     again = Journal.load(tmp_path / "journal.jsonl")
     assert again.entries == journal.entries and again.header == journal.header
     assert again.to_script().splitlines()[2:] == [
-        f"trainer = make_trainer(seed={2**64 - 1})", "trainer.step(3); trainer.epochs = 5",
-        "trainer.fit(epochs=5)"]
+        f"trainer = make_trainer(seed={2**64 - 1})", "trainer.max_steps = 9",
+        "trainer.step(3); trainer.epochs = 5", "trainer.fit(epochs=5)"]
 
 
 EVIL = [({"kind": "assign", "name": "x; import os", "new": 1}, "cannot be shown"),
@@ -410,7 +413,7 @@ def test_a_replaced_loader_is_given_to_the_script(tmp_path):
         "trainer.step(epochs=1); trainer.train_dl = train_dl_2",
         "trainer.valid_dl = valid_dl_2",
         "trainer.step(epochs=1); trainer.train_dl = train_dl_3",
-        "trainer.step(epochs=3); trainer.train_dl = train_dl_4"]
+        "trainer.fit(epochs=5);  trainer.train_dl = train_dl_4"]
     program = tmp_path / "again.py"
     program.write_text("""\
 import torch

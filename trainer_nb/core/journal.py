@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BETWEEN', 'Intervention', 'checksum', 'digest', 'fingerprint', 'as_source',
            'tune_source', 'assigns_object', 'assign_source', 'given_names', 'total_text',
-           'total_source', 'read_total', 'change_source', 'replay_steps', 'replay_script',
-           'read_entry', 'read_header', 'Journal']
+           'total_source', 'assign_total', 'read_total', 'change_source', 'ended_at',
+           'replay_steps', 'replay_script', 'read_entry', 'read_header', 'Journal']
 
 # %% ../../nbs/core/05_journal.ipynb #2707e621
 import hashlib
@@ -17,6 +17,7 @@ import platform
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import Enum
@@ -164,6 +165,10 @@ def total_source(epochs: int | None, max_steps: int | None) -> str:
         return f"max_steps={max_steps}"
     return "" if epochs is None else f"epochs={epochs}"
 
+def assign_total(total: str) -> str:
+    "The line that sets a length, which is given as an argument; '' for none."
+    return total and f"trainer.{total.replace('=', ' = ')}"
+
 def read_total(text: str) -> tuple[int | None, int | None]:
     "Epochs and steps of what `total_text` gave; ValueError for another text."
     number, _, unit = text.partition(" ")
@@ -185,26 +190,38 @@ def change_source(entry: Intervention, given: str = "") -> str:
     if entry.kind == "assign":
         return assign_source(entry, given)
     if entry.kind == "totals":
-        total = total_source(*read_total(str(entry.new)))
-        return total and f"trainer.{total.replace('=', ' = ')}"
+        return assign_total(total_source(*read_total(str(entry.new))))
     spec = COMMANDS.get(entry.kind)
     if spec is None or not spec.replayed or spec.values is TEXT:  # a text is for those who read
         return ""
     values = [f", {name}={as_source(entry.new)}" for name in spec.values]
     return f"trainer.do({entry.kind!r}{''.join(values)})"
 
+def ended_at(entry: Intervention) -> str:
+    "The length that a run had reached when it got another one, as an argument; '' for none."
+    with suppress(ValueError):
+        epochs, max_steps = read_total(str(entry.old))
+        if (entry.step >= max_steps if max_steps is not None
+                else epochs is not None and entry.epoch >= epochs):
+            return total_source(epochs, max_steps)
+    return ""
+
 def replay_steps(
     entries: Iterable[Intervention],
     every: int = 1,  # batches a turn of the optimizer whose steps count
+    total: str = "",  # the length at the beginning, as an argument
 ) -> Iterator[tuple[str, str]]:
     "Pairs of lines: the call that goes to a place (empty if already there), the change there."
     entries, epoch, step = list(entries), 0, 0
     given = given_names(entries)
     loads = [place for place, entry in enumerate(entries) if entry.kind == "load"]
     if loads:  # earlier changes are in the file
+        lengths = [each.new for each in entries[:loads[-1]] if each.kind == "totals"]
+        total = total_source(*read_total(str(lengths[-1]))) if lengths else total
         first, *entries = entries[loads[-1]:]
         epoch, step = first.epoch, first.step
         yield "", f"trainer.load(path, optimizer=False)  # the file of step {step}"
+    ends = {(each.epoch, each.step): ended_at(each) for each in entries if each.kind == "totals"}
     for entry in entries:
         if entry.kind == "skip":
             where = f"{entry.new} failed after step {entry.step}"
@@ -212,8 +229,13 @@ def replay_steps(
         change = change_source(entry, given.get(entry.number, ""))
         if not change:
             continue
-        way = ""
-        if entry.batch_idx == 0 and entry.epoch > epoch:
+        if total:
+            yield "", assign_total(total)
+            total = ""
+        way, end = "", ends.get((entry.epoch, entry.step))
+        if end and entry.step > step:  # the run ended here, and went on later
+            way = f"trainer.fit({end})"
+        elif entry.batch_idx == 0 and entry.epoch > epoch:
             way = f"trainer.step(epochs={entry.epoch - epoch})"
         elif entry.step > step:
             way = f"trainer.step({entry.step - step})"
@@ -227,11 +249,10 @@ def replay_script(header: dict, entries: Iterable[Intervention], total: str) -> 
     "The script: a new trainer, the steps and changes, and `fit` with the arguments `total`."
     seed, every = header.get("seed"), header.get("given", {}).get("every", 1)
     entries = list(entries)
-    steps = list(replay_steps(entries, every))
-    began = total_source(**header["totals"]) if header.get("totals") else total
-    length = f", for {began}" if began else ""
+    began = total_source(**header["totals"]) if header.get("totals") else ""
+    steps = list(replay_steps(entries, every, began))
     lines = ["# make_trainer() is your own function:",
-             f"# it builds the same trainer again{length}"]
+             "# it builds the same trainer again"]
     if header and seed is None:
         lines.append("# the run had no seed: "
                      "make_trainer() has to begin with the same random state")

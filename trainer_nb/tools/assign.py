@@ -254,7 +254,7 @@ def replace_total(name: str):
     "A `replace` for `epochs` or `max_steps`."
     def replace(trainer, value):
         whole_number(f"trainer: {name}", value, optional=True)
-        if trainer.fast_dev_run:
+        if trainer.fast_dev_run and value != getattr(trainer, name):
             raise AttributeError(f"trainer.{name} = {value!r} is refused: "
                                  "fast_dev_run=True is one epoch")
         other = "max_steps" if name == "epochs" else "epochs"
