@@ -475,11 +475,14 @@ def _head(view: RunView, facts: list[str], width: float, bad: bool = False) -> s
     device = fitting(facts[-1], 180, middle=True)
     line = " · ".join([*map(fitting, facts[:-1]), *([device] if device else [])])
     state = str(view.state)
-    room = width - 40 - text_width(html.unescape(line)) - text_width(state) - 60
+    # who finds the picture of a run that went on sees that it is one of then
+    word = state.capitalize() + (f" at step {view.position.step:,}"
+                                 if state in ("running", "paused", "detached") else "")
+    room = width - 40 - text_width(html.unescape(line)) - text_width(word) - 60
     name = fitting(view.name, max(60, room), 15, middle=True)
     ink = "error" if bad and state == "finished" else state
     title = (f'<tspan font-size="15">{name}</tspan><tspan class="ts-{ink}" dx="16">●</tspan>'
-             f'<tspan class="ts-{ink}" dx="5">{state.capitalize()}</tspan>')
+             f'<tspan class="ts-{ink}" dx="5">{word}</tspan>')
     return text_at(20, 30, title, "b") + text_at(width - 20, 30, line, "eq")
 
 # %% ../../nbs/panel/still.ipynb #eeb1fffd
