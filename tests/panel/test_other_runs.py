@@ -113,6 +113,13 @@ def test_a_run_is_named_by_what_differs():
     assert (first, second, third) == (first, first + 1, first + 2)
 
 
+def test_the_rate_of_a_schedule_that_rises_is_the_one_that_was_given():
+    """`one_cycle` begins at a twenty-fifth of it."""
+    remembered(0.05, sched="one_cycle")
+    assert list(runs_behind(ended(0.1, sched="one_cycle")).names().values()) == [
+        "Linear · lr 0.05", "Linear · lr 0.1"]
+
+
 def test_settings_of_some_runs_only_are_not_named():
     """Betas follow from the optimizer, which is named."""
     sgd = {"optimizer": "SGD", "lr": 0.1, "momentum": 0, "seed": 1}

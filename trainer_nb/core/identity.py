@@ -35,8 +35,9 @@ def _plain(value):
 
 def optimizer_settings(optimizer) -> dict:
     "Its class, and the settings of its parameter groups: one value, or a list of one each."
+    # of a schedule that rises to a rate the groups have both: where it begins, and that rate
     return {"optimizer": type(optimizer).__name__,
-            **group_settings(optimizer.defaults, optimizer.param_groups)}
+            **group_settings((*optimizer.defaults, "max_lr"), optimizer.param_groups)}
 
 def group_settings(names, groups) -> dict:
     "The settings with these names of parameter groups: one value, or a list of one each."

@@ -144,8 +144,10 @@ def settings_of(journal) -> dict:
     "What a run was given, as one flat table; {} before it has begun."
     header = journal.header
     found = {name: header[name] for name in ("seed", "data") if name in header}
-    given = header.get("given")
-    return flat((given if isinstance(given, dict) else {}) | found)
+    given = dict(header["given"]) if isinstance(header.get("given"), dict) else {}
+    if "max_lr" in given:  # the rate that a person gave: a schedule begins far below it
+        given["lr"] = given.pop("max_lr")
+    return flat(given | found)
 
 # %% ../../nbs/panel/other_runs.ipynb #386fc46d
 NAMED = 3  # settings in a name
