@@ -112,6 +112,15 @@ function Form({ view, button, press, close }) {
 export const pointWords = ({ step, epoch, name, value, measured, best }) =>
   [`step ${count(step)}`, epoch !== undefined && `epoch ${epochAfter(epoch)}`, name && `${name} ${short(value)}${measured === step ? "" : ` at ${count(measured)}`}`, best && "best"].filter(Boolean).join(" · ");
 
+const NEWEST = 20, MOST = 60;  // states in the list
+
+// Of very many states the newest, the best, the chosen one, and others at even distances.
+export function fewOf(points, step) {
+  if (points.length <= MOST) return points;
+  const every = Math.ceil((points.length - NEWEST) / (MOST - NEWEST));
+  return points.filter((each, at) => at < NEWEST || at % every === 0 || each.best || each.step === step);
+}
+
 // The states to go back to; they are read while this is open. `near`: the step that was clicked.
 function Chooser({ store, view, press, close, near }) {
   const list = useRef(), [chosen, setChosen] = useState(null);
@@ -120,10 +129,11 @@ function Chooser({ store, view, press, close, near }) {
     return store.open("rewind");
   }, [store]);
   const points = (view.rewind ?? []).toReversed(), before = points.find((each) => (near === undefined ? each.step < view.place.step : each.step <= near));
-  const step = chosen ?? (before ?? points[0])?.step;
+  const step = chosen ?? (before ?? points[0])?.step, listed = fewOf(points, step);
   return html`<section class="bar" aria-label="Rewind" onKeyDown=${(event) => event.key === "Escape" && close()}>
     <label>Go back to <select aria-label="Go back to" ref=${list} value=${step === undefined ? "" : String(step)} onChange=${(event) => setChosen(Number(event.target.value))}>
-      ${points.map((each) => html`<option key=${each.step} value=${String(each.step)}>${pointWords(each)}</option>`)}</select></label>
+      ${listed.map((each) => html`<option key=${each.step} value=${String(each.step)}>${pointWords(each)}</option>`)}</select></label>
+    ${listed.length < points.length && html`<span class="quiet">${count(listed.length)} of ${count(points.length)}; a click on a curve finds the others</span>`}
     <button type="button" disabled=${step === undefined} onClick=${() => { close(); press("rewind", { step }); }}>Rewind here</button>
     <button type="button" onClick=${close}>Cancel</button></section>`;
 }

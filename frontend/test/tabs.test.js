@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { html } from "htm/preact";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { pointWords } from "../src/controls.js";
+import { fewOf, pointWords } from "../src/controls.js";
 import { hooksTitle, partsOf } from "../src/hooks.js";
 import { codeFor } from "../src/inspect.js";
 import { change, finite, lossRange, planTraces, read, searchLayout, searchTraces } from "../src/lr.js";
@@ -193,6 +193,16 @@ function clickable() {
   };
   return [drawn, Promise.resolve({ react, Plots: { resize() {} } })];
 }
+
+test("Rewind: of very many states some are listed, and the one that was clicked is among them", async () => {
+  const rewind = Array.from({ length: 281 }, (_, at) => ({ step: 10 * at, best: at === 7 || undefined }));
+  const points = rewind.toReversed(), few = fewOf(points, 1230).map(({ step }) => step);
+  expect(few.slice(0, 20)).toEqual(points.slice(0, 20).map(({ step }) => step));
+  expect(few.length).toBeLessThan(70);
+  expect(few).toEqual(expect.arrayContaining([70, 1230]));
+  expect(Math.max(...few.slice(1).map((step, at) => few[at] - step))).toBeLessThanOrEqual(80);
+  expect(fewOf(points.slice(0, 60), 0)).toHaveLength(60);
+});
 
 test("Rewind: a click on a curve chooses the last state before it", async () => {
   const [drawn, plotly] = clickable(), { find, texts } = shown({}, { rewind: [{ step: 0 }, { step: 20 }, { step: 40 }] }, plotly);

@@ -168,7 +168,7 @@ def test_a_click_on_a_curve_goes_back_there_and_a_zoom_stays(live):
     click()
     numbers = [int(text.split()[1]) for text in chooser.locator("option").all_inner_texts()]
     chosen = int(chooser.locator("option:checked").inner_text().split()[1])
-    assert {*range(20, step, 20)} <= {*numbers, step}
+    assert {*range(20, step, 20)[-20:]} <= {*numbers, step}  # of very many some are left out
     assert 0.3 * step < chosen < 0.55 * step
     page.keyboard.press("Escape")
     chooser.wait_for(state="hidden")
