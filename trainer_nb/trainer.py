@@ -40,7 +40,8 @@ from .core.exact import Exactness
 from .core.hook import HookSet
 from .core.identity import Difference
 from .core.journal import Intervention, Journal
-from .core.looks import (at_rest, check_weights, chosen_weights, exclusive_access, look,
+from .core.looks import (at_rest, check_alone, check_weights, chosen_weights,
+                                   exclusive_access, look,
                                    records_of)
 from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
 from .core.requests import carry_out, evaluate_next, post, take_state
@@ -808,6 +809,7 @@ class Trainer:
         limit_batches = check_limits({"predict": limit_batches})[0]["predict"]
         if limit_batches is None and isinstance(self.limit_batches, dict):
             limit_batches = self.limit_batches.get("predict")
+        check_alone(self, "predict()", trains=False)
         with exclusive_access(self, "predict()"), OwnStreams().placed():
             return self.evaluator.predict(dl, self, loader_generators(self.train_dl),
                                           limit_batches, indices)
@@ -818,6 +820,7 @@ class Trainer:
 
         Bit for bit; evaluations and predictions made meanwhile are made with them. RuntimeError
         where they were not kept."""
+        check_alone(self, "best_weights()")
         with exclusive_access(self, "best_weights()"), self.best_state.in_model(self):
             yield self
 
@@ -874,10 +877,11 @@ class Trainer:
 
     def record(self, kind: str, name: str, old: Any = None, new: Any = None,
                source: str = "code", survives: int | None = None,
-               was: Any = None) -> Intervention:
+               was: Any = None, reason: str = "") -> Intervention:
         "Write an intervention down with its place; `was`: what was in force where `old` is None."
         unset = "initial" if self.sched is None else "schedule"
-        return self.driver.logbook.record(kind, name, old, new, source, self, survives, was, unset)
+        return self.driver.logbook.record(kind, name, old, new, source, self, survives, was, unset,
+                                          reason)
 
     def position(self, seconds: float = 0.0) -> Position:
         "Where the run stands, as a copy."

@@ -940,7 +940,7 @@ def test_evaluating_and_predicting_in_a_running_run_is_refused():
 
 @pytest.mark.parametrize("act", [
     *VERBS.values(), lambda other: other.validate(), lambda other: other.predict(make_batches()),
-    lambda other: other.lr_find(num_steps=5), lambda other: other.save("never.pt")])
+    lambda other: other.lr_find(num_steps=5)])
 def test_a_model_that_a_thread_trains_for_another_run_is_refused(act):
     """A cell that is run twice makes a second run of the same model, and nobody has the first."""
     loop = make_loop()
@@ -950,12 +950,28 @@ def test_a_model_that_a_thread_trains_for_another_run_is_refused(act):
         act(other)
     assert other.state is RunState.IDLE and other.step_state.optimizer_step == 0
     assert loop in background_runs() and other not in background_runs()
-    with loop.paused():
+    with loop.paused():  # it would go on with weights that another one has trained
         assert other.validate()["valid/loss"] > 0
+        with pytest.raises(RuntimeError, match="another run trains this model"):
+            other.step()
     loop.stop()
     loop.wait()
     assert loop not in background_runs()
     assert other.step(2).steps == 2
+
+
+def test_what_changes_no_weights_of_a_model_in_training_is_done(tmp_path):
+    """A run that has begun can be saved, stopped and closed, whoever trains its model now."""
+    loop = make_loop()
+    with make_loop(model=loop.model) as other:
+        other.step(2)
+        loop.start(epochs=ENDLESS)
+        other.max_steps = 9
+        other.save(tmp_path / "other.pt")
+        assert other.stop().wait().status == "applied" and other.state is RunState.STOPPED
+    assert loop.state is RunState.RUNNING
+    loop.stop()
+    loop.wait()
 
 
 def test_runs_that_share_layers_which_neither_trains_go_on_side_by_side():

@@ -207,6 +207,54 @@ def test_an_evaluation_that_was_asked_for_lowers_the_rate_again():
     assert trainer.rates() == names["trainer"].rates()
 
 
+def at_the_last_step(trainer):
+    """A click before the last evaluation, one after it, and another length."""
+    def hand(kind):
+        if kind == "boundary" and trainer.step_state.optimizer_step == 10 and not trainer.journal:
+            trainer.post(Command("validate", source="widget"))
+    trainer.at_safe_point = hand
+    trainer.fit()
+    trainer.tune(lr=0.02)
+    trainer.do("validate")
+    trainer.fit(max_steps=18)
+
+
+@pytest.mark.parametrize("later", [
+    lambda trainer: (trainer.step(10), setattr(trainer, "max_steps", 18), trainer.fit()),
+    lambda trainer: (trainer.step(9), setattr(trainer, "max_steps", 5), trainer.fit(),
+                     trainer.fit(epochs=3)),
+    lambda trainer: (trainer.fit(), setattr(trainer, "max_steps", 14),
+                     setattr(trainer, "max_steps", 18), trainer.fit()),
+    at_the_last_step], ids=["not at its end", "shorter", "twice", "asked for"])
+def test_it_is_evaluated_where_the_run_was(later):
+    """A schedule counts evaluations, also that of an end which was not the last."""
+    make = with_schedule(lambda optim: torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optim, factor=0.5, patience=0, threshold=0.9), max_steps=10)
+    trainer, names = make(7), {"make_trainer": make}
+    later(trainer)
+    exec(trainer.journal.to_script(), names)
+    again = names["trainer"]
+    assert list(again.history.steps("valid/loss")) == list(trainer.history.steps("valid/loss"))
+    assert all(map(torch.equal, weights(trainer), weights(again)))
+
+
+def test_several_evaluations_at_one_step_are_named():
+    """The script makes one, and says that there were more."""
+    trainer = make_trainer(7)
+    def hand(kind):
+        if kind == "boundary" and trainer.step_state.boundary in (5, 6):
+            trainer.post(Command("validate", source="widget"))
+    trainer.at_safe_point = hand
+    trainer.fit()
+    trainer.do("validate")
+    trainer.fit(epochs=4)
+    script = trainer.journal.to_script()
+    places = {(entry.step, entry.reason) for entry in trainer.journal if entry.kind == "validate"}
+    count = sum(entry.kind == "validate" for entry in trainer.journal)
+    assert script.count("trainer.do('validate')") == len(places)
+    assert script.count("# it was evaluated once more here") == count - len(places)
+
+
 @pytest.mark.parametrize("later", [
     lambda trainer: (trainer.fit(), trainer.fit(epochs=3)),
     lambda trainer: (trainer.step(5), setattr(trainer, "max_steps", 18), trainer.fit()),
@@ -242,8 +290,8 @@ def test_pauses_stops_and_a_run_that_is_extended():
     again = {"make_trainer": lambda seed: make_trainer(seed, {"epochs": 4})}
     exec(script, again)
     assert all(torch.equal(a, b) for a, b in zip(weights(trainer), weights(again["trainer"])))
-    assert script.count("\n") == 8 and "stop" not in script
     assert "trainer.fit(epochs=1); trainer.tune(lr=0.05)\ntrainer.epochs = 2\n" in script
+    assert script.count("\n") == 8 and "stop" not in script
 
 
 def test_an_empty_journal_gives_a_script_that_just_fits():

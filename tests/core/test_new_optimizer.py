@@ -193,7 +193,8 @@ def test_the_run_says_so(tmp_path):
         assert not trainer.exact and "step 15" in str(trainer.exact)
     assert first.exact
     script = third.journal.to_script()
-    assert "trainer.load(path, optimizer=False)  # the file of step 15\ntrainer.step(2);" in script
+    assert ("trainer.load(path, optimizer=False)  # the file of step 15\n"
+            "trainer.epochs = 3\ntrainer.step(2);") in script
     assert "2.0" not in script
     assert "loaded" in promise(third.journal) and "loaded" not in promise(first.journal)
 

@@ -102,8 +102,8 @@ def test_kernels_still_start_after_some_were_killed(killed, tmp_path):
 
 
 def test_a_warm_kernel_knows_the_targets_of_widgets(tmp_path):
-    """Those that a page asks for all states at once: what imports ipywidgets before there is a
-    kernel leaves them out."""
+    """A page asks one of them for the states of all widgets. Who imports ipywidgets before there is
+    a kernel has none of them."""
     with client_of("python3", tmp_path) as client:
         told = client.run("import anywidget\n"
                           "print(*sorted(get_ipython().kernel.comm_manager.targets))")

@@ -34,7 +34,7 @@ class Keeper(Hook):
             (Button("Keep", "camera", values={"label": "panel"}),
              Button("Keep the best", unavailable=lambda view: "There is no best one")),
             lambda view: "Three copies are kept" if len(self.kept) == 3 else "",
-            examples=("keep_weights runs/exp1 evening",))
+            examples=("keep_weights runs/exp1 evening", "keep_weights 50% %(prog)d"))
         trainer.mailbox.register(spec, CommandHandler(self.keep))
         self.trainer = trainer.view
 

@@ -60,16 +60,16 @@ def made_of(trainer) -> dict:
     "Settings and data of the run as the code has them: what tells it from another one."
     entries = trainer.checkpoint.parts.of_hooks.entries()
     tunables = {name: entry.read() for name, entry in entries.items()}
-    name = ", ".join(answer for _, answer in trainer.hooks.ask("schedule_name")) or None
+    scheduled = ", ".join(answer for _, answer in trainer.hooks.ask("schedule_name")) or None
     loss = trainer.loss_fn and getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)
     others: dict = {f"{key} of {name}": value for name, each in trainer.optimizers.items()
-                    for key, value in optimizer_settings(each.optim).items()}
+                    for key, value in optimizer_settings(each.optim, bool(scheduled)).items()}
     others |= {"every" if each is trainer.runner else f"every.{name}": each.every
                for name, each in trainer.runners.items() if name}
     compiled = trainer.compiled
     others |= {"compile": compiled is not None and (str(compiled) if compiled else True),
                "keep_modes": trainer.evaluator.modes.keep}
-    given = given_settings(trainer.engine.optim, tunables, sched=name, loss_fn=loss,
+    given = given_settings(trainer.engine.optim, tunables, sched=scheduled, loss_fn=loss,
                            seed=trainer.seed, **others)
     return {"given": given, "data": data_identity(trainer.train_dl)}
 

@@ -233,7 +233,8 @@ BUILT_IN = (
                  Button("Keep snapshots", "history", "The state of now and of the end of each "
                         "epoch, in memory: Rewind goes back to one", {"what": "snapshots"},
                         place="tab", unavailable=lambda view: "States are kept already"
-                        if view.can_rewind else "")),
+                        if view.can_rewind else "The run has ended"
+                        if str(view.state) == "finished" else "")),
                 replayed=True, examples=("record layers", "record runs/exp1 samples")),
     CommandSpec("train_more", "Train a finished run some epochs more",
                 {"epochs": Value("int", "how many epochs", default=1)},

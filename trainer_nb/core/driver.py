@@ -324,12 +324,14 @@ class Logbook:
             self.command = None
 
     def record(self, kind: str, name: str, old, new, source: str, owner, survives=None,
-               was=None, unset: str = "initial") -> Intervention:
+               was=None, unset: str = "initial", reason: str = "") -> Intervention:
         "Add an intervention with its position to the journal, and call the hooks."
         state, command = self.state, self.command
         told = {}
         if command is not None and (command.id or command.reason) and command.source == source:
             told = command.origin()
+        if reason and not told.get("reason"):
+            told |= {"reason": reason}
         if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
             told |= {"was": None if was is None else float(was), "unset": unset}
         entry = self.journal.record(

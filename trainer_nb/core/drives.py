@@ -23,7 +23,7 @@ from .arguments import check_same_parameters, check_totals
 from .control import Command
 from .data import limited, loader_length
 from .evaluator import limit_of
-from .looks import IN_BACKGROUND, check_alone
+from .looks import IN_BACKGROUND, check_alone, note_background
 from .state import FitResult, RunState, refuse_open_contexts, warn
 
 # %% ../../nbs/core/26_drives.ipynb #cf3bd0b4
@@ -100,7 +100,7 @@ def start_thread(trainer) -> None:
     "Drive in a new thread; from now on it is the driver, and what is asked reaches it."
     trainer.driver.status.become(RunState.RUNNING)
     trainer.background.start(lambda: trainer.driver.drive("start()", trainer))
-    IN_BACKGROUND.add(trainer)
+    note_background(trainer)
 
 def end_thread(trainer) -> None:
     "The process ends: the run is interrupted at its next boundary, as by Ctrl-C."

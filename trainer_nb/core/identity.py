@@ -33,11 +33,13 @@ def _plain(value):
         return [_plain(each) for each in value]
     return value if isinstance(value, PLAIN) else str(value)
 
-def optimizer_settings(optimizer) -> dict:
-    "Its class, and the settings of its parameter groups: one value, or a list of one each."
-    # of a schedule that rises to a rate the groups have both: where it begins, and that rate
+def optimizer_settings(optimizer, scheduled: bool = False) -> dict:
+    """Its class, and the settings of its parameter groups: one value, or a list of one each.
+
+    `scheduled`: with the highest rate of a schedule, which may begin far below it."""
+    names = (*optimizer.defaults, *(["max_lr"] if scheduled else []))
     return {"optimizer": type(optimizer).__name__,
-            **group_settings((*optimizer.defaults, "max_lr"), optimizer.param_groups)}
+            **group_settings(names, optimizer.param_groups)}
 
 def group_settings(names, groups) -> dict:
     "The settings with these names of parameter groups: one value, or a list of one each."
@@ -53,7 +55,7 @@ def given_settings(optimizer, tunables: dict, **others) -> dict:
     "The settings by name, as plain values; `tunables` are values by name."
     own = {name: _plain(value) for name, value in tunables.items()
            if name not in ("lr", "weight_decay") and not name.endswith((".order", ".enabled"))}
-    return (optimizer_settings(optimizer) | own
+    return (optimizer_settings(optimizer, others.get("sched") is not None) | own
             | {name: _plain(value) for name, value in others.items()})
 
 # %% ../../nbs/core/08_identity.ipynb #ef71fb85

@@ -23,7 +23,8 @@ from .control import Command, CommandHandler, Reply
 from .driver import check_more
 from .drives import check_ready, enter, leave_out, start_thread, totals_for
 from .hook import ComponentHook
-from .looks import at_rest, check_weights
+from .journal import AFTER_END
+from .looks import at_rest, check_alone, check_weights
 from .optimizers import check_windows
 from .state import Phase, RunState, warn
 from ..support.saved import CheckpointError, WithoutCopies, plain_copy, write_state
@@ -48,7 +49,8 @@ def apply_tune(trainer, values: dict, source: str = "code") -> None:
 
 def evaluate_next(trainer, source: str = "code") -> None:
     "An evaluation comes before the next step; at a boundary."
-    trainer.record("validate", "validate", source=source)
+    over = trainer.state is RunState.FINISHED
+    trainer.record("validate", "validate", source=source, reason=AFTER_END if over else "")
     trainer.step_state.ask_evaluation()
 
 def micro_batch_changed(trainer, old: int, new: int) -> None:
@@ -143,6 +145,7 @@ def on_export(trainer, command: Command) -> None:
 def take_state(trainer, state: dict, optimizer: bool = True, own: bool = False) -> None:
     "Become the run of a state; `own`: nobody else has it."
     trainer.checkpoint.checks.check_new(optimizer)
+    check_alone(trainer, "load_state_dict()")
     with at_rest(trainer, "load_state_dict()"):
         trainer.checkpoint.load(state, trainer, partial(made_of, trainer), optimizer, own)
 
@@ -179,6 +182,7 @@ def with_loader_of(trainer, state: dict):
 def on_rewind(trainer, command: Command) -> None:
     "Go back, and journal it."
     state, counts = trainer.checkpoint.take_point(command.values["step"])
+    check_alone(trainer, "rewind()")
     with at_rest(trainer, "rewind()"), with_loader_of(trainer, state):
         left = trainer.checkpoint.go_back(state, counts, trainer)
         trainer.record("rewind", "step", left, trainer.step_state.optimizer_step,

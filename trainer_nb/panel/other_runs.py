@@ -145,8 +145,8 @@ def settings_of(journal) -> dict:
     header = journal.header
     found = {name: header[name] for name in ("seed", "data") if name in header}
     given = dict(header["given"]) if isinstance(header.get("given"), dict) else {}
-    if "max_lr" in given:  # the rate that a person gave: a schedule begins far below it
-        given["lr"] = given.pop("max_lr")
+    for name in [each for each in given if each.startswith("max_lr")]:
+        given[name.removeprefix("max_")] = given.pop(name)  # the rate that a person gave
     return flat(given | found)
 
 # %% ../../nbs/panel/other_runs.ipynb #386fc46d

@@ -475,7 +475,7 @@ def _head(view: RunView, facts: list[str], width: float, bad: bool = False) -> s
     device = fitting(facts[-1], 180, middle=True)
     line = " · ".join([*map(fitting, facts[:-1]), *([device] if device else [])])
     state = str(view.state)
-    # who finds the picture of a run that went on sees that it is one of then
+    # shows that the picture is of an earlier moment
     word = state.capitalize() + (f" at step {view.position.step:,}"
                                  if state in ("running", "paused", "detached") else "")
     room = width - 40 - text_width(html.unescape(line)) - text_width(word) - 60

@@ -521,7 +521,8 @@ def value_options(spec: CommandSpec, parser) -> None:
         how: dict[str, Any] = {"type": KINDS[rule.kind]} if rule.kind != "bool" else {
             "action": argparse.BooleanOptionalAction}
         if name != words:
-            parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=rule.doc, **how)
+            parser.add_argument(f"--{name.replace('_', '-')}", dest=name,
+                                help=rule.doc.replace("%", "%%"), **how)
 
 def log_options(parser) -> None:
     "Options of log."
@@ -596,10 +597,12 @@ def parser_of(name: str, verb: Verb) -> argparse.ArgumentParser:
     examples = "\n".join(f"  {'' if line.startswith(' ') else 'trainer-nb '}{line.strip()}"
                          for line in (verb.examples or name).split("\n"))
     notes = CODES_NOTE if verb.sends else ""
+    # a run may have written them: argparse fills in nothing
+    about, shown = (each.replace("%(prog)", "%") for each in (
+        verb.help + RUN_NOTE, f"examples:\n{examples}\n{notes}"))
     parser = argparse.ArgumentParser(
-        f"trainer-nb {name}", f"trainer-nb {name} {verb.words} [options]", verb.help + RUN_NOTE,
-        f"examples:\n{examples}\n{notes}", formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False)
+        f"trainer-nb {name}", f"trainer-nb {name} {verb.words} [options]", about, shown,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     return fill(parser, verb)
 
 def fill(parser: argparse.ArgumentParser, verb: Verb) -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ from ..core.engine import FinitePolicy
 from ..core.evaluator import Evaluator
 from ..core.hook import ComponentHook, HookSet, LambdaHook, has_state, taken_points
 from ..core.own_state import alike, undo_objects
-from ..core.looks import at_rest
+from ..core.looks import at_rest, check_alone
 from ..core.runner import MicroBatcher, StepRunner
 from ..core.several_optimizers import OptimizerHooks, StepRunners
 from ..support.saved import plain_copy
@@ -309,6 +309,7 @@ def run_sweep(trainer, sweep: Sweep, valid_dl=None, train_dl=None) -> None:
     "Try the values, a step each; afterwards the run is as it was."
     driver = trainer.driver
     with ExitStack() as stack:
+        check_alone(trainer, "sweep()")
         stack.enter_context(at_rest(trainer, "sweep()"))
         if not driver.driven:
             stack.enter_context(driver.exclusive("sweep()", trainer))
