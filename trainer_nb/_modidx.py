@@ -775,6 +775,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/core/driver.py'),
                                         'trainer_nb.core.driver.Logbook.effect_of': ( 'core/driver.html#logbook.effect_of',
                                                                                       'trainer_nb/core/driver.py'),
+                                        'trainer_nb.core.driver.Logbook.ended': ( 'core/driver.html#logbook.ended',
+                                                                                  'trainer_nb/core/driver.py'),
                                         'trainer_nb.core.driver.Logbook.note_end': ( 'core/driver.html#logbook.note_end',
                                                                                      'trainer_nb/core/driver.py'),
                                         'trainer_nb.core.driver.Logbook.record': ( 'core/driver.html#logbook.record',

@@ -877,11 +877,10 @@ class Trainer:
 
     def record(self, kind: str, name: str, old: Any = None, new: Any = None,
                source: str = "code", survives: int | None = None,
-               was: Any = None, reason: str = "") -> Intervention:
+               was: Any = None) -> Intervention:
         "Write an intervention down with its place; `was`: what was in force where `old` is None."
         unset = "initial" if self.sched is None else "schedule"
-        return self.driver.logbook.record(kind, name, old, new, source, self, survives, was, unset,
-                                          reason)
+        return self.driver.logbook.record(kind, name, old, new, source, self, survives, was, unset)
 
     def position(self, seconds: float = 0.0) -> Position:
         "Where the run stands, as a copy."

@@ -15,7 +15,7 @@ import warm
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trainer_nb import Hook, LambdaHook, Trainer, Tunable
+from trainer_nb import CheckpointHook, Hook, LambdaHook, Trainer, Tunable
 from trainer_nb.core.control import Command
 from trainer_nb.core.journal import Journal
 
@@ -236,6 +236,27 @@ def test_it_is_evaluated_where_the_run_was(later):
     again = names["trainer"]
     assert list(again.history.steps("valid/loss")) == list(trainer.history.steps("valid/loss"))
     assert all(map(torch.equal, weights(trainer), weights(again)))
+
+
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_a_run_that_was_loaded_after_its_end_is_evaluated_there(tmp_path, by_hook):
+    """In another trainer, which is to go on; the file is of `save`, or a checkpoint of the end."""
+    sched = lambda optim: torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optim, factor=0.5, patience=0, threshold=0.9)
+    make, longer = (with_schedule(sched, max_steps=steps) for steps in (10, 18))
+    first, later = make(7), longer(7)
+    if by_hook:
+        first.hooks.add(CheckpointHook(folder=tmp_path, every_epochs=None))
+    first.fit()
+    if not by_hook:
+        first.save(tmp_path / "run.pt")
+    later.load(max(tmp_path.glob("*.pt")))
+    later.fit()
+    names = {"make_trainer": make}
+    exec(later.journal.to_script(), names)
+    steps = [list(each.history.steps("valid/loss")) for each in (later, names["trainer"])]
+    assert steps[0] == steps[1] == [7, 10, 14, 18]
+    assert all(map(torch.equal, weights(later), weights(names["trainer"])))
 
 
 def test_several_evaluations_at_one_step_are_named():

@@ -24,7 +24,7 @@ from .driver import Driver
 from .engine import Staged, unwrap
 from .hook import HookRow, has_state
 from .identity import data_identity, other_code, unlike
-from .journal import AFTER_END, Intervention, Journal, fingerprint, total_text
+from .journal import Intervention, Journal, fingerprint, total_text
 from .own_state import generator_state, set_generator_state
 from .runner import WeightDecays
 from ..support.saved import (NO_STATES_FAULT, CheckpointError, Copies, WithoutCopies,
@@ -741,9 +741,7 @@ class RunCheckpoint:
         plan.set_totals(epochs, max_steps)
         if state.boundary and before != (epochs, max_steps):
             old, new = total_text(*before), total_text(epochs, max_steps)
-            over = self.driver.status.state is RunState.FINISHED
-            self.driver.logbook.record("totals", "totals", old, new, source, owner,
-                                       reason=AFTER_END if over else "")
+            self.driver.logbook.record("totals", "totals", old, new, source, owner)
         elif not state.boundary and header:  # begun, and not at its first boundary yet
             header["totals"] = {"epochs": epochs, "max_steps": max_steps}
 

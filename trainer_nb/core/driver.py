@@ -30,7 +30,7 @@ from .control import Command, CommandHandler, Mailbox, Reply
 from .errors import explain, release_frames, without_frames
 from .evaluator import BOUNDARY
 from .hook import raised_by_hook
-from .journal import Intervention, Journal
+from .journal import AFTER_END, LATE, Intervention, Journal
 from .own_state import CarriedState
 from .state import (TURNS, Phase, RunRandom, RunState, StepState, ThreadState, warn,
                                    whole_number)
@@ -314,6 +314,11 @@ class Logbook:
                                       "boundary": state.boundary, "step": state.optimizer_step,
                                       "samples_seen": state.samples_seen}
 
+    def ended(self) -> bool:
+        "The run is finished, also in the file that it was loaded from."
+        end = self.journal.header.get("end", {})
+        return end.get("state") == "finished" and end.get("boundary") == self.state.boundary
+
     @contextmanager
     def effect_of(self, command: Command):
         "What is recorded while this is open is the effect of a command."
@@ -324,14 +329,14 @@ class Logbook:
             self.command = None
 
     def record(self, kind: str, name: str, old, new, source: str, owner, survives=None,
-               was=None, unset: str = "initial", reason: str = "") -> Intervention:
+               was=None, unset: str = "initial") -> Intervention:
         "Add an intervention with its position to the journal, and call the hooks."
         state, command = self.state, self.command
         told = {}
         if command is not None and (command.id or command.reason) and command.source == source:
             told = command.origin()
-        if reason and not told.get("reason"):
-            told |= {"reason": reason}
+        if kind in LATE and self.ended() and not told.get("reason"):
+            told |= {"reason": AFTER_END}
         if name == "lr" or name.startswith("lr."):  # of one optimizer, or of one of several
             told |= {"was": None if was is None else float(was), "unset": unset}
         entry = self.journal.record(

@@ -23,7 +23,7 @@ from .arguments import check_same_parameters, check_totals
 from .control import Command
 from .data import limited, loader_length
 from .evaluator import limit_of
-from .looks import IN_BACKGROUND, check_alone, note_background
+from .looks import background_runs, check_alone, note_background
 from .state import FitResult, RunState, refuse_open_contexts, warn
 
 # %% ../../nbs/core/26_drives.ipynb #cf3bd0b4
@@ -88,7 +88,7 @@ def leave_out(trainer, source: str) -> None:
 # %% ../../nbs/core/26_drives.ipynb #570306f3
 def end_threads() -> None:
     "At the end of the process: a thread in the middle of a step would take it down with an abort."
-    for trainer in list(IN_BACKGROUND):
+    for trainer in background_runs():
         try:
             end_thread(trainer)
         except KeyboardInterrupt:

@@ -23,7 +23,6 @@ from .control import Command, CommandHandler, Reply
 from .driver import check_more
 from .drives import check_ready, enter, leave_out, start_thread, totals_for
 from .hook import ComponentHook
-from .journal import AFTER_END
 from .looks import at_rest, check_alone, check_weights
 from .optimizers import check_windows
 from .state import Phase, RunState, warn
@@ -49,8 +48,7 @@ def apply_tune(trainer, values: dict, source: str = "code") -> None:
 
 def evaluate_next(trainer, source: str = "code") -> None:
     "An evaluation comes before the next step; at a boundary."
-    over = trainer.state is RunState.FINISHED
-    trainer.record("validate", "validate", source=source, reason=AFTER_END if over else "")
+    trainer.record("validate", "validate", source=source)
     trainer.step_state.ask_evaluation()
 
 def micro_batch_changed(trainer, old: int, new: int) -> None:
