@@ -272,8 +272,9 @@ def test_several_evaluations_at_one_step_are_named():
     script = trainer.journal.to_script()
     places = {(entry.step, entry.reason) for entry in trainer.journal if entry.kind == "validate"}
     count = sum(entry.kind == "validate" for entry in trainer.journal)
+    assert (len(places), count) == (2, 3)
     assert script.count("trainer.do('validate')") == len(places)
-    assert script.count("# it was evaluated once more here") == count - len(places)
+    assert script.count("# it was evaluated once more here") == 1
 
 
 @pytest.mark.parametrize("later", [
