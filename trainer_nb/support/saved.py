@@ -239,6 +239,8 @@ def write_whole(path: Path, write, private: bool = False, within: Path | None = 
         folder.sync()
 
 # %% ../../nbs/support/saved.ipynb #5c1f7be2
+_DIGEST = 16  # bytes
+
 class ColumnSums:
     """A checksum at the speed of memory, made as those of `hashlib`.
 
@@ -280,7 +282,6 @@ class ColumnSums:
         return digest.hexdigest()
 
 # %% ../../nbs/support/saved.ipynb #5c1f7be3
-_DIGEST = 16  # bytes
 _MARK = b"columns:"
 _LENGTH = (len(_MARK) + 2 * _DIGEST).to_bytes(2, "little")  # of the comment, at its beginning
 _BY_MARK: dict[bytes, Callable[[], Any]] = {
