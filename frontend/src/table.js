@@ -13,10 +13,12 @@ const numberText = (format) => (value) => (typeof value === "number" ? format(va
 const FORMATS = { step: numberText(count), epoch: numberText((value) => String(Number(value.toFixed(2)))), time: numberText(clock), "+ time": numberText((value) => (value < 60 ? duration(value) : clock(value))) };
 
 // Title, numbers, format and best row of each column; a title says which weights were averaged.
-export function columnsOf({ columns, order, best = {} }, run = {}) {
+export function columnsOf({ rows, order, best = {} }, run = {}) {
+  const steps = Object.keys(rows).map(Number).sort((one, other) => one - other);
+  const valuesOf = (name) => (name === "step" ? steps : steps.map((step) => rows[step][name] ?? null));
   const titleOf = (name) => (isAveraged(run, name) ? `${name} (average)` : name);
-  const found = order.filter((name) => name !== "seconds").map((name) => ({ title: titleOf(name), values: columns[name], text: FORMATS[name] ?? even, best: best[name] }));
-  const seconds = columns.seconds ?? [], since = seconds.map((each, at) => each - (at ? seconds[at - 1] : 0));
+  const found = order.filter((name) => name !== "seconds").map((name) => ({ title: titleOf(name), values: valuesOf(name), text: FORMATS[name] ?? even, best: steps.indexOf(best[name]) }));
+  const seconds = order.includes("seconds") ? valuesOf("seconds") : [], since = seconds.map((each, at) => each - (at ? seconds[at - 1] : 0));
   for (const [title, values] of [["time", seconds], ["+ time", since]]) if (seconds.length) found.push({ title, values, text: FORMATS[title] });
   return found;
 }

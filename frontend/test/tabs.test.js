@@ -14,8 +14,11 @@ import { alertOf, colour, duration, epochAfter, even, message, phase, standing }
 import { until } from "./until.js";
 
 const TABLE = {
-  columns: { step: [16, 32, 48], epoch: [1, 2, 2.5], "train/loss": [1.5, 0.9, null], "valid/loss": ["nan", 0.8, 0.7], "valid/a|b": [null, 0.25, "inf"], seconds: [5, 70, 3700] },
-  order: ["step", "epoch", "train/loss", "valid/loss", "valid/a|b", "seconds"], best: { "valid/loss": 2, "valid/a|b": 1 },
+  rows: {
+    16: { epoch: 1, "train/loss": 1.5, "valid/loss": "nan", seconds: 5 }, 32: { epoch: 2, "train/loss": 0.9, "valid/loss": 0.8, "valid/a|b": 0.25, seconds: 70 },
+    48: { epoch: 2.5, "valid/loss": 0.7, "valid/a|b": "inf", seconds: 3700 },
+  },
+  order: ["step", "epoch", "train/loss", "valid/loss", "valid/a|b", "seconds"], best: { "valid/loss": 48, "valid/a|b": 32 },
 };
 const SEARCH = {
   rates: [1e-6, 1e-4, 1e-2, 1, 10], losses: [2, 1.9, 1.5, "nan", 90], smoothed: [2, 1.95, 1.7, 5, 60], planned: 100, ended: "diverged", reason: "the valley it is", use: ["lr_scale", 20],
@@ -145,7 +148,7 @@ test("Table: the newest last, a click on a head sorts, the best of each column i
 });
 
 test("Table: the last rows of many, and all on demand", async () => {
-  const steps = Array.from({ length: 70 }, (_, at) => at + 1), table = { columns: { step: steps, "valid/loss": steps }, order: ["step", "valid/loss"] };
+  const steps = Array.from({ length: 70 }, (_, at) => at + 1), table = { rows: Object.fromEntries(steps.map((step) => [step, { "valid/loss": step }])), order: ["step", "valid/loss"] };
   const { box, all, find } = shown({}, { table }), button = () => [...box.querySelectorAll("button")].find(({ textContent }) => textContent.startsWith("Show"));
   await until(() => expect(all("tbody tr")).toHaveLength(20));
   expect(find("tbody tr th").textContent).toBe("51");

@@ -17,8 +17,7 @@ from trainer_nb import EMAHook, SnapshotHook, Trainer, attach
 from trainer_nb.core.control import Series
 from trainer_nb.panel.bins import Records
 from trainer_nb.panel.feed import Feed
-from trainer_nb.panel.sections import (MOST_ROWS, SECTIONS, best_row, means_between, table,
-                                       values_at)
+from trainer_nb.panel.sections import MOST_ROWS, SECTIONS, Look, means_between, table, values_at
 from trainer_nb.panel.still import still
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -131,30 +130,74 @@ def made(**settings):
                    metrics={"mae": lambda pred, target: (pred - target).abs().mean()}, **settings)
 
 
+def column(found, name):
+    """The values of a column, None where a row has none."""
+    return [row.get(name) for row in found["rows"].values()]
+
+
 def test_each_row_has_the_numbers_of_its_evaluation():
     trainer = made()
     trainer.fit()
     found = trainer.feed.whole("table")["table"]
-    columns = found["columns"]
+    rows = found["rows"]
     assert found["order"][:3] == ["step", "epoch", "train/loss"]
-    assert columns["step"] == [8, 16, 24, 32] and columns["epoch"] == [1, 2, 3, 4]
+    assert [*rows] == ["8", "16", "24", "32"] and column(found, "epoch") == [1, 2, 3, 4]
     for name in ("near/loss", "far/loss", "near/mae", "far/mae"):
-        np.testing.assert_allclose(columns[name], trainer.history[name], rtol=1e-6)
-        assert columns[name][found["best"][name]] == min(columns[name])
-    np.testing.assert_allclose(columns["train/loss"],
+        np.testing.assert_allclose(column(found, name), trainer.history[name], rtol=1e-6)
+        assert rows[str(found["best"][name])][name] == min(column(found, name))
+    np.testing.assert_allclose(column(found, "train/loss"),
                                trainer.history["train/loss"].reshape(4, 8).mean(1), rtol=1e-5)
-    assert columns["seconds"] == sorted(columns["seconds"])
+    assert column(found, "seconds") == sorted(column(found, "seconds"))
+
+
+def test_rows_that_were_made_stay_and_a_page_is_sent_the_new_one_alone():
+    """However long the run is; the rows are those that are made in one go."""
+    trainer, patches = made(), []
+    with trainer.feed.listen("table", patches.append):
+        for _ in range(32):
+            trainer.step()
+        trainer.fit()
+    sent = [[*patch["table"]["rows"]] for patch in patches if "rows" in patch.get("table", {})]
+    assert sent == [["8"], ["16"], ["24"], ["32"]]
+    assert trainer.feed.whole("table") == Feed(trainer.view).whole("table")
+
+
+def test_a_second_evaluation_of_the_last_step_is_in_its_row():
+    trainer = made()
+    rows = lambda: trainer.feed.whole("table")["table"]["rows"]
+    trainer.step(17)
+    assert "near/late" not in rows()["16"]
+    trainer.log({"near/late": 1.0})
+    trainer.step(2)
+    trainer.log({"near/loss": 0.25, "near/late": 2.0})
+    assert rows()["19"] == {"near/loss": 0.25, "near/late": 2.0} | {
+        name: rows()["19"][name] for name in ("epoch", "seconds", "train/loss")}
+    trainer.log({"near/late": 3.0})
+    assert rows()["19"]["near/late"] == 3.0 and rows()["17"]["near/late"] == 1.0
+    assert trainer.feed.whole("table")["table"] == Feed(trainer.view).whole("table")["table"]
 
 
 def test_a_rewind_takes_its_rows_along_and_what_comes_again_is_there_once():
     trainer = made(hooks=[SnapshotHook()])
-    steps = lambda: trainer.feed.whole("table")["table"]["columns"]["step"]
+    steps = lambda: [*trainer.feed.whole("table")["table"]["rows"]]
     trainer.step(25)
-    assert steps() == [8, 16, 24]
+    assert steps() == ["8", "16", "24"]
     trainer.rewind(8)
-    assert steps() == [8]
+    assert steps() == ["8"]
     trainer.fit()
-    assert steps() == [8, 16, 24, 32]
+    assert steps() == ["8", "16", "24", "32"]
+
+
+def test_the_row_of_a_rewound_evaluation_is_made_anew():
+    """Also where as many evaluations have come again as there were."""
+    trainer = made(hooks=[SnapshotHook()])
+    loss = lambda: trainer.feed.whole("table")["table"]["rows"]["16"]["near/loss"]
+    trainer.step(17)
+    before = loss()
+    trainer.rewind(8)
+    trainer.tune(lr=0.1)
+    trainer.step(9)
+    assert loss() == trainer.history["near/loss"][1] != before
 
 
 def test_what_is_not_finite_or_not_there_is_said():
@@ -164,10 +207,15 @@ def test_what_is_not_finite_or_not_there_is_said():
     some = series([0.5, math.inf, math.nan], [2, 4, 6])
     assert str(values_at(some, np.array([1, 2, 3, 4, 6, 9])).tolist()) == (
         "[None, 0.5, None, inf, nan, None]")
-    assert best_row("valid/loss", np.array([math.nan, 3.0, 2.0, math.inf])) == 2
-    assert best_row("valid/accuracy", np.array([1.0, 3.0, 2.0])) == 1
-    assert best_row("valid/odd", np.array([1.0])) is None
-    assert best_row("valid/loss", np.array([math.nan])) is None
+
+
+def test_the_best_row_is_that_of_the_best_value_if_the_name_says_what_is_better():
+    count = 4
+    view = recorded(train__loss=np.ones(count), valid__odd=np.ones(count),
+                    valid__loss=np.array([math.nan, 3.0, 2.0, math.inf]),
+                    valid__accuracy=np.array([1.0, 3.0, 2.0, 3.0]),
+                    far__loss=np.full(count, math.nan))
+    assert table(Look(view, view.binned))["best"] == {"valid/loss": 3, "valid/accuracy": 2}
 
 
 @pytest.mark.parametrize("bad", [(), (0,), range(95, 205), (199, 200), range(2_950, 3_000)])
@@ -184,8 +232,9 @@ def test_means_between_evaluations_are_those_of_the_finite_values(bad):
 def test_of_very_many_rows_the_last_ones_are_there():
     count = MOST_ROWS + 3000
     view = recorded(valid__loss=np.arange(float(count)), train__loss=np.ones(count))
-    columns = table(view)["columns"]
-    assert columns["step"] == list(range(count - MOST_ROWS + 1, count + 1))
+    rows = table(Look(view, view.binned))["rows"]
+    assert [*rows] == [str(step) for step in range(count - MOST_ROWS + 1, count + 1)]
+    assert rows[str(count - MOST_ROWS + 1)]["train/loss"] == 1
 
 
 # Several optimizers

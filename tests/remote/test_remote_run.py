@@ -857,4 +857,4 @@ def test_a_strange_entry_stops_no_journal(written, run, field):
     run.view.refresh()
     page = page_of(run).open("entries", "table")
     assert "the last" in [each["what"] for each in page.view["entries"].values()]
-    assert "<img src=x>/loss" in page.view["table"]["columns"]
+    assert "<img src=x>/loss" in page.view["table"]["order"]

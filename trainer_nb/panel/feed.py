@@ -25,7 +25,8 @@ from .bins import Cursor, Records, curve
 from .looks import look_at
 from .other_runs import ENDED, Cursors, RunsBeside, remember_run
 from .system import MONITOR
-from .sections import NOT_FOR_PAGES, SECTIONS, USUAL, Look, known, script
+from .sections import (NOT_FOR_PAGES, SECTIONS, USUAL, Evaluations, Look, known,
+                                       script)
 from ..support.validate import Most, check, name_hint
 
 # %% ../../nbs/panel/feed.ipynb #eb29f08e
@@ -125,6 +126,7 @@ class Feed:
     def __init__(self, view: RunView, every: float = 0.25,  # every: seconds
                  find: Callable | None = None):  # find: the runs in a folder
         self.view, self.every, self.records = view, every, Records()
+        self.evaluations = Evaluations()
         self.others = RunsBeside(view, self.records, find)
         self.listeners: list[Listener] = []
         self.asked: list[Asked] = []
@@ -188,7 +190,7 @@ class Feed:
                 self._read_records()
             if OTHERS & {*wanted}:
                 self._read_others("runs" in wanted)
-            self._read(Look(self.view, self.records, self.others), wanted)
+            self._read(self._moment(), wanted)
             return {name: self._now[name] for name in wanted if name in self._now}
 
     def span(self, first: int, last: int) -> dict:
@@ -281,7 +283,7 @@ class Feed:
         self._due = now + min(LATEST, max(self.every, SHARE * (now - began)))
 
     def _tell(self, listeners: list[Listener], kind: str, with_curves: bool) -> None:
-        view = Look(self.view, self.records, self.others)
+        view = self._moment()
         if kind == "ended":
             view.in_cell = False  # it returns now
         wanted = dict.fromkeys(name for each in listeners for name in each.wanted())
@@ -296,6 +298,9 @@ class Feed:
         self._read(view, wanted)
         for each in listeners:
             each.attempt(each.tell, self._now, view.state != "running" or kind in ENDS)
+
+    def _moment(self) -> Look:
+        return Look(self.view, self.records, self.others, self.evaluations)
 
     def _answer(self, asked: "Asked") -> None:
         reply = asked.reply
