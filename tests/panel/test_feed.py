@@ -518,7 +518,7 @@ def test_a_pause_and_the_end_are_told_at_once_and_all_else_seldom():
     trainer.start()
     trainer.driver.status.front_end = True
     until(lambda: told[-1] == "running")
-    trainer.pause().wait(10)
+    trainer.pause().wait(120)
     until(lambda: told[-1] == "paused")
     assert told == ["idle", "running", "paused"]
     resumed.set()
@@ -778,7 +778,7 @@ def test_a_command_while_the_run_goes_on_is_answered_from_its_thread(run):
     assert page.answers[0]["status"] == "applied"
     until(lambda: page.view["state"]["name"] == "paused")
     run.stop()
-    run.wait(10)
+    run.wait(120)
 
 
 WRONG = [
@@ -1014,10 +1014,10 @@ def test_many_threads_ask_and_all_are_answered(run):
     for each in threads:
         each.start()
     for each in threads:
-        each.join(20)
+        each.join(300)
     until(lambda: len(page.answers) == 64)
     run.stop()
-    run.wait(10)
+    run.wait(120)
     assert len(page.answers) == 64
     assert {each["status"] for each in page.answers} <= {"applied", "void"}
     assert page.view == {**run.feed.whole(), "may_steer": True}
