@@ -41,8 +41,7 @@ from .core.hook import HookSet
 from .core.identity import Difference
 from .core.journal import Intervention, Journal
 from .core.looks import (at_rest, check_alone, check_weights, chosen_weights,
-                                   exclusive_access, look,
-                                   records_of)
+                                   exclusive_access, look, note_background, records_of)
 from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
 from .core.requests import carry_out, evaluate_next, post, take_state
 from .core.runner import StepContext, StepRunner, StepSettings, WeightDecays
@@ -650,6 +649,7 @@ class Trainer:
         `fit()`."""
         if not self._enter("fit_async()", totals_for(self, "fit_async()", epochs, max_steps)):
             return self.result()
+        note_background(self)
         with self.panels.live(awaited=True):
             return report(self, await self.driver.drive_async("fit_async()", self))
 

@@ -19,6 +19,7 @@ from small_runs import HandClock
 
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
+from trainer_nb.core.looks import background_runs
 
 BREATH = 0.05  # the most seconds between two turns of the event loop
 CLOCK = HandClock()
@@ -578,6 +579,34 @@ def test_two_runs_at_a_time():
         alone.fit(epochs=number)
         assert_same(loop, alone)
     assert not torch.equal(everything(loops[0])[0][0], everything(loops[1])[0][0])
+
+
+@pytest.mark.parametrize("act", [
+    lambda other: other.fit(epochs=1), lambda other: other.step(),
+    lambda other: other.start(epochs=1), lambda other: asyncio.create_task(
+        other.fit_async(epochs=1)), lambda other: other.lr_find(num_steps=5)])
+def test_a_model_that_an_awaited_run_trains_is_refused(act):
+    """A cell with `create_task(trainer.fit_async())` that is run twice; an evaluation comes
+    between two steps, and a hook of the run may train its model."""
+    loop = make_loop(slow("after_step"))
+    other = make_loop(model=loop.model)
+
+    async def main():
+        first = asyncio.create_task(loop.fit_async(epochs=2))
+        await until(lambda: loop.step_state.optimizer_step)
+        assert background_runs() == [loop]
+        assert other.validate()["valid/loss"] > 0
+        with pytest.raises(RuntimeError, match=r"has it; stop\(\) it, and await"):
+            found = act(other)
+            await found
+        return await first
+
+    assert asyncio.run(main()).status == "finished" and other.step_state.optimizer_step == 0
+    assert_same(loop, straight(epochs=2))
+    assert background_runs() == [] and other.step(2).steps == 2
+    inner = make_loop(model=loop.model)
+    loop.hooks.add(LambdaHook(name="inner", after_epoch=lambda trainer: inner.step()))
+    assert awaited(loop, epochs=3).status == "finished" and inner.step_state.optimizer_step == 1
 
 
 def test_bad_totals_are_refused_at_the_await():

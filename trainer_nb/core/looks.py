@@ -20,11 +20,11 @@ from .own_state import generator_state
 from .state import TURNS, OwnStreams, RunState
 
 # %% ../../nbs/core/25_looks.ipynb #c3458fc8
-IN_BACKGROUND: weakref.WeakSet = weakref.WeakSet()  # trainers that were driven in a thread
+IN_BACKGROUND: weakref.WeakSet = weakref.WeakSet()  # trainers that were started or awaited
 ADDING = threading.Lock()  # no thread adds one while another one looks
 
 def note_background(trainer) -> None:
-    "This run is driven in a thread."
+    "This run is driven in a thread, or awaited."
     with ADDING:
         IN_BACKGROUND.add(trainer)
 
@@ -34,7 +34,7 @@ def background_runs() -> list:
     For a run that no name is left for, since its cell was run once more.
 
     Returns:
-        Trainers whose `start()`, or a `fit()` that was detached, has not ended.
+        Trainers whose `start()` has not ended, a `fit()` that was detached, or a `fit_async()`.
 
     Example:
         old, = trainer_nb.background_runs()
@@ -43,7 +43,7 @@ def background_runs() -> list:
     """
     with ADDING:
         found = list(IN_BACKGROUND)
-    return [each for each in found if each.background.alive()]
+    return [each for each in found if each.background.alive() or each.driver.pause.awaited]
 
 def trained_by(trainer) -> set[int]:
     "The ids of the parameters that the optimizers of a run change."
@@ -55,8 +55,10 @@ def check_alone(trainer, name: str, trains: bool = True) -> None:
 
     `trains`: this run would change the weights, too, so a run that is held counts as well."""
     for other in background_runs():
-        held = other.state is not RunState.RUNNING and not trains
-        if other is trainer or held or other.driver.status.mine():
+        awaited = other.driver.pause.awaited  # between two steps while other code runs
+        held = not trains and (awaited or other.state is not RunState.RUNNING)
+        calls = other.driver.status.mine() and other.driver.random.in_place  # a hook of it
+        if other is trainer or held or calls:
             continue
         both = ({id(p) for p in trainer.model.parameters()}
                 & {id(p) for p in other.model.parameters()})
@@ -64,7 +66,7 @@ def check_alone(trainer, name: str, trains: bool = True) -> None:
             raise RuntimeError(
                 f"{name}: another run trains this model in the background (step "
                 f"{other.step_state.optimizer_step:,}): trainer_nb.background_runs() has it; "
-                "stop() it, and wait() for its end")
+                f"stop() it, and {'await' if awaited else 'wait() for'} its end")
 
 @contextmanager
 def exclusive_access(trainer, name: str):
