@@ -14,7 +14,8 @@ const INKS = ["#3f83e8", "#dd7023", "#2a9d62", "#a259c4", "#c9483f", "#8a7a2c"];
 const AXES = { step: (curve) => column(curve, "step"), epoch: (curve) => column(curve, "epoch"), samples: (curve) => column(curve, "samples"), time: (curve) => column(curve, "seconds") };
 
 // Means over about `window` values around each; at the ends, where one side is missing, a line through them, so that neither end lags
-// behind a slope, but never beyond the values themselves: powers of ten have no place for less than 0. NaN stays a gap.
+// behind a slope, but never beyond the values themselves: powers of ten have no place for less than 0. A slope that is mere noise
+// would turn the end up or down, so it counts the less, the less it stands out from the noise. NaN stays a gap.
 export function smoothed(values, window) {
   const reach = Math.floor(window / 2);
   if (reach < 1) return values;
@@ -39,15 +40,17 @@ function within(values, from, to, wanted) {
 
 // What a line through some values adds to their mean at a place.
 function slope(values, from, to, at, mean) {
-  let [count, places, products, squares] = [0, 0, 0, 0];
+  let [count, places, products, squares, all] = [0, 0, 0, 0, 0];
   for (let each = from; each < to; each++) if (Number.isFinite(values[each])) { count += 1; places += each; }
   const middle = places / count;
   for (let each = from; each < to; each++) {
     if (!Number.isFinite(values[each])) continue;
     products += (each - middle) * (values[each] - mean);
     squares += (each - middle) ** 2;
+    all += (values[each] - mean) ** 2;
   }
-  return squares ? (products / squares) * (at - middle) : 0;
+  const explained = products ** 2 / squares, noise = Math.max(0, all - explained) / Math.max(1, count - 2);
+  return explained > 0 ? (products / squares) * (at - middle) * Math.max(0, 1 - 4 * noise / explained) : 0;
 }
 
 const isNoisy = (name) => name.startsWith("train/") || name.startsWith("grad_norm");

@@ -19,6 +19,15 @@ test("the ends of a smoothed curve stay within its values", () => {
   expect([Math.min(...made), Math.max(...made)].map((each, at) => (at ? each <= 1 : each >= falling.at(-1)))).toEqual([true, true]);
 });
 
+test("noise turns no end of a smoothed curve, and a slope in noise is followed", () => {
+  let seed = 1;
+  const noise = () => (seed = (seed * 48271) % 2147483647) / 2147483647 - 0.5, runs = (level) => Array.from({ length: 200 }, () => smoothed(Float64Array.from({ length: 100 }, (_, at) => level(at) + noise()), 33).at(-1));
+  const spread = (ends, level) => Math.sqrt(ends.reduce((sum, each) => sum + (each - level) ** 2, 0) / ends.length);
+  const still = spread(runs(() => 2), 2), sloping = runs((at) => 2 - at / 50), mean = sloping.reduce((sum, each) => sum + each) / sloping.length;
+  expect(still).toBeLessThan(1.5 * Math.sqrt(1 / 12 / 33));  // a plain mean has 1.0 of this, a line through noise 2.0
+  expect(Math.abs(mean - (2 - 99 / 50))).toBeLessThan(0.15);  // a plain mean lags behind by 0.32
+});
+
 test("metrics have small plots after the rate; one of several loaders has one", () => {
   expect(smallOf(CURVES)).toEqual([{ title: "lr", names: ["lr"] }, { title: "accuracy", names: ["train/accuracy", "valid/accuracy"] }, { title: "test/<u>mae</u>", names: ["test/<u>mae</u>"] }]);
   const found = traces(CURVES, { window: 1 }), of = (name) => found.find((each) => each.name === name);
