@@ -17,6 +17,7 @@ from trainer_nb.core import data as data_module
 from trainer_nb.core.data import (BatchesByIndex, SeededSamples, batch_at, made_by_index,
                                   open_loader)
 from trainer_nb.core.state import RandomStreams
+from trainer_nb.support import torch_private
 
 KINDS = (torch.float32, torch.float64, torch.half, torch.bfloat16, torch.complex64, torch.int8,
          torch.uint8, torch.int64, torch.bool)
@@ -198,6 +199,42 @@ def test_three_hundred_loaders_give_the_batches_of_torch(by_torch):
         fast += made_by_index(loader)
     assert fast > 200 and batches > 2000  # and of these are made by an index
     assert len(by_torch) < batches / 3
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_another_batch_size_counts_from_the_next_batch_where_it_does_in_torch(size, drop_last):
+    """A program that lets its batches grow in an epoch."""
+    def sizes(fast):
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(torch.arange(17)), 3, shuffle=True, drop_last=drop_last)
+        found = []
+        for number, (batch,) in enumerate(open_loader(loader, loader, fast)):
+            found.append(batch.tolist())
+            if number == 1:
+                loader.batch_sampler.batch_size = size
+        return found
+
+    assert sizes(True) == sizes(False) and len(sizes(True)) > 2
+
+
+def test_an_order_of_torch_is_cut_and_any_other_is_asked_for(monkeypatch):
+    """What a version of torch, or somebody, draws in another way is drawn in that way."""
+    made = lambda **settings: open_loader(
+        loader := DataLoader(TensorDataset(torch.arange(9)), 4, **settings), loader)
+    torch.manual_seed(0)
+    usual = [batch.tolist() for batch, in made(shuffle=True)]
+    assert made(shuffle=True).cut and made().cut and not made(sampler=Numbers(9, int)).cut
+    assert not made(sampler=RandomSampler(range(9), True)).cut
+    assert not made(sampler=RandomSampler(range(9), num_samples=10)).cut
+    assert torch_private._cut_as_torch_does()
+    monkeypatch.setattr(RandomSampler, "__iter__", lambda self: iter(range(9)[::-1]))
+    found = made(shuffle=True)
+    assert not found.cut and [batch.tolist() for batch, in found] == [
+        [8, 7, 6, 5], [4, 3, 2, 1], [0]]
+    state = torch.get_rng_state()
+    assert not torch_private._cut_as_torch_does() and torch.equal(state, torch.get_rng_state())
+    assert sorted(sum(usual, [])) == list(range(9)) != sum(usual, [])
 
 
 @pytest.mark.parametrize("kind", ["video", "channels last", "odd strides"])

@@ -56,9 +56,9 @@ from .own_state import (Search, generator_search, generator_state, generators_in
                                        set_generator_state)
 from .state import RandomStreams, same_numpy_state
 from ..support.torch_private import (
-    batch_at, batches_as_shipped, forget_waiting_iterator, forget_worker_pids, indices_behind,
-    is_loader_iterator, is_plain, iterates_as_shipped, iterator_workers, leave_shut_down,
-    shut_down_workers, waiting_iterator)
+    batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_waiting_iterator,
+    forget_worker_pids, indices_behind, is_loader_iterator, is_plain, iterates_as_shipped,
+    iterator_workers, leave_shut_down, shut_down_workers, waiting_iterator)
 
 # %% ../../nbs/core/07_data.ipynb #c65a3d7e
 def map_nested(function, value, is_leaf):
@@ -759,19 +759,21 @@ def joined_rows(parts: list, order: torch.Tensor):
 class BatchesByIndex:
     "An iterator of torch's loader, whose batches are made by one index per tensor where they may."
     def __init__(self, inner, indices, loader):
-        self.inner, self.indices, self.dataset = inner, indices, loader.dataset
+        self.inner, self.dataset = inner, loader.dataset
+        self.cut = cuts_one_order(loader.batch_sampler)  # indices are parts of one tensor
+        self.indices = cut_order(loader.batch_sampler) if self.cut else indices
 
     def __iter__(self):
         return self
 
     def __next__(self):
         index = next(self.indices)
-        if type(index) is list and batches_as_shipped():
+        if (self.cut or type(index) is list) and batches_as_shipped():
             try:
                 return rows(self.dataset, index)
             except Exception:  # torch makes this batch, or raises an error of its own
                 pass
-        return batch_at(self.inner, index)
+        return batch_at(self.inner, index.tolist() if self.cut else index)
 
 def made_by_index(loader) -> bool:
     "Whether the batches of a loader are made by one index per tensor, as its first sample says."

@@ -10,8 +10,9 @@ __all__ = ['INSIDE', 'step_within', 'run_backward', 'gradient_norms', 'multiply'
            'is_loader_iterator', 'iterator_workers', 'shut_down_workers',
            'leave_shut_down', 'forget_worker_pids', 'waiting_iterator',
            'forget_waiting_iterator', 'batches_as_shipped', 'iterates_as_shipped',
-           'is_plain', 'indices_behind', 'batch_at', 'can_add_up_within',
-           'prepare_backward', 'rebuild_buckets', 'job_store', 'describe_part']
+           'is_plain', 'indices_behind', 'batch_at', 'cuts_one_order', 'cut_order',
+           'can_add_up_within', 'prepare_backward', 'rebuild_buckets', 'job_store',
+           'describe_part']
 
 # %% ../../nbs/support/torch_private.ipynb #0e5492e4
 import os
@@ -23,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 from torch.optim import optimizer
-from torch.utils.data import (ConcatDataset, StackDataset, Subset, TensorDataset, dataloader,
-                              default_collate)
+from torch.utils.data import (BatchSampler, ConcatDataset, RandomSampler, SequentialSampler,
+                              StackDataset, Subset, TensorDataset, dataloader, default_collate)
 
 # %% ../../nbs/support/torch_private.ipynb #c3a1b5bf
 _WRAPPER = optimizer.Optimizer.profile_hook_step(lambda optim: None).__code__
@@ -307,6 +308,74 @@ def batch_at(iterator, index):
         return next(iterator)
     finally:
         iterator._sampler_iter = indices
+
+# %% ../../nbs/support/torch_private.ipynb #16ab16ab
+_ORDERS = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, SequentialSampler)}
+
+def cuts_one_order(batch_sampler) -> bool:
+    "Whether this batch sampler cuts the order of a sampler of torch's that has all of it at once."
+    sampler = getattr(batch_sampler, "sampler", None)
+    if not _CUTS or type(batch_sampler) is not BatchSampler or any(
+            kind.__iter__ is not shipped for kind, shipped in _ORDERS.items()):
+        return False
+    return type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and sampler.replacement is False
+        and sampler.num_samples == len(sampler.data_source))
+
+def cut_order(batch_sampler):
+    "The indices of the batches of such a sampler, as parts of one tensor; a generator."
+    sampler = batch_sampler.sampler
+    count, generator = len(sampler.data_source), getattr(sampler, "generator", None)
+    if type(sampler) is SequentialSampler:
+        order = torch.arange(count)
+    else:
+        own = generator
+        if own is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            own = torch.Generator()
+            own.manual_seed(seed)
+        order = torch.randperm(count, generator=own)
+    begin, size, drop_last = 0, batch_sampler.batch_size, batch_sampler.drop_last
+    last = order[count:]
+    while begin < count:
+        for part in order[begin:].split(size):
+            if batch_sampler.batch_size != size and not drop_last:  # torch reads it each time
+                break
+            begin += size
+            if begin <= count:
+                yield part
+            else:
+                last = part
+        size = batch_sampler.batch_size
+    if generator is not None:
+        torch.randperm(count, generator=generator)
+    if len(last) and not drop_last:
+        yield last
+
+def _cut_as_torch_does() -> bool:
+    "Whether `cut_order` gives torch's batches, and leaves the random state where torch does."
+    before = torch.get_rng_state()
+    def drawn(make):
+        torch.set_rng_state(before)
+        generator, found = torch.Generator().manual_seed(3), []
+        for sampler in (RandomSampler(range(7)), RandomSampler(range(7), generator=generator),
+                        RandomSampler(range(6), generator=generator)):
+            for drop_last in (False, True):
+                batches, part = make(BatchSampler(sampler, 3, drop_last)), ()
+                while part is not None:
+                    part = next(batches, None)
+                    found += [part is None or list(map(int, part)),
+                              torch.get_rng_state().tolist(), generator.get_state().tolist()]
+        return found
+    try:
+        return drawn(iter) == drawn(cut_order)
+    except Exception:  # of a torch that makes samplers in another way
+        return False
+    finally:
+        torch.set_rng_state(before)
+
+with torch.inference_mode(False):
+    _CUTS = _cut_as_torch_does()
 
 # %% ../../nbs/support/torch_private.ipynb #cea4fd4a
 def can_add_up_within(wrapped: torch.nn.parallel.DistributedDataParallel) -> bool:
