@@ -361,7 +361,8 @@ def _cut_as_torch_does() -> bool:
         for sampler in (RandomSampler(range(7)), RandomSampler(range(7), generator=generator),
                         RandomSampler(range(6), generator=generator)):
             for drop_last in (False, True):
-                batches, part = make(BatchSampler(sampler, 3, drop_last)), ()
+                batches = make(BatchSampler(sampler, 3, drop_last))
+                part: Any = ()
                 while part is not None:
                     part = next(batches, None)
                     found += [part is None or list(map(int, part)),
