@@ -365,8 +365,9 @@ def _cut_as_torch_does() -> bool:
                 part: Any = ()
                 while part is not None:
                     part = next(batches, None)
+                    states = torch.get_rng_state(), generator.get_state()
                     found += [part is None or list(map(int, part)),
-                              torch.get_rng_state().tolist(), generator.get_state().tolist()]
+                              *(bytes(state.numpy()) for state in states)]
         return found
     try:
         return drawn(iter) == drawn(cut_order)
