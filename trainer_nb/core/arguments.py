@@ -23,6 +23,7 @@ from .data import check_loader
 from .engine import OUTSIDE, check_compile, unwrap
 from .errors import check_parameters
 from .evaluator import STAGES, named_loaders
+from .hook import check_unused
 from .optimizers import (GivenOptimizers, check_apart, given_optimizers,
                                         made_optimizer, no_eval_step)
 from .own_state import search
@@ -141,6 +142,8 @@ def check_parts(model, train_step, loss_fn, optim, hooks) -> None:
         raise TypeError(f"optim={optim!r}: an Optimizer, or a callable that takes the parameters")
     if not isinstance(hooks, (list, tuple)):
         raise TypeError(f"hooks is a {type(hooks).__name__}: give a list, hooks=[...]")
+    for hook in hooks:
+        check_unused(hook)
 
 # %% ../../nbs/core/23_arguments.ipynb #cdeaa380
 def check_metrics(metrics) -> None:

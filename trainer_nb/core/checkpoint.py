@@ -246,6 +246,7 @@ class HooksPart:
     def restore(self, states: dict, owner) -> None:
         "Give each hook its state; CheckpointError names one that does not take it."
         rows = {row.name: row for row in self.rows()}
+        owner.hooks.begin_run()  # their values are those of this run
         for name, state in states.items():
             if name not in rows:
                 warn(f"the state has something to give back to a hook {name!r}, and there is none "

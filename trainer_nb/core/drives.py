@@ -46,6 +46,7 @@ def check_ready(trainer, name: str) -> None:
     for runner in trainer.runners.values():
         check_same_parameters(runner.engine, trainer.loss_fn)
     check_alone(trainer, name)
+    trainer.hooks.check_unused()
     trainer.unheld.look(trainer)
     for loader_name, loader in trainer.evaluator.loaders.items():
         if loader_length(loader) == 0:
@@ -78,6 +79,7 @@ def enter(trainer, name: str, totals: tuple | None = None) -> bool:
     if totals is not None:
         warn_of_totals(trainer, name, *totals)
     trainer.driver.lifecycle.to_totals = totals is not None
+    trainer.hooks.begin_run()
     return True
 
 def leave_out(trainer, source: str) -> None:

@@ -6,8 +6,8 @@
 __all__ = ['HOOK_POINTS', 'POINTS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY_HOOK', 'PARTS',
            'check_point_names', 'check_names', 'Hook', 'LambdaHook', 'MainProcessHook',
            'ComponentHook', 'hook_label', 'hook_name', 'overrides', 'taken_points',
-           'has_state', 'check_hook', 'raised_by_hook', 'HookFailure', 'HookRow',
-           'HookSet', 'table_text', 'hook_table', 'StepClock']
+           'has_state', 'keeps_a_run', 'check_unused', 'check_hook', 'raised_by_hook',
+           'HookFailure', 'HookRow', 'HookSet', 'table_text', 'hook_table', 'StepClock']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
 import re
@@ -311,6 +311,18 @@ def has_state(hook) -> bool:
     "The hook can save and load a state; every `Hook` can."
     return hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict")
 
+def keeps_a_run(hook) -> bool:
+    "Whether this is a hook of this package, or a kind of one, that keeps values of its run."
+    return any(base.__module__.startswith("trainer_nb.") and base.__module__ != __name__
+               for base in type(hook).__mro__)
+
+def check_unused(hook, hooks=None) -> None:
+    "ValueError for a hook that has values of another run than that of these `hooks`."
+    run = vars(hook).get("_of_run") if keeps_a_run(hook) else None
+    if run is not None and (hooks is None or run is not hooks.run):
+        raise ValueError(f"{hook_label(hook)}: this very hook has taken part in another run, whose "
+                         "values it keeps: make a new one for each Trainer, in the same cell")
+
 def check_hook(hook) -> None:
     "Raise TypeError for an object that is not a hook."
     if isinstance(hook, type):
@@ -412,12 +424,33 @@ class HookSet:
         self.error_after_all: int | None = None  # id of what was raised after all were called
         self.dry = False  # hooks that write (`writes = True`) are not called
         self.changed: Callable[[], None] | None = None  # called when a hook was added or removed
+        self.run: object = None  # stands for the run, since it has begun
         for hook in hooks:
-            self.add(hook)
+            self._add(hook)
         self.resolve()
 
+    def check_unused(self) -> None:
+        "ValueError for a hook that has taken part in another run."
+        for row in self.rows:
+            check_unused(row.hook, self)
+
+    def begin_run(self) -> None:
+        "The run begins: its hooks take part in no other from here on."
+        self.run = self.run or object()
+        for row in self.rows:
+            self._take_part(row.hook)
+
+    def _take_part(self, hook) -> None:
+        if self.run is not None and keeps_a_run(hook):
+            hook._of_run = self.run
+
     def add(self, hook) -> None:
-        "Add a hook; it is called from the next boundary on."
+        "Add a hook; it is called from the next boundary on. ValueError for one of another run."
+        check_unused(hook, self)
+        self._add(hook)
+        self._take_part(hook)
+
+    def _add(self, hook) -> None:
         check_hook(hook)
         if any(row.hook is hook for row in self.rows):
             raise ValueError(f"{hook_label(hook)}: this very hook is added already")
