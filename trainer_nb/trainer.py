@@ -553,8 +553,12 @@ class Trainer:
     def __setattr__(self, name: str, value):
         if name in ASSIGNED and (self.assembled or name in OVERRIDDEN):
             assign(self, name, value)
-        else:
-            object.__setattr__(self, name, value)
+            return
+        if (self.assembled and name not in vars(self) and not hasattr(type(self), name)
+                and name in self.tunables.table):
+            raise AttributeError(f"trainer.{name} is no attribute, and setting it would have no "
+                                 f"effect: trainer.tune({name}={value!r})")
+        object.__setattr__(self, name, value)
 
     def __reduce_ex__(self, protocol):
         raise TypeError(f"a {type(self).__name__} cannot be pickled or copied: it holds threads, "

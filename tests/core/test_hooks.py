@@ -445,7 +445,7 @@ def test_short_words_are_the_authors_own():
 def test_hook_answers_every_question_with_nothing(question):
     """Hook's own answer is none, no, or empty, and counts as no answer."""
     given = {"load_state_dict": ({},), "check_state": (None, {}), "weight_sets_in": ({}, "plain"),
-             "own_tunables": ("plain",)}
+             "own_tunables": ("plain",), "run_loaded": (None, None)}
     alone = ("state_dict", "schedule_name", "best_state", "rewind_points", "finish_writing")
     args = given.get(question, () if question in alone else (None,))
     plain = SimpleNamespace(after_step=lambda trainer: None)

@@ -566,11 +566,11 @@ def test_the_rate_that_is_told_is_the_one_of_the_next_step():
 @pytest.mark.parametrize("sched", [*NAMES, *(each for each, _ in WRITTEN[1:3])])
 def test_a_schedule_that_nobody_disturbs_is_not_told(sched, tmp_path):
     """Tuned, rewound, saved and loaded, accumulated, and with a parameter group that was added."""
-    settings = {"epochs": 4, "gradient_accumulation_steps": 2,
-                "hooks": [SnapshotHook(every_steps=1)]}
+    made = lambda: make(copy.deepcopy(sched), epochs=4, gradient_accumulation_steps=2,
+                        hooks=[SnapshotHook(every_steps=1)])
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        trainer = make(copy.deepcopy(sched), **settings)
+        trainer = made()
         trainer.step(3)
         trainer.tune(lr=0.01)
         trainer.step(2)
@@ -578,7 +578,7 @@ def test_a_schedule_that_nobody_disturbs_is_not_told(sched, tmp_path):
         trainer.rewind(3)
         trainer.step(2)
         trainer.save(tmp_path / "run.pt")
-        other = make(copy.deepcopy(sched), **settings)
+        other = made()
         other.load(tmp_path / "run.pt")
         other.step(1)
         other.optim.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.2})

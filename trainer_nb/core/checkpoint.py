@@ -150,7 +150,7 @@ class ModelPart:
             "modules": {
                 "eval": [n for n, m in model.named_modules() if not modes.get(m, m.training)],
                 "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],
-                "optimizer": type(engine.optim).__name__}}
+                "optimizer": type(engine.optim).__name__, "stepped": engine.stepped_names()}}
 
     def unlike(self, state: dict) -> str:
         "What in a state is of another model or loss function, in words; '' where nothing is."
@@ -160,7 +160,8 @@ class ModelPart:
     def optimizer_unlike(self, state: dict) -> str:
         "What in a state is of another optimizer, in words; '' where nothing is."
         optim = self.engine.optim
-        text = optimizer_unlike(state["optim"], optim, state["modules"].get("optimizer"))
+        kind, names = map(state["modules"].get, ("optimizer", "stepped"))
+        text = optimizer_unlike(state["optim"], optim, kind, names, self.engine.stepped_names())
         groups = len(optim.param_groups)
         return text + NEW_OPTIMIZER if text else rates_unlike(state["position"], groups)
 
@@ -710,7 +711,7 @@ class RunCheckpoint:
         Raises:
             CheckpointError: If the state does not fit. Then nothing has changed.
         """
-        checks, parts = self.checks, self.parts
+        checks, parts, before = self.checks, self.parts, self.driver.journal
         checks.check_whole(state)
         checks.check(state, owner, optimizer)
         taken = state if optimizer else parts.with_own_optimizer(state)
@@ -726,6 +727,8 @@ class RunCheckpoint:
             self.log_assigned(owner)
             parts.journal.restore_history(state)
             self.loop.resolve_hooks(owner)  # hooks that join now find the records
+        if before.header:
+            self.driver.hooks.ask("run_loaded", owner, before)
 
     def start_anew(self, owner) -> None:
         "The schedule begins again, with an optimizer that is new."

@@ -6,8 +6,8 @@
 __all__ = ['OPTIM', 'GROUP_FREE', 'MOMENTS', 'SHAPED', 'NUMBER', 'PHASES', 'COUNTS', 'POSITION',
            'BEST', 'SCALER', 'RUN', 'DATA', 'START', 'COLUMNS', 'state_check', 'unlike',
            'tensors_unlike', 'is_of_torch', 'groups_unlike', 'moments', 'entries_unlike',
-           'optimizer_unlike', 'streams_unlike', 'generators_unlike', 'data_unlike',
-           'records_unlike', 'run_unlike', 'rates_unlike', 'header_unlike',
+           'order_unlike', 'optimizer_unlike', 'streams_unlike', 'generators_unlike',
+           'data_unlike', 'records_unlike', 'run_unlike', 'rates_unlike', 'header_unlike',
            'journal_unlike', 'columns_unlike', 'history_unlike']
 
 # %% ../../nbs/core/17_checks.ipynb #b2492a90
@@ -186,14 +186,24 @@ def entries_unlike(given, optim: torch.optim.Optimizer) -> str:
                             f"{kind_of(value)}, the parameter is {tuple(parameter.shape)}")
     return ""
 
-def optimizer_unlike(given, optim: torch.optim.Optimizer, kind: str | None) -> str:
+def order_unlike(given, here: list[str]) -> str:
+    "How the parameters of an optimizer stand in another order, in words; '' where they do not."
+    if type(given) is not list or given == here or sorted(map(str, given)) != sorted(here):
+        return ""  # of an older file, or renamed: their shapes are compared
+    place = next(number for number, name in enumerate(here) if name != given[number])
+    return (f"the optimizer holds its parameters in another order: number {place} is "
+            f"{here[place]}, and was {given[place]}")
+
+def optimizer_unlike(given, optim: torch.optim.Optimizer, kind: str | None,
+                     names: list | None = None, here: list[str] | None = None) -> str:
     """What of an optimizer's state does not fit an optimizer, in words; '' where all does.
 
-    `kind`: the class that the state names."""
+    `kind`, `names`: the class, and the parameters in their order, that the state names; `here`:
+    those of this optimizer."""
     name = type(optim).__name__
     if kind not in (None, name):
         return f"this state is of another optimizer: of {kind}, and here is {name}"
-    if text := groups_unlike(given, optim):
+    if text := groups_unlike(given, optim) or order_unlike(names, here or []):
         return text
     flags = [group.get("decoupled_weight_decay")
              for each in (given["param_groups"], optim.param_groups) for group in each[:1]]

@@ -16,12 +16,13 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'TASKS', 'FORKS_HANG', 'OPEN_ITERATORS', 'N
            'kill_workers', 'OpenIterators', 'SeededSamples', 'EpochMark', 'index_tensor',
            'looked_up', 'stacks_in_rows', 'rows', 'rows_of_several', 'joined_rows',
            'BatchesByIndex', 'made_by_index', 'by_index', 'open_loader', 'close_iterator',
-           'keeps_workers', 'end_persistent_workers', 'opened', 'left', 'too_short',
-           'SkippingSampler', 'DrawWatch', 'WatchedPass', 'clone_for_skipping',
-           'own_sampler', 'data_parts', 'LoaderGenerators', 'loader_generators',
-           'sample_generators', 'restore_generators', 'SampleStreams', 'EpochStart',
-           'drawn', 'replay_indices', 'pass_indices', 'keeps_order', 'batch_indices',
-           'gives_samples', 'LoaderSource', 'FirstBatches', 'EpochIterator']
+           'keeps_workers', 'stays_open', 'end_persistent_workers', 'opened', 'left',
+           'too_short', 'SkippingSampler', 'DrawWatch', 'WatchedPass',
+           'clone_for_skipping', 'own_sampler', 'data_parts', 'LoaderGenerators',
+           'loader_generators', 'sample_generators', 'restore_generators',
+           'SampleStreams', 'EpochStart', 'drawn', 'replay_indices', 'pass_indices',
+           'keeps_order', 'batch_indices', 'gives_samples', 'LoaderSource',
+           'FirstBatches', 'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
 import atexit
@@ -56,9 +57,9 @@ from .own_state import (Search, generator_search, generator_state, generators_in
                                        set_generator_state)
 from .state import RandomStreams, same_numpy_state
 from ..support.torch_private import (
-    batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_waiting_iterator,
-    forget_worker_pids, indices_behind, is_loader_iterator, is_plain, iterates_as_shipped,
-    iterator_workers, leave_shut_down, shut_down_workers, waiting_iterator)
+    batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_worker_pids, indices_behind,
+    is_loader_iterator, is_plain, iterates_as_shipped, iterator_workers, leave_shut_down,
+    set_waiting_iterator, shut_down_workers, waiting_iterator)
 
 # %% ../../nbs/core/07_data.ipynb #c65a3d7e
 def map_nested(function, value, is_leaf):
@@ -631,7 +632,13 @@ class OpenIterators:
         else:
             shut_down_workers(iterator)
         if iterator is not None and waiting_iterator(loader) is iterator:
-            forget_waiting_iterator(loader)
+            set_waiting_iterator(loader, None)
+
+    def in_use(self, iterator) -> bool:
+        "Whether a pass of a training goes through this iterator now."
+        end = self.ends.get(iterator) if has_workers(iterator) else None
+        found = end.peek() if end is not None else None
+        return found is not None and getattr(found[0], "_raw", None) is iterator
 
     def close_all(self) -> None:
         "End the workers of all iterators."
@@ -800,7 +807,11 @@ def open_loader(loader, owner, fast: bool = True):
 
     `fast`: batches of data in memory are made by one index per tensor."""
     loader = as_torch(loader)
+    waiting = waiting_iterator(loader)  # torch would begin it anew, also in the middle of a pass
+    used = waiting is not None and OPEN_ITERATORS.in_use(waiting)
     try:
+        if used:
+            set_waiting_iterator(loader, None)
         with workers_ignore_interrupt(loader):
             iterator = iter(loader)
     except BaseException as error:  # torch may raise for a dead worker at any time
@@ -809,6 +820,9 @@ def open_loader(loader, owner, fast: bool = True):
             kill_workers(half)
             leave_shut_down(half)  # its deletion ends nothing more
         raise
+    finally:
+        if used:
+            set_waiting_iterator(loader, waiting)
     OPEN_ITERATORS.add(iterator, owner, loader)
     return by_index(iterator, loader) if fast else iterator
 
@@ -819,6 +833,11 @@ def close_iterator(iterator, loader=None) -> None:
 def keeps_workers(loader) -> bool:
     "Whether the loader's worker processes stay alive from one pass to the next."
     return bool(getattr(loader, "persistent_workers", False))
+
+def stays_open(iterator, loader) -> bool:
+    "Whether the workers behind an iterator wait for the loader's next pass after this one."
+    return keeps_workers(loader) and (not has_workers(iterator)
+                                      or waiting_iterator(as_torch(loader)) is iterator)
 
 def end_persistent_workers(loader) -> None:
     "End the workers that wait for the next pass, if there are any."
@@ -835,7 +854,7 @@ def opened(loader, fast: bool = True):
         yield iterator
         whole = True
     finally:
-        if not (whole and keeps_workers(loader)):
+        if not (whole and stays_open(iterator, loader)):
             close_iterator(iterator, loader)
 
 # %% ../../nbs/core/07_data.ipynb #f5834d58

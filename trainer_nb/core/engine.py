@@ -488,6 +488,12 @@ class Engine:
         "Compute with a wrapper of the model."
         self.model = model
 
+    def stepped_names(self) -> list[str]:
+        "The names of the optimizer's parameters, in its own order."
+        names = {id(p): name for name, p in zip(self.params.names, self.params.every)}
+        return [names.get(id(p), OUTSIDE) for group in self.optim.param_groups
+                for p in group["params"]]
+
     def refresh_parameters(self) -> None:
         "Read the lists of parameters again (after parameters were added or frozen)."
         self.params.refresh(self.optim)

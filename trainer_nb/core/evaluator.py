@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from .data import (NO_BATCH, all_batches, by_number, check_loader, close_iterator,
-                                  keeps_order, keeps_workers, limited, LoaderGenerators,
-                                  loader_length, opened, other_length, pass_indices, uncertain_size)
+                                  keeps_order, limited, LoaderGenerators,
+                                  loader_length, opened, other_length, pass_indices, stays_open,
+                                  uncertain_size)
 from .engine import Engine
 from .errors import explain
 from .hook import HookSet
@@ -219,7 +220,7 @@ class Evaluator:
                 yield MICRO
             whole = True
         finally:
-            if not (whole and keeps_workers(loader)):
+            if not (whole and stays_open(iterator, loader)):
                 close_iterator(iterator, loader)
         if not sum(engine.gather(count)):
             raise ValueError(f"the loader {name!r} gave no batch: there is nothing to evaluate")

@@ -22,7 +22,7 @@ from .state import as_number
 from ..support.validate import nearest_name
 
 if TYPE_CHECKING:
-    from trainer_nb.core.journal import Intervention
+    from trainer_nb.core.journal import Intervention, Journal
     from trainer_nb.hooks.alerts import Alert
     from trainer_nb.trainer import Trainer
 
@@ -44,7 +44,7 @@ HOOK_QUESTIONS = {
     "state": ("state_dict", "load_state_dict", "check_state", "state_loaded"),
     "optimizer": ("split_optimizer", "split_again", "start_anew", "schedule_name"),
     "weights": ("weight_sets", "weight_sets_in", "best_state", "best_kept", "average_in"),
-    "rewind": ("rewind_points", "finish_writing"),
+    "rewind": ("rewind_points", "finish_writing", "run_loaded"),
     "drive": ("drive_ended", "ended_early", "leads", "where_saved"),
     "tunables": ("own_tunables",),
 }
@@ -204,6 +204,9 @@ class Hook:
 
     def finish_writing(self) -> None:
         "Wait until every file that was begun is complete."
+
+    def run_loaded(self, trainer: "Trainer", before: "Journal") -> None:
+        "The run that has begun became that of a state; `before`: the journal until then."
 
     def drive_ended(self, trainer: "Trainer") -> None:
         "A drive is over, at its end, at a pause or after an error."

@@ -356,6 +356,14 @@ class Journal:
         "The path without its rewinds: what a replay repeats."
         return [entry for entry in self.path() if entry.survives is None]
 
+    def same_until(self, other: "Journal", step: int) -> bool:
+        "Whether both are journals of one run up to a step: begun and changed alike."
+        begun = [[each.header.get(name) for name in ("seed", "random", "weights")]
+                 for each in (self, other)]
+        entries = [[(entry.kind, entry.name, entry.new, entry.step, entry.boundary)
+                    for entry in each.surviving() if entry.step < step] for each in (self, other)]
+        return begun[0] == begun[1] and entries[0] == entries[1]
+
     def changes(self) -> list[Intervention]:
         "The changes of settings, hooks and assigned objects on the path, and the rewinds."
         kinds = ("tune", "hook", "assign", "rewind")

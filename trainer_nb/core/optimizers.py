@@ -240,7 +240,7 @@ class OptimizersPart:
     def _captured(self, name: str, runner: StepRunner) -> dict:
         engine, finite, state = runner.engine, runner.gradients.finite, runner.state
         return {"optim": optimizer_state(engine),
-                "kind": type(engine.optim).__name__,
+                "kind": type(engine.optim).__name__, "stepped": engine.stepped_names(),
                 "scaler": None if engine.scaler is None else engine.scaler.state_dict(),
                 "optimizer_step": state.optimizer_step, "skipped_steps": state.skipped_steps,
                 "base_rates": runner.rates.base, "base_decays": self.decays[name].base,
@@ -256,7 +256,8 @@ class OptimizersPart:
         for name, runner in self.runners.items() if optimizer else ():
             text = (misfit(states[name], OF_OPTIMIZER, f"the optimizer {name!r}")
                     or optimizer_unlike(states[name]["optim"], runner.engine.optim,
-                                        states[name]["kind"]))
+                                        states[name]["kind"], states[name].get("stepped"),
+                                        runner.engine.stepped_names()))
             if text:
                 return f"optimizer {name!r}: {text}"
         return ""

@@ -143,7 +143,8 @@ class EffectiveRates:
         for group in groups[len(self.base):]:  # added during the run
             self.base.append(float(group["lr"]))
         first = self.base[0]
-        return [settings.lr * rate / first if first else settings.lr for rate in self.base]
+        return [settings.lr * rate / first if first and rate != first else settings.lr
+                for rate in self.base]
 
     def in_force(self) -> list[float]:
         "The rate of each parameter group."
@@ -196,7 +197,11 @@ class WeightDecays:
         for group in groups[len(self.base):]:  # added during the run
             self.base.append(group.get("weight_decay", 0.0))
         for group, base in zip(groups, self.base):
-            group["weight_decay"] = value if largest is None else value * base / largest
+            if value == largest:  # as at the beginning, to the last bit
+                group["weight_decay"] = base
+            else:
+                same = largest is None or base == largest
+                group["weight_decay"] = value if same else value * base / largest
 
 # %% ../../nbs/core/13_runner.ipynb #0868c304
 NO_GRADIENT = 20  # windows without a gradient, from the beginning of a drive on, are an error

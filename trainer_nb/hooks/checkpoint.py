@@ -929,9 +929,21 @@ class CheckpointHook(Hook):
     def on_intervention(self, trainer, intervention):
         "After a rewind, what is later is of a dead branch."
         if intervention.kind == "rewind" and self.held.owned:
-            self.writer.wait()
-            if trainer.is_main:
-                self.folder.cut(trainer.step_state.optimizer_step)
+            self._cut(trainer, trainer.step_state.optimizer_step)
+
+    def run_loaded(self, trainer, before):
+        "Leave the files that are not of the past of the run that was loaded; they stay."
+        if not self.held.owned:
+            return
+        step, now = trainer.step_state.optimizer_step, trainer.journal
+        past = [point.step for point in self.rewind_points()
+                if point.step <= step and now.same_until(before, point.step)]
+        self._cut(trainer, max(past, default=-1))
+
+    def _cut(self, trainer, step: int) -> None:
+        self.writer.wait()
+        if trainer.is_main:
+            self.folder.cut(step)
 
     def cleanup_fit(self, trainer):
         "Wait for the last file, and restore the signal handlers."

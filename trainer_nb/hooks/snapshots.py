@@ -124,3 +124,9 @@ class SnapshotHook(Hook):
         if intervention.kind == "rewind":
             here = trainer.step_state.boundary
             self.snapshots = [each for each in self.snapshots if each.boundary <= here]
+
+    def run_loaded(self, trainer, before):
+        "Drop the snapshots that are not of the past of the run that was loaded."
+        here, now = trainer.step_state.boundary, trainer.journal
+        self.snapshots = [each for each in self.snapshots
+                          if each.boundary <= here and now.same_until(before, each.step)]

@@ -9,7 +9,7 @@ __all__ = ['INSIDE', 'step_within', 'run_backward', 'gradient_norms', 'multiply'
            'scaling_left_to_us', 'module_versions', 'set_module_versions',
            'is_loader_iterator', 'iterator_workers', 'shut_down_workers',
            'leave_shut_down', 'forget_worker_pids', 'waiting_iterator',
-           'forget_waiting_iterator', 'batches_as_shipped', 'iterates_as_shipped',
+           'set_waiting_iterator', 'batches_as_shipped', 'iterates_as_shipped',
            'is_plain', 'indices_behind', 'batch_at', 'cuts_one_order', 'cut_order',
            'can_add_up_within', 'prepare_backward', 'rebuild_buckets', 'job_store',
            'describe_part']
@@ -242,9 +242,9 @@ def waiting_iterator(loader):
     "The iterator whose persistent workers wait for the next pass of a loader; None without one."
     return getattr(loader, "_iterator", None)
 
-def forget_waiting_iterator(loader) -> None:
-    "The next pass of a loader starts new workers."
-    loader._iterator = None
+def set_waiting_iterator(loader, iterator) -> None:
+    "The next pass of a loader takes this iterator with its workers; None: it starts new ones."
+    loader._iterator = iterator
 
 # %% ../../nbs/support/torch_private.ipynb #df0bb35a
 _UTILS = getattr(torch.utils.data, "_utils", None)

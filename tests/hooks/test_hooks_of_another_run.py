@@ -1,0 +1,142 @@
+"""A hook keeps values of its run, so it takes part in one alone; and a run that was loaded goes
+back to its own past only."""
+
+import pytest
+import torch
+from small_runs import make
+
+from trainer_nb import (AlertsHook, CheckpointHook, EarlyStopHook, EMAHook, Hook, LambdaHook,
+                        ReplayHook, SamplesHook, SnapshotHook)
+
+AGAIN = "has taken part in another run"
+
+
+class Own(EarlyStopHook):
+    """A kind of one's own of a hook that keeps values."""
+
+
+@pytest.mark.parametrize("made", [
+    SnapshotHook, EMAHook, AlertsHook, SamplesHook, lambda: EarlyStopHook("train/loss"),
+    lambda: Own("train/loss")])
+def test_a_hook_that_has_taken_part_in_a_run_is_refused_by_another(made):
+    """A cell that makes the trainer is run twice, and the one that makes the hook is not."""
+    hook = made()
+    make(hooks=[hook]).step(2)
+    with pytest.raises(ValueError, match=AGAIN):
+        make(hooks=[hook])
+    other = make()
+    with pytest.raises(ValueError, match=AGAIN):
+        other.hooks.add(hook)
+    assert other.step(2).steps == 2
+
+
+def test_whoever_runs_first_has_the_hook():
+    hook = SnapshotHook()
+    first, second = make(hooks=[hook]), make(hooks=[hook])
+    second.step(2)
+    with pytest.raises(ValueError, match=AGAIN):
+        first.step()
+    assert first.step_state.boundary == 0 and second.step(2).steps == 4
+    second.hooks.remove(hook)
+    second.step()
+    second.hooks.add(hook)
+    assert second.step().steps == 6
+
+
+def test_a_hook_that_joins_later_is_taken_too_and_one_that_never_ran_is_free():
+    late, unused = SnapshotHook(), SnapshotHook()
+    run = make()
+    run.step()
+    run.hooks.add(late)
+    with pytest.raises(ValueError, match=AGAIN):
+        make(hooks=[late])
+    make(hooks=[unused])
+    with pytest.raises(ValueError, match="epochs"):
+        make(hooks=[unused], epochs=0)
+    assert make(hooks=[unused]).step().steps == 1
+
+
+def test_a_hook_that_was_given_a_state_is_taken():
+    saved, hook = make(hooks=[EMAHook(0.9)]), EMAHook(0.9)
+    saved.step(3)
+    make(hooks=[hook]).load_state_dict(saved.state_dict())
+    with pytest.raises(ValueError, match=AGAIN):
+        make(hooks=[hook])
+
+
+def test_hooks_of_ones_own_may_see_several_runs():
+    class Counts(Hook):
+        steps = 0
+
+        def after_step(self, trainer):
+            self.steps += 1
+
+    counts, told = Counts(), []
+    shared = LambdaHook(after_step=lambda trainer: told.append(1))
+    for _ in range(2):
+        make(hooks=[counts, shared]).step(3)
+    assert counts.steps == 6 == len(told)
+
+
+def test_a_search_before_the_run_takes_no_hook():
+    run = make(hooks=[EMAHook(0.9)])
+    run.lr_find(num_steps=5)
+    assert run.step(2).steps == 2
+
+
+def test_a_replay_hook_replays_once():
+    run = make()
+    run.step(2)
+    run.tune(lr=0.2)
+    run.step()
+    hook = ReplayHook(run.journal)
+    make(hooks=[hook]).step(3)
+    with pytest.raises(ValueError, match=AGAIN):
+        make(hooks=[hook])
+
+
+def kept(kind, folder):
+    return SnapshotHook(every_steps=2) if kind == "memory" else CheckpointHook(
+        folder / "kept", every_steps=2, keep_last=9)
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_a_run_that_was_loaded_goes_back_to_no_state_of_the_one_before(kind, tmp_path):
+    other = make(seed=7)
+    other.step(5)
+    run = make(seed=8, hooks=[kept(kind, tmp_path)])
+    run.step(9)
+    assert run.rewind_points()
+    run.load_state_dict(other.state_dict())
+    assert run.rewind_points() == []
+    with pytest.raises(ValueError, match="no snapshot or checkpoint"):
+        run.rewind(4)
+    run.step(2)
+    other.step(2)
+    assert all(torch.equal(one, two) for one, two in zip(
+        run.model.parameters(), other.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_an_earlier_state_of_the_same_run_keeps_its_own_past(kind, tmp_path):
+    """What comes later is of another branch, as after a rewind."""
+    run = make(seed=8, hooks=[kept(kind, tmp_path)])
+    run.step(3)
+    run.tune(lr=0.02, grad_clip=1.0)
+    run.step(2)
+    early = run.state_dict()
+    run.step(4)
+    before = [point.step for point in run.rewind_points()]
+    assert max(before) == 8
+    run.load_state_dict(early)
+    steps = [point.step for point in run.rewind_points()]
+    assert 4 in steps and {*steps} <= {step for step in before if step <= 5}
+    run.tune(lr=0.5)
+    run.step(4)
+    straight = make(seed=8)
+    straight.step(3)
+    straight.tune(lr=0.02, grad_clip=1.0)
+    straight.step()
+    assert run.rewind(4) == 4
+    assert all(torch.equal(one, two) for one, two in zip(
+        run.model.parameters(), straight.model.parameters(), strict=True))
