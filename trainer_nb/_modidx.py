@@ -1239,6 +1239,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'trainer_nb.core.hook.HookRow': ('core/hook.html#hookrow', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.HookRow.__init__': ( 'core/hook.html#hookrow.__init__',
                                                                                  'trainer_nb/core/hook.py'),
+                                      'trainer_nb.core.hook.HookRow._first_state': ( 'core/hook.html#hookrow._first_state',
+                                                                                     'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.HookRow.answers': ('core/hook.html#hookrow.answers', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.HookRow.ask': ('core/hook.html#hookrow.ask', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.HookRow.failed': ('core/hook.html#hookrow.failed', 'trainer_nb/core/hook.py'),

@@ -6,7 +6,7 @@ from small_runs import BATCHES, make
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import CheckpointError
+from trainer_nb import CheckpointError, EMAHook
 
 
 @pytest.mark.parametrize("first", [0.05, 0.03, 0.7, 1e-3, 0.1])
@@ -120,3 +120,26 @@ def test_the_training_loader_is_evaluated_in_mid_epoch_and_keeps_its_pass(look):
         assert run.step_state.optimizer_step == 15 == straight.step_state.optimizer_step
         assert all(torch.equal(one, two) for one, two in zip(
             run.model.parameters(), straight.model.parameters(), strict=True))
+
+
+def test_a_metric_whose_name_is_taken_is_refused():
+    """Both would be averaged together."""
+    absolute = lambda pred, target: (pred - target).abs().mean()
+    with pytest.raises(ValueError, match="the loss of an evaluation has this name"):
+        make(metrics={"loss": absolute})
+
+    def step(batch, trainer):
+        pred = trainer.model(batch[0])
+        error = (pred - batch[1]).square().mean()
+        return {"loss": error, "error": error.sqrt(), "pred": pred, "target": batch[1]}
+
+    run = make(loss_fn=None, train_step=step, valid_dl=BATCHES, metrics={"error": absolute})
+    with pytest.raises(ValueError, match="the step returns 'error', and metrics= has one"):
+        run.validate()
+
+
+def test_evaluations_of_one_name_are_refused():
+    run = make(valid_dl={"a": BATCHES, "a_ema": BATCHES}, hooks=[EMAHook(0.9, eval="both")])
+    run.step()
+    with pytest.raises(ValueError, match="two evaluations have one name"):
+        run.validate()

@@ -140,3 +140,67 @@ def test_an_earlier_state_of_the_same_run_keeps_its_own_past(kind, tmp_path):
     assert run.rewind(4) == 4
     assert all(torch.equal(one, two) for one, two in zip(
         run.model.parameters(), straight.model.parameters(), strict=True))
+
+
+class Seen(Hook):
+    """Weights a batch by how often it was seen: what it keeps is empty at first."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def before_batch(self, trainer):
+        if trainer.training:
+            place = trainer.step_state.batch_idx
+            self.seen[place] = self.seen.get(place, 0) + 1
+            trainer.batch = (trainer.batch[0] * (1 + 0.1 * self.seen[place]), trainer.batch[1])
+
+    def state_dict(self):
+        return dict(self.seen)
+
+    def load_state_dict(self, state):
+        self.seen = dict(state)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_hook_gets_an_empty_state_back_too(step):
+    straight, run = (make(hooks=[Seen(), SnapshotHook(every_steps=2)], epochs=2, seed=0)
+                     for _ in range(2))
+    straight.fit()
+    run.step(7)
+    assert run.rewind(step) == step and len(run.get_hook(Seen).seen) == step
+    run.fit()
+    assert torch.equal(run.model.weight, straight.model.weight)
+
+
+def test_a_hook_that_joined_later_begins_again_before_that():
+    """Its best value was of the branch that was taken back."""
+    hook = EarlyStopHook("train/loss", patience=50)
+    run = make(hooks=[SnapshotHook(every_steps=2)], epochs=90)
+    run.step(5)
+    run.hooks.add(hook)
+    run.step(30)
+    assert hook.best is not None
+    run.rewind(4)
+    assert hook.best is None and hook.judged == -1
+
+
+@pytest.mark.parametrize("kind", ["average", "early stop", "one's own", "best files"])
+def test_a_hook_that_a_loaded_state_does_not_know_begins_again(kind, tmp_path):
+    """As in a new trainer with the same hooks."""
+    made = {"average": lambda: EMAHook(0.9), "one's own": Seen,
+            "early stop": lambda: EarlyStopHook("train/loss", patience=2, min_delta=1.0),
+            "best files": lambda: CheckpointHook(tmp_path / str(len(list(tmp_path.iterdir()))),
+                                                 best=("train/loss", "min"))}[kind]
+    other = make(seed=7, epochs=9)
+    other.step(7)
+    state = other.state_dict()
+    run, new = make(seed=8, epochs=9, hooks=[made()]), make(seed=8, epochs=9, hooks=[made()])
+    run.step(12)
+    run.load_state_dict(state)
+    new.load_state_dict(state)
+    kinds = EMAHook, Seen, EarlyStopHook, CheckpointHook
+    ours, theirs = (next(row.hook.state_dict() for row in each.hooks.rows
+                         if type(row.hook) in kinds) for each in (run, new))
+    assert ours == theirs
+    assert run.fit().steps == new.fit().steps
+    assert torch.equal(run.model.weight, new.model.weight)

@@ -153,6 +153,8 @@ def check_metrics(metrics) -> None:
     if not hasattr(metrics, "items"):
         raise TypeError(f"metrics is a {type(metrics).__name__}: give a dict, "
                         "metrics={'accuracy': ...}")
+    if "loss" in metrics:
+        raise ValueError("metrics={'loss': ...}: the loss of an evaluation has this name")
     for name, metric in metrics.items():
         check_function(f"metrics: {name!r}", metric, "pred, target")
 

@@ -216,7 +216,8 @@ class HooksPart:
     def capture(self) -> dict:
         "States of hooks by name, values of tunables by name."
         states = {row.name: row.ask("state_dict") for row in self.rows()}
-        return {"hooks": {name: state for name, state in states.items() if state},
+        own = {row.name for row in self.rows() if row.own and row.answers("state_dict")}
+        return {"hooks": {name: state for name, state in states.items() if state or name in own},
                 "tunables": {name: entry.read() for name, entry in self.entries().items()}}
 
     def _given(self, values: dict) -> list:
@@ -245,10 +246,15 @@ class HooksPart:
         undo.add(write_changed, [(entry, entry.read()) for entry in self.entries().values()])
 
     def restore(self, states: dict, owner) -> None:
-        "Give each hook its state; CheckpointError names one that does not take it."
+        """Give each hook its state; one that is not in there begins again.
+
+        CheckpointError names a hook that does not take its state."""
         rows = {row.name: row for row in self.rows()}
         owner.hooks.begin_run()  # their values are those of this run
-        for name, state in states.items():
+        # those of an optimizer do so by themselves, where it is new
+        first = {row.name: plain_copy(row.first) for row in rows.values()
+                 if row.first is not None and not row.answers("start_anew")}
+        for name, state in {**first, **states}.items():
             if name not in rows:
                 warn(f"the state has something to give back to a hook {name!r}, and there is none "
                      "here: it is left out. Pass the hooks the run had, or expect another run")

@@ -253,6 +253,9 @@ class Evaluator:
                 hooks.fire(f"before_{stage}", owner)
             sets = [(name + ending, weights, loader) for name, loader in loaders.items()
                     for ending, weights in self.weight_sets(owner).items()]
+            if len({name for name, *_ in sets}) < len(sets):
+                raise ValueError(f"two evaluations have one name ({', '.join(n for n, *_ in sets)})"
+                                 ": the average of a loader is named by it and _ema")
             for name, weights, loader in sets:
                 context.split = name
                 totals = EvaluationTotals(self.metrics, self.end_of_evaluation is not None)

@@ -10,6 +10,8 @@ __all__ = ['HOOK_POINTS', 'POINTS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY
            'HookFailure', 'HookRow', 'HookSet', 'table_text', 'hook_table', 'StepClock']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
+import copy
+import copy
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -375,6 +377,7 @@ class HookRow:
         self.last_error: str | None = None
         self.failure: HookFailure | None = None
         self.held_back = False  # off because it writes, in a dry run
+        self.first = self._first_state()  # None: it keeps none, or has none before it begins
 
     label = property(lambda self: hook_label(self.hook))
     order = property(lambda self: self.trait("order"))
@@ -392,6 +395,12 @@ class HookRow:
                             f"{wanted}: every hook has it, so give an attribute of your own "
                             "another name")
         return value
+
+    def _first_state(self) -> dict | None:
+        try:
+            return copy.deepcopy(self.hook.state_dict()) if self.answers("state_dict") else None
+        except Exception:
+            return None
 
     def answers(self, question: str) -> bool:
         "The hook has a method of its own for this (one of `QUESTIONS`)."

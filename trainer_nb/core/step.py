@@ -432,6 +432,9 @@ class EvaluationTotals:
         if output["loss"] is not None:
             self.means.add("loss", output["loss"].detach(), n)
             for name, value in step_records(output).items():
+                if name in self.metrics:
+                    raise ValueError(f"the step returns {name!r}, and metrics= has one of this "
+                                     "name, too: give one of them another name")
                 self.means.add(name, value, n)
         for name, value in values.items():
             self.means.add(name, value, n)

@@ -436,6 +436,8 @@ class BestValues:
     @classmethod
     def of(cls, count: int, state: dict) -> "BestValues":
         "From what `state_dict` gave."
+        if not state:
+            return cls(count)
         return cls(count, state.get("best_values", [state["best_value"]]), state["value"])
 
     @staticmethod

@@ -300,7 +300,10 @@ class EMAHook(Hook):
             raise ValueError(text)
 
     def load_state_dict(self, state):
-        "Go on from there."
+        "Go on from there; {}: begin again."
+        if not state:
+            self.updates, self.reached, self._average, self._given = 0, -1, None, None
+            return
         self.updates, self.reached = state["updates"], state["reached"]
         if self._average is None:
             self._given = state["ema_model"]
