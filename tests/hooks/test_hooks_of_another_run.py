@@ -204,3 +204,19 @@ def test_a_hook_that_a_loaded_state_does_not_know_begins_again(kind, tmp_path):
     assert ours == theirs
     assert run.fit().steps == new.fit().steps
     assert torch.equal(run.model.weight, new.model.weight)
+
+
+class OwnFiles(CheckpointHook):
+    """A kind of one's own of a hook whose state is empty at first."""
+
+
+@pytest.mark.parametrize("kind", [OwnFiles, type("OwnAverage", (EMAHook,), {})])
+def test_a_kind_of_ones_own_of_a_hook_of_ours_takes_an_empty_state(kind, tmp_path):
+    made = lambda: make(hooks=[kind(tmp_path) if kind is OwnFiles else kind(0.9)])
+    first = made()
+    state = first.state_dict()
+    other = made()
+    other.load_state_dict(state)
+    other.step(3)
+    other.load_state_dict(state)
+    assert other.step_state.optimizer_step == 0 and other.step(2).steps == 2

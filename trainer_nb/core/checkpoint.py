@@ -280,7 +280,7 @@ class HooksPart:
     def unlike(self, states: dict, owner) -> str:
         "Which hook cannot take its state, in words; '' where all can, as far as they say."
         for row in self.rows():
-            if row.name in states:
+            if states.get(row.name):  # an empty one fits
                 try:
                     row.ask("check_state", owner, states[row.name])
                 except Exception as error:
