@@ -1567,6 +1567,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.CarriedState.end': ( 'core/own_state.html#carriedstate.end',
                                                                                            'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state.CarriedState.evaluated': ( 'core/own_state.html#carriedstate.evaluated',
+                                                                                                 'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.CarriedState.evaluation': ( 'core/own_state.html#carriedstate.evaluation',
                                                                                                   'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.CarriedState.forget': ( 'core/own_state.html#carriedstate.forget',

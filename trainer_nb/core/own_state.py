@@ -1001,7 +1001,8 @@ def _is_kept(value, leaves: list) -> bool:
 class CarriedState:
     """The values that steps carry from one to the next and that are in no state, by name.
 
-    They are found by comparing marks, once a drive."""
+    They are found by comparing marks, once a drive; and once from an evaluation to the next step,
+    since what changes over an evaluation may be a result of it."""
     def __init__(self, state: StepState):
         self.state = state
         # returns the objects that steps work with; None: nothing is compared
@@ -1012,6 +1013,7 @@ class CarriedState:
         self.base_at = 0, 0  # steps made by then, and the step of the last evaluation
         self.warm = False  # a whole window was made, and what begins empty is filled
         self.settled = False  # a step was compared that no evaluation came before or after
+        self.turned = False  # in this drive, all from an evaluation to the next step was compared
         self.drives = 0
         self.schedule: Callable | None = None  # while a drive goes on
         # a part may be replaced in one thread while another one holds the run
@@ -1024,10 +1026,29 @@ class CarriedState:
         with self._lock:
             self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
         self.schedule = schedule
+        self.turned = False
         if self.warm:
             self._take()
         if not self.settled:
             self._look_later(schedule, self.drives)
+
+    def evaluated(self) -> None:
+        "After an evaluation of the run: what changes until the next step is found, once a drive."
+        if self.objects is None or self.schedule is None or self.turned or not self._is_warm():
+            return
+        self.turned, schedule, drive = True, self.schedule, self.drives
+        def begin():
+            if drive == self.drives and self.objects is not None:
+                self._take()
+                schedule(look, self.state.boundary + 1)
+        def look():
+            if drive != self.drives:
+                return
+            if self._place()[0] == self.base_at[0]:  # no step yet: the epoch turns
+                schedule(look, self.state.boundary + 1)
+            else:
+                self.compare()
+        schedule(begin, self.state.boundary + 1)
 
     def forget(self) -> None:
         "The run has other parts from here on: their values are compared anew."

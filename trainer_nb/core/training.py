@@ -288,6 +288,7 @@ class TrainingLoop:
         self.steps_before = -1  # steps made, or skipped by the scaler, before the current epoch
         self.last_records: dict[str, float] = {}  # the last value of each record
         self.found_best: Callable | None = None  # called where a record is the best so far
+        self.after_evaluation: Callable[[], None] = lambda: None  # of the run, before its boundary
         self.begun: set | None = None  # hooks whose before_fit was called; None: no fit has begun
 
     def become(self, last_records: dict, steps_before: int) -> None:
@@ -472,6 +473,7 @@ class TrainingLoop:
             state.evaluated()  # done, whatever a listener does now
             self.best.check(records, self.last_records, self.hooks, evaluator.loaders)
             self.log(records, owner)
+        self.after_evaluation()
         yield BOUNDARY
 
     def end_epoch(self, owner):
