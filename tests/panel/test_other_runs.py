@@ -270,7 +270,8 @@ def same_curves(page, number, records):
 
 
 def test_curves_of_a_run_that_is_shown_travel_until_it_is_hidden():
-    first, second = remembered(0.1, 0.2, hooks=[SnapshotHook(every_steps=2)])
+    first, second = (each for lr in (0.1, 0.2)
+                     for each in remembered(lr, hooks=[SnapshotHook(every_steps=2)]))
     own = ended(0.3)
     page, late = Page(own.feed), None
     names = set(page.curves)

@@ -258,7 +258,11 @@ def test_what_a_kill_leaves_is_removed_in_the_end(tmp_path, number, event, name,
     few = {"epochs": epochs, "settings": {"every_steps": every_steps, "keep_last": 1}}
     def work():
         die_at(number, tmp_path, (event,), name)
-        make(tmp_path, **few).fit()
+        trainer = make(tmp_path, **few)
+        for _ in range(4 * epochs):  # each file is written before the next one is due
+            trainer.step()
+            trainer.get_hook(CheckpointHook).finish_writing()
+        trainer.fit()
     assert in_a_fork(work) == -signal.SIGKILL
     if named:
         few["settings"]["resume"] = tmp_path

@@ -717,7 +717,8 @@ class RunCheckpoint:
         Raises:
             CheckpointError: If the state does not fit. Then nothing has changed.
         """
-        checks, parts, before = self.checks, self.parts, self.driver.journal
+        checks, parts = self.checks, self.parts
+        before, begun = self.driver.journal, self.state.boundary > 0
         checks.check_whole(state)
         checks.check(state, owner, optimizer)
         taken = state if optimizer else parts.with_own_optimizer(state)
@@ -733,7 +734,7 @@ class RunCheckpoint:
             self.log_assigned(owner)
             parts.journal.restore_history(state)
             self.loop.resolve_hooks(owner)  # hooks that join now find the records
-        if before.header:
+        if begun:
             self.driver.hooks.ask("run_loaded", owner, before)
 
     def start_anew(self, owner) -> None:

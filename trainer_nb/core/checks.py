@@ -11,6 +11,7 @@ __all__ = ['OPTIM', 'GROUP_FREE', 'MOMENTS', 'SHAPED', 'NUMBER', 'PHASES', 'COUN
            'journal_unlike', 'columns_unlike', 'history_unlike']
 
 # %% ../../nbs/core/17_checks.ipynb #b2492a90
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -60,6 +61,8 @@ def unlike(value, own, where: str, free: tuple = (), strict: bool = False) -> st
         size = own.numel() if isinstance(own, torch.Tensor) else 1
         fits = ((is_kind(value, float) or single) if size == 1
                 else tensor and value.shape == own.shape)
+        if type(own) is int and isinstance(value, float) and not math.isfinite(value):
+            fits = False  # a count
     else:
         fits = isinstance(value, next((kind for kind in (bool, str, bytes, complex, set)
                                        if isinstance(own, kind)), object))

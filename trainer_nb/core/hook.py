@@ -450,7 +450,8 @@ class HookSet:
         "The run begins: its hooks take part in no other from here on."
         self.run = self.run or object()
         for row in self.rows:
-            self._take_part(row.hook)
+            if not row.held_back:
+                self._take_part(row.hook)
 
     def _take_part(self, hook) -> None:
         if self.run is not None and keeps_a_run(hook):
