@@ -708,6 +708,10 @@ class Trainer:
                 self.stop()
                 check_not_own_thread(self)
                 self.background.end()
+            elif self.driver.status.mine() and self.state is RunState.RUNNING:
+                self.stop()
+                raise RuntimeError("close() in a hook of a run that goes on: it is stopped at its "
+                                   "next boundary, and can be closed then")
             if not self.driver.driven and self.loop.begun is not None:
                 self.stop()
             if not self.driver.driven:

@@ -509,3 +509,45 @@ def test_a_script_of_which_an_object_is_missing_stops_before_it():
     trainer.fit()
     with pytest.raises(NameError, match="train_dl_2"):
         exec(trainer.journal.to_script(), {"make_trainer": make_trainer})
+
+
+class StopsAt(Hook):
+    """Ends the run at some steps, as an early stop does, and lets `fit()` not go on from there."""
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    def after_step(self, trainer):
+        if trainer.step_state.optimizer_step in self.steps:
+            trainer.post(Command("stop", source="stops_at"))
+
+    def ended_early(self, trainer):
+        at = trainer.step_state.optimizer_step
+        return f"it was stopped at {at}" if at in self.steps else None
+
+
+@pytest.mark.parametrize("change", [lambda trainer: None, lambda trainer: trainer.tune(lr=0.003)])
+@pytest.mark.parametrize("stops", [(6,), (6, 11), (9,)])
+def test_a_run_that_a_hook_stopped_and_that_went_on_by_steps(stops, change):
+    made = lambda seed=None: make_trainer(seed)
+    trainer = made(0)
+    trainer.hooks.add(StopsAt(*stops))
+    trainer.fit()
+    assert trainer.step_state.optimizer_step == stops[0]
+    change(trainer)
+    trainer.step(2)
+    while trainer.fit().status != "finished":
+        trainer.step()
+
+    def same(seed=None):
+        """The same trainer again."""
+        again = made(seed)
+        again.hooks.add(StopsAt(*stops))
+        return again
+
+    names = {"make_trainer": same}
+    exec(trainer.journal.to_script(), names)
+    again = names["trainer"]
+    assert again.step_state.optimizer_step == BATCHES * EPOCHS
+    assert all(torch.equal(one, two) for one, two in zip(
+        weights(trainer), weights(again), strict=True))

@@ -1,12 +1,14 @@
 """Values that are set by hand are those to the last bit; what would have no effect is refused."""
 
+import warnings
+
 import pytest
 import torch
 from small_runs import BATCHES, make
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import CheckpointError, EMAHook
+from trainer_nb import CheckpointError, EMAHook, LambdaHook
 
 
 @pytest.mark.parametrize("first", [0.05, 0.03, 0.7, 1e-3, 0.1])
@@ -143,3 +145,36 @@ def test_evaluations_of_one_name_are_refused():
     run.step()
     with pytest.raises(ValueError, match="two evaluations have one name"):
         run.validate()
+
+
+@pytest.mark.parametrize("every", [{}, {"d": 2}, {"d": 3}])
+def test_a_search_for_an_optimizer_waits_for_its_turn(every):
+    """Also where an epoch ends before it."""
+    model = nn.ModuleDict({"d": nn.Linear(2, 1), "g": nn.Linear(2, 1)})
+    steps = {name: (lambda batch, trainer, name=name: {
+        "loss": trainer.model[name](batch[0]).square().mean()}) for name in model}
+    optims = {name: torch.optim.SGD(model[name].parameters(), 0.01) for name in model}
+    run = make(model, loss_fn=None, train_step=steps, optim=optims, epochs=2,
+               **({"every": every} if every else {}))
+    found = run.lr_find(num_steps=12, optimizer="d", stop_factor=None)
+    assert len(found.losses) == 12 and run.step_state.optimizer_step == 0
+
+
+def test_close_in_a_hook_stops_the_run_and_says_so():
+    run = make(hooks=[LambdaHook(after_step=lambda trainer: trainer.close()
+                                 if trainer.step_state.optimizer_step == 3 else None)])
+    with pytest.raises(RuntimeError, match="close\\(\\) in a hook of a run that goes on"):
+        run.fit(epochs=2)
+    assert run.step_state.optimizer_step == 3
+    ended = make(hooks=[LambdaHook(after_fit=lambda trainer: trainer.close())])
+    assert ended.fit(epochs=1).status == "finished"
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"micro_batch_size": 2}, 1), ({"gradient_accumulation_steps": 2}, 1), ({}, 0)])
+def test_a_loss_that_is_a_sum_is_told_of_where_steps_have_parts(settings, told):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        make(loss_fn=nn.MSELoss(reduction="sum"), **settings)
+        make(**settings)
+    assert ["reduction='sum'" in str(each.message) for each in found] == [True] * told

@@ -877,6 +877,7 @@ class Driver:
         self.boundary = Boundary(self.points, mailbox, self.clock, self.status, self.logbook)
         self.pause, self.lifecycle = self.boundary.pause, Lifecycle(self.boundary)
         self.carried = CarriedState(loop.state)  # what steps change beside the state
+        loop.before_evaluation = self.carried.will_evaluate
         loop.after_evaluation = self.carried.evaluated
         self.until = Until()
         self.next_breath: float | None = None

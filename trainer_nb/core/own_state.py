@@ -1032,6 +1032,11 @@ class CarriedState:
         if not self.settled:
             self._look_later(schedule, self.drives)
 
+    def will_evaluate(self) -> None:
+        "Before an evaluation of the run: what has changed until here, once a drive."
+        if not self.turned and self.base is not None and self._place()[1] == self.base_at[1]:
+            self.compare()
+
     def evaluated(self) -> None:
         "After an evaluation of the run: what changes until the next step is found, once a drive."
         if self.objects is None or self.schedule is None or self.turned or not self._is_warm():

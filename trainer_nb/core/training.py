@@ -288,7 +288,9 @@ class TrainingLoop:
         self.steps_before = -1  # steps made, or skipped by the scaler, before the current epoch
         self.last_records: dict[str, float] = {}  # the last value of each record
         self.found_best: Callable | None = None  # called where a record is the best so far
-        self.after_evaluation: Callable[[], None] = lambda: None  # of the run, before its boundary
+        # of the run: right before it, and before its boundary
+        self.before_evaluation: Callable[[], None] = lambda: None
+        self.after_evaluation: Callable[[], None] = lambda: None
         self.begun: set | None = None  # hooks whose before_fit was called; None: no fit has begun
 
     def become(self, last_records: dict, steps_before: int) -> None:
@@ -465,6 +467,7 @@ class TrainingLoop:
             state.enter(state.next_phase)
             return
         shared, began = evaluator.generators_of(self.data.loader), owner.elapsed()
+        self.before_evaluation()
         try:
             records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
         finally:

@@ -230,7 +230,8 @@ class Trial:
         `optimizer`: of several, the one whose loss it is; default: the last one."""
         run = self.trainer
         judged = run.runner if optimizer is None else run.runners[optimizer]
-        for _ in range(2):
+        # of several optimizers one may have its turn seldom, and an epoch may end before it
+        for _ in range(2 * max(each.every for each in run.runners.values())):
             run.loop.runner.open()
             while (taken := run.loop.feed.take(run)) is OPEN:
                 pass
