@@ -1316,6 +1316,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'trainer_nb.core.hook.hook_name': ('core/hook.html#hook_name', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.hook_table': ('core/hook.html#hook_table', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.keeps_a_run': ('core/hook.html#keeps_a_run', 'trainer_nb/core/hook.py'),
+                                      'trainer_nb.core.hook.numbers_in': ('core/hook.html#numbers_in', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.overrides': ('core/hook.html#overrides', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.raised_by_hook': ('core/hook.html#raised_by_hook', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.table_text': ('core/hook.html#table_text', 'trainer_nb/core/hook.py'),

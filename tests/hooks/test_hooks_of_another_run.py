@@ -220,3 +220,16 @@ def test_a_kind_of_ones_own_of_a_hook_of_ours_takes_an_empty_state(kind, tmp_pat
     other.step(3)
     other.load_state_dict(state)
     assert other.step_state.optimizer_step == 0 and other.step(2).steps == 2
+
+
+def test_a_large_state_of_a_new_hook_is_not_kept_twice():
+    class Large(Hook):
+        def state_dict(self):
+            return {"weights": [torch.zeros(60_000), torch.zeros(60_000)]}
+
+    class Broken(Hook):
+        def state_dict(self):
+            raise RuntimeError("there is none before the run")
+
+    run = make(hooks=[Large(), Seen(), Broken()])
+    assert [row.first for row in run.hooks.rows if row.own] == [None, {}, None]
