@@ -202,6 +202,23 @@ def test_three_hundred_loaders_give_the_batches_of_torch(by_torch):
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("count", [3072, 3073, 2500, 1])
+def test_an_order_of_many_batches_is_cut_in_blocks(count, drop_last, monkeypatch):
+    """A view of each batch of a long epoch would take long to make, and all of them memory."""
+    def order():
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(torch.arange(count)), 3, shuffle=True,
+                            drop_last=drop_last)
+        return [batch.tolist() for batch, in open_loader(loader, loader)], torch.get_rng_state()
+
+    (whole, state), _ = order(), monkeypatch.setattr(torch_private, "BLOCK", 2)
+    cut, after = order()
+    assert cut == whole and torch.equal(state, after)
+    monkeypatch.setattr(torch_private, "_CUTS", False)
+    assert order()[0] == whole
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
 def test_another_batch_size_counts_from_the_next_batch_where_it_does_in_torch(size, drop_last):
     """A program that lets its batches grow in an epoch."""

@@ -536,6 +536,7 @@ def test_a_run_that_a_hook_stopped_and_that_went_on_by_steps(stops, change):
     assert trainer.step_state.optimizer_step == stops[0]
     change(trainer)
     trainer.step(2)
+    assert "trainer.step()\ntrainer.fit(" in trainer.journal.to_script()  # also of one that goes on
     while trainer.fit().status != "finished":
         trainer.step()
 

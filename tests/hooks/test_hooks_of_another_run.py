@@ -1,12 +1,14 @@
 """A hook keeps values of its run, so it takes part in one alone; and a run that was loaded goes
 back to its own past only."""
 
+import warnings
+
 import pytest
 import torch
 from small_runs import make
 
 from trainer_nb import (AlertsHook, CheckpointHook, EarlyStopHook, EMAHook, Hook, LambdaHook,
-                        ReplayHook, SamplesHook, SnapshotHook)
+                        LayerGroupsHook, ReplayHook, SamplesHook, SnapshotHook)
 
 AGAIN = "has taken part in another run"
 
@@ -232,4 +234,85 @@ def test_a_large_state_of_a_new_hook_is_not_kept_twice():
             raise RuntimeError("there is none before the run")
 
     run = make(hooks=[Large(), Seen(), Broken()])
+    run.hooks.begin_run()
     assert [row.first for row in run.hooks.rows if row.own] == [None, {}, None]
+
+
+def test_a_run_of_another_rate_is_another_run():
+    """As two runs of one seed that are compared."""
+    def made(lr, *hooks):
+        model = torch.nn.Linear(2, 1)
+        return make(model, seed=8, optim=lambda parameters: torch.optim.SGD(parameters, lr),
+                    hooks=list(hooks))
+    torch.manual_seed(0)
+    slow = made(0.05)
+    torch.manual_seed(0)
+    fast = made(0.5, SnapshotHook(every_steps=2))
+    slow.step(6)
+    fast.step(9)
+    fast.load_state_dict(slow.state_dict())
+    assert fast.rewind_points() == []
+
+
+class Best(Hook):
+    """Has no state before it has a value, and does not ask for one."""
+
+    def __init__(self, empty):
+        self.best, self.empty = None, empty
+
+    def after_step(self, trainer):
+        self.best = 1.0
+
+    def state_dict(self):
+        return self.empty if self.best is None else {"best": self.best}
+
+    def load_state_dict(self, state):
+        self.best = state["best"]
+
+
+@pytest.mark.parametrize("empty", [{}, None])
+def test_a_hook_that_takes_no_empty_state_is_told_of_where_it_keeps_its_values(empty):
+    new, run = make(hooks=[Best(empty)]), make(hooks=[Best(empty), SnapshotHook(every_steps=2)])
+    state = new.state_dict()
+    make(hooks=[Best(empty)]).load_state_dict(state)  # both are empty
+    state["hooks"].pop("best", None)  # of an earlier version
+    make(hooks=[Best(empty)]).load_state_dict(state)
+    run.step(4)
+    if empty is None:
+        run.rewind(0)
+    else:
+        with pytest.warns(UserWarning, match="the hook 'best' keeps the values that it has"):
+            run.rewind(0)
+    assert run.step_state.optimizer_step == 0 and run.step(3).steps == 3
+
+
+def test_a_hook_that_divides_the_optimizer_takes_a_state_without_it():
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    plain = make(model())
+    plain.step(3)
+    parts = LayerGroupsHook({"body": "0", "head": "1"})
+    fine = make(model(), hooks=[parts], optim=lambda parameters: torch.optim.SGD(parameters, 0.1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*keeps the values.*")
+        fine.load_state_dict(plain.state_dict(), optimizer=False)
+    assert fine.step(2).steps == 5
+
+
+def test_a_load_takes_no_hook_from_another_run():
+    hook = EarlyStopHook("train/loss")
+    first, second = make(hooks=[hook]), make(hooks=[hook])
+    first.step(5)
+    best = hook.best = 1.5
+    with pytest.raises(ValueError, match=AGAIN):
+        second.load_state_dict(make().state_dict())
+    assert hook.best == best and first.step(2).steps == 7
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_its_hooks():
+    """The cell is corrected and run again; one that writes has a folder by then."""
+    hook = EMAHook(0.9)
+    with pytest.raises(RuntimeError, match="shapes"):
+        make(torch.nn.Linear(3, 1), hooks=[hook]).step()
+    assert make(hooks=[hook]).step(2).steps == 2

@@ -150,11 +150,11 @@ def calls_of_a_step():
 
 
 FIGURES = {
-    lines_of_the_trainer: 979,  # 573 of them code: the verbs, and what they say of themselves
+    lines_of_the_trainer: 983,  # 573 of them code: the verbs, and what they say of themselves
     lines_of_another_class: 423,  # the points of Hook say what they get
     lines_of_a_class_alone: 250,
     public_names: 176,
-    foreign_writes: 85,
+    foreign_writes: 86,
     modules_that_spell_commands: 32,
     calls_of_a_step: 27,  # one above the 26 of today: an early warning
 }

@@ -217,7 +217,8 @@ class HooksPart:
         "States of hooks by name, values of tunables by name."
         states = {row.name: row.ask("state_dict") for row in self.rows()}
         own = {row.name for row in self.rows() if row.own and row.answers("state_dict")}
-        return {"hooks": {name: state for name, state in states.items() if state or name in own},
+        return {"hooks": {name: state for name, state in states.items()
+                          if state or (state == {} and name in own)},
                 "tunables": {name: entry.read() for name, entry in self.entries().items()}}
 
     def _given(self, values: dict) -> list:
@@ -260,11 +261,17 @@ class HooksPart:
                      "here: it is left out. Pass the hooks the run had, or expect another run")
                 continue
             try:
+                if not state and not rows[name].ask("state_dict"):
+                    continue  # empty, and still is
                 rows[name].ask("load_state_dict", state)
                 rows[name].ask("state_loaded", owner)
             except NO_STATES_FAULT:
                 raise
             except Exception as error:
+                if not state or name not in states:
+                    warn(f"the hook {name!r} keeps the values that it has: it does not take those "
+                         f"of its beginning ({reason(error)})")
+                    continue
                 raise CheckpointError(f"the hook {name!r} does not take its state: "
                                       f"{reason(error)}") from error
 
@@ -717,6 +724,7 @@ class RunCheckpoint:
         Raises:
             CheckpointError: If the state does not fit. Then nothing has changed.
         """
+        self.driver.hooks.check_unused()
         checks, parts = self.checks, self.parts
         before, begun = self.driver.journal, self.state.boundary > 0
         checks.check_whole(state)

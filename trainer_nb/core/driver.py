@@ -838,6 +838,8 @@ class Lifecycle:
         self.state.lose_exactness(
             cost_of(error, self.loop, self.boundary.acting, self.points.broken()))
         self.error_text = "".join(traceback.format_exception(error))
+        if not self.state.optimizer_step:
+            self.hooks.leave_run()
         interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
         self.status.become(RunState.INTERRUPTED if interrupted else RunState.ERROR)
         self.pause.forget()

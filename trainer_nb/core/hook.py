@@ -12,10 +12,10 @@ __all__ = ['HOOK_POINTS', 'POINTS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
 import copy
-import copy
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
@@ -388,7 +388,9 @@ class HookRow:
         self.last_error: str | None = None
         self.failure: HookFailure | None = None
         self.held_back = False  # off because it writes, in a dry run
-        self.first = self._first_state()  # None: it keeps none, or has none before it begins
+        # its state when the run began; None: it has none, or not yet
+        self.first: dict | None = None
+        self.begun = False
 
     label = property(lambda self: hook_label(self.hook))
     order = property(lambda self: self.trait("order"))
@@ -407,12 +409,14 @@ class HookRow:
                             "another name")
         return value
 
-    def _first_state(self) -> dict | None:
-        try:
+    def begin(self) -> None:
+        "The run begins: note what state the hook has now, where it has one that is not large."
+        if self.begun:
+            return
+        self.begun = True
+        with suppress(Exception):
             state = self.hook.state_dict() if self.answers("state_dict") else None
-            return copy.deepcopy(state) if numbers_in(state) <= FEW else None
-        except Exception:
-            return None
+            self.first = copy.deepcopy(state) if numbers_in(state) <= FEW else None
 
     def answers(self, question: str) -> bool:
         "The hook has a method of its own for this (one of `QUESTIONS`)."
@@ -462,18 +466,25 @@ class HookSet:
         "The run begins: its hooks take part in no other from here on."
         self.run = self.run or object()
         for row in self.rows:
-            if not row.held_back:
-                self._take_part(row.hook)
+            self._take_part(row)
 
-    def _take_part(self, hook) -> None:
-        if self.run is not None and keeps_a_run(hook):
-            hook._of_run = self.run
+    def leave_run(self) -> None:
+        "The run has ended before its first step: its hooks may take part in another one."
+        for row in self.rows:  # one that writes may have begun a folder
+            if keeps_a_run(row.hook) and not row.trait("writes"):
+                vars(row.hook).pop("_of_run", None)
+
+    def _take_part(self, row: HookRow) -> None:
+        row.begin()
+        if keeps_a_run(row.hook) and not row.held_back:
+            row.hook._of_run = self.run
 
     def add(self, hook) -> None:
         "Add a hook; it is called from the next boundary on. ValueError for one of another run."
         check_unused(hook, self)
         self._add(hook)
-        self._take_part(hook)
+        if self.run is not None:
+            self._take_part(self.rows[-1])
 
     def _add(self, hook) -> None:
         check_hook(hook)

@@ -255,7 +255,8 @@ def beyond_stops(header: dict, entries: list[Intervention], given: dict, total: 
     "Lines that go on where a hook stopped the run, after the last change: `fit()` would not."
     last = max((each.step for each in entries if change_source(each, given.get(each.number, ""))),
                default=0)
-    ended = header.get("end", {}).get("step", 0)
+    # one that has begun again since has no end, so it went on
+    ended = header.get("end", {}).get("step", 0) if "end" in header else math.inf
     stops = {each.step for each in entries if each.kind == "stop" and each.source not in BY_HAND
              and last <= each.step < ended}
     return [line for step in sorted(stops)
@@ -371,8 +372,8 @@ class Journal:
 
     def same_until(self, other: "Journal", step: int) -> bool:
         "Whether both are journals of one run up to a step: begun and changed alike."
-        begun = [[each.header.get(name) for name in ("seed", "random", "weights")]
-                 for each in (self, other)]
+        of_start = "seed", "random", "weights", "given", "data", "batches"
+        begun = [[each.header.get(name) for name in of_start] for each in (self, other)]
         entries = [[(entry.kind, entry.name, entry.new, entry.step, entry.boundary)
                     for entry in each.surviving() if entry.step < step] for each in (self, other)]
         return begun[0] == begun[1] and entries[0] == entries[1]

@@ -1041,26 +1041,28 @@ class CarriedState:
         "After an evaluation of the run: what changes until the next step is found, once a drive."
         if self.objects is None or self.schedule is None or self.turned or not self._is_warm():
             return
-        self.turned, schedule, drive = True, self.schedule, self.drives
-        def begin():
-            if drive == self.drives and self.objects is not None:
-                self._take()
-                schedule(look, self.state.boundary + 1)
+        self.turned = True
+        self._look_after(self.drives, True)
+
+    def _look_after(self, drive: int, begin: bool) -> None:
         def look():
-            if drive != self.drives:
+            if self.objects is None or drive != self.drives:
                 return
-            if self._place()[0] == self.base_at[0]:  # no step yet: the epoch turns
-                schedule(look, self.state.boundary + 1)
+            if begin:
+                self._take()
+            if begin or self._place()[0] == self.base_at[0]:  # no step yet: the epoch turns
+                self._look_after(drive, False)
             else:
                 self.compare()
-        schedule(begin, self.state.boundary + 1)
+        if self.schedule is not None:
+            self.schedule(look, self.state.boundary + 1)
 
     def forget(self) -> None:
         "The run has other parts from here on: their values are compared anew."
         with self._lock:
             self.drives, self.base, self.base_at = self.drives + 1, None, self._place()
             self.last = None
-        self.warm = self.settled = False
+        self.warm = self.settled = self.turned = False
         if self.schedule is not None:
             self._look_later(self.schedule, self.drives)
 
