@@ -251,8 +251,8 @@ def test_a_malformed_state_is_loaded_whole_or_not_at_all(taken, every):
     drawn = list(cases(state, 7, 160))
     if not every:
         drawn = drawn[sched == "one_cycle"::2]
-    poorer = {**state, "hooks": {**state["hooks"], "counter": {}}}  # which only the hook notices
-    drawn.append(("hooks.counter empty", ("hooks", "counter"), poorer))
+    poorer = {**state, "hooks": {**state["hooks"], "counter": {"odd": 1}}}  # only the hook notices
+    drawn.append(("hooks.counter odd", ("hooks", "counter"), poorer))
     own, counts = ({begun: end_of(sched, begun) for begun in (0, 2)},
                    {"refused": 0, "whole": 0, "late": 0})
     for number, (case, path, given) in enumerate(drawn):
