@@ -124,11 +124,12 @@ def test_a_usual_run_with_evaluations_is_exact(steps):
     assert usual.exact
 
 
-def test_evaluations_of_each_step_hide_nothing():
-    seen = make(Scaled(), seed=0, max_steps=30, valid_dl=BATCHES, eval_every=1,
-                train_dl=DataLoader(DATA, 4, sampler=Passes()))
-    seen.step(16)
-    stepped = make(Scaled(), max_steps=30, valid_dl=BATCHES, eval_every=1,
-                   hooks=[LambdaHook(name="shrink", after_step=shrink)])
-    stepped.step(4)
-    assert not stepped.exact
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluations_in_mid_epoch_hide_nothing(kind, every):
+    """Nor those of each step; an epoch has five."""
+    torch.manual_seed(0)
+    seen = make(Scaled(), seed=0, max_steps=60, valid_dl=BATCHES, eval_every=every,
+                **KINDS[kind]())
+    seen.step(24)
+    assert not seen.exact

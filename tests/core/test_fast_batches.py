@@ -220,8 +220,10 @@ def test_an_order_of_many_batches_is_cut_in_blocks(count, drop_last, monkeypatch
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
-def test_another_batch_size_counts_from_the_next_batch_where_it_does_in_torch(size, drop_last):
+def test_another_batch_size_counts_from_the_next_batch_where_it_does_in_torch(
+        size, drop_last, monkeypatch):
     """A program that lets its batches grow in an epoch."""
+    monkeypatch.setattr(torch_private, "BLOCK", 2)
     def sizes(fast):
         torch.manual_seed(0)
         loader = DataLoader(TensorDataset(torch.arange(17)), 3, shuffle=True, drop_last=drop_last)

@@ -126,11 +126,11 @@ def test_an_earlier_state_of_the_same_run_keeps_its_own_past(kind, tmp_path):
     run.step(3)
     run.tune(lr=0.02, grad_clip=1.0)
     run.step(2)
-    early = run.state_dict()
+    run.save(tmp_path / "early.pt")
     run.step(4)
     before = [point.step for point in run.rewind_points()]
     assert max(before) == 8
-    run.load_state_dict(early)
+    run.load(tmp_path / "early.pt")
     steps = [point.step for point in run.rewind_points()]
     assert 4 in steps and {*steps} <= {step for step in before if step <= 5}
     run.tune(lr=0.5)

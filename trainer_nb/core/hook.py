@@ -324,7 +324,7 @@ def keeps_a_run(hook) -> bool:
 
 def check_unused(hook, hooks=None) -> None:
     "ValueError for a hook that has values of another run than that of these `hooks`."
-    run = vars(hook).get("_of_run") if keeps_a_run(hook) else None
+    run = getattr(hook, "__dict__", {}).get("_of_run")
     if run is not None and (hooks is None or run is not hooks.run):
         raise ValueError(f"{hook_label(hook)}: this very hook has taken part in another run, whose "
                          "values it keeps: make a new one for each Trainer, in the same cell")

@@ -1001,8 +1001,8 @@ def _is_kept(value, leaves: list) -> bool:
 class CarriedState:
     """The values that steps carry from one to the next and that are in no state, by name.
 
-    They are found by comparing marks, once a drive; and once from an evaluation to the next step,
-    since what changes over an evaluation may be a result of it."""
+    They are found by comparing marks, once a drive; and up to the first epoch's turn between
+    evaluations, since what changes over one may be a result of it."""
     def __init__(self, state: StepState):
         self.state = state
         # returns the objects that steps work with; None: nothing is compared
@@ -1013,7 +1013,8 @@ class CarriedState:
         self.base_at = 0, 0  # steps made by then, and the step of the last evaluation
         self.warm = False  # a whole window was made, and what begins empty is filled
         self.settled = False  # a step was compared that no evaluation came before or after
-        self.turned = False  # in this drive, all from an evaluation to the next step was compared
+        # in this drive, all from an evaluation to the next epoch's first step was compared
+        self.turned = False
         self.drives = 0
         self.schedule: Callable | None = None  # while a drive goes on
         # a part may be replaced in one thread while another one holds the run
@@ -1033,27 +1034,28 @@ class CarriedState:
             self._look_later(schedule, self.drives)
 
     def will_evaluate(self) -> None:
-        "Before an evaluation of the run: what has changed until here, once a drive."
+        "Before an evaluation of the run: what has changed until here, over one epoch of a drive."
         if not self.turned and self.base is not None and self._place()[1] == self.base_at[1]:
             self.compare()
 
     def evaluated(self) -> None:
-        "After an evaluation of the run: what changes until the next step is found, once a drive."
+        "After an evaluation of the run: what changes until the next step is found, over one epoch."
         if self.objects is None or self.schedule is None or self.turned or not self._is_warm():
             return
         self.turned = True
-        self._look_after(self.drives, True)
+        self._look_after(self.drives, self.state.epoch, True)
 
-    def _look_after(self, drive: int, begin: bool) -> None:
+    def _look_after(self, drive: int, epoch: int, begin: bool) -> None:
         def look():
             if self.objects is None or drive != self.drives:
                 return
             if begin:
                 self._take()
             if begin or self._place()[0] == self.base_at[0]:  # no step yet: the epoch turns
-                self._look_after(drive, False)
+                self._look_after(drive, epoch, False)
             else:
                 self.compare()
+                self.turned = self.state.epoch != epoch  # else the next evaluation may tell more
         if self.schedule is not None:
             self.schedule(look, self.state.boundary + 1)
 

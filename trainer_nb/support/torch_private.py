@@ -348,7 +348,7 @@ def cut_order(batch_sampler):
                 yield part
             else:
                 last = part
-        size = batch_sampler.batch_size
+        size = size if drop_last else batch_sampler.batch_size
     if generator is not None:
         torch.randperm(count, generator=generator)
     if len(last) and not drop_last:
