@@ -71,6 +71,13 @@ test("what was asked for, or came too late, is not said of a run that stands oth
   expect(said()).toContain("Stopped");
 });
 
+test("two quick clicks on Step are two steps; on Pause, where Resume comes, they are one", async () => {
+  const step = { at: 2, buttons: { Step: button(0, { place: "steps", states: ["running"] }) } };
+  const { asked, find } = shown({ commands: { ...VIEW.commands, step } });
+  for (const name of ["step", "step", "pause", "pause"]) find(`button[name=${name}]`).click();
+  expect(asked.map(({ name }) => name)).toEqual(["step", "step", "pause"]);
+});
+
 test("Stop asks first", async () => {
   const { asked, find } = shown(), stop = find("button[name=stop]");
   stop.click();

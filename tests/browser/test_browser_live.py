@@ -113,12 +113,15 @@ def test_each_button_does_what_it_says(live):
     panel.click("Pause")
     panel.is_in("paused")
     assert run.freezes() and run.lab.is_running(1)
-    for _ in range(2):  # so that one of the two is in the middle of an epoch
-        held = run.step
+    held = run.step
+    panel.click("Step")
+    assert later(lambda: run.step == held + 1) and run.freezes()
+    panel.click("Step")
+    panel.click("Step")  # at once
+    assert later(lambda: run.step == held + 3) and run.freezes()
+    if run.step % 16 == 0:  # so that it is in the middle of an epoch
         panel.click("Step")
-        assert later(lambda: run.step == held + 1) and run.freezes()
-        if run.step % 16:
-            break
+        assert later(lambda: run.step == held + 4) and run.freezes()
     held = run.step
     panel.click("Next epoch")
     assert later(lambda: run.step == (held // 16 + 1) * 16) and run.freezes()
