@@ -6,7 +6,20 @@ import math
 import numpy as np
 
 from trainer_nb.panel.bins import COLUMNS
-from trainer_nb.panel.feed import VERSION, apply
+from trainer_nb.panel.feed import VERSION
+
+
+def apply(old, patch):
+    """What a merge patch makes of a JSON value; what does not change stays the same object."""
+    if type(patch) is not dict:
+        return patch
+    made = dict(old) if type(old) is dict else {}
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = apply(made.get(name), value)
+    return made
 
 
 class Reader:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from feed_page import Page, Reader
+from feed_page import Page, Reader, apply
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import BATCHES, fail, make
@@ -26,7 +26,7 @@ from trainer_nb.core.control import Command, CommandHandler, Reply, Series
 from trainer_nb.hooks.recorder import History
 from trainer_nb.panel import feed as feeds
 from trainer_nb.panel.bins import COLUMNS, MOST, WRAP, Bins, Cursor, Records, curve, halved, rows_of
-from trainer_nb.panel.feed import LARGEST, OPEN, PATIENCE, VERSION, Feed, apply, diff
+from trainer_nb.panel.feed import LARGEST, OPEN, PATIENCE, VERSION, Feed, diff
 from trainer_nb.panel.sections import NOT_FOR_PAGES, SECTIONS, USUAL, Section
 from trainer_nb.remote.remote_view import RemoteRunView
 

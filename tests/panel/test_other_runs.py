@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from feed_page import apply
 from small_runs import make
 from steered import until
 from torch import nn, optim
@@ -15,7 +16,7 @@ from written_runs import trained
 from trainer_nb import LambdaHook, SnapshotHook, attach
 from trainer_nb.panel import other_runs
 from trainer_nb.panel.bins import COLUMNS, Bins, Records
-from trainer_nb.panel.feed import VERSION, Feed, apply
+from trainer_nb.panel.feed import VERSION, Feed
 from trainer_nb.panel.other_runs import (DROPPED, LONGEST_NAME, PAST, PastRun, RunsBeside,
                                          differing_names, remember_run)
 from trainer_nb.remote.live_page import MOST_BESIDE, Beside, Pages, runs_beside

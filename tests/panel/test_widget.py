@@ -10,6 +10,7 @@ import zlib
 
 import pytest
 import warm_kernels
+from feed_page import apply
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_server import LIMIT
 from kernel_client import client_of, manager_of, told
@@ -20,7 +21,7 @@ from test_front_ends import KERNELS, NO_PAGE, SHORT
 from written_runs import trained
 
 from trainer_nb.panel import widget as widgets
-from trainer_nb.panel.feed import VERSION, Feed, apply
+from trainer_nb.panel.feed import VERSION, Feed
 from trainer_nb.panel.widget import WIDGET
 from trainer_nb.panel.widget import OUTBOX, PARTS, Outbox, Panel
 from trainer_nb import attach

@@ -37,12 +37,12 @@ class Value:
 # %% ../../nbs/core/03_commands.ipynb #66a75d6e
 class CommandView(Protocol):
     "What of a run decides whether a command can be asked for now."
-    commands: Mapping[str, "CommandSpec"]
+    commands: Mapping[str, "CommandSpec"]  # what `post` accepts
     loaders: list[str]  # names of the validation loaders
-    can_rewind: bool
-    in_cell: bool  # a cell waits for the run
+    can_rewind: bool  # a hook has earlier states
+    in_cell: bool  # a cell waits for the run, and may be detached
     dead_end: str  # what to do where each batch would raise the same
-    failed: str  # the training batch that failed; ''
+    failed: str  # "batch 12 of epoch 3", "" unless a training batch failed
     panes: Sequence[str]  # the tabs that have something to show
 
     @property

@@ -11,13 +11,13 @@ __all__ = ['Command', 'Reply', 'CommandHandler', 'Mailbox', 'Series', 'ThinSerie
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from .commands import COMMANDS, TUNE, CommandSpec
+from .commands import COMMANDS, TUNE, CommandSpec, CommandView
 from .state import TURNS, Position, RunState, weakly
 
 # %% ../../nbs/core/04_control.ipynb #2955a03e
@@ -296,32 +296,26 @@ class WaitingCommand:
                    f"{request.user}@{request.host}", request.reason, step)
 
 # %% ../../nbs/core/04_control.ipynb #03768b5d
-class RunView(Protocol):
+class RunView(CommandView, Protocol):
     "Everything that a panel may read of a run, and `post` for its requests."
     name: str
     description: str  # device and precision
     state: RunState
     position: Position
     error: str | None  # the last exception, with traceback
-    dead_end: str  # what to do where each batch would raise it again; "" else
     invalid_since: int | None  # step of the non-finite gradients, after that error
     tunables: list[TunableView]
     hooks: list  # of HookRow
     journal: Any  # a Journal
-    commands: Mapping[str, CommandSpec]  # what `post` accepts
     step_times: StepTimes | None  # while hooks are watched
     inspection: Inspection | None  # after "inspect"
     breakpoints: list[str]  # conditions of `pause_when`
     alerts: list  # of Alert: what is wrong with the run, the oldest first
     waiting: list[WaitingCommand]  # until a person posts "approve" or "decline" with its id
-    failed: str  # "batch 12 of epoch 3", "" unless a training batch failed
-    loaders: list[str]  # names of the validation loaders
-    averaged: list[str]  # those of them whose records are of an average of the weights
-    in_cell: bool  # a cell waits for the run, and may be detached
+    averaged: list[str]  # the validation loaders whose records are of an average of the weights
     obstacle: str  # why clicks wait for the end of the running cell; "" where they do not
     branches: list  # of Branch: steps that rewinds have undone
     records_version: int  # changes when points that were read are no longer valid
-    can_rewind: bool  # a hook has earlier states
     last_saved: tuple[int, float] | None  # step of the last file; seconds since then
     lr_search: Any  # the current LRFind, or the last one
     rate_plan: RatePlan | None  # of a run with a schedule
@@ -329,7 +323,6 @@ class RunView(Protocol):
     samples: Any  # the SamplesHook, as above
     system: dict | None  # use of processors, memory, disk, GPU of this machine; None elsewhere
     memory: tuple[str, int, int | None]  # "GPU memory" or "Memory"; bytes in use; bytes in all
-    panes: tuple[str, ...]  # the tabs that have something to show: "hooks", "lr", ...
     notice: tuple[str, str]  # word for the state and message, in place of the panel's own
     go_on: str  # line of a shell that goes on with a run whose process has ended; or ''
     elsewhere: bool  # in another process

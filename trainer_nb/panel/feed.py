@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PATIENCE', 'ENDS', 'RECORDS', 'OTHERS', 'SOONEST', 'LATEST', 'SHARE', 'GRACE',
            'VERSION', 'LARGEST', 'OPEN', 'PAGES', 'NAME', 'NUMBER', 'VALUES', 'ID',
-           'TABS', 'MEASURED', 'ASKS', 'WHO', 'FOR_STEERING', 'diff', 'apply', 'Listener',
-           'Feed', 'seen', 'Asked', 'Page']
+           'TABS', 'MEASURED', 'ASKS', 'WHO', 'FOR_STEERING', 'diff', 'Listener', 'Feed',
+           'seen', 'Asked', 'Page']
 
 # %% ../../nbs/panel/feed.ipynb #ed7d20dc
 import json
@@ -45,18 +45,6 @@ def diff(old, new):
         elif type(before) is not type(value) or before != value:
             patch[name] = value
     return patch
-
-def apply(old, patch):
-    "Compute what a merge patch makes of a JSON value; what does not change stays the same object."
-    if type(patch) is not dict:
-        return patch
-    made = dict(old) if type(old) is dict else {}
-    for name, value in patch.items():
-        if value is None:
-            made.pop(name, None)
-        else:
-            made[name] = apply(made.get(name), value)
-    return made
 
 # %% ../../nbs/panel/feed.ipynb #ab0883b7
 PATIENCE = 3  # errors in a row

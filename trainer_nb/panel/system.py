@@ -12,7 +12,6 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from types import ModuleType
 from typing import Any
@@ -41,24 +40,16 @@ def find_psutil() -> ModuleType | None:
 
 def processor_seconds(psutil) -> tuple[float, float]:
     "Seconds that all processors were busy, and seconds that they had; ever since the start."
-    if psutil is not None:
-        found = psutil.cpu_times()
-        # those of guests are in user and nice, too; not every system has all of them
-        guests = getattr(found, "guest", 0.0) + getattr(found, "guest_nice", 0.0)
-        idle = found.idle + getattr(found, "iowait", 0.0)
-        return sum(found) - guests - idle, sum(found) - guests
-    words = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
-    numbers = list(map(float, words))
-    return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
+    found = psutil.cpu_times()
+    # those of guests are in user and nice, too; not every system has all of them
+    guests = getattr(found, "guest", 0.0) + getattr(found, "guest_nice", 0.0)
+    idle = found.idle + getattr(found, "iowait", 0.0)
+    return sum(found) - guests - idle, sum(found) - guests
 
 def memory_in_use(psutil) -> tuple[float, float]:
     "Memory in use, and all of it, in bytes."
-    if psutil is not None:
-        found = psutil.virtual_memory()
-        return found.total - found.available, found.total
-    rows = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (1024 * int(rows[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    return total - free, total
+    found = psutil.virtual_memory()
+    return found.total - found.available, found.total
 
 def disk_bytes(psutil) -> tuple[float, float]:
     "Bytes that were read from all disks, and written to them."
@@ -97,9 +88,9 @@ class Machine:
             self._put(values, "cpu", 100 * added[0] / added[1], "CPU", "%", 100.0)
 
     def _memory(self, values: dict) -> None:
+        self._put(values, "process", memory_of_process()[1] / GB, "Memory of this process", "GB")
         used, total = memory_in_use(self.psutil)
         self._put(values, "memory", used / GB, "Memory", "GB", total / GB)
-        self._put(values, "process", memory_of_process()[1] / GB, "Memory of this process", "GB")
 
     def _disk(self, values: dict) -> None:
         added = self._since("disk", perf_counter(), *disk_bytes(self.psutil))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BOOLS', 'CODES', 'SHELLS', 'VERBS', 'RUN_NOTE', 'CODES_NOTE', 'parsed_value',
-           'none_word', 'typed_value', 'number', 'guessed', 'allowed', 'is_assignment',
+           'none_word', 'typed_value', 'number', 'allowed', 'is_assignment',
            'tunable_values', 'assignments', 'split_run', 'is_count', 'one_count',
            'no_words', 'outcome', 'final_reply', 'without_answer', 'gone_text',
            'json_line', 'finite', 'show', 'show_outcome', 'request_for', 'send',
@@ -57,7 +57,7 @@ def parsed_value(text: str, view: dict):
             return BOOLS[text.lower()]
         if kind in ("int", "float"):
             return number(text, kind)
-        return text if kind == "str" else guessed(text)
+        return text  # of another kind: the run says what it takes
     except (KeyError, ValueError):
         near = nearest(text, list(map(value_text, choices or [])))
         raise ValueError(f"{view.get('name')}={text}: {allowed(view)}{near}") from None
@@ -91,18 +91,6 @@ def number(text: str, kind: str):
     if value != int(value) if math.isfinite(value) else True:
         raise ValueError("no whole number")
     return int(value)
-
-def guessed(text: str):
-    "A value of unknown kind: none, on or off, a number, else the text."
-    words = BOOLS | {"none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 def allowed(view: dict) -> str:
     "What a tunable may be, in words."

@@ -6,16 +6,15 @@
 __all__ = ['LOCAL', 'SEALS', 'CLOSED', 'LARGEST', 'ASK', 'HEAD_SECONDS', 'MOST_STRANGERS',
            'MOST_KNOWN', 'FILES', 'OPEN', 'MOST_COMMANDS', 'MISSING', 'PORT', 'Access',
            'host_of', 'is_address', 'Names', 'Answer', 'refused', 'Visitors',
-           'Connection', 'Gate', 'written', 'act', 'versioned', 'no_run', 'Page',
-           'body_of', 'in_thread', 'application', 'listening', 'Server', 'greeting',
-           'add_arguments', 'check_name', 'run', 'colab_link', 'serve_trainer']
+           'Connection', 'Gate', 'written', 'act', 'no_run', 'Page', 'body_of',
+           'in_thread', 'application', 'listening', 'Server', 'greeting', 'add_arguments',
+           'check_name', 'run', 'colab_link', 'serve_trainer']
 
 # %% ../../nbs/remote/serve.ipynb #500044e5
 import asyncio
 import atexit
 import concurrent.futures
 import errno
-import hashlib
 import html
 import ipaddress
 import secrets
@@ -302,14 +301,6 @@ FILES = {  # name in the address: package, file, type
 OPEN = frozenset(f"/{name}" for name in (*FILES, "favicon.ico"))  # without a token
 MOST_COMMANDS = 8  # that wait for an answer of the run
 
-def versioned(answer: Answer, known: str) -> Answer:
-    "The answer, or 304 without a body where it is the `known` one."
-    tag = f'"{hashlib.blake2b(answer.body, digest_size=12).hexdigest()}"'
-    if known == tag:
-        return Answer(status=304, type=answer.type, headers={"ETag": tag})
-    answer.headers["ETag"] = tag
-    return answer
-
 def no_run(error: Exception) -> str:
     "Why a page shows nothing."
     return f"no run: {printable(error, 300)}"
@@ -321,12 +312,11 @@ class Page:
         self.pages = Pages(path, source)
         self._open = threading.BoundedSemaphore(MOST_COMMANDS)
 
-    def file(self, name: str, known: str = "") -> Answer:
+    def file(self, name: str) -> Answer:
         "One of the files of the page."
         package, path, kind = FILES[name]
         packed = {"Content-Encoding": "gzip"} if path.endswith(".gz") else {}
-        return versioned(Answer(files(package).joinpath(path).read_bytes(), type=kind,
-                                headers=packed), known)
+        return Answer(files(package).joinpath(path).read_bytes(), type=kind, headers=packed)
 
     def view(self, role: str) -> Answer:
         "How the run stands, as JSON: the sections of the feed."
@@ -396,10 +386,8 @@ def application(page: Page, access: Access, names: Names):
         raise ImportError(f"{MISSING} ({error})") from None
     def response(answer: Answer):
         return Response(answer.body, answer.status, answer.headers, answer.type)
-    def known(request) -> str:
-        return request.headers.get("if-none-match", "").removeprefix("W/")
     def serving(name: str):
-        return Route(f"/{name}", lambda request: response(page.file(name, known(request))))
+        return Route(f"/{name}", lambda request: response(page.file(name)))
     def view(request):
         return response(page.view(request.scope["role"]))
     async def command(request):
