@@ -51,7 +51,6 @@ LAYERS = {
 MADE_ABOVE = {
     ("trainer_nb.panel.run_panels", "runs_in", "trainer_nb.remote.runs"),
     ("trainer_nb.trainer", "serve", "trainer_nb.remote.serve"),
-    ("trainer_nb.remote.remote_run", "find_runs", "trainer_nb.remote.runs"),
 }
 NOT_LOADED = set("plotly ipywidgets IPython fastprogress nbdev execnb accelerate anywidget mcp "
                  "matplotlib safetensors torchdata pandas tensorboard wandb trackio "

@@ -193,11 +193,8 @@ def tunable_sources(trainer):
             if trainer.repeats_windows:  # for which there is no fp16
                 entry.tunable = Tunable(None, choices=(None, "bf16"), doc=entry.tunable.doc)
         yield entry
-    groups = () if trainer.optimizers else trainer.engine.optim.param_groups
-    if any("weight_decay" in group for group in groups):
-        rule = Tunable(0.0, min=0, scale="log", doc="weight decay of groups that use it")
-        decay, = trainer.decays.values()
-        yield BoundTunable("weight_decay", rule, decay.read, decay.write)
+    if not trainer.optimizers:
+        yield from decay_tunables(trainer.decays)
     for row in trainer.hooks.rows:
         yield from switches(row, trainer.hooks)
         yield row.hook, row.name

@@ -37,6 +37,7 @@ from .state import (TURNS, Phase, RunRandom, RunState, StepState, ThreadState, w
 from .step import NoLossError
 from .training import END, TrainingLoop
 from .tunable import WHOLE
+from ..support.undo import keeping
 
 # %% ../../nbs/core/18_driver.ipynb #cdd60a42
 FLOW = ("pause", "resume", "stop", "interrupt", "detach", "step")  # commands to the driver itself
@@ -319,14 +320,9 @@ class Logbook:
         end = self.journal.header.get("end", {})
         return end.get("state") == "finished" and end.get("boundary") == self.state.boundary
 
-    @contextmanager
     def effect_of(self, command: Command):
         "What is recorded while this is open is the effect of a command."
-        self.command = command
-        try:
-            yield
-        finally:
-            self.command = None
+        return keeping(self, command=command)
 
     def record(self, kind: str, name: str, old, new, source: str, owner, survives=None,
                was=None, unset: str = "initial") -> Intervention:
@@ -389,14 +385,9 @@ class Pause:
         "Pause nowhere."
         self.place = Until()
 
-    @contextmanager
     def while_awaited(self):
         "While this is open, a coroutine drives: another one can resume."
-        self.awaited = True
-        try:
-            yield
-        finally:
-            self.awaited = False
+        return keeping(self, awaited=True)
 
     def may_hold(self, command: Command) -> bool:
         "Whether another thread, a coroutine or a panel can resume."
@@ -892,14 +883,9 @@ class Driver:
         return [self.clock, self.status, self.logbook, self.points, self.pause, self.boundary,
                 self.lifecycle]
 
-    @contextmanager
     def going_to(self, place: Until):
         "Drives pause at this place while this is open."
-        self.until = place
-        try:
-            yield
-        finally:
-            self.until = Until()
+        return keeping(self, until=place)
 
     def moved(self, steps: int, epochs: int) -> None:
         "The position was moved: a running step(n) still makes n steps in all."

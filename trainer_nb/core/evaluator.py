@@ -27,6 +27,7 @@ from .own_state import generator_state, set_generator_state
 from .runner import BatchSizes, StepContext, batch_name
 from .state import TURNS, RandomStreams, RunRandom, StepState, warn
 from .step import EvaluationTotals, check_output, items, joined_or_listed, to_cpu
+from ..support.undo import keeping
 
 # %% ../../nbs/core/14_evaluator.ipynb #f15268b4
 MICRO, BOUNDARY = "micro", "boundary"  # safe points: within a window or evaluation; between
@@ -145,14 +146,9 @@ class Evaluator:
         return {ending: own if weights is nullcontext else weights for ending, weights
                 in next(filter(None, offered), {"": nullcontext}).items()}
 
-    @contextmanager
     def given_weights(self):
         "While this is open, evaluations use the weights that the model has."
-        self.weights_given = True
-        try:
-            yield
-        finally:
-            self.weights_given = False
+        return keeping(self, weights_given=True)
 
     def warn_length(self, name: str, given: int, length: int) -> None:
         "Warn, once for each loader, that its length is not the number of its batches."

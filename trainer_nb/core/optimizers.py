@@ -215,9 +215,9 @@ def tunables_of(runners: Mapping[str, StepRunner],
             for name, runner in runners.items() for key, rule in rules.items()]
 
 def decay_tunables(decays: Mapping[str, WeightDecays]) -> list[BoundTunable]:
-    "An entry `weight_decay.d` for each optimizer that has one."
+    "An entry `weight_decay.d` for each optimizer that has one; `weight_decay` of the only one."
     rule = Tunable(0.0, min=0, scale="log", doc="weight decay of groups that use it")
-    return [BoundTunable(f"weight_decay.{name}", rule, each.read, each.write)
+    return [BoundTunable(f"weight_decay.{name}".rstrip("."), rule, each.read, each.write)
             for name, each in decays.items()
             if any("weight_decay" in group for group in each.engine.optim.param_groups)]
 

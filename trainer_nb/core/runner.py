@@ -11,7 +11,6 @@ __all__ = ['NO_GRADIENT', 'TWICE', 'StepSettings', 'StepContext', 'batch_name', 
 # %% ../../nbs/core/13_runner.ipynb #8a7cd340
 import copy
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -26,7 +25,7 @@ from .errors import out_of_memory
 from .modes import Modes
 from .state import RandomStreams, StepState, as_number
 from .step import RESERVED, check_output, items, step_records
-from ..support.undo import Undo
+from ..support.undo import Undo, keeping
 
 # %% ../../nbs/core/13_runner.ipynb #86e21ea9
 @dataclass
@@ -70,15 +69,9 @@ class StepContext:
         hooks.fire("after_loss", owner)
         self.output = None
 
-    @contextmanager
     def preserved(self, **values):
         "Use these values while this is open; at its end restore all of them."
-        before = dict(self.__dict__)
-        self.__dict__.update(values)
-        try:
-            yield self
-        finally:
-            self.__dict__.update(before)
+        return keeping(self, **vars(self) | values)
 
 def batch_name(state: StepState, context: StepContext) -> str:
     "The current batch in words, for error messages; numbers count from 1."

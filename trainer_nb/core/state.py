@@ -34,6 +34,8 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 
+from ..support.undo import keeping
+
 # %% ../../nbs/core/00_state.ipynb #2b7924ab
 class RunState(StrEnum):
     """How a run stands: what `fit()` returns as `status` and the panel shows.
@@ -592,14 +594,9 @@ class RunRandom:
             finally:
                 now.restore()
 
-    @contextmanager
     def owning(self, owned: bool = True):
         "While this is open, draws come from the run's streams (or do not, as `owned` says)."
-        before, self.owned = self.owned, owned
-        try:
-            yield
-        finally:
-            self.owned = before
+        return keeping(self, owned=owned)
 
     @contextmanager
     def active(self):
