@@ -6677,6 +6677,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'trainer_nb.tools.assign.assign': ('tools/assign.html#assign', 'trainer_nb/tools/assign.py'),
                                          'trainer_nb.tools.assign.check_assignable': ( 'tools/assign.html#check_assignable',
                                                                                        'trainer_nb/tools/assign.py'),
+                                         'trainer_nb.tools.assign.check_effect': ( 'tools/assign.html#check_effect',
+                                                                                   'trainer_nb/tools/assign.py'),
                                          'trainer_nb.tools.assign.check_new_optimizer': ( 'tools/assign.html#check_new_optimizer',
                                                                                           'trainer_nb/tools/assign.py'),
                                          'trainer_nb.tools.assign.described': ('tools/assign.html#described', 'trainer_nb/tools/assign.py'),

@@ -65,7 +65,7 @@ from .panel.run_panels import RunPanels, show_finished
 from .support.files import current_folder, given_path, near
 from .support.words import epoch_number
 from .tools import proving
-from .tools.assign import ASSIGNED, assign
+from .tools.assign import ASSIGNED, assign, check_effect
 from .tools.breakpoints import (add_breakpoint, check_condition, checked_breakpoint,
                                           check_record, on_inspect, on_pause_not_when,
                                           on_pause_when, on_record)
@@ -554,10 +554,8 @@ class Trainer:
         if name in ASSIGNED and (self.assembled or name in OVERRIDDEN):
             assign(self, name, value)
             return
-        if (self.assembled and name not in vars(self) and not hasattr(type(self), name)
-                and name in self.tunables.table):
-            raise AttributeError(f"trainer.{name} is no attribute, and setting it would have no "
-                                 f"effect: trainer.tune({name}={value!r})")
+        if self.assembled and name not in vars(self) and not hasattr(type(self), name):
+            check_effect(self, name, value)
         object.__setattr__(self, name, value)
 
     def __reduce_ex__(self, protocol):

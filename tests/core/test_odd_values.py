@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from small_runs import BATCHES, make
+from steered import until
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -178,3 +179,26 @@ def test_a_loss_that_is_a_sum_is_told_of_where_steps_have_parts(settings, told):
         make(loss_fn=nn.MSELoss(reduction="sum"), **settings)
         make(**settings)
     assert ["reduction='sum'" in str(each.message) for each in found] == [True] * told
+
+
+@pytest.mark.parametrize("name, own", [("optimizer", "optim"), ("criterion", "loss_fn"),
+                                       ("train_loader", "train_dl"), ("num_epochs", "epochs")])
+def test_an_attribute_of_another_trainer_is_refused(name, own):
+    """It would have no effect; an attribute of one's own is taken."""
+    trainer = make()
+    with pytest.raises(AttributeError, match=rf"no effect: write trainer\.{own} = "):
+        setattr(trainer, name, None)
+    trainer.teacher = "mine"
+    assert trainer.teacher == "mine" and name not in vars(trainer)
+
+
+def test_a_second_drive_of_a_paused_run_is_told_what_it_can_do():
+    """Pausing it once more is of no use."""
+    trainer = make(max_steps=10**9, epochs=None)
+    trainer.start()
+    trainer.pause().wait()
+    until(lambda: trainer.state == "paused")
+    with pytest.raises(RuntimeError, match=r"start\(\), paused\); resume\(\) or stop\(\) it"):
+        trainer.step()
+    trainer.stop()
+    trainer.wait()

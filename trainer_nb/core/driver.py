@@ -219,8 +219,11 @@ class RunStatus:
     def check_free(self, name: str) -> None:
         "RuntimeError if the run is driven already."
         if self.name is not None:
-            raise RuntimeError(f"{name}: this run is already in progress (in {self.name}); "
-                               "pause() or stop() it, or wait() for it")
+            paused = self.state is RunState.PAUSED
+            raise RuntimeError(f"{name}: this run is already in progress (in {self.name}"
+                               f"{', paused' if paused else ''}); "
+                               f"{'resume()' if paused else 'pause()'} or stop() it, or wait() "
+                               "for it")
 
     def reserve(self, name: str | None) -> None:
         "Reserve the run for a driver that will come; None: for none."

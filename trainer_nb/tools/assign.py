@@ -8,7 +8,7 @@ __all__ = ['ANOTHER', 'FIXED', 'OF_ONE', 'REPLACED', 'ASSIGNED', 'described', 'c
            'replace_metrics', 'check_new_optimizer', 'replace_optim', 'replace_sched',
            'replace_train_dl', 'replace_valid_dl', 'replace_total',
            'replace_micro_batch_size', 'replace_batch_size', 'replace_non_finite',
-           'replace_max_time', 'replace_progress']
+           'replace_max_time', 'replace_progress', 'check_effect']
 
 # %% ../../nbs/tools/assign.ipynb #3c956782
 import inspect
@@ -31,6 +31,7 @@ from ..core.step import OwnLossStep, SupervisedStep
 from ..hooks.progress import progress_style
 from ..hooks.schedule import reset_rates, schedule_hooks, schedules_of
 from .rates import add_schedule
+from .task import OURS
 
 # %% ../../nbs/tools/assign.ipynb #bfee8840
 def described(value):
@@ -314,3 +315,13 @@ REPLACED = {  # each by f(trainer, value)
     "non_finite": replace_non_finite, "max_time": replace_max_time, "progress": replace_progress,
 }
 ASSIGNED = {*REPLACED, *FIXED, *OVERRIDDEN}  # what `assign` answers for
+
+def check_effect(trainer, name: str, value) -> None:
+    "AttributeError for a new attribute whose name says that the run should be another."
+    if name in trainer.tunables.table:
+        raise AttributeError(f"trainer.{name} is no attribute, and setting it would have no "
+                             f"effect: trainer.tune({name}={value!r})")
+    own = OURS.get(name, "").removesuffix("=")
+    if own in REPLACED:
+        raise AttributeError(f"trainer.{name} is no attribute, and setting it would have no "
+                             f"effect: write trainer.{own} = ...")
