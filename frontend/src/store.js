@@ -1,7 +1,7 @@
 // What is known of a run: the view, kept up to date by merge patches, and the curves as bins, its own and by number those of other runs.
 
 export const COLUMNS = ["step", "wraps", "low", "high", "mean", "finite", "epoch", "samples", "seconds"];
-const WIDTH = COLUMNS.length, WRAP = 2 ** 24;
+const WIDTH = COLUMNS.length, WRAP = 2 ** 24, LINGER = 1000;  // milliseconds
 const [WRAPS, LOW, HIGH, MEAN, FINITE] = [1, 2, 3, 4, 5];
 
 // RFC 7396. What has not changed keeps its identity.
@@ -56,7 +56,7 @@ export function column({ rows }, name) {
 
 export class Store {
   constructor(link) {
-    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false, ownHidden: false, generation: 0 });
+    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false, said: "", ownHidden: false, generation: 0 });
     this.prefix = link.page && !link.alone ? `${link.page}-` : "";  // of ids, where a page has several panels
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
@@ -72,6 +72,7 @@ export class Store {
     if (view) {
       Object.assign(this, { view, curves: {}, others: {}, cut: "", locked: false, stale: false });
       this.generation += 1;
+      this.said = "";
       if (this.opened.size) this.say();  // to a kernel that may have been told by another connection
     }
     if (!view && !this.view && !cut) return;  // everything comes with the answer to hello
@@ -101,7 +102,8 @@ export class Store {
     for (const each of this.watching) each();
   }
 
-  // A section of a tab is sent until the function that this returns is called.
+  // A section of a tab is sent until the function that this returns is called, and for a moment more: a cell that is run again closes its widgets, and JupyterLab
+  // ends the kernel's thread of their messages with those in it, which prints a warning.
   open(name) {
     this.opened.set(name, (this.opened.get(name) ?? 0) + 1);
     this.say();
@@ -111,7 +113,7 @@ export class Store {
       over = true;
       if (this.opened.get(name) > 1) this.opened.set(name, this.opened.get(name) - 1);
       else this.opened.delete(name);
-      this.say();
+      setTimeout(() => this.say(), LINGER);
     };
   }
 
@@ -122,7 +124,10 @@ export class Store {
       await null;
       while (this.unsaid && this.view) {
         this.unsaid = false;
-        try { await this.link.ask({ ask: "open", tabs: [...this.opened.keys()] }); } catch { /* said again with the next whole view */ }
+        const tabs = [...this.opened.keys()], words = tabs.join();
+        if (words === this.said) continue;
+        this.said = words;
+        try { await this.link.ask({ ask: "open", tabs }); } catch { /* said again with the next whole view */ }
       }
       this.saying = null;
     })();

@@ -115,9 +115,25 @@ test("a section that two parts have open is closed with the last one", async () 
   await until(() => expect(opened).toEqual([["lr"]]));
   one();
   one();  // does nothing more
-  await until(() => expect(opened).toEqual([["lr"], ["lr"]]));
+  store.open("table");
+  await until(() => expect(opened.at(-1)).toEqual(["lr", "table"]));
   other();
-  await until(() => expect(opened.at(-1)).toEqual([]));
+  await until(() => expect(opened).toEqual([["lr"], ["lr", "table"], ["table"]]));
+});
+
+test("a panel that goes says nothing at once: its widget may be about to be closed", async () => {
+  vi.useFakeTimers();
+  try {
+    const opened = [], store = new Store({ listen() {}, ask: async ({ tabs }) => { opened.push(tabs); } });
+    store.hear({ v: 1, view: {} }, []);
+    const close = store.open("table");
+    await vi.advanceTimersByTimeAsync(1);
+    close();
+    await vi.advanceTimersByTimeAsync(900);
+    expect(opened).toEqual([["table"]]);
+    await vi.advanceTimersByTimeAsync(200);
+    expect(opened).toEqual([["table"], []]);
+  } finally { vi.useRealTimers(); }
 });
 
 test("messages of what is open do not overtake each other", async () => {
