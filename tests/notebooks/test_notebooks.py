@@ -63,6 +63,8 @@ def cases():
 def test_a_notebook_runs_and_makes_what_is_stored(path, until):
     command = [sys.executable, str(ROOT / "scripts" / "notebooks.py"), "test_here", str(path),
                "--flags", os.environ.get("TRAINER_NB_NOTEBOOK_FLAGS", ""), "--until", until]
+    # a warm process has one thread, and so have those that a page starts and compares itself with
     done = warm.run(command, modules=MODULES, quick_end=True, stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT, text=True, cwd=ROOT, timeout=MOST)
+                    stderr=subprocess.STDOUT, text=True, cwd=ROOT, timeout=MOST,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout
