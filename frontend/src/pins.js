@@ -18,8 +18,9 @@ export function keptPins() {
 export function usePins() {
   const [pins, setPins] = useState(keptPins);
   useEffect(() => {
-    const turned = () => setPins(keptPins());
+    const turned = () => setPins((old) => (JSON.stringify(keptPins()) === JSON.stringify(old) ? old : keptPins()));
     for (const name of [KEY, "storage"]) addEventListener(name, turned);
+    turned();  // what was chosen before this was called
     return () => { for (const name of [KEY, "storage"]) removeEventListener(name, turned); };
   }, []);
   const choose = (names) => {

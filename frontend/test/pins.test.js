@@ -69,6 +69,12 @@ test("two panels of a page show the same numbers; what only another run has is k
   expect(keptPins()).toEqual(["lr", "train/mae", "valid/accuracy"]);
 });
 
+test("what is chosen while a panel is drawn is seen by it, too", async () => {
+  const late = shown();  // it listens after it was drawn
+  localStorage.setItem("trainer_nb pins", JSON.stringify(["lr"]));
+  await until(() => expect(late.labels()).toEqual(["lr"]));
+});
+
 test("what is kept may be anything", () => {
   for (const each of ["{", "[]", "[1]", "7"]) {
     localStorage.setItem("trainer_nb pins", each);
