@@ -6309,8 +6309,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/support/files.py'),
                                           'trainer_nb.support.files.special_kind': ( 'support/files.html#special_kind',
                                                                                      'trainer_nb/support/files.py'),
-                                          'trainer_nb.support.files.sync_folder': ( 'support/files.html#sync_folder',
-                                                                                    'trainer_nb/support/files.py'),
                                           'trainer_nb.support.files.whole_file': ( 'support/files.html#whole_file',
                                                                                    'trainer_nb/support/files.py')},
             'trainer_nb.support.long_array': { 'trainer_nb.support.long_array.LongArray': ( 'support/long_array.html#longarray',
