@@ -2801,8 +2801,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'trainer_nb/folder/reader.py'),
                                           'trainer_nb.folder.reader.Records._add': ( 'folder/reader.html#records._add',
                                                                                      'trainer_nb/folder/reader.py'),
-                                          'trainer_nb.folder.reader.Records._of': ( 'folder/reader.html#records._of',
-                                                                                    'trainer_nb/folder/reader.py'),
                                           'trainer_nb.folder.reader.Records.read': ( 'folder/reader.html#records.read',
                                                                                      'trainer_nb/folder/reader.py'),
                                           'trainer_nb.folder.reader.RunFiles': ( 'folder/reader.html#runfiles',
