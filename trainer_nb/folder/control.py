@@ -228,8 +228,6 @@ class ControlFolder:
     def __init__(self, path):
         self.run = Path(path)
         self.path = self.run / "control"
-        self.commands, self.taken = self.path / COMMANDS, self.path / TAKEN
-        self.stale = self.path / STALE
 
     @contextmanager
     def opened(self, folder: str = ""):
@@ -334,11 +332,7 @@ class ControlFolder:
         except (OSError, ControlError):
             return False
 
-    def reply(self, **values) -> None:
-        "Append a line to the replies."
-        self.reply_all([values])
-
-    def reply_all(self, lines: list[dict]) -> None:
+    def reply(self, *lines: dict) -> None:
         "Append lines to the replies: all of them, or none after an OSError."
         with self.opened() as control, control.open(REPLIES, "ab", private=True) as file:
             append(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))

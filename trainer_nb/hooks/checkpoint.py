@@ -72,11 +72,6 @@ class Writer:
         "Work waits for other work."
         return len(self._line) > 1
 
-    def start(self, work: Callable[[], None]) -> None:
-        "Wait for the previous work and raise its error, then do this in the thread."
-        self.wait()
-        self.add(Work(work))
-
     def add(self, work: Work) -> None:
         "Do this in the thread, after what is in line; the process ends only after it."
         with self._lock:
@@ -220,7 +215,6 @@ class CheckpointFolder:
         self.within = self.path if within is None else given_path(within)
         self._left: set[str] = set()  # files of a run that is not resumed
 
-    best = property(lambda self: self.rules.best)
 
     def leave_behind(self) -> None:
         """Begin a new run: the files there are of an earlier one, and are removed as new ones
