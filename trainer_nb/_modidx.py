@@ -2986,8 +2986,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'trainer_nb/hooks/alerts.py'),
                                          'trainer_nb.hooks.alerts.QuietLimits': ( 'hooks/alerts.html#quietlimits',
                                                                                   'trainer_nb/hooks/alerts.py'),
-                                         'trainer_nb.hooks.alerts.Thresholds': ( 'hooks/alerts.html#thresholds',
-                                                                                 'trainer_nb/hooks/alerts.py'),
                                          'trainer_nb.hooks.alerts.TimeJudge': ('hooks/alerts.html#timejudge', 'trainer_nb/hooks/alerts.py'),
                                          'trainer_nb.hooks.alerts.TimeJudge.__init__': ( 'hooks/alerts.html#timejudge.__init__',
                                                                                          'trainer_nb/hooks/alerts.py'),
