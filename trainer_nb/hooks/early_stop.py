@@ -117,11 +117,7 @@ class EarlyStopHook(Hook):
 
     def before_fit(self, trainer):
         "ValueError if there will be no such record."
-        if self._of_training:
-            if getattr(trainer, "history", None) is None:
-                raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, "
-                                 "and this loop keeps no history: Trainer(...) does")
-        elif not trainer.evaluator.loaders:
+        if not self._of_training and not trainer.evaluator.loaders:
             raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, "
                              "and there is no valid_dl; metric='train/loss' goes by the training")
 

@@ -82,10 +82,8 @@ class RunText:
         self._first_seconds = trainer.elapsed()
 
     def records(self, trainer) -> dict:
-        "Loss, gradient norm and rate of the last step; nothing without a history."
-        history = getattr(trainer, "history", None)
-        if history is None:
-            return {}
+        "Loss, gradient norm and rate of the last step."
+        history = trainer.history
         counts, names = history.counts(), ("train/loss", "grad_norm", "lr")
         last = {name: history.series(name, counts[name] - 1) for name in names if counts.get(name)}
         newest = max((series.steps[0] for series in last.values()), default=0)
@@ -99,11 +97,11 @@ class RunText:
         if step != until:  # else a second line about the same steps
             after = until if until < step else step - 1  # the run has gone back since
             self._span = after, step
-        history, parts = getattr(trainer, "history", None), []
-        counts = {} if history is None else history.counts()
+        history, parts = trainer.history, []
+        counts = history.counts()
         for name in ("time/step", "time/data"):
             count = counts.get(name, 0)
-            if history is None or not count:
+            if not count:
                 continue
             series = history.series(name, max(0, count - (step - after)))
             if (series.steps > after).any():
