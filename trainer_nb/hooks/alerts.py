@@ -563,24 +563,19 @@ class AlertsHook(Hook):
     def on_log(self, trainer, records):
         "Judge an evaluation of the run."
         if records is trainer.records:
-            step, history = trainer.step_state.optimizer_step, trainer.history
-            count = history.counts().get("train/loss", 0)
-            train = math.nan
-            if count:
-                train = median(history.series("train/loss", max(0, count - 50)).values)
+            step = trainer.step_state.optimizer_step
+            losses = trainer.history.last_points("train/loss", 50).values
+            train = median(losses) if len(losses) else math.nan
             for name, alert in self.evaluated.judge(records, step, train, self).items():
                 self._take(trainer, "overfitting", name, alert)
 
     def after_exception(self, trainer):
         "The losses since the last look, where a loss that is not finite ended the run."
-        history = trainer.history
-        count = history.counts().get("train/loss", 0)
-        series = history.series("train/loss", max(0, count - self.every)) if count else None
-        if series is not None:
-            new = series.steps > self.losses.judged
-            if not np.isfinite(series.values[new]).all():
-                found = self.losses.not_finite(series.steps[new], series.values[new])
-                self._take(trainer, "not_finite", "train/loss", found)
+        series = trainer.history.last_points("train/loss", self.every)
+        new = series.steps > self.losses.judged
+        if not np.isfinite(series.values[new]).all():
+            found = self.losses.not_finite(series.steps[new], series.values[new])
+            self._take(trainer, "not_finite", "train/loss", found)
 
     def _is_open(self, kind: str, subject: str) -> bool:
         return f"{kind}:{subject}" in self.log.open
