@@ -2135,6 +2135,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'trainer_nb.core.state.place_of_pair': ('core/state.html#place_of_pair', 'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.put_numpy_state': ( 'core/state.html#put_numpy_state',
                                                                                   'trainer_nb/core/state.py'),
+                                       'trainer_nb.core.state.real_number': ('core/state.html#real_number', 'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.refuse_open_contexts': ( 'core/state.html#refuse_open_contexts',
                                                                                        'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.same_numpy_state': ( 'core/state.html#same_numpy_state',

@@ -38,7 +38,8 @@ from ..core.looks import at_rest
 from ..core.requests import take_state
 from ..support.saved import (SHARDS, Buffers, CheckpointError, clear_shards, reading,
                                       write_state, write_whole)
-from ..core.state import RunState, as_number, say, start_thread, warn, whole_number
+from ..core.state import (RunState, as_number, real_number, say, start_thread, warn,
+                                   whole_number)
 from ..core.training import check_best
 from ..support.validate import misfit, nearest_name
 
@@ -509,10 +510,8 @@ def checked_exit(code, wait) -> tuple[int | str, float]:
     "Exit code and seconds of waiting at a signal; ValueError for anything else."
     if code != "128+signal":
         code = whole_number("exit_code", code, 0, 255)
-    seconds = as_number(wait)
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
-        raise ValueError(f"exit_wait={wait!r}: seconds, 0 or more")
-    return code, seconds
+    return code, real_number("exit_wait", wait, "seconds, 0 or more",
+                             lambda seconds: 0 <= seconds < math.inf)
 
 def check_resume(value):
     "'latest', 'force', a path, None or False; ValueError for anything else."
