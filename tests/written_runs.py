@@ -57,6 +57,6 @@ class WrittenRun:
 
     def commands(self):
         """What was left in the folder, the oldest first; not what is still being written."""
-        found = sorted(self.control.commands.glob("[!.]*"),
+        found = sorted((self.control.path / "commands").glob("[!.]*"),
                        key=lambda path: path.stat().st_ctime_ns)
         return [json.loads(path.read_text()) for path in found]

@@ -281,16 +281,17 @@ def test_the_hook_follows_the_trainer(tmp_path):
     trainer = make(CheckpointHook(tmp_path / "a", keep_last=1), best=ACCURACY)
     best = trainer.fit().best
     folder = trainer.get_hook(CheckpointHook).folder
-    assert folder.best == ACCURACY and {each.step for each in folder.kept()} == {best["step"], 32}
+    assert folder.rules.best == ACCURACY
+    assert {each.step for each in folder.kept()} == {best["step"], 32}
     both = make(CheckpointHook(tmp_path / "b", keep_last=1, best=("valid/loss", "max")),
                 best=ACCURACY)
     assert both.fit().best == best
-    assert both.get_hook(CheckpointHook).folder.best == ("valid/loss", "max")
+    assert both.get_hook(CheckpointHook).folder.rules.best == ("valid/loss", "max")
     # from memory: the hook keeps another one
     assert both.test(TEST, weights="best") == trainer.test(TEST, weights="best")
     plain = make(CheckpointHook(tmp_path / "c", keep_last=1))
     assert plain.fit().best["name"] == "valid/loss"
-    assert plain.get_hook(CheckpointHook).folder.best is None
+    assert plain.get_hook(CheckpointHook).folder.rules.best is None
     assert len(plain.get_hook(CheckpointHook).folder.kept()) == 1
 
 

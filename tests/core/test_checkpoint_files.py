@@ -36,7 +36,7 @@ from trainer_nb import CheckpointError, CheckpointHook, Hook
 from trainer_nb.support import files
 from trainer_nb.support.files import open_plain
 from trainer_nb.support.saved import VERSION, plain_copy, read_state, write_state
-from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, KeepRules, Kept, Writer
+from trainer_nb.hooks.checkpoint import LIST, CheckpointFolder, KeepRules, Kept, Work, Writer
 
 pytestmark = pytest.mark.slow
 
@@ -1110,17 +1110,20 @@ def test_the_writer_itself(monkeypatch):
     """One piece of work at a time; its error is raised where a caller waits, and only once."""
     writer, done, joins, join = Writer(), [], [], Writer.join
     monkeypatch.setattr(Writer, "join", lambda writer: (joins.append(1), join(writer)))
+    def start(work):
+        writer.wait()
+        writer.add(Work(work))
     for number in range(3):
         def work(number=number):
             """Not done before a caller waits for it."""
             wait_for(lambda: len(joins) > number + 1)
             done.append(number)
-        writer.start(work)
+        start(work)
         assert done == list(range(number))
     writer.wait()
     assert done == [0, 1, 2]
-    for again in (writer.wait, lambda: writer.start(lambda: done.append("next"))):
-        writer.start(lambda: 1 / 0)
+    for again in (writer.wait, lambda: start(lambda: done.append("next"))):
+        start(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             again()
         writer.wait()

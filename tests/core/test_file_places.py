@@ -66,8 +66,9 @@ def test_a_file_that_is_being_written_is_not_left_over(tmp_path):
     """Two trainers of one process in a folder; the name is another one each time."""
     names = set()
     for _ in range(3):
-        with whole_file(tmp_path / ("n" * 250)) as beside:
-            beside.write_text("half")
+        with whole_file(tmp_path / ("n" * 250)) as file:
+            file.write(b"half")
+            beside = tmp_path / file.name
             assert not is_left_over(beside)
             names.add(beside.name)
     assert len(names) == 3

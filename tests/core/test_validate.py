@@ -38,7 +38,7 @@ def test_what_fits(value, rule):
 @pytest.mark.parametrize("value, rule, text", [
     (-1, COUNT | None, "it is -1 and out of range: 0 or more"),
     (True, int, "it is bool True, and not int"),
-    (2**63, int, "it is int 9223372036854775808, and not int"),
+    (2**63, int, "it is an int of more than 64 bits, and not int"),
     ([1], Any, "it is a list of 1, and not Any"),
     (200, Annotated[int, range(-1, 100)], "it is 200 and out of range: -1 to 99 are allowed"),
     ([[0], [1, "2"]], list[list[int]], "it[1][1] is str '2', and not int"),
@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_named(value, rule, text):
 
 
 def test_a_number_with_too_many_digits_to_print_is_named():
-    assert misfit(10**5000, float, "it") == "it is an int of 16610 bits, and not float"
+    assert misfit(10**5000, float, "it") == "it is an int of more than 64 bits, and not float"
 
 
 def test_states_hold_more_than_json():

@@ -347,23 +347,10 @@ def test_records():
     assert trainer.history.steps("train/loss").tolist() == list(range(1, 21))
 
 
-@pytest.mark.slow
-def test_the_figure():
-    """Three lines and a map a layer."""
-    stats = LayerStatsHook(every_steps=2, modules=nn.Linear)
-    with pytest.raises(RuntimeError, match="were measured yet"):
-        stats.plot()
-    make(stats).fit()
-    for kind in ("activations", "gradients"):
-        figure = stats.plot(kind)
-        lines = [trace for trace in figure.data if trace.type == "scatter"]
-        maps = [trace for trace in figure.data if trace.type == "heatmap"]
-        assert len(lines) == 9 and [each.name for each in maps] == stats.history.layers(kind)
-        assert maps[0].z.shape == (BINS, 10)
-        head = next(trace for trace in lines if trace.name == "head")
-        assert np.allclose(head.y, stats.series("head", kind).mean)
+def test_another_kind_is_refused():
+    """The error names the two that there are."""
     with pytest.raises(ValueError, match="'activations' or 'gradients'"):
-        stats.plot("weights")
+        LayerStatsHook().series("0", "weights")
 
 
 @pytest.mark.slow

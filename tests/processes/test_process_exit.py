@@ -288,10 +288,10 @@ def test_no_thread_can_be_started_any_more(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     OPEN_ITERATORS.close_all()
     assert not workers()
-    from trainer_nb.hooks.checkpoint import Writer
+    from trainer_nb.hooks.checkpoint import Work, Writer
     written = []
     writer = Writer()
-    writer.start(lambda: written.append(1))
+    writer.add(Work(lambda: written.append(1)))
     writer.wait()
     assert written == [1]
 

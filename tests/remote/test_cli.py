@@ -108,7 +108,7 @@ def test_a_folder_with_an_equals_sign_is_no_assignment(tmp_path):
     made(tmp_path / "runs" / "lr=0.2")
     shell("tune", "runs/lr=0.1", "lr=0.3", "--wait", "0", cwd=tmp_path)
     (file,) = incoming(control)
-    assert json.loads((control.commands / file).read_text())["values"] == {"lr": 0.3}
+    assert json.loads((control.path / "commands" / file).read_text())["values"] == {"lr": 0.3}
 
 
 # What is refused before it is sent
@@ -161,7 +161,8 @@ def test_a_factor_is_that_of_the_value_in_force(tmp_path, word, waits, sent):
     control.write("offer.json", {"tunables": [factor], "commands": {"tune": {}}})
     shell("tune", "a", word, "--wait", "0", cwd=tmp_path)
     (file,) = incoming(control)
-    assert json.loads((control.commands / file).read_text())["values"] == {"lr": 0.008 * sent}
+    values = json.loads((control.path / "commands" / file).read_text())["values"]
+    assert values == {"lr": 0.008 * sent}
 
 
 def test_the_command_has_its_sender_reason_and_basis(tmp_path):
@@ -171,7 +172,7 @@ def test_the_command_has_its_sender_reason_and_basis(tmp_path):
              "--max-age-steps", "50", "--source", "agent:x"]
     assert shell("tune", "a", *words, "--wait", "0", cwd=tmp_path).returncode == 3
     (file,) = incoming(control)
-    sent = json.loads((control.commands / file).read_text())
+    sent = json.loads((control.path / "commands" / file).read_text())
     assert sent["values"] == {"lr": 1e-4, "grad_clip": None, "ema.enabled": False}
     assert [sent[name]
             for name in ("name", "reason", "basis", "max_age_steps",
@@ -191,7 +192,7 @@ def test_the_values_of_each_command(tmp_path, words, name, values):
     control = made(tmp_path / "a")
     shell(*words, "--wait", "0", cwd=tmp_path)
     (file,) = incoming(control)
-    sent = json.loads((control.commands / file).read_text())
+    sent = json.loads((control.path / "commands" / file).read_text())
     assert (sent["name"], sent["values"]) == (name, values)
 
 
@@ -211,10 +212,10 @@ def test_a_command_that_was_read_is_not_called_withdrawn(tmp_path, monkeypatch):
 
     def read_meanwhile(replies, id, timeout, *ends):
         """It is taken while its sender waits, and not answered."""
-        path = control.commands / f"{id}.json"
+        path = control.path / "commands" / f"{id}.json"
         if path.exists():
             path.unlink()
-            control.reply(id=id, status="received", step=412)
+            control.reply(dict(id=id, status="received", step=412))
         return wait(replies, id, timeout)
 
     monkeypatch.setattr(Replies, "wait", read_meanwhile)
@@ -288,7 +289,7 @@ def evil_run(folder):
              "source": EVIL, "by": EVIL, "reason": EVIL}
     (folder / "journal.jsonl").write_text('{"journal": 1}\n' + json.dumps(entry) + "\n")
     (folder / "config.json").write_text(json.dumps({EVIL: EVIL, "tunables": {EVIL: EVIL}}))
-    control.reply(id=EVIL, name=EVIL, status="refused", reason=EVIL, source=EVIL, step=3)
+    control.reply(dict(id=EVIL, name=EVIL, status="refused", reason=EVIL, source=EVIL, step=3))
     return control
 
 

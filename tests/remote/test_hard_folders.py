@@ -191,12 +191,13 @@ def test_a_folder_that_is_removed_in_mid_run(tmp_path, what):
     """`control` is made again and heard; without the folder of the run it goes on, and who asks
     is told."""
     run = running(tmp_path / "run")
-    gone = {"control": run.control.path, "taken": run.control.taken, "run": run.control.run}[what]
+    control = run.control
+    gone = {"control": control.path, "taken": control.path / "taken", "run": control.run}[what]
     shutil.rmtree(gone)
     run.attendant.look()
     steps(run)
     if what != "run":
-        until(lambda: run.control.commands.is_dir() and run.control.taken.is_dir())
+        until(lambda: all((control.path / each).is_dir() for each in ("commands", "taken")))
         assert run.ask("tune", {"lr": 0.25})["status"] == "applied" and run.trainer.rate == 0.25
     else:
         told = shell("pause", gone)
@@ -227,12 +228,12 @@ def test_thousands_of_old_commands_before_a_fresh_run(tmp_path, count, monkeypat
     """None is applied, each is void; the run begins before they are answered, and a pause does not
     wait behind them."""
     control, begun, begin = old_commands(tmp_path / "run", count), [], CommandIntake.begin
-    os.utime(control.commands, (1, 1))
+    os.utime(control.path / "commands", (1, 1))
 
     def watched_begin(intake, trainer):
         """What is left to be answered while the run goes on."""
         begin(intake, trainer)
-        begun.append(len(os.listdir(control.stale)))
+        begun.append(len(os.listdir(control.path / "stale")))
 
     monkeypatch.setattr(CommandIntake, "begin", watched_begin)
     trainer = make(tmp_path / "run", epochs=10**6)
@@ -241,7 +242,7 @@ def test_thousands_of_old_commands_before_a_fresh_run(tmp_path, count, monkeypat
     trainer.start()
     pause = control.send(Request("pause", source="shell"))
     assert Replies(control).wait(pause, 300)["status"] == "applied" and trainer.state == "paused"
-    until(lambda: not os.listdir(control.stale))
+    until(lambda: not os.listdir(control.path / "stale"))
     assert sum(line["status"] == "void" for line in Replies(control).read().values()) == count
     assert [entry.command for entry in trainer.journal if entry.command] == [pause]
     trainer.close()
@@ -260,7 +261,7 @@ def test_old_commands_of_a_run_that_was_killed_are_still_void(tmp_path):
     intake.inbox.flush()
     assert sum(line["status"] == "void" for line in Replies(control).read().values()) == 300
     assert not len(trainer.journal)
-    assert not os.listdir(control.stale) and not os.listdir(control.commands)
+    assert not os.listdir(control.path / "stale") and not os.listdir(control.path / "commands")
     trainer.close()
 
 
@@ -273,8 +274,8 @@ def test_thousands_of_commands_in_mid_run(tmp_path, name, values, count):
     """They appear at once; no step waits for all of them, and a pause that comes then is
     answered."""
     away, run = old_commands(tmp_path / "away", count, name, values), running(tmp_path / "run")
-    for path in sorted(away.commands.iterdir()):
-        os.rename(path, run.control.commands / path.name)
+    for path in sorted((away.path / "commands").iterdir()):
+        os.rename(path, run.control.path / "commands" / path.name)
     step = run.trainer.step_state.optimizer_step
     pause = run.wait(run.control.send(Request("pause", source="shell")))
     made = run.trainer.step_state.optimizer_step - step
@@ -315,17 +316,17 @@ def test_a_folder_whose_clock_is_an_hour_off_has_news(tmp_path, hours, monkeypat
     control = ControlFolder(tmp_path)
     control.make()
     inbox, there = Inbox(control), time.time() + hours * HOUR
-    os.utime(control.commands, (there, there))
+    os.utime(control.path / "commands", (there, there))
     assert inbox.has_news() and list(inbox.take()) == []
     control.send(Request("pause", id="same-tick"))
-    os.utime(control.commands, (there, there))
+    os.utime(control.path / "commands", (there, there))
     assert inbox.has_news() and [each.id for each in inbox.take()] == ["same-tick"]
-    os.utime(control.commands, (there, there))
+    os.utime(control.path / "commands", (there, there))
     assert inbox.has_news()
     now[0] += 3.0
     assert not inbox.has_news()
     control.send(Request("pause", id="later"))
-    os.utime(control.commands, (there + 1, there + 1))
+    os.utime(control.path / "commands", (there + 1, there + 1))
     assert inbox.has_news() and [each.id for each in inbox.take()] == ["later"]
 
 
@@ -453,10 +454,10 @@ def test_half_a_line_of_replies_does_not_take_the_next_one_with_it(tmp_path):
     """As a machine that went down leaves it."""
     control = ControlFolder(tmp_path)
     control.make()
-    control.reply(id="a", status="received")
+    control.reply(dict(id="a", status="received"))
     with open(control.path / "replies.jsonl", "ab") as file:
         file.write(b'{"id": "a", "sta')
     control.make()
-    control.reply(id="b", status="applied")
+    control.reply(dict(id="b", status="applied"))
     assert {id: line["status"]
             for id, line in Replies(control).read().items()} == {"a": "received", "b": "applied"}

@@ -191,12 +191,12 @@ def test_what_waits_outlives_a_kill(tmp_path):
                           for name, value in (("lr", 1e-3), ("grad_clip", 2.0)))
         until(lambda: last(process, kept) == last(process, approved) == "waiting")
         process.kill()
-        path = process.control.taken / f"{approved}.json"  # as an approval leaves it
+        path = process.control.path / "taken" / f"{approved}.json"  # as an approval leaves it
         path.write_text(json.dumps(json.loads(path.read_text())
                                    | {"approve": False, "approved": "eve@lab"}))
         decision = process.control.send(Request("approve", {"id": approved}, "shell"))
-        os.replace(process.control.commands / f"{decision}.json",
-                   process.control.taken / f"{decision}.json")
+        os.replace(process.control.path / "commands" / f"{decision}.json",
+                   process.control.path / "taken" / f"{decision}.json")
         process.start()
         for id in (approved, decision):
             assert process.replies.wait(id, 300)["status"] == "applied"

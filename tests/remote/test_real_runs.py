@@ -209,7 +209,7 @@ def test_a_run_that_is_killed_is_lost_and_followed_again_when_it_is_resumed(proc
     assert (steps[1:] - steps[:-1] == 1).all() and steps[0] == 1  # each step once
     until(lambda: page.view["state"] == {"name": "running", "standing": "running"}
           and page.curves["train/loss"][1][-1, 0] >= steps[-1] - 1)
-    assert applied(run.pause()) and len(list(process.control.commands.iterdir())) == 0
+    assert applied(run.pause()) and len(list((process.control.path / "commands").iterdir())) == 0
     until(lambda: run.standing == "paused"
           and run.history.steps("train/loss")[-1] == run.view.position.step)
     history, journal = in_the_files(process.folder)

@@ -137,8 +137,8 @@ def test_a_command_that_is_sent_twice_is_applied_once(steered_run):
         assert steered_run.wait(request.id)["status"] == "applied"
         steered_run.attendant.look()
     assert [entry.new for entry in steered_run.trainer.journal] == ["once"]
-    assert not list(steered_run.control.commands.iterdir())
-    assert not list(steered_run.control.taken.iterdir())
+    assert not list((steered_run.control.path / "commands").iterdir())
+    assert not list((steered_run.control.path / "taken").iterdir())
 
 
 def test_commands_take_effect_in_the_order_in_which_they_came(steered_run):
@@ -173,10 +173,10 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_what_is_no_command_is_moved_aside_with_the_reason(steered_run, kind):
     """The run goes on, and hears the next command."""
-    HOSTILE[kind](steered_run.control.commands / "x.json")
+    HOSTILE[kind](steered_run.control.path / "commands" / "x.json")
     steered_run.attendant.look()
-    until(lambda: not (steered_run.control.commands / "x.json").is_symlink()
-          and not (steered_run.control.commands / "x.json").exists())
+    until(lambda: not (steered_run.control.path / "commands" / "x.json").is_symlink()
+          and not (steered_run.control.path / "commands" / "x.json").exists())
     until(lambda: any((steered_run.control.path / "refused").glob("*.why")))
     why = next((steered_run.control.path / "refused").glob("*.why")).read_text()
     assert len(why) > 5 and steered_run.ask("note", {"text": "still here"})["status"] == "applied"
@@ -270,7 +270,7 @@ def test_a_folder_that_is_removed_ends_nothing(tmp_path):
     run = Steered(tmp_path / "run", epochs=100_000)
     run.trainer.start()
     shutil.rmtree(run.control.path)
-    until(lambda: run.control.commands.is_dir())
+    until(lambda: (run.control.path / "commands").is_dir())
     assert run.ask("note", {"text": "again"})["status"] == "applied"
     run.trainer.close()
 
@@ -384,8 +384,8 @@ def test_a_command_that_was_taken_and_not_answered_is_answered_by_the_next_proce
     run.kill()
     request = Request("note", {"text": "taken"}, "shell")
     run.control.send(request)
-    os.replace(run.control.commands / f"{request.id}.json",
-               run.control.taken / f"{request.id}.json")
+    os.replace(run.control.path / "commands" / f"{request.id}.json",
+               run.control.path / "taken" / f"{request.id}.json")
     run.go_on(9)
     known = run.start().replies.wait(request.id, 300)
     found = run.end()
@@ -423,14 +423,14 @@ def test_a_held_script_is_resumed_from_outside(tmp_path):
 def test_a_disk_that_takes_nothing_ends_nothing(tmp_path):
     """The run goes on; what could not be written is answered when the disk takes it again."""
     run = Steered(tmp_path / "run", epochs=2)
-    reply = run.control.reply_all
+    reply = run.control.reply
     broken = {"on": True}
     inbox = run.attendant.intake.inbox
-    def fails(lines):
+    def fails(*lines):
         if broken["on"]:
             raise OSError(28, "No space left on device")
-        return reply(lines)
-    inbox.control.reply_all = fails
+        return reply(*lines)
+    inbox.control.reply = fails
     sent = run.control.send(Request("note", {"text": "x"}, "shell"))
     with pytest.warns(UserWarning, match="No space left"):
         run.attendant.look()

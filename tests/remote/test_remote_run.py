@@ -410,21 +410,21 @@ def test_a_bad_value_raises_in_a_verb(run):
 def test_a_reply_is_settled_from_its_line(written, run, status, words):
     reply = run.pause()
     assert reply.wait(0.2).status == "pending" and not reply.received
-    written.control.reply(id=reply.id, status="received")
+    written.control.reply(dict(id=reply.id, status="received"))
     until(lambda: reply.received)
     assert reply.status == "pending"
-    written.control.reply(id="of another", status="refused", reason="not ours")
-    written.control.reply(id=reply.id, status=status,
-                          **{"where" if status == "applied" else "reason": words, "step": 30})
+    written.control.reply(dict(id="of another", status="refused", reason="not ours"))
+    written.control.reply(dict(id=reply.id, status=status,
+                               **{"where" if status == "applied" else "reason": words, "step": 30}))
     assert reply.wait(300) is reply
     assert (reply.status, reply.step) == (status, 30) and words in repr(reply)
 
 
 def test_an_applied_command_can_become_void(written, run):
     reply = run.tune(lr=0.5)
-    written.control.reply(id=reply.id, status="applied", step=30)
+    written.control.reply(dict(id=reply.id, status="applied", step=30))
     assert reply.wait(300).status == "applied"
-    written.control.reply(id=reply.id, status="void", reason="the run went back to step 20")
+    written.control.reply(dict(id=reply.id, status="void", reason="the run went back to step 20"))
     until(lambda: reply.status == "void")
     assert "went back" in reply.reason
 
@@ -435,9 +435,9 @@ def test_waiting_ends_when_the_process_does_and_the_command_is_taken_back(writte
     written.write(process=words)
     run.refresh()
     read, unread = run.pause(), run.stop()
-    os.replace(written.control.commands / f"{read.id}.json",
-               written.control.taken / f"{read.id}.json")
-    written.control.reply(id=read.id, status="received")
+    os.replace(written.control.path / "commands" / f"{read.id}.json",
+               written.control.path / "taken" / f"{read.id}.json")
+    written.control.reply(dict(id=read.id, status="received"))
     threading.Timer(0.3, process.kill).start()
     assert unread.wait(300).status == "void"
     assert "taken back" in unread.reason and written.commands() == []
@@ -445,7 +445,7 @@ def test_waiting_ends_when_the_process_does_and_the_command_is_taken_back(writte
     assert read.status == "void" and "before it answered" in read.reason
     run.view._outbox.read()  # finds the line of before again
     assert read.status == "void" and "before it answered" in read.reason
-    written.control.reply(id=read.id, status="applied", step=30)  # it had been applied
+    written.control.reply(dict(id=read.id, status="applied", step=30))  # it had been applied
     until(lambda: read.status == "applied")
     process.wait()
 
@@ -483,7 +483,7 @@ def test_a_value_waits_until_it_is_in_force(written, run):
     reply = run.tune(lr_scale=0.5)
     assert (run.tunables()["lr_scale"].pending,
             run.tunables()["lr_scale"].has_pending) == (0.5, True)
-    written.control.reply(id=reply.id, status="applied", step=30)
+    written.control.reply(dict(id=reply.id, status="applied", step=30))
     reply.wait(300)
     assert run.tunables()["lr_scale"].has_pending  # the offer still has the old value: no jump back
     value_of(written, "lr_scale", 0.5)
@@ -494,14 +494,14 @@ def test_a_value_waits_until_it_is_in_force(written, run):
 @pytest.mark.parametrize("status", ["refused", "void"])
 def test_a_value_that_was_refused_does_not_wait(written, run, status):
     reply = run.tune(lr_scale=0.5)
-    written.control.reply(id=reply.id, status=status, reason="no")
+    written.control.reply(dict(id=reply.id, status=status, reason="no"))
     reply.wait(300)
     assert not run.tunables()["lr_scale"].has_pending
 
 
 def test_a_value_that_never_shows_stops_waiting(written, run, clock):
     reply = run.tune(lr_scale=0.5)
-    written.control.reply(id=reply.id, status="applied")
+    written.control.reply(dict(id=reply.id, status="applied"))
     reply.wait(300)
     clock.now += 0.9 * remote_view.Waiting.HOLD
     assert run.tunables()["lr_scale"].has_pending

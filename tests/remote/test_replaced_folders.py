@@ -111,7 +111,7 @@ while True:
     control.withdraw("sent")
     with contextlib.suppress(ControlError, OSError):
         control.write("offer.json", {})
-        control.reply(id="other", status="received")
+        control.reply(dict(id="other", status="received"))
 """
 
 
@@ -189,8 +189,8 @@ def test_a_run_touches_nothing_behind_a_link(tmp_path, outside):
         for number, place in enumerate(PLACES):
             (run / place).rename(tmp_path / "kept")
             (run / place).symlink_to(outside)
-            commands = {"control": tmp_path / "kept" / COMMANDS,
-                        f"control/{COMMANDS}": tmp_path / "kept"}.get(place, control.commands)
+            kept, usual = tmp_path / "kept", control.path / COMMANDS
+            commands = {"control": kept / COMMANDS, f"control/{COMMANDS}": kept}.get(place, usual)
             command(commands, f"n{number}")
             (commands / f"noise{number}.json").write_text("no command")
             process.tries(Path(place).name)
@@ -282,7 +282,7 @@ def test_both_ways_work(tmp_path):
     assert {path.suffix for path in (control.path / "refused").iterdir()} > {".why"}
     control.write("status.json", {"state": "running"})
     assert control.status() == {"state": "running"}
-    control.reply(id=sent[0], status="applied")
+    control.reply(dict(id=sent[0], status="applied"))
     assert Replies(control).wait(sent[0])["status"] == "applied"
 
 
@@ -301,7 +301,7 @@ def test_a_link_is_refused_by_all_that_writes(tmp_path, outside, place):
     (run / place).symlink_to(outside)
     refused = 0
     for work in (lambda: control.send(Request("pause", id="sent")), control.make,
-                 lambda: control.write("status.json", {}), lambda: control.reply(id="sent"),
+                 lambda: control.write("status.json", {}), lambda: control.reply(dict(id="sent")),
                  lambda: set_aside(control, COMMANDS, "sent.json", "why"),
                  *(lambda each=each: control.put(each, "x", "x") for each in FOLDERS),
                  *(lambda each=each: control.remove(each, "sent.json") for each in FOLDERS),

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..support.files import (check_place, given_path, open_plain, parse_json,
-                                   read_bounded, whole_file)
+from ..support.files import (check_place, given_path, parse_json, read_bounded,
+                                   whole_file)
 from .commands import COMMANDS, TEXT
 from .state import whole_number
 from ..support.validate import fits, typed
@@ -423,9 +423,8 @@ class Journal:
     def save(self, path: str | PathLike) -> None:
         "Write JSON lines: the header, then one line for each entry."
         text = "".join(json.dumps(line) + "\n" for line in self.lines())
-        with whole_file(check_place(given_path(path), "save")) as beside:
-            with open_plain(beside, "xb", private=True) as file:
-                file.write(text.encode())
+        with whole_file(check_place(given_path(path), "save"), private=True) as file:
+            file.write(text.encode())
 
     @classmethod
     def load(cls, path: str | PathLike) -> "Journal":

@@ -6,8 +6,8 @@
 __all__ = ['ASKED', 'TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult',
            'place_of_pair', 'numpy_state', 'same_numpy_state', 'put_numpy_state',
            'RandomStreams', 'seed_everything', 'StreamTurns', 'OwnStreams', 'ThreadState',
-           'start_thread', 'refuse_open_contexts', 'as_number', 'whole_number', 'warn',
-           'say', 'RunRandom', 'weakly']
+           'start_thread', 'refuse_open_contexts', 'as_number', 'whole_number',
+           'real_number', 'warn', 'say', 'RunRandom', 'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
@@ -534,6 +534,14 @@ def whole_number(name: str, value, least: int = 1, most: int | None = None, *, u
     allowed = f", {least} or more" if far else f" from {least} to {most}"
     raise ValueError(f"{name}={value!r}: a whole number{unit and f' of {unit}'}{allowed}"
                      f"{', or None' if optional else ''}")
+
+def real_number(name: str, value, allowed: str, fits: Callable[[float], bool],
+                optional: bool = False) -> Any:
+    "The argument `name` as Python's own number; ValueError, with `allowed`, where it does not fit."
+    number = as_number(value)
+    if (value is None and optional) or (type(number) in (int, float) and fits(number)):
+        return number
+    raise ValueError(f"{name}={value!r}: {allowed}")
 
 # %% ../../nbs/core/00_state.ipynb #16929ec0
 def warn(text: str) -> None:

@@ -22,10 +22,10 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from ..support.files import NotPlainError, OpenFolder, not_plain, open_folder, parse_json
-from ..support.validate import PLAIN, fits, is_number
+from ..support.validate import COUNT, Most, check, fits
 
 # %% ../../nbs/folder/control.ipynb #225e0488
 def system_words(process: int) -> list[str]:
@@ -68,65 +68,44 @@ def is_id(value) -> bool:
     "Whether this may be the id of a command: the name of a file, and no path."
     return isinstance(value, str) and re.fullmatch(r"\w[\w.-]{0,99}", value) is not None
 
+_TEXT = Annotated[str, Most(100)]
+
 @dataclass
 class Request:
     "A command as its file has it."
-    name: str  # "tune", "pause", ...
-    values: dict = field(default_factory=dict)  # plain values by name
-    source: str = "code"  # "notebook", "shell", "agent:NAME"
-    user: str = ""
-    host: str = ""
-    reason: str = ""  # why, in the sender's words
-    basis: int | None = None  # the step that the sender had seen
-    max_age_steps: int | None = None  # refused where the run is more steps past `basis`
+    name: _TEXT  # "tune", "pause", ...
+    values: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    source: _TEXT = "code"  # "notebook", "shell", "agent:NAME"
+    user: _TEXT = ""
+    host: _TEXT = ""
+    reason: Annotated[str, Most(2000)] = ""  # why, in the sender's words
+    basis: COUNT | None = None  # the step that the sender had seen
+    max_age_steps: COUNT | None = None  # refused where the run is more steps past `basis`
     approve: bool = False  # wait until a person approves it
-    approved: str = ""  # by whom; the run writes it into what it has taken
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    approved: Annotated[str, Most(300)] = ""  # by whom; the run writes it into what it has taken
+    id: _TEXT = field(default_factory=lambda: secrets.token_hex(8))
     protocol: int = VERSION
 
     @classmethod
     def of(cls, found) -> "Request":
         "From what a file held; ValueError for anything that is not a command."
+        check(found, {"id": Any, "name": Any}, "a command")
         known = cls.__dataclass_fields__
-        if not isinstance(found, dict) or not found.keys() >= {"id", "name"}:
-            raise ValueError("a command is an object with id and name")
         if strange := sorted(found.keys() - known.keys()):
             raise ValueError(f"{strange[0]!r} is not a field of a command: {', '.join(known)}")
+        for name, value in found.items():
+            check(value, known[name].type, name)
+            if isinstance(value, str) and not value.isprintable():
+                raise ValueError(f"{name} has characters that cannot be printed")
         made = cls(**found)
-        for name in ("name", "source", "user", "host", "reason", "id", "approved"):
-            value, most = getattr(made, name), {"reason": 2000, "approved": 300}.get(name, 100)
-            if not isinstance(value, str) or len(value) > most or not value.isprintable():
-                raise ValueError(f"{name} is not a text of at most {most} letters")
         if not is_id(made.id):
             raise ValueError(f"id={made.id!r}: letters, digits, '_', '-' and '.', the first one no "
                              "'.' or '-': it is the name of a file")
-        if type(made.approve) is not bool:
-            raise ValueError(f"approve={made.approve!r}: true or false")
         if made.protocol != VERSION:
             raise ValueError(f"protocol {made.protocol!r}: this run speaks {VERSION}")
-        made.check_steps()
-        made.check_values()
-        return made
-
-    def check_steps(self) -> None:
-        "ValueError for what are not numbers of steps."
-        for name in ("basis", "max_age_steps"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 0):
-                raise ValueError(f"{name}={value!r}: a number of steps, or null")
-        if self.max_age_steps is not None and self.basis is None:
+        if made.max_age_steps is not None and made.basis is None:
             raise ValueError("max_age_steps needs basis, the step that was seen")
-
-    def check_values(self) -> None:
-        "ValueError for values that are not plain."
-        plain = isinstance(self.values, dict) and all(
-            isinstance(value, PLAIN) for value in self.values.values())
-        if not plain:
-            raise ValueError("values is an object of texts, numbers, true, false and null")
-        for name, value in self.values.items():
-            if type(value) is int and not is_number(value):
-                raise ValueError(f"{name}: a whole number has 64 bits at most, this one "
-                                 f"{value.bit_length()}")
+        return made
 
 def sender() -> dict:
     "User and host of this process, for a request."
@@ -228,8 +207,6 @@ class ControlFolder:
     def __init__(self, path):
         self.run = Path(path)
         self.path = self.run / "control"
-        self.commands, self.taken = self.path / COMMANDS, self.path / TAKEN
-        self.stale = self.path / STALE
 
     @contextmanager
     def opened(self, folder: str = ""):
@@ -334,11 +311,7 @@ class ControlFolder:
         except (OSError, ControlError):
             return False
 
-    def reply(self, **values) -> None:
-        "Append a line to the replies."
-        self.reply_all([values])
-
-    def reply_all(self, lines: list[dict]) -> None:
+    def reply(self, *lines: dict) -> None:
         "Append lines to the replies: all of them, or none after an OSError."
         with self.opened() as control, control.open(REPLIES, "ab", private=True) as file:
             append(file, b"".join(json.dumps(line).encode() + b"\n" for line in lines))

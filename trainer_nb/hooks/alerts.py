@@ -8,7 +8,7 @@ __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'LEAST_HOOK', 'COUNTED', 'REST', '
            'Alert', 'median', 'spread', 'number', 'first_spike', 'Levels',
            'fall_of_halves', 'Evaluations', 'mean_wait', 'wait_share', 'HookCosts',
            'way_back', 'lower_rate', 'advice', 'LossJudge', 'EvaluationJudge',
-           'TimeJudge', 'rules_of', 'AlertLog', 'raise_alert', 'Thresholds', 'AlertsHook',
+           'TimeJudge', 'rules_of', 'AlertLog', 'raise_alert', 'AlertsHook',
            'QuietLimits', 'Waiting', 'QuietAlerts']
 
 # %% ../../nbs/hooks/alerts.ipynb #363f472f
@@ -16,7 +16,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -481,19 +481,6 @@ def raise_alert(log: AlertLog, trainer, key: str, found: Alert | None, aloud: bo
         say(("" if bar is None else "\n") + f"alert: {raised}")
     trainer.hooks.fire_all("on_alert", trainer, raised)
 
-# %% ../../nbs/hooks/alerts.ipynb #27thres1
-class Thresholds(TypedDict, total=False):
-    "What `AlertsHook(...)` takes: its tunables, by their names."
-    every: int
-    spike: float | None
-    divergence: float | None
-    rise: float
-    patience: int
-    apart: float | None
-    evaluations: int
-    data_share: float | None
-    hook_share: float | None
-
 # %% ../../nbs/hooks/alerts.ipynb #07766d7d
 PLAIN: Any = rules_of(Levels)
 EVALUATED: Any = rules_of(Evaluations)
@@ -523,7 +510,7 @@ class AlertsHook(Hook):
     check_state = state_check({
         "log": list[FORM], "judged": int, "back": float, "plateau_due": int, "skipped": int,
         "levels": PLAIN, "evaluations": dict[str, EVALUATED]})
-    def __init__(self, **thresholds: Unpack[Thresholds]):  # the tunables above, by name
+    def __init__(self, **thresholds: Any):  # the tunables above, by name
         for name, value in thresholds.items():
             if not isinstance(vars(type(self)).get(name), Tunable):
                 known = ", ".join(n for n, v in vars(type(self)).items() if isinstance(v, Tunable))
@@ -576,24 +563,19 @@ class AlertsHook(Hook):
     def on_log(self, trainer, records):
         "Judge an evaluation of the run."
         if records is trainer.records:
-            step, history = trainer.step_state.optimizer_step, trainer.history
-            count = history.counts().get("train/loss", 0)
-            train = math.nan
-            if count:
-                train = median(history.series("train/loss", max(0, count - 50)).values)
+            step = trainer.step_state.optimizer_step
+            losses = trainer.history.last_points("train/loss", 50).values
+            train = median(losses) if len(losses) else math.nan
             for name, alert in self.evaluated.judge(records, step, train, self).items():
                 self._take(trainer, "overfitting", name, alert)
 
     def after_exception(self, trainer):
         "The losses since the last look, where a loss that is not finite ended the run."
-        history = trainer.history
-        count = history.counts().get("train/loss", 0)
-        series = history.series("train/loss", max(0, count - self.every)) if count else None
-        if series is not None:
-            new = series.steps > self.losses.judged
-            if not np.isfinite(series.values[new]).all():
-                found = self.losses.not_finite(series.steps[new], series.values[new])
-                self._take(trainer, "not_finite", "train/loss", found)
+        series = trainer.history.last_points("train/loss", self.every)
+        new = series.steps > self.losses.judged
+        if not np.isfinite(series.values[new]).all():
+            found = self.losses.not_finite(series.steps[new], series.values[new])
+            self._take(trainer, "not_finite", "train/loss", found)
 
     def _is_open(self, kind: str, subject: str) -> bool:
         return f"{kind}:{subject}" in self.log.open

@@ -38,7 +38,8 @@ from ..core.looks import at_rest
 from ..core.requests import take_state
 from ..support.saved import (SHARDS, Buffers, CheckpointError, clear_shards, reading,
                                       write_state, write_whole)
-from ..core.state import RunState, as_number, say, start_thread, warn, whole_number
+from ..core.state import (RunState, as_number, real_number, say, start_thread, warn,
+                                   whole_number)
 from ..core.training import check_best
 from ..support.validate import misfit, nearest_name
 
@@ -71,11 +72,6 @@ class Writer:
     def has_waiting(self) -> bool:
         "Work waits for other work."
         return len(self._line) > 1
-
-    def start(self, work: Callable[[], None]) -> None:
-        "Wait for the previous work and raise its error, then do this in the thread."
-        self.wait()
-        self.add(Work(work))
 
     def add(self, work: Work) -> None:
         "Do this in the thread, after what is in line; the process ends only after it."
@@ -220,7 +216,6 @@ class CheckpointFolder:
         self.within = self.path if within is None else given_path(within)
         self._left: set[str] = set()  # files of a run that is not resumed
 
-    best = property(lambda self: self.rules.best)
 
     def leave_behind(self) -> None:
         """Begin a new run: the files there are of an earlier one, and are removed as new ones
@@ -515,10 +510,8 @@ def checked_exit(code, wait) -> tuple[int | str, float]:
     "Exit code and seconds of waiting at a signal; ValueError for anything else."
     if code != "128+signal":
         code = whole_number("exit_code", code, 0, 255)
-    seconds = as_number(wait)
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
-        raise ValueError(f"exit_wait={wait!r}: seconds, 0 or more")
-    return code, seconds
+    return code, real_number("exit_wait", wait, "seconds, 0 or more",
+                             lambda seconds: 0 <= seconds < math.inf)
 
 def check_resume(value):
     "'latest', 'force', a path, None or False; ValueError for anything else."

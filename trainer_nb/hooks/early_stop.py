@@ -12,7 +12,7 @@ import math
 from ..core.checks import state_check
 from ..core.control import Command
 from ..core.hook import Hook
-from ..core.state import Phase, as_number, whole_number
+from ..core.state import Phase, as_number, real_number, whole_number
 from ..core.tunable import Tunable
 from .recorder import among_records, mean_since
 
@@ -59,11 +59,9 @@ def check_early_stop(metric, mode, min_delta, relative, reached, diverged) -> No
         raise ValueError(f"metric={metric!r}: the name of a record, say 'valid/loss'")
     if mode not in ("min", "max"):
         raise ValueError(f"mode={mode!r}: 'min' (lower is better) or 'max'")
-    if type(min_delta) not in (int, float) or not 0 <= min_delta < math.inf:
-        raise ValueError(f"min_delta={min_delta!r}: a number, 0 or more")
+    real_number("min_delta", min_delta, "a number, 0 or more", lambda given: 0 <= given < math.inf)
     for name, value in (("reached", reached), ("diverged", diverged)):
-        if value is not None and not (type(value) in (int, float) and math.isfinite(value)):
-            raise ValueError(f"{name}={value!r}: a number, or None")
+        real_number(name, value, "a number, or None", math.isfinite, optional=True)
     both = reached is not None and diverged is not None
     if both and not improves(reached, diverged, mode, 0.0):
         side = "lower" if mode == "min" else "higher"
@@ -117,11 +115,7 @@ class EarlyStopHook(Hook):
 
     def before_fit(self, trainer):
         "ValueError if there will be no such record."
-        if self._of_training:
-            if getattr(trainer, "history", None) is None:
-                raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, "
-                                 "and this loop keeps no history: Trainer(...) does")
-        elif not trainer.evaluator.loaders:
+        if not self._of_training and not trainer.evaluator.loaders:
             raise ValueError(f"EarlyStopHook waits for the record {self.metric!r}, "
                              "and there is no valid_dl; metric='train/loss' goes by the training")
 

@@ -15,7 +15,7 @@ import torch
 from ..core.checks import tensors_unlike
 from ..core.hook import Hook
 from ..core.own_state import search
-from ..core.state import as_number, whole_number
+from ..core.state import real_number, whole_number
 from ..core.tunable import Tunable
 from ..support.undo import Undo, set_values
 from ..support.validate import misfit
@@ -27,10 +27,8 @@ def warm_decay(decay: float, updates: int) -> float:
 
 def check_decay(value) -> float:
     "A decay; ValueError for anything else."
-    decay = as_number(value)
-    if type(decay) not in (int, float) or not 0 <= decay <= 1:
-        raise ValueError(f"ema={value!r}: a decay between 0 and 1, say 0.999, or an EMAHook")
-    return float(decay)
+    allowed = "a decay between 0 and 1, say 0.999, or an EMAHook"
+    return float(real_number("ema", value, allowed, lambda decay: 0 <= decay <= 1))
 
 def averaged_tensors(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
     "What is averaged, by name: parameters, and with `buffers` those of floating point."

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 from ..core.data import pass_indices
-from ..support.files import (check_inner_folder, file_stem, given_home, given_path, parse_json,
-                                   read_bounded, run_path, sync_folder)
+from ..support.files import (check_inner_folder, file_stem, given_home, given_path,
+                                   open_folder, parse_json, read_bounded, run_path)
 from ..core.hook import Hook
 from ..support.validate import name_hint
 
@@ -264,7 +264,8 @@ def put_in_place(unfinished: Path, final: Path) -> None:
     if final.exists():
         os.replace(final, old)
     os.replace(unfinished, final)
-    sync_folder(final.parent)
+    with open_folder(final.parent, final.parent) as folder:
+        folder.sync()
     shutil.rmtree(old, ignore_errors=True)
 
 def keep_whole(final: Path) -> None:

@@ -82,16 +82,13 @@ class RunText:
         self._first_seconds = trainer.elapsed()
 
     def records(self, trainer) -> dict:
-        "Loss, gradient norm and rate of the last step; nothing without a history."
-        history = getattr(trainer, "history", None)
-        if history is None:
-            return {}
-        counts, names = history.counts(), ("train/loss", "grad_norm", "lr")
-        last = {name: history.series(name, counts[name] - 1) for name in names if counts.get(name)}
-        newest = max((series.steps[0] for series in last.values()), default=0)
+        "Loss, gradient norm and rate of the last step."
+        last = {name: trainer.history.last_points(name, 1)
+                for name in ("train/loss", "grad_norm", "lr")}
+        newest = max((step for series in last.values() for step in series.steps), default=0)
         # clipping may be off by now: then the last norm is of an earlier step
-        last = {name: series for name, series in last.items() if series.steps[0] == newest}
-        return {name: float(series.values[0]) for name, series in last.items()}
+        return {name: float(series.values[0]) for name, series in last.items()
+                if newest in series.steps}
 
     def step_times(self, trainer) -> str:
         "The mean time of a step since the previous line, and of its wait for data; or ''."
@@ -99,15 +96,12 @@ class RunText:
         if step != until:  # else a second line about the same steps
             after = until if until < step else step - 1  # the run has gone back since
             self._span = after, step
-        history, parts = getattr(trainer, "history", None), []
-        counts = {} if history is None else history.counts()
+        parts = []
         for name in ("time/step", "time/data"):
-            count = counts.get(name, 0)
-            if history is None or not count:
-                continue
-            series = history.series(name, max(0, count - (step - after)))
-            if (series.steps > after).any():
-                parts.append(f"{name} {as_seconds(series.values[series.steps > after].mean())}")
+            series = trainer.history.last_points(name, max(1, step - after))
+            new = series.steps > after
+            if new.any():
+                parts.append(f"{name} {as_seconds(series.values[new].mean())}")
         return "  ".join(parts)
 
     def place(self, trainer) -> str:

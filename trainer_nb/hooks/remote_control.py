@@ -130,7 +130,7 @@ class Inbox:
         "Write the replies that wait, in their order; then their commands have no file any more."
         lines = self._unsent[:]
         if lines:
-            self.control.reply_all(lines)
+            self.control.reply(*lines)
             del self._unsent[:len(lines)]
         self._answered.extend(line["id"] for line in lines if line["status"] in FINAL)
         while self._answered:  # each stays until its files are gone: the disk may refuse that

@@ -558,14 +558,12 @@ def check_schedule(schedule: Schedule, trainer) -> None:
                          f"optimizer has {len(groups)} by now: give a function, sched=lambda "
                          "optim: ..., it is called when the groups are made")
     if schedule.rule.metric is not None:
-        waits = f"the scheduler waits for the record {schedule.rule.metric!r}"
-        if schedule.rule.of_training and getattr(trainer, "history", None) is None:
-            raise ValueError(f"{waits}, and this loop keeps no history: Trainer(...) does")
         evaluates = schedule.rule.every == "evaluation" or not schedule.rule.of_training
         if evaluates and not trainer.evaluator.loaders:
             other = ("every='epoch' needs none" if schedule.rule.of_training else
                      "metric='train/loss' goes by the training")
-            raise ValueError(f"{waits}, and there is no valid_dl; {other}")
+            raise ValueError(f"the scheduler waits for the record {schedule.rule.metric!r}, and "
+                             f"there is no valid_dl; {other}")
     end, planned = getattr(scheduler, "total_steps", None), trainer.planned_steps
     if end is None or schedule.rule.every != "step" or planned is None or schedule.takes_length:
         return

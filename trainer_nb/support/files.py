@@ -6,8 +6,8 @@
 __all__ = ['HANDLES', 'given_home', 'given_path', 'current_folder', 'near', 'run_place', 'run_path',
            'NotPlainError', 'not_plain', 'check_plain', 'check_inner_folder', 'file_stem',
            'open_plain', 'read_bounded', 'parse_json', 'reason', 'OpenFolder',
-           'open_folder', 'sync_folder', 'is_alive', 'is_left_over', 'special_kind',
-           'check_place', 'whole_file']
+           'open_folder', 'is_alive', 'is_left_over', 'special_kind', 'check_place',
+           'whole_file']
 
 # %% ../../nbs/support/files.ipynb #7d30a103
 import errno
@@ -300,17 +300,6 @@ def _name_file(error: BaseException, path) -> None:
             error.filename = str(path)
 
 # %% ../../nbs/support/files.ipynb #7d30a105
-def sync_folder(folder: Path) -> None:
-    "Sync the entries of a folder to the disk, if the system can."
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows opens no folder
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
 _MARKED = re.compile(r"\..*\.(\d{1,9})\.[0-9a-f]{16}\.trainer_nb\.new", re.DOTALL)
 
 def is_alive(process: int) -> bool:
@@ -348,25 +337,23 @@ def check_place(path, call: str) -> Path:
     return Path(path)
 
 @contextmanager
-def whole_file(path: Path):
-    """The path of a temporary file beside `path`, which replaces `path` after the block.
+def whole_file(path, private: bool = False, within=None):
+    """A file, open for bytes, that gets its name when it is whole and on the disk.
 
-    After an error it is removed. A link is followed, and its target is replaced."""
-    kind = special_kind(path)
-    if kind is not None:
-        code = errno.EISDIR if kind == "a folder" else errno.EINVAL
-        raise OSError(code, f"that is {kind}, which no file replaces", str(path))
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    beside = target.with_name(_beside(target.name))
-    _WRITING.add(beside.name)
-    try:
-        yield beside
-        os.replace(beside, target)
-    except BaseException as error:
-        beside.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            _name_file(error, path)
-        raise
-    finally:
-        _WRITING.discard(beside.name)
-    sync_folder(target.parent)
+    After an error it is removed, and one of that name stays as it was. `private`: for this user
+    alone. `within`: a folder that others may write to, say that of a run: no link below it is
+    followed. Without it, the file behind a link is replaced."""
+    path = Path(path)
+    if within is None:
+        if kind := special_kind(path):
+            code = errno.EISDIR if kind == "a folder" else errno.EINVAL
+            raise OSError(code, f"that is {kind}, which no file replaces", str(path))
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    with open_folder(path.parent, within or path.parent) as folder:
+        if within is not None:
+            folder.check_plain(path.name)
+        with folder.whole(path.name, private) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        folder.sync()

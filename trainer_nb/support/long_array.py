@@ -43,11 +43,6 @@ class LongArray:
     def __len__(self) -> int:
         return self._parts[0] + self._parts[2]
 
-    @property
-    def stored(self) -> int:
-        "How many are in the file."
-        return self._parts[0]
-
     def extend(self, new) -> None:
         "Append numbers."
         stored, tail, used = self._parts
@@ -107,14 +102,6 @@ class LongArray:
         found[inside] = self._mapped(stored)[index[inside]]
         found[~inside] = tail[index[~inside] - stored]
         return found
-
-    def find(self, values, side="left", start: int = 0, stop: int | None = None):
-        "Where values belong in the ascending slice, as `np.searchsorted` says it."
-        stored, tail, used = self._parts
-        start, stop, _ = slice(start, stop).indices(stored + used)
-        later = slice(max(0, start - stored), max(0, stop - stored))
-        return (np.searchsorted(self._mapped(stored)[start:stop], values, side)
-                + np.searchsorted(tail[later], values, side))
 
     def truncate(self, count: int) -> None:
         "Forget all numbers after the first `count`; nobody may read meanwhile."

@@ -28,7 +28,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from .files import given_path, open_folder, open_plain, reason, whole_file
+from .files import given_path, open_folder, reason, whole_file
 from .torch_private import module_versions, set_module_versions
 
 # %% ../../nbs/support/saved.ipynb #1621531a
@@ -219,24 +219,9 @@ def plain_copy(value, where: str = "state", copies: Copies | None = None):
 
 # %% ../../nbs/support/saved.ipynb #a9a433e4
 def write_whole(path: Path, write, private: bool = False, within: Path | None = None) -> None:
-    """`write(file)` into a file that gets its name when it is whole and on the disk.
-
-    `private`: for this user alone. `within`: a folder that others may write to, say that of a run:
-    no link below it is followed. Without it, the file behind a link is written."""
-    def write_all(file):
+    "`write(file)` into a file that gets its name when it is whole, as `whole_file`."
+    with whole_file(path, private, within) as file:
         write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    if within is None:
-        # x: it is ours, and no link leads elsewhere
-        with whole_file(path) as beside, open_plain(beside, "xb", private) as file:
-            write_all(file)
-        return
-    with open_folder(path.parent, within) as folder:
-        folder.check_plain(path.name)
-        with folder.whole(path.name, private) as file:
-            write_all(file)
-        folder.sync()
 
 # %% ../../nbs/support/saved.ipynb #5c1f7be2
 _DIGEST = 16  # bytes

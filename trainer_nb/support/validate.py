@@ -39,8 +39,8 @@ def kind_of(value) -> str:
         return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, (list, tuple, dict, set)):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and value.bit_length() > 10_000:  # too many digits to print
-        return f"an int of {value.bit_length()} bits"
+    if isinstance(value, int) and value not in WHOLE:  # maybe too many digits to print
+        return "an int of more than 64 bits"
     return repr(value) if value is None else f"{type(value).__name__} {value!r:.40}"
 
 def nearest_name(name, known: Iterable[str], cutoff: float = 0.5) -> str | None:

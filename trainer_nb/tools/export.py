@@ -82,13 +82,13 @@ def export_weights(
              "the rest; trainer.save() keeps all")
         described = {**described, "left_out": given.others}
     text = json.dumps(plain_copy(described, "config"), indent=1, default=str)
-    with whole_file(path) as beside:
+    with whole_file(path) as file:
         if tensors is None:
-            save_model(given, str(beside), {"format": "pt"})  # type: ignore[arg-type]
+            save_model(given, file.name, {"format": "pt"})  # type: ignore[arg-type]
         else:  # put together of parts, each in a storage of several
             whole = {name: tensor.contiguous() for name, tensor in given.tensors.items()}
-            save_file(whole, str(beside), {"format": "pt"})
-        with open(beside, "rb") as file:
-            os.fsync(file.fileno())
+            save_file(whole, file.name, {"format": "pt"})
+        with open(file.name, "rb") as written:  # safetensors puts a file of its own in this place
+            os.fsync(written.fileno())
     write_whole(path.with_suffix(".json"), lambda file: file.write(text.encode()))
     return path

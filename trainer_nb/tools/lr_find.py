@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.state import as_number, whole_number
+from ..core.state import as_number, real_number, whole_number
 from ..support.svg import Axis, Box, fitting, grid, polyline, svg, text_at, without_padding
 from .sweep import Sweep
 
@@ -29,8 +29,7 @@ def rates(start_lr: float, end_lr: float, num_steps: int, mode: str = "exp") -> 
     "The rates to try; ValueError names the argument that makes no range."
     start_lr, end_lr = as_number(start_lr), as_number(end_lr)
     for name, value in (("start_lr", start_lr), ("end_lr", end_lr)):
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise ValueError(f"{name}={value!r}: a rate above 0")
+        real_number(name, value, "a rate above 0", lambda rate: 0 < rate < math.inf)
     if not start_lr < end_lr:
         raise ValueError(f"{start_lr=}, {end_lr=}: the first has to be the lower one")
     num_steps = whole_number("num_steps", num_steps, 2, unit="steps")  # 10 or more can be read

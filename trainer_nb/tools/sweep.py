@@ -31,7 +31,7 @@ from ..core.looks import at_rest, check_alone
 from ..core.runner import MicroBatcher, StepRunner
 from ..core.several_optimizers import OptimizerHooks, StepRunners
 from ..support.saved import plain_copy
-from ..core.state import TURNS, OwnStreams, Phase, as_number
+from ..core.state import TURNS, OwnStreams, Phase, as_number, real_number
 from ..core.step import fetch_numbers
 from ..core.training import END, OPEN, BestRecord, TrainingLoop
 from ..core.tunable import BoundTunable, find_tunable
@@ -289,11 +289,10 @@ class Sweep:
 
 def check_smooth(smooth, stop_factor) -> None:
     "ValueError for a smoothing or a factor that makes no sense."
-    if type(as_number(smooth)) not in (int, float) or not 0 <= smooth < 1:
-        raise ValueError(f"smooth={smooth!r}: a share, 0 (off) or more and less than 1")
-    if stop_factor is not None and (type(as_number(stop_factor)) not in (int, float)
-                                    or not stop_factor > 1):
-        raise ValueError(f"stop_factor={stop_factor!r}: more than 1, or None")
+    real_number("smooth", smooth, "a share, 0 (off) or more and less than 1",
+                lambda share: 0 <= share < 1)
+    real_number("stop_factor", stop_factor, "more than 1, or None", lambda factor: factor > 1,
+                optional=True)
 
 # %% ../../nbs/tools/sweep.ipynb #7fe03403
 def planned_sweep(trainer, name: str, values, smooth: float, stop_factor: float | None) -> Sweep:
