@@ -6240,6 +6240,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/support/files.py'),
                                           'trainer_nb.support.files._open_inner': ( 'support/files.html#_open_inner',
                                                                                     'trainer_nb/support/files.py'),
+                                          'trainer_nb.support.files._open_outer': ( 'support/files.html#_open_outer',
+                                                                                    'trainer_nb/support/files.py'),
                                           'trainer_nb.support.files._refusal': ( 'support/files.html#_refusal',
                                                                                  'trainer_nb/support/files.py'),
                                           'trainer_nb.support.files._special': ( 'support/files.html#_special',

@@ -50,8 +50,8 @@ export function useAnswer(store) {
 
 function ControlButton({ view, button, press, label = button.label, sure = "" }) {
   const last = useRef(0), why = view.may_steer ? button.why_not : LOOKS_ONLY;
-  const click = () => {  // the second half of a double click would mean something else there: Resume, or Really stop
-    if ((button.main || button.style === "stop") && performance.now() - last.current < 250) return;
+  const click = () => {  // the second half of a double click would mean something else, as Resume or Really stop; two of Step are two
+    if (button.place !== "steps" && performance.now() - last.current < 250) return;
     last.current = performance.now();
     press();
   };

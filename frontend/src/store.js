@@ -56,7 +56,7 @@ export function column({ rows }, name) {
 
 export class Store {
   constructor(link) {
-    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false, said: "", ownHidden: false, generation: 0 });
+    Object.assign(this, { link, view: null, curves: {}, others: {}, cut: "", locked: false, stale: false, watching: new Set(), answers: new Map(), number: 0, opened: new Map(), saying: null, unsaid: false, said: null, ownHidden: false, generation: 0 });
     this.prefix = link.page && !link.alone ? `${link.page}-` : "";  // of ids, where a page has several panels
     link.listen((message, buffers = []) => this.hear(message, buffers));
   }
@@ -72,7 +72,7 @@ export class Store {
     if (view) {
       Object.assign(this, { view, curves: {}, others: {}, cut: "", locked: false, stale: false });
       this.generation += 1;
-      this.said = "";
+      this.said = null;  // the kernel may know of other ones
       if (this.opened.size) this.say();  // to a kernel that may have been told by another connection
     }
     if (!view && !this.view && !cut) return;  // everything comes with the answer to hello
@@ -127,7 +127,7 @@ export class Store {
         const tabs = [...this.opened.keys()], words = tabs.join();
         if (words === this.said) continue;
         this.said = words;
-        try { await this.link.ask({ ask: "open", tabs }); } catch { /* said again with the next whole view */ }
+        try { await this.link.ask({ ask: "open", tabs }); } catch { this.said = null; /* said again with the next whole view */ }
       }
       this.saying = null;
     })();

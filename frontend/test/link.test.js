@@ -45,6 +45,19 @@ test("each view has a name, says hello with it, and hears only its own answers",
   expect((await Promise.all(answers)).map(({ status }) => status)).toEqual(["applied", "refused"]);
 });
 
+test("a view that has gone says nothing of what is open while another one of its model is shown", async () => {
+  vi.useFakeTimers();
+  const model = modelOf(), shown = [0, 1].map(() => new Store(widgetLink(model))), opens = () => model.sent.filter(({ ask }) => ask === "open").map(({ tabs }) => tabs);
+  model.say(view(3));
+  const ends = shown.map((store) => store.open("table"));
+  await vi.advanceTimersByTimeAsync(1);
+  const gone = async (at) => { ends[at](); shown[at].link.close(); await vi.advanceTimersByTimeAsync(1500); };
+  await gone(0);
+  expect(opens()).toEqual([["table"], ["table"]]);
+  await gone(1);
+  expect(opens().at(-1)).toEqual([]);
+});
+
 test("a page that is too old for the kernel does not make another one old", () => {
   const model = modelOf(), [one, other] = [new Store(widgetLink(model)), new Store(widgetLink(model))];
   model.say({ v: VERSION + 1, page: one.link.page });

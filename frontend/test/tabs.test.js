@@ -136,6 +136,28 @@ test("a panel that goes says nothing at once: its widget may be about to be clos
   } finally { vi.useRealTimers(); }
 });
 
+test("what was closed is said after a whole view of another greeting, and after a message that failed", async () => {
+  vi.useFakeTimers();
+  try {
+    let fails = false;
+    const opened = [], store = new Store({ listen() {}, ask: async ({ tabs }) => { if (fails) throw new Error("no kernel"); opened.push(tabs); } });
+    store.hear({ v: 1, view: {} }, []);
+    const close = store.open("times");
+    await vi.advanceTimersByTimeAsync(1);
+    close();
+    store.hear({ v: 1, view: {} }, []);
+    await vi.advanceTimersByTimeAsync(1500);
+    expect(opened).toEqual([["times"], []]);
+    fails = true;
+    store.open("looks")();
+    await vi.advanceTimersByTimeAsync(1);
+    fails = false;
+    store.open("looks");
+    await vi.advanceTimersByTimeAsync(1);
+    expect(opened.at(-1)).toEqual(["looks"]);
+  } finally { vi.useRealTimers(); }
+});
+
 test("messages of what is open do not overtake each other", async () => {
   const opened = [], waits = [], store = new Store({ listen() {}, ask: ({ tabs }) => new Promise((done) => { opened.push(tabs); waits.push(done); }) });
   store.hear({ v: 1, view: {} }, []);

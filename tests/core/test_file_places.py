@@ -8,6 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,3 +183,15 @@ def test_each_name_of_an_image_has_a_file_of_its_own(tmp_path):
             "a%20b/step_00000001.png"} <= set(found)
     assert list(tmp_path.parent.glob("a*")) == []
     trainer.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_PATH") or os.geteuid() != 0, reason="becomes another user")
+def test_a_folder_that_may_not_be_read_is_written_to():
+    """As a drop box: entries are made in it, and not listed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o333)
+        code = ("import os, sys; from trainer_nb.support.files import whole_file; "
+                "os.seteuid(65534)\nwith whole_file(sys.argv[1] + '/x') as file: file.write(b'1')")
+        done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert Path(place, "x").read_bytes() == b"1"

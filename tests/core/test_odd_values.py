@@ -9,7 +9,7 @@ from steered import until
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import CheckpointError, EMAHook, LambdaHook
+from trainer_nb import CheckpointError, EMAHook, LambdaHook, Trainer
 
 
 @pytest.mark.parametrize("first", [0.05, 0.03, 0.7, 1e-3, 0.1])
@@ -183,13 +183,20 @@ def test_a_loss_that_is_a_sum_is_told_of_where_steps_have_parts(settings, told):
 
 @pytest.mark.parametrize("name, own", [("optimizer", "optim"), ("criterion", "loss_fn"),
                                        ("train_loader", "train_dl"), ("num_epochs", "epochs")])
-def test_an_attribute_of_another_trainer_is_refused(name, own):
-    """It would have no effect; an attribute of one's own is taken."""
+def test_an_attribute_of_another_trainer_is_told_of(name, own):
+    """The run does not read it. One of one's own, or of a subclass, is taken without a word."""
+    class Mine(Trainer):
+        pass
+
     trainer = make()
-    with pytest.raises(AttributeError, match=rf"no effect: write trainer\.{own} = "):
-        setattr(trainer, name, None)
-    trainer.teacher = "mine"
-    assert trainer.teacher == "mine" and name not in vars(trainer)
+    with pytest.warns(UserWarning, match=rf"does not read: did you mean trainer\.{own}\?"):
+        setattr(trainer, name, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        setattr(trainer, name, 2)
+        trainer.teacher = "mine"
+        setattr(Mine(nn.Linear(2, 1)), name, 1)
+    assert trainer.teacher == "mine" and getattr(trainer, name) == 2
 
 
 def test_a_second_drive_of_a_paused_run_is_told_what_it_can_do():

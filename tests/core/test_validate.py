@@ -1,11 +1,12 @@
 """Rules of values from files and states: what fits, what does not, and that nothing breaks them."""
 
+import enum
 from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
 import torch
 
-from trainer_nb.support.validate import COUNT, Most, check, fits, misfit
+from trainer_nb.support.validate import COUNT, Most, check, fits, is_kind, misfit
 
 HOSTILE = [None, True, -1, 2**63, 10**5000, float("nan"), float("inf"), "a" * 10_000, "\x00", b"x",
            [], [[]] * 3, {}, {"a": {}}, {1: 2}, {None: 1}, {"a": [1, "b", None]}, (), {1}, object(),
@@ -64,3 +65,10 @@ def test_states_hold_more_than_json():
     state = {"scale": 2**127, "kept": torch.zeros(1)}
     rule = {"scale": float, "kept": object}
     assert misfit(state, rule, "it") == "" and not fits(state, rule)
+
+
+def test_a_number_of_an_enumeration_is_looked_at_at_once():
+    """Not among all numbers of 64 bits, one after the other."""
+    class Size(enum.IntEnum):
+        SMALL = 5
+    assert is_kind(Size.SMALL, int) and misfit(Size.SMALL, str, "it").startswith("it is Size")

@@ -129,7 +129,7 @@ def test_a_folder_with_an_equals_sign_is_no_assignment(tmp_path):
     (["tnue"], "did you mean tune?"),
     (["pause", "--jsn"], "did you mean --json?"),
     (["note"], "which text?"),
-    (["pause", "--source", "a\nb"], "source is not a text"),
+    (["pause", "--source", "a\nb"], "source has characters that cannot be printed"),
 ])
 def test_wrong_words_are_refused_with_what_is_allowed(tmp_path, words, said):
     """Exit code 2, and nothing is sent."""

@@ -323,9 +323,14 @@ class Logbook:
         end = self.journal.header.get("end", {})
         return end.get("state") == "finished" and end.get("boundary") == self.state.boundary
 
+    @contextmanager
     def effect_of(self, command: Command):
         "What is recorded while this is open is the effect of a command."
-        return keeping(self, command=command)
+        self.command = command
+        try:
+            yield
+        finally:  # not that from before: two commands may have threads of their own
+            self.command = None
 
     def record(self, kind: str, name: str, old, new, source: str, owner, survives=None,
                was=None, unset: str = "initial") -> Intervention:

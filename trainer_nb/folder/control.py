@@ -89,7 +89,8 @@ class Request:
     @classmethod
     def of(cls, found) -> "Request":
         "From what a file held; ValueError for anything that is not a command."
-        check(found, {"id": Any, "name": Any}, "a command")
+        if not isinstance(found, dict) or not found.keys() >= {"id", "name"}:
+            raise ValueError("a command is an object with id and name")
         known = cls.__dataclass_fields__
         if strange := sorted(found.keys() - known.keys()):
             raise ValueError(f"{strange[0]!r} is not a field of a command: {', '.join(known)}")

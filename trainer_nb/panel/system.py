@@ -62,7 +62,8 @@ class Machine:
     def __init__(self):
         self.psutil = find_psutil()
         self.figures: dict[str, Figure] = {}
-        self.missing = ""  # what could not be read, and what to do
+        # what could not be read, and what to do
+        self.missing = "" if self.psutil else "Only this process is shown: pip install psutil"
         self._before: dict[str, tuple] = {}
 
     def read(self) -> dict[str, float]:

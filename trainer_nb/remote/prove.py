@@ -248,8 +248,17 @@ def child_environment(run: EndedRun, order: Path) -> dict:
 def run_child(program: Program, environment: dict, log: Path) -> None:
     "Run a program to its end; where we are interrupted it is ended too."
     with open(log, "wb") as output:
-        subprocess.run(program.arguments(), cwd=program.folder, env=environment,
-                       stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        child = subprocess.Popen(program.arguments(), cwd=program.folder, env=environment,
+                                 stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            child.wait()
+        except BaseException:
+            child.terminate()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+            raise
 
 def repeat(run: EndedRun, program: Program, numbers: Sequence[int], place: Path) -> Repetition:
     "Repeat a run without some entries of its journal; files go to the new folder `place`."

@@ -232,8 +232,13 @@ class OpenFolder:
 
     def sync(self) -> None:
         "Sync its entries to the disk, if the system can."
-        if self.handle is not None:
+        if self.handle is None:
+            return
+        try:
             os.fsync(self.handle)
+        except OSError as error:
+            if error.errno != errno.EBADF:  # of a folder that may not be read
+                raise
 
     @contextmanager
     def whole(self, name: str, private: bool = False):
@@ -266,7 +271,7 @@ def open_folder(path, within=None):
         os.stat(path)
         yield OpenFolder(path, None)
         return
-    handle, at = os.open(outer, os.O_RDONLY | os.O_DIRECTORY), outer
+    handle, at = _open_outer(outer), outer
     try:
         for name in path.relative_to(outer).parts:
             at /= name
@@ -276,6 +281,14 @@ def open_folder(path, within=None):
         yield OpenFolder(path, handle)
     finally:
         os.close(handle)
+
+def _open_outer(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # Linux can work in a folder that may be written to and not read
+        if not hasattr(os, "O_PATH"):
+            raise
+        return os.open(path, os.O_PATH | os.O_DIRECTORY)
 
 def _open_inner(path: Path, handle: int) -> int:
     try:
@@ -354,6 +367,7 @@ def whole_file(path, private: bool = False, within=None):
             folder.check_plain(path.name)
         with folder.whole(path.name, private) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if not file.closed:
+                file.flush()
+                os.fsync(file.fileno())
         folder.sync()

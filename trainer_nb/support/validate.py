@@ -29,7 +29,7 @@ def is_kind(value, kind: type) -> bool:
     if kind in (int, float) and isinstance(value, bool):
         return False
     if kind in (int, float) and isinstance(value, int):
-        return value in WHOLE if kind is int else abs(value) <= sys.float_info.max
+        return int(value) in WHOLE if kind is int else abs(value) <= sys.float_info.max
     return isinstance(value, kind)
 
 def kind_of(value) -> str:
@@ -39,7 +39,7 @@ def kind_of(value) -> str:
         return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, (list, tuple, dict, set)):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and value not in WHOLE:  # maybe too many digits to print
+    if isinstance(value, int) and int(value) not in WHOLE:  # maybe too many digits to print
         return "an int of more than 64 bits"
     return repr(value) if value is None else f"{type(value).__name__} {value!r:.40}"
 

@@ -26,7 +26,7 @@ from ..core.hook import ComponentHook
 from ..core.looks import at_rest
 from ..core.requests import swap_component, use_data
 from ..core.runner import check_micro_batch_size
-from ..core.state import Phase, as_number, whole_number
+from ..core.state import Phase, as_number, warn, whole_number
 from ..core.step import OwnLossStep, SupervisedStep
 from ..hooks.progress import progress_style
 from ..hooks.schedule import reset_rates, schedule_hooks, schedules_of
@@ -317,11 +317,11 @@ REPLACED = {  # each by f(trainer, value)
 ASSIGNED = {*REPLACED, *FIXED, *OVERRIDDEN}  # what `assign` answers for
 
 def check_effect(trainer, name: str, value) -> None:
-    "AttributeError for a new attribute whose name says that the run should be another."
+    "AttributeError for a new attribute that is a tunable; a line for a name of other trainers."
     if name in trainer.tunables.table:
         raise AttributeError(f"trainer.{name} is no attribute, and setting it would have no "
                              f"effect: trainer.tune({name}={value!r})")
     own = OURS.get(name, "").removesuffix("=")
-    if own in REPLACED:
-        raise AttributeError(f"trainer.{name} is no attribute, and setting it would have no "
-                             f"effect: write trainer.{own} = ...")
+    if own in REPLACED and "assembled" in vars(type(trainer)):  # a subclass has names of its own
+        warn(f"trainer.{name} is an attribute of your own, which the run does not read: did you "
+             f"mean trainer.{own}?")

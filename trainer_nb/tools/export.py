@@ -83,12 +83,13 @@ def export_weights(
         described = {**described, "left_out": given.others}
     text = json.dumps(plain_copy(described, "config"), indent=1, default=str)
     with whole_file(path) as file:
+        file.close()  # safetensors puts a file of its own in this place
         if tensors is None:
             save_model(given, file.name, {"format": "pt"})  # type: ignore[arg-type]
         else:  # put together of parts, each in a storage of several
             whole = {name: tensor.contiguous() for name, tensor in given.tensors.items()}
             save_file(whole, file.name, {"format": "pt"})
-        with open(file.name, "rb") as written:  # safetensors puts a file of its own in this place
+        with open(file.name, "rb") as written:
             os.fsync(written.fileno())
     write_whole(path.with_suffix(".json"), lambda file: file.write(text.encode()))
     return path
