@@ -504,7 +504,7 @@ KNOWN_WRITERS = {
     "checkpoint: save": 1, "checkpoint: self.saver.save": 1, "checkpoint: hook.saver.save": 1,
     # of `files`: a plain file by its path or in a folder that is held open, such a folder, and a
     # folder to be synced
-    "files: os.open": 4, "files: self.open": 1, "files: os.mkdir": 1,
+    "files: os.open": 5, "files: self.open": 1, "files: os.mkdir": 1,
     "layout: os.open": 1, "layout: self._folder.open": 1, "layout: path.mkdir": 1,
     "saved: torch.save": 2, "checkpoint: self.path.mkdir": 1,
     # new files in a folder that is held open, `run.pt.shards`, whose name is that of the file
