@@ -502,8 +502,8 @@ def test_every_place_that_writes_is_known():
 KNOWN_WRITERS = {
     # Saver.save, which hands the state to write_state under the name of the step
     "checkpoint: save": 1, "checkpoint: self.saver.save": 1, "checkpoint: hook.saver.save": 1,
-    # of `files`: a plain file by its path or in a folder that is held open, such a folder, and a
-    # folder to be synced
+    # of `files`: a plain file by its path or in a folder that is held open, and such a folder, also
+    # one that may not be read
     "files: os.open": 5, "files: self.open": 1, "files: os.mkdir": 1,
     "layout: os.open": 1, "layout: self._folder.open": 1, "layout: path.mkdir": 1,
     "saved: torch.save": 2, "checkpoint: self.path.mkdir": 1,
