@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.trace_rules  # not later: pytest compiles one of its modules into a file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
