@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -38,13 +39,18 @@ class Epochs:
     def data(self) -> tuple[DataLoader, DataLoader]:
         """Loaders for training and validation, over tensors in memory. The order is drawn from a
         generator of its own: who draws for a validation, too, has the same one."""
-        draw = torch.Generator().manual_seed(0)
-        def tensors(count):
-            return TensorDataset(torch.randn(count, *self.shape, generator=draw),
-                                 torch.randint(0, 10, (count,), generator=draw))
-        return (DataLoader(tensors(self.samples), self.batch, shuffle=True,
+        train, valid = self.datasets
+        return (DataLoader(train, self.batch, shuffle=True,
                            generator=torch.Generator().manual_seed(2)),
-                DataLoader(tensors(self.held_out), self.batch))
+                DataLoader(valid, self.batch))
+
+    @cached_property
+    def datasets(self) -> list[TensorDataset]:
+        """Drawn once: that is no part of a run."""
+        draw = torch.Generator().manual_seed(0)
+        return [TensorDataset(torch.randn(count, *self.shape, generator=draw),
+                              torch.randint(0, 10, (count,), generator=draw))
+                for count in (self.samples, self.held_out)]
 
     def parts(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """A model and its optimizer, the same each time."""
