@@ -24,7 +24,7 @@ parser.add_argument("--engine", default="local")
 parser.add_argument("--slow", type=float, default=0.0, help="seconds a step")
 parser.add_argument("--checkpoints", action="store_true")
 parser.add_argument("--planted", type=int, default=0,
-                    help="the step after which a weight moves by one bit or so")
+                    help="the step after which a weight moves by a ten-thousandth")
 parser.add_argument("--gates", nargs="*", default=[], metavar="STEP:FILE",
                     help="after this step it waits for a file")
 parser.add_argument("--workspace", default="runs/exp1")
@@ -71,7 +71,7 @@ class Acts(Hook):
             CLOCK[step].wait()
         if step == wanted.planted:
             with torch.no_grad():
-                trainer.plain_model[0].weight[0, 0] += 1e-6
+                trainer.plain_model[0].weight[0, 0] += 1e-4
         for act in ACTS.get(wanted.how, {}).get(step, ()):
             act(trainer)
 

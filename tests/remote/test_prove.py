@@ -119,7 +119,7 @@ def test_nothing_but_the_repetition_is_written():
 
 @pytest.mark.parametrize("step", [9, 28])
 def test_a_planted_difference_is_found_where_it_was_planted(step):
-    """A weight that moves by a millionth, after one step:
+    """A weight that moves by a ten-thousandth, after one step:
     the first record that differs is that of the step after it."""
     start("tunes")
     proof = prove("runs/exp1", [PROGRAM, "tunes", "--planted", str(step)])
