@@ -71,11 +71,12 @@ test("what was asked for, or came too late, is not said of a run that stands oth
   expect(said()).toContain("Stopped");
 });
 
-test("two quick clicks on Step are two steps; on Pause, where Resume comes, they are one", async () => {
-  const step = { at: 2, buttons: { Step: button(0, { place: "steps", states: ["running"] }) } };
-  const { asked, find } = shown({ commands: { ...VIEW.commands, step } });
-  for (const name of ["step", "step", "pause", "pause"]) find(`button[name=${name}]`).click();
+test("two quick clicks on Step are two steps; on Pause, where Resume comes, they are one; Rewind stays open", async () => {
+  const step = { at: 2, buttons: { Step: button(0, { place: "steps", states: ["running"] }) } }, rewind = { at: 3, buttons: { Rewind: button(0) } };
+  const { asked, find } = shown({ commands: { ...VIEW.commands, step, rewind } });
+  for (const name of ["step", "step", "pause", "pause", "rewind", "rewind"]) find(`button[name=${name}]`).click();
   expect(asked.map(({ name }) => name)).toEqual(["step", "step", "pause"]);
+  await until(() => expect(find("section[aria-label=Rewind]")).not.toBe(null));  // and not closed again
 });
 
 test("Stop asks first", async () => {

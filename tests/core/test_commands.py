@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from trainer_nb.core.control import Command, CommandHandler, Mailbox
+from trainer_nb.core.driver import Logbook
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.panel.view import LocalRunView
 from trainer_nb.trainer import Trainer
@@ -714,3 +715,14 @@ def test_an_average_is_exported_beside_the_weights(tmp_path):
                  for end in ("", "_ema"))
     assert torch.equal(last, trainer.model.weight) and not torch.equal(last, ema)
     trainer.close()
+
+
+def test_no_command_stays_in_force_after_two_that_overlapped():
+    """In threads of their own; what is recorded later is of neither."""
+    logbook = Logbook(None, None, None, None)
+    one, other = (logbook.effect_of(Command("pause", reason=each)) for each in ("a", "b"))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+    assert logbook.command is None

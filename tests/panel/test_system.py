@@ -8,6 +8,7 @@ from feed_page import Page
 from steered import until
 from torch import nn
 from trainer_nb import Trainer, attach
+from trainer_nb.panel import system
 from trainer_nb.panel.system import MONITOR, Figure, Figures, Machine, Monitor, mean_of
 
 
@@ -100,6 +101,12 @@ def test_without_psutil_the_memory_of_the_process_is_left():
     machine.psutil = None
     machine.read()
     assert machine.read().keys() == {"process"} and machine.missing == ""
+
+
+def test_without_psutil_a_page_says_what_to_install(monkeypatch):
+    """Not less, without a word."""
+    monkeypatch.setattr(system, "find_psutil", lambda: None)
+    assert "pip install psutil" in Machine().missing
 
 
 def test_what_cannot_be_read_is_left_out():

@@ -16,6 +16,7 @@ import inspect
 import torch
 
 from ..core.account import library_class
+from ..core.account import library_class
 from ..core.arguments import (check_function, check_max_time, check_metrics,
                                        make_optimizer, usual_step)
 from ..core.build import OVERRIDDEN, modules_in
@@ -322,6 +323,6 @@ def check_effect(trainer, name: str, value) -> None:
         raise AttributeError(f"trainer.{name} is no attribute, and setting it would have no "
                              f"effect: trainer.tune({name}={value!r})")
     own = OURS.get(name, "").removesuffix("=")
-    if own in REPLACED and "assembled" in vars(type(trainer)):  # a subclass has names of its own
+    if own in REPLACED and type(trainer) is library_class(trainer):  # a subclass has its own names
         warn(f"trainer.{name} is an attribute of your own, which the run does not read: did you "
              f"mean trainer.{own}?")
