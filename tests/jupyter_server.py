@@ -364,7 +364,7 @@ class LabPage:
         page.on("pageerror", self._problem)
 
     def _problem(self, error):
-        self.problems.append(str(error))
+        self.problems.append(error.stack or str(error))
 
     def address(self):
         """Where a page loads the notebook, in a workspace of its own."""

@@ -1,6 +1,6 @@
 // The curves: traces and layout are pure functions of the bins, which tests read; only `Chart` knows plotly.
 import { html } from "htm/preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { RunLegend, allOf, behindOf, behindTraces } from "./behind.js";
 import { gapTrace } from "./gaps.js";
 import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from "./marks.js";
@@ -192,9 +192,9 @@ export function Chart({ store, onStep, all = false }) {
   click.current = axis === "step" ? onStep : undefined;
   const zoom = useRef(null);  // range on the x-axis, finer rows of it, and the generation of the curves to which they belong
   const tall = useRef({});  // name of a y-axis to the range that a person has chosen
-  useEffect(() => { zoom.current = null; tall.current = {}; }, [store, axis]);
+  useLayoutEffect(() => { zoom.current = null; tall.current = {}; }, [store, axis]);
   const behind = () => (all ? allOf(store) : behindOf(store)), front = () => (all ? {} : store.curves);
-  useEffect(() => {
+  useLayoutEffect(() => {  // its end is at once; that of useEffect comes a frame after the box has gone
     let plotly = null, timer = 0, rest = 0, gone = false, pressed = false;
     const draw = () => {
       timer = 0;
@@ -248,7 +248,7 @@ export function Chart({ store, onStep, all = false }) {
   const others = behind(), there = withOthers(front(), others), losses = lossesOf(all ? there : store.curves), small = smallOf(there), { earlier } = store.view.drawn ?? {};
   const shown = () => [...(all ? [] : [{ name: store.view.run.name, curves: store.curves }]), ...behind().filter(({ number }) => !hidden.has(`#${number}`))];
   const draw = async () => {
-    if (!library.current || !box.current.data) throw new Error("the curves are not drawn yet");
+    if (!library.current || !box.current?.data) throw new Error("the curves are not drawn yet");
     return svgOf(library.current, box.current);
   };
   return html`<section class="tnb-plots" aria-label="Curves"><div class="bar plotbar"><b>Loss</b>

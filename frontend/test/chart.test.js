@@ -205,3 +205,18 @@ test("a button leaves outliers out", async () => {
   expect(button().getAttribute("aria-pressed")).toBe("false");
   render(null, box);
 });
+
+test("a chart that left the page before plotly came does nothing", async () => {
+  let come, asked = false;
+  const touched = [], plotly = new Promise((done) => { come = () => done({ react: () => touched.push("react") }); });
+  const link = { listen() {}, ask: async () => {}, plotly: () => { asked = true; return plotly; } }, store = new Store(link), box = document.body.appendChild(document.createElement("div"));
+  vi.stubGlobal("ResizeObserver", class { observe(node) { touched.push(node); } disconnect() {} });
+  store.hear({ v: 1, view: { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} }, curves: [{ name: "train/loss", stride: 1, from: 0 }] }, [rows([2, 1]).rows]);
+  render(html`<${Panel} store=${store} part="plots" />`, box);
+  await until(() => expect(asked).toBe(true));
+  render(null, box);
+  come();
+  await plotly;
+  vi.unstubAllGlobals();
+  expect(touched).toEqual([]);
+});
