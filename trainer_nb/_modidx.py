@@ -4835,7 +4835,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'trainer_nb/panel/feed.py'),
                                        'trainer_nb.panel.feed.Page._newest': ('panel/feed.html#page._newest', 'trainer_nb/panel/feed.py'),
                                        'trainer_nb.panel.feed.Page._open': ('panel/feed.html#page._open', 'trainer_nb/panel/feed.py'),
-                                       'trainer_nb.panel.feed.Page._rest': ('panel/feed.html#page._rest', 'trainer_nb/panel/feed.py'),
+                                       'trainer_nb.panel.feed.Page._part_of': ('panel/feed.html#page._part_of', 'trainer_nb/panel/feed.py'),
                                        'trainer_nb.panel.feed.Page._run': ('panel/feed.html#page._run', 'trainer_nb/panel/feed.py'),
                                        'trainer_nb.panel.feed.Page._script': ('panel/feed.html#page._script', 'trainer_nb/panel/feed.py'),
                                        'trainer_nb.panel.feed.Page._span': ('panel/feed.html#page._span', 'trainer_nb/panel/feed.py'),

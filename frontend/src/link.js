@@ -154,21 +154,16 @@ function shared() {
   };
 }
 
-const shownHere = new WeakMap();  // a model, and how many of its panels this page shows
-
 // In a notebook: messages of one anywidget, which may be shown several times and in several pages.
 export function widgetLink(model) {
-  const page = newName(), count = (more) => shownHere.set(model, (shownHere.get(model) ?? 0) + more);
-  let hear = () => {}, closed = false;
-  count(1);
+  const page = newName();
+  let hear = () => {};
   const take = ({ library, kept, model: id, page: asker, ...message }, buffers) => {
     if (library) globalThis.trainer_nb_library?.give(buffers[0]);
     else if (kept) keepPicture(model, id, kept);
     else if (asker === undefined || asker === page) hear(message, buffers.map(floats));  // not an answer to another one
   };
-  const ask = async (message) => {
-    if (!closed || !shownHere.get(model)) await model.send({ ...message, page });  // else another panel of it says what is open
-  };
+  const ask = async (message) => model.send({ ...message, page });
   const askForPlotly = () => ask({ ask: "library" }).catch(() => {});
   const hello = () => ask({ ask: "hello", v: VERSION }).catch(() => {});
   const turned = () => {  // the kernel has ended; else it answers
@@ -185,8 +180,6 @@ export function widgetLink(model) {
     },
     ask,
     close() {
-      closed = true;
-      count(-1);
       model.off("msg:custom", take);
       model.off("comm_live_update", turned);
       globalThis.trainer_nb_library?.forget(askForPlotly);

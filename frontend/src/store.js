@@ -72,8 +72,8 @@ export class Store {
     if (view) {
       Object.assign(this, { view, curves: {}, others: {}, cut: "", locked: false, stale: false });
       this.generation += 1;
-      this.said = null;  // the kernel may know of other ones
-      if (this.opened.size) this.say();  // to a kernel that may have been told by another connection
+      this.said = null;  // the kernel asks everyone again; what a reload opens comes with the first drawing
+      setTimeout(() => this.say(), this.opened.size ? 0 : LINGER);
     }
     if (!view && !this.view && !cut) return;  // everything comes with the answer to hello
     if (patch) this.view = merge(this.view, patch);

@@ -45,17 +45,22 @@ test("each view has a name, says hello with it, and hears only its own answers",
   expect((await Promise.all(answers)).map(({ status }) => status)).toEqual(["applied", "refused"]);
 });
 
-test("a view that has gone says nothing of what is open while another one of its model is shown", async () => {
+test("each view of a model says what it has open itself, after each greeting, and a moment after it has gone", async () => {
   vi.useFakeTimers();
-  const model = modelOf(), shown = [0, 1].map(() => new Store(widgetLink(model))), opens = () => model.sent.filter(({ ask }) => ask === "open").map(({ tabs }) => tabs);
+  const model = modelOf(), shown = [0, 1].map(() => new Store(widgetLink(model))), names = shown.map(({ link }) => link.page);
+  const opens = () => model.sent.splice(0).filter(({ ask }) => ask === "open").map(({ tabs, page }) => [names.indexOf(page), tabs]).sort();
   model.say(view(3));
-  const ends = shown.map((store) => store.open("table"));
+  const ends = shown.map((store, at) => store.open(["table", "hooks"][at]));
   await vi.advanceTimersByTimeAsync(1);
-  const gone = async (at) => { ends[at](); shown[at].link.close(); await vi.advanceTimersByTimeAsync(1500); };
-  await gone(0);
-  expect(opens()).toEqual([["table"], ["table"]]);
-  await gone(1);
-  expect(opens().at(-1)).toEqual([]);
+  expect(opens()).toEqual([[0, ["table"]], [1, ["hooks"]]]);
+  model.say(view(4));
+  await vi.advanceTimersByTimeAsync(1);
+  expect(opens()).toEqual([[0, ["table"]], [1, ["hooks"]]]);
+  ends[0]();
+  shown[0].link.close();
+  expect(opens()).toEqual([]);
+  await vi.advanceTimersByTimeAsync(1500);
+  expect(opens()).toEqual([[0, []]]);
 });
 
 test("a page that is too old for the kernel does not make another one old", () => {

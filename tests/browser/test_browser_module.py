@@ -292,10 +292,14 @@ def test_plotly_travels_once_a_page(lab_server, browser, reloads):
 
 
 def test_two_views_of_one_widget(lab_page):
-    """Both live, and each says its own answers."""
+    """Both live, each says its own answers, and shows the tab that was opened in it."""
     page = lab_page
     page.page.evaluate("() => window.jupyterapp.commands.execute('notebook:create-output-view')")
     page.wait(2)
+    for at, (tab, shown) in enumerate((("System", ".figures svg"), ("Hooks", ".hooks .split"))):
+        page.panels.nth(at).get_by_role("tab", name=tab).click()
+        page.panels.nth(at).locator(shown).first.wait_for()
+    assert page.panels.nth(0).locator(".figures svg").count()
     page.panel(1).click("Pause")
     for at in range(2):
         page.panel(at).is_in("paused")

@@ -26,7 +26,7 @@ from trainer_nb.core.control import Command, CommandHandler, Reply, Series
 from trainer_nb.hooks.recorder import History
 from trainer_nb.panel import feed as feeds
 from trainer_nb.panel.bins import COLUMNS, MOST, WRAP, Bins, Cursor, Records, curve, halved, rows_of
-from trainer_nb.panel.feed import LARGEST, OPEN, PATIENCE, VERSION, Feed, diff
+from trainer_nb.panel.feed import LARGEST, OPEN, PAGES, PATIENCE, VERSION, Feed, diff
 from trainer_nb.panel.sections import NOT_FOR_PAGES, SECTIONS, USUAL, Section
 from trainer_nb.remote.remote_view import RemoteRunView
 
@@ -572,7 +572,7 @@ def test_nobody_listens_and_nothing_is_read(monkeypatch):
     assert counts["place"] == 1 and sum(counts.values()) == 1
     page.hear({"ask": "hello", "v": VERSION})
     assert counts["place"] == 2 and counts["table"] == 0
-    page.hear({"ask": "rest"})
+    page.stop()
     reads = trainer.feed.records.reads
     trainer.fit(epochs=3)
     assert counts["place"] == 2 and trainer.feed.records.reads == reads
@@ -905,6 +905,27 @@ def test_a_tab_is_sent_while_it_is_open(run):
     assert "entries" not in page.view
 
 
+def test_two_browsers_of_one_widget_have_tabs_of_their_own(run):
+    page, measured = Page(run.feed).hello(), lambda: run.hooks.watched
+    says = lambda browser, *tabs: page.own.hear({"ask": "open", "tabs": [*tabs], "page": browser})
+    says("a", "times")
+    says("b", "entries", "lr")
+    assert page.own.tabs == ("times", "entries", "lr") and "entries" in page.view and measured()
+    says("b")
+    assert page.own.tabs == ("times",) and "entries" not in page.view
+    says("b", "times")
+    says("a")
+    assert page.own.tabs == ("times",) and measured()
+    page.own.hear({"ask": "hello", "v": VERSION, "page": "c"})  # b after a reload
+    assert measured()  # until it says what it has open
+    says("a")
+    says("c", "lr")
+    assert page.own.tabs == ("lr",) and not measured()
+    for number in range(2 * PAGES):
+        says(f"d{number}", "entries")
+    assert len(page.own._opened) <= PAGES + 1
+
+
 def test_what_costs_time_is_measured_while_a_page_looks(run):
     """Of several pages the last one to close its tab ends it, or to go away."""
     one, two = Page(run.feed).hello(), Page(run.feed).hello()
@@ -918,9 +939,7 @@ def test_what_costs_time_is_measured_while_a_page_looks(run):
     assert one.view["hooks"]["recorder"]["calls"] >= 1
     one.command("inspect", on=True)  # it came here without a pause
     assert one.view["inspect"]["layers"][0]["norm"] > 0
-    one.own.hear({"ask": "rest"})
-    assert measured() == (False, True)
-    one.hello()
+    one.hello()  # after a reload
     assert measured() == (True, True)
     one.own.stop()
     assert measured() == (False, True)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter, sleep
 from typing import Annotated, Any, NotRequired
 
@@ -366,7 +367,7 @@ TABS = tuple(name for name, section in SECTIONS.items() if section.tab)
 # tab: what the run must have for it, and the command that is on while a page has it open
 MEASURED = {"times": ("hooks", "watch"), "inspect": ("inspect", "inspect")}
 ASKS: dict[str, dict] = {  # what a message has beside `ask` and `page`
-    "hello": {"v": int}, "rest": {}, "script": ID, "cancel": ID,
+    "hello": {"v": int}, "script": ID, "cancel": ID,
     "open": {"tabs": Annotated[list[Annotated[str, Most(100)]], Most(8)]},
     "command": ID | {"name": NAME, "values": NotRequired[VALUES], "basis": NotRequired[NUMBER],
                      "reason": NotRequired[Annotated[str, Most(500)]]},
@@ -407,6 +408,7 @@ class Page(Listener):
         super().__init__(feed, sections, send)
         self.curves, self.may_steer = curves, may_steer
         self.ready, self.tabs = False, tuple[str, ...]()  # ready: it has said hello
+        self._opened: dict[str, list[str]] = {}  # browser to its tabs; they answer each greeting
         self.greeted = False  # it was sent everything since then
         self._cursor, self._others = Cursor(), Cursors()
         self._lock = threading.Lock()  # messages may come in several threads: commands in turn
@@ -481,19 +483,18 @@ class Page(Listener):
         self.feed.view.hello()
         with self._lock:
             self._latest.pop(message.get("page", ""), None)  # it counts from the beginning
+            self._opened.clear()
         self.ready = True
         self.feed.measure()
         self.feed.greet(self)
-
-    def _rest(self, message: dict, head: dict) -> None:
-        self.ready = False
-        self.feed.measure()
 
     def _open(self, message: dict, head: dict) -> None:
         for tab in message["tabs"]:
             if tab not in TABS:
                 raise ValueError(f"tabs: {tab!r}: {name_hint(tab, TABS)}")
-        self.tabs = tuple(dict.fromkeys(message["tabs"]))
+        with self._lock:
+            self._part_of(self._opened, message, [])[:] = message["tabs"]
+            self.tabs = tuple(dict.fromkeys(chain(*self._opened.values())))
         self.feed.measure()
         self.feed.look(only=self)
 
@@ -571,9 +572,13 @@ class Page(Listener):
 
     def _latest_of(self, message: dict) -> dict[str, int]:
         "Tunable to the id that set it last, of the browser that sends this."
-        if len(self._latest) > PAGES:
-            self._latest.pop(next(iter(self._latest)))
-        return self._latest.setdefault(message.get("page", ""), {})
+        return self._part_of(self._latest, message, {})
+
+    def _part_of(self, parts: dict, message: dict, empty):
+        "What is known of the browser that sends this."
+        if len(parts) > PAGES:
+            parts.pop(next(iter(parts)))
+        return parts.setdefault(message.get("page", ""), empty)
 
     def _newest(self, message: dict, values: dict) -> dict | None:
         if not values:
