@@ -5153,6 +5153,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.Look.__init__': ( 'panel/sections.html#look.__init__',
                                                                                         'trainer_nb/panel/sections.py'),
+                                           'trainer_nb.panel.sections.Look.key': ( 'panel/sections.html#look.key',
+                                                                                   'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.Section': ( 'panel/sections.html#section',
                                                                                   'trainer_nb/panel/sections.py'),
                                            'trainer_nb.panel.sections.alerts': ( 'panel/sections.html#alerts',

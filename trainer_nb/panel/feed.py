@@ -327,7 +327,7 @@ class Feed:
         for name in wanted:
             section = SECTIONS[name]
             try:
-                key = section.key and section.key(view)
+                key = section.key and view.key(section.key)
                 if section.key and name in self._keys and key == self._keys[name]:
                     continue
                 found = section.read(view)

@@ -124,6 +124,13 @@ class Look:
                  evaluations: Evaluations | None = None):
         self._view, self.binned, self.others = view, records, others
         self.evaluations = Evaluations() if evaluations is None else evaluations
+        self._keys: dict[Callable, Any] = {}
+
+    def key(self, read: Callable) -> Any:
+        "What must change before a section is read again; some sections share theirs."
+        if read not in self._keys:
+            self._keys[read] = read(self)
+        return self._keys[read]
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._view, name)

@@ -108,9 +108,10 @@ class LocalRunView:
     @property
     def panes(self) -> tuple[str, ...]:
         "The tabs that have something to show."
-        labels = [row.label for row in self._hook_set().rows]
-        of_hooks = {"alerts": "AlertsHook" in labels or bool(self.alerts),
-                    "layers": self.layer_stats is not None, "data": self.samples is not None}
+        rows = self._hook_set().rows
+        of_hooks = {"alerts": bool(self.alerts) or "AlertsHook" in [row.label for row in rows]}
+        for name, kind in (("layers", LayerStatsHook), ("data", SamplesHook)):
+            of_hooks[name] = any(isinstance(row.hook, kind) for row in rows)
         there = [name for name, shown in of_hooks.items() if shown]
         return ("hooks", "lr", "journal", "inspect", "system", *there)
 
