@@ -3,7 +3,9 @@ what is to come, for every scheduler of torch's."""
 
 import copy
 import math
+import random
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -411,6 +413,113 @@ def test_foreseen_rates_are_those_that_come(name, tensor):
             real.append(float(optim.param_groups[0]["lr"]))
             sched.step()
     assert found == [real[count] for count in counts]
+
+
+class Counting:
+    """Counts its calls."""
+
+    calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return 1 / (1 + 0.1 * self.calls)
+
+
+class Drawn(torch_sched.LRScheduler):
+    """A rate that is drawn."""
+
+    def get_lr(self):
+        return [0.1 + 0.01 * random.random() for _ in self.base_lrs]
+
+
+def counting():
+    """A function that counts its calls outside of itself."""
+    calls = []
+
+    def factor(step):
+        calls.append(step)
+        return 1 / (1 + 0.1 * len(calls))
+    return factor
+
+
+def counting_a_number():
+    """The same, by an assignment."""
+    count = 0
+
+    def factor(step):
+        nonlocal count
+        count += 1
+        return 1 / (1 + 0.1 * count)
+    return factor
+
+
+def counting_in_a_table(table):
+    """The same, in a table."""
+    def factor(step):
+        table["calls"] += 1
+        return 1 / (1 + 0.1 * table["calls"])
+    return factor
+
+
+def counting_itself(step):
+    """The same, in an attribute of its own."""
+    counting_itself.calls += 1
+    return 1 / (1 + 0.1 * counting_itself.calls)
+
+
+MADE_BY_FUNCTIONS = {
+    "counts": lambda o: torch_sched.LambdaLR(o, counting()),
+    "counts a number": lambda o: torch_sched.LambdaLR(o, counting_a_number()),
+    "counts itself": lambda o: torch_sched.LambdaLR(o, counting_itself),
+    "counts in a table": lambda o: torch_sched.LambdaLR(o, counting_in_a_table({"calls": 0})),
+    "object counts": lambda o: torch_sched.LambdaLR(o, Counting()),
+    "draws": lambda o: torch_sched.LambdaLR(o, lambda step: 1 + 0.1 * random.random()),
+    "draws by NumPy": lambda o: torch_sched.MultiplicativeLR(
+        o, lambda step: 1 + 0.1 * np.random.normal()),
+    "within another": lambda o: torch_sched.SequentialLR(
+        o, [torch_sched.ConstantLR(o, 0.5, 2), torch_sched.LambdaLR(o, counting())], [2]),
+    "scale of a cycle": lambda o: torch_sched.CyclicLR(
+        o, 0.01, 0.1, step_size_up=2, scale_fn=counting(), cycle_momentum=False),
+    "class": Drawn}
+
+@pytest.mark.parametrize("name", MADE_BY_FUNCTIONS)
+def test_a_function_with_a_state_is_called_as_often_as_by_hand(name):
+    """Nothing is computed ahead with it: rates and random numbers are those of the loop by hand."""
+    def rates(by_hand):
+        random.seed(0)
+        np.random.seed(0)
+        counting_itself.calls = 0
+        model = nn.Linear(3, 1)
+        optim = torch.optim.SGD(model.parameters(), lr=0.1)
+        sched, found = MADE_BY_FUNCTIONS[name](optim), []
+        if by_hand:
+            for _ in range(15):
+                found.append(optim.param_groups[0]["lr"])
+                optim.step()
+                sched.step()
+            return found
+        trainer = Trainer(model, train_dl=data(), loss_fn=nn.MSELoss(), optim=optim, sched=sched,
+                          epochs=3, device="cpu", progress=False)
+        plan = trainer.rate_plan
+        trainer.fit()
+        assert name == "object counts" or not len(plan.steps)  # an object is copied
+        return trainer.history["lr"].tolist()
+    assert rates(False) == rates(True)
+
+
+def test_functions_of_the_step_alone_are_foreseen():
+    """As those of Transformers, which are partials of functions of a module."""
+    optim = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    def warm(step, *, steps):
+        return min(1.0, step / steps) * math.cos(0.0) * np.sqrt(1.0)
+    def falls(step):
+        return 1.0 if step < 1 else rises(step - 1)
+    def rises(step):
+        return falls(step - 1)
+    milestones = [3, 6]
+    for function in (partial(warm, steps=4), lambda k: warm(k, steps=4), Counting(), falls,
+                     lambda k: 0.1 ** sum(k >= each for each in milestones)):
+        assert foresee(torch_sched.LambdaLR(optim, function), [1]) is not None
 
 
 def test_what_nobody_foresees():
