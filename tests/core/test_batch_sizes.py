@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainer_nb.core.data import uncertain_size
 from trainer_nb import LambdaHook, OutputsHook, Trainer
 from trainer_nb.core.data import batch_size
 from trainer_nb.hooks.outputs import load_outputs
@@ -371,3 +372,10 @@ def test_an_empty_validation_batch_is_an_error_that_says_so():
     """As in training."""
     with pytest.raises(ValueError, match="holds no sample"):
         small_runs.make(valid_dl=[(small_runs.X[:0], small_runs.Y[:0])], epochs=1).fit()
+
+
+def test_the_advice_fits_a_list_of_samples_and_one_of_columns():
+    sample = torch.zeros(3), torch.zeros(1)
+    columns = [*sample] * 4, [1] * 8
+    for batch, words in (([sample] * 5, "len(batch))"), (columns, "len(batch[0]))")):
+        assert f"lambda batch: {words}" in str(uncertain_size(batch, "here"))

@@ -81,7 +81,70 @@ def shrink(trainer):
     trainer.model.scale *= 0.8
 
 
+class Changed(torch.utils.data.Dataset):
+    """Its transform can be replaced."""
+
+    def __init__(self):
+        self.transform = lambda x: x
+
+    def __len__(self):
+        return len(DATA)
+
+    def __getitem__(self, place):
+        return self.transform(DATA[place][0]), DATA[place][1]
+
+
+class Hard(Sampler):
+    """Some samples once more."""
+
+    def __init__(self):
+        self.hard = [0] * 4
+
+    def __len__(self):
+        return len(DATA) + len(self.hard)
+
+    def __iter__(self):
+        return iter([*range(len(DATA)), *self.hard])
+
+
+def by_epoch(change):
+    """A hook that changes the loader as an epoch begins."""
+    return [LambdaHook(name="course", before_epoch=lambda trainer: change(
+        trainer.train_dl, trainer.step_state.epoch))]
+
+
+def collated(times):
+    return lambda samples: tuple(times * torch.stack(each) for each in zip(*samples, strict=True))
+
+
+def other_transform(loader, epoch):
+    loader.dataset.transform = lambda x: (1 + epoch) * x
+
+
+def other_samples(loader, epoch):
+    loader.sampler.hard = list(range(epoch, 4 + epoch))
+
+
+def other_size(loader, epoch):
+    loader.batch_sampler.batch_size = 4 + epoch
+
+
+def other_collate(loader, epoch):
+    loader.collate_fn = collated(1 + epoch)
+
+
+def other_indices(loader, epoch):
+    loader.dataset.indices = list(range(epoch, 12 + epoch))
+
+
 KINDS = {
+    "transform": lambda: {"train_dl": DataLoader(Changed(), 4), "hooks": by_epoch(other_transform)},
+    "samples": lambda: {"train_dl": DataLoader(DATA, 4, sampler=Hard()),
+                        "hooks": by_epoch(other_samples)},
+    "batch size": lambda: {"train_dl": DataLoader(DATA, 4), "hooks": by_epoch(other_size)},
+    "collate": lambda: {"train_dl": DataLoader(DATA, 4), "hooks": by_epoch(other_collate)},
+    "indices": lambda: {"train_dl": DataLoader(torch.utils.data.Subset(DATA, list(range(12))), 4),
+                        "hooks": by_epoch(other_indices)},
     "sampler": lambda: {"train_dl": DataLoader(DATA, 4, sampler=Passes())},
     "batch sampler": lambda: {"train_dl": DataLoader(DATA, batch_sampler=Batches())},
     "loader": lambda: {"train_dl": Own()},

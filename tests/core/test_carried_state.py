@@ -8,6 +8,7 @@ import torch
 from exact_runs import INPUTS, TARGETS
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_nb import Hook, Trainer
@@ -165,6 +166,159 @@ class KeptAveraging(Averaging):
         self.mean = state["mean"]
 
 
+class Bank(Plain):
+    """Carries a value of each sample, of more than are walked one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank = {number: torch.zeros(()) for number in range(70)}
+
+    def forward(self, inputs):
+        """The mean of all has a part in the output."""
+        place = int(1000 * inputs.detach()[0, 0].abs()) % 70
+        self.bank[place] = inputs.detach().mean()
+        return self.layer(inputs) + self.bank[place - 1]
+
+
+class BankInPlace(Bank):
+    """The same, written into."""
+
+    def forward(self, inputs):
+        """One of them is another one."""
+        place = int(1000 * inputs.detach()[0, 0].abs()) % 70
+        self.bank[place].fill_(inputs.detach().mean())
+        return self.layer(inputs) + self.bank[place - 1]
+
+
+class Window(Plain):
+    """Carries the last 64 means."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = [0.0] * 64
+
+    def forward(self, inputs):
+        """Their mean is added."""
+        self.means.pop(0)
+        self.means.append(inputs.detach().mean().item())
+        return self.layer(inputs) + sum(self.means) / 64
+
+
+class Growing(Plain):
+    """Counts by the length of a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def forward(self, inputs):
+        """How many there were has a part in the output."""
+        self.seen[len(self.seen)] = 1
+        return self.layer(inputs) + 0.01 * len(self.seen)
+
+
+class GrowingSet(Growing):
+    """The same, by the size of a set."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def forward(self, inputs):
+        """How many there were has a part in the output."""
+        self.seen.update(inputs.detach().flatten().tolist())
+        return self.layer(inputs) + 0.01 * len(self.seen)
+
+
+class Meter:
+    """A mean by a property."""
+
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    @property
+    def mean(self):
+        """Of all so far."""
+        return self.total / max(1, self.count)
+
+
+class ByProperty(Plain):
+    """Carries numbers that a property reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.meter = Meter()
+
+    def forward(self, inputs):
+        """The mean has a part in the output."""
+        self.meter.total += inputs.detach().mean().item()
+        self.meter.count += 1
+        return self.layer(inputs) + self.meter.mean
+
+
+class ByLocal(Plain):
+    """A count that is used under a name of its own."""
+
+    number = 0
+
+    def forward(self, inputs):
+        """It has a part in the output."""
+        number = self.number = self.number + 1
+        return self.layer(inputs) + 0.01 * number
+
+
+class BySetdefault(Plain):
+    """A number in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = {"a": 0.0}
+
+    def forward(self, inputs):
+        """It has a part in the output."""
+        before = self.table.setdefault("a", 0.0)
+        self.table["a"] = before + inputs.detach().mean().item()
+        return self.layer(inputs) + before
+
+
+class Lookups(Plain):
+    """Computes once for each key, and writes down what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.small, self.written = {}, {}, [0.0] * 60
+        self.rows = {"a": []}
+
+    def forward(self, inputs):
+        """Looked up; nothing depends on the order."""
+        for number in range(int(1000 * inputs.detach()[0, 0].abs()) % 7, 100, 3):
+            if number not in self.known:
+                self.known[number] = torch.tensor(float(number)).cos()
+            if self.small.get(int(number) % 9) is None:
+                self.small[int(number) % 9] = number % 9
+        self.written.append(inputs.detach().mean())
+        self.rows.setdefault("a", []).append(inputs.detach().mean().item())
+        return self.layer(inputs) + self.known[int(number)] + self.small[number % 9]
+
+
+class KeepsBank(Hook):
+    """Keeps the bank of a model."""
+
+    model = None
+
+    def before_fit(self, trainer):
+        """Whose model."""
+        self.model = trainer.model
+
+    def state_dict(self):
+        """What is kept."""
+        return {"bank": dict(self.model.bank)}
+
+    def load_state_dict(self, state):
+        """What was kept."""
+        self.model.bank = dict(state["bank"])
+
+
 class KeepsHidden(Hook):
     """Keeps what the model carries."""
 
@@ -210,6 +364,10 @@ CARRIED = {
     "buffer of no state": (Unsaved, (), "model.mean"),
     "generator": (Drawing, (), "model.noise"),
     "hook": (Plain, (Averaging,), "averaging.mean"),
+    "bank": (Bank, (), "model.bank"), "bank in place": (BankInPlace, (), "model.bank"),
+    "window": (Window, (), "model.means"), "growing": (Growing, (), "model.seen"),
+    "growing set": (GrowingSet, (), "model.seen"), "by a local": (ByLocal, (), "model.number"),
+    "by setdefault": (BySetdefault, (), "model.table"),
 }
 QUIET = {
     "plain": (Plain, ()),
@@ -219,6 +377,7 @@ QUIET = {
     "watching hook": (Plain, (Watching,)),
     "kept hook": (Plain, (KeptAveraging,)),
     "kept by a hook": (Carrying, (KeepsHidden,)),
+    "lookups": (Lookups, ()), "kept bank": (Bank, (KeepsBank,)),
 }
 
 
@@ -235,6 +394,60 @@ def test_what_steps_carry_beside_the_state_is_named(kind, drive):
     again = trainer_of(model, *(hook() for hook in hooks))
     again.load_state_dict(trainer.state_dict())
     assert again.exact.obstacles == trainer.exact.obstacles
+
+
+def test_numbers_that_a_property_reads_are_named():
+    trainer = trainer_of(ByProperty)
+    trainer.step(3)
+    assert [text.split()[0] for text in trainer.exact.obstacles] == [
+        "model.meter.total", "model.meter.count"]
+
+
+class Numbered(Hook):
+    """Scales the inputs by a number of its own, which it counts."""
+
+    number = 0
+
+    def before_batch(self, trainer):
+        """In training alone."""
+        if trainer.training:
+            self.number += 1
+            trainer.batch = (trainer.batch[0] * (1 + 0.01 * self.number), trainer.batch[1])
+
+
+class KeptNumbered(Numbered):
+    """The same, kept."""
+
+    def state_dict(self):
+        """What is kept."""
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        """What was kept."""
+        self.number = state["number"]
+
+
+def test_a_number_is_not_kept_by_another_hook_with_the_same_number():
+    trainer = trainer_of(Plain, Numbered(), KeptNumbered())
+    trainer.step(3)
+    assert [text.split()[0] for text in trainer.exact.obstacles] == ["numbered.number"]
+
+
+class Clipping(Hook):
+    """Acts through an imported name, by a norm that it carries."""
+
+    norm = 1.0
+
+    def before_step(self, trainer):
+        """By half of the largest norm so far."""
+        found = clip_grad_norm_(trainer.model.parameters(), self.norm)
+        self.norm = max(0.5 * self.norm, found.item() * 0.1)
+
+
+def test_a_hook_that_acts_by_an_imported_function_is_no_onlooker():
+    trainer = trainer_of(Plain, Clipping())
+    trainer.step(3)
+    assert [text.split()[0] for text in trainer.exact.obstacles] == ["clipping.norm"]
 
 
 @pytest.mark.parametrize("kind", QUIET)

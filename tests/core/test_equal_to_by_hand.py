@@ -248,3 +248,28 @@ def test_the_comparison_would_notice():
     found, wanted = state_of(model, made), by_hand("sgd")
     assert not torch.equal(found[0], wanted[0])
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("pieces", [(), (5, 4)])
+@pytest.mark.parametrize("point", ["after_step", "after_epoch", "before_epoch", "on_log"])
+def test_gradients_that_a_hook_leaves_are_dropped(point, pieces):
+    """As by `zero_grad()` at the top of a loop: looking at gradients changes nothing."""
+    weights = []
+    for looks in (False, True):
+        model, optim, loader, valid_dl = make_parts("sgd")
+        x, y = loader.dataset[:8]
+
+        def look(trainer, *records, x=x, y=y):
+            modes = [each.training for each in trainer.model.modules()]
+            trainer.model.eval()
+            LOSS(trainer.model(x), y).backward()
+            for each, mode in zip(trainer.model.modules(), modes, strict=True):
+                each.training = mode
+        hooks = [LambdaHook(**{point: look})] if looks else []
+        trainer = Trainer(model, train_dl=loader, valid_dl=valid_dl, loss_fn=LOSS, optim=optim,
+                          epochs=EPOCHS, seed=0, device="cpu", progress=False, hooks=hooks)
+        for steps in pieces:
+            trainer.step(steps)
+        trainer.fit()
+        weights.append(state_of(model, optim))
+    assert all(map(torch.equal, *weights))

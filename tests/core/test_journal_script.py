@@ -405,12 +405,39 @@ def test_a_run_without_seed_says_so():
 def test_what_only_tells_leaves_no_line_but_a_failed_batch_is_named():
     journal = Journal({"seed": 1})
     for kind in ("note", "pause", "resume", "stop", "memory"):
-        journal.record(kind, kind, new="x", step=5, batch_idx=5)
+        journal.record(kind, kind, new="x", step=5, batch_idx=5, source="widget")
     journal.record("skip", "batch", new="batch 6 of epoch 0", step=6, batch_idx=6)
     journal.record("tune", "lr", 1.0, 2.0, step=8, batch_idx=8)
     assert journal.to_script().splitlines()[3:] == [
         "# batch 6 of epoch 0 failed after step 6 and was left out: trainer.fit(skip_failed=True)",
         "trainer.step(8); trainer.tune(lr=2.0)", "trainer.fit()"]
+
+
+@pytest.mark.parametrize("how", ["stop", "pause"])
+@pytest.mark.parametrize("by_epochs", [False, True])
+def test_a_hook_that_halts_the_run_before_a_change_halts_the_script_too(how, by_epochs):
+    """And the script goes on, as the person did."""
+    def made(seed=1):
+        def halt(trainer):
+            if trainer.step_state.optimizer_step in (2, 3, 7):
+                getattr(trainer, how)()
+        trainer = make_trainer(seed)
+        trainer.hooks.add(LambdaHook(after_step=halt))
+        return trainer
+    run = made()
+    while run.step_state.optimizer_step < 5:
+        run.step(epochs=1) if by_epochs else run.step(5 - run.step_state.optimizer_step)
+    run.tune(lr=0.3)
+    while str(run.state) != "finished":
+        run.fit()
+    names = {"make_trainer": made}
+    exec(run.journal.to_script(), names)
+    again = names["trainer"]
+    at = [each.step for each in run.journal if each.kind == "tune"]
+    assert [each.step for each in again.journal if each.kind == "tune"] == at
+    assert at == [7 if by_epochs else 5]
+    assert str(again.state) == "finished"
+    assert all(map(torch.equal, weights(run), weights(again)))
 
 
 class Kind(enum.StrEnum):

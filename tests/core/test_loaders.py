@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from trainer_nb.core.data import limited
 from trainer_nb import Task, Trainer
 from trainer_nb.core.data import all_batches, opened
 
@@ -316,3 +317,8 @@ def test_a_broken_connection_of_the_users_own_stays_what_it_is():
         with opened(DataLoader(Remote(), 4, num_workers=workers)) as iterator, \
                 pytest.raises(ConnectionResetError, match="the user's own"):
             list(all_batches(iterator, lambda: "here"))
+
+
+def test_a_share_of_the_batches_is_not_one_less_by_rounding():
+    assert [limited(100, share / 100) for share in range(1, 101)] == list(range(1, 101))
+    assert [limited(10, 0.29), limited(10, 0.01), limited(3, 0.5)] == [2, 1, 1]

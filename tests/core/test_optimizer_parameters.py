@@ -336,6 +336,43 @@ def test_a_group_that_a_hook_adds_is_clipped_at_once():
     assert trainer.history["grad_norm"][1] < 0.999 * norms[1]
 
 
+@pytest.mark.parametrize("way", ["added to the list", "another list"])
+@pytest.mark.parametrize("at", ["in a hook", "between drives"])
+def test_parameters_that_are_put_into_a_group_count_at_once(way, at):
+    """Of a layer that is thawed, or replaced, in mid-epoch: their gradients are clipped, and
+    dropped after the step; the weights are those of the loop by hand."""
+    def made():
+        model = net()
+        model[0].requires_grad_(way == "another list")
+        return model, sgd([each for each in model.parameters() if each.requires_grad])
+
+    def change(model, optim):
+        if way == "another list":
+            torch.manual_seed(5)
+            model[2] = nn.Linear(8, 1)
+            optim.param_groups[0]["params"] = list(model.parameters())
+        else:
+            model[0].requires_grad_(True)
+            optim.param_groups[0]["params"].extend(model[0].parameters())
+    hand, optim = made()
+    for number, (x, y) in enumerate(batches(), 1):
+        optim.zero_grad()
+        mse_loss(hand(x), y).backward()
+        nn.utils.clip_grad_norm_(hand.parameters(), 1e-3)
+        optim.step()
+        if number == 2:
+            change(hand, optim)
+    model, optim = made()
+    hooks = [LambdaHook(after_step=lambda trainer: trainer.step_state.optimizer_step == 2
+                        and change(model, optim))] if at == "in a hook" else []
+    trainer = make(model, optim=optim, hooks=hooks, grad_clip=1e-3, epochs=1)
+    if at == "between drives":
+        trainer.step(2)
+        change(model, optim)
+    trainer.fit()
+    assert all(map(torch.equal, model.state_dict().values(), hand.state_dict().values()))
+
+
 # ---- memory
 
 

@@ -6,8 +6,8 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (DataLoader, IterableDataset, Sampler, Subset, TensorDataset,
-                              WeightedRandomSampler)
+from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler,
+                              Subset, TensorDataset, WeightedRandomSampler)
 
 from trainer_nb import Trainer
 
@@ -37,6 +37,8 @@ def make(**settings):
 
 
 LOADERS = {
+    "batches of a shuffled sampler": lambda: DataLoader(
+        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 5, False)),
     "shuffled": lambda: DataLoader(DATA, 5, shuffle=True),
     "own generator": lambda: DataLoader(DATA, 5, shuffle=True,
                                         generator=torch.Generator().manual_seed(3)),

@@ -33,6 +33,18 @@ def test_in_the_middle_of_a_step(tuned, rates):
     assert [group["lr"] for group in optim.param_groups] == [0.1, 0.2]
 
 
+@pytest.mark.parametrize("base", [[0.0, 0.1, 0.2], [0.1, 0.0, 0.2], [0.0, 0.0, 0.1]])
+def test_a_group_at_rate_zero_rests_also_at_a_rate_by_hand(base):
+    """The others keep their ratio, to the first of them."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, bias=False))
+    groups = [{"params": [each], "lr": rate}
+              for each, rate in zip(model.parameters(), base, strict=True)]
+    trainer = make(model, optim=torch.optim.SGD(groups, lr=0.1), epochs=1)
+    trainer.tune(lr=0.05)
+    first = next(filter(None, base))
+    assert trainer.rates() == pytest.approx([0.05 * rate / first for rate in base])
+
+
 def test_from_another_thread():
     """A scale never counts twice, and never not at all."""
     trainer = make(nn.Linear(2, 1), epochs=200)

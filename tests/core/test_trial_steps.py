@@ -9,9 +9,9 @@ import pytest
 import torch
 from exact_runs import INPUTS, TARGETS, drive
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from trainer_nb import Hook, Trainer
+from trainer_nb import CheckpointHook, Hook, Trainer
 from trainer_nb.core import own_state
 from trainer_nb.core.own_state import undo_objects
 from trainer_nb.support.undo import Undo
@@ -162,6 +162,89 @@ def test_a_search_leaves_no_trace_in_what_the_step_holds(kind, search):
         drive(trainer)
         assert own_state.alike(values_of(trainer, mine), wanted)
     hidden.clear()
+
+
+class Counting(Dataset):
+    """Counts the visits of each sample, and weights it by them."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __len__(self):
+        return len(INPUTS)
+
+    def __getitem__(self, place):
+        self.seen[place] = (self.seen.get(place, 0) if isinstance(self.seen, dict)
+                            else self.seen[place]) + 1
+        return INPUTS[place] * (1 + 0.1 * float(self.seen[place])), TARGETS[place]
+
+
+SEEN = {"array": lambda: np.zeros(len(INPUTS)), "list": lambda: [0] * len(INPUTS), "dict": dict,
+        "tensor": lambda: torch.zeros(len(INPUTS))}
+LOOKS = {"lr_find": lambda trainer: trainer.lr_find(num_steps=5),
+         "sweep": lambda trainer: trainer.sweep("lr", [0.1, 0.2]),
+         "exact": lambda trainer: trainer.exact,
+         "checkpoints": lambda trainer: None}
+
+
+@pytest.mark.parametrize("subset", [False, True])
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("seen", SEEN)
+def test_what_a_dataset_keeps_of_its_samples_is_as_by_hand(seen, look, subset, tmp_path):
+    """Also where samples are read to know the data again, or to see whether they are random."""
+    def run(look):
+        torch.manual_seed(0)
+        model, own = nn.Linear(4, 1), Counting(SEEN[seen]())
+        data = torch.utils.data.Subset(own, range(len(INPUTS))) if subset else own
+        workers = 1 if look == "exact" else 0
+        hooks = [CheckpointHook()] if look == "checkpoints" else []
+        trainer = Trainer(model, train_dl=DataLoader(data, 4, num_workers=workers), seed=0,
+                          loss_fn=nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), 0.05),
+                          epochs=2, device="cpu", progress=False, hooks=hooks, alerts=False,
+                          workspace=tmp_path if hooks else None)
+        LOOKS.get(look, lambda trainer: None)(trainer)
+        kept = np.array([*own.seen.values()] if isinstance(own.seen, dict) else own.seen)
+        if look != "exact":
+            trainer.step(3)
+            LOOKS.get(look, lambda trainer: None)(trainer)
+            trainer.fit()
+        return model.weight.detach().clone(), kept.sum()
+    weight, kept = run(look)
+    assert kept == 0
+    assert look == "exact" or torch.equal(weight, run("nothing")[0])
+
+
+@pytest.mark.parametrize("how", ["lr_find", "sweep", "trial"])
+def test_statistics_of_a_second_network_and_an_iterator(how):
+    """The former are set back, though torch writes them uncounted; of the latter it is said that
+    it has moved."""
+    torch.manual_seed(0)
+    model, teacher = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    others = iter(DataLoader(TensorDataset(torch.arange(4000.0)), 1))
+
+    def step(batch, trainer):
+        with torch.no_grad():
+            wanted = teacher(batch[0]).mean(1, keepdim=True) * next(others)[0]
+        return {"loss": nn.functional.mse_loss(trainer.model(batch[0]), wanted)}
+    trainer = Trainer(model, step, DataLoader(TensorDataset(INPUTS, TARGETS), 4),
+                      optim=torch.optim.SGD(model.parameters(), 0.05), epochs=2, device="cpu",
+                      progress=False)
+    trainer.step(2)
+    before = {name: each.clone() for name, each in teacher.state_dict().items()}
+    with pytest.warns(UserWarning, match=r"^others \(used by train_step\): an iterator"):
+        if how == "trial":
+            with trainer.trial() as tried:
+                tried.step()
+        else:
+            (trainer.lr_find(num_steps=5) if how == "lr_find" else trainer.sweep("lr", [0.1] * 3))
+    assert own_state.alike(dict(teacher.state_dict()), before)
+
+
+def test_a_step_of_a_trial_takes_no_number():
+    """It makes one step; a number would be taken for a name."""
+    words = r"trial\.step\(5\): it makes one step"
+    with make()[0].trial() as tried, pytest.raises(ValueError, match=words):
+        tried.step(5)
 
 
 def test_a_large_tensor_is_named(monkeypatch):

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import CheckpointHook, EMAHook, Hook, ReplayHook, SnapshotHook, Trainer
+from trainer_nb import (CheckpointHook, EMAHook, Hook, LambdaHook, ReplayHook, SnapshotHook,
+                        Trainer)
 from trainer_nb.support.saved import read_state
 from trainer_nb.core.state import RunState
 
@@ -68,6 +69,29 @@ class Reference(Hook):
             self.averaged = AveragedModel(trainer.model, multi_avg_fn=decay,
                                           use_buffers=self.buffers)
         self.averaged.update_parameters(trainer.model)
+
+
+@pytest.mark.parametrize("buffers", ["copy", "average"])
+def test_weights_in_new_memory_are_followed(buffers):
+    """As `p.data = ...` of a hook that clamps them: the average is torch's, bit for bit, over
+    epochs, and evaluations use it."""
+    def clamp(trainer):
+        for each in trainer.model.parameters():
+            each.data = each.data.clamp(-0.3, 0.3)
+    ema, reference = EMAHook(0.9, warmup=False, buffers=buffers), Reference(
+        buffers=buffers == "average")
+    hook = LambdaHook(after_step=clamp)
+    hook.order = -200
+    trainer = make(hook, ema, reference)
+    trainer.fit()
+    mine = ema.ema_model.state_dict()
+    for name, value in reference.averaged.module.named_parameters():
+        assert torch.equal(mine[name], value), name
+    with torch.no_grad():
+        x, y = trainer.valid_dl["valid"].dataset.tensors if isinstance(
+            trainer.valid_dl, dict) else trainer.valid_dl.dataset.tensors
+        loss = nn.functional.mse_loss(ema.ema_model(x), y)
+    assert trainer.history["valid/loss"][-1] == pytest.approx(loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("settings",

@@ -72,8 +72,9 @@ def check_same_parameters(engine, loss_fn=None) -> None:
     "RuntimeError where a layer was replaced: the optimizer's parameters are the model's no more."
     now = {id(p) for owner in (engine.plain_model, loss_fn) if isinstance(owner, torch.nn.Module)
            for p in owner.parameters()}
-    gone = [name for name, p in zip(engine.held_names, engine.held)
-            if p.requires_grad and name != OUTSIDE and id(p) not in now]
+    stepped = {id(p) for group in engine.optim.param_groups for p in group["params"]}
+    gone = [name for name, p in zip(engine.held_names, engine.held) if p.requires_grad
+            and name != OUTSIDE and id(p) not in now and id(p) in stepped]
     if gone:
         raise RuntimeError(
             f"the optimizer holds {len(gone)} parameter(s) that the model does not have any more "

@@ -49,7 +49,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import (ConcatDataset, DataLoader, Dataset, IterableDataset,
+from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset,
                               SequentialSampler, StackDataset, Subset, TensorDataset,
                               default_collate, get_worker_info)
 
@@ -271,11 +271,11 @@ def sample_counter(given=None):
 def uncertain_size(batch, where: str) -> ValueError:
     "The error for a batch that does not say how many samples it holds."
     listed = isinstance(batch, (list, tuple)) and len(batch)
-    inner = listed and isinstance(batch[0], (list, tuple))
-    example = "len(batch[0])" if inner else "len(batch)" if listed and len(batch) > 2 else "..."
+    columns = listed and isinstance(batch[0], (list, tuple)) and len(batch) <= len(batch[0])
+    example = "len(batch[0])" if columns else "len(batch)" if listed and len(batch) > 2 else "..."
     return ValueError(f"{where}: how many samples it holds is not certain, {BatchParts(batch)}. "
-                      f"Give Trainer(batch_size=lambda batch: {example}), or return 'n' from the "
-                      "step: how many items the loss is the mean of")
+                      f"Give Trainer(batch_size=lambda batch: {example}), or return 'n' "
+                      "from the step: how many items the loss is the mean of")
 
 # %% ../../nbs/core/07_data.ipynb #94dbea9d
 def can_split(batch, size: int, loader=None) -> bool:
@@ -332,7 +332,7 @@ def limited(length: int | None, limit: int | float | None) -> int | None:
         if length is None:
             raise ValueError(f"limit_batches={limit}: a fraction needs a loader with a length; "
                              "give a count")
-        return max(1, int(length * limit))
+        return max(1, int(round(length * limit, 6)))  # 0.29 * 100 is 28.999999999999996
     return limit if length is None else min(length, limit)
 
 # %% ../../nbs/core/07_data.ipynb #c9fc1632
@@ -1140,8 +1140,10 @@ def pass_indices(loader, start: EpochStart | None = None) -> list[np.ndarray] | 
     return found if all(each.dtype.kind in "iu" for each in found) else None
 
 def keeps_order(loader) -> bool:
-    "Whether a loader gives its samples in the order of the dataset, as its sampler's class says."
-    return type(getattr(loader, "sampler", None)) is SequentialSampler
+    "Whether a loader gives its samples in the order of the dataset, as its samplers' classes say."
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", getattr(loader, "sampler", None))  # one is given, or both
+    return type(batches) in (type(None), BatchSampler) and type(sampler) is SequentialSampler
 
 def batch_indices(loader, start: EpochStart, number: int) -> list | None:
     "The indices in one batch of the pass that began at `start`; None where a loader has none."
@@ -1188,6 +1190,8 @@ class LoaderSource:
 
     def open(self, owner):
         "An iterator over the batches of a pass; its worker processes end with `owner`."
+        for name in ("collate_fn", "worker_init_fn") if self.opened is not self.loader else ():
+            setattr(self.opened, name, getattr(self.loader, name))  # a hook may have changed it
         return open_loader(self.opened, owner, self.fast)
 
     def clone(self) -> None:

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from operator import attrgetter, is_not
+from operator import attrgetter, is_, is_not, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +362,8 @@ class HeldParameters:
                 held.append(p)
                 held_names.append(name)
         self.held, self.held_names = held, held_names
-        self.last_group = optim.param_groups[-1]  # if another is last, a group was added
+        self.lists = [group["params"] for group in optim.param_groups]
+        self.counts = [*map(len, self.lists)]  # a hook may put others into a group
 
     def trained(self) -> dict[str, bool]:
         "Which of them are trained, by name."
@@ -445,6 +446,7 @@ class StateFiles:
 
 # %% ../../nbs/core/09_engine.ipynb #d7bba53f
 _GRADIENT, _GIVEN = attrgetter("grad"), partial(is_not, None)
+_PARAMS = itemgetter("params")
 
 class Engine:
     "The operations of a step on one device; a subclass does them in another way."
@@ -540,8 +542,9 @@ class Engine:
 
     def gradients(self) -> list:
         "The gradients of the optimizer's parameters that have one."
-        if self.optim.param_groups[-1] is not self.params.last_group:  # a hook has added one
-            self.refresh_parameters()
+        lists, params = [*map(_PARAMS, self.optim.param_groups)], self.params
+        if not (all(map(is_, lists, params.lists)) and [*map(len, lists)] == params.counts):
+            self.refresh_parameters()  # a hook has added some, or put others in their place
         return list(filter(_GIVEN, map(_GRADIENT, self.params.held)))
 
     def gradient_marks(self) -> list:

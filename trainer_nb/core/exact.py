@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .data import (MOST_MARKS, data_parts, keeps_place, keeps_workers, loader_length,
                                   own_sampler, restore_generators, skips_by_index)
-from .own_state import alike, generator_state, generators_in, search
+from .own_state import alike, generator_state, generators_in, search, undo_objects
 from .state import RandomStreams
+from ..support.undo import Undo
 
 # %% ../../nbs/core/19_exact.ipynb #36da1133
 @dataclass
@@ -66,9 +67,11 @@ def draws_random(dataset, collate_fn=None, own=(), batched: bool = True) -> list
             for index in range(4):
                 samples.append(dataset[index])
             return samples
-        note("dataset", read)
-        if samples and collate_fn is not None:
-            note("collate function", lambda: [collate_fn(samples if batched else samples[0])])
+        with Undo() as undo:
+            undo_objects(undo, {"dataset": dataset, "collate_fn": collate_fn})
+            note("dataset", read)
+            if samples and collate_fn is not None:
+                note("collate function", lambda: [collate_fn(samples if batched else samples[0])])
         return found + [path for (path, each), state in zip(own, before)
                         if not alike(generator_state(each), state)]
     finally:

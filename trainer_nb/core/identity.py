@@ -20,8 +20,9 @@ from torch.utils.data import IterableDataset
 
 from .data import stated_batch_size
 from .journal import checksum
-from .own_state import generators_in
+from .own_state import generators_in, undo_objects
 from .state import RandomStreams, seed_everything
+from ..support.undo import Undo
 from ..support.validate import PLAIN
 
 # %% ../../nbs/core/08_identity.ipynb #b4e814a9
@@ -98,12 +99,15 @@ def sample_checksum(dataset) -> str | None:
         size = len(dataset)
         if not size or generators_in(dataset=dataset):
             return None
-        copied = _untouched(dataset)
-        def read(index):
-            seed_everything(0)
-            return _sum(copied[index])
-        first = read(0)
-        return f"{_sum([first, read(size // 2), read(size - 1)]):08x}" if read(0) == first else None
+        with Undo() as undo:
+            undo_objects(undo, {"dataset": dataset})
+            copied = _untouched(dataset)
+            def read(index):
+                seed_everything(0)
+                return _sum(copied[index])
+            first = read(0)
+            found = f"{_sum([first, read(size // 2), read(size - 1)]):08x}"
+            return found if read(0) == first else None
     except Exception:  # a dataset that needs a worker process, or more than an index
         return None
     finally:

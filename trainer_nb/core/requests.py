@@ -293,7 +293,11 @@ def check_idle(trainer, command: Command) -> None:
 # %% ../../nbs/core/27_requests.ipynb #7bcf75ee
 def carry_out(trainer, name: str, **values) -> None:
     "What a command asks for, now; at the next boundary while the run goes on."
-    handler = trainer.mailbox.handlers[name]
+    handlers = {each: one for each, one in trainer.mailbox.handlers.items() if one.apply}
+    if name not in handlers:
+        raise ValueError(f"do({name!r}): it carries out {', '.join(handlers)}; how the run goes on "
+                         "is asked for by trainer.pause(), step(), stop() and the like")
+    handler = handlers[name]
     apply: Any = handler.apply
     command = Command(name, handler.validate(values))
     if trainer.driver.driven and not trainer.driver.status.mine():

@@ -135,7 +135,7 @@ class EffectiveRates:
             return [rate * settings.lr_scale for rate in self.of_schedule()]
         for group in groups[len(self.base):]:  # added during the run
             self.base.append(float(group["lr"]))
-        first = self.base[0]
+        first = next(filter(None, self.base), 0.0)  # a group at rate 0 rests
         return [settings.lr * rate / first if first and rate != first else settings.lr
                 for rate in self.base]
 

@@ -19,6 +19,7 @@ from typing import Any
 from .data import (NO_BATCH, EpochIterator, check_end, check_workers,
                                   end_persistent_workers, skips_by_index)
 from .evaluator import BOUNDARY, MICRO, Evaluator
+from .own_state import leave_gradients
 from .runner import StepRunner, batch_name, no_gradient
 from .state import ASKED, Phase, StepState, say, warn
 from .step import NoLossError, flat_records
@@ -381,8 +382,11 @@ class TrainingLoop:
         if state.phase is Phase.TRAIN and self.data.iterator is None:
             self.data_length = self.data.length
             self.data.resume(state.batch_idx)
+        leftovers = len(runner.runners) == 1 and leave_gradients(self.hooks.rows)
         while state.phase is Phase.TRAIN and not (plan.max_steps is not None
                                                   and plan.at_last_step(state)):
+            if leftovers:  # of the backward pass of a hook, after the step
+                runner.zero_grad(owner)
             runner.open()
             anew = True
             while (taken := feed.take(owner, anew)) is OPEN:

@@ -35,7 +35,7 @@ def averaged_tensors(model: torch.nn.Module, buffers: bool) -> dict[str, torch.T
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     if buffers:
         found |= {name: each for name, each in model.named_buffers() if each.is_floating_point()}
-    return {name: each.detach() for name, each in found.items()}
+    return found  # themselves: `p.data = ...` gives them other memory
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     "A copy in the precision of an average: float32 of bfloat16 and float16, which round too much."
@@ -94,13 +94,14 @@ class Average:
         "It belongs to this model, as it is now."
         now = averaged_tensors(model, self.buffers)
         return (model is self.model and list(now) == list(self.live)
-                and all(now[name].data_ptr() == self.live[name].data_ptr()
-                        for name, _ in model.named_parameters()))
+                and all(each is self.live[name] and each.shape == self.mean[name].shape
+                        for name, each in model.named_parameters()))
 
     def _find_buffers(self) -> None:
         "A module may put another tensor, also of another size, in the place of a buffer."
         now = averaged_tensors(self.model, True)
-        if any(each.data_ptr() != self.live[name].data_ptr() for name, each in now.items()):
+        if any(each is not self.live[name] or each.shape != self.mean[name].shape
+               for name, each in now.items()):
             other = [name for name, each in now.items() if each.shape != self.mean[name].shape]
             self.mean |= {name: wide(now[name]).to(self.device) for name in other}
             self._link(now)

@@ -93,9 +93,9 @@ def undo_users_objects(undo: Undo, trainer, modules: list) -> None:
     of_optimizers = {name: [value for key, value in vars(each).items()
                             if key not in ("state", "param_groups", "defaults")]
                      for name, each in objects.optimizers().items()}
-    roots = {**own, **given, **functions, **of_optimizers, **objects.torch_hooks(),
-             "trainer": objects.others["trainer"], "model": trainer.model,
-             "task": getattr(trainer, "task", None)}
+    roots = {**own, **given, **functions, **data_parts(trainer.train_dl), **of_optimizers,
+             **objects.torch_hooks(), "trainer": objects.others["trainer"],
+             "model": trainer.model, "task": getattr(trainer, "task", None)}
     tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
     undo_objects(undo, roots, tensors)
 
@@ -229,6 +229,10 @@ class Trial:
 
         `optimizer`: of several, the one whose loss it is; default: the last one."""
         run = self.trainer
+        if optimizer is not None and optimizer not in run.runners:
+            names = ", ".join(filter(None, run.runners)) or "none: the run has one"
+            raise ValueError(f"trial.step({optimizer!r}): it makes one step, and takes the name of "
+                             f"one of several optimizers; there are {names}")
         judged = run.runner if optimizer is None else run.runners[optimizer]
         # of several optimizers one may have its turn seldom, and an epoch may end before it
         for _ in range(2 * max(each.every for each in run.runners.values())):
