@@ -863,9 +863,9 @@ def leave_gradients(rows) -> bool:
     held = [[*(() if _of_package(each) else _methods(type(each))),
              *getattr(each, "__dict__", {}).values()]
             for each in hooks if isinstance(each, LambdaHook) or not _of_package(each)]
-    return any(isinstance(each, FunctionType) and _own_code(each)
-               and "backward" in _names_in(each.__code__)
-               for _, each in search({"": held}, enter, long=1000))
+    return bool(held) and any(isinstance(each, FunctionType) and _own_code(each)
+                              and "backward" in _names_in(each.__code__)
+                              for _, each in search({"": held}, enter, long=1000))
 
 def _code_acts(code, own) -> bool:
     "`own`: the names of `self`."
