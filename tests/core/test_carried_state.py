@@ -433,6 +433,31 @@ def test_a_number_is_not_kept_by_another_hook_with_the_same_number():
     assert [text.split()[0] for text in trainer.exact.obstacles] == ["numbered.number"]
 
 
+class Stores(Hook):
+    """Stores a mean for others."""
+
+    def after_loss(self, trainer):
+        """Of the training."""
+        if trainer.training:
+            before = self.get(trainer, Stores, "mean", 0.0)
+            self.store(trainer, "mean", 0.9 * before + 0.1 * trainer.loss.item())
+
+
+class Scales(Hook):
+    """Uses it."""
+
+    def before_step(self, trainer):
+        """On the gradients."""
+        for each in trainer.model.parameters():
+            each.grad.mul_(1 + self.get(trainer, Stores, "mean"))
+
+
+def test_what_a_hook_stores_for_another_is_named():
+    trainer = trainer_of(Plain, Stores(), Scales())
+    trainer.step(3)
+    assert [text.split()[0] for text in trainer.exact.obstacles] == ["trainer.hook_store"]
+
+
 class Clipping(Hook):
     """Acts through an imported name, by a norm that it carries."""
 
