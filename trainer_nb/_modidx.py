@@ -1684,6 +1684,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._counts': ( 'core/own_state.html#_counts',
                                                                                   'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state._equal': ( 'core/own_state.html#_equal',
+                                                                                 'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._fill_tensor': ( 'core/own_state.html#_fill_tensor',
                                                                                        'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._global_generators': ( 'core/own_state.html#_global_generators',

@@ -267,6 +267,56 @@ class ByLocal(Plain):
         return self.layer(inputs) + 0.01 * number
 
 
+OUTSIDE = {"scale": 1.0}
+
+
+class ByGlobal(Plain):
+    """A number of the module, by a property, a method of the class and one without an object."""
+
+    @property
+    def scale(self):
+        """As it is now."""
+        return OUTSIDE["scale"]
+
+    @staticmethod
+    def change():
+        """A little more."""
+        OUTSIDE["scale"] += 0.01
+
+    @classmethod
+    def again(cls):
+        """The same."""
+        cls.change()
+
+    def forward(self, inputs):
+        """It has a part in the output."""
+        self.again()
+        return self.layer(inputs) * self.scale
+
+
+class Odd:
+    """Cannot be compared."""
+
+    def __eq__(self, other):
+        raise TypeError("no")
+
+    __hash__ = None
+
+
+class WithOdd(Plain):
+    """A long list of arrays and of objects that are made anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.things = [Odd() for _ in range(60)]
+
+    def forward(self, inputs):
+        """One of them is another one."""
+        self.things[3] = Odd() if self.things[3] is not None else None
+        self.things[4] = [torch.ones(3)]
+        return self.layer(inputs)
+
+
 class BySetdefault(Plain):
     """A number in a table."""
 
@@ -368,6 +418,8 @@ CARRIED = {
     "window": (Window, (), "model.means"), "growing": (Growing, (), "model.seen"),
     "growing set": (GrowingSet, (), "model.seen"), "by a local": (ByLocal, (), "model.number"),
     "by setdefault": (BySetdefault, (), "model.table"),
+    "by a module": (ByGlobal, (), "OUTSIDE (used by model.scale)"),
+    "odd things": (WithOdd, (), "model.things"),
 }
 QUIET = {
     "plain": (Plain, ()),

@@ -668,8 +668,15 @@ class _Items:
 
     def __eq__(self, other):
         return all(self.writes.get(key) == other.writes.get(key) if each is other.of[key]
-                   else alike(each, other.of[key])
+                   else _equal(each, other.of[key])
                    for key, each in self.of.items() if key in other.of)
+
+def _equal(a, b) -> bool:
+    "Whether two values are alike; those that cannot be compared are not."
+    try:
+        return bool(alike(a, b))
+    except Exception:  # whatever the user's `==` gives
+        return False
 
 class _Given:
     "A function or a container of the data: it equals the same object, or one with the same items."
@@ -828,7 +835,9 @@ def _is_read(holder, name: str, lookups: bool = True) -> bool:
     if holder is SimpleNamespace:  # everybody reads it
         return True
     if inner:
-        return _reads(unwrap(getattr(holder, method.removeprefix("."))).__code__, inner, lookups)
+        found = getattr(holder, method.removeprefix("."))
+        found = found.fget if isinstance(found, property) else found
+        return _reads(unwrap(found).__code__, inner, lookups)
     return any(_reads(each.__code__, name, lookups) for each in _methods(holder))
 
 def _is_module(holder) -> bool:
