@@ -1,7 +1,11 @@
 """What steps carry from one to the next in plain attributes is kept by a state, or named by
 `exact`."""
 
+import gc
+import sys
 import threading
+import weakref
+from collections import deque
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import Hook, Trainer
+from trainer_nb import Hook, LambdaHook, Trainer
 
 
 class Plain(nn.Module):
@@ -455,6 +459,79 @@ def test_numbers_that_a_property_reads_are_named():
         "model.meter.total", "model.meter.count"]
 
 
+class Replays(Plain):
+    """Reads a buffer of the last inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = deque((torch.zeros(4) for _ in range(60)), maxlen=60)
+
+    def forward(self, inputs):
+        """Their mean is taken off."""
+        self.buffer.append(inputs.detach().mean(0))
+        return self.layer(inputs - torch.stack(list(self.buffer)).mean(0))
+
+
+def test_a_long_buffer_is_named_and_its_old_items_are_not_kept():
+    trainer = trainer_of(Replays)
+    trainer.step(2)
+    assert [text.split()[0] for text in trainer.exact.obstacles] == ["model.buffer"]
+    first = weakref.ref(trainer.model.buffer[-1])
+    trainer.fit(epochs=40)
+    gc.collect()
+    assert first() is None
+
+
+class Overridden(ByGlobal):
+    """Something else under the name of a property, of a method."""
+
+    scale = 1.0
+
+    def forward(self, inputs):
+        """As it was."""
+        self.again()
+        return self.layer(inputs) * self.scale
+
+
+class Raising:
+    """An object that answers no question."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_what_overrides_and_what_raises_ends_no_run():
+    trainer = trainer_of(Overridden)
+    things = [Raising() for _ in range(60)]
+    trainer.hooks.add(LambdaHook(after_batch=lambda trainer: things.reverse()))
+    trainer.fit()
+    assert trainer.exact is not None
+
+
+def test_a_long_table_that_a_thread_changes_ends_no_run():
+    table, over = dict.fromkeys(range(3000), 0), threading.Event()
+
+    def change():
+        number = 3000
+        while not over.is_set():
+            table[number] = 1
+            table.pop(number - 3000, None)
+            number += 1
+    trainer = trainer_of(Plain)
+    trainer.hooks.add(LambdaHook(before_batch=lambda trainer: sum(list(table.values()))))
+    thread, before = threading.Thread(target=change, daemon=True), sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        thread.start()
+        for _ in range(8):
+            trainer.step(1)
+    finally:
+        sys.setswitchinterval(before)
+        over.set()
+        thread.join()
+    assert trainer.step_state.optimizer_step == 8
+
+
 class Numbered(Hook):
     """Scales the inputs by a number of its own, which it counts."""
 
@@ -483,31 +560,6 @@ def test_a_number_is_not_kept_by_another_hook_with_the_same_number():
     trainer = trainer_of(Plain, Numbered(), KeptNumbered())
     trainer.step(3)
     assert [text.split()[0] for text in trainer.exact.obstacles] == ["numbered.number"]
-
-
-class Stores(Hook):
-    """Stores a mean for others."""
-
-    def after_loss(self, trainer):
-        """Of the training."""
-        if trainer.training:
-            before = self.get(trainer, Stores, "mean", 0.0)
-            self.store(trainer, "mean", 0.9 * before + 0.1 * trainer.loss.item())
-
-
-class Scales(Hook):
-    """Uses it."""
-
-    def before_step(self, trainer):
-        """On the gradients."""
-        for each in trainer.model.parameters():
-            each.grad.mul_(1 + self.get(trainer, Stores, "mean"))
-
-
-def test_what_a_hook_stores_for_another_is_named():
-    trainer = trainer_of(Plain, Stores(), Scales())
-    trainer.step(3)
-    assert [text.split()[0] for text in trainer.exact.obstacles] == ["trainer.hook_store"]
 
 
 class Clipping(Hook):

@@ -1,6 +1,7 @@
 """Steps on trial leave nothing behind in what the user's code holds:
 hooks, metrics, second optimizers, tensors beside the model."""
 
+import warnings
 from collections import UserDict, deque
 from types import SimpleNamespace
 
@@ -203,7 +204,8 @@ def test_what_a_dataset_keeps_of_its_samples_is_as_by_hand(seen, look, subset, t
                           epochs=2, device="cpu", progress=False, hooks=hooks, alerts=False,
                           workspace=tmp_path if hooks else None)
         LOOKS.get(look, lambda trainer: None)(trainer)
-        kept = np.array([*own.seen.values()] if isinstance(own.seen, dict) else own.seen)
+        values = own.seen.values() if isinstance(own.seen, dict) else own.seen
+        kept = np.array([*map(float, values)])
         if look != "exact":
             trainer.step(3)
             LOOKS.get(look, lambda trainer: None)(trainer)
@@ -238,6 +240,51 @@ def test_statistics_of_a_second_network_and_an_iterator(how):
         else:
             (trainer.lr_find(num_steps=5) if how == "lr_find" else trainer.sweep("lr", [0.1] * 3))
     assert own_state.alike(dict(teacher.state_dict()), before)
+
+
+class Counter:
+    """A counter of one's own."""
+
+    def __init__(self):
+        self.number = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return self.number
+
+
+def test_a_counter_of_ones_own_is_set_back_and_what_has_not_moved_is_not_named():
+    """A generator and a zip that the step could use."""
+    counter, generator, pairs = Counter(), (each for each in range(9)), zip([1], [2], strict=True)
+    model = nn.Linear(4, 1)
+
+    def step(batch, trainer):
+        next(counter)
+        if len(batch) > 100:
+            next(generator), next(pairs)
+        return {"loss": nn.functional.mse_loss(trainer.model(batch[0]), batch[1])}
+    trainer = Trainer(model, step, DataLoader(TensorDataset(INPUTS, TARGETS), 4),
+                      optim=torch.optim.SGD(model.parameters(), 0.05), epochs=2, device="cpu",
+                      progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.lr_find(num_steps=5)
+    assert counter.number == 0 and next(generator) == 0
+
+
+def test_what_is_copied_is_bounded(monkeypatch):
+    """Arrays beyond the bound stay as steps leave them; of the samples that are looked at no
+    others are copied."""
+    monkeypatch.setattr(own_state, "MOST", 100)
+    holder = SimpleNamespace(first=np.zeros(10), second=np.zeros(10))
+    with Undo() as undo:
+        undo_objects(undo, {"holder": holder})
+        holder.first += 1
+        holder.second += 1
+    assert holder.first.sum() == 0 and holder.second.sum() == 10
 
 
 def test_a_step_of_a_trial_takes_no_number():

@@ -72,6 +72,23 @@ class Reference(Hook):
 
 
 @pytest.mark.parametrize("buffers", ["copy", "average"])
+def test_weights_of_another_type_are_followed(buffers):
+    """After `model.bfloat16()` in mid-run; the average stays as fine as it was."""
+    ema = EMAHook(0.9, warmup=False, buffers=buffers)
+    model = nn.Linear(6, 1)
+    trainer = make(ema, model=model, optim=torch.optim.SGD(model.parameters(), lr=0.05))
+    trainer.step(3)
+    before = ema._average.mean["weight"].clone()
+    trainer.model.bfloat16()
+    trainer.train_dl.dataset.tensors = tuple(
+        each.bfloat16() for each in trainer.train_dl.dataset.tensors)
+    trainer.step(1)
+    mean = ema._average.mean["weight"]
+    assert mean.dtype == torch.float32
+    assert torch.equal(mean, before.lerp(trainer.model.weight.detach().float(), 1 - 0.9))
+
+
+@pytest.mark.parametrize("buffers", ["copy", "average"])
 def test_weights_in_new_memory_are_followed(buffers):
     """As `p.data = ...` of a hook that clamps them: the average is torch's, bit for bit, over
     epochs, and evaluations use it."""

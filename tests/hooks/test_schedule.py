@@ -6,6 +6,7 @@ import math
 import random
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -516,9 +517,13 @@ def test_functions_of_the_step_alone_are_foreseen():
         return 1.0 if step < 1 else rises(step - 1)
     def rises(step):
         return falls(step - 1)
-    milestones = [3, 6]
+    milestones, args = [3, 6], SimpleNamespace(warmup=3)
+    milestones.append(milestones)  # one that holds itself is no plain list
+    assert foresee(torch_sched.LambdaLR(optim, lambda k: milestones[0] / (k + 1)), [1]) is None
+    milestones.pop()
     for function in (partial(warm, steps=4), lambda k: warm(k, steps=4), Counting(), falls,
-                     lambda k: 0.1 ** sum(k >= each for each in milestones)):
+                     lambda k: 0.1 ** sum(k >= each for each in milestones),
+                     lambda k: min(1.0, (k + 1) / args.warmup)):
         assert foresee(torch_sched.LambdaLR(optim, function), [1]) is not None
 
 

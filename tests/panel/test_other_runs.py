@@ -102,15 +102,15 @@ class Page:
 def test_a_run_is_named_by_what_differs():
     remembered(0.05, 0.003)
     runs = runs_behind(ended(0.1))
-    assert list(runs.names().values()) == ["Linear · lr 0.05", "Linear · lr 0.003",
-                                           "Linear · lr 0.1"]
+    assert list(runs.names().values()) == ["lr 0.05", "lr 0.003",
+                                           "lr 0.1"]
     remembered(0.003)
     runs.update()
     first, second, third = [each.number for each in PAST]
     names = runs.names()
-    assert names[first] == "Linear · lr 0.05"
-    assert names[second] == f"Linear · lr 0.003 · run {second}"
-    assert names[third] == f"Linear · lr 0.003 · run {third}"
+    assert names[first] == "lr 0.05"
+    assert names[second] == f"lr 0.003 · run {second}"
+    assert names[third] == f"lr 0.003 · run {third}"
     assert (first, second, third) == (first, first + 1, first + 2)
 
 
@@ -118,7 +118,7 @@ def test_the_rate_of_a_schedule_that_rises_is_the_one_that_was_given():
     """`one_cycle` begins at a twenty-fifth of it."""
     remembered(0.05, sched="one_cycle")
     assert list(runs_behind(ended(0.1, sched="one_cycle")).names().values()) == [
-        "Linear · lr 0.05", "Linear · lr 0.1"]
+        "lr 0.05", "lr 0.1"]
 
 
 def test_settings_of_some_runs_only_are_not_named():
@@ -126,9 +126,9 @@ def test_settings_of_some_runs_only_are_not_named():
     sgd = {"optimizer": "SGD", "lr": 0.1, "momentum": 0, "seed": 1}
     adam = {"optimizer": "AdamW", "lr": 0.1, "betas": "[0.9, 0.99]", "seed": 1}
     assert differing_names([("net", sgd), ("net", adam), ("net", {})]) == [
-        "net · optimizer SGD", "net · optimizer AdamW", "net"]
+        "optimizer SGD", "optimizer AdamW", "net"]
     assert differing_names([("net", sgd | {"fused": True, "lr": 3e-5}), ("net", sgd)]) == [
-        "net · lr 3e-5", "net · lr 0.1"]
+        "lr 3e-5", "lr 0.1"]
 
 
 def test_a_name_of_a_person_stays_and_no_two_runs_share_one():
@@ -146,7 +146,7 @@ def test_a_name_of_a_person_stays_and_no_two_runs_share_one():
     assert len(runs.names()[second.number]) == LONGEST_NAME
     other = runs_behind(ended(0.2))  # another panel of the kernel has the names, too
     assert other.names()[first.number] == "the best"
-    runs.do("rename", first.number, "Linear · lr 0.7")
+    runs.do("rename", first.number, "lr 0.7")
     remembered(0.7)
     runs.update()
     assert len(set(runs.names().values())) == 4
@@ -280,7 +280,7 @@ def test_curves_of_a_run_that_is_shown_travel_until_it_is_hidden():
     assert page.view["drawn"] == {"runs": {}, "count": 2, "earlier": two}
     assert page.ask("run", do="show", number=one) == {"re": "1", "status": "applied"}
     assert same_curves(page, one, first.view.records())
-    assert page.view["drawn"]["runs"] == {str(one): {"name": "Linear · lr 0.1"}}
+    assert page.view["drawn"]["runs"] == {str(one): {"name": "lr 0.1"}}
     heads = next(each for each in page.messages if "curves" in each and "view" not in each)
     assert {each["run"] for each in heads["curves"]} == {one}
     page.ask("run", do="show", number=two)

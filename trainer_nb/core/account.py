@@ -114,10 +114,8 @@ def run_objects(trainer) -> RunObjects:
     "What steps work with, as it is now."
     runners = trainer.runners.values()
     steps = [runner.passes.train_step for runner in runners]
-    stored = {f"hook_store[{name}]": value for name, value in trainer.hook_store.items()}
-    given = user_attributes(trainer, trainer._built) | stored
     others = {**plan_parts(trainer.plan), **data_parts(trainer.train_dl),
-              "trainer": SimpleNamespace(**given)}
+              "trainer": SimpleNamespace(**user_attributes(trainer, trainer._built))}
     return RunObjects(trainer.plain_model, [runner.engine.optim for runner in runners],
                       steps if trainer.optimizers else steps[0], trainer.loss_fn,
                       trainer.task, trainer.hooks.rows, (trainer.batch, trainer.pred),

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .data import (MOST_MARKS, data_parts, keeps_place, keeps_workers, loader_length,
                                   own_sampler, restore_generators, skips_by_index)
-from .own_state import alike, generator_state, generators_in, search, undo_objects
+from .own_state import (LONG, alike, generator_state, generators_in, search,
+                                       undo_objects)
 from .state import RandomStreams
 from ..support.undo import Undo
 
@@ -68,7 +69,8 @@ def draws_random(dataset, collate_fn=None, own=(), batched: bool = True) -> list
                 samples.append(dataset[index])
             return samples
         with Undo() as undo:
-            undo_objects(undo, {"dataset": dataset, "collate_fn": collate_fn})
+            undo_objects(undo, {"dataset": dataset, "collate_fn": collate_fn}, long=LONG,
+                         told=False)
             note("dataset", read)
             if samples and collate_fn is not None:
                 note("collate function", lambda: [collate_fn(samples if batched else samples[0])])

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from .data import stated_batch_size
 from .journal import checksum
-from .own_state import generators_in, undo_objects
+from .own_state import LONG, generators_in, undo_objects
 from .state import RandomStreams, seed_everything
 from ..support.undo import Undo
 from ..support.validate import PLAIN
@@ -100,7 +100,7 @@ def sample_checksum(dataset) -> str | None:
         if not size or generators_in(dataset=dataset):
             return None
         with Undo() as undo:
-            undo_objects(undo, {"dataset": dataset})
+            undo_objects(undo, {"dataset": dataset}, long=LONG, told=False)
             copied = _untouched(dataset)
             def read(index):
                 seed_everything(0)

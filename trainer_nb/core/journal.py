@@ -206,7 +206,8 @@ HALTS = ("stop", "pause")
 def go_on_to(counter: str, end: int, name: str = "") -> str:
     "Lines that go to a place although a hook may halt the run on the way, as it did before."
     here = f"trainer.step_state.{counter}"
-    return f"while {here} < {end}:\n    trainer.step({name}{end} - {here})"
+    return (f"while {here} < {end} and trainer.state != 'finished':\n"
+            f"    trainer.step({name}{end} - {here})")
 
 AGAIN = "# it was evaluated once more here: ReplayHook repeats it exactly"
 AFTER_END = "after the end"  # the reason of these, where the run was finished

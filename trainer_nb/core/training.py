@@ -293,6 +293,7 @@ class TrainingLoop:
         self.before_evaluation: Callable[[], None] = lambda: None
         self.after_evaluation: Callable[[], None] = lambda: None
         self.begun: set | None = None  # hooks whose before_fit was called; None: no fit has begun
+        self.looked: tuple[list, bool] = [], False  # hooks, and whether one leaves gradients
 
     def become(self, last_records: dict, steps_before: int) -> None:
         "Continue at the position of another run."
@@ -382,7 +383,11 @@ class TrainingLoop:
         if state.phase is Phase.TRAIN and self.data.iterator is None:
             self.data_length = self.data.length
             self.data.resume(state.batch_idx)
-        leftovers = len(runner.runners) == 1 and leave_gradients(self.hooks.rows)
+        hooks = [id(row.hook) for row in self.hooks.rows]
+        if self.looked[0] != hooks:
+            several = len(runner.runners) > 1
+            self.looked = hooks, not several and leave_gradients(self.hooks.rows)
+        leftovers = self.looked[1]
         while state.phase is Phase.TRAIN and not (plan.max_steps is not None
                                                   and plan.at_last_step(state)):
             if leftovers:  # of the backward pass of a hook, after the step

@@ -16,6 +16,7 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
 import copy
 import dis
+from argparse import Namespace
 import inspect
 import math
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from types import (BuiltinFunctionType, CellType, CodeType, FunctionType, Method
                    SimpleNamespace)
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
                                       CyclicLR, ExponentialLR, LambdaLR, LinearLR, LRScheduler,
@@ -173,12 +175,14 @@ CHANGING = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_SUBSCR", "DELETE_SUBSCR", "S
             "DELETE_ATTR", "append", "extend", "insert", "pop", "popleft", "add", "update",
             "setdefault", "next", "print"}  # operations, and names
 
-def is_plain(value) -> bool:
-    "A number, a text, or a list or table of such."
+def is_plain(value, depth: int = 4) -> bool:
+    "A number, a text, or a list, table or namespace of such."
+    if isinstance(value, (Namespace, SimpleNamespace)):
+        value = vars(value)
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
-    return isinstance(value, PLAIN) or (
-        isinstance(value, (tuple, list)) and all(map(is_plain, value)))
+    return isinstance(value, PLAIN) or (isinstance(value, (tuple, list)) and depth > 0
+                                        and all(is_plain(each, depth - 1) for each in value))
 
 def is_repeatable(function, within: tuple = ()) -> bool:
     """As far as its code shows, a further call changes nothing and gives the same.
@@ -188,11 +192,15 @@ def is_repeatable(function, within: tuple = ()) -> bool:
     if isinstance(function, partial):
         given = [*function.args, *function.keywords.values()]
         return is_plain(given) and is_repeatable(function.func, within)
+    if isinstance(function, np.ufunc):
+        return True
     if isinstance(function, BuiltinFunctionType):
-        return function.__module__ == "math"
+        return function.__module__ in ("math", "builtins") and function is not print
     own = CHANGING
     if not isinstance(function, FunctionType):
-        function = getattr(function, "__func__", None) or vars(type(function)).get("__call__")
+        made = next((each for kind in type(function).__mro__
+                     if (each := vars(kind).get("__call__"))), None)
+        function = getattr(function, "__func__", made)
         own = CHANGING - {"STORE_ATTR"}
     if not isinstance(function, FunctionType) or function in within:
         return function in within
@@ -421,7 +429,7 @@ class Schedule:
             made = self.recipe.build(twin(optimizer), self.rates, length, 0)
             return foresee(made, some_of(range(self.ticks), MOST_RATES))
         plans = [plan(length) for length in (self.total, total)]
-        return None in plans or plans[0] != plans[1]
+        return None not in plans and plans[0] != plans[1]
 
     def replace_optimizer(self, optimizer, rates: list[float]) -> None:
         "Change another optimizer from here on, whose groups began with these rates."

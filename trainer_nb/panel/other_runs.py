@@ -154,14 +154,16 @@ NAMED = 3  # settings in a name
 FIRST = ("loss_fn", "lr", "optimizer", "weight_decay", "seed")  # said first
 
 def differing_names(runs: list[tuple[str, dict]]) -> list[str]:
-    "A text for each run: its model, and the settings that not all of them share."
+    "A text for each run: the settings that not all of them share, after the model if that differs."
     begun = [settings for _, settings in runs if settings]
     shared = set.intersection(*map(set, begun)) if begun else set()
     differ = [name for name in differing_settings(begun) if name in shared]
     differ.sort(key=_rank)
-    return [" · ".join([model, *(f"{name} {setting_text(settings[name])}"
-                                 for name in differ[:NAMED] if settings)])
-            for model, settings in runs]
+    texts = [[f"{name} {setting_text(settings[name])}" for name in differ[:NAMED] if settings]
+             for _, settings in runs]
+    same = len({model for model, _ in runs}) == 1
+    return [" · ".join(text if text and same else [model, *text])
+            for (model, _), text in zip(runs, texts)]
 
 def _rank(name: str) -> int:
     return FIRST.index(name) if name in FIRST else len(FIRST)
