@@ -385,12 +385,10 @@ class TrainingLoop:
             self.data.resume(state.batch_idx)
         hooks = [id(row.hook) for row in self.hooks.rows]
         if self.looked[0] != hooks:
-            several = len(runner.runners) > 1
-            self.looked = hooks, not several and leave_gradients(self.hooks.rows)
-        leftovers = self.looked[1]
+            self.looked = hooks, len(runner.runners) == 1 and leave_gradients(self.hooks.rows)
         while state.phase is Phase.TRAIN and not (plan.max_steps is not None
                                                   and plan.at_last_step(state)):
-            if leftovers:  # of the backward pass of a hook, after the step
+            if self.looked[1]:  # of the backward pass of a hook, after the step
                 runner.zero_grad(owner)
             runner.open()
             anew = True
