@@ -128,7 +128,7 @@ def calls_of_a_step():
 
 
 FIGURES = {
-    lines_of_the_trainer: 983,  # 573 of them code: the verbs, and what they say of themselves
+    lines_of_the_trainer: 981,  # 573 of them code: the verbs, and what they say of themselves
     lines_of_another_class: 250,
     public_names: 176,
     foreign_writes: 86,
