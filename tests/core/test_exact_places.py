@@ -1175,7 +1175,7 @@ def test_a_loop_of_single_steps_is_not_searched_again(monkeypatch):
     made = []
     real = own_state.Mark.__init__
     monkeypatch.setattr(own_state.Mark, "__init__",
-                        lambda self, objects: (made.append(1), real(self, objects))[1])
+                        lambda self, *given: (made.append(1), real(self, *given))[1])
     trainer = run(valid_dl=DataLoader(TensorDataset(X, Y), 8))
     for _ in range(4):
         trainer.step()
