@@ -508,6 +508,23 @@ def test_a_function_with_a_state_is_called_as_often_as_by_hand(name):
     assert rates(False) == rates(True)
 
 
+def test_a_longer_run_is_told_of_where_its_rates_cannot_be_foreseen():
+    """They may have been others: the function counts by itself, and goes by the total."""
+    def made(optim, total_steps):
+        calls = []
+
+        def factor(step):
+            calls.append(step)
+            return max(0.0, 1 - len(calls) / total_steps)
+        return torch_sched.LambdaLR(optim, factor)
+    model = nn.Linear(3, 1)
+    trainer = Trainer(model, train_dl=data(), loss_fn=nn.MSELoss(), sched=made, device="cpu",
+                      optim=torch.optim.SGD(model.parameters(), lr=0.1), epochs=2, progress=False)
+    trainer.fit()
+    with pytest.warns(UserWarning, match="was made for 10"):
+        trainer.fit(epochs=4)
+
+
 def test_functions_of_the_step_alone_are_foreseen():
     """As those of Transformers, which are partials of functions of a module."""
     optim = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)

@@ -16,9 +16,9 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
 import copy
 import dis
-from argparse import Namespace
 import inspect
 import math
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -429,7 +429,7 @@ class Schedule:
             made = self.recipe.build(twin(optimizer), self.rates, length, 0)
             return foresee(made, some_of(range(self.ticks), MOST_RATES))
         plans = [plan(length) for length in (self.total, total)]
-        return None not in plans and plans[0] != plans[1]
+        return None in plans or plans[0] != plans[1]
 
     def replace_optimizer(self, optimizer, rates: list[float]) -> None:
         "Change another optimizer from here on, whose groups began with these rates."
