@@ -30,7 +30,6 @@ import time
 from pathlib import Path
 from textwrap import TextWrapper
 
-import versions
 from fresh import compared_with_stored, is_compared
 from pages import Site, address, changelog_page, site_fields
 
@@ -409,8 +408,8 @@ def render():
 
 
 def finish_pages(cache, config):
-    """Links to what pages show, words for pictures, HTML as Markdown, changelog and
-    versions as pages, llms.txt."""
+    """Links to what pages show, words for pictures, HTML as Markdown, the changelog
+    as a page, llms.txt."""
     import yaml
 
     site = Site(cache, address(config))
@@ -418,7 +417,6 @@ def finish_pages(cache, config):
     site.name_pictures()
     site.html_as_markdown()
     write_if_changed(cache / "changelog.md", changelog_page((ROOT / "CHANGELOG.md").read_text()))
-    write_if_changed(cache / "versions.md", versions.page(config.version))
     sidebar = yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]["sidebar"]
     text = site.llms_text(config.title, config.description, sidebar["contents"],
                           address(config) if config.doc_host else "")

@@ -607,6 +607,40 @@ def test_it_is_named_while_the_first_drive_goes_on():
     assert told == [0, 0, *[1] * 8]
 
 
+class Scaled(Plain):
+    """Multiplies by a number of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, inputs):
+        """The product."""
+        return self.layer(inputs) * self.scale
+
+
+class ScaledByClass(Scaled):
+    """The number is one of the class until it is set."""
+
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        del self.scale
+
+
+@pytest.mark.parametrize("model", [Scaled, ScaledByClass])
+def test_what_changes_once_is_named(model):
+    """An evaluation comes after the change, and another one ends the run."""
+    def change(trainer):
+        if trainer.step_state.optimizer_step == 4:
+            trainer.model.scale = 0.5
+
+    trainer = trainer_of(model, LambdaHook(after_step=change))
+    trainer.fit()
+    assert any(text.startswith("model.scale ") for text in trainer.exact.obstacles), trainer.exact
+
+
 def test_an_evaluation_in_a_pause_that_changes_it_is_named():
     """Validation and test; in what a step does not carry nothing is named."""
     for name in ("validate", "test"):

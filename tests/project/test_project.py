@@ -130,21 +130,6 @@ def test_imports_flow_one_way():
     assert found == [], "\n".join(found)
 
 
-def test_what_is_imported_by_name_is_known():
-    """Of our own modules only those of three commands, which are loaded when one is used: the rule
-    above sees no import by name."""
-    found = set()
-    for module in PLACES:
-        text = (ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "apart"):
-                found.add((module, ast.unparse(node.args[0])))
-    ours = {(module, name) for module, name in found
-            if "trainer_nb" in name or module == "trainer_nb.remote.cli"}
-    assert ours == {("trainer_nb.remote.cli", name) for name in (
-        "f'trainer_nb.remote.{name}'", "'prove'", "'mcp'", "'serve'")}
-
-
 def test_a_planted_import_upwards_is_found():
     for module, text in (
             ("trainer_nb.trainer", "def fit(self):\n    from trainer_nb.remote.serve import serve"),
@@ -244,7 +229,6 @@ def test_relative_links_and_pictures_name_files():
 
 EXTRAS = PROJECT["optional-dependencies"]
 IMPORTED_AS = {"scikit-learn": "sklearn", "hydra-core": "hydra", "pillow": "PIL"}
-OF_THE_KERNEL = {"IPython"}
 
 
 def modules_of(requirements):
@@ -277,7 +261,7 @@ def needed_by(*programs):
         plain = re.sub(r"^[%!].*|^await .*", "", text, flags=re.MULTILINE)
         found |= {name.split(".")[0] for node, _ in import_nodes(ast.parse(plain))
                   for name in imported(node, "main")}
-    return found - files - OF_THE_PACKAGE - OF_THE_KERNEL - sys.stdlib_module_names
+    return found - files - OF_THE_PACKAGE - {"IPython"} - sys.stdlib_module_names
 
 
 def texts_of(path):

@@ -18,6 +18,7 @@ from steered import Process, until
 from trainer_nb import LambdaHook, SnapshotHook, Trainer
 from trainer_nb.folder.control import ControlFolder, Replies, Request, incoming
 from trainer_nb.hooks.remote_control import CommandIntake, RemoteControlHook
+from trainer_nb.support.files import OpenFolder
 
 
 def make(folder, **settings):
@@ -302,6 +303,21 @@ def test_a_command_that_is_seen_has_none_before_it_that_is_not(tmp_path):
             looks += len(names) > 1_000  # a smaller folder is listed in one piece
         (tmp_path / "stop").touch()
     assert sender.returncode == 0
+
+
+def test_what_comes_while_a_folder_is_looked_at_waits_for_the_next_look(tmp_path, monkeypatch):
+    """The listing that shows it need not show one that came before it."""
+    control, entries, sent = ControlFolder(tmp_path), OpenFolder.entries, []
+    control.make()
+
+    def listed(folder):
+        sent.append(control.send(Request("note", id=f"n{len(sent)}")))
+        return entries(folder)
+
+    control.send(Request("note", id="first"))
+    monkeypatch.setattr(OpenFolder, "entries", listed)
+    assert incoming(control) == ["first.json", "n0.json"]
+    assert incoming(control) == ["first.json", "n0.json", "n1.json", "n2.json"]
 
 
 @pytest.mark.slow

@@ -192,6 +192,19 @@ class Spoiled(Hook):
             raise ArithmeticError("planted")
 
 
+@pytest.mark.parametrize("other", [{"epochs": 5}, {"max_steps": 24}])
+def test_a_run_of_another_length_is_refused(other):
+    """One of the length that the run got on its way is not."""
+    trainer = make(epochs=2)
+    trainer.fit()
+    trainer.fit(epochs=3)
+    with pytest.raises(ValueError, match=r"it was to have 3 epochs, this one (5 epochs|24 steps)"):
+        make(ReplayHook(trainer.journal), **other).fit()
+    again = make(ReplayHook(trainer.journal), epochs=3)
+    again.fit()
+    assert same(again, trainer)
+
+
 def test_a_batch_that_was_left_out_is_left_out_again():
     """The very batch, whatever its text counts from."""
     trainer = make(Spoiled(), epochs=3)

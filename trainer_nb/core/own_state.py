@@ -9,7 +9,6 @@ __all__ = ['GENERATORS', 'LONG', 'LARGE', 'MOST', 'SMALL', 'PLAIN', 'SLOTS', 'MA
            'RunObjects', 'leave_gradients', 'Glance', 'Mark', 'CarriedState']
 
 # %% ../../nbs/core/06_own_state.ipynb #09b128cb
-import dis
 import functools
 import io
 import itertools
@@ -25,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from inspect import unwrap
 from operator import is_, length_hint
-from types import (BuiltinFunctionType, CodeType, FrameType, FunctionType, MappingProxyType,
+from types import (BuiltinFunctionType, FrameType, FunctionType, MappingProxyType,
                    MethodType, ModuleType, SimpleNamespace)
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -37,6 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .hook import ComponentHook, LambdaHook, has_state
 from .state import StepState, warn
+from ..support.bytecode import ADDING, acts, done_in, names_in, reads, set_outside
 from ..support.torch_private import (global_hooks, module_hooks, persistent_buffers,
                                            tensor_hooks, write_count)
 from ..support.undo import CONTAINERS, Undo
@@ -103,13 +103,13 @@ def _variables(function):
     values = function.__defaults__ or ()  # those of the last arguments
     yield from zip(code.co_varnames[code.co_argcount - len(values):], values)
     yield from (function.__kwdefaults__ or {}).items()
-    for name in dict.fromkeys(_names_in(code)):
+    for name in dict.fromkeys(names_in(code)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
 
 def _of_spaces(function):
     "Name, owner and attribute of what a function names of the user's modules and classes."
-    names = dict.fromkeys(_names_in(function.__code__))
+    names = dict.fromkeys(names_in(function.__code__))
     for name, value in _variables(function):
         if _own_space(value):
             yield from ((name, value, each) for each in names if each in vars(value))
@@ -117,13 +117,6 @@ def _of_spaces(function):
 def _of_function(function):
     yield from _variables(function)
     yield from ((f"{name}.{each}", vars(owner)[each]) for name, owner, each in _of_spaces(function))
-
-def _names_in(code):
-    "The names in code and in the functions within it; a comprehension was one before Python 3.12."
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names_in(each)
 
 # %% ../../nbs/core/06_own_state.ipynb #a0e63fc3
 def _members(base: type) -> list[tuple]:
@@ -419,7 +412,7 @@ LARGE = 2**26  # bytes: a larger tensor is not copied; a change of it is reporte
 MOST = 2**30  # bytes that are copied in all
 
 _ENTERED = (list, tuple, set, deque, dict, FunctionType, MethodType, functools.partial)
-_ADDING = "append", "appendleft", "extend", "add", "update"
+_CHANGING = {"STORE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", *ADDING, "pop", "insert", "clear"}
 
 def _beside(path: str) -> bool:
     "The last part of a path is a name that a function uses."
@@ -441,14 +434,8 @@ def _kind_of_object(kind) -> bool:
 
 def _changes_itself(kind) -> bool:
     "Whether methods of a class set something, or add to it; most datasets do not, and are large."
-    return any(_code_changes(value.__code__) for base in kind.__mro__
+    return any(_CHANGING & done_in(value.__code__) for base in kind.__mro__
                for _, value, method in _members(base) if method)
-
-def _code_changes(code) -> bool:
-    changing = {"STORE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", *_ADDING, "pop", "insert", "clear"}
-    done = {each.opname for each in dis.get_instructions(code)} | {*code.co_names}
-    return bool(done & changing) or any(_code_changes(each) for each in code.co_consts
-                                        if isinstance(each, CodeType))
 
 # %% ../../nbs/core/06_own_state.ipynb #5edfaf1c
 @_once_per_class
@@ -527,11 +514,11 @@ def _undo_function(undo: Undo, function) -> None:
         with suppress(ValueError):  # not filled yet
             undo.add(setattr, cell, "cell_contents", cell.cell_contents)
     undo.contents(*(value for name, value in _of_function(function)
-                    if isinstance(value, CONTAINERS) and _reads(function.__code__, name)))
+                    if isinstance(value, CONTAINERS) and reads(function.__code__, name)))
     for _, owner, name in _of_spaces(function):
         if isinstance(vars(owner)[name], PLAIN):
             undo.add(_set_back, owner, name, vars(owner)[name])
-    names, outside = _set_outside(function.__code__), function.__globals__
+    names, outside = set_outside(function.__code__), function.__globals__
     undo.add(vars(function).update, dict(vars(function)))
     undo.add(outside.update, {name: outside[name] for name in names & {*outside}})
 
@@ -760,77 +747,6 @@ def _name_of(path: str) -> str:
     return f"{name} (used by {user.partition(' ')[0].rstrip(':')})" if user else path
 
 # %% ../../nbs/core/06_own_state.ipynb #9dfd7715
-def _reads(code, name: str, lookups: bool = True) -> bool:
-    """Whether code reads an attribute (`.name`) or a variable that it has not just set.
-
-    Not so of a mere count, nor of a container to which it only adds; without `lookups` nor of one
-    whose items are only looked up by their keys, as those of a cache."""
-    name = name[max(name.rfind("."), 0):]  # of `module.name` the attribute
-    kinds, plain = ("ATTR", "METHOD") if name[0] == "." else _VARIABLES, name.removeprefix(".")
-    lines, straight, loaded = list(_instructions(code)), True, False
-    for number, each in enumerate(lines):
-        action, _, kind = each.opname.partition("_")
-        if each.argval == plain:
-            if straight and action == "STORE" and kind in kinds and not loaded:
-                return False
-            loaded = loaded or (action == "LOAD" and kind.startswith(kinds))
-            if (action == "LOAD" and kind.startswith(kinds) and not _counts(lines, number)
-                and not _adds(lines, number) and (lookups or not _looks_up(lines, number))
-                or each.opname == "LOAD_CONST" and name[0] == "." and "getattr" in code.co_names):
-                return True
-        straight = straight and "JUMP" not in each.opname and each.opname != "FOR_ITER"
-    return any(_reads(each, name, lookups) for each in code.co_consts
-               if isinstance(each, CodeType))
-
-_VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
-_TWO = re.compile("((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")  # in one, from Python 3.13 on
-
-def _instructions(code):
-    """The instructions of code, as Python 3.12 has them.
-
-    One that loads or stores two variables is two; what a function within it takes is no read."""
-    cells = {*code.co_cellvars, *code.co_freevars}
-    for each in dis.get_instructions(code):
-        found = _TWO.fullmatch(each.opname)
-        pairs = zip(found.groups(), each.argval) if found else [(each.opname, each.argval)]
-        for name, value in pairs:
-            kind = "LOAD_CLOSURE" if name == "LOAD_FAST" and value in cells else name
-            yield each if kind == each.opname else each._replace(opname=kind, argval=value)
-
-def _counts(lines, number: int) -> bool:
-    "Whether what is loaded there is only stored again, one more: `x += 1`, `x = x + 1`."
-    name = lines[number].argval
-    if number and lines[number - 1].opname == "COPY":  # self.x += ...
-        return True
-    rest = lines[number + 1:]
-    if len(rest) > 2 and rest[1].opname == "BINARY_OP" and rest[0].opname == "LOAD_CONST":
-        stored = lines[number].opname.replace("LOAD", "STORE")
-        return rest[2].opname != "COPY" and any(
-            each.opname == stored and each.argval == name for each in rest[2:4])
-    end = next((place for place, each in enumerate(rest) if each.opname.startswith("STORE")), 0)
-    return (end > 0 and rest[end].argval == name and rest[end - 1].opname == "BINARY_OP"
-            and rest[end - 1].argrepr.endswith("=")
-            and not any("JUMP" in each.opname for each in rest[:end]))
-
-def _adds(lines, number: int) -> bool:
-    "Whether the container loaded there is only added to: `x.append()`, `x[k] = `, `x[k] +=`."
-    following = [each.opname for each in lines[number + 1:number + 5]]
-    if lines[number + 1].argval == "setdefault":  # what it gives is used: only to add to that?
-        return any(each.argval in _ADDING for each in lines[number + 2:number + 10])
-    return (lines[number + 1].argval in _ADDING or following[1:2] == ["STORE_SUBSCR"]
-            or following[1:] == ["COPY", "COPY", "BINARY_SUBSCR"])
-
-def _looks_up(lines, number: int) -> bool:
-    "Whether one item of the container loaded there is read or set: `k in x`, `x.get(k)`, `x[k]`."
-    following, depth = lines[number + 1], 0
-    if following.opname == "CONTAINS_OP" or following.argval in ("get", "pop", "setdefault"):
-        return True
-    for each in lines[number + 1:]:  # up to what takes it from the stack
-        depth += dis.stack_effect(each.opcode, each.arg)
-        if depth <= 0:
-            return each.opname in ("BINARY_SUBSCR", "STORE_SUBSCR") or each.argrepr == "[]"
-    return False
-
 def _methods(kind: type) -> list[FunctionType]:
     "The user's methods of a class, without those that make it or keep its state."
     skipped = {*_SETUP, "state_dict", "load_state_dict"}
@@ -848,24 +764,18 @@ def _is_read(holder, name: str, lookups: bool = True) -> bool:
     `.count`: an attribute, `count`: a variable, `.method: count`: a variable of a method."""
     method, _, inner = name.partition(": ")
     if isinstance(holder, FunctionType):
-        return _reads(holder.__code__, name, lookups)
+        return reads(holder.__code__, name, lookups)
     if holder is SimpleNamespace:  # everybody reads it
         return True
     if inner:
         found: Any = getattr(holder, method.removeprefix("."))
         found = found.fget if isinstance(found, property) else found
         code = getattr(unwrap(found), "__code__", None)  # a subclass may have something else there
-        return code is not None and _reads(code, inner, lookups)
-    return any(_reads(each.__code__, name, lookups) for each in _methods(holder))
+        return code is not None and reads(code, inner, lookups)
+    return any(reads(each.__code__, name, lookups) for each in _methods(holder))
 
 def _is_module(holder) -> bool:
     return isinstance(holder, type) and issubclass(holder, torch.nn.Module)
-
-def _set_outside(code) -> set[str]:
-    "The global variables that code sets."
-    names = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
-    return names.union(*(_set_outside(each) for each in code.co_consts
-                         if isinstance(each, CodeType)))
 
 # %% ../../nbs/core/06_own_state.ipynb #e519b1d9
 _ACTING = re.compile(r"(?!__).*[^_]_|set_\w+|load_\w+|manual_seed|zero_grad|backward|eval|train|"
@@ -879,8 +789,9 @@ def _acts(hook) -> bool:
     def enter(value):
         return isinstance(value, (list, FunctionType, MethodType, functools.partial))
     used = search({"": [*methods, *getattr(hook, "__dict__", {}).values()]}, enter)
-    return any(_code_acts(each.__code__, each.__code__.co_varnames[:1] if each in methods else ())
-               for _, each in used if isinstance(each, FunctionType) and _own_code(each))
+    codes = [(each.__code__, each in methods) for _, each in used
+             if isinstance(each, FunctionType) and _own_code(each)]
+    return any(acts(code, code.co_varnames[:method], _ACTING) for code, method in codes)
 
 def leave_gradients(rows) -> bool:
     "Whether a hook of the user's calls `backward()`: gradients stay on the parameters after it."
@@ -891,29 +802,8 @@ def leave_gradients(rows) -> bool:
              *getattr(each, "__dict__", {}).values()]
             for each in hooks if isinstance(each, LambdaHook) or not _of_package(each)]
     return bool(held) and any(isinstance(each, FunctionType) and _own_code(each)
-                              and "backward" in _names_in(each.__code__)
+                              and "backward" in names_in(each.__code__)
                               for _, each in search({"": held}, enter, long=1000))
-
-def _code_acts(code, own) -> bool:
-    "`own`: the names of `self`."
-    lines = list(_instructions(code))
-    for number, each in enumerate(lines):
-        if (each.argval == "setattr"
-            or each.opname == "STORE_ATTR" and not _is_of(own, lines, number)
-            or each.opname == "STORE_SUBSCR" and not (
-                lines[number - 2].opname == "LOAD_ATTR" and _is_of(own, lines, number - 2))
-            or each.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
-            and _ACTING.fullmatch(each.argval)):
-            return True
-    return any(_code_acts(each, own) for each in code.co_consts if isinstance(each, CodeType))
-
-def _is_of(names, lines, number: int) -> bool:
-    "Whether the attribute that is loaded or set there is one of a variable with such a name."
-    before = number - 1
-    if lines[before].opname == "SWAP":  # self.count += 1
-        copied = (place for place in range(before, -1, -1) if lines[place].opname == "COPY")
-        before = next(copied, number) - 1
-    return lines[before].argval in names
 
 # %% ../../nbs/core/06_own_state.ipynb #f468e36b
 PLAIN = (bool, int, float, complex, str, np.generic)
@@ -1089,9 +979,15 @@ class Mark:
     def changed_since(self, before: "Mark") -> dict:
         "Path and value of each entry of both marks that has changed."
         return {path: value for path, (value, _) in self.values.items()
-                if path in before.values and self._same_kind(value, before.values[path][0])
-                and _is_other(before.values[path][1], value)
+                if (first := before.values.get(path) or self._of_class(path)) is not None
+                and self._same_kind(value, first[0]) and _is_other(first[1], value)
                 and self._is_read(path, self.training == before.training)}
+
+    def _of_class(self, path: str) -> tuple | None:
+        "What an attribute is until it is set on the object itself."
+        defaults = (getattr(kind, name.removeprefix("."), None)
+                    for kind, name, _ in self.readers.get(path, ()))
+        return next(((each, _look_of(each)) for each in defaults if isinstance(each, PLAIN)), None)
 
     @staticmethod
     def _same_kind(value, earlier) -> bool:
@@ -1203,8 +1099,7 @@ class CarriedState:
             base, objects = self.base, self.objects
             if objects is None or drive != self.drives or self.settled:
                 return
-            if self._is_warm() and (base is None or self._place()[1] != self.base_at[1]
-                                    or base.training != objects().model.training):
+            if self._is_warm() and (base is None or base.training != objects().model.training):
                 self._take()
             self.compare()
             self._look_later(schedule, drive)

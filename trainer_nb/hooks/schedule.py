@@ -15,14 +15,13 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
 
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
 import copy
-import dis
 import inspect
 import math
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import (BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType,
+from types import (BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType,
                    SimpleNamespace)
 from typing import Any, cast
 
@@ -36,6 +35,7 @@ from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnea
 from ..core.checks import is_of_torch, unlike
 from ..core.hook import Hook
 from ..core.state import as_number, warn
+from ..support.bytecode import ADDING, done_in, names_in, set_outside
 from ..support.validate import misfit, nearest_name
 from ..support.words import some_of
 from .recorder import among_records, mean_since
@@ -171,9 +171,8 @@ def copied(scheduler):
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), type)
 MODULES = ("math", "numpy", "torch")
-CHANGING = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR",
-            "DELETE_ATTR", "append", "extend", "insert", "pop", "popleft", "add", "update",
-            "setdefault", "next", "print"}  # operations, and names
+CHANGING = {"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR", *ADDING, "insert", "pop",
+            "popleft", "setdefault", "next", "print"}  # operations, and names
 
 def is_plain(value, depth: int = 4) -> bool:
     "A number, a text, or a list, table or namespace of such."
@@ -204,12 +203,7 @@ def is_repeatable(function, within: tuple = ()) -> bool:
         own = CHANGING - {"STORE_ATTR"}
     if not isinstance(function, FunctionType) or function in within:
         return function in within
-    codes = [function.__code__]
-    for code in codes:  # those of functions and comprehensions within it, too
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-    names = {name for code in codes for name in code.co_names}
-    done = {each.opname for code in codes for each in dis.get_instructions(code)
-            if each.opname != "STORE_DEREF" or each.argval in function.__code__.co_freevars}
+    code, names = function.__code__, names_in(function.__code__)
     read = [value for name, value in function.__globals__.items() if name in names]
     read += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     read += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -217,7 +211,7 @@ def is_repeatable(function, within: tuple = ()) -> bool:
         if isinstance(value, ModuleType):
             return value.__name__ in MODULES
         return is_plain(value) or (callable(value) and is_repeatable(value, (*within, function)))
-    return (not (own | {"STORE_DEREF"}) & (names | done) and all(map(fits, read))
+    return (not own & done_in(code) and not set_outside(code) and all(map(fits, read))
             and not any("rand" in name for name in names))
 
 def can_foresee(scheduler) -> bool:
