@@ -40,7 +40,6 @@ def main():
     """The median of the ratios, pair by pair, each order in turn."""
     rounds = rounds_to_measure(__doc__, 21)
     runs = {"without": make(),
-            "without hooks' times": make(AlertsHook(hook_share=None, patience=10**6)),
             "with": make(AlertsHook(patience=10**6)),
             "with a plateau": make(AlertsHook())}
     for run in runs.values():

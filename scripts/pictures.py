@@ -209,7 +209,7 @@ def trained(lr, epochs, **more):
 for lr in (0.01, 0.05):
     trained(lr, 8, grad_clip=1.0 if lr == 0.05 else None).fit()
 trainer = trained(0.03, 400, hooks=[LayerStatsHook(every_steps=5), SamplesHook(classes=classes),
-                                    AlertsHook(data_share=None, hook_share=None), blur])
+                                    AlertsHook(data_share=None), blur])
 """
 
 

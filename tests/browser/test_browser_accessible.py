@@ -25,7 +25,7 @@ def digits(*hooks, **settings):
     settings = {"epochs": 50_000, "optim": torch.optim.SGD(net.parameters(), lr=0.01)} | settings
     return Trainer(net, train_dl=DataLoader(train, 20), valid_dl=DataLoader(valid, 50), loss_fn=nn.CrossEntropyLoss(), device="cpu",
                    hooks=[*hooks, LayerStatsHook(every_steps=5), SamplesHook(worst=4),
-                          AlertsHook(data_share=None, hook_share=None), SnapshotHook(20)], **settings)
+                          AlertsHook(data_share=None), SnapshotHook(20)], **settings)
 trainer = digits(noise, Witness())
 def hold():
     if str(trainer.state) not in ("running", "paused"):

@@ -163,7 +163,7 @@ def test_a_loader_that_sleeps(capsys):
 
 def test_a_hook_of_ones_own_replaces_it():
     """The thresholds of the hook are those that count."""
-    trainer = make(AlertsHook(divergence=None, spike=None, data_share=None, hook_share=None),
+    trainer = make(AlertsHook(divergence=None, spike=None, data_share=None),
                    at_step(200, spoil))
     trainer.fit()
     assert trainer.alerts == [] and quiet(trainer).count == 0

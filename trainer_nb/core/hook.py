@@ -446,7 +446,7 @@ class HookSet:
     def __init__(self, hooks=(), is_main: bool = True):
         self.is_main = is_main
         self.rows: list[HookRow] = []
-        self.watched, self.watchers = False, set[str]()  # calls and time are counted; who asks
+        self.watched = False  # calls and time are counted
         self.clock: Any = None  # a StepClock, since they were first
         self.stale = False  # changed
         self.error_after_all: int | None = None  # id of what was raised after all were called
@@ -545,12 +545,8 @@ class HookSet:
             plain = {point: self._counted(point, calls) for point, calls in plain.items()}
         self.__dict__.update(plain)
 
-    def watch(self, on: bool = True, who: str = "panel") -> None:
-        """Start or stop counting calls and time at the next boundary; the counts stay.
-
-        `who`: counting ends when all who began it have ended it."""
-        (self.watchers.add if on else self.watchers.discard)(who)
-        on = bool(self.watchers)
+    def watch(self, on: bool = True) -> None:
+        "Start or stop counting calls and time at the next boundary; the counts stay."
         if on and not self.watched:
             self.clock = self.clock or StepClock()
             self.clock.begin()
