@@ -136,8 +136,8 @@ CONSTRUCTOR = [
          [f"micro_batch_size={v!r}", "1 or more", "'auto'", "None"])
         for v in (0, -4, 2.5, "automatic", True)
     ],
-    *[({"grad_clip": v}, ValueError, ["grad_clip", repr(v), "0 or more"])
-      for v in (-1.0, math.nan, math.inf, "1")],
+    *[({"grad_clip": v}, ValueError, ["grad_clip", repr(v), "1e-12 or more"])
+      for v in (-1.0, 0, math.nan, math.inf, "1")],
     *[
         ({"non_finite": v}, ValueError, [f"non_finite={v!r}", "'raise'", "'skip'", "'skip:N'"])
         for v in ("skips", "skip:", "skip:x", "skip:-1", 3, "")
@@ -540,7 +540,7 @@ TUNED = [
     ({"lr": "fast"}, ["lr = 'fast'", "a number"]),
     ({"lr": True}, ["lr = True", "a number"]),
     ({"lr_scale": None}, ["lr_scale = None", "a number"]),
-    ({"grad_clip": -0.5}, ["grad_clip = -0.5", "0 or more"]),
+    ({"grad_clip": -0.5}, ["grad_clip = -0.5", "1e-12 or more"]),
     ({"gradient_accumulation_steps": 0},
      ["gradient_accumulation_steps = 0", "a whole number, 1 or more"]),
     ({"gradient_accumulation_steps": 1.5}, ["gradient_accumulation_steps = 1.5", "a whole number"]),

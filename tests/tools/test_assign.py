@@ -212,7 +212,7 @@ def test_other_metrics():
 
 
 @pytest.mark.parametrize(("name", "value", "wrong"),
-                         [("grad_clip", 0.01, -1), ("gradient_accumulation_steps", 5, 0),
+                         [("grad_clip", 0.01, 0), ("gradient_accumulation_steps", 5, 0),
                           ("eval_every", 2, 0),
                           ("mixed_precision", "bf16", "fp8"), ("lr", 0.01, -1)])
 def test_a_tunable_that_is_assigned_is_tuned(name, value, wrong):
