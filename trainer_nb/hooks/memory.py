@@ -26,7 +26,8 @@ from ..core.tunable import Tunable
 def memory_of_process() -> tuple[str, int, None]:
     "The bytes that this process holds now, or held at most where the system does not say."
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        with open("/proc/self/statm", "rb", 0) as file:  # unbuffered: a quarter of the time
+            pages = int(file.read(100).split()[1])
         return "Memory", pages * os.sysconf("SC_PAGE_SIZE"), None
     except OSError:
         import resource
