@@ -187,6 +187,7 @@ def test_a_usual_run_with_evaluations_is_exact(steps):
     assert usual.exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluations_in_mid_epoch_hide_nothing(kind, every):

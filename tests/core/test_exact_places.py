@@ -583,6 +583,7 @@ def test_a_private_slot_is_named_and_taken_back():
     assert same(weights(searched), weights(straight))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["optimizer: list and count", "optimizer: number",
                                    "optimizer: another one", "dataset: count that it reads",
                                    "hook after a gradient", "last loss of a step"])

@@ -452,6 +452,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
                    st.just(Kind.MEAN))
 
 
+@pytest.mark.slow
 @given(NAMES, VALUES)
 @example("x", float("nan"))
 @example("x", float("-inf"))

@@ -247,6 +247,7 @@ def adafactor(**settings):
     return lambda parameters: transformers.optimization.Adafactor(parameters, **settings)
 
 
+@pytest.mark.slow
 def test_an_optimizer_without_a_rate_is_refused_with_what_to_write():
     for optim in (adafactor(), {"a": adafactor()}):
         several = isinstance(optim, dict)

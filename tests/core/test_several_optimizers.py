@@ -239,6 +239,7 @@ TURNS = [({}, 1), ({}, 2), ({}, {"g": 2}), ({"g": 2}, 1), ({"g": 2}, 2), ({"g": 
          ({"d": 3}, {"g": 2}), ({"g": 3, "d": 2}, 1), ({"g": 3, "d": 2}, {"g": 2})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "turns", "total"), [
     (length, turns, total)
     for length, turns, total in itertools.product((3, 5, 8), TURNS,

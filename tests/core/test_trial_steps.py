@@ -188,6 +188,7 @@ LOOKS = {"lr_find": lambda trainer: trainer.lr_find(num_steps=5),
          "checkpoints": lambda trainer: None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subset", [False, True])
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("seen", SEEN)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from trainer_nb import Trainer
 from trainer_nb.core.engine import Window
 
-transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
 
 LENGTHS = (12, 3, 11, 2, 10, 4, 12, 2, 9, 3, 12, 12, 5, 2, 3, 10)
 VOCABULARY = 30
@@ -27,6 +27,7 @@ def rows(lengths=LENGTHS):
 
 def causal():
     """GPT-2, which moves its labels by one place."""
+    transformers = pytest.importorskip("transformers")
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0,
         embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0))
@@ -34,6 +35,7 @@ def causal():
 
 def masked():
     """BERT, a label for each token."""
+    transformers = pytest.importorskip("transformers")
     return transformers.BertForMaskedLM(transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16, hidden_dropout_prob=0,
@@ -42,6 +44,7 @@ def masked():
 
 def translating():
     """T5, whose class is one "for conditional generation" as some that move their labels."""
+    transformers = pytest.importorskip("transformers")
     return transformers.T5ForConditionalGeneration(transformers.T5Config(
         vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,
         dropout_rate=0, decoder_start_token_id=0, pad_token_id=0))
@@ -169,6 +172,7 @@ def test_a_loss_with_a_term_of_its_own_is_weighted_by_rows_and_said_to_be(capsys
 
 
 def test_one_label_a_row_and_labels_of_another_length_say_nothing(capsys):
+    transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16, num_labels=3)

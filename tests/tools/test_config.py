@@ -575,6 +575,7 @@ def test_all_names_are_looked_at_before_the_first_import(guarded):
         Trainer.from_config(given, allow=(HERE, "runs_when_imported"))
 
 
+@pytest.mark.slow
 def test_what_a_configuration_may_call(guarded, monkeypatch):
     """Classes, functions and class methods of the usual packages, of the notebook, and of those
     that are allowed."""
@@ -644,6 +645,7 @@ def test_a_secret_is_in_no_file(tmp_path, monkeypatch):
         assert again.get_hook(Kept).given == "hunter2" and again.model[0].out_features == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text",
                          [b"[" * 5_000, b"{\"a\": \"\xff\"}", b"model: \xff", b"{" * 5_000])
 @pytest.mark.parametrize("name", ["run.yaml", "run.json"])

@@ -37,7 +37,8 @@ SHORT = (7, 36)  # with worker processes; the other places are those of loaders 
 
 @pytest.mark.parametrize("loader, at", [
     pytest.param(loader, at, marks=[
-        *([pytest.mark.slow] if loader == "workers" or "persistent" in loader else []),
+        *([pytest.mark.slow] if at not in SHORT or "workers" in loader or "persistent" in loader
+          else []),
         *([pytest.mark.long] if loader in ("workers", "persistent") and at not in SHORT else [])])
     for loader in LOADERS for at in PLACES])
 def test_it_leaves_no_trace(loader, at):
