@@ -334,8 +334,7 @@ class Trainer:
     lr_scale: PartTunable[float] = PartTunable(
         1.0, "settings", min=0, scale="log", doc="multiplies the scheduled rate")
     grad_clip: PartTunable[float | None] = PartTunable(
-        None, "settings", kind=float, min=1e-12,  # 0: nothing is learned
-        doc="largest norm of all gradients; None: no clipping")
+        None, "settings", kind=float, min=1e-12, doc="largest norm of gradients; None: no clipping")
     gradient_accumulation_steps: PartTunable[int] = PartTunable(
         1, "settings", min=1, doc="batches per optimizer step")
     mixed_precision: PartTunable[str | None] = PartTunable(

@@ -608,15 +608,15 @@ def test_it_is_named_while_the_first_drive_goes_on():
 
 
 class Scaled(Plain):
-    """Multiplies by a number of its own."""
+    """Multiplies by a number, and has parts of torch's."""
 
     def __init__(self):
         super().__init__()
-        self.scale = 1.0
+        self.scale, self.drop, self.norm = 1.0, nn.Dropout(0.1), nn.BatchNorm1d(4)
 
     def forward(self, inputs):
         """The product."""
-        return self.layer(inputs) * self.scale
+        return self.layer(self.drop(self.norm(inputs))) * self.scale
 
 
 class ScaledByClass(Scaled):
@@ -629,16 +629,72 @@ class ScaledByClass(Scaled):
         del self.scale
 
 
-@pytest.mark.parametrize("model", [Scaled, ScaledByClass])
-def test_what_changes_once_is_named(model):
-    """An evaluation comes after the change, and another one ends the run."""
-    def change(trainer):
-        if trainer.step_state.optimizer_step == 4:
-            trainer.model.scale = 0.5
+ONCE = {  # what a hook changes in mid-run, and what `exact` calls it
+    "number": (Scaled, lambda trainer: setattr(trainer.model, "scale", 0.5), "model.scale"),
+    "number in place of the class's": (
+        ScaledByClass, lambda trainer: setattr(trainer.model, "scale", 0.5), "model.scale"),
+    "number of the class": (
+        ScaledByClass, lambda trainer: setattr(ScaledByClass, "scale", 0.5), "model.scale"),
+    "dropout": (Scaled, lambda trainer: setattr(trainer.model.drop, "p", 0.5), "model.drop.p"),
+    "momentum of a norm": (
+        Scaled, lambda trainer: setattr(trainer.model.norm, "momentum", 0.5),
+        "model.norm.momentum"),
+    "part": (Scaled, lambda trainer: setattr(trainer.model, "drop", nn.Dropout(0.5)),
+             "model.drop.p"),
+    "part of another kind": (
+        Scaled, lambda trainer: setattr(trainer.model, "drop", nn.Tanh()), "model.drop"),
+    "setting of the loss": (
+        Scaled, lambda trainer: setattr(trainer.loss_fn, "reduction", "sum"), "loss_fn.reduction"),
+}
 
-    trainer = trainer_of(model, LambdaHook(after_step=change))
-    trainer.fit()
-    assert any(text.startswith("model.scale ") for text in trainer.exact.obstacles), trainer.exact
+
+@pytest.mark.parametrize("what", ONCE)
+def test_what_a_hook_changes_once_in_model_or_loss_is_named(what, monkeypatch):
+    """An evaluation comes after the change, and another one ends the run. Where the run is taken up
+    later, the hook does not set it again."""
+    kind, change, name = ONCE[what]
+    monkeypatch.setattr(ScaledByClass, "scale", 1.0)
+
+    def run():
+        hook = LambdaHook(after_step=lambda trainer: change(trainer)
+                          if trainer.step_state.optimizer_step == 4 else None)
+        ScaledByClass.scale = 1.0
+        return trainer_of(kind, hook)
+
+    first = run()
+    assert first.exact
+    first.step(6)
+    state = first.state_dict()
+    straight = run()
+    straight.fit()
+    assert any(text.startswith(f"{name} is not") for text in straight.exact.obstacles), (
+        straight.exact)
+    assert any(text.startswith(f"{name} is not") for text in first.exact.obstacles), first.exact
+    later = run()
+    later.load_state_dict(state)
+    later.fit()
+    pairs = zip(straight.model.state_dict().values(), later.model.state_dict().values())
+    assert not all(torch.equal(*pair) for pair in pairs)
+
+
+def test_what_changes_a_class_is_taken_back_by_a_search():
+    """A number of the model's class, by a step."""
+    class Cooling(Plain):
+        heat = 1.0
+
+        def forward(self, inputs):
+            type(self).heat *= 0.9
+            return self.layer(inputs) * self.heat
+
+    trainer = trainer_of(Cooling)
+    trainer.step(3)
+    assert any("model.heat is not" in text for text in trainer.exact.obstacles), trainer.exact
+    heat = Cooling.heat
+    trainer.lr_find(num_steps=4)
+    assert Cooling.heat == heat
+    with trainer.trial() as tried:
+        tried.step()
+    assert Cooling.heat == heat
 
 
 def test_an_evaluation_in_a_pause_that_changes_it_is_named():
