@@ -1443,6 +1443,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'trainer_nb.core.looks.background_runs': ( 'core/looks.html#background_runs',
                                                                                   'trainer_nb/core/looks.py'),
                                        'trainer_nb.core.looks.check_alone': ('core/looks.html#check_alone', 'trainer_nb/core/looks.py'),
+                                       'trainer_nb.core.looks.check_own_weights': ( 'core/looks.html#check_own_weights',
+                                                                                    'trainer_nb/core/looks.py'),
                                        'trainer_nb.core.looks.check_weights': ('core/looks.html#check_weights', 'trainer_nb/core/looks.py'),
                                        'trainer_nb.core.looks.chosen_weights': ( 'core/looks.html#chosen_weights',
                                                                                  'trainer_nb/core/looks.py'),

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import warnings
 
 import pytest
@@ -558,3 +559,42 @@ def test_best_is_never_nan():
     trainer = small_runs.make(valid_dl=[(small_runs.X[:4] * float("nan"), small_runs.Y[:4])],
                               epochs=1)
     assert trainer.fit().best == {}
+
+
+REFUSED = {
+    "fit()": lambda trainer, state: trainer.fit(),
+    "step()": lambda trainer, state: trainer.step(2),
+    "start()": lambda trainer, state: trainer.start(),
+    "rewind()": lambda trainer, state: trainer.rewind(4),
+    "load_state_dict()": lambda trainer, state: trainer.load_state_dict(state),
+    "state_dict()": lambda trainer, state: trainer.state_dict(),
+    "trainer.optim": lambda trainer, state: setattr(
+        trainer, "optim", torch.optim.SGD(trainer.model.parameters(), 0.1)),
+}
+
+
+@pytest.mark.parametrize("block", ["best_weights", "trial"])
+@pytest.mark.parametrize("verb", REFUSED)
+def test_within_a_block_that_gives_the_weights_back_the_run_stays_as_it_is(verb, block):
+    """What a state of it had would not belong together, and steps of it would be lost."""
+    straight, trainer = (make(SnapshotHook(every_steps=2), best=ACCURACY) for _ in range(2))
+    straight.fit()
+    trainer.step(10)
+    state = trainer.state_dict()
+    with getattr(trainer, block)(), pytest.raises(
+            RuntimeError, match=rf"{re.escape(verb)}.* within `with trainer\.{block}\(\):`"):
+        REFUSED[verb](trainer, state)
+    trainer.fit()
+    assert all(map(torch.equal, trainer.model.state_dict().values(),
+                   straight.model.state_dict().values()))
+
+
+def test_the_best_weights_are_evaluated_and_predicted_with_and_written_while_they_are_there(
+        tmp_path):
+    trainer = make(best=ACCURACY)
+    trainer.fit()
+    with trainer.best_weights():
+        assert trainer.validate()["valid/accuracy"] == trainer.best["value"]
+        assert len(trainer.predict(TEST)) == 16
+        trainer.export(tmp_path / "best.safetensors", weights="best")
+    assert (tmp_path / "best.safetensors").exists()

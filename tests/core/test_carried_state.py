@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import Hook, LambdaHook, Trainer
+from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
 
 
 class Plain(nn.Module):
@@ -675,6 +675,42 @@ def test_what_a_hook_changes_once_in_model_or_loss_is_named(what, monkeypatch):
     later.fit()
     pairs = zip(straight.model.state_dict().values(), later.model.state_dict().values())
     assert not all(torch.equal(*pair) for pair in pairs)
+
+
+IN_A_PAUSE = {
+    "nothing": lambda trainer: None,
+    "evaluation": lambda trainer: trainer.validate(),
+    "test": lambda trainer: trainer.test(loaders()["valid_dl"]),
+    "prediction": lambda trainer: trainer.predict(loaders()["valid_dl"]),
+    "search": lambda trainer: trainer.lr_find(num_steps=3),
+    "trial": lambda trainer: tried(trainer),
+    "tune": lambda trainer: trainer.tune(lr=0.1),
+    "load": lambda trainer: trainer.load_state_dict(trainer.state_dict()),
+    "rewind": lambda trainer: trainer.rewind(2),
+    "weights": lambda trainer: trainer.model.layer.weight.data.zero_(),
+    "frozen": lambda trainer: trainer.model.layer.weight.requires_grad_(False),
+    "eval mode": lambda trainer: trainer.model.eval(),
+    "another loss": lambda trainer: setattr(trainer, "loss_fn", nn.L1Loss()),
+    "another loader": lambda trainer: setattr(trainer, "train_dl", loaders()["train_dl"]),
+    "a hook": lambda trainer: trainer.hooks.add(Watching()),
+}
+
+
+def tried(trainer):
+    """A step that is taken back."""
+    with trainer.trial() as one:
+        one.step()
+
+
+@pytest.mark.parametrize("what", IN_A_PAUSE)
+def test_what_is_in_the_state_or_leaves_no_trace_is_not_named(what):
+    """Whatever was done between two drives."""
+    trainer = trainer_of(Scaled, SnapshotHook(every_steps=2), Watching())
+    trainer.step(epochs=1)
+    IN_A_PAUSE[what](trainer)
+    trainer.step(2)
+    trainer.fit()
+    assert trainer.exact.obstacles == []
 
 
 def test_what_changes_a_class_is_taken_back_by_a_search():

@@ -1184,3 +1184,35 @@ def test_a_loop_of_single_steps_is_not_searched_again(monkeypatch):
     for _ in range(20):  # two ends of epochs, with their evaluations
         trainer.step()
     assert trainer.exact and len(made) <= before + 4
+
+
+class HardFirst(Sampler):
+    """Orders the samples by their losses."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return len(X)
+
+    def __iter__(self):
+        with torch.no_grad():
+            losses = (self.model(X) - Y).abs().flatten()
+        yield from losses.argsort(descending=True).tolist()
+
+
+def test_an_order_drawn_with_the_model_is_named():
+    """Who goes on in mid-epoch draws it with other weights."""
+    def make():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        loader = DataLoader(TensorDataset(X, Y), 8, sampler=HardFirst(model))
+        return Trainer(model, train_dl=loader, loss_fn=mse_loss, epochs=3, seed=0, device="cpu",
+                       optim=torch.optim.SGD(model.parameters(), 0.3), progress=False)
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    first.step(3)
+    assert "sampler.model is the model that is trained" in str(first.exact)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert not same(weights(again), weights(straight))

@@ -2,6 +2,7 @@
 one go."""
 
 import contextvars
+import copy
 import decimal
 import random
 import threading
@@ -20,6 +21,7 @@ from small_runs import HandClock
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from trainer_nb import Trainer
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import Hook, LambdaHook
 from trainer_nb.core.looks import background_runs
@@ -1374,3 +1376,30 @@ def test_the_result_is_a_table_in_a_notebook():
     assert "| valid/loss | 0.3333 |" in shown and "| a&#124;b | 3 |" in shown
     assert shown.endswith("Best: valid/loss 0.25 at step 1,200.")
     assert FitResult(RunState.ERROR, 0, 0)._repr_markdown_() == "**Error** after 0 epochs, 0 steps."
+
+
+def test_a_model_that_resizes_a_buffer_trains():
+    """As the observers of torch.ao do: nothing that a run does beforehand forbids it."""
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("seen", torch.zeros(0))
+
+        def forward(self, inputs):
+            if not self.seen.numel():
+                self.seen.resize_(1).fill_(2.0)
+            return self.layer(inputs) * self.seen
+
+    torch.manual_seed(0)
+    model = Growing()
+    twin = copy.deepcopy(model)
+    batches = [(torch.ones(2, 3), torch.ones(2, 1))] * 3
+    Trainer(model, train_dl=batches, loss_fn=nn.MSELoss(), epochs=1, device="cpu", progress=False,
+            optim=torch.optim.SGD(model.parameters(), 0.1)).fit()
+    optim = torch.optim.SGD(twin.parameters(), 0.1)
+    for inputs, targets in batches:
+        optim.zero_grad()
+        nn.functional.mse_loss(twin(inputs), targets).backward()
+        optim.step()
+    assert torch.equal(model.layer.weight, twin.layer.weight)

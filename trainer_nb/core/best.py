@@ -14,7 +14,7 @@ from .driver import Driver
 from .engine import unwrap
 from ..support.saved import CheckpointError, plain_copy, reading
 from .training import no_record
-from ..support.undo import Undo, set_values
+from ..support.undo import Undo, keeping, set_values
 
 # %% ../../nbs/core/21_best.ipynb #345e90e8
 class BestState:
@@ -22,6 +22,7 @@ class BestState:
     def __init__(self, driver: Driver):
         self.driver, self.loop, self.engine = driver, driver.loop, driver.engine
         self.kept: tuple | None = None  # the record that was best, and the tensors that were judged
+        self.lent = False  # the model has the best weights now
 
     def wanted(self) -> tuple[str, str] | None:
         "The record and its direction that were asked for."
@@ -112,5 +113,5 @@ class BestState:
         with Undo() as undo:
             undo.tensors(each for each, _ in pairs)
             set_values((each, self.engine.part(value, each)) for each, value in pairs)
-            with self.loop.evaluator.given_weights():
+            with self.loop.evaluator.given_weights(), keeping(self, lent=True):
                 yield

@@ -23,7 +23,7 @@ from .arguments import check_same_parameters, check_totals
 from .control import Command
 from .data import limited, loader_length
 from .evaluator import limit_of
-from .looks import background_runs, check_alone, note_background
+from .looks import background_runs, check_alone, check_own_weights, note_background
 from .state import FitResult, RunState, refuse_open_contexts, warn
 
 # %% ../../nbs/core/26_drives.ipynb #cf3bd0b4
@@ -46,6 +46,7 @@ def check_ready(trainer, name: str) -> None:
     for runner in trainer.runners.values():
         check_same_parameters(runner.engine, trainer.loss_fn)
     check_alone(trainer, name)
+    check_own_weights(trainer, name)
     trainer.hooks.check_unused()
     trainer.unheld.look(trainer)
     for loader_name, loader in trainer.evaluator.loaders.items():

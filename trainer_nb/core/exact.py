@@ -133,10 +133,10 @@ def reads_model(data, model, kept=()) -> list[str]:
 
     `kept`: objects whose state is kept by a hook."""
     loader = data.loader
-    if skips_by_index(loader) and not getattr(loader, "num_workers", 0):
-        return []  # only the samples to come are made
+    # else only the samples to come are made, in an order that is drawn again
+    whole = not skips_by_index(loader) or bool(getattr(loader, "num_workers", 0))
     roots = {name: each for name, each in data_parts(loader).items()
-             if not any(each is one for one in kept)}
+             if (whole or "sampler" in name) and not any(each is one for one in kept)}
     inside = {id(each) for each in (*model.modules(), *model.parameters())}
     def enter(value):
         return id(value) not in inside

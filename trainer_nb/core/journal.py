@@ -10,6 +10,7 @@ __all__ = ['BETWEEN', 'HALTS', 'AGAIN', 'AFTER_END', 'LATE', 'BY_HAND', 'Interve
            'beyond_stops', 'replay_script', 'read_entry', 'read_header', 'Journal']
 
 # %% ../../nbs/core/05_journal.ipynb #2707e621
+import ctypes
 import hashlib
 import json
 import keyword
@@ -80,7 +81,9 @@ class Intervention:
 def _bytes(value) -> bytes:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return repr(value).encode()  # sparse tensors, and what get_extra_state returns
-    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    whole = value.detach().cpu().contiguous()
+    # its numpy() would forbid for ever that its owner resizes it, as observers of torch.ao do
+    return ctypes.string_at(whole.data_ptr(), whole.nbytes)
 
 def checksum(tensors) -> str:
     "A CRC-32 over the bytes of tensors, in their order."

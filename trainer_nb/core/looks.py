@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['IN_BACKGROUND', 'ADDING', 'WEIGHTS', 'note_background', 'background_runs', 'trained_by',
-           'check_alone', 'exclusive_access', 'at_rest', 'look', 'average_of',
-           'check_weights', 'chosen_weights', 'records_of']
+           'check_alone', 'exclusive_access', 'check_own_weights', 'at_rest', 'look',
+           'average_of', 'check_weights', 'chosen_weights', 'records_of']
 
 # %% ../../nbs/core/25_looks.ipynb #4930f74c
 import threading
@@ -83,9 +83,21 @@ def exclusive_access(trainer, name: str):
     with driver.random.owning():
         yield
 
+def check_own_weights(trainer, name: str) -> None:
+    "RuntimeError within a block at whose end the model has its weights of before again."
+    if trainer.at_trial is not None:
+        block, instead = "trial", "the step() of what it gives leaves no trace"
+    elif trainer.best_state.lent:
+        block, instead = "best_weights", "trainer.export(path, weights='best') writes the best ones"
+    else:
+        return
+    raise RuntimeError(f"{name} within `with trainer.{block}():`, at whose end the model has its "
+                       f"weights of before again. End the block first; {instead}")
+
 @contextmanager
 def at_rest(trainer, name: str) -> Iterator[None]:
     "Nothing is half done, and nothing goes on meanwhile."
+    check_own_weights(trainer, name)
     if trainer.driver.points.in_step() and trainer.driver.status.mine():
         raise RuntimeError(f"{name} in the middle of a step: trainer.ask(function) calls at the "
                            "next boundary")
