@@ -303,3 +303,29 @@ def test_a_large_tensor_is_named(monkeypatch):
         undo_objects(undo, {"holder": holder})
         holder.table += 1
     assert len(told) == 1
+
+
+def made_in_inference():
+    """A tensor that only code in inference mode may write to."""
+    with torch.inference_mode():
+        return torch.ones(6)
+
+
+@pytest.mark.parametrize("buffer", [lambda: torch.ones(1).expand(5), made_in_inference])
+@pytest.mark.parametrize("look", ["lr_find", "trial"])
+def test_a_buffer_that_cannot_be_written_to_keeps_nothing_from_being_restored(buffer, look):
+    """It is as it was; the statistics behind it come back."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model[0].register_buffer("fixed", buffer())
+    trainer = Trainer(model, train_dl=DataLoader(TensorDataset(INPUTS, TARGETS), 4), epochs=2,
+                      loss_fn=nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), 0.1),
+                      device="cpu", progress=False)
+    trainer.step(2)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    if look == "trial":
+        with trainer.trial() as tried:
+            tried.step()
+    else:
+        trainer.lr_find(num_steps=3)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())

@@ -74,7 +74,11 @@ def set_values(tensors: Iterable[tuple]) -> None:
     "Write values into tensors; pairs of a tensor and its value."
     with torch.no_grad():
         for tensor, value in tensors:
-            tensor.copy_(value)
+            try:
+                tensor.copy_(value)
+            except RuntimeError:  # an expanded one, or one of inference mode: nobody can change it
+                if not torch.equal(tensor, value):
+                    raise
 
 def set_gradients(parameters: list[tuple]) -> None:
     "Set for each parameter whether it is trained, and its gradient."
