@@ -146,11 +146,13 @@ class Seen:
         def stopped():
             self.click("Stop")
             settle(self.page, 300)
-            asks = self.button("Really stop?")
-            if asks.count():
-                asks.click()
-                return True
+            return self.really_stop()
         assert later(stopped)
+
+    def really_stop(self):
+        """Press it, if the button still asks: the run may have stopped, or the time be over."""
+        return self.button("Really stop?").evaluate_all(
+            "found => (found.forEach(each => each.click()), found.length)") > 0
 
     def is_in(self, state):
         """Wait until it shows a state."""
