@@ -46,7 +46,6 @@ def check_ready(trainer, name: str) -> None:
     for runner in trainer.runners.values():
         check_same_parameters(runner.engine, trainer.loss_fn)
     check_alone(trainer, name)
-    check_own_weights(trainer, name)
     trainer.hooks.check_unused()
     trainer.unheld.look(trainer)
     for loader_name, loader in trainer.evaluator.loaders.items():
@@ -71,6 +70,7 @@ def enter(trainer, name: str, totals: tuple | None = None) -> bool:
     "Raise before anything has changed; False if there is nothing left to do."
     check_ready(trainer, name)
     trainer.driver.status.check_free(name)
+    check_own_weights(trainer, name)
     trainer.background.forget_error()
     if totals is not None:
         trainer.checkpoint.set_totals(*totals, trainer)

@@ -97,11 +97,11 @@ def check_own_weights(trainer, name: str) -> None:
 @contextmanager
 def at_rest(trainer, name: str) -> Iterator[None]:
     "Nothing is half done, and nothing goes on meanwhile."
-    check_own_weights(trainer, name)
     if trainer.driver.points.in_step() and trainer.driver.status.mine():
         raise RuntimeError(f"{name} in the middle of a step: trainer.ask(function) calls at the "
                            "next boundary")
     with exclusive_access(trainer, name):
+        check_own_weights(trainer, name)
         yield
 
 # %% ../../nbs/core/25_looks.ipynb #a92c065e
