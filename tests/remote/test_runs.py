@@ -496,18 +496,22 @@ def test_many_branches_together_stay_small_and_have_their_last_points(tmp_path, 
 
 
 def test_memory_stays_flat_however_long_the_file_is(tmp_path, small_bounds):
-    """Eight times the lines are not even twice the memory, of which other threads may take some."""
-    peaks = []
-    for size in (3_000, 24_000):
-        folder = tmp_path / str(size)
-        folder.mkdir()
-        write_steps(folder, range(size))
+    """The least of three readings: what other threads take meanwhile counts, too."""
+    def peak(folder):
         reader = RecordReader(folder)
         tracemalloc.start()
         reader.read()
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peaks[1] < 2 * peaks[0] < 2_000_000, peaks
+        return found
+
+    peaks = []
+    for size in (3_000, 12_000):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        write_steps(folder, range(size))
+        peaks.append(min(peak(folder) for _ in range(3)))
+    assert peaks[1] < 1.2 * peaks[0] < 2_000_000, peaks
 
 
 def test_names_are_bounded_and_a_line_that_is_too_long_is_passed_over(

@@ -511,7 +511,7 @@ def undo_objects(undo: Undo, roots: dict, known=(), long: int = 10_000, told: bo
         elif isinstance(each, FunctionType) and _own_code(function := unwrap(each)):
             _undo_function(undo, function)
     for kind in classes:
-        for name, each in vars(kind).items():
+        for name, each in list(vars(kind).items()):
             if isinstance(each, PLAIN):
                 undo.add(_set_back, kind, name, each)
 
