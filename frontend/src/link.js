@@ -4,6 +4,7 @@ import { keepPicture } from "./notebook.js";
 
 export const VERSION = 1;  // of the messages
 const PATIENCE = 10_000;  // milliseconds
+const QUIET = 3000;  // milliseconds without any message
 
 const floats = (bytes) => new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
 const newName = () => crypto.randomUUID?.() ?? String(Math.random()).slice(2);
@@ -154,13 +155,23 @@ function shared() {
   };
 }
 
+// anywidget gives a module two seconds to load. In a page that is busier it takes no message of the model any more, although it draws it: then
+// what its class does before is asked.
+async function hearAnyway(model) {
+  const own = await model.widget_manager?.get_model?.(model.get("own_id")), refuses = own?._handle_comm_msg;
+  let kind = own;
+  while (kind?._handle_comm_msg && kind._handle_comm_msg === refuses) kind = Object.getPrototypeOf(kind);
+  if (kind?._handle_comm_msg) own.comm?.on_msg(kind._handle_comm_msg.bind(own));
+}
+
 // In a notebook: messages of one anywidget, which may be shown several times and in several pages.
 export function widgetLink(model) {
   const page = newName();
-  let hear = () => {};
-  const take = ({ library, kept, model: id, page: asker, ...message }, buffers) => {
+  let hear = () => {}, timer = 0;
+  const take = ({ library, kept, page: asker, ...message }, buffers) => {
+    clearTimeout(timer);
     if (library) globalThis.trainer_nb_library?.give(buffers[0]);
-    else if (kept) keepPicture(model, id, kept);
+    else if (kept) keepPicture(model, kept);
     else if (asker === undefined || asker === page) hear(message, buffers.map(floats));  // not an answer to another one
   };
   const ask = async (message) => model.send({ ...message, page });
@@ -177,9 +188,11 @@ export function widgetLink(model) {
     listen(each) {
       hear = each;
       hello();
+      timer = setTimeout(() => hearAnyway(model).then(hello, () => {}), QUIET);
     },
     ask,
     close() {
+      clearTimeout(timer);
       model.off("msg:custom", take);
       model.off("comm_live_update", turned);
       globalThis.trainer_nb_library?.forget(askForPlotly);

@@ -54,17 +54,42 @@ export function hidePicture(el) {
   return () => delete output.dataset.tnbPanel;
 }
 
-// A page that was loaded again takes no updates of its outputs: the picture is put into the notebook from here, where the front end lets us.
+// What JupyterLab and Notebook 7 let the panel see of their notebook: each output, with the id of the widget in it.
 const WIDGET = "application/vnd.jupyter.widget-view+json";
-const html = (output) => [output.data?.["text/html"] ?? ""].flat().join("");
 
-export function keepPicture(model, id, kept) {
+function* outputsOf(model) {
   const cells = model.widget_manager?.context?.model?.cells;
   for (let cell = 0; cell < (cells?.length ?? 0); cell++) {
     const outputs = cells.get(cell).outputs;
-    for (let at = 1; at < (outputs?.length ?? 0); at++) {
-      const picture = outputs.get(at).toJSON(), ours = outputs.get(at - 1).toJSON().data?.[WIDGET]?.model_id === id;
-      if (ours && html(picture).includes("tnb-kept") && html(picture) !== kept["text/html"]) outputs.set(at, { ...picture, data: kept });
-    }
+    for (let at = 0; at < (outputs?.length ?? 0); at++) yield { outputs, at, id: outputs.get(at).toJSON().data?.[WIDGET]?.model_id };
   }
+}
+
+// A page that was loaded again takes no updates of its outputs: the picture is put into the notebook from here, where the front end lets us.
+const html = (output) => [output.data?.["text/html"] ?? ""].flat().join("");
+
+export function keepPicture(model, kept) {
+  for (const { outputs, at, id } of outputsOf(model)) {
+    const picture = id === model.get("own_id") && outputs.get(at + 1)?.toJSON();
+    if (picture && html(picture).includes("tnb-kept") && html(picture) !== kept["text/html"]) outputs.set(at + 1, { ...picture, data: kept });
+  }
+}
+
+// The manager of widgets looks for a model for two seconds. In a page that is too busy it says that there is none although the model has come
+// meanwhile, and it stays at that: the output is shown again. Its last look comes soon after all models are there.
+const LOOKS = [300, 1000, 5000, 20_000];  // milliseconds
+
+export function showAgain(model) {
+  const lost = () => [...document.querySelectorAll(".jupyter-widgets")].some((each) => each.textContent.endsWith("model not found"));
+  const look = () => {
+    if (lost()) for (const { outputs, at, id } of outputsOf(model)) if (id === model.get("own_id")) outputs.set(at, outputs.get(at).toJSON());
+  };
+  const timers = [], start = () => timers.push(...LOOKS.map((ms) => setTimeout(look, ms)));
+  const manager = model.widget_manager;
+  if (manager?.restoredStatus === false) manager.restored.connect(start);
+  else start();
+  return () => {
+    timers.forEach(clearTimeout);
+    manager?.restored?.disconnect(start);
+  };
 }

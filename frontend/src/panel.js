@@ -8,7 +8,7 @@ import { Data } from "./data.js";
 import { Hooks } from "./hooks.js";
 import { pageLink, widgetLink } from "./link.js";
 import { Layers } from "./layers.js";
-import { hidePicture, keepFocus, keepKeys } from "./notebook.js";
+import { hidePicture, keepFocus, keepKeys, showAgain } from "./notebook.js";
 import { Head } from "./parts.js";
 import { Runs } from "./runs.js";
 import { Store } from "./store.js";
@@ -89,4 +89,4 @@ function mountIn(el, model) {
 }
 
 export const page = (el) => mount(el, pageLink());
-export default { render: ({ model, el }) => mountIn(el, model) };
+export default { initialize: ({ model }) => showAgain(model), render: ({ model, el }) => mountIn(el, model) };

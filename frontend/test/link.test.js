@@ -1,7 +1,7 @@
 import { gzipSync } from "node:zlib";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { VERSION, widgetLink } from "../src/link.js";
-import { hidePicture, keepFocus, keepKeys, keepPicture } from "../src/notebook.js";
+import { hidePicture, keepFocus, keepKeys, keepPicture, showAgain } from "../src/notebook.js";
 import panel from "../src/panel.js";
 import { Store } from "../src/store.js";
 import { until } from "./until.js";
@@ -181,15 +181,54 @@ test("the picture in the output below is hidden, and no other one", () => {
   expect(output.dataset.tnbPanel).toBeUndefined();
 });
 
+// A notebook in which these outputs stand in the second cell, and the widget of one of them.
+function inNotebook(id, made) {
+  const list = (each) => ({ length: each.length, get: (at) => each[at] }), outputs = { ...list(made.map((each) => ({ toJSON: () => each }))), set: vi.fn() };
+  return { ...modelOf({ own_id: id }), outputs, widget_manager: { context: { model: { cells: list([{}, { outputs }]) } } } };
+}
+const shownBy = (id) => ({ data: { "application/vnd.jupyter.widget-view+json": { model_id: id } } });
+
 test("a new picture goes into the output below the panel's", () => {
-  const type = "application/vnd.jupyter.widget-view+json", old = { data: { "text/html": "<div class='tnb-kept'>old</div>" } };
-  const made = [{ data: { [type]: { model_id: "a" } } }, old, { data: { [type]: { model_id: "b" } } }, old];
-  const list = (each) => ({ length: each.length, get: (at) => each[at] });
-  const outputs = { ...list(made.map((each) => ({ toJSON: () => each }))), set: vi.fn() };
-  const kept = { "text/html": "<div class='tnb-kept'>new</div>" };
-  keepPicture({ widget_manager: { context: { model: { cells: list([{}, { outputs }]) } } } }, "b", kept);
-  expect(outputs.set.mock.calls).toEqual([[3, { data: kept }]]);
-  keepPicture({}, "b", kept);  // a front end that does not let us
+  const old = { data: { "text/html": "<div class='tnb-kept'>old</div>" } }, kept = { "text/html": "<div class='tnb-kept'>new</div>" };
+  const model = inNotebook("b", [shownBy("a"), old, shownBy("b"), old]);
+  keepPicture(model, kept);
+  expect(model.outputs.set.mock.calls).toEqual([[3, { data: kept }]]);
+  keepPicture(modelOf(), kept);  // a front end that does not let us
+});
+
+test("an output that the manager of widgets has given up is shown again, once all models are there", () => {
+  vi.useFakeTimers();
+  const model = inNotebook("b", [shownBy("a"), shownBy("b")]), { set } = model.outputs, restored = new Set();
+  Object.assign(model.widget_manager, { restoredStatus: false, restored: { connect: (each) => restored.add(each), disconnect: (each) => restored.delete(each) } });
+  const end = showAgain(model), [output] = boxes("Loading widget...");
+  output.className = "jupyter-widgets";
+  vi.advanceTimersByTime(60_000);
+  restored.forEach((each) => each());
+  vi.advanceTimersByTime(400);
+  expect(set).not.toHaveBeenCalled();
+  output.textContent = "Error displaying widget: model not found";
+  vi.advanceTimersByTime(700);
+  expect(set.mock.calls).toEqual([[1, shownBy("b")]]);
+  end();
+  vi.advanceTimersByTime(60_000);
+  expect([set.mock.calls.length, restored.size]).toEqual([1, 0]);
+});
+
+test("messages that anywidget refuses are taken without it, and only those", async () => {
+  vi.useFakeTimers();
+  const took = [], onMessage = vi.fn(), refuse = async () => { throw new Error("[anywidget] Failed to initialize model."); };
+  const base = { _handle_comm_msg(message) { took.push([this, message]); } }, own = Object.assign(Object.create(Object.assign(Object.create(base), { _handle_comm_msg: refuse })), { comm: { on_msg: onMessage } });
+  const model = Object.assign(modelOf({ own_id: "b" }), { widget_manager: { get_model: async (id) => ({ b: own })[id] } });
+  const [link, other] = [widgetLink(model), widgetLink(model)];
+  other.listen(() => {});
+  model.say(view(1));
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(onMessage).not.toHaveBeenCalled();
+  link.listen(() => {});
+  await vi.advanceTimersByTimeAsync(60_000);
+  onMessage.mock.calls[0][0]("said");
+  expect(took).toEqual([[own, "said"]]);
+  expect(model.sent.map(({ ask }) => ask)).toEqual(["hello", "hello", "hello"]);
 });
 
 test("a part shows what it is named after", async () => {

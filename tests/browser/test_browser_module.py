@@ -291,6 +291,39 @@ def test_plotly_travels_once_a_page(lab_server, browser, reloads):
         assert run.freezes()
 
 
+# A page that is busy for seconds: no module is there in the two seconds that anywidget gives it,
+# and the manager of widgets, which has looked for a model in vain, looks again too late.
+BUSY = """
+    AbortSignal.timeout = () => {
+        const given = new AbortController();
+        queueMicrotask(() => given.abort());
+        return given.signal;
+    };
+    const later = window.setTimeout.bind(window), late = [];
+    const put = Node.prototype.appendChild;
+    Node.prototype.appendChild = function (each) {
+        if (each.nodeName === "STYLE" && each.textContent.includes(".tnb"))
+            later(() => { for (const call of late.splice(0)) call(); }, 3000);
+        return put.call(this, each);
+    };
+    window.setTimeout = (call, ms, ...more) => /get_model/.test(new Error().stack)
+        ? late.push(call) : later(call, ms, ...more);
+"""
+
+
+def test_a_page_that_is_busy_while_it_loads(lab_page):
+    """The panel is there nevertheless, and hears what comes."""
+    page, lab = lab_page, lab_page.rerun
+    page.page.add_init_script(BUSY)
+    page.reload()
+    page.wait()
+    step = page.panel().step()
+    assert later(lambda: page.panel().step() > step + 20)
+    page.panel().click("Pause")
+    page.panel().is_in("paused")
+    assert page.run.freezes() and lab.problems == []
+
+
 def test_two_views_of_one_widget(lab_page):
     """Both live, each says its own answers, and shows the tab that was opened in it."""
     page = lab_page

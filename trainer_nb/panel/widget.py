@@ -15,6 +15,7 @@ from functools import cache, partial
 from importlib.resources import files
 from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 import anywidget
 import traitlets
@@ -87,12 +88,14 @@ class Panel(anywidget.AnyWidget):
     _esm = module_file("panel.js").decode()
     _css = module_file("panel.css").decode()
     part = traitlets.Unicode().tag(sync=True)
+    own_id = traitlets.Unicode().tag(sync=True)  # its model_id, for the module
 
     def __init__(self, feed: Feed, part: str = "dashboard",
                  draw: Callable[[], tuple[str, str]] | None = None):
         if part not in PARTS:
             raise ValueError(f"Panel(part={part!r}): {name_hint(part, PARTS)}")
-        super().__init__(part=part)
+        name = uuid4().hex
+        super().__init__(part=part, own_id=name, model_id=name)
         self.feed = feed
         self.pages: set[str] = set()  # names of those that have drawn it
         draw = draw or partial(picture_of, feed.view)
@@ -129,7 +132,7 @@ class Panel(anywidget.AnyWidget):
     def _tell_pages(self, picture: dict) -> None:
         "Send the picture to the pages, unless it is known that updates of outputs reach them."
         if picture and self.drawn > 1:
-            self.send_later({"kept": picture, "model": self.model_id})
+            self.send_later({"kept": picture})
 
     def add_run(self, run, name: str | None = None) -> list[str]:
         """Draw other runs behind this one.
