@@ -671,7 +671,7 @@ def test_an_export_with_an_extra_state_and_compiled_parts(tmp_path):
     model = nn.Sequential(torch.compile(nn.Linear(6, 6), backend="eager"), Counted(6, 1))
     trainer = make(model=model)
     trainer.step(2)
-    with pytest.warns(UserWarning, match="1._extra_state is no tensor"):
+    with pytest.warns(UserWarning, match="1._extra_state is no dense tensor"):
         path = trainer.export(tmp_path / "weights")
     assert sorted(load_file(path)) == ["0.bias", "0.weight", "1.bias", "1.weight"]
     assert json.loads(path.with_suffix(".json").read_text())["left_out"] == ["1._extra_state"]

@@ -87,7 +87,8 @@ class Average:
         self.live, self._kinds = live, kinds_of(live)
         pairs = [(self.mean[name], each) for name, each in live.items()]
         def moves(tensor):
-            return tensor.is_floating_point() or tensor.is_complex()
+            number = tensor.is_floating_point() or tensor.is_complex()
+            return number and tensor.layout is torch.strided
         moved = [pair for pair in pairs if moves(pair[0])]
         self._moved = [mean for mean, _ in moved], [each for _, each in moved]
         self._copied = [pair for pair in pairs if not moves(pair[0])]
@@ -155,7 +156,8 @@ class Average:
         for name, each in [*self.mean.items(), *self.model.named_buffers()]:
             mean = self.mean.get(name, each)
             if here[name].shape == mean.shape:
-                if here[name].data_ptr() != mean.data_ptr():
+                dense = mean.layout is torch.strided
+                if not dense or here[name].data_ptr() != mean.data_ptr():
                     here[name].copy_(mean)
             else:
                 owner, _, key = name.rpartition(".")

@@ -166,7 +166,8 @@ class Undo:
     def buffers(self, roots: list[torch.nn.Module], on_cpu: bool = False) -> None:
         "Restore the buffers of modules: the tensors themselves, and their values."
         self.tensors([each for root in roots for each in root.buffers()], on_cpu)
-        self.contents(*(module._buffers for root in roots for module in root.modules()))
+        held = [module._buffers for root in roots for module in root.modules()]
+        self.contents(*(each for each in held if isinstance(each, dict)))  # TorchScript has its own
 
     def modules(self, roots: list[torch.nn.Module], on_cpu: bool = False) -> None:
         """Restore modules: values, modes, gradients, what is frozen, and their extra state.

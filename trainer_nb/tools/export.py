@@ -52,11 +52,11 @@ def is_description(path: Path) -> bool:
     return isinstance(found, dict) and {"weights", "model", "fingerprint"} <= found.keys()
 
 class Exported:
-    "A model's tensors under the names of its plain parts, for `save_model`; and what is no tensor."
+    "A model's dense tensors under the names of its plain parts, for `save_model`; and the rest."
     def __init__(self, state: dict):
         state = {plain_name(name): each for name, each in state.items()}
         self.tensors = {name: each for name, each in state.items()
-                        if isinstance(each, torch.Tensor)}
+                        if isinstance(each, torch.Tensor) and each.layout is torch.strided}
         self.others = sorted(state.keys() - self.tensors.keys())
 
     def state_dict(self) -> dict:
@@ -77,9 +77,9 @@ def export_weights(
     path = weights_file(path)
     given = Exported(model.state_dict() if tensors is None else tensors)
     if given.others:
-        warn(f"export(): {', '.join(given.others)} is no tensor (what get_extra_state() gives): a "
-             "file of weights has no place for it. load_state_dict(tensors, strict=False) takes "
-             "the rest; trainer.save() keeps all")
+        warn(f"export(): {', '.join(given.others)} is no dense tensor (a sparse one, or what "
+             "get_extra_state() gives): a file of weights has no place for it. "
+             "load_state_dict(tensors, strict=False) takes the rest; trainer.save() keeps all")
         described = {**described, "left_out": given.others}
     text = json.dumps(plain_copy(described, "config"), indent=1, default=str)
     with whole_file(path) as file:

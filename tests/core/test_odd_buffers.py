@@ -1,0 +1,151 @@
+"""Buffers that a run sets or resizes, sparse ones, and those of TorchScript."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainer_nb import CheckpointError, SnapshotHook, Trainer
+
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Late(nn.Module):
+    """Has its mean from the first batch, and keeps something of each."""
+
+    def __init__(self, size=1):
+        super().__init__()
+        self.linear = nn.Linear(4, size)
+        self.register_buffer("mean", None)
+        self.register_buffer("seen", torch.empty(0))
+        self.register_buffer("unused", None)
+        self.register_buffer("passing", None, persistent=False)
+
+    def forward(self, x):
+        """The mean goes with the batches in train mode."""
+        if self.training:
+            here = x.mean(0)
+            self.mean = here if self.mean is None else 0.9 * self.mean + 0.1 * here
+            self.seen, self.passing = torch.cat([self.seen, x[:1, 0]]), here
+        return self.linear(x - (0 if self.mean is None else self.mean)) + self.seen.sum()
+
+
+class Sparse(nn.Module):
+    """Neighbours in a sparse matrix."""
+
+    def __init__(self, layout=torch.sparse_coo):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.register_buffer("near", (torch.eye(4) + torch.eye(4).roll(1, 0)).to_sparse(
+            layout=layout))
+
+    def forward(self, x):
+        """Each feature with its neighbour."""
+        return self.last((self.near @ self.first(x).T).T)
+
+
+def make(model=Late, **settings):
+    """A run of 24 steps."""
+    torch.manual_seed(0)
+    data = TensorDataset(X, X[:, :1])
+    return Trainer(model(), train_dl=DataLoader(data, 8, shuffle=True),
+                   valid_dl=DataLoader(data, 8), loss_fn=nn.MSELoss(), epochs=3, **settings)
+
+
+def values(trainer):
+    """Copies of all that the model holds."""
+    return {name: each.clone() for name, each in trainer.model.state_dict().items()}
+
+
+def assert_alike(found, wanted):
+    """To the bit."""
+    assert list(found) == list(wanted)
+    for name, each in wanted.items():
+        assert torch.equal(found[name].to_dense(), each.to_dense()), name
+
+
+@pytest.mark.parametrize("average", [{}, {"ema": 0.9}])
+def test_buffers_that_the_run_sets_and_resizes_are_resumed(average, tmp_path):
+    """In a new trainer, and by a rewind, also to where they were not there."""
+    trainer = make(hooks=[SnapshotHook(every_steps=2)], **average)
+    trainer.step(5)
+    trainer.save(tmp_path / "five.pt")
+    trainer.step(7)
+    wanted = values(trainer)
+    assert wanted["seen"].shape == (12,) and wanted["mean"].shape == (4,)
+    other = make(hooks=[SnapshotHook(every_steps=2)], **average)
+    other.load(tmp_path / "five.pt")
+    assert other.model.seen.shape == (5,) and other.model.unused is None
+    other.step(7)
+    assert_alike(values(other), wanted)
+    for place in (4, 0):
+        assert trainer.rewind(place) == place and trainer.model.seen.shape == (place,)
+        assert (trainer.model.mean is None) == (place == 0)
+        trainer.step(12 - place)
+        assert_alike(values(trainer), wanted)
+
+
+def test_a_file_of_another_model_is_refused_as_before(tmp_path):
+    """By its weights, and by a buffer that is not there or not in the file."""
+    trainer = make()
+    trainer.step(2)
+    trainer.save(tmp_path / "two.pt")
+
+    def more():
+        made = Late()
+        made.register_buffer("more", torch.ones(1))
+        return made
+
+    def fewer():
+        made = Late()
+        del made.mean
+        return made
+    for model, words in ((lambda: Late(2), "linear.weight is"), (more, "it lacks more"),
+                         (fewer, "no place for mean")):
+        other = make(model)
+        before = values(other)
+        with pytest.raises(CheckpointError, match=words):
+            other.load(tmp_path / "two.pt")
+        assert_alike(values(other), before)
+        assert getattr(other.model, "mean", None) is None
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_sparse_buffers(layout, tmp_path):
+    """Resumed, averaged, looked past in a search; an export leaves them out and says so."""
+    trainer = make(lambda: Sparse(layout), ema=0.9)
+    trainer.step(3)
+    before = values(trainer)
+    trainer.sweep("lr", [0.1, 0.2])
+    trainer.lr_find()
+    assert_alike(values(trainer), before)
+    trainer.save(tmp_path / "three.pt")
+    other = make(lambda: Sparse(layout), ema=0.9)
+    other.load(tmp_path / "three.pt")
+    for each in (trainer, other):
+        each.step(4)
+    assert_alike(values(other), values(trainer))
+    for weights in ("last", "ema"):
+        with pytest.warns(UserWarning, match="near is no dense tensor"):
+            path = trainer.export(tmp_path / weights, weights=weights)
+        assert sorted(load_file(path)) == ["first.bias", "first.weight", "last.bias",
+                                           "last.weight"]
+
+
+@pytest.mark.parametrize("compiled", [torch.jit.script,
+                                      lambda model: torch.jit.trace(model.eval(), X[:8])])
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_search_of_a_model_of_torchscript_leaves_no_trace(compiled):
+    """Its buffers stand in a container of its own."""
+    trainer = make(lambda: compiled(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4),
+                                                  nn.Linear(4, 1))))
+    trainer.step(3)
+    before = values(trainer)
+    trainer.sweep("lr", [0.1, 0.2])
+    trainer.lr_find()
+    with trainer.trial() as trial:
+        trial.step()
+        assert not torch.equal(values(trainer)["0.weight"], before["0.weight"])
+    assert_alike(values(trainer), before)
