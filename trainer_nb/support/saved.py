@@ -176,9 +176,11 @@ def hashable(values: list, where: str) -> list:
 
 # %% ../../nbs/support/saved.ipynb #f40f8ca5
 def _plain_mapping(value: Mapping, where: str, copies: Copies) -> dict:
-    keys = hashable([plain_copy(key, f"the key {key!r} of {where}", copies) for key in value],
-                    f"a key of {where}")
-    pairs = {key: plain_copy(item, f"{where}[{given!r}]", copies)
+    keys = hashable([key if type(key) in _AS_THEY_ARE
+                     else plain_copy(key, f"the key {key!r} of {where}", copies)
+                     for key in value], f"a key of {where}")
+    pairs = {key: item if type(item) in _AS_THEY_ARE
+             else plain_copy(item, f"{where}[{given!r}]", copies)
              for key, (given, item) in zip(keys, value.items())}
     if len(pairs) < len(keys):
         raise CheckpointError(f"{where} has keys that become the same as plain values: "
@@ -205,7 +207,9 @@ def plain_copy(value, where: str = "state", copies: Copies | None = None):
     if isinstance(value, Mapping):
         return _plain_mapping(value, where, copies)
     def parts(items):
-        return [plain_copy(item, f"{where}[{number}]", copies) for number, item in enumerate(items)]
+        return [item if type(item) in _AS_THEY_ARE  # most are: no name is made for those
+                else plain_copy(item, f"{where}[{number}]", copies)
+                for number, item in enumerate(items)]
     if isinstance(value, (list, deque, range)):
         return parts(value)
     if isinstance(value, tuple):
