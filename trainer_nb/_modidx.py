@@ -6934,6 +6934,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.ReferenceRenderer._repr_markdown_': ( 'tools/show_doc.html#referencerenderer._repr_markdown_',
                                                                                                             'trainer_nb/tools/show_doc.py'),
+                                           'trainer_nb.tools.show_doc.ReferenceRenderer.definition': ( 'tools/show_doc.html#referencerenderer.definition',
+                                                                                                       'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.ReferenceRenderer.source': ( 'tools/show_doc.html#referencerenderer.source',
                                                                                                    'trainer_nb/tools/show_doc.py'),
                                            'trainer_nb.tools.show_doc.in_package': ( 'tools/show_doc.html#in_package',

@@ -32,14 +32,14 @@ def end(trainer):
 
 
 PLACES = (0, 1, 7, 12, 17, 36)  # at the beginning, in an epoch, between two and after the end
-SHORT = (7, 36)  # with worker processes; the other places are those of loaders without
+SHORT = (7, 36)
 
 
 @pytest.mark.parametrize("loader, at", [
     pytest.param(loader, at, marks=[
         *([pytest.mark.slow] if at not in SHORT or "workers" in loader or "persistent" in loader
           else []),
-        *([pytest.mark.long] if loader in ("workers", "persistent") and at not in SHORT else [])])
+        *([pytest.mark.long] if at not in SHORT and loader != "shuffled" else [])])
     for loader in LOADERS for at in PLACES])
 def test_it_leaves_no_trace(loader, at):
     """At the beginning, in mid-epoch, between epochs and after the end;

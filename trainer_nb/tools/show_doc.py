@@ -8,6 +8,7 @@ __all__ = ['in_package', 'ReferenceRenderer']
 # %% ../../nbs/tools/show_doc.ipynb #a22b17b6
 import inspect
 import re
+from functools import cached_property
 from importlib import import_module
 from operator import attrgetter
 
@@ -43,12 +44,17 @@ class ReferenceRenderer:
         link = f"{config.git_url.rstrip('/')}/blob/{config.branch}/{self.place[1]}#{line}"
         return f'[source]({link}){{target="_blank" style="float:right"}}'
 
-    def __repr__(self) -> str:
+    @cached_property
+    def definition(self) -> str:
+        "Its name, its arguments with their notes, and what it returns; nbdev asks four times."
         from fastcore.docments import DocmentText  # nbdev brings it
 
         text = str(DocmentText(self.sym, docstring=False))
         text = re.sub(r"\b(\w+\.)+(?=[A-Z])", "", text)  # classes without the way to them
         return text.replace("def ", "class ", 1) if inspect.isclass(self.sym) else text
+
+    def __repr__(self) -> str:
+        return self.definition
 
     def _repr_markdown_(self) -> str:
         first, _, rest = (inspect.getdoc(self.sym) or "").partition("\n\n")
