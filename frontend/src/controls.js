@@ -16,8 +16,8 @@ export function buttonsOf({ commands, state }) {
 }
 
 // What a person fills in before a button is sent: what its command needs and it does not give.
-const fieldsOf = ({ commands }, { name, values }) =>
-  Object.entries(commands[name].values ?? {}).filter(([key, { needed }]) => needed && !(key in values)).sort(([, one], [, other]) => one.at - other.at);
+const fieldsOf = ({ commands }, { name, values, asks = [] }) =>
+  Object.entries(commands[name].values ?? {}).filter(([key, { needed }]) => (needed || asks.includes(key)) && !(key in values)).sort(([, one], [, other]) => one.at - other.at);
 
 // What an evaluation has measured since there were these numbers, in words; "" while it goes on.
 function measured({ run, numbers = {} }, before = {}) {
@@ -35,8 +35,8 @@ export function useAnswer(store) {
     timer.current = setTimeout(() => setAnswer(null), 1000 * seconds);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
-  const press = async (name, values = {}) => {
-    const said = [name, ...Object.entries(values).map(([key, value]) => (typeof value === "string" ? value : `${key} ${value}`))].join(" ");
+  const press = async (name, values = {}, label = name) => {  // `label`: of a button that gives values of its own
+    const said = label !== name ? label : [name, ...Object.entries(values).map(([key, value]) => (typeof value === "string" ? value : `${key} ${value}`))].join(" ");
     const during = standing(store.view), before = store.view.numbers;
     say(`${said}: asked for${during === "running" ? "; it takes effect at the next step" : ""}.`, 60, { during });
     const found = await store.command(name, values), applied = found.status === "applied";
@@ -77,7 +77,7 @@ export function Controls({ store, view, press, open, setOpen }) {
   const buttons = buttonsOf(view).filter(({ place }) => !["go_on", "tab"].includes(place)), form = buttons.find(({ name, label }) => `${name} ${label}` === filled);
   return html`<section class="bar" aria-label="Controls" ref=${bar}>${buttons.map((button) => {
     const stops = button.style === "stop", key = `${button.name} ${button.label}`;
-    const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : fieldsOf(view, button).length ? () => setFilled(filled === key ? "" : key) : () => press(button.name, button.values);
+    const act = button.name === "rewind" ? () => setOpen(!open) : stops ? () => stop(button) : fieldsOf(view, button).length ? () => setFilled(filled === key ? "" : key) : () => press(button.name, button.values, Object.keys(button.values).length ? button.label : undefined);
     return html`<${ControlButton} key=${button.main ? "main" : key} ...${{ view, button, press: act }}
       label=${stops && sure ? "Really stop?" : button.label} sure=${stops && sure ? "asked" : ""} />`;
   })}</section>

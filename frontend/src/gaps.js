@@ -11,7 +11,7 @@ export function gapsOf(curve) {
   for (let row = 0; row < finite.length; row++) {
     if (row < finite.length - 1 ? finite[row] >= curve.stride : finite[row] > 0) continue;
     if (found.at(-1)?.last === row - 1) Object.assign(found.at(-1), { last: row, to: steps[row] });
-    else found.push({ row, last: row, from: row ? steps[row - 1] + 1 : Math.max(1, steps[row] - curve.stride + 1), to: steps[row] });
+    else found.push({ row, last: row, from: curve.stride === 1 ? steps[row] : row ? steps[row - 1] + 1 : Math.max(1, steps[row] - curve.stride + 1), to: steps[row] });
   }
   return found.map((each) => ({ ...each, goes: each.last === finite.length - 1 && finite.at(-1) === 0 }));
 }

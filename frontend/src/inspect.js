@@ -33,14 +33,17 @@ export function codeFor({ state, run }, tensors = []) {
 }
 
 function Breakpoints({ view, press, off }) {
-  const [text, setText] = useState(""), rows = [...new Set(view.breakpoints ?? [])];
+  const [text, setText] = useState(""), [refused, setRefused] = useState(""), rows = [...new Set(view.breakpoints ?? [])];
   const add = async (event) => {
     event.preventDefault();
     const words = text.trim();
-    if (words && (await press("pause_when", { text: words })).status !== "refused") setText("");
+    if (!words) return;
+    const found = await press("pause_when", { text: words }), wrong = found.status === "refused";
+    setRefused(wrong ? found.reason : "");
+    if (!wrong) setText("");
   };
   return html`<h2>Pause when</h2><form class="bar" onSubmit=${add}><input aria-label="Pause when" placeholder="loss > 10" maxlength="200" autocomplete="off" disabled=${off} value=${text} onInput=${(event) => setText(event.target.value)} /><button disabled=${off}>Add</button></form>
-    <p class="quiet">${USUAL}</p>
+    ${refused ? html`<p class="wrong" role="alert">${refused}</p>` : html`<p class="quiet">${USUAL}</p>`}
     <ul>${rows.map((each) => html`<li key=${each}><code>${each}</code> <button type="button" aria-label=${`No longer pause when ${each}`} disabled=${off} onClick=${() => press("pause_not_when", { text: each })}>Remove</button></li>`)}</ul>`;
 }
 

@@ -82,21 +82,22 @@ function Rates({ search, chosen, press, off, values }) {
 export function LR({ store, view, press, off }) {
   const { search, plan } = view.lr ?? {}, command = view.commands.lr_find, rules = command?.values ?? {}, curve = store.curves.lr;
   const optimizers = Object.entries(view.tunables).filter(([name, { owner }]) => !owner && name.startsWith("lr.")).map(([name]) => name.slice(3));
-  const [texts, setTexts] = useState({}), [asked, setAsked] = useState({}), chosen = search && asked.planned === search.planned && asked.first === search.rates[0] ? asked.rate : undefined;
+  const [refused, setRefused] = useState(""), [texts, setTexts] = useState({}), [asked, setAsked] = useState({}), chosen = search && asked.planned === search.planned && asked.first === search.rates[0] ? asked.rate : undefined;
   const going = search && search.ended === undefined, why = view.may_steer ? command?.why_not ?? "" : "This link may only look";
   const traces = useMemo(() => search && searchTraces(search), [search]), layout = useMemo(() => search && searchLayout(search, chosen), [search, chosen]);
   const planned = useMemo(() => plan && planTraces({ plan, curve }), [plan, curve]);
   if (!command) return html`<p class="quiet">A search runs where the run was started: <code>trainer.lr_find()</code> in its notebook or script.</p>`;
-  const find = () => {
+  const find = async () => {
     setAsked({});
-    press("lr_find", read(optimizers.length ? { optimizer: optimizers[0], ...texts } : texts, rules));
+    const found = await press("lr_find", read(optimizers.length ? { optimizer: optimizers[0], ...texts } : texts, rules));
+    setRefused(found.status === "refused" ? found.reason : "");
   };
   const button = going ? !view.state.standing && html`<button type="button" disabled=${off} onClick=${() => store.request({ ask: "cancel" })}>Cancel</button>`  // elsewhere it goes to its end
     : html`<button type="button" aria-disabled=${Boolean(why) || off} title=${why || command.doc} onClick=${why || off ? undefined : find}>${search ? "Search again" : "Find a rate"}</button>`;
   const words = why || (!search ? "Tries rates from low to high between two steps; then weights, data order and random streams are put back."
     : going ? `${count(search.rates.length)} of ${count(search.planned)} rates tried` : `${search.optimizer ? `Optimizer ${search.optimizer}: ` : ""}${capital(search.reason ?? search.note ?? "")}.`);
   return html`<div class="bar">${button}<span class=${search?.note ? "" : "quiet"} role="status">${words}</span></div>
-    ${!why && !going && html`<${Settings} ...${{ rules, texts, setTexts, optimizers }} />`}
+    ${!why && !going && html`<${Settings} ...${{ rules, texts, setTexts, optimizers }} />`}${refused && !going && html`<p class="wrong" role="alert">${refused}</p>`}
     ${search && finite(search)[0].length > 1 && html`<div class="search"><div><${Figure} ...${{ store, traces, layout }} label=${`Loss against learning rate. ${search.reason ?? ""}`}
       onClick=${(rate) => setAsked({ rate, planned: search.planned, first: search.rates[0] })} /><p class="quiet">Click the curve to choose a rate.</p></div><${Rates} ...${{ search, chosen, press, off }} values=${view.values} /></div>`}
     ${plan && html`<h2>Rates to come</h2><${Figure} ...${{ store, traces: planned, layout: PLAN }} label="Learning rate so far and to come" />`}`;

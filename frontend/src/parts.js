@@ -36,7 +36,7 @@ function cellOf({ run, memory, numbers, values = {} }, name) {
   }
   const { value, of, step, best, bad_since: bad } = numbers[name], rates = base(name) === "lr" && values[name]?.each;
   const newest = Math.max(...Object.values(numbers).map((each) => each.step)), old = of > 1 && newest - step > 2 * of;  // no longer recorded; all of them may come later than the step of the run
-  const below = old ? `at step ${count(step)}` : bad !== undefined ? `not finite since step ${count(bad)}` : best ? `best ${short(best.value)}` : of > 1 ? `mean of ${of}` : rates ? `groups ${rates.map(short).join(" · ")}` : "";
+  const below = old ? `at step ${count(step)}` : bad !== undefined ? `since step ${count(bad)}` : best ? `best ${short(best.value)}` : of > 1 ? `mean of ${of}` : rates ? `groups ${rates.map(short).join(" · ")}` : "";
   return [LABELS[name] ?? name, short(value), isAveraged(run, name) ? "average" : "", below, old ? "old" : bad !== undefined ? "wrong" : ""];
 }
 

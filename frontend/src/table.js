@@ -53,5 +53,5 @@ export function Table({ view: { table, numbers, run } }) {
         <tbody>${shown.map((row) => html`<tr key=${row}>${columns.map(({ title, values, text, best }, at) => (at ? html`<td class=${best === row ? "best" : undefined} title=${best === row ? `Best ${title}` : undefined}>${text(values[row])}</td>`
           : html`<th scope="row">${text(values[row])}</th>`))}</tr>`)}</tbody></table></div>`;
   }, [columns, by, down, all]);
-  return drawn ?? html`<p class="quiet">${evaluations({ numbers }) ? "Reading the evaluations …" : "The first row comes with the first evaluation."}</p>`;
+  return drawn ?? html`<p class="quiet">${evaluations({ numbers }) ? "Reading the evaluations …" : run.loaders?.length ? "The first row comes with the first evaluation." : "This run has no valid_dl: nothing is evaluated."}</p>`;
 }

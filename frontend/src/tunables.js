@@ -74,14 +74,18 @@ export function useSelected() {
 }
 
 function Row({ store, rule, off }) {
-  const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [asked, setAsked] = useState(null);
+  const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [question, setQuestion] = useState(null);
   const first = useRef(), stood = useRef(), box = useSelected(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;
-  const range = isNumber(rule) ? (first.current ??= rangeOf(rule)) : null;
+  const within = rule.owner ?? (rule.label && name.includes(".") ? rule.group : "");  // of several optimizers
+  const range = isNumber(rule) ? (first.current ??= rangeOf(rule)) : null, inForce = rule.moves ? undefined : rule.value;
+  const asked = question?.inForce === inForce ? question?.value ?? null : null;  // else it was changed meanwhile, as by a rewind
+  const clear = () => { setDraft(null); setRefused(""); setQuestion(null); };
   async function choose(value, text = null, sure = true) {  // text: what stands in the box
     let found;
+    setQuestion(null);  // it was about another value
     try {
       const wanted = value();
-      if (!sure && range && isFar(wanted, rule, range)) return setAsked(wanted);
+      if (!sure && range && isFar(wanted, rule, range)) return setQuestion({ value: wanted, inForce });
       found = await store.command("tune", { [name]: wanted });
     } catch (error) { found = { status: "refused", reason: error.message }; }
     const taken = ["applied", "void"].includes(found.status);
@@ -90,9 +94,9 @@ function Row({ store, rule, off }) {
     if (taken) setDraft((now) => (now === text ? null : now));  // what was typed since stays
   }
   const answer = (sure) => {
-    setAsked(null);
+    setQuestion(null);
     if (sure) choose(() => asked, draft);
-    else setDraft(null);
+    else clear();
   };
   const given = { id: `${store.prefix}tunable-${name}`, disabled: off, "aria-describedby": hint };
   const shown = slid ?? (rule.waits ? rule.pending : rule.moves ? undefined : rule.value);
@@ -106,12 +110,12 @@ function Row({ store, rule, off }) {
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
           value=${draft ?? stands} onInput=${(event) => { if (draft === null) stood.current = stands; setDraft(event.target.value); }}
           onBlur=${(event) => draft !== null && event.target.value === stood.current && setDraft(null)}
-          onKeyDown=${(event) => { if (event.key === "Escape") { setDraft(null); setRefused(""); setAsked(null); } }}
-          onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule), value, false); else setDraft(null); }} />`;
+          onKeyDown=${(event) => event.key === "Escape" && clear()}
+          onChange=${({ target: { value } }) => { if (value !== "" || rule.kind === "str") choose(() => read(value, rule), value, false); else clear(); }} />`;
   const words = hintOf(rule, refused), usual = range ? ` The slider: ${short(range.low)} to ${short(range.high)}. The box also takes *0.5 or /10 of the value in force.` : "";
   return html`<div class=${`row ${range ? "slides" : ""} ${refused || rule.refused ? "refused" : rule.waits ? "pending" : ""}`} data-name=${name}>
-    <label for=${given.id} title=${`${rule.doc ?? name}.${usual}`}>${rule.owner && html`<span class="unseen">${rule.owner} </span>`}${label}</label>
-    ${range && html`<${Slider} ...${{ rule, range, off, label: rule.owner ? `${rule.owner} ${label}` : label, draft: slid, setDraft: setSlid, choose: (value) => { setDraft(null); choose(value); } }} />`}${field}
+    <label for=${given.id} title=${`${rule.doc ?? name}.${usual}`}>${within && html`<span class="unseen">${within} </span>`}${label}</label>
+    ${range && html`<${Slider} ...${{ rule, range, off, label: within ? `${within} ${label}` : label, draft: slid, setDraft: setSlid, choose: (value) => { setDraft(null); choose(value); } }} />`}${field}
     ${asked === null ? html`<div class="hint" id=${hint} title=${words}>${words}</div>`
       : html`<div class="hint asks" id=${hint} role="alert">${plain(asked)} is far beyond the usual ${short(range.low)} to ${short(range.high)}. <button type="button" onClick=${() => answer(true)}>Set ${plain(asked)}</button> <button type="button" onClick=${() => answer(false)}>Keep ${inWords(rule.value, rule)}</button></div>`}</div>`;
 }

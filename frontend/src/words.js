@@ -102,13 +102,15 @@ export function message(view) {
   return (last ? `Last change: ${entryText(last)}.` : "No manual changes yet.") + saved;
 }
 
+const THOUSANDS = /^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$/;  // any other comma may mean a decimal point
+
 // What a text in a box means; an Error says what the box takes.
 export function read(text, rule) {
   const words = text.trim().toLowerCase(), now = rule.waits ? rule.pending : rule.value;
   if (rule.optional && ["none", "off", rule.none].includes(words)) return null;
   if (rule.kind === "str") return text;
-  const [, factor, digits] = words.match(/^([*/]?)\s*(.*)$/), number = Number(digits.replaceAll(",", ""));
-  if (digits === "" || Number.isNaN(number)) throw new Error(`${text} is not a number: the box takes 3e-4, *0.5, /3${rule.optional ? `, or ${rule.none || "none"}` : ""}`);
+  const [, factor, digits] = words.match(/^([*/]?)\s*(.*)$/), number = Number(THOUSANDS.test(digits) ? digits.replaceAll(",", "") : digits);
+  if (digits === "" || !Number.isFinite(number)) throw new Error(`${text} is not a number: the box takes 0.01, 3e-4, *0.5, /3${rule.optional ? `, or ${rule.none || "none"}` : ""}`);
   return factor === "*" ? now * number : factor === "/" ? now / number : number;
 }
 

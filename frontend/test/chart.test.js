@@ -111,6 +111,10 @@ test("a cross stands where a record is not finite, and says where and how long",
   expect(gapsOf(curve([4, 3, 0, 4, 0], 4)).map(({ row, from, to, goes }) => [row, from, to, goes])).toEqual([[1, 5, 12, false], [4, 17, 20, true]]);
   const [gap, ...more] = traces({ "train/loss": curve([1, 0, 1, 0, 0], 1) }, { window: 1 }).filter(({ name }) => name === "not finite");
   expect([[...gap.x], gap.y, gap.text, gap.customdata, more]).toEqual([[2, 4], [2, 2], ["", "not finite from step 4 on"], ["train/loss is not finite at step 2", "train/loss is not finite from step 4 on"], []]);
+  const bad = { stride: 1, rows: Float32Array.from([16, 32, 48].flatMap((step, at) => [step, 0, 1, 1, at ? NaN : 1, at ? 0 : 1, 0, 0, 0])) };
+  expect(gapsOf(bad)).toMatchObject([{ from: 32, to: 48, goes: true }]);  // an evaluation tells of no step before it
+  const two = traces({ "train/loss": curve([1, 0, 0], 1), "valid/loss": bad }, { window: 1 }).filter(({ name }) => name === "not finite");
+  expect(two.map(({ text }) => text)).toEqual([["not finite from step 2 on"], []]);  // the second would lie over it
   const many = traces({ lr: curve(Array.from({ length: 300 }, (_, at) => at % 2), 1) }).find(({ name }) => name === "not finite");
   expect([many.x.length, many.x[0], many.yaxis, many.y[0]]).toEqual([50, 1, "y2", 3]);
   expect(traces({ "train/loss": curve([0, 0], 1) }).find(({ name }) => name === "not finite")).toMatchObject({ x: [1], y: [1] });

@@ -233,6 +233,8 @@ test("words", () => {
   expect([0, 0.5, 1e-12, 12345.6, 2e7, "nan"].map(short)).toEqual(["0", "0.5", "1e-12", "12,346", "2e7", "nan"]);
   expect([3e-4, 1e-9, 100].map(plain)).toEqual(["3e-4", "1e-9", "100"]);
   expect(read("*0.5", { value: 0.02, kind: "float" })).toBe(0.01);
+  expect(["1,500", "12,345,678.5", "*1,000"].map((text) => read(text, { value: 2, kind: "float" }))).toEqual([1500, 12345678.5, 2000]);
+  for (const text of ["0,001", "1,5", "1.000,5", "3e-4,1", "1,5000", "1e400", "inf"]) expect(() => read(text, { value: 2, kind: "float" })).toThrow(`${text} is not a number: the box takes 0.01`);
   expect(read("initial", { value: 1, optional: true, none: "initial" })).toBe(null);
   expect(message({ ...VIEW, state: { name: "error", what: "no" } })).toContain("no");
 });
@@ -291,6 +293,36 @@ test("a slider is one message, and what is far beyond it is asked before", async
   expect(asked.length).toBe(1);
   [...find("[data-name=lr] .hint").querySelectorAll("button")].find((each) => each.textContent === "Set 50").click();
   await until(() => expect(asked.at(-1)).toMatchObject({ values: { lr: 50 } }));
+});
+
+test("a question is gone once another value is chosen, is refused, or comes from elsewhere; so is a refusal once the box is empty", async () => {
+  const { asked, store, find } = shown(), hint = () => find("[data-name=lr] .hint").textContent, ask = async () => {
+    type(find("#tunable-lr"), "50");
+    await until(() => expect(hint()).toContain("far beyond"));
+  };
+  await ask();
+  type(find("#tunable-lr"), "0,5");
+  await until(() => expect(hint()).toContain("0,5 is not a number"));
+  type(find("#tunable-lr"), "");
+  await until(() => expect(hint()).not.toContain("0,5"));
+  await ask();
+  type(find("#tunable-lr"), "0.05");
+  await until(() => expect(hint()).not.toContain("far beyond"));
+  expect(asked.at(-1).values).toEqual({ lr: 0.05 });
+  store.hear({ re: asked.at(-1).id, status: "applied" }, []);
+  await ask();
+  store.hear({ patch: { values: { lr: { value: 0.25 } } } }, []);
+  await until(() => expect(hint()).not.toContain("far beyond"));
+});
+
+test("a run that is counted in steps trains some steps more", async () => {
+  const values = { epochs: { at: 0, kind: "int", needed: false, default: 1, doc: "how many epochs" }, steps: { at: 1, kind: "int", needed: false, default: 100, doc: "how many steps" } };
+  const buttons = { "Train more": button(0, { place: "go_on", asks: ["epochs"], why_not: "The run is counted in steps" }), "Train more steps": button(1, { place: "go_on", asks: ["steps"] }) };
+  const { asked, box } = shown({ state: { name: "finished" }, commands: { ...VIEW.commands, train_more: { at: 9, values, buttons } } });
+  const [form, ...others] = box.querySelectorAll("form.more");
+  expect([form.querySelector("label").textContent.trim(), others]).toEqual(["How many steps", []]);
+  form.querySelector("button").click();
+  expect(asked.at(-1)).toMatchObject({ name: "train_more", values: { steps: 100 } });
 });
 
 test("hooks with many tunables are folded, a search finds them, Undo says why it is asked", async () => {

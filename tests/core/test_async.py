@@ -17,9 +17,12 @@ from digits_runs import (
 
 from small_runs import HandClock
 
+from trainer_nb import Trainer
 from trainer_nb.core.control import Command
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core.looks import background_runs
+from trainer_nb.panel.sections import commands
+from trainer_nb.panel.view import LocalRunView
 
 BREATH = 0.05  # the most seconds between two turns of the event loop
 CLOCK = HandClock()
@@ -332,13 +335,35 @@ def test_train_more():
         reply = loop.post(Command("train_more", {"epochs": wrong}))
         assert reply.status == "refused" and "1 or more" in reply.reason, wrong
         assert loop.state == "finished" and loop.epochs == 1, wrong
-    assert loop.post(Command("train_more", {"epochs": 1, "n": 2})).status == "refused"
+    for wrong in ({"epochs": 1, "n": 2}, {"epochs": 1, "steps": 2}, {}):
+        assert loop.post(Command("train_more", wrong)).status == "refused", wrong
     disturb()
     assert loop.post(Command("train_more", {"epochs": 2})).wait(120).status == "applied"
     again = loop.post(Command("train_more", {"epochs": 2}))
     assert again.status == "refused" and "the run goes on" in again.reason
     assert loop.wait().status == "finished" and loop.epochs == 3
     assert_same(loop, straight(epochs=3))
+
+
+def test_a_run_of_steps_trains_some_steps_more():
+    """Also where an epoch has no end; the button that a person sees asks for steps."""
+    class Endless:
+        def __iter__(self):
+            while True:
+                yield torch.ones(2, 4), torch.ones(2, 1)
+
+    def offered(run):
+        buttons = commands(LocalRunView(run))["train_more"]["buttons"].values()
+        return [each["asks"] for each in buttons if "why_not" not in each]
+    run = Trainer(torch.nn.Linear(4, 1), train_dl=Endless(), loss_fn=torch.nn.MSELoss(),
+                  max_steps=5, progress=False)
+    run.fit()
+    assert offered(run) == [["steps"]]
+    assert run.post(Command("train_more", {"steps": 3})).wait(120).status == "applied"
+    assert run.wait().steps == 8 and run.max_steps == 8 and run.epochs is None
+    loop = make_loop()
+    loop.fit(epochs=1)
+    assert offered(loop) == [["epochs"]]
 
 
 def test_pieces_of_every_kind():

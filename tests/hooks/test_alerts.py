@@ -239,6 +239,21 @@ def test_nan_in_a_run():
                 or "`trainer.rewind(88)`" in trainer.alerts[0].advice)
 
 
+@pytest.mark.parametrize("name, first, words", [
+    ("lr", None, "lr_scale=0.5"), ("lr", 0.02, "lr=0.01"), ("lr_scale", 0.5, "lr_scale=0.25")])
+def test_the_advice_halves_the_rate_that_a_rewind_brings_back(name, first, words):
+    """Not the one that was set since."""
+    def steer(trainer):
+        step = trainer.step_state.optimizer_step
+        if step in (30, 190) and (first if step == 30 else 1e6) is not None:
+            trainer.tune(**{name: first if step == 30 else 1e6})
+    trainer = make(AlertsHook(**NO_CLOCK), LambdaHook(after_step=steer),
+                   SnapshotHook(every_steps=40), non_finite=None, max_steps=260, optim=momentum)
+    trainer.fit()
+    advice = trainer.alerts[-1].advice
+    assert f"`trainer.tune({words})`" in advice and "trainer.rewind(" in advice, advice
+
+
 @pytest.mark.slow
 def test_steps_left_out():
     """Under non_finite="skip" a skipped step has no loss: how many there were is said."""

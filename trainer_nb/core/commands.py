@@ -44,6 +44,7 @@ class CommandView(Protocol):
     dead_end: str  # what to do where each batch would raise the same
     failed: str  # "batch 12 of epoch 3", "" unless a training batch failed
     panes: Sequence[str]  # the tabs that have something to show
+    position: Any  # where the run stands; `epochs` is None where it is counted in steps
 
     @property
     def state(self) -> str:
@@ -73,6 +74,7 @@ class Button:
     # "go_on": below the others, and only where it acts; "tab": in a tab of its own, where it acts
     style: str = ""  # "stop": as something that cannot be undone by a click
     unavailable: Callable[[CommandView], str] = always  # why it would not act, where others do
+    asks: tuple[str, ...] = ()  # values that a person fills in, besides those that are needed
 
 # %% ../../nbs/core/03_commands.ipynb #d2381db7
 # what front ends ask besides the values of a command
@@ -116,7 +118,8 @@ class CommandSpec:
         states = () if button is None else button.states
         if states and view.state not in states:
             acts = f": this acts while it is {' or '.join(states)}" if len(states) < 3 else ""
-            return f"The run is {view.state}{acts}"
+            stands = "has failed" if view.state == "error" else f"is {view.state}"
+            return f"The run {stands}{acts}"
         if self.name not in view.commands:
             return self.missing
         return self.reason(view) or ("" if button is None else reason(button, view))
@@ -236,10 +239,15 @@ BUILT_IN = (
                         if view.can_rewind else "The run has ended"
                         if str(view.state) == "finished" else "")),
                 replayed=True, examples=("record layers", "record runs/exp1 samples")),
-    CommandSpec("train_more", "Train a finished run some epochs more",
-                {"epochs": Value("int", "how many epochs", default=1)},
-                (Button("Train more", "play", states=("finished",), place="go_on"),),
-                remote=False),
+    CommandSpec("train_more", "Train a finished run some epochs or steps more",
+                {"epochs": Value("int", "how many epochs", needed=False, default=1),
+                 "steps": Value("int", "how many steps", needed=False, default=100)},
+                (Button("Train more", "play", asks=("epochs",), states=("finished",),
+                        place="go_on", unavailable=lambda view: "" if view.position.epochs else
+                        "The run is counted in steps"),
+                 Button("Train more steps", "play", asks=("steps",), states=("finished",),
+                        place="go_on", unavailable=lambda view: "The run is counted in epochs"
+                        if view.position.epochs else "")), remote=False),
     CommandSpec("interrupt", "End the run at the next step, as Ctrl-C does", remote=False),
     CommandSpec("save", "Save the run into a file at the next step",
                 {"path": Value(doc="the file")}, remote=False),

@@ -81,10 +81,14 @@ def check_flow(lifecycle, name: str, values: dict) -> dict:
     return check_step(values) if name == "step" else dict(values)
 
 def check_more(values: dict) -> dict:
-    "The epochs as a whole number; ValueError for anything but a number of epochs, 1 or more."
-    if strange := values.keys() - {"epochs"}:
-        raise ValueError(f"train_more: {min(strange)!r} is no argument of it: epochs")
-    return {"epochs": whole_number("train_more: epochs", values.get("epochs"), 1, WHOLE[-1])}
+    "A whole number of epochs or of steps; ValueError for anything but one of them, 1 or more."
+    if strange := values.keys() - {"epochs", "steps"}:
+        raise ValueError(f"train_more: {min(strange)!r} is no argument of it: epochs or steps")
+    if len(values) != 1:
+        raise ValueError("train_more takes a number of epochs or of steps, and "
+                         f"{'both are' if values else 'none is'} given")
+    return {unit: whole_number(f"train_more: {unit}", value, 1, WHOLE[-1])
+            for unit, value in values.items()}
 
 # %% ../../nbs/core/18_driver.ipynb #cdad3d9e
 class Clock:

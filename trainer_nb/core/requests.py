@@ -272,8 +272,11 @@ def begin_idle(trainer, command: Command) -> None:
             trainer.driver.pause.at_boundary(trainer.step_state.boundary + 1)
     elif command.name == "train_more":
         state = trainer.step_state
-        done = state.epoch + (state.batch_idx > 0)  # an epoch that has begun is finished, too
-        enter(trainer, "train_more", (done + command.values["epochs"], None))
+        if steps := command.values.get("steps"):
+            totals = (None, state.optimizer_step + steps)
+        else:  # an epoch that has begun is finished, too
+            totals = (state.epoch + (state.batch_idx > 0) + command.values["epochs"], None)
+        enter(trainer, "train_more", totals)
     elif command.values.get("skip_failed"):
         leave_out(trainer, command.source)
 

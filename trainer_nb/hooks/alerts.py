@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'WINDOW', 'MOST_ALERTS', 'FORM', 'PLAIN', 'EVALUATED',
            'PAUSE', 'FEWEST', 'WINDOWS', 'Alert', 'median', 'spread', 'number',
            'first_spike', 'Levels', 'fall_of_halves', 'Evaluations', 'mean_wait',
-           'wait_share', 'way_back', 'lower_rate', 'advice', 'LossJudge',
+           'wait_share', 'place_before', 'way_back', 'lower_rate', 'advice', 'LossJudge',
            'EvaluationJudge', 'WaitJudge', 'rules_of', 'AlertLog', 'raise_alert',
            'AlertsHook', 'QuietLimits', 'Waiting', 'QuietAlerts']
 
@@ -183,19 +183,27 @@ def wait_share(waits: np.ndarray, steps: np.ndarray) -> float:
     return float(waits[kept].sum()) / total if total else 0.0
 
 # %% ../../nbs/hooks/alerts.ipynb #f130d085
-def way_back(trainer, step: int) -> str:
-    "How to go back to ten steps before a step or more, as far as this run can."
+def place_before(trainer, step: int) -> int:
+    "The last step to go back to, ten before a step or more; 0: it has to begin again."
     trainer.hooks.ask("finish_writing")  # a slow disk gives the same advice
-    points = [each.step for each in trainer.rewind_points() if each.step <= step - 10]
-    if points:
-        return f"rewind to step {points[-1]:,} (`trainer.rewind({points[-1]})`)"
+    return max((each.step for each in trainer.rewind_points() if each.step <= step - 10), default=0)
+
+def way_back(place: int) -> str:
+    "How to go back to that step."
+    if place:
+        return f"rewind to step {place:,} (`trainer.rewind({place})`)"
     return "start again (a SnapshotHook would let you rewind)"
 
-def lower_rate(trainer) -> str:
-    "A lower rate, and a limit for the gradients where there is none."
-    names, by_hand = trainer.tunables.table, trainer.settings.lr
-    change = "lr_scale=0.5" if by_hand is None else f"lr={plain_number(by_hand / 2)}"
-    if "lr" not in names:  # several optimizers, each with its own
+def lower_rate(trainer, place: int) -> str:
+    """A lower rate, and a limit for the gradients where there is none.
+
+    `place`: the step from which on it is to be: half of the rate by hand that is in force there."""
+    given = {each.name: each.new for each in trainer.journal.surviving()
+             if each.kind == "tune" and each.step < place}
+    rate, scale = given.get("lr"), given.get("lr_scale") or 1.0
+    change = (f"lr_scale={plain_number(scale / 2)}" if rate is None else
+              f"lr={plain_number(rate / 2)}")
+    if "lr" not in trainer.tunables.table:  # several optimizers, each with its own
         change = '**{"lr_scale.<optimizer>": 0.5}'
     clip = ", or clip gradients (`grad_clip=1.0`)" if trainer.settings.grad_clip is None else ""
     return f"lower the rate (`trainer.tune({change})`){clip}"
@@ -205,7 +213,8 @@ def advice(alert: Alert, trainer) -> str:
     kind, loader = alert.kind, trainer.train_dl
     if kind in ("spike", "divergence", "not_finite"):
         late = "If it does not come back by itself, " if kind == "spike" else ""
-        text = f"{late}{way_back(trainer, alert.step)} and {lower_rate(trainer)}."
+        place = place_before(trainer, alert.step)
+        text = f"{late}{way_back(place)} and {lower_rate(trainer, place)}."
     elif kind == "plateau":
         text = ("Stop, if this loss is good enough; else change the rate "
                 "(`trainer.tune(lr_scale=0.1)`), or the model.")

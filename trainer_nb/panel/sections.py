@@ -7,12 +7,12 @@ __all__ = ['MOST_ROWS', 'RULES', 'LABELS', 'OPTIMIZER', 'NOT_FOR_PAGES', 'MOST_E
            'ALL_ENTRIES', 'UNDO', 'READINGS', 'SECTIONS', 'USUAL', 'plain', 'known',
            'pairs', 'judged', 'Evaluations', 'means_between', 'values_at', 'Look', 'run',
            'state', 'searching', 'paused_by', 'place', 'saved', 'memory', 'digits',
-           'numbers', 'branches', 'group', 'in_groups', 'tunables', 'values', 'commands',
-           'command', 'button', 'points', 'hooks', 'times', 'entries', 'journal',
-           'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints', 'inspect',
-           'lr', 'rewind', 'last_before', 'looks', 'table', 'system', 'drawn', 'runs',
-           'Section', 'by_hook', 'by_standing', 'by_entry', 'by_evaluation', 'by_second',
-           'by_place']
+           'numbers', 'branches', 'group', 'label', 'in_groups', 'tunables', 'values',
+           'commands', 'command', 'button', 'points', 'hooks', 'times', 'entries',
+           'journal', 'to_undo', 'script', 'promise', 'alerts', 'waiting', 'breakpoints',
+           'inspect', 'lr', 'rewind', 'last_before', 'looks', 'table', 'system', 'drawn',
+           'runs', 'Section', 'by_hook', 'by_standing', 'by_entry', 'by_evaluation',
+           'by_second', 'by_place']
 
 # %% ../../nbs/panel/sections.ipynb #e60db1ff
 import html
@@ -226,7 +226,12 @@ def group(each) -> str:
     kind, _, optimizer = each.name.partition(".")
     if each.owner:
         return each.owner
-    return f"Optimizer {optimizer}".strip() if kind in OPTIMIZER else "Loop"
+    return f"Optimizer {optimizer}".strip() if kind in OPTIMIZER or optimizer else "Loop"
+
+def label(each) -> str | None:
+    "A short name within its group, where it has one."
+    kind, _, optimizer = each.name.partition(".")
+    return LABELS.get(kind, kind if optimizer and not each.owner else None)
 
 def in_groups(view) -> list:
     "The tunables in the order of the panel: optimizers, loop, hooks."
@@ -237,7 +242,7 @@ def in_groups(view) -> list:
 def tunables(view) -> dict:
     "Name to the rules of a tunable, its place in the list, and the title of its group."
     return {each.name: known(
-        at=at, optional=each.optional or None, group=group(each), label=LABELS.get(each.name), **{
+        at=at, optional=each.optional or None, group=group(each), label=label(each), **{
             name: value for name in RULES if (value := getattr(each, name)) not in (None, "")})
         for at, each in enumerate(in_groups(view))}
 
@@ -282,7 +287,7 @@ def button(view, spec: CommandSpec, each: Button, at: int, gone: str) -> dict:
     "One button of a command."
     return known(at=at, icon=each.icon or None, doc=each.doc or spec.doc, place=each.place,
                  style=each.style or None, states=list(each.states) or None,
-                 values=pairs(each.values) or None,
+                 values=pairs(each.values) or None, asks=list(each.asks) or None,
                  why_not=gone or spec.why_not(view, each) or None)
 
 # %% ../../nbs/panel/sections.ipynb #b7f94a02
