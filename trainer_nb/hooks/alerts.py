@@ -197,9 +197,10 @@ def way_back(place: int) -> str:
 def lower_rate(trainer, place: int) -> str:
     """A lower rate, and a limit for the gradients where there is none.
 
-    `place`: the step from which on it is to be: half of the rate by hand that is in force there."""
+    `place`: from where on, 0: from the beginning. Half of the rate by hand that is in force there,
+    and of the last one where the run begins again."""
     given = {each.name: each.new for each in trainer.journal.surviving()
-             if each.kind == "tune" and each.step < place}
+             if each.kind == "tune" and (each.step < place or not place)}
     rate, scale = given.get("lr"), given.get("lr_scale") or 1.0
     change = (f"lr_scale={plain_number(scale / 2)}" if rate is None else
               f"lr={plain_number(rate / 2)}")
