@@ -5110,6 +5110,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'trainer_nb/panel/run_panels.py'),
                                              'trainer_nb.panel.run_panels.RunPanels.show': ( 'panel/run_panels.html#runpanels.show',
                                                                                              'trainer_nb/panel/run_panels.py'),
+                                             'trainer_nb.panel.run_panels.RunPanels.show_started': ( 'panel/run_panels.html#runpanels.show_started',
+                                                                                                     'trainer_nb/panel/run_panels.py'),
                                              'trainer_nb.panel.run_panels.RunPanels.view': ( 'panel/run_panels.html#runpanels.view',
                                                                                              'trainer_nb/panel/run_panels.py'),
                                              'trainer_nb.panel.run_panels.RunPanels.wanted': ( 'panel/run_panels.html#runpanels.wanted',

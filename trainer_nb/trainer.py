@@ -626,7 +626,7 @@ class Trainer:
                 self.driver.status.reserve("start()")
                 start_thread(self)
         if in_panel and self.driver.driven:
-            self.panels.parts.dashboard.show_once()
+            self.panels.show_started()
 
     def wait(self, timeout: float | None = None) -> FitResult:
         """Join the background thread; its exception is raised here, Ctrl-C stops the run.

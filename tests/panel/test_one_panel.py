@@ -72,3 +72,16 @@ def test_the_picture_that_stays_is_of_the_last_fit(tmp_path):
         client._note = noted
         panels(client, "trainer.fit(); trainer.fit(epochs=4)")
         assert "step 16" in updates[-1] and "finished" in updates[-1], updates[-1]
+
+
+def test_a_run_that_goes_on_is_told_of_where_its_cell_runs_again(tmp_path):
+    """The cell gives its name to another one; a run that has ended is not told of."""
+    line = "Another run goes on in this kernel, at step "
+    with client_of("python3", tmp_path) as client:
+        client.run(SETUP)
+        cell = "trainer = make(epochs=None, max_steps=10**9); trainer.start()"
+        assert line not in client.run(cell)
+        assert client.run(cell).count(line) == 1
+        assert line not in client.run("from trainer_nb import background_runs\n"
+                                      "for each in background_runs(): each.stop(); each.wait()\n"
+                                      "trainer = make(); trainer.start(); trainer.wait()")

@@ -12,7 +12,8 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.state import say
+from ..core.looks import background_runs
+from ..core.state import RunState, say
 from ..hooks.progress import in_marimo, in_notebook
 
 if TYPE_CHECKING:
@@ -146,6 +147,15 @@ class RunPanels:
             trainer.progress_hook.enabled = False  # one thing to look at
             self.parts.dashboard.show_once()
         return wanted
+
+    def show_started(self) -> None:
+        "Show the panel of a run in the background; a line each tells of others that go on."
+        trainer = self._trainer()
+        self.parts.dashboard.show_once()
+        for each in background_runs():
+            if each is not trainer and each.state is RunState.RUNNING:
+                say(f"Another run goes on in this kernel, at step "
+                    f"{each.step_state.optimizer_step:,}: trainer_nb.background_runs() has it")
 
     @contextmanager
     def live(self, awaited: bool = False):
