@@ -50,7 +50,7 @@ def make(model=Late, **settings):
     torch.manual_seed(0)
     data = TensorDataset(X, X[:, :1])
     return Trainer(model(), train_dl=DataLoader(data, 8, shuffle=True),
-                   valid_dl=DataLoader(data, 8), loss_fn=nn.MSELoss(), epochs=3, **settings)
+                   valid_dl=DataLoader(data, 8), epochs=3, **{"loss_fn": nn.MSELoss()} | settings)
 
 
 def values(trainer):
@@ -86,6 +86,42 @@ def test_buffers_that_the_run_sets_and_resizes_are_resumed(average, tmp_path):
         assert_alike(values(trainer), wanted)
 
 
+class Relative(nn.Module):
+    """A loss in multiples of the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("first", None)
+
+    def forward(self, pred, target):
+        """The first one is 1."""
+        found = (pred - target).square().mean()
+        if self.first is None:
+            self.first = found.detach()
+        return found / self.first
+
+
+def test_those_of_a_loss_function_are_resumed(tmp_path):
+    """In a new trainer, and by a rewind to where there were none."""
+    def run():
+        return make(lambda: nn.Linear(4, 1), hooks=[SnapshotHook(every_steps=2)],
+                    loss_fn=Relative())
+    trainer = run()
+    trainer.step(5)
+    trainer.save(tmp_path / "five.pt")
+    trainer.step(3)
+    wanted, first = values(trainer), trainer.loss_fn.first.clone()
+    other = run()
+    other.load(tmp_path / "five.pt")
+    other.step(3)
+    trainer.rewind(0)
+    assert trainer.loss_fn.first is None
+    trainer.step(8)
+    for each in (trainer, other):
+        assert_alike(values(each), wanted)
+        assert torch.equal(each.loss_fn.first, first)
+
+
 def test_a_file_of_another_model_is_refused_as_before(tmp_path):
     """By its weights, and by a buffer that is not there or not in the file."""
     trainer = make()
@@ -101,14 +137,40 @@ def test_a_file_of_another_model_is_refused_as_before(tmp_path):
         made = Late()
         del made.mean
         return made
+
+    def other_kind():
+        made = Late()
+        made.seen = torch.empty(0, dtype=torch.int64)
+        return made
     for model, words in ((lambda: Late(2), "linear.weight is"), (more, "it lacks more"),
-                         (fewer, "no place for mean")):
+                         (fewer, "no place for mean"), (other_kind, "seen is")):
         other = make(model)
         before = values(other)
         with pytest.raises(CheckpointError, match=words):
             other.load(tmp_path / "two.pt")
         assert_alike(values(other), before)
         assert getattr(other.model, "mean", None) is None
+
+
+@pytest.mark.parametrize("weights", [(torch.ones(2), None), (None, torch.ones(2)),
+                                     (torch.ones(2), torch.ones(3))])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_buffer_that_was_given_is_not_taken_for_one_that_the_run_has_set(
+        weights, inside, tmp_path):
+    """The weights of classes of a loss: those of a file are of another run."""
+    def run(weight):
+        loss = nn.CrossEntropyLoss(weight)
+        model = nn.Linear(4, 2 if weight is None else len(weight))
+        if not inside:
+            return make(lambda: model, loss_fn=loss)
+        model.inner = loss
+        return make(lambda: model)
+    there, here = map(run, weights)
+    there.save(tmp_path / "saved.pt")
+    with pytest.raises(CheckpointError, match="weight"):
+        here.load(tmp_path / "saved.pt")
+    kept = here.model.inner if inside else here.loss_fn
+    assert (kept.weight is None) == (weights[1] is None)
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])

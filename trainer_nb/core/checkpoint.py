@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['COUNTERS', 'OF_STATE', 'NEW_OPTIMIZER', 'PositionPart', 'optimizer_state',
-           'buffer_places', 'ModelPart', 'HooksPart', 'RandomPart', 'JournalPart',
-           'undo_hook', 'undo_generators', 'undo_optimizer', 'RunParts', 'StateChecks',
-           'RewindPoint', 'RunCheckpoint']
+           'buffer_places', 'buffer_sizes', 'moved_buffers', 'ModelPart', 'HooksPart',
+           'RandomPart', 'JournalPart', 'undo_hook', 'undo_generators', 'undo_optimizer',
+           'RunParts', 'StateChecks', 'RewindPoint', 'RunCheckpoint']
 
 # %% ../../nbs/core/20_checkpoint.ipynb #9e5cd3e6
 from collections.abc import Callable, Mapping
@@ -120,10 +120,34 @@ def buffer_places(model: torch.nn.Module) -> dict[str, tuple[dict, str]]:
             if isinstance(module._buffers, dict)  # TorchScript has its own
             for name in module._buffers if name not in module._non_persistent_buffers_set}
 
+def buffer_sizes(model: torch.nn.Module) -> dict[str, list[int] | None]:
+    "Those of the buffers in a model's state; None where there is no tensor yet."
+    return {name: None if held[key] is None else list(held[key].shape)
+            for name, (held, key) in buffer_places(model).items()}
+
+def moved_buffers(model: torch.nn.Module, given, begun, first) -> dict[str, tuple[dict, str]]:
+    """The places of buffers that a saved run has set, resized or not set yet.
+
+    `begun`: the sizes with which they began there, where those are others now; `first`: with which
+    they began here. Where these differ it is another model, as a loss with weights of classes."""
+    def moved(name, own):
+        there = given.get(name)
+        size = list(there.shape) if isinstance(there, torch.Tensor) else None
+        known = name in first and (name in begun or name in given)
+        if not known or begun.get(name, size) != first[name]:
+            return False
+        if own is None or there is None:
+            return own is not there and (own is not None or size is not None)
+        return size is not None and list(own.shape) != size and (
+            own.dtype, own.layout) == (there.dtype, there.layout)
+    return {name: (held, key) for name, (held, key) in buffer_places(model).items()
+            if moved(name, held[key])}
+
 class ModelPart:
     "Model, loss function, optimizer and loss scaler."
     def __init__(self, driver: Driver):
         self.driver, self.engine, self.evaluator = driver, driver.engine, driver.loop.evaluator
+        self.first = {part: buffer_sizes(module) for part, module in self._parts()}
 
     model = property(lambda self: unwrap(self.engine.model))
     loss_fn = property(lambda self: next(iter(self.evaluator.modes.roots[1:]), None))
@@ -158,30 +182,35 @@ class ModelPart:
             "modules": {
                 "eval": [n for n, m in model.named_modules() if not modes.get(m, m.training)],
                 "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],
-                "unset": [n for n, (held, key) in buffer_places(model).items()
-                          if held[key] is None],
+                "begun": {part: {name: first.get(name)
+                                 for name, size in buffer_sizes(module).items()
+                                 if size is None or size != first.get(name)}
+                          for part, module in self._parts()
+                          for first in [self.first.get(part, {})]},
                 "optimizer": type(engine.optim).__name__, "stepped": engine.stepped_names()}}
 
     def unlike(self, state: dict) -> str:
         "What in a state is of another model or loss function, in words; '' where nothing is."
-        own, given = self.model.state_dict(), state["model"]
-        for name in self._moved_buffers(state):
-            own.pop(name, None)
-            if name in given:
-                own[name] = given[name]
-        return (tensors_unlike(given, own, "model")
-                or tensors_unlike(state["loss_fn"], self._loss_state(), "loss function"))
+        parts = dict(self._parts())
+        def part_unlike(part, what):
+            own, given = parts[part].state_dict() if part in parts else {}, state[part]
+            for name in self._moved(state, part) if part in parts else ():
+                own.pop(name, None)
+                if name in given:
+                    own[name] = given[name]
+            return tensors_unlike(given, own, what)
+        return part_unlike("model", "model") or part_unlike("loss_fn", "loss function")
 
-    def _moved_buffers(self, state: dict) -> dict[str, tuple[dict, str]]:
-        "The places of buffers that the run has set, cleared or resized."
-        given, unset = state["model"], state["modules"].get("unset")
-        def moved(name, own):
-            there = given.get(name) if isinstance(given, dict) else None
-            if there is None:
-                return own is not None and isinstance(unset, list) and name in unset
-            return isinstance(there, torch.Tensor) and (own is None or own.shape != there.shape)
-        return {name: (held, key) for name, (held, key) in buffer_places(self.model).items()
-                if moved(name, held[key])}
+    def _parts(self) -> list[tuple[str, torch.nn.Module]]:
+        return [("model", self.model), *([] if self.loss_fn is None else
+                                         [("loss_fn", self.loss_fn)])]
+
+    def _moved(self, state: dict, part: str) -> dict[str, tuple[dict, str]]:
+        begun = state["modules"].get("begun")
+        begun, given = begun.get(part) if isinstance(begun, dict) else None, state[part]
+        if not isinstance(begun, dict) or not isinstance(given, dict):  # an older file
+            return {}
+        return moved_buffers(dict(self._parts())[part], given, begun, self.first.get(part, {}))
 
     def optimizer_unlike(self, state: dict) -> str:
         "What in a state is of another optimizer, in words; '' where nothing is."
@@ -195,10 +224,11 @@ class ModelPart:
         "Take the values, modes and what is frozen."
         model, engine = self.model, self.engine
         model.train()  # one that merges weights takes the values of train mode
-        for name, (held, key) in self._moved_buffers(state).items():
-            own, given = held[key], state["model"].get(name)
-            held[key] = None if given is None else torch.empty_like(
-                given, device=engine.device if own is None else own.device)
+        for part, _ in self._parts():
+            for name, (held, key) in self._moved(state, part).items():
+                own, given = held[key], state[part].get(name)
+                held[key] = None if given is None else torch.empty_like(
+                    given, device=engine.device if own is None else own.device)
         mine = model.state_dict()
         with reading("model"):
             model.load_state_dict({name: engine.part(value, mine.get(name))
