@@ -213,6 +213,7 @@ test("Table: titles say which weights were evaluated, and an empty table says wh
   expect(sorted({ values: [1, null, 3, "nan", 2] }, true)).toEqual([2, 4, 0, 1, 3]);
   expect(markdown(columnsOf(TABLE), []).split("\n")).toHaveLength(2);
   expect(shown({ numbers: {} }).pane().textContent).toBe("The first row comes with the first evaluation.");
+  expect(shown({ numbers: {}, run: { ...VIEW.run, loaders: [] } }).pane().textContent).toBe("This run has no valid_dl: nothing is evaluated.");
 });
 
 test("Rewind: each state with its step, epoch and loss, and which is best", async () => {
@@ -381,6 +382,7 @@ test("Inspect: a condition that is refused stays to be corrected", async () => {
   await until(() => { field().form.requestSubmit(); expect(asked.at(-1)).toMatchObject({ name: "pause_when", values: { text: "loss is" } }); });
   answer(store, asked, { status: "refused", reason: "what is it?" });
   await until(() => expect(find(".message").textContent).toContain("what is it?"));
+  await until(() => expect(find(".pane .wrong").textContent).toBe("what is it?"));  // where it was typed
   expect(field().value).toBe("loss is");
 });
 
@@ -390,7 +392,7 @@ test("Inspect: the code that reads the batch", () => {
 });
 
 test("LR: before a search one line and one button, whose fields are those of the command", async () => {
-  const { asked, tab, find, texts, box } = shown({}, { lr: {} });
+  const { asked, store, tab, find, texts, box } = shown({}, { lr: {} });
   tab("lr").click();
   await until(() => expect(texts(".pane > .bar button")).toEqual(["Find a rate"]));
   expect(box.querySelectorAll(".figure, .rates")).toHaveLength(0);
@@ -400,6 +402,8 @@ test("LR: before a search one line and one button, whose fields are those of the
   await until(() => expect(find("[aria-label=num_steps]").value).toBe("x"));
   find(".pane > .bar button").click();
   expect(asked.at(-1)).toMatchObject({ name: "lr_find", values: { start_lr: 1e-5, num_steps: "x" } });  // the run says what is wrong
+  store.hear({ re: asked.at(-1).id, status: "refused", reason: "no number of steps" }, []);
+  await until(() => expect(texts(".pane .wrong")).toEqual(["no number of steps"]));  // where it was typed
 });
 
 test("LR: a search under way can be cancelled, and a found rate used", async () => {

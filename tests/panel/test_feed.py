@@ -471,6 +471,9 @@ def test_words_of_commands_are_those_of_the_registry():
         *NOT_FOR_PAGES}
     pause, keep = found["pause"]["buttons"]["Pause"], found["keep"]["buttons"]["Keep"]
     assert pause["why_not"] == "The run is paused: this acts while it is running"
+    failed = SimpleNamespace(state="error", commands=trainer.commands)
+    assert trainer.commands["pause"].why_not(failed, trainer.commands["pause"].buttons[0]) == (
+        "The run has failed: this acts while it is running")
     assert found["pause"]["doc"] == trainer.commands["pause"].doc
     assert keep["why_not"] == "not at step 3" and keep["values"] == [["n", None]]
     assert "why_not" not in found["resume"]["buttons"]["Resume"]

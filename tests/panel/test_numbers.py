@@ -293,7 +293,10 @@ def test_the_tunables_stand_in_a_group_for_each_and_have_the_rate_in_force():
     for name, rules in sorted(found["tunables"].items(), key=lambda each: each[1]["at"]):
         groups.setdefault(rules["group"], []).append(name)
     assert list(groups)[:3] == ["Optimizer d", "Optimizer g", "Loop"]
-    assert groups["Optimizer d"][:4] == ["lr.d", "lr_scale.d", "weight_decay.d", "grad_clip.d"]
+    assert groups["Optimizer d"] == ["lr.d", "lr_scale.d", "weight_decay.d", "grad_clip.d",
+                                     "gradient_accumulation_steps.d"]
+    assert [found["tunables"][name]["label"] for name in groups["Optimizer d"]] == [
+        "lr", "lr_scale", "weight_decay", "grad_clip", "accumulation"]
     rates = found["values"]["lr.d"], found["values"]["lr.g"]
     assert rates[0]["value"] == pytest.approx(trainer.optimizers["d"].rate) != 0.1
     assert rates[0]["moves"] is True and rates[1] == {"value": 0.02}
