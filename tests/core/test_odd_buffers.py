@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import CheckpointError, SnapshotHook, Trainer
+from trainer_nb import CheckpointError, EMAHook, SnapshotHook, Trainer
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
@@ -211,3 +211,105 @@ def test_a_search_of_a_model_of_torchscript_leaves_no_trace(compiled):
         trial.step()
         assert not torch.equal(values(trainer)["0.weight"], before["0.weight"])
     assert_alike(values(trainer), before)
+
+
+def test_an_average_of_buffers_takes_those_that_the_run_sets_and_resizes(tmp_path):
+    """It begins with their first values, is evaluated with, and is resumed and rewound."""
+    def run(**settings):
+        return make(hooks=[EMAHook(0.9, buffers="average"), SnapshotHook(every_steps=2)],
+                    **settings)
+    trainer = run()
+    hook = trainer.get_hook(EMAHook)
+    trainer.step()
+    held = hook.ema_model
+    first = trainer.model.mean.clone()
+    assert torch.equal(held.mean, first) and held.unused is None
+    trainer.step()
+    assert hook.ema_model is held
+    moved = first.lerp(trainer.model.mean, 1 - 2 / 11)
+    assert torch.allclose(held.mean, moved) and not torch.equal(held.mean, trainer.model.mean)
+    assert torch.equal(held.seen, trainer.model.seen) and held.seen.shape == (2,)
+    trainer.step(3)
+    trainer.save(tmp_path / "five.pt")
+    trainer.step(7)
+    wanted = values(trainer)
+    averages = {name: each.clone() for name, each in hook.ema_model.state_dict().items()}
+    assert wanted["seen"].shape == averages["seen"].shape == (12,)
+    other = run()
+    other.load(tmp_path / "five.pt")
+    other.step(7)
+    trainer.rewind(step=4)
+    trainer.step(8)
+    for each in other, trainer:
+        assert_alike(values(each), wanted)
+        assert_alike(each.get_hook(EMAHook).ema_model.state_dict(), averages)
+
+
+def test_an_average_follows_a_buffer_that_comes_between_its_updates_and_goes():
+    """Evaluations before the next update use the average of what is there."""
+    class Brief(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.count = nn.Linear(4, 1), 0
+            self.register_buffer("shift", None)
+
+        def forward(self, x):
+            if self.training:
+                self.count += 1
+                self.shift = {2: torch.ones(4), 3: torch.full((4,), 3.0)}.get(self.count)
+            return self.linear(x if self.shift is None else x + self.shift)
+
+    trainer = make(Brief, hooks=[EMAHook(0.5, every=2, warmup=False, buffers="average")])
+    hook = trainer.get_hook(EMAHook)
+    seen = []
+    for _ in range(4):
+        trainer.step()
+        with hook.average_in(trainer)():
+            seen.append(trainer.model.shift)
+            seen[-1] = None if seen[-1] is None else seen[-1].tolist()[0]
+    assert seen == [None, 1.0, 1.0, None] and trainer.model.shift is None
+    assert hook.ema_model.shift is None
+
+
+@pytest.mark.parametrize("saved, loaded", [("copy", "average"), ("average", "copy")])
+def test_an_average_with_buffers_and_one_without_are_two(saved, loaded, tmp_path):
+    """The state is refused before anything has changed."""
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 1), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.linear(self.norm(x))
+
+    trainer = make(Moving, hooks=[EMAHook(buffers=saved)])
+    trainer.step(3)
+    trainer.save(tmp_path / "three.pt")
+    other = make(Moving, hooks=[EMAHook(buffers=loaded)])
+    with pytest.raises(CheckpointError, match="norm.running_mean"):
+        other.load(tmp_path / "three.pt")
+    assert other.step_state.optimizer_step == 0
+
+
+@pytest.mark.parametrize("average", [None, "copy", "average"])
+def test_the_best_state_has_the_buffers_of_its_own_step(average, tmp_path):
+    """Also where they are of other sizes by now, and then the run has its own again."""
+    trainer = make(best=("valid/loss", "min"),
+                   hooks=[] if average is None else [EMAHook(0.9, buffers=average)])
+    trainer.fit(1)
+    best = values(trainer)
+    trainer.fit(2)
+    now = values(trainer)
+    assert trainer.best["step"] == 8 and now["seen"].shape == (16,)
+    with trainer.best_weights():
+        assert trainer.model.seen.shape == (8,)
+        if average is None:
+            assert_alike(values(trainer), best)
+        assert trainer.validate()["valid/loss"] == trainer.best["value"]
+    assert_alike(values(trainer), now)
+    trainer.export(tmp_path / "best.safetensors", weights="best")
+    assert load_file(tmp_path / "best.safetensors")["seen"].shape == (8,)
+    trainer.fit(3)
+    straight = make(hooks=[] if average is None else [EMAHook(0.9, buffers=average)])
+    straight.fit(3)
+    assert_alike(values(trainer), values(straight))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from .driver import Driver
-from .engine import unwrap
+from .engine import buffer_places, unwrap
 from ..support.saved import CheckpointError, plain_copy, reading
 from .training import no_record
 from ..support.undo import Undo, keeping, set_values
@@ -100,17 +100,27 @@ class BestState:
         return {"model": {**state["model"], **sets[self.judged(sets)]},
                 "loss_fn": dict(state["loss_fn"])}
 
+    def _put_buffers(self, given: dict) -> None:
+        "Put buffers in which the run has set, resized or removed since."
+        for part, root in zip(("model", "loss_fn"), self.loop.evaluator.modes.roots):
+            for name, (held, key) in buffer_places(unwrap(root)).items():
+                own, value = held[key], given[part].get(name)
+                if (None if own is None else own.shape) != (None if value is None else value.shape):
+                    held[key] = None if value is None else value.to(self.engine.device, copy=True)
+
     @contextmanager
     def in_model(self, owner):
         "The model has the weights of the best state while this is open, then its own again."
-        given, live = self.tensors(owner), self.live()
-        pairs = [(each, given[part].get(name)) for part, tensors in live.items()
-                 for name, each in tensors.items() if isinstance(each, torch.Tensor)]
-        if any(not isinstance(value, torch.Tensor) or value.shape != each.shape
-               for each, value in pairs):
-            raise CheckpointError("the best state is of another model: layers were added or "
-                                  "replaced since")
+        given = self.tensors(owner)
         with Undo() as undo:
+            undo.buffers([unwrap(each) for each in self.loop.evaluator.modes.roots])
+            self._put_buffers(given)
+            pairs = [(each, given[part].get(name)) for part, tensors in self.live().items()
+                     for name, each in tensors.items() if isinstance(each, torch.Tensor)]
+            if any(not isinstance(value, torch.Tensor) or value.shape != each.shape
+                   for each, value in pairs):
+                raise CheckpointError("the best state is of another model: layers were added or "
+                                      "replaced since")
             undo.tensors(each for each, _ in pairs)
             set_values((each, self.engine.part(value, each)) for each, value in pairs)
             with self.loop.evaluator.given_weights(), keeping(self, lent=True):

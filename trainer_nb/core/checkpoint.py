@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['COUNTERS', 'OF_STATE', 'NEW_OPTIMIZER', 'PositionPart', 'optimizer_state',
-           'buffer_places', 'buffer_sizes', 'moved_buffers', 'ModelPart', 'HooksPart',
-           'RandomPart', 'JournalPart', 'undo_hook', 'undo_generators', 'undo_optimizer',
-           'RunParts', 'StateChecks', 'RewindPoint', 'RunCheckpoint']
+           'buffer_sizes', 'moved_buffers', 'ModelPart', 'HooksPart', 'RandomPart',
+           'JournalPart', 'undo_hook', 'undo_generators', 'undo_optimizer', 'RunParts',
+           'StateChecks', 'RewindPoint', 'RunCheckpoint']
 
 # %% ../../nbs/core/20_checkpoint.ipynb #9e5cd3e6
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from .checks import (data_unlike, groups_unlike, header_unlike, journal_unlike,
                                     streams_unlike, tensors_unlike)
 from .data import loader_generators, restore_generators
 from .driver import Driver
-from .engine import Staged, unwrap
+from .engine import Staged, buffer_places, unwrap
 from .hook import HookRow, has_state
 from .identity import data_identity, other_code, unlike
 from .journal import Intervention, Journal, fingerprint, total_text
@@ -112,13 +112,6 @@ def optimizer_state(engine, in_parts: bool = False) -> dict:
                               "'state' and 'param_groups'; entries of its own may stand beside "
                               "them: {**super().state_dict(), 'slow': self.slow}")
     return state
-
-def buffer_places(model: torch.nn.Module) -> dict[str, tuple[dict, str]]:
-    "The names that buffers have in a model's state, with where each one stands; also None ones."
-    return {f"{path}.{name}".lstrip("."): (module._buffers, name)
-            for path, module in model.named_modules(remove_duplicate=False)
-            if isinstance(module._buffers, dict)  # TorchScript has its own
-            for name in module._buffers if name not in module._non_persistent_buffers_set}
 
 def buffer_sizes(model: torch.nn.Module) -> dict[str, list[int] | None]:
     "Those of the buffers in a model's state; None where there is no tensor yet."

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from ..core.checks import tensors_unlike
+from ..core.engine import buffer_places
 from ..core.hook import Hook
 from ..core.own_state import search
 from ..core.state import real_number, whole_number
@@ -84,7 +85,7 @@ class Average:
         self._link(averaged_tensors(model, buffers))
 
     def _link(self, live: dict[str, torch.Tensor]) -> None:
-        self.live, self._kinds = live, kinds_of(live)
+        self.live, self._kinds, self._linked = live, kinds_of(live), self.mean
         pairs = [(self.mean[name], each) for name, each in live.items()]
         def moves(tensor):
             number = tensor.is_floating_point() or tensor.is_complex()
@@ -98,26 +99,28 @@ class Average:
 
     def fits(self, model: torch.nn.Module) -> bool:
         "It belongs to this model, as it is now."
-        now = averaged_tensors(model, self.buffers)
-        return (model is self.model and list(now) == list(self.live)
+        now = dict(model.named_parameters())
+        before = [name for name, each in self.live.items() if isinstance(each, torch.nn.Parameter)]
+        return (model is self.model and list(now) == before
                 and all(each is self.live[name] and each.shape == self.mean[name].shape
-                        for name, each in model.named_parameters()))
+                        for name, each in now.items()))
 
-    def _find_buffers(self) -> None:
-        "A module may put another tensor, also of another size, in the place of a buffer."
+    def _follow(self) -> None:
+        "Take what the model has put in the place of a buffer: another tensor, a first one, None."
         now = averaged_tensors(self.model, self.buffers)
-        if kinds_of(now) != self._kinds or any(
-            each is not self.live[name] or each.shape != self.mean[name].shape
+        self.mean = {name: mean if mean is not None and mean.shape == each.shape
+                     else wide(each).to(self.device)
+                     for name, each in now.items() for mean in [self.mean.get(name)]}
+        if kinds_of(now) != self._kinds or list(now) != list(self.live) or any(
+            each is not self.live[name] or self.mean[name] is not self._linked[name]
             for name, each in now.items()):
-            other = [name for name, each in now.items() if each.shape != self.mean[name].shape]
-            self.mean |= {name: wide(now[name]).to(self.device) for name in other}
             self._link(now)
 
     @torch.no_grad()
     def move(self, decay: float) -> None:
         "One update."
         if self.buffers or kinds_of(self.live) != self._kinds:
-            self._find_buffers()
+            self._follow()
         means, live = self._moved
         if self._near is not None:
             torch._foreach_copy_(self._near, live)  # private, of torch (tried with 2.13), as below
@@ -130,15 +133,21 @@ class Average:
     def set(self, values: dict[str, torch.Tensor]) -> None:
         "Use other values, by name."
         self._whole_at = None
-        for name, mean in self.mean.items():
-            mean.copy_(values[name])
+        for name, value in values.items():
+            mean = self.mean.get(name)
+            if mean is None or mean.shape != value.shape:  # a buffer of the training
+                self.mean = {**self.mean, name: wide(value).to(self.device)}
+            else:
+                mean.copy_(value)
 
     @contextmanager
     def swapped_in(self):
         "The model has the averaged values while this is open, and then its own again, bit for bit."
+        if self.buffers:
+            self._follow()
         with Undo() as undo:
             undo.tensors(self.live.values())
-            set_values(zip(self.live.values(), self.mean.values()))
+            set_values((each, self.mean[name]) for name, each in self.live.items())
             yield
 
     @torch.no_grad()
@@ -152,16 +161,20 @@ class Average:
         if made is None:
             made = self._module = self._made()
         self._whole_at = step
+        if self.buffers:
+            self._follow()
         here = {**dict(made.named_parameters()), **dict(made.named_buffers())}
-        for name, each in [*self.mean.items(), *self.model.named_buffers()]:
-            mean = self.mean.get(name, each)
-            if here[name].shape == mean.shape:
+        wanted = {**dict(self.model.named_buffers()), **self.mean}
+        for name in [*wanted, *(here.keys() - wanted.keys())]:
+            mean, own = wanted.get(name), here.get(name)
+            if mean is not None and own is not None and own.shape == mean.shape:
                 dense = mean.layout is torch.strided
-                if not dense or here[name].data_ptr() != mean.data_ptr():
-                    here[name].copy_(mean)
-            else:
+                if not dense or own.data_ptr() != mean.data_ptr():
+                    own.copy_(mean)
+            else:  # a buffer that the training has set, resized or removed
                 owner, _, key = name.rpartition(".")
-                made.get_submodule(owner)._buffers[key] = mean.to(here[name].device, copy=True)
+                made.get_submodule(owner)._buffers[key] = None if mean is None else mean.to(
+                    self.device if own is None else own.device, copy=True)
         return made
 
     def _made(self) -> torch.nn.Module:
@@ -294,16 +307,28 @@ class EMAHook(Hook):
     def state_dict(self):
         "The average by the parameters' names, and how far it goes."
         if self._given is not None:
-            return {"updates": self.updates, "reached": self.reached, "ema_model": self._given}
-        if self._average is None:
+            mean = self._given
+        elif self._average is None:
             return {}
-        return {"updates": self.updates, "reached": self.reached, "ema_model": self._average.mean}
+        else:
+            mean = self._average.mean
+        return {"updates": self.updates, "reached": self.reached, "buffers": self.buffers,
+                "ema_model": mean}
 
     def check_state(self, trainer, state):
         "ValueError for an average of another model."
         text = misfit(state, {"updates": int, "reached": int, "ema_model": dict}, "it")
-        own = averaged_tensors(trainer.plain_model, self.buffers == "average")
-        if text := text or tensors_unlike(state["ema_model"], own, "model"):
+        if not text:
+            model, given = trainer.plain_model, state["ema_model"]
+            own = averaged_tensors(model, self.buffers == "average")
+            if self.buffers == state.get("buffers") == "average":
+                # a run may set, resize and remove them; the model's own state was looked at
+                named = buffer_places(model, passing=True)
+                own = averaged_tensors(model, False) | {
+                    name: each for name, each in given.items() if name in named
+                    and isinstance(each, torch.Tensor) and each.is_floating_point()}
+            text = tensors_unlike(given, own, "model")
+        if text:
             raise ValueError(text)
 
     def load_state_dict(self, state):
