@@ -3,6 +3,7 @@ import { html } from "htm/preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { RunLegend, allOf, behindOf, behindTraces } from "./behind.js";
 import { gapTrace } from "./gaps.js";
+import { useKept } from "./kept.js";
 import { MARK_AXIS, changesOf, literal, markLines, markTraces, spotsOf } from "./marks.js";
 import { leaveOut } from "./outliers.js";
 import { Save, svgOf } from "./save.js";
@@ -186,10 +187,12 @@ export function inWords(curves) {
   return found.length ? found.map(([name, value]) => `${name} ${short(value)}`).join(", ") : "The curves start with the first record.";
 }
 
+const WINDOWS = [1, 10, 33, 100, 300], SCALES = ["auto", "linear", "powers of ten"];
+
 // `all`: the run of the feed is one of several, and none is before the others.
 export function Chart({ store, onStep, all = false }) {
-  const box = useRef(), drawn = useRef({ at: 0 }), library = useRef(null), [window, setWindow] = useState(33), [chosen, setChosen] = useState("auto"), [axis, setAxis] = useState("step");
-  const [hidden, setHidden] = useState(new Set()), [every, setEvery] = useState(false), [outliers, setOutliers] = useState(true), click = useRef(onStep), moved = useRef(() => {}), [wrong, setWrong] = useState("");
+  const box = useRef(), drawn = useRef({ at: 0 }), library = useRef(null), [window, setWindow] = useKept("smooth", 33, WINDOWS), [chosen, setChosen] = useKept("y", "auto", SCALES), [axis, setAxis] = useKept("x", "step", Object.keys(AXES));
+  const [hidden, setHidden] = useState(new Set()), [every, setEvery] = useState(false), [outliers, setOutliers] = useKept("outliers", true, [true, false]), click = useRef(onStep), moved = useRef(() => {}), [wrong, setWrong] = useState("");
   click.current = axis === "step" ? onStep : undefined;
   const zoom = useRef(null);  // range on the x-axis, finer rows of it, and the generation of the curves to which they belong
   const tall = useRef({});  // name of a y-axis to the range that a person has chosen
@@ -259,8 +262,8 @@ export function Chart({ store, onStep, all = false }) {
         onClick=${() => store.request({ ask: "run", ...(others.length ? { do: "hide" } : { do: "show", number: earlier }) })}>${others.length > 1 ? `${others.length} other runs` : "earlier run"}</button>`}
       ${small.length > MOST_PLOTS && html`<button type="button" class="chip" aria-pressed=${every} title="Show the small plots of all records" onClick=${() => setEvery(!every)}>all ${small.length} plots</button>`}
       <button type="button" class="chip" aria-pressed=${outliers} title=${outliers ? "Points far from the rest are in the scale" : "Points far from the rest are left out of the scale; a triangle at the edge marks each of them"} onClick=${() => setOutliers(!outliers)}>outliers</button>
-      <label>smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${[1, 10, 33, 100, 300].map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
-      <label>y <select aria-label="y" value=${chosen} onChange=${(event) => setChosen(event.target.value)}>${["auto", "linear", "powers of ten"].map((each) => html`<option>${each}</option>`)}</select></label>
+      <label>smooth <select aria-label="smooth" value=${String(window)} onChange=${(event) => setWindow(Number(event.target.value))}>${WINDOWS.map((each) => html`<option value=${String(each)}>${each === 1 ? "off" : each}</option>`)}</select></label>
+      <label>y <select aria-label="y" value=${chosen} onChange=${(event) => setChosen(event.target.value)}>${SCALES.map((each) => html`<option>${each}</option>`)}</select></label>
       <label>x <select aria-label="x" value=${axis} onChange=${(event) => setAxis(event.target.value)}>${Object.keys(AXES).map((each) => html`<option>${each}</option>`)}</select></label>
       <${Save} name=${all ? "runs" : store.view.run.name} runs=${shown} hidden=${hidden} draw=${draw} /></div>
     ${others.length > 0 && html`<${RunLegend} ...${{ runs: others, hidden, toggle }} />`}

@@ -35,14 +35,15 @@ export function useAnswer(store) {
     timer.current = setTimeout(() => setAnswer(null), 1000 * seconds);
   };
   useEffect(() => () => clearTimeout(timer.current), []);
-  const press = async (name, values = {}, label = name) => {  // `label`: of a button that gives values of its own
-    const said = label !== name ? label : [name, ...Object.entries(values).map(([key, value]) => (typeof value === "string" ? value : `${key} ${value}`))].join(" ");
+  const press = async (name, values = {}, label = name, given = {}) => {  // `label`: of a button that gives values of its own; `given`: those that a person has
+    const named = label === name ? Object.entries(values).map(([key, value]) => (typeof value === "string" ? value : `${key} ${value}`)) : Object.values(given);
+    const said = [label, ...named].join(" ");
     const during = standing(store.view), before = store.view.numbers;
     say(`${said}: asked for${during === "running" ? "; it takes effect at the next step" : ""}.`, 60, { during });
     const found = await store.command(name, values), applied = found.status === "applied";
-    const where = applied && found.where ? ` ${found.where.replace(/\d{4,}/g, (digits) => count(Number(digits)))}` : "";
+    const where = applied && found.where ? ` ${found.where.replace(/(?<=step )\d{4,}/g, (digits) => count(Number(digits)))}` : "";
     const outcome = name === "validate" ? (view) => measured(view, before) : undefined;
-    say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, outcome ? 20 : applied ? 4 : 30, applied ? { outcome } : found.status === "void" ? { during } : { wrong: true });
+    say(`${said}: ${found.status}${where}${found.reason ? `: ${found.reason}` : ""}`, outcome ? 20 : applied ? Math.max(4, where.length / 8) : 30, applied ? { outcome } : found.status === "void" ? { during } : { wrong: true });
     return found;
   };
   return [answer, press];
@@ -99,7 +100,8 @@ function Form({ view, button, press, close }) {
   };
   const send = (event) => {
     event.preventDefault();
-    press(button.name, { ...button.values, ...Object.fromEntries(fields.map(([key, rule]) => [key, valueOf(key, rule)])) });
+    const given = Object.fromEntries(fields.map(([key, rule]) => [key, valueOf(key, rule)]));
+    press(button.name, { ...button.values, ...given }, button.label, given);
     close?.();
   };
   return html`<form class="bar more" aria-label=${button.label} title=${button.doc} ref=${form} onSubmit=${send} onKeyDown=${(event) => event.key === "Escape" && close?.()}>

@@ -1,11 +1,12 @@
 // What one looks at now and then, below what is always shown. What belongs to a tab is sent while it is open.
 import { html } from "htm/preact";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useRef } from "preact/hooks";
 import { Alerts } from "./alerts.js";
 import { Data } from "./data.js";
 import { Hooks, hooksTitle } from "./hooks.js";
 import { Inspect } from "./inspect.js";
 import { Journal } from "./journal.js";
+import { useKept } from "./kept.js";
 import { Layers } from "./layers.js";
 import { LR } from "./lr.js";
 import { More, offersOf } from "./more.js";
@@ -31,18 +32,10 @@ export const TABS = [
   { name: "more", title: () => "Record", part: More, there: (view) => offersOf(view).length > 0 },
 ];
 
-const KEY = "trainer_nb tab";
-const kept = () => { try { return sessionStorage.getItem(KEY); } catch { return null; } };
-const keep = (name) => { try { sessionStorage.setItem(KEY, name); } catch { /* storage is off: a reload begins with the first tab */ } };
-
 export function Tabs(same) {
-  const { store, view } = same, id = `${store.prefix}${useId()}`, list = useRef(), [chosen, setChosen] = useState(kept);
+  const { store, view } = same, id = `${store.prefix}${useId()}`, list = useRef(), [chosen, show] = useKept("tab", null, TABS.map(({ name }) => name));  // also one that is there soon
   const tabs = TABS.filter(({ there }) => !there || there(view)), at = Math.max(0, tabs.findIndex(({ name }) => name === chosen)), tab = tabs[at];
   useEffect(() => (tab.section ? store.open(tab.section) : undefined), [store, tab.section]);
-  const show = (name) => {  // also one that is there soon
-    setChosen(name);
-    keep(name);
-  };
   const choose = (number) => show(tabs[number].name);
   const key = (event) => {
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: tabs.length - 1 }[event.key];

@@ -1,6 +1,6 @@
 import { render } from "preact";
 import { html } from "htm/preact";
-import { expect, test, vi } from "vitest";
+import { beforeEach, expect, test, vi } from "vitest";
 import { MOST_PLOTS, flatRange, inWords, layout, leastHeight, smallOf, smoothed, traces } from "../src/chart.js";
 import { gapsOf } from "../src/gaps.js";
 import { changesOf, markTraces, spotsOf } from "../src/marks.js";
@@ -10,6 +10,8 @@ import { csvOf, fileName, pictureOf, svgOf } from "../src/save.js";
 import { Store, column } from "../src/store.js";
 import { cut, finerOf, stepsIn, withFiner } from "../src/zoom.js";
 import { until } from "./until.js";
+
+beforeEach(() => sessionStorage.clear());
 
 const rows = (values, stride = 1) => ({ stride, rows: Float32Array.from(values.flatMap((value, at) => [stride * (at + 1), 0, value - 1, value + 1, value, stride, at, 8 * at, at])) });
 const CURVES = { "train/loss": rows([3, 2, 1]), "valid/loss": rows([2]), lr: rows([0.001, 0.001]), "train/accuracy": rows([0.5]), "valid/accuracy": rows([0.7]), "test/<u>mae</u>": rows([9]), "time/data": rows([1]), "valid/accuracy@0": rows([0.1]) };
@@ -208,6 +210,33 @@ test("a button leaves outliers out", async () => {
   await until(() => expect(shapes.at(-1)?.[1]).toBeLessThan(5));
   expect(button().getAttribute("aria-pressed")).toBe("false");
   render(null, box);
+});
+
+test("smoothing, scale, axis and outliers are kept for a reload", async () => {
+  const choices = { smooth: "100", y: "linear", x: "epoch" };
+  const open = () => {
+    const store = new Store({ listen() {}, plotly: () => new Promise(() => {}) }), box = document.body.appendChild(document.createElement("div"));
+    store.hear({ v: 1, view: { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: {}, commands: {}, tunables: {}, values: {}, hooks: {}, points: {} } }, []);
+    render(html`<${Panel} store=${store} part="plots" />`, box);
+    return box;
+  };
+  const of = (box) => [...Object.keys(choices).map((name) => box.querySelector(`[aria-label=${name}]`).value), outliersOf(box).getAttribute("aria-pressed")];
+  const outliersOf = (box) => [...box.querySelectorAll("button.chip")].find((each) => each.textContent === "outliers");
+  const first = open();
+  expect(of(first)).toEqual(["33", "auto", "step", "true"]);
+  for (const [name, value] of Object.entries(choices)) {
+    const list = first.querySelector(`[aria-label=${name}]`);
+    list.value = value;
+    list.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+  outliersOf(first).click();
+  await until(() => expect(of(first)).toEqual([...Object.values(choices), "false"]));
+  render(null, first);
+  const again = open();
+  expect(of(again)).toEqual([...Object.values(choices), "false"]);
+  render(null, again);
+  sessionStorage.setItem("trainer_nb smooth", "7");
+  expect(of(open())[0]).toBe("33");
 });
 
 test("a chart that left the page before plotly came does nothing", async () => {

@@ -318,11 +318,19 @@ test("a question is gone once another value is chosen, is refused, or comes from
 test("a run that is counted in steps trains some steps more", async () => {
   const values = { epochs: { at: 0, kind: "int", needed: false, default: 1, doc: "how many epochs" }, steps: { at: 1, kind: "int", needed: false, default: 100, doc: "how many steps" } };
   const buttons = { "Train more": button(0, { place: "go_on", asks: ["epochs"], why_not: "The run is counted in steps" }), "Train more steps": button(1, { place: "go_on", asks: ["steps"] }) };
-  const { asked, box } = shown({ state: { name: "finished" }, commands: { ...VIEW.commands, train_more: { at: 9, values, buttons } } });
+  const { asked, box, find } = shown({ state: { name: "finished" }, commands: { ...VIEW.commands, train_more: { at: 9, values, buttons } } });
   const [form, ...others] = box.querySelectorAll("form.more");
   expect([form.querySelector("label").textContent.trim(), others]).toEqual(["How many steps", []]);
   form.querySelector("button").click();
   expect(asked.at(-1)).toMatchObject({ name: "train_more", values: { steps: 100 } });
+  await until(() => expect(find(".message").textContent).toContain("Train more steps 100: asked for"));
+});
+
+test("where something was written is said as it is, and places have their thousands", async () => {
+  const { asked, store, find } = shown();
+  find("[aria-label=Controls] button[name=pause]").click();
+  store.hear({ re: asked.at(-1).id, status: "applied", where: "at step 12345 as /runs/20261130/weights_00012345" }, []);
+  await until(() => expect(find(".message").textContent).toContain(`pause: applied at step 12,345 as /runs/20261130/weights_00012345`));
 });
 
 test("hooks with many tunables are folded, a search finds them, Undo says why it is asked", async () => {

@@ -22,7 +22,7 @@ const VIEW = { may_steer: true, run: { name: "net", description: "cpu" }, state:
 
 // A page with its tab Runs open; it notes what it asks, and answers as `answers` has it.
 function shown({ runs = RUNS, ...change } = {}, answer = { status: "applied" }, part = undefined) {
-  sessionStorage.setItem("trainer_nb tab", "runs");
+  sessionStorage.setItem("trainer_nb tab", '"runs"');
   const asked = [], opened = [], link = { listen() {}, plotly: () => new Promise(() => {}) }, store = new Store(link), box = document.body.appendChild(document.createElement("div"));
   link.ask = async (each) => {
     if (each.ask === "open") return void opened.push(...each.tabs);

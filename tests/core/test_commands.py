@@ -681,6 +681,7 @@ def test_weights_are_exported_by_a_command(tmp_path, when):
         trainer.pause().wait()
     reply = trainer.post(Command("export")).wait(300)
     assert reply.status == "applied", reply
+    told = reply.where
     if when != "running":  # a file of somebody else stays, and so does the run
         beside = tmp_path / "exp1" / f"weights_{trainer.step_state.optimizer_step:08}.json"
         beside.write_text('{"of": "somebody else"}')
@@ -692,7 +693,7 @@ def test_weights_are_exported_by_a_command(tmp_path, when):
         trainer.wait()
     entry = next(each for each in trainer.journal.entries if each.kind == "save")
     path = tmp_path / "exp1" / f"weights_{entry.step:08}.safetensors"
-    assert entry.name == path.name
+    assert entry.name == path.name and told == f"at step {entry.step} as {path}"
     written = load_file(path)
     if when != "running":  # nothing was made since then
         assert torch.equal(written["weight"], trainer.model.weight)

@@ -75,7 +75,8 @@ class Reply:
 @dataclass
 class CommandHandler:
     "How one kind of command is checked and applied. Bound methods are held weakly."
-    apply: Callable[[Command], None] | None = None  # None: the driver applies it itself
+    # what is said of it beside the place, or None; no function: the driver applies it itself
+    apply: Callable[[Command], str | None] | None = None
     validate: Callable[[dict], dict] | None = None  # the values to use; ValueError refuses them
     recoverable: tuple = ()  # errors of `apply` after which the run can go on unchanged
     blocking: bool = False  # takes seconds: runs in its own thread while the run is not driven

@@ -498,9 +498,10 @@ class Boundary:
         code, self.exit_code = self.exit_code, None
         return code
 
-    def here(self) -> str:
-        "The present place, as replies say it."
-        return f"at step {self.state.optimizer_step}"
+    def here(self, told: object = None) -> str:
+        "The present place, and what else is told, as replies say it."
+        place = f"at step {self.state.optimizer_step}"
+        return f"{place} {told}" if isinstance(told, str) else place
 
     def agree(self) -> bool:
         "Several processes have the same commands before them; whether all look up here."
@@ -577,11 +578,11 @@ class Boundary:
         with self.logbook.effect_of(command):
             try:
                 assert handler.apply is not None
-                handler.apply(command)
+                told = handler.apply(command)
                 self.acting = ""
                 if self.hooks.stale:  # a hook that joined in a pause counts in the very next step
                     self.loop.resolve_hooks(owner)
-                reply.settle("applied", self.here())
+                reply.settle("applied", self.here(told))
             except (ReferenceError, *handler.recoverable) as error:  # its owner may be gone
                 self.mailbox.refuse(command, reply, error)
             except Exception as error:

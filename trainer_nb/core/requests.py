@@ -133,12 +133,15 @@ def check_export(trainer, values: dict) -> dict:
     check_weights(trainer, values.get("weights"), "export")
     return values
 
-def on_export(trainer, command: Command) -> None:
-    "Write the weights into the folder of the run; without one, into the working folder."
+def on_export(trainer, command: Command) -> str:
+    """Write the weights into the folder of the run; without one, into the working folder.
+
+    Returns what is said of it."""
     weights = command.values.get("weights") or "last"
     name = f"weights_{trainer.step_state.optimizer_step:08}" + f"_{weights}" * (weights != "last")
     path = trainer.export((trainer.workspace or Path.cwd()) / name, weights)
     trainer.record("save", path.name, source=command.source)
+    return f"as {path}"
 
 def take_state(trainer, state: dict, optimizer: bool = True, own: bool = False) -> None:
     "Become the run of a state; `own`: nobody else has it."
