@@ -165,7 +165,9 @@ def test_rates_set_by_hand_are_left_behind_and_other_changes_are_not(tmp_path):
     assert second.lr_scale == 1.0 and second.optim.param_groups[0]["weight_decay"] == 0.01
     assert second.grad_clip == 1.0
     assert second.get_hook(EMAHook).decay == 0.8 and not second.model[0].weight.requires_grad
-    averages = [tree_leaves(trainer.state_dict()["hooks"]["ema"]) for trainer in (first, second)]
+    averages = [tree_leaves({name: each for name, each in
+                             trainer.state_dict()["hooks"]["ema"].items()
+                             if name != "buffers"}) for trainer in (first, second)]
     assert len(averages[0]) > 4
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b))
                for a, b in zip(*averages, strict=True))

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 import torch
 
 from .driver import Driver
-from .engine import buffer_places, unwrap
+from .engine import unwrap
 from ..support.saved import CheckpointError, plain_copy, reading
 from .training import no_record
+from ..support.torch_private import buffer_places
 from ..support.undo import Undo, keeping, set_values
 
 # %% ../../nbs/core/21_best.ipynb #345e90e8

@@ -22,7 +22,7 @@ from .checks import (data_unlike, groups_unlike, header_unlike, journal_unlike,
                                     streams_unlike, tensors_unlike)
 from .data import loader_generators, restore_generators
 from .driver import Driver
-from .engine import Staged, buffer_places, unwrap
+from .engine import Staged, unwrap
 from .hook import HookRow, has_state
 from .identity import data_identity, other_code, unlike
 from .journal import Intervention, Journal, fingerprint, total_text
@@ -32,6 +32,7 @@ from ..support.saved import (NO_STATES_FAULT, CheckpointError, Copies, WithoutCo
                                    plain_copy, reading, reason)
 from .state import OwnStreams, Phase, RandomStreams, RunState, warn, whole_number
 from .tunable import Tunables
+from ..support.torch_private import buffer_places
 from ..support.undo import Undo, set_modes
 from ..support.validate import kind_of, misfit
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 
 from ..core.checks import tensors_unlike
-from ..core.engine import buffer_places
 from ..core.hook import Hook
 from ..core.own_state import search
 from ..core.state import real_number, whole_number
 from ..core.tunable import Tunable
+from ..support.torch_private import buffer_places
 from ..support.undo import Undo, set_values
 from ..support.validate import misfit
 

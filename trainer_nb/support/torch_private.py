@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['INSIDE', 'BLOCK', 'step_within', 'run_backward', 'gradient_norms', 'multiply',
-           'copy_into', 'Marks', 'write_count', 'persistent_buffers', 'tensor_hooks',
-           'module_hooks', 'global_hooks', 'plain_name', 'compiled_module',
-           'compile_in_place', 'scaling_left_to_us', 'module_versions',
+           'copy_into', 'Marks', 'write_count', 'persistent_buffers', 'buffer_places',
+           'tensor_hooks', 'module_hooks', 'global_hooks', 'plain_name',
+           'compiled_module', 'compile_in_place', 'scaling_left_to_us', 'module_versions',
            'set_module_versions', 'is_loader_iterator', 'iterator_workers',
            'shut_down_workers', 'leave_shut_down', 'forget_worker_pids',
            'waiting_iterator', 'set_waiting_iterator', 'batches_as_shipped',
@@ -144,6 +144,16 @@ def persistent_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
     skipped = getattr(module, "_non_persistent_buffers_set", ())
     own = module.named_buffers(recurse=False, remove_duplicate=False)
     return [buffer for name, buffer in own if name not in skipped]
+
+def buffer_places(model: torch.nn.Module, passing: bool = False) -> dict[str, tuple[dict, str]]:
+    """The names that buffers have in a model's state, with where each one stands; also None ones.
+
+    `passing`: those that are not saved, too."""
+    return {f"{path}.{name}".lstrip("."): (module._buffers, name)
+            for path, module in model.named_modules(remove_duplicate=False)
+            if isinstance(module._buffers, dict)  # TorchScript has its own
+            for name in module._buffers
+            if passing or name not in getattr(module, "_non_persistent_buffers_set", ())}
 
 def tensor_hooks(tensor: torch.Tensor) -> list[Callable]:
     "The functions that torch calls with the gradient of a tensor, or once it has it."
