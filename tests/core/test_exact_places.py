@@ -1216,3 +1216,38 @@ def test_an_order_drawn_with_the_model_is_named():
     again.load_state_dict(first.state_dict())
     again.fit()
     assert not same(weights(again), weights(straight))
+
+
+class InTurn(Sampler):
+    """Draws each epoch's order from its number, which has a name of its own."""
+
+    def __init__(self, counts=False):
+        self.turn, self.passes, self.counts = 0, 0, counts
+
+    def __len__(self):
+        return len(X)
+
+    def set_epoch(self, number):
+        """As DistributedSampler has it."""
+        self.turn = number
+
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(self.turn + 100 * self.passes)
+        self.passes += self.counts
+        return iter(torch.randperm(len(X), generator=draw).tolist())
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_the_number_of_the_epoch_is_set_by_the_trainer_under_any_name(counts):
+    """What the sampler counts by itself beside it is named."""
+    def make():
+        return run(loader=lambda: DataLoader(TensorDataset(X, Y), 8, sampler=InTurn(counts)))
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    assert bool(straight.exact) is not counts, straight.exact
+    assert counts == ("sampler.passes" in str(straight.exact))
+    assert "sampler.turn" not in str(straight.exact)
+    first.step(11)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert same(weights(again), weights(straight)) is not counts

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .hook import ComponentHook, LambdaHook, has_state
 from .state import StepState, warn
-from ..support.bytecode import ADDING, acts, done_in, names_in, reads, set_outside
+from ..support.bytecode import ADDING, acts, done_in, keeps, names_in, reads, set_outside
 from ..support.torch_private import (global_hooks, module_hooks, persistent_buffers,
                                            tensor_hooks, write_count)
 from ..support.undo import CONTAINERS, Undo
@@ -767,6 +767,13 @@ def _methods(kind: type) -> list[FunctionType]:
     return [each for each in methods  # also of a library's optimizer
             if not (each.__module__ or "").startswith(("torch.", "trainer_nb."))]
 
+def _is_epoch(holder, name: str) -> bool:
+    "Whether the trainer sets this attribute, by the holder's `set_epoch`."
+    told = getattr(holder, "set_epoch", None)
+    code = getattr(getattr(told, "__func__", told), "__code__", None)
+    return told is not None and ("epoch" in name
+                                 or code is not None and name.removeprefix(".") in keeps(code))
+
 def _is_read(holder, name: str, lookups: bool = True) -> bool:
     """Whether the code of a class or function reads what it holds under a name of `held_by`.
 
@@ -974,7 +981,7 @@ class Mark:
             array = isinstance(each, np.ndarray) and each.nbytes <= LARGE and each.flags.writeable
             # the trainer sets the epoch of what can be told it, and the mode of modules
             if ((array or isinstance(each, PLAIN))
-                and not (hasattr(holder, "set_epoch") and "epoch" in name)
+                and not _is_epoch(holder, name)
                 and not (isinstance(holder, torch.nn.Module) and name == ".training")):
                 self.values.setdefault(inner, (each, _look_of(each)))
                 self.readers.setdefault(inner, readers)

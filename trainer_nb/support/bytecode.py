@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ADDING', 'within', 'codes', 'names_in', 'done_in', 'set_outside', 'instructions',
-           'reads', 'acts']
+           'reads', 'keeps', 'acts']
 
 # %% ../../nbs/support/bytecode.ipynb #566d9b43
 import dis
@@ -77,6 +77,12 @@ def reads(code: CodeType, name: str, lookups: bool = True) -> bool:
     return any(reads(each, name, lookups) for each in within(code))
 
 _VARIABLES = "DEREF", "GLOBAL", "NAME", "FAST"
+
+def keeps(code: CodeType) -> set[str]:
+    "The attributes of its first argument in which a method stores its second one as it is."
+    lines, given = list(instructions(code)), code.co_varnames[:2]
+    return {each.argval for before, holder, each in zip(lines, lines[1:], lines[2:])
+            if each.opname == "STORE_ATTR" and (holder.argval, before.argval) == given}
 
 def _counts(lines, number: int) -> bool:
     "Whether what is loaded there is only stored again, one more: `x += 1`, `x = x + 1`."
