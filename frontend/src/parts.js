@@ -28,14 +28,14 @@ export function shownOf(view, pins) {
   return found.length ? found : usualOf(view);
 }
 
-function cellOf({ run, memory, numbers, values = {} }, name) {
+function cellOf({ run, place, hooks = {}, memory, numbers, values = {} }, name) {
   if (name === MEMORY) return [memory.label, (memory.used / 2 ** 30).toFixed(1), "GB", memory.total ? `of ${(memory.total / 2 ** 30).toFixed(1)} GB` : ""];
   if (!(name in numbers)) {
     const record = name.slice(BEST.length), { value, step } = numbers[record].best;
     return [name, short(value), isAveraged(run, record) ? "average" : "", `at step ${count(step)}`];
   }
   const { value, of, step, best, bad_since: bad } = numbers[name], rates = base(name) === "lr" && values[name]?.each;
-  const newest = Math.max(...Object.values(numbers).map((each) => each.step)), old = of > 1 && newest - step > 2 * of;  // no longer recorded; all of them may come later than the step of the run
+  const newest = Math.max(...Object.values(numbers).map((each) => each.step)), old = (of > 1 && newest - step > 2 * of) || (hooks.recorder?.enabled === false && place.step > step);  // no longer recorded; all of them may come later than the step of the run
   const below = old ? `at step ${count(step)}` : bad !== undefined ? `since step ${count(bad)}` : best ? `best ${short(best.value)}` : of > 1 ? `mean of ${of}` : rates ? `groups ${rates.map(short).join(" · ")}` : "";
   return [LABELS[name] ?? name, short(value), isAveraged(run, name) ? "average" : "", below, old ? "old" : bad !== undefined ? "wrong" : ""];
 }

@@ -346,6 +346,13 @@ test("hooks with many tunables are folded, a search finds them, Undo says why it
   expect(asked.at(-1)).toMatchObject({ name: "tune", values: { lr: 0.02 }, reason: "undo" });
 });
 
+test("numbers are old once the recorder is off and the run goes on", () => {
+  const below = (enabled, step) => cellsOf({ ...VIEW, place: { ...VIEW.place, step }, hooks: { recorder: { at: 0, order: 20, enabled } } }).slice(2).map((cell) => cell.slice(3));
+  expect(below(true, 13)).toEqual([["mean of 33", ""], ["", ""]]);
+  expect(below(false, 12)).toEqual([["mean of 33", ""], ["", ""]]);
+  expect(below(false, 13)).toEqual([["at step 12", "old"], ["at step 12", "old"]]);
+});
+
 test("the ends of a smoothed slope do not lag", () => {
   const values = Float64Array.from({ length: 40 }, (_, at) => 100 - 2 * at);
   smoothed(values, 11).forEach((each, at) => expect(each).toBeCloseTo(values[at], 9));
