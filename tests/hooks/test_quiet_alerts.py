@@ -215,6 +215,42 @@ def test_two_optimizers_do_not_diverge():
     assert trainer.alerts == []
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_the_advice_names_the_rate_of_each_optimizer(own):
+    """Half of what is in force where a rewind goes to; the loss of any of them is looked at."""
+    model = nn.ModuleDict({"a": nn.Linear(8, 1), "b": nn.Linear(8, 1)})
+
+    def step(name):
+        return lambda batch, trainer: {
+            "loss": nn.functional.mse_loss(trainer.model[name](batch[0]), batch[1])}
+
+    def poison_a(trainer):
+        with torch.no_grad():
+            trainer.model["a"].weight.fill_(torch.nan)
+    trainer = Trainer(
+        model, {"a": step("a"), "b": step("b")}, DataLoader(regression(), 32), device="cpu",
+        optim={name: torch.optim.SGD(model[name].parameters(), lr=0.02) for name in "ab"},
+        non_finite=None, max_steps=100, progress=False,
+        hooks=[SnapshotHook(every_steps=10), at_step(60, poison_a),
+               *([AlertsHook(every=10)] if own else [])])
+    look_up_always(trainer)
+    trainer.step(20)
+    trainer.tune(**{"lr.b": 0.008, "lr_scale.a": 0.4})
+    trainer.step(35)
+    trainer.tune(**{"lr.b": 0.009})
+    trainer.fit()
+    call = 'trainer.tune(**{"lr_scale.a": 0.2, "lr.b": 0.004})'
+    assert [call in each.advice for each in trainer.alerts] == [True], trainer.alerts
+    assert (trainer.alerts[0].key, trainer.alerts[0].step) == ("not_finite:train/a/loss", 61)
+    trainer.rewind(50)
+    eval(call, {"trainer": trainer})  # as it is copied
+    assert trainer.alerts[0].ended is not None
+    trainer.fit()
+    assert trainer.optimizers["b"].rate == 0.004
+    assert [each.key for each in trainer.alerts] == ["not_finite:train/a/loss"] * 2
+    assert trainer.alerts[1].ended is None
+
+
 def test_bits_and_checkpoints_are_the_same(tmp_path):
     """With it and without: the same weights, the same state, and each file loads into the other."""
     runs = {on: make(alerts=on, steps=60) for on in (True, False)}

@@ -6,9 +6,10 @@
 __all__ = ['KINDS', 'BY_CLOCK', 'LEAST_WAIT', 'WINDOW', 'MOST_ALERTS', 'FORM', 'PLAIN', 'EVALUATED',
            'PAUSE', 'FEWEST', 'WINDOWS', 'Alert', 'median', 'spread', 'number',
            'first_spike', 'Levels', 'fall_of_halves', 'Evaluations', 'mean_wait',
-           'wait_share', 'place_before', 'way_back', 'lower_rate', 'advice', 'LossJudge',
-           'EvaluationJudge', 'WaitJudge', 'rules_of', 'AlertLog', 'raise_alert',
-           'AlertsHook', 'QuietLimits', 'Waiting', 'QuietAlerts']
+           'wait_share', 'place_before', 'way_back', 'tuned', 'lower_rate', 'advice',
+           'not_finite', 'OtherLosses', 'LossJudge', 'EvaluationJudge', 'WaitJudge',
+           'rules_of', 'AlertLog', 'raise_alert', 'AlertsHook', 'QuietLimits', 'Waiting',
+           'QuietAlerts']
 
 # %% ../../nbs/hooks/alerts.ipynb #363f472f
 import math
@@ -194,20 +195,30 @@ def way_back(place: int) -> str:
         return f"rewind to step {place:,} (`trainer.rewind({place})`)"
     return "start again (a SnapshotHook would let you rewind)"
 
+def tuned(trainer, factor: float, place: int = 0) -> str:
+    """A call of tune() that multiplies the rate of each optimizer.
+
+    `place`: those that are in force at that step, 0: the last ones."""
+    given = {each.name: each.new for each in trainer.journal.surviving()
+             if each.kind == "tune" and (each.step < place or not place)}
+    ends = [name.removeprefix("lr_scale") for name in trainer.tunables.table
+            if name.partition(".")[0] == "lr_scale"]  # one, "", or a name for each optimizer
+    by_hand = {end: given.get(f"lr{end}") for end in ends}
+    values = {f"lr_scale{end}" if rate is None else f"lr{end}": plain_number(
+        factor * ((given.get(f"lr_scale{end}") or 1.0) if rate is None else rate))
+        for end, rate in by_hand.items()}
+    if ends == [""]:
+        return f"trainer.tune({', '.join(f'{name}={value}' for name, value in values.items())})"
+    each = ", ".join(f'"{name}": {value}' for name, value in values.items())
+    return f"trainer.tune(**{{{each}}})"
+
 def lower_rate(trainer, place: int) -> str:
     """A lower rate, and a limit for the gradients where there is none.
 
     `place`: from where on, 0: from the beginning. Half of the rate by hand that is in force there,
     and of the last one where the run begins again."""
-    given = {each.name: each.new for each in trainer.journal.surviving()
-             if each.kind == "tune" and (each.step < place or not place)}
-    rate, scale = given.get("lr"), given.get("lr_scale") or 1.0
-    change = (f"lr_scale={plain_number(scale / 2)}" if rate is None else
-              f"lr={plain_number(rate / 2)}")
-    if "lr" not in trainer.tunables.table:  # several optimizers, each with its own
-        change = '**{"lr_scale.<optimizer>": 0.5}'
     clip = ", or clip gradients (`grad_clip=1.0`)" if trainer.settings.grad_clip is None else ""
-    return f"lower the rate (`trainer.tune({change})`){clip}"
+    return f"lower the rate (`{tuned(trainer, 0.5, place)}`){clip}"
 
 def advice(alert: Alert, trainer) -> str:
     "What to do about an alert, in one sentence."
@@ -218,7 +229,7 @@ def advice(alert: Alert, trainer) -> str:
         text = f"{late}{way_back(place)} and {lower_rate(trainer, place)}."
     elif kind == "plateau":
         text = ("Stop, if this loss is good enough; else change the rate "
-                "(`trainer.tune(lr_scale=0.1)`), or the model.")
+                f"(`{tuned(trainer, 0.1)}`), or the model.")
     elif kind == "overfitting":
         text = ("Stop and take the best state (`best=`, `EarlyStopHook`), or regularise: more "
                 "data, augmentation, dropout, weight decay.")
@@ -231,6 +242,37 @@ def advice(alert: Alert, trainer) -> str:
 
 # %% ../../nbs/hooks/alerts.ipynb #cf28d060
 WINDOW = 100  # losses of a level, and of what a spike is compared with
+
+def not_finite(name: str, steps, values) -> Alert:
+    "This loss is NaN or infinite."
+    bad = np.flatnonzero(~np.isfinite(values))
+    first, word = int(steps[bad[0]]), "NaN" if math.isnan(values[bad[0]]) else "infinite"
+    return Alert("not_finite", first, f"{name} is {word} at step {first:,}; {len(bad)} of "
+                 f"the last {len(values)} losses are not finite.", subject=name)
+
+class OtherLosses:
+    "The losses of all optimizers but the last one, whose loss is that of the run."
+    def __init__(self):
+        # how many of each were judged; None: those that are there at the next look
+        self.counts: dict[str, int] | None = {}
+
+    def judge(self, trainer) -> dict[str, Alert | None]:
+        "An alert for each that is not finite; None for one whose last losses are."
+        found: dict[str, Alert | None] = {}
+        if not trainer.optimizers:
+            return found
+        counts = trainer.history.counts()
+        before, self.counts = counts if self.counts is None else self.counts, counts
+        for name in [f"train/{each}/loss" for each in trainer.optimizers][:-1]:
+            new = counts.get(name, 0) - before.get(name, 0)
+            if new > 0:
+                points = trainer.history.last_points(name, max(new, WINDOW))
+                steps, values = points.steps[-new:], points.values[-new:]
+                if not np.isfinite(values).all():
+                    found[name] = not_finite(name, steps, values)
+                elif np.isfinite(points.values).all():
+                    found[name] = None
+        return found
 
 class LossJudge:
     "Judges the training loss; its state is what a checkpoint needs to judge on."
@@ -250,7 +292,7 @@ class LossJudge:
         found: dict[str, Alert | None] = {"not_finite": None}
         if np.count_nonzero(finite) < len(values):
             if not finite[new:].all():
-                return {"not_finite": self.not_finite(steps[new:], values[new:])}
+                return {"not_finite": not_finite("train/loss", steps[new:], values[new:])}
             new -= int((~finite[:new]).sum())
             steps, values = steps[finite], values[finite]
         if math.isnan(self.levels.start) and len(values) >= 10:
@@ -267,13 +309,6 @@ class LossJudge:
             found["plateau"] = None if rises else self.plateau(
                 steps[-limits.patience:], values[-limits.patience:], is_open("plateau"))
         return found
-
-    def not_finite(self, steps, values) -> Alert:
-        "The loss is NaN or infinite."
-        bad = np.flatnonzero(~np.isfinite(values))
-        first, word = int(steps[bad[0]]), "NaN" if math.isnan(values[bad[0]]) else "infinite"
-        return Alert("not_finite", first, f"train/loss is {word} at step {first:,}; {len(bad)} of "
-                     f"the last {len(values)} losses are not finite.", subject="train/loss")
 
     def spike(self, steps, values, new: int, limits, is_open: bool) -> Alert | None:
         "Three of five losses are far above the 100 before."
@@ -466,7 +501,7 @@ class AlertsHook(Hook):
                 known = ", ".join(n for n, v in vars(type(self)).items() if isinstance(v, Tunable))
                 raise TypeError(f"AlertsHook({name}=...): there are {known}")
             vars(type(self))[name].store(self, value)
-        self.log, self.losses = AlertLog(), LossJudge()
+        self.log, self.losses, self.others = AlertLog(), LossJudge(), OtherLosses()
         self.evaluated, self.waiting = EvaluationJudge(), WaitJudge()
         self.skipped = 0  # steps left out up to the last look
     alerts: list[Alert] = cast(Any, property(lambda self: self.log.alerts))
@@ -493,8 +528,13 @@ class AlertsHook(Hook):
             found["not_finite"] = found["not_finite"] or skipped
             for kind, alert in found.items():
                 self._take(trainer, kind, "train/loss", alert)
+        self._look_at_others(trainer)
         waits = self.waiting.judge(history, step, self, self._is_open("data", "train_dl"))
         self._take(trainer, "data", "train_dl", waits)
+
+    def _look_at_others(self, trainer) -> None:
+        for name, alert in self.others.judge(trainer).items():
+            self._take(trainer, "not_finite", name, alert)
 
     def _skipped(self, trainer) -> Alert | None:
         "Steps that were left out since the last look: their gradients were not finite."
@@ -519,8 +559,9 @@ class AlertsHook(Hook):
         series = trainer.history.last_points("train/loss", self.every)
         new = series.steps > self.losses.judged
         if not np.isfinite(series.values[new]).all():
-            found = self.losses.not_finite(series.steps[new], series.values[new])
+            found = not_finite("train/loss", series.steps[new], series.values[new])
             self._take(trainer, "not_finite", "train/loss", found)
+        self._look_at_others(trainer)
 
     def _is_open(self, kind: str, subject: str) -> bool:
         return f"{kind}:{subject}" in self.log.open
@@ -547,6 +588,7 @@ class AlertsHook(Hook):
         self.losses.levels = Levels(**state["levels"])
         self.losses.judged, self.losses.back = state["judged"], state["back"]
         self.losses.plateau_due, self.skipped = state["plateau_due"], state["skipped"]
+        self.others.counts = None
         self.evaluated.of = {name: Evaluations(**{**each, "above": list(each["above"])})
                              for name, each in state["evaluations"].items()}
         self.log.load_state_dict(state["log"])
@@ -599,7 +641,7 @@ class QuietAlerts:
         self.on, self.limits = on, QuietLimits()
         self.log, self.due = AlertLog(), 0.0
         self.said: set[str] = set()  # kinds that were printed
-        self.losses, self.waiting = LossJudge(), Waiting()
+        self.losses, self.others, self.waiting = LossJudge(), OtherLosses(), Waiting()
         self.count = self.known = 0  # losses that were judged; those that an earlier process had
 
     def look(self, trainer, ended: bool = False) -> None:
@@ -609,6 +651,8 @@ class QuietAlerts:
         self.due = perf_counter() + PAUSE
         if trainer.is_main and trainer.own_hook(AlertsHook) is None:
             self._losses(trainer)
+            for name, alert in self.others.judge(trainer).items():
+                self._raise(trainer, f"not_finite:{name}", alert)
             self._waits(trainer)
 
     def _losses(self, trainer) -> None:
@@ -653,6 +697,7 @@ class QuietAlerts:
 
     def _read_again(self, history) -> None:
         counts, self.losses, self.waiting = history.counts(), LossJudge(), Waiting()
+        self.others.counts = counts
         self.count, self.known = 0, counts.get("train/loss", 0)
         self.waiting.count = counts.get("time/data", 0)
         if self.waiting.count:
