@@ -4339,6 +4339,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                            'trainer_nb.hooks.schedule.jumps': ('hooks/schedule.html#jumps', 'trainer_nb/hooks/schedule.py'),
                                            'trainer_nb.hooks.schedule.length_of': ( 'hooks/schedule.html#length_of',
                                                                                     'trainer_nb/hooks/schedule.py'),
+                                           'trainer_nb.hooks.schedule.make_late': ( 'hooks/schedule.html#make_late',
+                                                                                    'trainer_nb/hooks/schedule.py'),
                                            'trainer_nb.hooks.schedule.meant_for_epochs': ( 'hooks/schedule.html#meant_for_epochs',
                                                                                            'trainer_nb/hooks/schedule.py'),
                                            'trainer_nb.hooks.schedule.numbered': ( 'hooks/schedule.html#numbered',

@@ -51,7 +51,7 @@ export function brokenBy({ numbers = {}, alerts = {} }) {
   const [name, bad] = Object.entries(numbers).find(([each, { bad_since: since }]) => each.startsWith("train/") && since !== undefined) ?? [];
   if (bad) return `${name} is not finite since step ${count(bad.bad_since)}`;
   const alert = Object.values(alerts).find(({ kind, ended }) => ["divergence", "not_finite"].includes(kind) && ended === undefined);
-  return alert ? `it has diverged at step ${count(alert.step)}` : "";
+  return alert ? `it diverged at step ${count(alert.step)}` : "";
 }
 
 export function colour(view) {

@@ -365,7 +365,7 @@ test("a run that ended with a loss that is not finite is not green, and says wha
   expect(colour(nan)).toBe("error");
   expect(message(nan)).toBe("Finished after step 12, but train/loss is not finite since step 9. Rewind to a state before it, with a lower rate.");
   const diverged = { ...finished, alerts: { 1: { kind: "divergence", step: 5 }, 2: { kind: "spike", step: 3 } } };
-  expect([colour(diverged), brokenBy(diverged)]).toEqual(["error", "it has diverged at step 5"]);
+  expect([colour(diverged), brokenBy(diverged)]).toEqual(["error", "it diverged at step 5"]);
   expect(colour({ ...diverged, alerts: { 1: { kind: "divergence", step: 5, ended: 7 } } })).toBe("finished");
   expect(message({ ...VIEW, state: { name: "paused" }, saved: { step: 1200, time: 0 } })).toBe("Paused after step 12. Last checkpoint: step 1,200.");
 });

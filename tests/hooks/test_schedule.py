@@ -715,3 +715,38 @@ def test_a_schedule_that_nobody_disturbs_is_not_told(sched, tmp_path):
         other.optim.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.2})
         other.fit()
     assert other.step_state.epoch == 4
+
+
+OF_OPTIMIZER = {
+    "cosine": lambda o: torch_sched.CosineAnnealingLR(o, 20),
+    "lambda": lambda o: torch_sched.LambdaLR(o, lambda n: 1 / (2 + n)),
+    "one cycle": lambda o: torch_sched.OneCycleLR(o, [0.1, 0.01], total_steps=20),
+    "two": lambda o: torch_sched.SequentialLR(
+        o, [LinearLR(o, 0.1, total_iters=3), torch_sched.ExponentialLR(o, 0.8)], [3]),
+    "restarts": lambda o: torch_sched.CosineAnnealingWarmRestarts(o, 3, 2)}
+
+
+@pytest.mark.parametrize("place", ["hooks", "add"])
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+@pytest.mark.parametrize("kind", OF_OPTIMIZER)
+def test_a_state_that_comes_before_its_scheduler_is_made(kind, rate, place):
+    """That of a hook among the others: it is made by the first drive."""
+    def run():
+        def optim(parameters):
+            weight, bias = parameters
+            return torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "lr": 0.1 * rate}],
+                                     lr=rate.clone() if torch.is_tensor(rate) else rate)
+        hook = SchedulerHook(OF_OPTIMIZER[kind])
+        trainer = make(optim=optim, epochs=4, hooks=[hook] if place == "hooks" else [])
+        if place == "add":
+            trainer.hooks.add(hook)
+        return trainer
+    straight, first, again = run(), run(), run()
+    straight.fit()
+    first.step(7)
+    again.load_state_dict(first.state_dict())
+    assert_same(again, first)
+    again.fit()
+    assert len(set(straight.history["lr"])) > 4
+    assert_same(again, straight)
+    assert again.exact

@@ -8,8 +8,8 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
            'set_rate', 'reset_rates', 'Recipe', 'jumps', 'twin', 'own_copy', 'copied',
            'is_plain', 'is_repeatable', 'can_foresee', 'foresee', 'rate_after',
            'numbered', 'check_tick', 'TickRule', 'meant_for_epochs', 'extend', 'Schedule',
-           'schedule_unlike', 'length_of', 'fit_length', 'warn_of_length', 'GroupWatch',
-           'foreign_rate', 'schedules_of', 'RateWatch', 'check_schedule',
+           'schedule_unlike', 'length_of', 'make_late', 'fit_length', 'warn_of_length',
+           'GroupWatch', 'foreign_rate', 'schedules_of', 'RateWatch', 'check_schedule',
            'warn_of_epochs', 'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own',
            'OptimizerSchedule']
 
@@ -503,15 +503,27 @@ def length_of(schedule: Schedule, trainer) -> int | None:
     whole = trainer.epochs if every == "epoch" else trainer.planned_steps
     return None if whole is None else max(1, whole - schedule.began)
 
+def make_late(schedule: Schedule, trainer) -> None:
+    "Make the scheduler of a state that came before it: as at the start of that run."
+    groups = trainer.optim.param_groups
+    if not schedule.takes_length:
+        loaded = [{name: own_copy(value) for name, value in group.items() if name != "params"}
+                  for group in groups]
+        reset_rates(trainer.optim, trainer.runner.rates.base)
+        schedule.make(trainer.optim)
+        for group, values in zip(groups, loaded):
+            group.update(values)
+    schedule.with_waiting(trainer.optim)
+
 def fit_length(schedule: Schedule, trainer) -> bool:
     """Build the scheduler, again where the length of the run has changed.
 
     False where the length is needed and not known."""
     totals = [trainer.epochs, trainer.max_steps, trainer.steps_per_epoch]
-    if schedule.scheduler is None and not schedule.takes_length:
-        schedule.make(trainer.optim)
     if schedule.scheduler is None and schedule.waiting is not None:
-        schedule.with_waiting(trainer.optim)
+        make_late(schedule, trainer)
+    elif schedule.scheduler is None and not schedule.takes_length:
+        schedule.make(trainer.optim)
     if not schedule.takes_length or totals == schedule.built_for:
         return True
     total = length_of(schedule, trainer)
