@@ -28,6 +28,7 @@ class Command:
     values: dict = field(default_factory=dict)
     source: str = "code"  # or "widget", "signal"; of another process "shell", "agent:NAME"
     thread: int = field(default_factory=threading.get_ident)  # the thread that asks
+    inside: bool = False  # a hook or the step asks, or an action at a boundary
     id: str = ""  # of a command from another process, with who asks and why
     by: str = ""
     reason: str = ""
@@ -94,7 +95,7 @@ class Mailbox:
         self.commands: dict[str, CommandSpec] = {}  # what `post` accepts, by name
         self.waiting: deque[tuple[Command, Reply]] = deque()
         self.next_due = math.inf  # the first boundary that has an action
-        self._scheduled: list[tuple[float, Callable[[], Any]]] = []
+        self._scheduled: list[tuple[float, bool, Callable[[], Any]]] = []
         self._lock = threading.RLock()
 
     def register(self, command: str | CommandSpec, handler: CommandHandler | None = None) -> None:
@@ -171,19 +172,21 @@ class Mailbox:
         both_tune = later.name == earlier.name == "tune"
         return from_widgets and both_tune and list(later.values) == list(earlier.values)
 
-    def schedule(self, action: Callable[[], Any], boundary: int = 0) -> None:
-        "Call `action()` at the boundary of this number, or at the next one if that has passed."
+    def schedule(self, action: Callable[[], Any], boundary: int = 0, last: bool = False) -> None:
+        """Call `action()` at the boundary of this number, or at the next one if that has passed.
+
+        `last`: after all others, as one that takes the state of the run."""
         with self._lock:
-            self._scheduled.append((boundary, action))
+            self._scheduled.append((boundary, last, action))
             self.next_due = min(self.next_due, boundary)
 
     def due(self, boundary: int) -> list[Callable[[], Any]]:
         "The actions for all boundaries up to this one, in their order; each is returned once."
         with self._lock:
-            found = [action for at, action in self._scheduled if at <= boundary]
-            self._scheduled = [(at, action) for at, action in self._scheduled if at > boundary]
-            self.next_due = min((at for at, _ in self._scheduled), default=math.inf)
-        return found
+            found = [each for each in self._scheduled if each[0] <= boundary]
+            self._scheduled = [each for each in self._scheduled if each[0] > boundary]
+            self.next_due = min((at for at, *_ in self._scheduled), default=math.inf)
+        return [action for _, _, action in sorted(found, key=lambda each: each[1])]
 
 # %% ../../nbs/core/04_control.ipynb #15a439ad
 @dataclass

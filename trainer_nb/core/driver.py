@@ -518,6 +518,7 @@ class Boundary:
         state = self.state
         self.acting = "ask"
         for action in self.mailbox.due(state.boundary):
+            self.apply_inside(owner)
             action()
         self.acting = ""
         if self.hooks.stale:
@@ -533,6 +534,16 @@ class Boundary:
         if until.reached(state):
             return RunState.PAUSED
         return self.refresh(owner) if look_up else None
+
+    def apply_inside(self, owner) -> None:
+        "What hooks have asked for is in force in a state that the next action takes."
+        mailbox, acting = self.mailbox, self.acting
+        while any(command.inside for command, _ in list(mailbox.waiting)):
+            if not mailbox.commands[mailbox.waiting[0][0].name].replayed:
+                break  # in their order; a pause has this action before it
+            if (item := self.take()) is not None:
+                self.apply(*item, owner)
+        self.acting = acting
 
     def refresh(self, owner) -> RunState | None:
         "Check for non-finite gradients, and the time that is left."
@@ -895,6 +906,11 @@ class Driver:
         "The objects whose attributes say how the run stands, beside those of the driver itself."
         return [self.clock, self.status, self.logbook, self.points, self.pause, self.boundary,
                 self.lifecycle]
+
+    def acts(self) -> bool:
+        "The run's own code has the word: a hook, the step, or an action at a boundary."
+        return self.driven and self.status.mine() and (
+            self.points.in_step() or self.boundary.acting == "ask")
 
     def going_to(self, place: Until):
         "Drives pause at this place while this is open."

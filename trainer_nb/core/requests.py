@@ -217,6 +217,7 @@ def register_commands(trainer, mailbox, checkpoint) -> None:
 def post(trainer, command: Command) -> Reply:
     "Ask for something from any thread; never blocks. Bad values are refused here."
     driver, mailbox = trainer.driver, trainer.mailbox
+    command.inside = command.source == "code" and driver.acts()
     reply = mailbox.check(command)
     if reply.status != "pending":
         return reply

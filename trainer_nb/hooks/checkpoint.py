@@ -564,7 +564,7 @@ class Saver:
         self._periodic = periodic and (self._periodic or not self.wanted)
         if not self.wanted:
             self.wanted = True
-            trainer.ask(lambda: self._due(trainer, save))
+            trainer.mailbox.schedule(lambda: self._due(trainer, save), last=True)
 
     def _can_wait(self, engine) -> bool:
         "A periodic checkpoint has to wait for those that are being written."

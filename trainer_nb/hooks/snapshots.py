@@ -102,7 +102,7 @@ class SnapshotHook(Hook):
     def _want(self, trainer) -> None:
         if not self._wanted:
             self._wanted = True
-            trainer.ask(lambda: self._take(trainer))
+            trainer.mailbox.schedule(lambda: self._take(trainer), last=True)
 
     def _take(self, trainer) -> None:
         self._wanted = False
