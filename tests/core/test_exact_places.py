@@ -4,6 +4,7 @@ import random
 import time
 from enum import IntEnum
 from itertools import chain
+from queue import Queue
 from types import SimpleNamespace
 
 import fuzz_kinds as helpers
@@ -1251,3 +1252,251 @@ def test_the_number_of_the_epoch_is_set_by_the_trainer_under_any_name(counts):
     again.load_state_dict(first.state_dict())
     again.fit()
     assert same(weights(again), weights(straight)) is not counts
+
+
+class Ticks(Hook):
+    """Steps a scheduler by itself."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+
+    def after_step(self, trainer):
+        """As in a loop by hand."""
+        self.scheduler.step()
+
+
+class KeptTicks(Ticks):
+    """The same, as the docs have it."""
+
+    def state_dict(self):
+        """The scheduler's."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state):
+        """Likewise."""
+        self.scheduler.load_state_dict(state)
+
+
+def by_library(kind):
+    """A run whose steps move on an object of a library."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optim = torch.optim.SGD(model.parameters(), 0.02)
+    settings = {"loss_fn": mse_loss}
+    if "scheduler" in kind:
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optim, 24)
+        if kind == "scheduler in a hook":
+            settings["hooks"] = [Ticks(scheduler)]
+        elif kind == "scheduler in a hook with a state":
+            settings["hooks"] = [KeptTicks(scheduler)]
+        elif kind == "scheduler of the run":
+            settings |= {"sched": scheduler, "hooks": [LambdaHook(
+                after_step=lambda trainer: scheduler.get_last_lr())]}
+        else:
+            def step(batch, trainer):
+                loss = mse_loss(trainer.model(batch[0]), batch[1])
+                if trainer.training:
+                    trainer.ask(scheduler.step)
+                return {"loss": loss}
+            settings = {"train_step": step}
+    else:
+        drawn, waiting = torch.quasirandom.SobolEngine(4, scramble=True, seed=1), Queue()
+        def step(batch, trainer):
+            more = drawn.draw(4) if kind == "points" else batch[0]
+            if kind == "queue":
+                waiting.put(batch[0])
+                more = waiting.get() if waiting.qsize() > 2 else more
+            loss = mse_loss(trainer.model(batch[0]), batch[1]) + trainer.model(more).pow(2).mean()
+            return {"loss": loss}
+        settings = {"train_step": step}
+    return Trainer(model, train_dl=DataLoader(TensorDataset(X, Y), 8, shuffle=True), optim=optim,
+                   epochs=3, seed=0, device="cpu", progress=False, **settings)
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    ("scheduler in a hook", "scheduler."), ("scheduler in a step", "scheduler."),
+    ("points", "drawn"), ("queue", "waiting."),
+    ("scheduler in a hook with a state", None), ("scheduler of the run", None)])
+def test_what_an_object_of_a_library_counts_is_named(kind, name):
+    """It decides about later steps; one that is in a state is not."""
+    straight, first, again = by_library(kind), by_library(kind), by_library(kind)
+    straight.fit()
+    first.step(7)
+    for each in straight, first:
+        assert bool(each.exact) is (name is None), each.exact
+        assert name is None or name in str(each.exact), each.exact
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert same(weights(again), weights(straight)) is (name is None)
+
+
+@pytest.mark.parametrize("point", ["before_epoch", "after_epoch", "after_step"])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_list_of_batches_that_is_shuffled_is_named(point, shuffled):
+    """It is the data of the run, and no state has its order."""
+    def make():
+        batches = [(X[at:at + 8], Y[at:at + 8]) for at in range(0, 64, 8)]
+        act = (lambda trainer: random.shuffle(batches)) if shuffled else (
+            lambda trainer: batches.count(1))
+        return run(loader=lambda: batches, hooks=[LambdaHook(**{point: act})])
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    assert bool(straight.exact) is not shuffled, straight.exact
+    assert shuffled == ("train_dl is not part of the state" in str(straight.exact))
+    first.step(11)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert same(weights(again), weights(straight)) is not shuffled
+
+
+class Growing(Dataset):
+    """As many samples as a hook lets it have."""
+
+    def __init__(self):
+        self.size = 16
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, at):
+        return X[at], Y[at]
+
+
+def test_a_dataset_whose_length_a_hook_sets_is_named():
+    """Its own code reads it in __len__ alone."""
+    def grow(trainer):
+        trainer.train_dl.dataset.size = min(64, trainer.train_dl.dataset.size + 16)
+    trainer = run(loader=lambda: DataLoader(Growing(), 8), hooks=[LambdaHook(after_epoch=grow)])
+    trainer.fit()
+    assert "dataset.size is not part of the state" in str(trainer.exact)
+    trainer = run(loader=lambda: DataLoader(Growing(), 8))
+    trainer.fit()
+    assert trainer.exact
+
+
+class Zipped:
+    """Batches of two loaders."""
+
+    def __init__(self, *loaders):
+        self.inner = {"loaders": loaders}
+
+    def __iter__(self):
+        """In pairs; the inputs are the first one's and the other's."""
+        for (x, y), (more, _) in zip(*self.inner["loaders"]):
+            yield x + 0.1 * more, y
+
+    def __len__(self):
+        return 8
+
+
+class OfMany(Dataset):
+    """A generator for each sample."""
+
+    def __init__(self, kind):
+        many = [random.Random(number) for number in range(64)]
+        self.many = many if kind == "list" else dict(enumerate(many))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, at):
+        return X[at] + self.many[at].gauss(0, 0.3), Y[at]
+
+
+@pytest.mark.parametrize("halt", [3, 8, 13])
+@pytest.mark.parametrize("kind", ["loaders", "list", "dict"])
+def test_generators_within_the_data_are_kept(kind, halt):
+    """Those of loaders that one of the user's own iterates, and of many samples."""
+    def loader():
+        if kind != "loaders":
+            return DataLoader(OfMany(kind), 8, shuffle=True)
+        data = TensorDataset(X, Y)
+        return Zipped(DataLoader(data, 8, shuffle=True), DataLoader(
+            data, 8, shuffle=True, generator=torch.Generator().manual_seed(7)))
+    straight, first, again = (run(loader=loader, hooks=[SnapshotHook(every_steps=3)])
+                              for _ in range(3))
+    straight.fit()
+    first.step(halt)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    first.rewind(3)
+    first.fit()
+    for each in first, again:
+        assert each.exact and same(weights(each), weights(straight))
+
+
+class OwnPlateau(Hook):
+    """Lowers the rate where evaluations get no better; with `acts` off it only counts."""
+
+    def __init__(self):
+        self.best, self.bad = float("inf"), 0
+
+    def after_valid(self, trainer):
+        """Counts."""
+        value = trainer.records["valid/loss"]
+        self.best, self.bad = (value, 0) if value < 0.9 * self.best else (self.best, self.bad + 1)
+        if self.bad == 2:
+            self.bad = 0
+            for group in trainer.optim.param_groups:
+                group["lr"] *= 0.1
+
+
+class KeptPlateau(OwnPlateau):
+    """With its counts in the state."""
+
+    def state_dict(self):
+        """Both."""
+        return {"best": self.best, "bad": self.bad}
+
+    def load_state_dict(self, state):
+        """Both."""
+        self.best, self.bad = state["best"], state["bad"]
+
+
+class ByLoss(Hook):
+    """Scales the loss by that of the last evaluation."""
+
+    def __init__(self):
+        self.scale = 1.0
+
+    def on_log(self, trainer, records):
+        """Keeps it."""
+        self.scale = records.get("valid/loss", self.scale)
+
+    def after_loss(self, trainer):
+        """Uses it."""
+        if trainer.training:
+            trainer.context.loss = trainer.context.loss * self.scale
+
+
+class BestSoFar(Hook):
+    """Only looks."""
+
+    def __init__(self):
+        self.best = float("inf")
+
+    def after_valid(self, trainer):
+        """For a line at the end."""
+        self.best = min(self.best, trainer.records["valid/loss"])
+
+
+@pytest.mark.parametrize("drives", [1, 5])
+@pytest.mark.parametrize(("kind", "name"), [
+    (OwnPlateau, "best"), (ByLoss, "scale"), (KeptPlateau, None), (BestSoFar, None)])
+def test_what_hooks_keep_from_evaluations_is_named_where_they_act(kind, name, drives):
+    """It decides about the steps to come."""
+    def make():
+        valid = DataLoader(TensorDataset(X, Y), 16)
+        return run(lambda weights: torch.optim.SGD(weights, 0.005), hooks=[kind()], valid_dl=valid)
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    for steps in [19] if drives == 1 else [4, 5, 3, 5, 2]:
+        first.step(steps)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    for each in straight, first:
+        assert bool(each.exact) is (name is None), each.exact
+        assert name is None or (f".{name} is not part of the state, and evaluations change it"
+                                in str(each.exact)), each.exact
+    if name != "best":  # the counts may be the same by chance
+        assert same(weights(again), weights(straight)) is (name is None)

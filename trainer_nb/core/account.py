@@ -119,7 +119,9 @@ def run_objects(trainer) -> RunObjects:
     return RunObjects(trainer.plain_model, [runner.engine.optim for runner in runners],
                       steps if trainer.optimizers else steps[0], trainer.loss_fn,
                       trainer.task, trainer.hooks.rows, (trainer.batch, trainer.pred),
-                      trainer.loss, others, partial(loader_generators, trainer.train_dl))
+                      trainer.loss, others,
+                      trainer.train_dl if type(trainer.train_dl) is list else None,
+                      partial(loader_generators, trainer.train_dl))
 
 # %% ../../nbs/core/24_account.ipynb #9cbb74d5
 def exactness(trainer) -> Exactness:

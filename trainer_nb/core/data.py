@@ -18,11 +18,11 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'TASKS', 'FORKS_HANG', 'OPEN_ITERATORS', 'N
            'BatchesByIndex', 'made_by_index', 'by_index', 'open_loader', 'close_iterator',
            'keeps_workers', 'stays_open', 'end_persistent_workers', 'opened', 'left',
            'too_short', 'SkippingSampler', 'DrawWatch', 'WatchedPass',
-           'clone_for_skipping', 'own_sampler', 'data_parts', 'LoaderGenerators',
-           'loader_generators', 'sample_generators', 'restore_generators',
-           'SampleStreams', 'EpochStart', 'drawn', 'replay_indices', 'pass_indices',
-           'keeps_order', 'batch_indices', 'gives_samples', 'LoaderSource',
-           'FirstBatches', 'EpochIterator']
+           'clone_for_skipping', 'own_sampler', 'data_parts', 'loaders_in',
+           'LoaderGenerators', 'loader_generators', 'sample_generators',
+           'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
+           'pass_indices', 'keeps_order', 'batch_indices', 'gives_samples',
+           'LoaderSource', 'FirstBatches', 'EpochIterator']
 
 # %% ../../nbs/core/07_data.ipynb #6e3fee3a
 import atexit
@@ -54,7 +54,7 @@ from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, 
                               default_collate, get_worker_info)
 
 from .own_state import (Search, generator_search, generator_state, generators_in,
-                                       set_generator_state)
+                                       search, set_generator_state)
 from .state import RandomStreams, same_numpy_state
 from ..support.torch_private import (
     batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_worker_pids, indices_behind,
@@ -1021,6 +1021,15 @@ def data_parts(loader) -> dict:
             if each is not None and not (kept and hasattr(each, "state_dict"))}
 
 # %% ../../nbs/core/07_data.ipynb #34d3b0f9
+def loaders_in(loader) -> list[DataLoader]:
+    "The loaders that one of the user's own, which is none of torch's, takes its batches from."
+    if isinstance(loader, DataLoader):
+        return []
+    def enter(value):
+        return not isinstance(value, DataLoader)
+    return [each for _, each in search({"train_dl": loader}, enter)
+            if isinstance(each, DataLoader)]
+
 class LoaderGenerators:
     """The generators of loaders, for those who ask often.
 
@@ -1032,14 +1041,19 @@ class LoaderGenerators:
     def __call__(self, loader) -> list:
         "The generators of a loader, its samplers, its dataset and its collate function, each once."
         # these come first, as in older checkpoints
-        found = [named for holder in (loader, *samplers_of(loader))
+        loaders = [loader, *loaders_in(loader)]
+        found = [named for each in loaders for holder in (each, *samplers_of(each))
                  if isinstance(named := getattr(holder, "generator", None), torch.Generator)]
-        search, held = generator_search(), {"train_dl": loader}
+        seek, held = generator_search(), {"train_dl": loader}
         if isinstance(loader, DataLoader):
-            held = {name: value for name, value in vars(loader).items() if name[0] != "_"}
+            held = {}
+        for number, each in enumerate(loaders):
+            if isinstance(each, DataLoader):
+                held |= {f"{name}{f'[{number}]' * (number > 0)}": value
+                         for name, value in vars(each).items() if name[0] != "_"}
         if type(loader) is DataLoader:  # it can be a key
-            search = self._searches.setdefault(loader, search)
-        found += [each for _, each in search(held)]
+            seek = self._searches.setdefault(loader, seek)
+        found += [each for _, each in seek(held)]
         return list(dict(zip(map(id, found), found)).values())
 
 def loader_generators(loader) -> list:

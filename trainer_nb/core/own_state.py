@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from inspect import unwrap
 from operator import is_, length_hint
+from queue import Queue
 from types import (BuiltinFunctionType, FrameType, FunctionType, MappingProxyType,
                    MethodType, ModuleType, SimpleNamespace)
 from typing import Any
@@ -32,6 +33,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.quasirandom import SobolEngine
 from torch.utils.data import DataLoader, Dataset
 
 from .hook import ComponentHook, LambdaHook, has_state
@@ -46,7 +48,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 _LIBRARIES = (sysconfig.get_paths()["stdlib"], "site-packages", "dist-packages")
 _CLOSED = (torch.Tensor, np.ndarray, ModuleType, BuiltinFunctionType, str, bytes, int, float,
            complex, range)
-_SETUP = ("__init__", "__new__", "__post_init__", "__repr__", "__len__")
+_SETUP = ("__init__", "__new__", "__post_init__", "__repr__")
 LONG = 50  # items; a longer container counts as data and is not searched
 PLAIN = (bool, int, float, complex, str, np.generic)
 
@@ -84,6 +86,10 @@ def _own_class(kind) -> bool:
 @_once_per_class
 def _kind_of_generator(kind) -> bool:
     return issubclass(kind, GENERATORS)
+
+def _of_generators(values) -> bool:
+    "Whether a long container has generators, as one for each sample."
+    return len(values) <= MANY and _kind_of_generator(type(next(iter(values), None)))
 
 def _own_space(value) -> bool:
     "A module or a class of the user's, in which a function may keep something."
@@ -180,11 +186,12 @@ def held_by(value, long: int = LONG):
     if value is None or isinstance(value, _CLOSED) or isinstance(value, type):
         return
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        yield from ((f"[{number}]", each)
-                    for number, each in enumerate(value if len(value) <= long else ()))
+        yield from ((f"[{number}]", each) for number, each in enumerate(
+            value if len(value) <= long or _of_generators(value) else ()))
     elif isinstance(value, dict):
+        few = len(value) <= long or _of_generators(value.values())
         yield from ((f"[{_short(key)}]", each)
-                    for key, each in (list(value.items()) if len(value) <= long else ()))
+                    for key, each in (list(value.items()) if few else ()))
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, MethodType):
@@ -419,8 +426,9 @@ def _beside(path: str) -> bool:
     "The last part of a path is a name that a function uses."
     return not path.endswith("]") and path.rfind(" ") > path.rfind(".")
 
-_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, LRScheduler,
-             SimpleNamespace)
+# of libraries, with a state that steps move on
+_OF_LIBRARIES = LRScheduler, SobolEngine, Queue
+_STATEFUL = (torch.nn.Module, torch.optim.Optimizer, SimpleNamespace, *_OF_LIBRARIES)
 
 def _is_object(value) -> bool:
     "Whether steps may change this object, and its attributes are enough to restore it."
@@ -584,6 +592,7 @@ class RunObjects:
     loss: Any = None  # of the last step; a hook may look at it, a step that keeps it uses it
     # what steps use beside them, by name: data, plan, what the user sets on the trainer
     others: dict = field(default_factory=dict)
+    batches: list | None = None  # a list of them that is the training loader
     # returns the generators of the data, which are in the state of the run
     generators: Callable[[], Any] = tuple
 
@@ -598,8 +607,12 @@ class RunObjects:
 
     def looking(self) -> set[str]:
         "The names of the user's hooks that only look."
+        return {row.name for row in self.hooks} - self.acting()
+
+    def acting(self) -> set[str]:
+        "The names of the user's hooks that may change the run."
         return {row.name for row in self.hooks
-                if not _acts(getattr(row.hook, "component", row.hook))}
+                if _acts(getattr(row.hook, "component", row.hook))}
 
     def kept_by_hooks(self) -> list:
         "Hooks of the user's with a state, and what they hold."
@@ -612,13 +625,16 @@ class RunObjects:
         return ({"optim": self.optims[0]} if len(self.optims) == 1
                 else {f"optim[{number}]": each for number, each in enumerate(self.optims)})
 
+    def schedulers(self) -> dict:
+        "The schedulers that are in the state of the run, by the names of their hooks."
+        return {row.name: row.hook.scheduler for row in self.hooks if _of_package(row.hook)
+                and isinstance(getattr(row.hook, "scheduler", None), LRScheduler)}
+
     def schedule_functions(self) -> dict:
         "The functions of schedules, of which a scheduler's state has nothing."
-        schedulers = {row.name: row.hook.scheduler for row in self.hooks
-                      if isinstance(getattr(row.hook, "scheduler", None), LRScheduler)}
         def enter(value):
             return isinstance(value, (LRScheduler, list, tuple))
-        return {path: each for path, each in search(schedulers, enter)
+        return {path: each for path, each in search(self.schedulers(), enter)
                 if isinstance(each, FunctionType) and _own_code(each)}
 
     def torch_hooks(self) -> dict:
@@ -642,7 +658,7 @@ class RunObjects:
 
     def known(self) -> set:
         "The identities of the objects that are in the state of the run."
-        known = set(map(id, [*self.optims, *self.generators()]))
+        known = set(map(id, [*self.optims, *self.generators(), *self.schedulers().values()]))
         for module in self.kept_modules():
             known.update(map(id, module.parameters(recurse=False)))
             known.update(map(id, persistent_buffers(module)))
@@ -781,7 +797,7 @@ def _is_read(holder, name: str, lookups: bool = True) -> bool:
     method, _, inner = name.partition(": ")
     if isinstance(holder, FunctionType):
         return reads(holder.__code__, name, lookups)
-    if holder is SimpleNamespace or (_of_library_module(holder) and name[:2] != "._"):
+    if holder is SimpleNamespace or (_reads_all(holder) and name[:2] != "._"):
         return True  # everybody, or the library, reads it
     if inner:
         found: Any = getattr(holder, method.removeprefix("."))
@@ -791,8 +807,10 @@ def _is_read(holder, name: str, lookups: bool = True) -> bool:
     return any(reads(each.__code__, name, lookups) for each in _methods(holder))
 
 @_once_per_class
-def _of_library_module(kind) -> bool:
-    "A class of modules whose code is not the user's: nn.Dropout, a block of a model hub's."
+def _reads_all(kind) -> bool:
+    "A class whose own code reads what it holds: nn.Dropout, a block of a model hub's, a scheduler."
+    if issubclass(kind, _OF_LIBRARIES):
+        return True
     internal = re.match(r"trainer_nb\.|torch\.(?!nn\.modules\.)", kind.__module__)
     return issubclass(kind, torch.nn.Module) and not _own_class(kind) and not internal
 
@@ -922,6 +940,9 @@ class Mark:
         for name, each in objects.others.items():
             if isinstance(each, FunctionType):  # say, the loader's collate_fn
                 self.values[name] = each, _Given(each)
+        if self.whole and objects.batches is not None:  # in their order; none is looked into
+            self.values["train_dl"] = objects.batches, _Items(objects.batches)
+            self.glance.seen.keep(objects.batches, SLOTS)
         for found, long in zip(beside, (SLOTS, LONG, LONG)):
             for path, each, held in walk(found, enter_too, 50_000, long):
                 self._keep(path, each, others, found is not objects.others)
@@ -1054,6 +1075,7 @@ class CarriedState:
         self.found: dict[str, str] = {}  # name to what changes it
         self.base: Mark | None = None
         self.last: Mark | None = None  # of the drive before
+        self.before: Mark | None = None  # an evaluation that goes on
         self.base_at = 0, 0  # steps made by then, and the step of the last evaluation
         self.warm = False  # a whole window was made, and what begins empty is filled
         self.settled = False  # a step was compared that no evaluation came before or after
@@ -1079,8 +1101,10 @@ class CarriedState:
 
     def will_evaluate(self) -> None:
         "Before an evaluation of the run: what has changed until here, over one epoch of a drive."
+        self.before = None
         if not self.turned and self.base is not None and self._place()[1] == self.base_at[1]:
             self.compare()
+            self.before = self.last
 
     def evaluated(self) -> None:
         "After an evaluation of the run: what changes until the next step is found, over one epoch."
@@ -1094,6 +1118,7 @@ class CarriedState:
             if self.objects is None or drive != self.drives:
                 return
             if begin:
+                self._compare_evaluation()
                 self._take()
             if begin or self._place()[0] == self.base_at[0]:  # no step yet: the epoch turns
                 self._look_after(drive, epoch, False)
@@ -1102,6 +1127,17 @@ class CarriedState:
                 self.turned = self.state.epoch != epoch  # else the next evaluation may tell more
         if self.schedule is not None:
             self.schedule(look, self.state.boundary + 1)
+
+    def _compare_evaluation(self) -> None:
+        "Name what hooks that act on the training keep from the evaluation that was made."
+        before, self.before = self.before, None
+        if before is None or self.objects is None or before.glance.same(self.objects()):
+            return
+        objects = self.objects()
+        mark = Mark(objects, before.whole)
+        names = tuple(name + end for name in objects.acting() for end in " .[")
+        self._note(objects, mark, {path: each for path, each in mark.changed_since(before).items()
+                                   if path.startswith(names)}, "evaluations change it")
 
     def forget(self) -> None:
         "The run has other parts from here on: their values are compared anew."
