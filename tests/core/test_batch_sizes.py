@@ -379,3 +379,43 @@ def test_the_advice_fits_a_list_of_samples_and_one_of_columns():
     columns = [*sample] * 4, [1] * 8
     for batch, words in (([sample] * 5, "len(batch))"), (columns, "len(batch[0]))")):
         assert f"lambda batch: {words}" in str(uncertain_size(batch, "here"))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_loss_of_no_items_is_no_record(accumulation, alone):
+    """torch's mean over nothing is NaN; the loss of a window is that of its other batches."""
+    x = torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 0).long()
+    y[8:16] = -100  # padding
+    if alone:
+        y[:8] = -100
+
+    def step(batch, trainer):
+        loss = nn.functional.cross_entropy(trainer.model(batch[0]), batch[1])
+        return {"loss": loss, "n": (batch[1] != -100).sum(), "twice": 2 * loss}
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2)
+    start = {name: each.clone() for name, each in model.state_dict().items()}
+    loader = DataLoader(TensorDataset(x, y), 8)
+    trainer = Trainer(model, train_dl=loader, valid_dl=loader, train_step=step, epochs=1,
+                      gradient_accumulation_steps=accumulation, device="cpu", progress=False,
+                      optim=torch.optim.SGD(model.parameters(), 0.1), non_finite=None)
+    trainer.fit()
+    byhand = nn.Linear(6, 2)
+    byhand.load_state_dict(start)
+    optim = torch.optim.SGD(byhand.parameters(), 0.1)
+    wanted, at = [], []
+    for number, first in enumerate(range(0, 48, 8 * accumulation), 1):
+        rows = slice(first, first + 8 * accumulation)
+        loss = nn.functional.cross_entropy(byhand(x[rows]), y[rows])
+        if loss.isfinite():
+            wanted.append(loss.item())
+            at.append(number)
+            optim.zero_grad()
+            loss.backward()
+            optim.step()
+    assert trainer.history.steps("train/loss").tolist() == at
+    assert trainer.history["train/loss"] == pytest.approx(wanted, rel=1e-5)
+    assert trainer.history["train/twice"] == pytest.approx([2 * each for each in wanted], rel=1e-5)
+    assert torch.allclose(trainer.model.weight, byhand.weight) and trainer.alerts == []

@@ -379,7 +379,8 @@ def window_means(windows) -> dict[str, tuple]:
     """The means of each window's loss and records over its items: name to indices and values.
 
     A window is a list of (loss, items, records), one for each backward pass."""
-    if {*map(len, windows)} == {1}:
+    counted = any(type(items) is not int for parts in windows for _, items, _ in parts)  # a tensor
+    if {*map(len, windows)} == {1} and not counted:
         return values_of([parts[0] for parts in windows])
     found: dict[str, list] = {"train/loss": []}  # name to (window, value, items), all still tensors
     for index, parts in enumerate(windows):
@@ -399,14 +400,17 @@ def values_of(parts: list[tuple]) -> dict[str, tuple]:
     return found
 
 def weighted_means(entries: list[tuple]) -> tuple[list[int], list[float]]:
-    "The indices in (index, value, weight), and the weighted mean of each index."
+    """The indices in (index, value, weight), and the weighted mean of each index.
+
+    A value without weight is the mean of nothing, which torch calls NaN: it is left out."""
     values = fetch_numbers([value for _, value, _ in entries])
     weights = fetch_numbers([weight for _, _, weight in entries])
     sums: dict[int, list[float]] = {}
     for (index, _, _), value, weight in zip(entries, values, weights):
-        pair = sums.setdefault(index, [0.0, 0.0])
-        pair[0] += value * weight
-        pair[1] += weight
+        if weight:
+            pair = sums.setdefault(index, [0.0, 0.0])
+            pair[0] += value * weight
+            pair[1] += weight
     return list(sums), [total / weight for total, weight in sums.values()]
 
 # %% ../../nbs/hooks/recorder.ipynb #ffa9c5f4
