@@ -1485,6 +1485,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'trainer_nb.core.modes.Modes.has_own_methods': ( 'core/modes.html#modes.has_own_methods',
                                                                                         'trainer_nb/core/modes.py'),
                                        'trainer_nb.core.modes.Modes.judged': ('core/modes.html#modes.judged', 'trainer_nb/core/modes.py'),
+                                       'trainer_nb.core.modes.Modes.kept': ('core/modes.html#modes.kept', 'trainer_nb/core/modes.py'),
                                        'trainer_nb.core.modes.Modes.news': ('core/modes.html#modes.news', 'trainer_nb/core/modes.py'),
                                        'trainer_nb.core.modes.Modes.note': ('core/modes.html#modes.note', 'trainer_nb/core/modes.py'),
                                        'trainer_nb.core.modes.Modes.of_training': ( 'core/modes.html#modes.of_training',

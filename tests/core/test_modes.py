@@ -438,3 +438,27 @@ def test_a_part_that_is_frozen_in_mid_run_stays_in_eval_mode():
         trainer.model.backbone.requires_grad_(False).eval()))])
     trainer.fit()
     assert not trainer.model.backbone.training and trainer.model.head.training
+
+
+@pytest.mark.parametrize("halt", [2, 8, 11])
+@pytest.mark.parametrize("keep_modes", [False, True])
+def test_modes_that_a_hook_sets_as_a_fit_begins(halt, keep_modes):
+    """They end where an epoch begins, so a run that goes on within one does not have them."""
+    def make():
+        torch.manual_seed(0)
+        seen = []
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+        hook = LambdaHook(before_fit=lambda trainer: trainer.model[1].eval(),
+                          after_batch=lambda trainer: seen.append(trainer.model[1].training))
+        trainer = Trainer(model, train_dl=torch.utils.data.DataLoader(DATA, 8), hooks=[hook],
+                          loss_fn=nn.MSELoss(), epochs=3, device="cpu", progress=False,
+                          keep_modes=keep_modes)
+        return trainer, seen
+    (straight, all_of_it), (first, before), (again, after) = make(), make(), make()
+    straight.fit()
+    first.step(halt)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    assert before + after == all_of_it == [not keep_modes] * 18
+    assert all(map(torch.equal, again.model.state_dict().values(),
+                   straight.model.state_dict().values()))

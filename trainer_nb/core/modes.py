@@ -77,6 +77,16 @@ class Modes:
         "Module to its mode in the training, also while the model itself is in eval mode."
         return modes_of(self.roots) if self.model.training else self.noted
 
+    @contextmanager
+    def kept(self, within_epoch: bool):
+        """What hooks set as a fit begins ends with the start of an epoch.
+
+        So it has no effect within an epoch, as for the run that was not interrupted."""
+        before = self.of_training() if within_epoch else {}
+        yield
+        if before:
+            set_modes(self.roots, before)
+
     def become(self, modes: dict) -> None:
         "Set the modes of another run's training."
         set_modes(self.roots, modes)

@@ -344,7 +344,8 @@ class TrainingLoop:
         "Call `before_fit` of each hook, once in a fit."
         if self.begun is None:
             self.begun = set()
-            self.hooks.fire_once("before_fit", self.begun, owner)
+            with self.evaluator.modes.kept(self.state.batch_idx > 0):
+                self.hooks.fire_once("before_fit", self.begun, owner)
 
     def end_fit(self) -> None:
         "The fit has ended."
