@@ -14,7 +14,8 @@ import torch
 from fuzz_kinds import ArrayMemory, Lookahead, Warming
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import (DataLoader, Dataset, IterableDataset, RandomSampler, Sampler,
+                              TensorDataset)
 
 from trainer_nb import Hook, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core import data as data_chapter
@@ -1403,16 +1404,32 @@ class OfMany(Dataset):
         return X[at] + self.many[at].gauss(0, 0.3), Y[at]
 
 
+class Stream(IterableDataset):
+    """Samples of another loader."""
+
+    def __init__(self):
+        self.inner = drawn_by_itself(None)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
+def drawn_by_itself(size):
+    """A loader with a generator of its own."""
+    return DataLoader(TensorDataset(X, Y), size, shuffle=True,
+                      generator=torch.Generator().manual_seed(7))
+
+
 @pytest.mark.parametrize("halt", [3, 8, 13])
-@pytest.mark.parametrize("kind", ["loaders", "list", "dict"])
+@pytest.mark.parametrize("kind", ["loaders", "stream", "list", "dict"])
 def test_generators_within_the_data_are_kept(kind, halt):
     """Those of loaders that one of the user's own iterates, and of many samples."""
     def loader():
+        if kind == "stream":
+            return DataLoader(Stream(), 8)
         if kind != "loaders":
             return DataLoader(OfMany(kind), 8, shuffle=True)
-        data = TensorDataset(X, Y)
-        return Zipped(DataLoader(data, 8, shuffle=True), DataLoader(
-            data, 8, shuffle=True, generator=torch.Generator().manual_seed(7)))
+        return Zipped(DataLoader(TensorDataset(X, Y), 8, shuffle=True), drawn_by_itself(8))
     straight, first, again = (run(loader=loader, hooks=[SnapshotHook(every_steps=3)])
                               for _ in range(3))
     straight.fit()
@@ -1500,3 +1517,30 @@ def test_what_hooks_keep_from_evaluations_is_named_where_they_act(kind, name, dr
                                 in str(each.exact)), each.exact
     if name != "best":  # the counts may be the same by chance
         assert same(weights(again), weights(straight)) is (name is None)
+
+
+@pytest.mark.parametrize("kind", ["loader in a hook", "loader in a step", "sampler in a step",
+                                  "training loader in a step"])
+def test_other_loaders_that_steps_draw_from_are_named(kind):
+    """Their generators are of no state; those of the training loader are."""
+    other, own = drawn_by_itself(4), drawn_by_itself(8)
+    draws = RandomSampler(X, num_samples=4, generator=torch.Generator().manual_seed(3))
+
+    def mixed(trainer):
+        (x, y), (more, of_more) = trainer.context.batch, next(iter(other))
+        trainer.context.batch = torch.cat([x, more]), torch.cat([y, of_more])
+
+    def step(batch, trainer):
+        more = {"loader in a step": lambda: next(iter(other))[0],
+                "sampler in a step": lambda: X[list(draws)],
+                "training loader in a step": lambda: X[:len(own)]}[kind]()
+        loss = mse_loss(trainer.model(batch[0]), batch[1])
+        return {"loss": loss + trainer.model(more).pow(2).mean()}
+
+    settings = ({"hooks": [LambdaHook(before_batch=mixed)]} if "hook" in kind else
+                {"step": lambda: step})
+    trainer = run(loader=lambda: own, **settings)
+    trainer.step(11)
+    named = "training" not in kind
+    assert bool(trainer.exact) is not named, trainer.exact
+    assert named == (".generator" in str(trainer.exact)), trainer.exact

@@ -18,8 +18,8 @@ __all__ = ['PLAIN', 'TORCH_LOADERS', 'TASKS', 'FORKS_HANG', 'OPEN_ITERATORS', 'N
            'BatchesByIndex', 'made_by_index', 'by_index', 'open_loader', 'close_iterator',
            'keeps_workers', 'stays_open', 'end_persistent_workers', 'opened', 'left',
            'too_short', 'SkippingSampler', 'DrawWatch', 'WatchedPass',
-           'clone_for_skipping', 'own_sampler', 'data_parts', 'loaders_in',
-           'LoaderGenerators', 'loader_generators', 'sample_generators',
+           'clone_for_skipping', 'own_sampler', 'data_parts', 'held_by_loader',
+           'loader_search', 'LoaderGenerators', 'loader_generators', 'sample_generators',
            'restore_generators', 'SampleStreams', 'EpochStart', 'drawn', 'replay_indices',
            'pass_indices', 'keeps_order', 'batch_indices', 'gives_samples',
            'LoaderSource', 'FirstBatches', 'EpochIterator']
@@ -54,7 +54,7 @@ from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, 
                               default_collate, get_worker_info)
 
 from .own_state import (Search, generator_search, generator_state, generators_in,
-                                       search, set_generator_state)
+                                       set_generator_state)
 from .state import RandomStreams, same_numpy_state
 from ..support.torch_private import (
     batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_worker_pids, indices_behind,
@@ -1021,14 +1021,17 @@ def data_parts(loader) -> dict:
             if each is not None and not (kept and hasattr(each, "state_dict"))}
 
 # %% ../../nbs/core/07_data.ipynb #34d3b0f9
-def loaders_in(loader) -> list[DataLoader]:
-    "The loaders that one of the user's own, which is none of torch's, takes its batches from."
-    if isinstance(loader, DataLoader):
-        return []
+def held_by_loader(loader) -> dict:
+    "What a loader makes its batches of, by name."
+    if not isinstance(loader, DataLoader):
+        return {"train_dl": loader}
+    return {name: value for name, value in vars(loader).items() if name[0] != "_"}
+
+def loader_search() -> Search:
+    "A search for loaders, as those from which one of the user's own takes its batches."
     def enter(value):
         return not isinstance(value, DataLoader)
-    return [each for _, each in search({"train_dl": loader}, enter)
-            if isinstance(each, DataLoader)]
+    return Search(enter, lambda value: isinstance(value, DataLoader))
 
 class LoaderGenerators:
     """The generators of loaders, for those who ask often.
@@ -1036,23 +1039,20 @@ class LoaderGenerators:
     What one loader holds is searched again only where something in it is different. Kept by the
     run that uses the loaders, and freed with it: what they hold may hold the run."""
     def __init__(self) -> None:
-        self._searches: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._searches: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # two of each
 
     def __call__(self, loader) -> list:
         "The generators of a loader, its samplers, its dataset and its collate function, each once."
         # these come first, as in older checkpoints
-        loaders = [loader, *loaders_in(loader)]
+        seek, inner = generator_search(), loader_search()
+        if type(loader) is DataLoader:  # it can be a key
+            seek, inner = self._searches.setdefault(loader, (seek, inner))
+        held = held_by_loader(loader)
+        loaders = [loader, *(each for _, each in inner(held))]
         found = [named for each in loaders for holder in (each, *samplers_of(each))
                  if isinstance(named := getattr(holder, "generator", None), torch.Generator)]
-        seek, held = generator_search(), {"train_dl": loader}
-        if isinstance(loader, DataLoader):
-            held = {}
-        for number, each in enumerate(loaders):
-            if isinstance(each, DataLoader):
-                held |= {f"{name}{f'[{number}]' * (number > 0)}": value
-                         for name, value in vars(each).items() if name[0] != "_"}
-        if type(loader) is DataLoader:  # it can be a key
-            seek = self._searches.setdefault(loader, seek)
+        for number, each in enumerate(loaders[1:]):
+            held |= {f"{name}[{number}]": value for name, value in held_by_loader(each).items()}
         found += [each for _, each in seek(held)]
         return list(dict(zip(map(id, found), found)).values())
 

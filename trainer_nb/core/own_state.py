@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.quasirandom import SobolEngine
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .hook import ComponentHook, LambdaHook, has_state
 from .state import StepState, warn
@@ -426,6 +426,7 @@ def _beside(path: str) -> bool:
     "The last part of a path is a name that a function uses."
     return not path.endswith("]") and path.rfind(" ") > path.rfind(".")
 
+_LOADING = DataLoader, Sampler  # entered for their generators
 # of libraries, with a state that steps move on
 _OF_LIBRARIES = LRScheduler, SobolEngine, Queue
 _STATEFUL = (torch.nn.Module, torch.optim.Optimizer, SimpleNamespace, *_OF_LIBRARIES)
@@ -485,7 +486,7 @@ def undo_objects(undo: Undo, roots: dict, known=(), long: int = 10_000, told: bo
     copied = 0  # bytes
     def enter(value):
         wrapper = isinstance(value, Dataset) and type(value).__module__.startswith("torch.")
-        return wrapper or isinstance(value, _ENTERED) or _is_object(value)
+        return wrapper or isinstance(value, (*_ENTERED, *_LOADING)) or _is_object(value)
     undo.add(_warn_of_changed, large, iterators)
     for path, each in search(roots, enter, 200_000, long):
         if id(each) in known:
@@ -918,7 +919,7 @@ class Mark:
         roots = {id(each) for found in beside for each in found.values()}
         others = known | outside
         def enter(value):
-            inner = isinstance(value, _ENTERED) or _is_object(value)
+            inner = isinstance(value, (*_ENTERED, *_LOADING)) or _is_object(value)
             return (inner and id(value) not in known
                     and not isinstance(value, torch.optim.Optimizer) and not _is_metric(value))
         def enter_too(value):
