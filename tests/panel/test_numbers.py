@@ -9,11 +9,12 @@ import pytest
 import schedulefree
 import torch
 from feed_page import Page
-from small_runs import make
+from small_runs import BATCHES, make
+from steered import until
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import EMAHook, SnapshotHook, Trainer, attach
+from trainer_nb import EMAHook, LambdaHook, SnapshotHook, Trainer, attach
 from trainer_nb.core.control import Series
 from trainer_nb.panel.bins import Records
 from trainer_nb.panel.feed import Feed
@@ -344,3 +345,21 @@ def test_an_epoch_is_counted_from_one():
     assert "epoch 1, step 0" in repr(trainer)
     trainer.fit(epochs=2)
     assert "epoch 2, step 16" in repr(trainer)
+
+
+def test_which_evaluations_are_of_an_average_is_what_the_last_one_was():
+    """In the middle of a step, too, and a page is told where it changes."""
+    seen, told = [], []
+    look = LambdaHook(order=-5, after_step=lambda trainer: seen.append(trainer.view.averaged))
+    trainer = make(hooks=[look], epochs=4, ema=0.9, valid_dl=BATCHES)
+    trainer.feed.listen(["run"], lambda found: told.append(found["run"].get("averaged")))
+    trainer.fit(2)
+    assert trainer.view.averaged == ["valid"] == seen[-1]
+    until(lambda: told[-1:] == [["valid"]])
+    trainer.tune(**{"ema.eval": "raw"})
+    trainer.validate()
+    assert trainer.view.averaged == ["valid"]  # what is shown was measured before
+    trainer.fit(4)
+    assert trainer.view.averaged == []
+    until(lambda: told[-1:] == [[]])
+    trainer.close()

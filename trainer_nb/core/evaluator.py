@@ -90,11 +90,13 @@ class Evaluator:
         self.borrowed: RandomStreams | None = None  # those at the start of the current evaluation
         self.discarded_by: int | None = None  # id of the exception that ended the last evaluation
         self.weights_given = False  # the model has weights that are not exchanged for others
+        # loaders whose last records are of other weights than the training's; None: none so far
+        self.averaged: list[str] | None = None
         self._warned: set[str] = set()  # loaders whose length was wrong
 
     def use(self, **parts) -> None:
         "Replace eval_step, metrics, loaders or records from the next evaluation on."
-        unknown = parts.keys() - {"eval_step", "metrics", "loaders", "records",
+        unknown = parts.keys() - {"eval_step", "metrics", "loaders", "records", "averaged",
                                   "end_of_evaluation"}
         if unknown:
             raise TypeError(f"use({', '.join(sorted(unknown))}): not a part of an evaluation")
@@ -261,6 +263,9 @@ class Evaluator:
                     values = self.finish_loader(name, totals, owner)
                 records |= {f"{name}/{key}": value for key, value in values.items()}
             if batches is None:
+                if stage == "valid" and not self.weights_given:
+                    self.averaged = [name for name, weights, _ in sets
+                                     if name in loaders and weights is not nullcontext]
                 self.records, self.state.closing = records, True
                 hooks.fire(f"after_{stage}", owner)
                 self.done = True

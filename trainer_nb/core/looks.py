@@ -117,7 +117,8 @@ def look(trainer, name: str, loaders: dict, stage: str) -> dict:
         generators = [each for loader in evaluator.loaders.values()
                       for each in loader_generators(loader)]
         states = [generator_state(each) for each in generators]
-        records = evaluator.records  # of the run's own last evaluation
+        # of the run's own last evaluation
+        own = {"records": evaluator.records, "averaged": evaluator.averaged}
         note_changes = trainer.driver.carried.evaluation(name)
         evaluation = evaluator.evaluate(loaders, stage, trainer,
                                         loader_generators(trainer.train_dl))
@@ -128,7 +129,7 @@ def look(trainer, name: str, loaders: dict, stage: str) -> dict:
         except StopIteration as end:
             return end.value
         finally:
-            evaluator.use(records=records)
+            evaluator.use(**own)
             trainer.step_state.closing = closing
             restore_generators(generators, states)
             note_changes()

@@ -515,7 +515,8 @@ def by_place(view) -> tuple:
             None if view.state == "running" else view.position.step)
 
 SECTIONS = {
-    "run": Section(run, lambda view: (view.name, view.can_rewind, view.panes, view.loaders)),
+    "run": Section(run, lambda view: (view.name, view.can_rewind, view.panes, view.loaders,
+                                      view.averaged)),
     "state": Section(state), "place": Section(place),
     "saved": Section(saved, lambda view: view.last_saved and (
         view.last_saved[0], round(perf_counter() - view.last_saved[1]))),

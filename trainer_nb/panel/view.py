@@ -53,6 +53,8 @@ def rates_of(trainer, name: str) -> list[float] | None:
 # %% ../../nbs/panel/view.ipynb #b6e63c60
 def judged_averages(trainer) -> list[str]:
     "The validation loaders whose records, without an ending, are of an average of the weights."
+    if trainer.evaluator.averaged is not None:
+        return trainer.evaluator.averaged
     judged = trainer.evaluator.weight_sets(trainer).get("", nullcontext)
     return [] if judged is nullcontext else list(trainer.evaluator.loaders)
 
