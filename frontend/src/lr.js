@@ -64,7 +64,7 @@ function Settings({ rules, texts, setTexts, optimizers }) {
 
 export function read(texts, rules) {
   return Object.fromEntries(Object.entries(texts).map(([name, text]) => [name, text.trim()]).filter(([, text]) => text !== "")
-    .map(([name, text]) => [name, ["int", "float"].includes(rules[name].kind) && Number.isFinite(Number(text)) ? Number(text) : text]));
+    .map(([name, text]) => [name, /^none$/i.test(text) && !rules[name].needed ? null : ["int", "float"].includes(rules[name].kind) && Number.isFinite(Number(text)) ? Number(text) : text]));
 }
 
 // The tunable that takes a rate, and its value: of a schedule, a factor.

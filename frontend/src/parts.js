@@ -29,7 +29,7 @@ export function shownOf(view, pins) {
 }
 
 function cellOf({ run, place, hooks = {}, memory, numbers, values = {} }, name) {
-  if (name === MEMORY) return [memory.label, (memory.used / 2 ** 30).toFixed(1), "GB", memory.total ? `of ${(memory.total / 2 ** 30).toFixed(1)} GB` : ""];
+  if (name === MEMORY) return [memory.label, (memory.used / 1e9).toFixed(1), "GB", memory.total ? `of ${(memory.total / 1e9).toFixed(1)} GB` : ""];
   if (!(name in numbers)) {
     const record = name.slice(BEST.length), { value, step } = numbers[record].best;
     return [name, short(value), isAveraged(run, record) ? "average" : "", `at step ${count(step)}`];

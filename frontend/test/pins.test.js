@@ -8,7 +8,7 @@ import { Store } from "../src/store.js";
 import { until } from "./until.js";
 
 const NUMBERS = { "train/loss": { value: 0.5, of: 33, step: 12 }, "train/mae": { value: 2, of: 33, step: 12 }, lr: { value: 0.1, of: 1, step: 12 }, "valid/loss": { value: 0.4, of: 1, step: 10, best: { value: 0.3, step: 5 } } };
-const VIEW = { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: { step: 12, seconds: 3 }, numbers: NUMBERS, memory: { label: "Memory", used: 2 ** 30 }, tunables: {}, values: {}, commands: {}, points: {}, hooks: {}, journal: { count: 0, entries: {} } };
+const VIEW = { may_steer: true, run: { name: "net" }, state: { name: "running" }, place: { step: 12, seconds: 3 }, numbers: NUMBERS, memory: { label: "Memory", used: 1.04e9 }, tunables: {}, values: {}, commands: {}, points: {}, hooks: {}, journal: { count: 0, entries: {} } };
 
 function shown(view = VIEW) {
   const store = new Store({ listen() {}, ask: async () => {}, plotly: () => new Promise(() => {}) }), box = document.body.appendChild(document.createElement("div"));

@@ -449,6 +449,8 @@ test("LR: the curve leaves out what is no number, and no label lies on another",
 test("LR: values of the fields, the tunable that takes a rate, and the plan", () => {
   const rules = { a: { kind: "float" }, b: { kind: "int" }, c: { kind: "str" } };
   expect(read({ a: " 1e-3", b: "", c: "exp" }, rules)).toEqual({ a: 0.001, c: "exp" });
+  const numbers = { a: { kind: "float", needed: false }, b: { kind: "float", needed: true } };
+  expect(read({ a: "None ", b: "none" }, numbers)).toEqual({ a: null, b: "none" });
   expect(change({ use: ["lr.d", 1] }, 0.003)).toEqual({ "lr.d": 0.003 });
   const curve = { stride: 1, rows: Float32Array.from([1, 2, 3].flatMap((step) => [step, 0, 1, 1, 0.5, 1, 0, 0, 0])) }, plan = { steps: [2, 3, 4], scheduled: [0.5, 0.4, 0.3], in_force: [0.5, 0.4, 0.3] };
   const made = planTraces({ plan, curve });

@@ -100,7 +100,7 @@ def test_buttons_are_off_while_they_have_no_effect(trainer):
 
 @pytest.mark.parametrize(("name", "values", "words"), [
     ("lrr", {}, "did you mean 'lr'"), ("pause", {"n": 1}, "no such value"),
-    ("lr", {"n": 1}, "takes no values"), ("step", {"n": "x"}, "of type int")])
+    ("lr", {"n": 1}, "takes no values"), ("step", {"n": "x"}, "a whole number")])
 def test_a_name_that_is_none(trainer, name, values, words):
     with pytest.raises(ValueError, match=words):
         trainer.widget(name, **values)

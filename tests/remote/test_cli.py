@@ -125,10 +125,11 @@ def test_a_folder_with_an_equals_sign_is_no_assignment(tmp_path):
     (["tune", "workers=*0.5"], "workers=1.5: a whole number"),
     (["tune", "ema.enabled=*2"], "ema.enabled=*2: on or off"),
     (["rewind"], "the step to go back to"),
-    (["step", "-3"], "how many steps, a whole number"),
+    (["step", "-3"], "how many steps is expected, a whole number, 0 or more"),
     (["tnue"], "did you mean tune?"),
     (["pause", "--jsn"], "did you mean --json?"),
     (["note"], "which text?"),
+    (["note", "runs/a"], "which text?"),
     (["pause", "--source", "a\nb"], "source has characters that cannot be printed"),
 ])
 def test_wrong_words_are_refused_with_what_is_allowed(tmp_path, words, said):

@@ -92,7 +92,7 @@ def test_an_attached_run_has_it(run):
     assert button["doc"] == "Keep a copy of the weights" and "why_not" not in button
     other = page.view["commands"][NAME]["buttons"]["Keep the best"]
     assert other["why_not"] == "There is no best one"
-    with pytest.raises(ValueError, match="label=5.* is refused: of type str"):
+    with pytest.raises(ValueError, match="label=5.* is refused: it takes a text, or None"):
         there._ask(NAME, label=5)
     with pytest.raises(ValueError, match="did you mean 'label'"):
         there._ask(NAME, labl="x")

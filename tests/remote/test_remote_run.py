@@ -375,9 +375,9 @@ REFUSED = [("pose", {}, "did you mean 'pause'"), ("sweep", {}, "no command 'swee
            ("tune", {"mixed_precision": "bf17"}, "one of None"),
            ("tune", {"gradient_accumulation_steps": 0}, "1 or more"),
            ("tune", {"lr": 1.0, "lr_scale": -1}, "lr_scale"), ("tune", {}, "needs a name"),
-           ("step", {"m": 1}, "no such value"), ("step", {"n": 1.5}, "of type int"),
-           ("step", {"n": True}, "of type int"), ("note", {}, "needs text"),
-           ("note", {"text": None}, "of type str"), ("note", {"text": "x" * 70_000}, "65,536")]
+           ("step", {"m": 1}, "no such value"), ("step", {"n": 1.5}, "a whole number"),
+           ("step", {"n": True}, "a whole number"), ("note", {}, "needs text"),
+           ("note", {"text": None}, "a text"), ("note", {"text": "x" * 70_000}, "65,536")]
 
 
 @pytest.mark.parametrize(("name", "values", "words"), REFUSED, ids=str)
@@ -400,7 +400,7 @@ def test_every_value_that_the_run_takes_is_let_through(written, run):
 def test_a_bad_value_raises_in_a_verb(run):
     with pytest.raises(ValueError, match="did you mean 'lr'"):
         run.tune(lrr=1)
-    with pytest.raises(ValueError, match="of type int"):
+    with pytest.raises(ValueError, match="a whole number"):
         run.rewind("10")
 
 

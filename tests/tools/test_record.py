@@ -85,7 +85,7 @@ def test_snapshots_from_here_on():
 
 
 @pytest.mark.parametrize(("values", "text"), [
-    ({}, "needs what="), ({"what": "layer"}, "layers"), ({"what": 3}, "of type str"),
+    ({}, "needs what="), ({"what": "layer"}, "layers"), ({"what": 3}, "a text"),
     ({"what": "layers", "every": 2}, "no such value")])
 def test_what_cannot_be_recorded(values, text):
     trainer = make()

@@ -41,7 +41,7 @@ class Command:
         if most is None or self.basis is None or step - self.basis <= most:
             return ""
         return (f"{self.name} came too late: its sender had seen step {self.basis} and allowed "
-                f"{most} steps more, and the run is at step {step}")
+                f"{most} step{'s' * (most != 1)} more, and the run is at step {step}")
 
     def origin(self) -> dict:
         "Id, sender and reason, as the journal has them."

@@ -46,7 +46,7 @@ def as_clock(seconds: float) -> str:
     "Seconds as h:mm:ss or m:ss; a dash for what is not known."
     if not math.isfinite(seconds):
         return "–"
-    whole = int(round(seconds))
+    whole = int(seconds)  # as a clock: a second that is not over does not count
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 

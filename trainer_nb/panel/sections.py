@@ -100,13 +100,16 @@ class Evaluations:
                 self._counts[name] = self._counts.get(name, 0) + read
 
 def means_between(series, steps: np.ndarray) -> np.ma.MaskedArray:
-    "Compute the means of a record up to each step, since the step before; masked without points."
+    """Compute the means of a record up to each step, since the step before; masked without points.
+
+    Of the finite values, unless the last one is not: NaN."""
     ends = np.searchsorted(series.steps, steps, "right")
     good = np.isfinite(series.values)
     sums = np.append(0.0, np.cumsum(np.where(good, series.values, 0.0)))[ends]
     counts = np.append(0, np.cumsum(good))[ends]
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.diff(sums, prepend=0.0) / np.diff(counts, prepend=0)
+    means[~np.append(True, good)[ends]] = math.nan
     return np.ma.array(means, mask=np.diff(ends, prepend=0) == 0)
 
 def values_at(series, steps: np.ndarray) -> np.ma.MaskedArray:

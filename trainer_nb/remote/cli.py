@@ -149,7 +149,8 @@ def is_count(word: str) -> bool:
 def one_count(words: list[str], what: str) -> int:
     "The number among the words of a command; ValueError for none, several or a negative one."
     if len(words) != 1 or not is_count(words[0]) or int(words[0]) < 0:
-        raise ValueError(f"{' '.join(words) or 'nothing'}: {what}, a whole number, is expected")
+        raise ValueError(f"{' '.join(words) or 'nothing'}: {what} is expected, a whole number, "
+                         "0 or more")
     return int(words[0])
 
 def no_words(words: list[str]) -> None:
@@ -275,8 +276,8 @@ def own_words(rule: Value | None, words: list[str]) -> Callable[[str], bool]:
         return is_count
     if not rule.words:
         return lambda word: not is_run(word)
-    first = words[0] if len(words) > 1 else ""
-    is_folder = first != "" and (is_run(first) or "/" in first)
+    first, more = words[0] if words else "", len(words) > 1
+    is_folder = first != "" and (is_run(first) or more and "/" in first)
     return lambda word: not is_folder
 
 def first_value(spec: CommandSpec, name: str, words: list[str]) -> dict:

@@ -435,8 +435,11 @@ def listening(host: str, port: int | None) -> socket.socket:
     except OSError as error:
         if port is None and error.errno == errno.EADDRINUSE:
             return listening(host, 0)
+        here = error.errno != errno.EADDRNOTAVAIL
         raise OSError(error.errno, f"{host} port {PORT if port is None else port}: "
-                                   f"{error.strerror}; --port 0 takes a free port") from None
+                                   f"{error.strerror}; " + (
+            "--port 0 takes a free port" if here else
+            "--host takes an address of this machine, 0.0.0.0 all of them")) from None
 
 class Server:
     "A server of the page of one run; `start` and `close`, or `serve` in the main thread."
