@@ -149,10 +149,10 @@ export function Message({ store, view, answer }) {
 }
 
 // How a run goes on after its end or a failure; also without the hook that raised.
-export function GoOn({ view, press }) {
+export function GoOn({ view, press, off }) {
   if (!view.may_steer) return null;
   const buttons = buttonsOf(view).filter(({ place, why_not: why }) => place === "go_on" && !why);
-  const failed = view.state.name === "error" ? Object.entries(view.hooks ?? {}).filter(([, each]) => each.failure && each.enabled).map(([name]) => name) : [];
+  const failed = view.state.name === "error" && !off ? Object.entries(view.hooks ?? {}).filter(([, each]) => each.failure && each.enabled).map(([name]) => name) : [];
   return html`${buttons.map((button) => html`<${Form} key=${`${button.name} ${button.label}`} ...${{ view, button, press }} />`)}
     ${failed.length > 0 && html`<div class="bar more">${failed.map((name) => html`<button type="button" key=${name} onClick=${() => press("tune", { [`${name}.enabled`]: false })}>Switch ${name} off</button>`)}</div>`}`;
 }

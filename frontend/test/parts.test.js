@@ -117,6 +117,8 @@ test("a failed run goes on without its batch, or without the hook that raised", 
   expect(buttons.map((each) => each.textContent)).toEqual(["Skip the batch", "Switch slow off"]);
   for (const each of buttons) each.click();
   expect(asked.map(({ name, values }) => [name, values])).toEqual([["resume", { skip_failed: true }], ["tune", { "slow.enabled": false }]]);
+  const gone = { ...commands, tune: { at: 0, why_not: "The process is gone" } };  // nobody is there to switch it off
+  expect(shown({ commands: gone, state: { name: "error" }, hooks: { slow: { at: 0, order: 0, enabled: true, failure } } }).box.textContent).not.toContain("Switch slow off");
 });
 
 test("a button whose command needs values asks for them first", async () => {
