@@ -231,6 +231,12 @@ def test_means_between_evaluations_are_those_of_the_finite_values_unless_the_las
         np.testing.assert_allclose(mean, wanted, rtol=1e-9)
 
 
+def test_what_is_recorded_beside_evaluations_has_no_row():
+    """Memory is measured every few steps."""
+    view = recorded(memory__host=np.ones(40), train__loss=np.ones(40))
+    assert table(Look(view, view.binned)) is None
+
+
 def test_of_very_many_rows_the_last_ones_are_there():
     count = MOST_ROWS + 3000
     view = recorded(valid__loss=np.arange(float(count)), train__loss=np.ones(count))

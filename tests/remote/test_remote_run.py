@@ -453,7 +453,12 @@ def test_waiting_ends_when_the_process_does_and_the_command_is_taken_back(writte
 def test_nothing_is_sent_to_a_run_that_is_gone(written, run):
     written.write(alive=False, state="finished")
     until(lambda: run.standing == "ended")
-    with pytest.raises(ControlError, match="takes no commands any more"):
+    with pytest.raises(ControlError, match="takes no commands any more") as refused:
+        run.pause()
+    assert "To go on" not in str(refused.value)  # there is nothing left to do
+    written.write(alive=False, state="stopped")
+    until(lambda: run.view.state == "stopped")
+    with pytest.raises(ControlError, match="To go on: cd /work"):
         run.pause()
     written.write(alive=True, state="running", process=this_process() | {"started": "1"})
     until(lambda: run.standing == "lost")

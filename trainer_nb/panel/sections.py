@@ -58,7 +58,7 @@ def pairs(values) -> list:
 def judged(records) -> list[str]:
     "The records of evaluations: losses first."
     return sorted((name for name in records if "/" in name
-                   and not name.startswith(("train/", "time/"))),
+                   and not name.startswith(("train/", "time/", "memory/"))),
                   key=lambda name: not name.endswith("/loss"))
 
 MOST_ROWS = 2000  # of the table: the last ones

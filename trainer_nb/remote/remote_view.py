@@ -671,8 +671,8 @@ def unreachable_text(view: RemoteRunView) -> str:
     "Why no command can be sent, and what to do."
     if view.standing == "lost":
         return f"the run is lost, {process_words(view)} is gone. {where_from(view)}"
-    return f"the run has {view.standing}, {process_words(view)} takes no commands any more. " + (
-        where_from(view))
+    where = last_file(view) if view.state == "finished" else where_from(view)
+    return f"the run has {view.standing}, {process_words(view)} takes no commands any more. {where}"
 
 # %% ../../nbs/remote/remote_view.ipynb #ee9bb9db
 def notice(view: RemoteRunView) -> tuple[str, str]:
