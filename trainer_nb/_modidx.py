@@ -2169,6 +2169,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state._beside': ('core/state.html#_beside', 'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.as_number': ('core/state.html#as_number', 'trainer_nb/core/state.py'),
+                                       'trainer_nb.core.state.move_on': ('core/state.html#move_on', 'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.numpy_state': ('core/state.html#numpy_state', 'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.place_of_pair': ('core/state.html#place_of_pair', 'trainer_nb/core/state.py'),
                                        'trainer_nb.core.state.put_numpy_state': ( 'core/state.html#put_numpy_state',

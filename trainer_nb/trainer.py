@@ -307,7 +307,8 @@ class Trainer:
                           the model is compiled in place
         device            as "cuda:1"; None: the accelerator, or the CPU
         engine            "local"; several processes: "accelerate", or "fsdp" (sharded weights)
-        seed              seed of all random streams of the run; None: none is set
+        seed              seed of all random streams of the run; None: it begins with the global
+                          ones, which move on by one number
         seed_samples      True: each sample draws from its own stream; needs seed
 
     How long, and what is kept:

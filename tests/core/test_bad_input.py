@@ -103,7 +103,7 @@ def test_the_snapshot_sees_changes(tmp_path):
     loop.step()
     after = snapshot(tmp_path, loop.model, loop)
     assert {name for name in before
-            if before[name] != after[name]} == {"weights", "optimizer", "counters"}
+            if before[name] != after[name]} == {"weights", "optimizer", "counters", "streams"}
     torch.rand(1), loop.model.eval(), (tmp_path / "file").touch(), loop.tune(lr_scale=0.5)
     later = snapshot(tmp_path, loop.model, loop)
     assert {n for n in after

@@ -2,6 +2,7 @@
 each other."""
 
 import asyncio
+import copy
 import random
 import signal
 import threading
@@ -10,6 +11,8 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from digits_runs import (assert_same, at_step, in_evaluation, make_loop, straight, wait_for,
                          wait_for_pauses)
 
@@ -385,3 +388,39 @@ def test_another_generator_of_numpy_is_saved_and_restored(tmp_path):
     other.load(tmp_path / "a.pt")
     other.step(2)
     assert len(again) == 2 and again == drawn[2:]
+
+
+def test_runs_without_a_seed_are_different_ones():
+    """From the same weights, as loops by hand are; one with a seed leaves the streams alone."""
+    x = torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8, shuffle=True)
+    begin = nn.Linear(6, 1)
+
+    def trained(steps=6, **settings):
+        model = copy.deepcopy(begin)
+        trainer = Trainer(model, train_dl=loader, loss_fn=nn.MSELoss(), epochs=1, device="cpu",
+                          optim=torch.optim.SGD(model.parameters(), 0.05), progress=False,
+                          **settings)
+        for _ in range(steps):
+            trainer.step()
+        return model.weight.detach().clone()
+
+    def byhand():
+        model = copy.deepcopy(begin)
+        optim = torch.optim.SGD(model.parameters(), 0.05)
+        for a, b in loader:
+            optim.zero_grad()
+            nn.functional.mse_loss(model(a), b).backward()
+            optim.step()
+        return model.weight.detach()
+
+    torch.manual_seed(3)
+    first = byhand()
+    torch.manual_seed(3)
+    many = [trained() for _ in range(3)]
+    assert torch.equal(many[0], first)
+    assert len({each.sum().item() for each in many}) == 3
+    before = RandomStreams.glance()
+    assert torch.equal(trained(seed=1), trained(seed=1))
+    trained(steps=0)
+    assert RandomStreams.glance() == before

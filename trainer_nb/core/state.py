@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['ASKED', 'TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult',
            'place_of_pair', 'numpy_state', 'same_numpy_state', 'put_numpy_state',
-           'RandomStreams', 'seed_everything', 'StreamTurns', 'OwnStreams', 'ThreadState',
-           'start_thread', 'refuse_open_contexts', 'as_number', 'whole_number',
-           'real_number', 'warn', 'say', 'RunRandom', 'weakly']
+           'RandomStreams', 'move_on', 'seed_everything', 'StreamTurns', 'OwnStreams',
+           'ThreadState', 'start_thread', 'refuse_open_contexts', 'as_number',
+           'whole_number', 'real_number', 'warn', 'say', 'RunRandom', 'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
@@ -303,6 +303,12 @@ class RandomStreams:
             torch.cuda.set_rng_state(state, device)
 
 # %% ../../nbs/core/00_state.ipynb #005582b7
+def move_on() -> None:
+    "Draw a number from each global stream."
+    random.random()
+    np.random.random()
+    torch.rand(())
+
 def seed_everything(seed: int) -> None:
     "Seed the global streams of Python, NumPy and torch (all devices)."
     random.seed(seed)
@@ -565,6 +571,7 @@ class RunRandom:
         self.split = split  # called once; seeds each of several processes differently
         self.own = OwnStreams(mixed=self._mixed)
         self.owned = False  # draws come from the run's streams now
+        self.shared = False  # the run has begun with the global streams, which are as they were
 
     @property
     def in_place(self) -> bool:
@@ -614,8 +621,14 @@ class RunRandom:
                 f"the drive to step {self.state.optimizer_step} was interrupted at its very end: "
                 "its random streams are lost")
             self.own.in_place = False
-        with self.own.placed(lambda: self.own.held or self.first()), self.owning():
-            yield
+        self.shared |= self.seed is None and self.own.held is None
+        try:
+            with self.own.placed(lambda: self.own.held or self.first()), self.owning():
+                yield
+        finally:
+            if self.shared and self.state.optimizer_step:
+                self.shared = False  # else the next run, without a seed either, would be the same
+                move_on()
 
     def suspended(self):
         "A context in which the global streams belong to all other code."
