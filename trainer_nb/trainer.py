@@ -146,6 +146,9 @@ class RunRecords:
 def add_hooks(trainer, record: bool, alerts: bool, progress, sched, ema) -> None:
     "Add the hooks that the arguments ask for, beside those that were given."
     if ema is not None:
+        if trainer.get_hook(EMAHook) is not None:
+            raise ValueError(f"ema={ema!r}: there is an EMAHook in hooks= already, and evaluations "
+                             "use one average; give one of the two")
         trainer.hooks.add(ema if isinstance(ema, EMAHook) else EMAHook(check_decay(ema)))
     if sched is not None:
         add_schedule(trainer, sched)
@@ -307,8 +310,7 @@ class Trainer:
                           the model is compiled in place
         device            as "cuda:1"; None: the accelerator, or the CPU
         engine            "local"; several processes: "accelerate", or "fsdp" (sharded weights)
-        seed              seed of all random streams of the run; None: it begins with the global
-                          ones, which move on by one number
+        seed              seed of all random streams of the run; None: the global ones
         seed_samples      True: each sample draws from its own stream; needs seed
 
     How long, and what is kept:

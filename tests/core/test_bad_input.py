@@ -158,7 +158,8 @@ CONSTRUCTOR = [
       for v in (-1, 1.5, "yes")],
     *[({"max_time": v}, ValueError, [f"max_time={v!r}", "seconds", "timedelta"])
       for v in (-1, 0, "1h", math.nan)],
-    *[({"seed": v}, ValueError, [f"seed={v!r}", "whole number"]) for v in (1.5, "abc", True)],
+    *[({"seed": v}, ValueError, [f"seed={v!r}", "whole number"])
+      for v in (1.5, "abc", True, 2**70, -2**64)],
     ({"resume_data": "rewind"}, ValueError, ["resume_data='rewind'", "'skip'", "'replay'"]),
     ({"eval_first": True}, ValueError, ["eval_first", "valid_dl"]),
     *[

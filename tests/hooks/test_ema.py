@@ -678,3 +678,9 @@ def test_an_export_with_an_extra_state_and_compiled_parts(tmp_path):
     fresh = nn.Sequential(nn.Linear(6, 6), Counted(6, 1))
     fresh.load_state_dict(load_file(path), strict=False)
     assert torch.equal(fresh[0].weight, model[0].weight)
+
+
+def test_two_averages_are_refused_where_one_would_have_no_effect():
+    """Before anything is built."""
+    with pytest.raises(ValueError, match="ema=0.9: there is an EMAHook in hooks= already"):
+        make(EMAHook(0.5), ema=0.9)

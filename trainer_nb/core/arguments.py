@@ -201,6 +201,8 @@ def check_seed(value, of_samples: bool = False) -> Any:
     number = as_number(value)
     if number is not None and type(number) is not int:
         raise ValueError(f"seed={value!r}: a whole number, or None")
+    if number is not None and not -2**63 <= number < 2**64:  # what torch takes
+        raise ValueError(f"seed={value!r}: a whole number of 64 bits, or None")
     return number
 
 def check_max_time(value) -> float | None:

@@ -11,6 +11,7 @@ __all__ = ['rate_of', 'apply_tune', 'evaluate_next', 'micro_batch_changed', 'on_
 
 # %% ../../nbs/core/27_requests.ipynb #45cc9736
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MethodType
@@ -217,7 +218,8 @@ def register_commands(trainer, mailbox, checkpoint) -> None:
 def post(trainer, command: Command) -> Reply:
     "Ask for something from any thread; never blocks. Bad values are refused here."
     driver, mailbox = trainer.driver, trainer.mailbox
-    command.inside = command.source == "code" and driver.acts()
+    if command.source == "code" and driver.acts():
+        command = replace(command, inside=True)
     reply = mailbox.check(command)
     if reply.status != "pending":
         return reply

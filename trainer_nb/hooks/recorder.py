@@ -379,8 +379,8 @@ def window_means(windows) -> dict[str, tuple]:
     """The means of each window's loss and records over its items: name to indices and values.
 
     A window is a list of (loss, items, records), one for each backward pass."""
-    counted = any(type(items) is not int for parts in windows for _, items, _ in parts)  # a tensor
-    if {*map(len, windows)} == {1} and not counted:
+    counts = {type(items) for parts in windows for _, items, _ in parts}
+    if {*map(len, windows)} == {1} and counts == {int}:  # a tensor may be 0
         return values_of([parts[0] for parts in windows])
     found: dict[str, list] = {"train/loss": []}  # name to (window, value, items), all still tensors
     for index, parts in enumerate(windows):
