@@ -628,7 +628,8 @@ class RunRandom:
         finally:
             if self.shared and self.state.optimizer_step:
                 self.shared = False  # else the next run, without a seed either, would be the same
-                move_on()
+                with TURNS.turn():  # another one may draw in its own thread
+                    move_on()
 
     def suspended(self):
         "A context in which the global streams belong to all other code."
