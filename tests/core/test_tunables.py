@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from small_runs import make
 
 from trainer_nb import Trainer, Tunable
 from trainer_nb.core import tunable
@@ -96,8 +97,9 @@ def test_one_refused_value_refuses_all():
     with pytest.raises(ValueError,
                        match="there is no tunable 'part.dept': did you mean 'part.depth'?"):
         run.tunables.validate({"part.dept": 3})
+    assert list(run.tunables.refused) == ["part.depth", "part.dept"]
     assert run.tunables.validate({"part.depth": 4.0, "lr": 1}) == {"part.depth": 4, "lr": 1.0}
-    assert list(run.tunables.refused) == ["part.dept"]
+    assert run.tunables.refused == {}
 
 
 @pytest.mark.parametrize("limits, words", [
@@ -222,3 +224,13 @@ def test_a_scalar_of_numpy_or_torch_is_a_number(value):
     with pytest.raises(ValueError, match="is refused"):
         trainer.tune(lr=torch.tensor(True))
     assert trainer.lr == 0.25
+
+
+def test_a_refusal_is_said_until_the_next_change():
+    """Of any name, by anybody: a page that is opened later does not have it."""
+    trainer = make()
+    with pytest.raises(ValueError, match="lr = -1"):
+        trainer.tune(lr=-1)
+    assert [each.name for each in trainer.view.tunables if each.refused] == ["lr"]
+    trainer.tune(grad_clip=1.0)
+    assert not any(each.refused for each in trainer.view.tunables)

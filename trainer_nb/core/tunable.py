@@ -259,7 +259,7 @@ class Tunables:
             except ValueError as error:
                 self.refused[name] = str(error)
                 raise
-            self.refused.pop(name, None)
+        self.refused.clear()  # of an earlier change, which nobody looks at any more
         return checked
 
     def apply(self, values: dict) -> Iterator[tuple[str, Any, Any]]:
