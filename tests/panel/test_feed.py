@@ -80,8 +80,9 @@ def by_hand(found, stride):
         good = part[np.isfinite(part)]
         last = start + len(part) - 1
         measured = (good.min(), good.max(), good.mean()) if len(good) else 3 * (math.nan,)
-        step = int(found.steps[last])
-        rows.append([step % WRAP, step // WRAP, *measured, len(good), found.epochs[last],
+        step, broken = int(found.steps[last]), len(part) < stride and not np.isfinite(part[-1])
+        count = 0 if broken else len(good)  # of a bin that is not full
+        rows.append([step % WRAP, step // WRAP, *measured, count, found.epochs[last],
                      found.samples[last], found.seconds[last]])
     return np.array(rows).reshape(-1, len(COLUMNS))
 

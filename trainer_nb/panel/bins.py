@@ -124,13 +124,16 @@ class Bins:
 
         Args:
             points: Points that the reader has in full bins.
-            open: Whether the bin that is not full yet comes last.
+            open: Whether the bin that is not full yet comes last. A reader does not know how many
+                points are in it: it has no finite ones if the newest is not finite.
         """
         start = points // self.stride
         rows = self._rows[start:self.count]
         if open and self.open:
             last = np.concatenate([each for _, each in self._tail])
             rows = np.concatenate([rows, rows_of([*self._places(), last], self.open)])
+            if not np.isfinite(last[-1]):
+                rows[-1, COLUMNS.index("finite")] = 0
         return start, rows.copy()
 
     def before(self, step: int) -> int:
