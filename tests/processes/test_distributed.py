@@ -441,7 +441,8 @@ def test_a_slow_disk_in_one_process_puts_checkpoints_off(sharing):
     """In all of them, at the same steps; save() waits for its turn."""
     first, second = read(sharing, "slow_in_one")
     assert first == second
-    assert first["steps"][0] == 1 and first["steps"][1] > 5 and first["steps"][-1] == 12
+    # save() at step 5 waits until the disk is free, and so the next one may be of that step, too
+    assert first["steps"][0] == 1 and first["steps"][1] >= 5 and first["steps"][-1] == 12
     assert len(first["warned"]) == 1 and "of step 2 is put off" in first["warned"][0]
     assert first["by hand"] == 5
 
