@@ -105,8 +105,8 @@ class BestState:
         "Put buffers in which the run has set, resized or removed since."
         for part, root in zip(("model", "loss_fn"), self.loop.evaluator.modes.roots):
             for name, (held, key) in buffer_places(unwrap(root)).items():
-                own, value = held[key], given[part].get(name)
-                if (None if own is None else own.shape) != (None if value is None else value.shape):
+                value = given[part].get(name)
+                if value is None or getattr(held[key], "shape", None) != value.shape:
                     held[key] = None if value is None else value.to(self.engine.device, copy=True)
 
     @contextmanager

@@ -1132,11 +1132,13 @@ class CarriedState:
     def _compare_evaluation(self) -> None:
         "Name what hooks that act on the training keep from the evaluation that was made."
         before, self.before = self.before, None
-        if before is None or self.objects is None or before.glance.same(self.objects()):
+        if before is None or self.objects is None:
             return
         objects = self.objects()
-        mark = Mark(objects, before.whole)
         names = tuple(name + end for name in objects.acting() for end in " .[")
+        if not names or before.glance.same(objects):
+            return
+        mark = Mark(objects, before.whole)
         self._note(objects, mark, {path: each for path, each in mark.changed_since(before).items()
                                    if path.startswith(names)}, "evaluations change it")
 
