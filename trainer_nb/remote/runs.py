@@ -317,12 +317,13 @@ if TYPE_CHECKING:
         _parts: Any
 
 @overload
-def attach(path: str | PathLike, source: str | None = None) -> "OneOrSeveral": ...
+def attach(path: str | PathLike, *, source: str | None = None) -> "OneOrSeveral": ...
 @overload
-def attach(path: list | tuple, source: str | None = None) -> Runs: ...
+def attach(path: list | tuple, *, source: str | None = None) -> Runs: ...
 def attach(
     # folder of a run; "runs/*" or a list of folders for several
     path: str | PathLike | list | tuple,
+    *,
     source: str | None = None,  # of the commands, in the run's journal: "notebook", "agent:NAME"
 ) -> "RemoteRun | Runs":
     """The run in a folder, whichever process has it: its panel, its records, and verbs to steer it.
