@@ -2249,6 +2249,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'trainer_nb/core/step.py'),
                                       'trainer_nb.core.step.key_average': ('core/step.html#key_average', 'trainer_nb/core/step.py'),
                                       'trainer_nb.core.step.label_count': ('core/step.html#label_count', 'trainer_nb/core/step.py'),
+                                      'trainer_nb.core.step.list_samples': ('core/step.html#list_samples', 'trainer_nb/core/step.py'),
                                       'trainer_nb.core.step.mean_over_labels': ( 'core/step.html#mean_over_labels',
                                                                                  'trainer_nb/core/step.py'),
                                       'trainer_nb.core.step.metric_numbers': ('core/step.html#metric_numbers', 'trainer_nb/core/step.py'),

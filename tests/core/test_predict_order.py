@@ -119,3 +119,37 @@ def test_the_training_goes_on_as_without():
         return list(trainer.history["train/loss"])
 
     assert losses(True) == losses(False)
+
+
+class Detector(nn.Module):
+    """Gives something for each sample, as torchvision's detectors do."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.linear, self.kind = nn.Linear(1, 1), kind
+
+    def forward(self, x):
+        """Dicts, vectors of several lengths, texts; or two tensors of the whole batch."""
+        if self.kind == "columns":
+            return [x, 2 * x]
+        return [{"box": row.expand(2, 1), "score": self.linear(row)} if self.kind == "dicts" else
+                row.expand(1 + int(row)) if self.kind == "vectors" else f"{int(row)}" for row in x]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["dicts", "vectors", "texts", "columns"])
+def test_a_list_with_an_entry_for_each_sample_is_one_list(kind, size):
+    """Whatever the batches are; a list of what each batch has is joined column by column."""
+    data = TensorDataset(torch.arange(6.0)[:, None])
+    trainer = Trainer(Detector(kind), train_dl=DataLoader(data, 3), max_steps=1, progress=False,
+                      loss_fn=lambda pred, target: 0, device="cpu")
+    found, places = trainer.predict(DataLoader(data, size), indices=True)
+    assert torch.cat([each.reshape(-1) for each in places]
+                     if isinstance(places, list) else [places]).tolist() == [*range(6)]
+    if kind == "columns":
+        assert [each.flatten().tolist() for each in found] == [[*range(6)], [*range(0, 12, 2)]]
+        return
+    assert type(found) is list and len(found) == 6
+    first = {"dicts": lambda each: each["box"][0].item(), "texts": int,
+             "vectors": lambda each: each[0].item()}[kind]
+    assert [first(each) for each in found] == [*range(6)]

@@ -279,6 +279,7 @@ class Evaluator:
         places in the dataset; ValueError for a loader that does not tell them."""
         predict, context = getattr(self.eval_step, "predict", None), self.context
         parts: list[Any] = []
+        counts: list[int | None] = []
         *_, weights = self.weight_sets(owner).values()
         with (self.surroundings(list(shared), split="predict"), self.modes.exchanged(weights),
               torch.no_grad()):
@@ -296,8 +297,9 @@ class Evaluator:
                     with self.engine.autocast:
                         parts.append(to_cpu(predict(context.batch, owner) if predict
                                             else self.step_pred(owner)))
+                    counts.append(self.sizes.of(context.batch) if type(parts[-1]) is list else None)
                     TURNS.give_way()
-        joined = joined_or_listed(parts)
+        joined = joined_or_listed(parts, counts)
         if order is None:
             return joined
         places = [torch.from_numpy(each) for each in order[:len(parts)]]

@@ -7,8 +7,8 @@ __all__ = ['IGNORED', 'WITHOUT', 'TARGETS', 'RESERVED', 'SupervisedStep', 'is_ro
            'mean_over_labels', 'LabelCount', 'label_count', 'NoLossError', 'takes',
            'has_own_loss', 'OwnLossStep', 'check_output', 'items', 'fetch_numbers',
            'flat_records', 'step_records', 'key_average', 'WeightedMeans', 'check_number',
-           'metric_numbers', 'EvaluationTotals', 'join_predictions', 'joined_or_listed',
-           'to_cpu']
+           'metric_numbers', 'EvaluationTotals', 'join_predictions', 'list_samples',
+           'joined_or_listed', 'to_cpu']
 
 # %% ../../nbs/core/11_step.ipynb #be310bfc
 import inspect
@@ -516,8 +516,26 @@ def join_predictions(parts: list):
         raise TypeError(f"{type(first).__name__} in one batch and tensors in another")
     return parts
 
-def joined_or_listed(parts: list):
-    "Predictions joined; if they do not join, the list of them, with a warning."
+def list_samples(parts: list, counts: list) -> bool:
+    """Whether predictions are lists with an entry for each sample, as those of a detector.
+
+    `counts`: the samples of each batch, None: not known."""
+    def is_column(each, count):
+        return isinstance(each, torch.Tensor) and each.ndim > 0 and len(each) == count
+    pairs = [*zip(parts, counts, strict=True)]
+    if any(type(part) is not list or count not in (None, len(part)) for part, count in pairs):
+        return False
+    if all(isinstance(each, Mapping) for part in parts for each in part):
+        return True
+    return None not in counts and not all(
+        is_column(each, count) for part, count in pairs for each in part)
+
+def joined_or_listed(parts: list, counts: list | None = None):
+    """Predictions joined; if they do not join, the list of them, with a warning.
+
+    `counts`: the samples of each batch. Lists with an entry for each sample make one list."""
+    if parts and counts and list_samples(parts, counts):
+        return [each for part in parts for each in part]
     try:
         return join_predictions(parts)
     except (RuntimeError, TypeError, ValueError) as error:
