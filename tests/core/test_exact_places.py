@@ -1544,3 +1544,52 @@ def test_other_loaders_that_steps_draw_from_are_named(kind):
     named = "training" not in kind
     assert bool(trainer.exact) is not named, trainer.exact
     assert named == (".generator" in str(trainer.exact)), trainer.exact
+
+
+class OnParameters(Hook):
+    """Keeps a mean of each gradient at its parameter, as Grokfast does."""
+
+    def before_step(self, trainer):
+        """Adds it to the gradient."""
+        for each in trainer.model.parameters():
+            mean = getattr(each, "mean_of_grad", None)
+            each.mean_of_grad = each.grad.clone() if mean is None else 0.9 * mean + 0.1 * each.grad
+            each.grad = each.grad + each.mean_of_grad
+
+
+class OnParametersInPlace(OnParameters):
+    """The same, in place."""
+
+    def before_step(self, trainer):
+        """Adds it to the gradient."""
+        for each in trainer.model.parameters():
+            if not hasattr(each, "mean_of_grad"):
+                each.mean_of_grad = torch.zeros_like(each)
+            each.mean_of_grad.mul_(0.9).add_(each.grad, alpha=0.1)
+            each.grad = each.grad + each.mean_of_grad
+
+
+@pytest.mark.parametrize("kind", [OnParameters, OnParametersInPlace])
+def test_attributes_of_parameters_are_named_once_and_taken_back_by_a_search(kind):
+    """One that stays what it was, as those that libraries set, is not."""
+    def make(hooks):
+        trainer = run(model=lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), hooks=hooks)
+        for each in trainer.model.parameters():
+            each.is_initialized = True
+        return trainer
+    trainer, straight = make([kind()]), make([kind()])
+    trainer.lr_find(num_steps=4)
+    assert not hasattr(trainer.model[0].weight, "mean_of_grad")
+    trainer.step(5)
+    before = trainer.model[0].weight.mean_of_grad.clone()
+    trainer.lr_find(num_steps=4)
+    assert torch.equal(trainer.model[0].weight.mean_of_grad, before)
+    trainer.fit()
+    straight.fit()
+    assert same(weights(trainer), weights(straight))
+    for each in trainer, straight:
+        assert [text.partition(" is not")[0] for text in each.exact.obstacles] == [
+            "model.parameters().mean_of_grad"]
+    plain = make([])
+    plain.fit()
+    assert plain.exact

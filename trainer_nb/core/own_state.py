@@ -648,6 +648,13 @@ class RunObjects:
                       for inner, parameter in module.named_parameters(recurse=False)}
         return {name: hooks for name, hooks in found.items() if hooks}
 
+    def on_parameters(self) -> dict:
+        "What parameters have as attributes; their paths name the attribute, not each parameter."
+        return {f"{name.partition('.')[0]}.parameters().{key}[{name}.{inner}]": value
+                for name, module in self.named_modules()
+                for inner, parameter in module.named_parameters(recurse=False)
+                for key, value in vars(parameter).items()}
+
     def named_modules(self) -> list[tuple[str, torch.nn.Module]]:
         "The modules that are in the state of the run, with their paths."
         roots = {"model": self.model, "loss_fn": self.loss_fn}
@@ -859,11 +866,21 @@ class Glance:
     def __init__(self, objects: RunObjects):
         self.roots = self._roots_of(objects)
         self.training = objects.model.training
-        self.parameters = [(each, tensor_hooks(each)) for module in objects.kept_modules()
+        self.parameters = [(each, self._beside(each)) for module in objects.kept_modules()
                            for each in module.parameters(recurse=False)]
         self.seen = Seen()
         self.values: list[tuple] = []  # tensors, arrays and generators, and how they looked
         self._whole = True
+
+    @staticmethod
+    def _beside(parameter) -> list:
+        "What torch calls with its gradient, and what it has as attributes."
+        return [*tensor_hooks(parameter), *vars(parameter).values()]
+
+    def _found_beside(self, pair: tuple) -> bool:
+        parameter, before = pair
+        now = self._beside(parameter)
+        return len(now) == len(before) and _identical(now, before)
 
     @staticmethod
     def _roots_of(objects: RunObjects) -> list:
@@ -881,7 +898,7 @@ class Glance:
         roots = self._roots_of(objects)
         return (self._whole and self.training == objects.model.training
                 and len(roots) == len(self.roots) and _identical(roots, self.roots)
-                and all(tensor_hooks(each) == hooks for each, hooks in self.parameters)
+                and all(map(self._found_beside, self.parameters))
                 and self.seen.same() and not any(_may_be_other(*each) for each in self.values))
 
 def _may_be_other(value, before) -> bool:
@@ -914,8 +931,8 @@ class Mark:
                           for each in (optim.state, optim.param_groups, optim.defaults)}
         used, looking = objects.by_name(), objects.looking()
         inside = tuple(name + end for name in looking for end in " .[")
-        beside = (objects.optimizers(), objects.torch_hooks() | objects.schedule_functions(),
-                  objects.others)
+        beside = (objects.optimizers(), {**objects.torch_hooks(), **objects.schedule_functions(),
+                                         **objects.on_parameters()}, objects.others)
         roots = {id(each) for found in beside for each in found.values()}
         others = known | outside
         def enter(value):

@@ -94,10 +94,12 @@ def undo_users_objects(undo: Undo, trainer, modules: list) -> None:
                             if key not in ("state", "param_groups", "defaults")]
                      for name, each in objects.optimizers().items()}
     roots = {**own, **given, **functions, **data_parts(trainer.train_dl), **of_optimizers,
-             **objects.torch_hooks(), "trainer": objects.others["trainer"],
+             **objects.torch_hooks(), **objects.on_parameters(),
+             "trainer": objects.others["trainer"],
              "model": trainer.model, "task": getattr(trainer, "task", None)}
     tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
     undo_objects(undo, roots, tensors)
+    undo.attributes(*(each for module in modules for each in module.parameters()))
 
 # %% ../../nbs/tools/sweep.ipynb #2b13c3d7
 def check_trial(loader, valid_dl=None) -> None:
