@@ -1639,6 +1639,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.RunObjects.acting': ( 'core/own_state.html#runobjects.acting',
                                                                                             'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state.RunObjects.acting_code': ( 'core/own_state.html#runobjects.acting_code',
+                                                                                                 'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.RunObjects.by_name': ( 'core/own_state.html#runobjects.by_name',
                                                                                              'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.RunObjects.kept_by_hooks': ( 'core/own_state.html#runobjects.kept_by_hooks',

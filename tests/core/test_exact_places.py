@@ -1593,3 +1593,60 @@ def test_attributes_of_parameters_are_named_once_and_taken_back_by_a_search(kind
     plain = make([])
     plain.fit()
     assert plain.exact
+
+
+class Settings:
+    """An object of the user's, without code that reads it."""
+
+    def __init__(self):
+        self.level, self.seen = 0.0, 0
+
+
+class ByLevel(Hook):
+    """Reads and counts in an object of the model or of the trainer."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def before_step(self, trainer):
+        """Gradients shrink as the level rises."""
+        settings = trainer.settings_of_mine if self.of == "trainer" else trainer.model.settings
+        settings.level += 0.05
+        settings.seen += 1
+        for each in trainer.model.parameters():
+            each.grad.mul_(1 / (1 + settings.level))
+
+
+class Counts(Hook):
+    """Only counts."""
+
+    def after_step(self, trainer):
+        """For others to read."""
+        trainer.model.settings.seen += 1
+
+
+def by_settings(batch, trainer):
+    """A step that reads it."""
+    trainer.model.settings.level += 0.05
+    loss = mse_loss(trainer.model(batch[0]), batch[1])
+    return {"loss": loss * (1 + trainer.model.settings.level)}
+
+
+@pytest.mark.parametrize("kind", ["model", "trainer", "step", "counts"])
+def test_numbers_in_objects_that_are_reached_through_the_trainer_are_named(kind):
+    """By the names that the step and acting hooks read."""
+    def make():
+        given = {"step": {"step": lambda: by_settings}, "counts": {"hooks": [Counts()]}}
+        trainer = run(**given.get(kind, {"hooks": [ByLevel(kind)]}))
+        trainer.model.settings, trainer.settings_of_mine = Settings(), Settings()
+        return trainer
+    straight, first, again = make(), make(), make()
+    straight.fit()
+    first.step(9)
+    again.load_state_dict(first.state_dict())
+    again.fit()
+    owner = "trainer.settings_of_mine" if kind == "trainer" else "model.settings"
+    wanted = [] if kind == "counts" else [f"{owner}.level"]
+    for each in straight, first:
+        assert [text.partition(" is not")[0] for text in each.exact.obstacles] == wanted
+    assert same(weights(again), weights(straight)) is (kind == "counts")

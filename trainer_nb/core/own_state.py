@@ -616,6 +616,17 @@ class RunObjects:
         return {row.name for row in self.hooks
                 if _acts(getattr(row.hook, "component", row.hook))}
 
+    def acting_code(self) -> list[FunctionType]:
+        "The functions of the user's that make a step, or may change the run."
+        acting = self.acting()
+        hooks = [getattr(row.hook, "component", row.hook) for row in self.hooks
+                 if row.name in acting]
+        held = [[*_methods(type(each)), *getattr(each, "__dict__", {}).values()] for each in hooks]
+        def enter(value):
+            return isinstance(value, (list, FunctionType, MethodType, functools.partial))
+        return [each for _, each in search({"": [self.train_step, *held]}, enter)
+                if isinstance(each, FunctionType) and _own_code(each)]
+
     def kept_by_hooks(self) -> list:
         "Hooks of the user's with a state, and what they hold."
         hooks = [row.hook for row in self.hooks if row.trait("kept") and has_state(row.hook)
@@ -929,7 +940,7 @@ class Mark:
         self._methods: dict[type, list] = {}
         self._of_state = {id(each) for optim in objects.optims
                           for each in (optim.state, optim.param_groups, optim.defaults)}
-        used, looking = objects.by_name(), objects.looking()
+        used, looking, self._acting = objects.by_name(), objects.looking(), objects.acting_code()
         inside = tuple(name + end for name in looking for end in " .[")
         beside = (objects.optimizers(), {**objects.torch_hooks(), **objects.schedule_functions(),
                                          **objects.on_parameters()}, objects.others)
@@ -996,6 +1007,9 @@ class Mark:
             of_torch = type(holder).__module__.startswith("torch.utils.data")  # reads all it has
             kind = SimpleNamespace if of_torch else type(holder)
         users = self._users.setdefault(id(holder), [])
+        if (not users and isinstance(kind, type) and _own_class(kind) and not _is_module(kind)
+            and held[0][0].startswith(("model.", "trainer."))):
+            users.extend(self._acting)  # who reaches it by way of the trainer
         within = users if container or looks else [*users, *self._functions_of(kind)]
         for inner, name, each in held:
             if isinstance(each, _CONTAINERS) or _is_object(each):
