@@ -270,6 +270,47 @@ def tensors(state):
     return [*state["model"].values(), *moments]
 
 
+class Drawing(Noisy):
+    """Samples that draw from a generator of their own."""
+
+    def __init__(self):
+        self.drawn = torch.Generator().manual_seed(0)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.randn(5, generator=self.drawn), y
+
+
+class Means(Hook):
+    """Keeps a mean of its own batches."""
+
+    mean = 0.0
+
+    def before_batch(self, trainer):
+        """Of one process."""
+        self.mean = 0.9 * self.mean + 0.1 * trainer.batch[0].mean()
+
+    def state_dict(self):
+        """In the file of the first one."""
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        """Likewise."""
+        self.mean = state["mean"]
+
+
+def own_generator(processes, folder):
+    """What `exact` says of what a file has of the first process alone."""
+    found = {}
+    for name, dataset in {"own": Drawing, "global": Noisy}.items():
+        trainer = run(processes, loader=DataLoader(dataset(), batch_size=4, shuffle=True),
+                      hooks=[AsDouble(), Means()])
+        trainer.step(4)
+        found[name] = trainer.exact.obstacles, trainer.exact.assumed
+        trainer.close()
+    return found
+
+
 def in_shards(processes, folder):
     """Saved by hand, by a hook, and as whole tensors; taken up from each."""
     path = folder / "parts.pt"
@@ -1061,7 +1102,7 @@ WHOLE = PARTED | {
               written, collected, sampled, looked_at, given, refused, in_units, none_shared, half,
               killed, killed_early, failing, resumed_from_a_file, from_one, left_over, held_at,
               persistent, grown, spectral, cancelled, claimed, at_odds, looked_into, one_is_slow,
-              in_turn, in_shards,
+              in_turn, in_shards, own_generator,
               disk_full_in_one, slow_in_one, killed_writing, in_other_shards)}
 FAST = contextlib.ExitStack()  # to the very end of the process
 

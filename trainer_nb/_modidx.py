@@ -7,6 +7,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'trainer_nb/core/account.py'),
                                          'trainer_nb.core.account.exactness': ('core/account.html#exactness', 'trainer_nb/core/account.py'),
                                          'trainer_nb.core.account.header': ('core/account.html#header', 'trainer_nb/core/account.py'),
+                                         'trainer_nb.core.account.kept_by_the_first': ( 'core/account.html#kept_by_the_first',
+                                                                                        'trainer_nb/core/account.py'),
                                          'trainer_nb.core.account.library_class': ( 'core/account.html#library_class',
                                                                                     'trainer_nb/core/account.py'),
                                          'trainer_nb.core.account.made_of': ('core/account.html#made_of', 'trainer_nb/core/account.py'),

@@ -116,7 +116,7 @@ def together(tmp_path_factory):
     names = [*in_short(EQUAL, MORE), *TOGETHER, *GOING_ON, "looked_at", "written", "collected",
              "sampled", "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
              "left_over", "held_at", "persistent", "grown", "spectral", "cancelled", "claimed",
-             "looked_into", "in_turn", "at_odds"]
+             "looked_into", "own_generator", "in_turn", "at_odds"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -139,6 +139,14 @@ def test_two_processes_make_the_run_of_one(together, name):
     """Uneven tails, accumulation, clipping, weights by items, any kind of loader:
     with the joined batches of one process."""
     assert_run_of_one(together, name)
+
+
+def test_what_a_file_has_of_the_first_process_alone_is_named(together):
+    """A generator of the dataset's own is another one in each; global streams are kept for all."""
+    for found in read(together, "own_generator"):
+        (obstacles, assumed), (of_global, _) = found["own"], found["global"]
+        assert len(obstacles) == 1 and "generator of the dataset's own" in obstacles[0]
+        assert of_global == [] and any("the state of means is the same" in text for text in assumed)
 
 
 @pytest.mark.parametrize("name", [name for name in TOGETHER if name != "normalized, unjudged"])

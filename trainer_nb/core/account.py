@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['engines_of', 'totals_of', 'position', 'header', 'made_of', 'difference',
            'rank_invariants', 'library_class', 'user_attributes', 'run_objects',
-           'exactness']
+           'kept_by_the_first', 'exactness']
 
 # %% ../../nbs/core/24_account.ipynb #5980328a
 from functools import partial
 from types import SimpleNamespace
 
-from .data import data_parts, loader_generators, loader_length
+from .data import (data_parts, loader_generators, loader_length,
+                                  sample_generators)
 from .engine import Engine
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
                                    device_exactness, plan_exactness, reads_model)
@@ -124,6 +125,20 @@ def run_objects(trainer) -> RunObjects:
                       partial(loader_generators, trainer.train_dl))
 
 # %% ../../nbs/core/24_account.ipynb #9cbb74d5
+def kept_by_the_first(trainer) -> Exactness:
+    "What a file has of the first of several processes alone."
+    found = Exactness()
+    if sample_generators(trainer.train_dl):
+        found.obstacles.append(
+            "samples are drawn from a generator of the dataset's own, and a file has that of the "
+            "first process alone: the global streams (torch.rand, np.random.rand) are kept for all")
+    names = [row.name for row in trainer.hooks.rows
+             if row.own and row.trait("kept") and row.answers("state_dict")]
+    if names:
+        found.assumed.append(f"the state of {', '.join(names)} is the same in all processes, a "
+                             "file has that of the first")
+    return found
+
 def exactness(trainer) -> Exactness:
     """Whether going on from a saved state is bit for bit the same run, and what stands in the way.
 
@@ -138,6 +153,8 @@ def exactness(trainer) -> Exactness:
             found.obstacles += compiled_exactness(trainer.compiled, sizes)
         kept = run_objects(trainer).kept_by_hooks()
         found.obstacles += reads_model(trainer.data, trainer.plain_model, kept)
+        if trainer.engine.is_distributed:
+            found.add(kept_by_the_first(trainer))
     found.add(plan_exactness(trainer.plan, (Plan,)))
     if trainer.step_state.inexact:
         found.obstacles.append(trainer.step_state.inexact)

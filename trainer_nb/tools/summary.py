@@ -123,5 +123,6 @@ def summary(loop) -> str:
     if schedules := schedules_of(loop):
         rows["schedule"] = "; ".join(schedule_text(loop, hook) for hook in schedules)
     if step := loop.step_state.optimizer_step:
-        rows["position"] = f"step {step}, epoch {loop.epoch_float():.2f}: fit() goes on from there"
+        more = "; the run is finished" if loop.loop.finished() else ": fit() goes on from there"
+        rows["position"] = f"step {step}, epoch {loop.epoch_float():.2f}{more}"
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
