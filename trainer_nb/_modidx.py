@@ -3678,6 +3678,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'trainer_nb/hooks/outputs.py'),
                                           'trainer_nb.hooks.outputs.Part.flush': ( 'hooks/outputs.html#part.flush',
                                                                                    'trainer_nb/hooks/outputs.py'),
+                                          'trainer_nb.hooks.outputs._ignored_target': ( 'hooks/outputs.html#_ignored_target',
+                                                                                        'trainer_nb/hooks/outputs.py'),
                                           'trainer_nb.hooks.outputs._of_function': ( 'hooks/outputs.html#_of_function',
                                                                                      'trainer_nb/hooks/outputs.py'),
                                           'trainer_nb.hooks.outputs._of_module': ( 'hooks/outputs.html#_of_module',

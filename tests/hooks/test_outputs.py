@@ -630,3 +630,19 @@ def test_in_the_workspace(tmp_path):
         trainer.fit()
     assert (tmp_path / "run" / "outputs" / "valid" / "losses.npy").exists()
     assert len(hook.load()["losses"]) == 80
+
+
+@pytest.mark.parametrize("loss_fn", [
+    nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=2), F.cross_entropy,
+    functools.partial(F.cross_entropy, ignore_index=1), nn.CrossEntropyLoss(reduction="sum")])
+def test_ignored_targets_are_no_part_of_a_samples_mean(loss_fn):
+    """The loss of a sample is what the loss function gives for it alone."""
+    draw = torch.Generator().manual_seed(0)
+    pred = torch.randn(4, 3, 8, generator=draw)
+    target = torch.randint(0, 3, (4, 8), generator=draw)
+    target[0, 1:] = getattr(loss_fn, "ignore_index", -100)
+    if isinstance(loss_fn, functools.partial):
+        target[0, 1:] = 1
+    target[:, 0] = 0
+    alone = torch.stack([loss_fn(pred[at:at + 1], target[at:at + 1]) for at in range(4)])
+    assert torch.allclose(per_sample_loss(loss_fn)(pred, target), alone)

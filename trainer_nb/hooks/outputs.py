@@ -77,9 +77,20 @@ def per_sample_loss(loss_fn):
     single, reduction = by_kind(loss_fn)
     if single is None:
         return None
+    ignored = _ignored_target(single)
     def losses(pred, target):
-        return one_per_sample(single(pred, target), summed=reduction in ("sum", "batchmean"))
+        found = single(pred, target)
+        # a target that is ignored has a loss of 0, and is none of those that a mean counts
+        counted = (target != ignored if ignored is not None and target.shape == found.shape
+                   and not target.is_floating_point() else None)
+        return one_per_sample(found, reduction in ("sum", "batchmean"), counted)
     return losses
+
+def _ignored_target(single) -> int | None:
+    if isinstance(single, torch.nn.Module):
+        return getattr(single, "ignore_index", None)
+    found = inspect.signature(single).parameters.get("ignore_index")
+    return None if found is None else found.default
 
 def _of_module(loss_fn) -> tuple:
     """A copy without reduction, and the reduction that it had; None twice for a loss of another
@@ -103,10 +114,17 @@ def _of_function(loss_fn) -> tuple:
         return None, None
     return functools.partial(loss_fn, reduction="none"), found.default
 
-def one_per_sample(losses: torch.Tensor, summed: bool = False) -> torch.Tensor:
-    "The mean, or the sum, over all but the first dimension: [batch, ...] to [batch]."
+def one_per_sample(losses: torch.Tensor, summed: bool = False,
+                   counted: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean, or the sum, over all but the first dimension: [batch, ...] to [batch].
+
+    `counted`: of the same shape, which of them the mean is of; None: all."""
     flat = losses.reshape(len(losses), -1)
-    return flat[:, 0] if flat.shape[1] == 1 else flat.sum(1) if summed else flat.mean(1)
+    if flat.shape[1] == 1:
+        return flat[:, 0]
+    if summed or counted is None:
+        return flat.sum(1) if summed else flat.mean(1)
+    return flat.sum(1) / counted.reshape(flat.shape).sum(1).clamp(min=1)
 
 # %% ../../nbs/hooks/outputs.ipynb #78c8ecca
 FIELDS = ("indices", "targets", "losses", "outputs", "predictions")
