@@ -14,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler,
+                              TensorDataset)
 
 from trainer_nb import (CheckpointHook, Hook, LambdaHook, LayerGroupsHook, LayerStatsHook,
                         OutputsHook, SamplesHook, Task, Trainer)
@@ -308,6 +310,41 @@ def own_generator(processes, folder):
         trainer.step(4)
         found[name] = trainer.exact.obstacles, trainer.exact.assumed
         trainer.close()
+    return found
+
+
+class InOrderOf(Sampler):
+    """Draws each order from a generator of its own."""
+
+    def __init__(self):
+        self.drawn = np.random.default_rng(0)
+
+    def __iter__(self):
+        return iter(self.drawn.permutation(SAMPLES).tolist())
+
+    def __len__(self):
+        return SAMPLES
+
+
+def resumed_at_the_end(processes, folder):
+    """Saved after the last step of an epoch, whose order came from a generator of the loader's or
+    of its sampler's own."""
+    kinds = {"generator": lambda: {"shuffle": True,
+                                   "generator": torch.Generator().manual_seed(4)},
+             "sampler": lambda: {"sampler": InOrderOf()}}
+    found = {}
+    for name, order in kinds.items():
+        def make(order=order):
+            return run(processes, loader=DataLoader(Noisy(), batch_size=4, **order()),
+                       hooks=[AsDouble()])
+        straight, first, second = make(), make(), make()
+        straight.fit()
+        first.step(straight.step_state.optimizer_step // 3)
+        path = first.save(folder / f"end of {name}.pt")
+        second.load(path)
+        second.fit()
+        first.fit()
+        found[name] = [outcome(each) for each in (straight, first, second)]
     return found
 
 
@@ -1102,7 +1139,7 @@ WHOLE = PARTED | {
               written, collected, sampled, looked_at, given, refused, in_units, none_shared, half,
               killed, killed_early, failing, resumed_from_a_file, from_one, left_over, held_at,
               persistent, grown, spectral, cancelled, claimed, at_odds, looked_into, one_is_slow,
-              in_turn, in_shards, own_generator,
+              in_turn, in_shards, own_generator, resumed_at_the_end,
               disk_full_in_one, slow_in_one, killed_writing, in_other_shards)}
 FAST = contextlib.ExitStack()  # to the very end of the process
 

@@ -116,7 +116,7 @@ def together(tmp_path_factory):
     names = [*in_short(EQUAL, MORE), *TOGETHER, *GOING_ON, "looked_at", "written", "collected",
              "sampled", "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
              "left_over", "held_at", "persistent", "grown", "spectral", "cancelled", "claimed",
-             "looked_into", "own_generator", "in_turn", "at_odds"]
+             "looked_into", "own_generator", "resumed_at_the_end", "in_turn", "at_odds"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -139,6 +139,15 @@ def test_two_processes_make_the_run_of_one(together, name):
     """Uneven tails, accumulation, clipping, weights by items, any kind of loader:
     with the joined batches of one process."""
     assert_run_of_one(together, name)
+
+
+@pytest.mark.parametrize("kind", ["generator", "sampler"])
+def test_a_file_of_an_epochs_last_step_has_the_order_of_the_next(together, kind):
+    """Of a generator that only the loader, or its sampler, has."""
+    for found in read(together, "resumed_at_the_end"):
+        straight, first, second = found[kind]
+        assert_same(straight, first)
+        assert_same(straight, second)
 
 
 def test_what_a_file_has_of_the_first_process_alone_is_named(together):

@@ -491,6 +491,8 @@ class SharedEpochIterator(EpochIterator):
         self.source.set_epoch(self.epoch)
         self.epoch_start.restore(self.loader)
         opened = self._open_shared(taken, now)
+        if taken == self.length and opened[0] is not None:
+            next(iter(opened[0]), None)  # none is left: the order is drawn, as in the whole pass
         now.restore()
         return opened
 
