@@ -154,6 +154,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'trainer_nb/core/checkpoint.py'),
                                             'trainer_nb.core.checkpoint.ModelPart.__init__': ( 'core/checkpoint.html#modelpart.__init__',
                                                                                                'trainer_nb/core/checkpoint.py'),
+                                            'trainer_nb.core.checkpoint.ModelPart._last_loss': ( 'core/checkpoint.html#modelpart._last_loss',
+                                                                                                 'trainer_nb/core/checkpoint.py'),
                                             'trainer_nb.core.checkpoint.ModelPart._loss_state': ( 'core/checkpoint.html#modelpart._loss_state',
                                                                                                   'trainer_nb/core/checkpoint.py'),
                                             'trainer_nb.core.checkpoint.ModelPart._moved': ( 'core/checkpoint.html#modelpart._moved',

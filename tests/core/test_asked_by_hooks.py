@@ -1,11 +1,12 @@
-"""States that are taken at a boundary have what the run's own code has asked for there."""
+"""States that are taken at a boundary have what the run's own code has asked for there, and what it
+reads of the step before."""
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer_nb import CheckpointHook, LambdaHook, SnapshotHook, Trainer
+from trainer_nb import CheckpointHook, Hook, LambdaHook, SnapshotHook, Trainer
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import RunState
 
@@ -61,3 +62,50 @@ def test_a_state_has_what_hooks_have_asked_for_at_its_boundary(asked, point, way
                 for each in trainer.journal.surviving() if each.kind in ("tune", "validate")]
     assert told(again) == told(straight)
     assert again.exact
+
+
+class Jitter(Hook):
+    """Changes the batch while the last loss was high."""
+
+    def before_batch(self, trainer):
+        """Before there is another one."""
+        if trainer.training and trainer.loss is not None and float(trainer.loss) > 1:
+            trainer.batch = [0.9 * trainer.batch[0], trainer.batch[1]]
+
+
+class DecayByLoss(Hook):
+    """Takes the decay of an epoch from the last loss of the one before."""
+
+    def before_epoch(self, trainer):
+        """Before its first batch."""
+        if trainer.loss is not None:
+            trainer.optim.param_groups[0]["weight_decay"] = 0.5 * float(trainer.loss)
+
+
+@pytest.mark.parametrize("way", ["rewind", "file"])
+@pytest.mark.parametrize("halt", [3, 8, 16])
+@pytest.mark.parametrize("hook", [Jitter, DecayByLoss])
+def test_the_loss_of_the_step_before_is_there_again(hook, halt, way, tmp_path):
+    """For hooks that read it before the next batch has one; an evaluation does not change it."""
+    def run(*hooks):
+        torch.manual_seed(0)
+        x = torch.randn(32, 3)
+        loader = DataLoader(TensorDataset(x, 3 * x.sum(1, keepdim=True)), 4, shuffle=True)
+        return Trainer(nn.Linear(3, 1), train_dl=loader, valid_dl=loader, loss_fn=nn.MSELoss(),
+                       optim=lambda parameters: torch.optim.SGD(parameters, 0.02), epochs=3, seed=0,
+                       hooks=[hook(), *hooks], device="cpu", progress=False)
+    straight, first = run(), run(SnapshotHook(every_steps=1))
+    straight.fit()
+    first.step(halt)
+    loss = first.loss.clone()
+    if way == "rewind":
+        first.step(2)
+        first.rewind(halt)
+        again = first
+    else:
+        first.save(tmp_path / "saved.pt")
+        again = run()
+        again.load(tmp_path / "saved.pt")
+    assert torch.equal(again.loss, loss)
+    again.fit()
+    assert again.exact and torch.equal(again.model.weight, straight.model.weight)

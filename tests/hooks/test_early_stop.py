@@ -9,7 +9,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import CheckpointHook, EarlyStopHook, Hook, ReplayHook, SnapshotHook, Trainer
+from trainer_nb import (CheckpointHook, EarlyStopHook, Hook, ReplayHook, SchedulerHook,
+                        SnapshotHook, Trainer)
 from trainer_nb.core.control import Command
 from trainer_nb.core.state import RunState
 
@@ -380,3 +381,23 @@ def test_a_record_that_is_gone_for_a_while():
     trainer.tune(**{"ema.eval": "raw"})
     trainer.step(STEPS)
     assert best is not None and (stop.best, stop.since) == (best, [])
+
+
+def test_the_mean_of_an_epoch_is_that_of_its_samples():
+    """A last batch of two counts as two; a plateau gets the same."""
+    x, y, seen = torch.ones(10, 1), torch.zeros(10, 1), []
+    y[8:] = 5.0
+
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, value, *more):
+            seen.append(float(value))
+            return super().step(value, *more)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    hook = EarlyStopHook("train/loss", patience=5)
+    Trainer(model, train_dl=DataLoader(TensorDataset(x, y), 8), loss_fn=nn.MSELoss(), epochs=2,
+            device="cpu", progress=False, hooks=[hook],
+            optim=lambda parameters: torch.optim.SGD(parameters, 0.0),
+            sched=SchedulerHook(Plateau, metric="train/loss")).fit()
+    assert hook.best == pytest.approx(nn.functional.mse_loss(x, y).item()) == 4.0
+    assert seen == pytest.approx([4.0, 4.0])

@@ -181,7 +181,15 @@ class ModelPart:
                                  if size is None or size != first.get(name)}
                           for part, module in self._parts()
                           for first in [self.first.get(part, {})]},
-                "optimizer": type(engine.optim).__name__, "stepped": engine.stepped_names()}}
+                "optimizer": type(engine.optim).__name__, "stepped": engine.stepped_names(),
+                "loss": self._last_loss()}}
+
+    def _last_loss(self) -> torch.Tensor | None:
+        "That of the last batch, which a hook may look at before the next one has a loss."
+        context, loss = self.driver.loop.context, None
+        if context.training and not self.engine.is_distributed:  # there each has its own
+            loss = context.loss
+        return loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
 
     def unlike(self, state: dict) -> str:
         "What in a state is of another model or loss function, in words; '' where nothing is."
@@ -246,6 +254,9 @@ class ModelPart:
                                      for name, module in model.named_modules()})
         engine.refresh_parameters()
         self.driver.loop.runner.zero_grad(owner)
+        loss = state["modules"].get("loss")  # older files do not have it
+        self.driver.loop.context.loss = (loss.to(engine.device) if isinstance(loss, torch.Tensor)
+                                         else None)
 
 # %% ../../nbs/core/20_checkpoint.ipynb #e46d0e7f
 class HooksPart:

@@ -343,7 +343,7 @@ def among_records(metric: str, names) -> str:
     return f"{f'did you mean {near!r}? ' * bool(near)}There are {', '.join(names) or 'none'}"
 
 def mean_since(trainer, metric: str | None, step: int) -> tuple[float | None, list[str]]:
-    """The mean of a record of the training over the steps after `step`, and the names of all.
+    """The mean of a record of the training over the samples after `step`, and the names of all.
 
     The same in all processes; None if there is no such record."""
     value: float | None = None
@@ -352,8 +352,12 @@ def mean_since(trainer, metric: str | None, step: int) -> tuple[float | None, li
         names = trainer.history.names
         if metric in names:
             points = trainer.history.series(metric)
-            values = points.values[points.steps > step]
-            value = float(values.mean()) if len(values) else None
+            new = points.steps > step
+            made = np.maximum(1, np.diff(points.steps, prepend=0))
+            samples = (np.diff(points.samples, prepend=0) / made)[new]  # of a step
+            if new.any():  # a last batch of few samples counts as these
+                uneven = (samples > 0).all() and (samples != samples[0]).any()
+                value = float(np.average(points.values[new], weights=samples if uneven else None))
     return trainer.engine.gather((value, names))[0]
 
 # %% ../../nbs/hooks/recorder.ipynb #51bd583c
