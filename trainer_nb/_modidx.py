@@ -1925,6 +1925,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'trainer_nb/core/runner.py'),
                                         'trainer_nb.core.runner.StepContext.after_loss': ( 'core/runner.html#stepcontext.after_loss',
                                                                                            'trainer_nb/core/runner.py'),
+                                        'trainer_nb.core.runner.StepContext.become': ( 'core/runner.html#stepcontext.become',
+                                                                                       'trainer_nb/core/runner.py'),
                                         'trainer_nb.core.runner.StepContext.preserved': ( 'core/runner.html#stepcontext.preserved',
                                                                                           'trainer_nb/core/runner.py'),
                                         'trainer_nb.core.runner.StepContext.release': ( 'core/runner.html#stepcontext.release',

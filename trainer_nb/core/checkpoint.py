@@ -95,7 +95,6 @@ class PositionPart:
         driver.carried.found |= given.get("carried", {})
         if given["micro_batch"] is not None:
             runner.micro.use(given["micro_batch"])
-        loop.context.grad_norm = None
 
 # %% ../../nbs/core/20_checkpoint.ipynb #7d2493a1
 NEW_OPTIMIZER = (". A new trainer's load(path, optimizer=False) goes on with its own optimizer and "
@@ -255,8 +254,8 @@ class ModelPart:
         engine.refresh_parameters()
         self.driver.loop.runner.zero_grad(owner)
         loss = state["modules"].get("loss")  # older files do not have it
-        self.driver.loop.context.loss = (loss.to(engine.device) if isinstance(loss, torch.Tensor)
-                                         else None)
+        known = isinstance(loss, torch.Tensor)
+        self.driver.loop.context.become(loss.to(engine.device) if known else None)
 
 # %% ../../nbs/core/20_checkpoint.ipynb #e46d0e7f
 class HooksPart:

@@ -59,6 +59,10 @@ class StepContext:
         if isinstance(self.loss, torch.Tensor):
             self.loss = self.loss.detach()
 
+    def become(self, loss) -> None:
+        "Become the context of another state, which has the loss of its last batch, or None."
+        self.loss, self.grad_norm = loss, None
+
     def take(self, batch) -> None:
         "Become the context of another batch, which has no prediction yet."
         self.batch, self.pred = batch, None
