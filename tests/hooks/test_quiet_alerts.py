@@ -193,23 +193,28 @@ def test_without_records_there_is_nothing_to_judge():
     assert trainer.alerts == []
 
 
-def test_two_optimizers_do_not_diverge():
-    """Their losses pull at each other: only what is not finite is reported."""
+def of_two(*hooks, **settings):
+    """A run of two models with an optimizer each, which is looked at at each boundary."""
     model = nn.ModuleDict({"a": nn.Linear(8, 1), "b": nn.Linear(8, 1)})
 
     def step(name):
         return lambda batch, trainer: {
             "loss": nn.functional.mse_loss(trainer.model[name](batch[0]), batch[1])}
+    trainer = Trainer(
+        model, {"a": step("a"), "b": step("b")}, DataLoader(regression(), 32), device="cpu",
+        optim={name: torch.optim.SGD(model[name].parameters(), lr=0.02) for name in "ab"},
+        progress=False, hooks=hooks, **settings)
+    look_up_always(trainer)
+    return trainer
 
+
+def test_two_optimizers_do_not_diverge():
+    """Their losses pull at each other: only what is not finite is reported."""
     def spoil_b(trainer):
         with torch.no_grad():
             trainer.model["b"].weight.add_(5.0)
         trainer.tune(**{"lr.b": 1e-6})
-    trainer = Trainer(
-        model, {"a": step("a"), "b": step("b")}, DataLoader(regression(), 32), device="cpu",
-        optim={name: torch.optim.SGD(model[name].parameters(), lr=0.02) for name in "ab"},
-        max_steps=400, progress=False, hooks=[at_step(200, spoil_b)])
-    look_up_always(trainer)
+    trainer = of_two(at_step(200, spoil_b), max_steps=400)
     trainer.fit()
     assert trainer.history["train/loss"][-1] > 10 * trainer.history["train/loss"][190]
     assert trainer.alerts == []
@@ -218,22 +223,11 @@ def test_two_optimizers_do_not_diverge():
 @pytest.mark.parametrize("own", [False, True])
 def test_the_advice_names_the_rate_of_each_optimizer(own):
     """Half of what is in force where a rewind goes to; the loss of any of them is looked at."""
-    model = nn.ModuleDict({"a": nn.Linear(8, 1), "b": nn.Linear(8, 1)})
-
-    def step(name):
-        return lambda batch, trainer: {
-            "loss": nn.functional.mse_loss(trainer.model[name](batch[0]), batch[1])}
-
     def poison_a(trainer):
         with torch.no_grad():
             trainer.model["a"].weight.fill_(torch.nan)
-    trainer = Trainer(
-        model, {"a": step("a"), "b": step("b")}, DataLoader(regression(), 32), device="cpu",
-        optim={name: torch.optim.SGD(model[name].parameters(), lr=0.02) for name in "ab"},
-        non_finite=None, max_steps=100, progress=False,
-        hooks=[SnapshotHook(every_steps=10), at_step(60, poison_a),
-               *([AlertsHook(every=10)] if own else [])])
-    look_up_always(trainer)
+    trainer = of_two(SnapshotHook(every_steps=10), at_step(60, poison_a),
+                     *([AlertsHook(every=10)] if own else []), max_steps=100, non_finite=None)
     trainer.step(20)
     trainer.tune(**{"lr.b": 0.008, "lr_scale.a": 0.4})
     trainer.step(35)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
 
 from .state import weakly
-from ..support.validate import WHOLE, name_hint
+from ..support.validate import KIND_WORDS, WHOLE, name_hint
 
 # %% ../../nbs/core/02_tunable.ipynb #be7e3963
 _Value = TypeVar("_Value")  # what an editor and a type checker know of the value
@@ -81,8 +81,7 @@ class Tunable(Generic[_Value]):
         "The values allowed, in words."
         if self.choices is not None:
             return "one of " + ", ".join(repr(choice) for choice in self.choices)
-        words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
-        text = words.get(self.kind, self.kind.__name__)
+        text = KIND_WORDS.get(self.kind, self.kind.__name__)
         if self.min is not None and self.max is not None:
             text += f" between {self.min} and {self.max}"
         elif self.min is not None:
