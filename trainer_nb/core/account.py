@@ -8,10 +8,9 @@ __all__ = ['engines_of', 'totals_of', 'position', 'header', 'made_of', 'differen
            'kept_by_the_first', 'exactness']
 
 # %% ../../nbs/core/24_account.ipynb #5980328a
-from functools import partial
 from types import SimpleNamespace
 
-from .data import (data_parts, loader_generators, loader_length,
+from .data import (data_parts, loader_length,
                                   sample_generators)
 from .engine import Engine
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
@@ -122,7 +121,7 @@ def run_objects(trainer) -> RunObjects:
                       trainer.task, trainer.hooks.rows, (trainer.batch, trainer.pred),
                       trainer.loss, others,
                       trainer.train_dl if type(trainer.train_dl) is list else None,
-                      partial(loader_generators, trainer.train_dl))
+                      trainer.data.generators)
 
 # %% ../../nbs/core/24_account.ipynb #9cbb74d5
 def kept_by_the_first(trainer) -> Exactness:

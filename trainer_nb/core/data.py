@@ -1319,6 +1319,10 @@ class EpochIterator:
         # those before it, with the boundary and step of their end; all share the list
         self.earlier: list[tuple[int, int, EpochIterator]] = []
 
+    def generators(self) -> list:
+        "The generators of its loader, each once."
+        return self._generators_of(self.loader)
+
     def follow(self, passes: "EpochIterator", boundary: int, step: int, oldest: int | None) -> None:
         """Take the place of other passes at a boundary, after a step.
 
@@ -1478,7 +1482,7 @@ class EpochIterator:
             "kept_start": first.start and first.start.state_dict(), "kept_epoch": first.epoch,
             "epoch": self.epoch, "left_out": self.skipped_batches, "loader": self._loader_state(),
             "workers_persist": self.workers_persist,
-            "generators": [generator_state(each) for each in loader_generators(self.loader)],
+            "generators": [generator_state(each) for each in self.generators()],
             **({"drawn": drawn} if (drawn := self.source.watch.state_dict()) else {})}
 
     def load_state_dict(self, state: dict) -> None:
@@ -1491,4 +1495,4 @@ class EpochIterator:
         self.skipped_batches, self.loader_state = state["left_out"], state["loader"]
         self.workers_persist = state["workers_persist"]
         self.source.watch.load_state_dict(state.get("drawn", {}))
-        restore_generators(loader_generators(self.loader), state["generators"])
+        restore_generators(self.generators(), state["generators"])

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import threading
 import zlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,11 +65,15 @@ def _of_library(file: str) -> bool:
 def _once_per_class(ask: Callable[[type], bool]) -> Callable[[type], bool]:
     "Ask a question about a class once, and forget the answer with the class."
     answers: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+    lasting: dict[type, bool] = {}  # of classes that stay: a weak key takes ten times as long
     def answer(kind):
-        if (known := answers.get(kind)) is None:
-            known = answers[kind] = ask(kind)
+        if (known := lasting.get(kind)) is None and (known := answers.get(kind)) is None:
+            known = ask(kind)
+            (lasting if kind.__module__ in _LASTING else answers)[kind] = known
         return known
     return answer
+
+_LASTING = ("builtins", "collections", "torch", "torch.nn.parameter", "torch.utils.data.dataset")
 
 def _own_code(value) -> bool:
     "A function of the user's, not of a library or of this package."
@@ -216,8 +220,12 @@ def search(roots: dict, enter=lambda value: True, limit: int = 5000, long: int =
     containers of more than `long` items are not searched."""
     yield from ((path, value) for path, value, _ in walk(roots, enter, limit, long))
 
-def walk(roots: dict, enter, limit: int, long: int):
-    "The same, with path, name and value of what each object holds; None for one not entered."
+_TABLES = frozenset((dict, OrderedDict, list, set, deque))
+
+def walk(roots: dict, enter, limit: int, long: int, empty: bool = True):
+    """The same, with path, name and value of what each object holds; None for one not entered.
+
+    `empty`: also tables without items, of which each module of torch has a dozen."""
     waiting, known = deque(roots.items()), set[int]()
     while waiting and len(known) < limit:
         path, value = waiting.popleft()
@@ -229,7 +237,8 @@ def walk(roots: dict, enter, limit: int, long: int):
             held = [(path + name if name[:1] in ".[" else f"{path} {name}".rstrip(), name, each)
                     for name, each in held_by(value, long)]
         yield path, value, held
-        waiting.extend((inner, each) for inner, _, each in held or ())
+        waiting.extend([(inner, each) for inner, _, each in held or ()
+                        if empty or type(each) not in _TABLES or each])
 
 # %% ../../nbs/core/06_own_state.ipynb #a240e602
 def _identical(first: Iterable, second: Iterable) -> bool:
@@ -250,9 +259,10 @@ class Seen:
         self.searched: list[tuple[Callable, list]] = []  # functions, methods, objects with slots
         self._classes: set[int] = set()
 
-    def keep(self, value, long: int = LONG) -> None:
-        "Something whose inside was searched."
+    def keep(self, value, held: list, long: int = LONG) -> None:
+        "Something whose inside was searched, and what `walk` found there."
         kind = type(value)
+        self.containers += [each for _, _, each in held if type(each) in _TABLES and not each]
         if isinstance(value, (dict, list, deque, set)):
             self.containers.append(value)
             if len(value) <= long:
@@ -343,9 +353,9 @@ class Search:
 
     def _search(self, roots: dict) -> list[tuple[str, Any]]:
         found = []
-        for path, each, held in walk(roots, self.enter, 5000, LONG):
+        for path, each, held in walk(roots, self.enter, 5000, LONG, empty=False):
             if held is not None:
-                self._seen.keep(each)
+                self._seen.keep(each, held)
             if self.wanted(each):
                 found.append((path, each))
         self._seen.done()
@@ -953,14 +963,14 @@ class Mark:
         def enter_too(value):
             return (id(value) in roots or isinstance(value, Dataset)
                     or (enter(value) and id(value) not in self._of_state))
-        for path, each, held in walk(used, enter, 50_000, LONG):
+        for path, each, held in walk(used, enter, 50_000, LONG, empty=False):
             if (isinstance(each, torch.nn.Module) and id(each) not in kept and not _is_metric(each)
                 and " " in path):
                 self.modules.append(_name_of(path))
             looks = path in looking or path.startswith(inside)
             self._keep(path, each, others, not looks)
             if held is not None:
-                self.glance.seen.keep(each, SLOTS if whole else LONG)
+                self.glance.seen.keep(each, held, SLOTS if whole else LONG)
             if held:
                 self._keep_plain(held, each, looks)
         for name, module in objects.named_modules():
@@ -971,12 +981,12 @@ class Mark:
                 self.values[name] = each, _Given(each)
         if self.whole and objects.batches is not None:  # in their order; none is looked into
             self.values["train_dl"] = objects.batches, _Items(objects.batches)
-            self.glance.seen.keep(objects.batches, SLOTS)
+            self.glance.seen.keep(objects.batches, [], SLOTS)
         for found, long in zip(beside, (SLOTS, LONG, LONG)):
-            for path, each, held in walk(found, enter_too, 50_000, long):
+            for path, each, held in walk(found, enter_too, 50_000, long, empty=False):
                 self._keep(path, each, others, found is not objects.others)
                 if held is not None:
-                    self.glance.seen.keep(each, long)
+                    self.glance.seen.keep(each, held, long)
                 if held:
                     self._keep_plain(held, each, lengths=found is not objects.others)
         self.glance.seen.done()  # plain values are among the items and attributes

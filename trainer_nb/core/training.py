@@ -474,7 +474,7 @@ class TrainingLoop:
         if not self.still_due():
             state.enter(state.next_phase)
             return
-        shared, began = evaluator.generators_of(self.data.loader), owner.elapsed()
+        shared, began = self.data.generators(), owner.elapsed()
         self.before_evaluation()
         try:
             records = yield from evaluator.evaluate(evaluator.loaders, "valid", owner, shared)
@@ -499,7 +499,7 @@ class TrainingLoop:
     def check_evaluation(self, owner):
         "Evaluate a few batches of each validation loader to find mistakes; store nothing."
         state, evaluator = self.state, self.evaluator
-        shared = evaluator.generators_of(self.data.loader)
+        shared = self.data.generators()
         records = yield from evaluator.evaluate(
             evaluator.loaders, "valid", owner, shared, batches=self.plan.eval_first)
         state.evaluated()
