@@ -445,7 +445,6 @@ def raised_in(place, model):
 @pytest.fixture
 def counted_alone():
     """Without the garbage collector: what is freed here has no cycle."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
