@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as torch_sched
 
-from trainer_nb import CheckpointError, LambdaHook, SchedulerHook, SnapshotHook, Trainer
+from trainer_nb import (CheckpointError, CheckpointHook, LambdaHook, SchedulerHook, SnapshotHook,
+                        Trainer)
 from trainer_nb.hooks.schedule import foresee, rate_after
 
 
@@ -215,32 +216,88 @@ def test_a_group_that_is_added_in_a_hook_is_scheduled(sched, point):
                                                      rel=1e-6, abs=1e-12)
 
 
-def test_over_a_group_that_was_added_nothing_goes_half_back():
-    """A rewind to before, and a trainer without the group, say so before anything has changed;
-    with the group a run is resumed."""
+def thawed(sched, folder=None, at=7, hooks=()):
+    """A run whose body is frozen, and joins the optimizer after a step."""
     model = net()
     model[0].requires_grad_(False)
-    def fresh(model, hooks=()):
-        return make("cosine", model, optim=torch.optim.SGD(model[2].parameters(), lr=0.1),
-                    hooks=hooks)
-    trainer = fresh(model, [SnapshotHook(every_steps=5), LambdaHook(after_step=unfreeze(model, 7))])
+    files = [] if folder is None else [CheckpointHook(folder, every_steps=5, every_epochs=None)]
+    return make(sched, model, optim=torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9),
+                hooks=[SnapshotHook(every_steps=5), *files,
+                       LambdaHook(after_step=unfreeze(model, at, 0.05)), *hooks])
+
+
+def assert_same_run(trainer, other):
+    """Weights, moments, rates and groups."""
+    for own, there in zip(trainer.model.parameters(), other.model.parameters()):
+        assert torch.equal(own, there)
+        assert torch.equal(trainer.optim.state[own]["momentum_buffer"],
+                           other.optim.state[there]["momentum_buffer"])
+    assert trainer.rates() == other.rates()
+    assert len(trainer.optim.param_groups) == len(other.optim.param_groups) == 2
+
+
+@pytest.mark.parametrize("way", ["rewind", "load", "resume", "rewind after load"])
+@pytest.mark.parametrize("sched", [None, *ADDED], ids=["none", "cosine", "one_cycle", "lambda",
+                                                       "step"])
+def test_over_a_group_that_was_added_a_run_goes_on_bit_for_bit(sched, way, tmp_path):
+    """Back to before it, and in a new trainer after it."""
+    plain = thawed(sched)
+    plain.fit()
+    trainer = thawed(sched, tmp_path / "run")
     trainer.step(12)
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(CheckpointError, match="1 rate for 2 groups of parameters"):
+    if way == "rewind":
         trainer.rewind(5)
-    assert trainer.step_state.optimizer_step == 12
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    state = trainer.state_dict()
+        assert len(trainer.optim.param_groups) == 1
+    else:
+        trainer.save(tmp_path / "run.pt")
+        trainer = thawed(sched, tmp_path / "run" if way == "resume" else None)
+        if way != "resume":
+            trainer.load(tmp_path / "run.pt")
+            assert len(trainer.optim.param_groups) == 2
+        trainer.step(1)
+        if way == "rewind after load":
+            trainer.save(tmp_path / "later.pt")
+            trainer.load(of_before(tmp_path, sched))
+            assert len(trainer.optim.param_groups) == 1
     trainer.fit()
-    bare = net()
-    again = fresh(bare)
-    with pytest.raises(CheckpointError, match="2 rates for 1 group of parameters"):
-        again.load_state_dict(state)
-    assert again.step_state.optimizer_step == 0
-    again.optim.add_param_group({"params": list(bare[0].parameters()), "lr": 0.1})
+    assert_same_run(trainer, plain)
+
+
+def of_before(folder, sched):
+    """The file of a step before the group came."""
+    early = thawed(sched)
+    early.step(4)
+    early.save(folder / "early.pt")
+    return folder / "early.pt"
+
+
+def test_other_groups_are_another_optimizer():
+    """Of a run that began with them, or of a trainer that has more; nothing has changed then."""
+    trainer = thawed("cosine")
+    early = trainer.state_dict()
+    trainer.step(12)
+    state = trainer.state_dict()
+    def refused(other, given):
+        groups = list(other.optim.param_groups)
+        with pytest.raises(CheckpointError, match="another optimizer|2 groups|1 group of"):
+            other.load_state_dict(given)
+        assert other.optim.param_groups == groups and other.step_state.optimizer_step == 0
+    model = net()
+    both = [{"params": model[2].parameters()}, {"params": model[0].parameters()}]
+    refused(make("cosine", model, optim=torch.optim.SGD(both, lr=0.1, momentum=0.9)), early)
+    more = thawed("cosine")
+    more.optim.add_param_group({"params": list(more.model[0].parameters())})
+    refused(more, early)
+    held = ["2.weight", "2.bias", "0.weight", "0.bias"]
+    for stepped in ([*held[:3], held[0]], [*held[:2], "x", "y"], [held[1], held[0], *held[2:]],
+                    held[:1], None, "abcd"):
+        refused(thawed("cosine"), state | {"modules": state["modules"] | {"stepped": stepped}})
+    refused(thawed("cosine"), state | {"modules": state["modules"] | {"groups": 2}})
+    again = thawed("cosine")
     again.load_state_dict(state)
     again.fit()
-    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), bare.parameters()))
+    trainer.fit()
+    assert_same_run(again, trainer)
 
 
 def test_a_scheduler_that_cannot_take_a_group_says_so():

@@ -276,7 +276,8 @@ BEST = {"name": str, "value": float, "epoch": float, "step": int}
 SCALER = {"scale": float, "growth_factor": float, "backoff_factor": float, "growth_interval": int,
           "_growth_tracker": int}
 RUN = {"model": dict, "optim": OPTIM, "scaler": dict | None, "loss_fn": dict,
-       "modules": {"eval": list[str], "frozen": list[str]}, "position": POSITION,
+       "modules": {"eval": list[str], "frozen": list[str], "groups": NotRequired[int],
+                   "loss": NotRequired[torch.Tensor | None]}, "position": POSITION,
        "hooks": dict[str, object], "tunables": dict[str, object], "data": dict, "loaders": dict}
 _DRAWN: Any = {"marks": dict[int, dict], "full": bool}
 DATA = {"start": dict | None, "kept_start": dict | None, "epoch": int, "workers_persist": bool,

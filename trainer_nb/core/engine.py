@@ -346,10 +346,14 @@ class HeldParameters:
         # of the model, and others that the optimizer has
         self.every, self.names = list[torch.Tensor](), list[str]()
         self.held, self.held_names = list[torch.Tensor](), list[str]()  # of the optimizer
+        self.optim: Any = None
+        self.begun = 0  # groups of the optimizer, as it came
         self.refresh(optim)
 
     def refresh(self, optim: torch.optim.Optimizer) -> None:
         "Read the lists again (after parameters were added or frozen, or for another optimizer)."
+        if optim is not self.optim:
+            self.optim, self.begun = optim, len(optim.param_groups)
         before = dict(zip(map(id, self.every), self.names))  # replaced ones keep their names
         named = {id(p): name for name, p in self.model.named_parameters()}
         stepped = {id(p): p for group in optim.param_groups for p in group["params"]}

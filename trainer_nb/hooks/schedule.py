@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGING', 'EXTENDED',
-           'REPLACING', 'steps_of', 'warm', 'one_cycle', 'cosine', 'warmup_stable_decay',
-           'set_rate', 'reset_rates', 'Recipe', 'jumps', 'twin', 'own_copy', 'copied',
-           'is_plain', 'is_repeatable', 'can_foresee', 'foresee', 'rate_after',
-           'numbered', 'check_tick', 'TickRule', 'meant_for_epochs', 'extend', 'Schedule',
-           'schedule_unlike', 'length_of', 'make_late', 'fit_length', 'warn_of_length',
-           'GroupWatch', 'foreign_rate', 'schedules_of', 'RateWatch', 'check_schedule',
-           'warn_of_epochs', 'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own',
+           'PER_GROUP', 'REPLACING', 'steps_of', 'warm', 'one_cycle', 'cosine',
+           'warmup_stable_decay', 'set_rate', 'reset_rates', 'Recipe', 'jumps', 'twin',
+           'own_copy', 'copied', 'is_plain', 'is_repeatable', 'can_foresee', 'foresee',
+           'rate_after', 'numbered', 'check_tick', 'TickRule', 'meant_for_epochs',
+           'extend', 'for_groups', 'Schedule', 'schedule_unlike', 'length_of',
+           'make_late', 'fit_length', 'warn_of_length', 'GroupWatch', 'foreign_rate',
+           'schedules_of', 'RateWatch', 'check_schedule', 'warn_of_epochs',
+           'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own',
            'OptimizerSchedule']
 
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
@@ -347,6 +348,19 @@ def extend(scheduler, groups: list[dict]) -> None:
             now = rate * (first["lr"] / base if base else 1.0)
         set_rate(group, float(now))
 
+PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")  # lists that a scheduler of torch's has
+
+def for_groups(state: dict, own: dict, groups: int) -> dict:
+    """`own`, what a scheduler has, with as many values a group as a saved state.
+
+    As it is, where that has others than the optimizer has groups."""
+    there = state.get("base_lrs")
+    if not isinstance(there, list) or len(there) != groups:
+        return own
+    return {name: (value + value[-1:] * groups)[:groups]
+            if name in PER_GROUP and isinstance(value, list) else value
+            for name, value in own.items()}
+
 # %% ../../nbs/hooks/schedule.ipynb #2e94439b
 _HOUSEKEEPING = ("verbose", "_is_initial", "_get_lr_called_within_step")  # some of torch to 2.13
 _BUILT = {"total": int, "ticks": int, "built_for": list[int | None], "rates": list[float]}
@@ -461,6 +475,9 @@ class Schedule:
                 self.build(optimizer, state["rates"], state["total"], state["ticks"])
             self.rates, self.began = list(state["rates"]), state.get("began", 0)
             self.ticks, self.built_for = state["ticks"], list(state["built_for"])
+        else:
+            vars(self.scheduler).update(for_groups(state["scheduler"], vars(self.scheduler),
+                                                   len(optimizer.param_groups)))
         self.scheduler.load_state_dict(state["scheduler"])
         return self
 
@@ -488,6 +505,7 @@ def schedule_unlike(state, schedule: Schedule, optimizer) -> str:
     if own is None:
         return ""
     own, strict = own.state_dict(), is_of_torch(own)
+    own = for_groups(state["scheduler"], own, len(optimizer.param_groups))
     more = sorted(state["scheduler"].keys() - own.keys() - {*_HOUSEKEEPING})
     if there is None and more:
         return f"it is of another schedule than {here}: it has {', '.join(more)}"
