@@ -237,7 +237,8 @@ def make_trainer(plan, weights=0, prepared=True, hooks=None, loader=None, model=
         grad_clip=plan.clip,
         gradient_accumulation_steps=plan.accumulation, micro_batch_size=plan.micro_batch_size,
         seed=plan.seed, ema=plan.ema,
-        eval_every=plan.eval_every, eval_first=plan.eval_first, limit_batches=plan.limit,
+        eval_every=None if valid is None else plan.eval_every, eval_first=plan.eval_first,
+        limit_batches=plan.limit,
         overfit_batches=plan.overfit,
         resume_data=plan.resume_data, device=plan.device, progress=False, **dict(plan.total),
         **more)

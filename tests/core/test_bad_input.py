@@ -162,6 +162,7 @@ CONSTRUCTOR = [
       for v in (1.5, "abc", True, 2**70, -2**64)],
     ({"resume_data": "rewind"}, ValueError, ["resume_data='rewind'", "'skip'", "'replay'"]),
     ({"eval_first": True}, ValueError, ["eval_first", "valid_dl"]),
+    ({"eval_every": 2}, ValueError, ["eval_every=2", "valid_dl"]),
     *[
         ({"valid_dl": {"near": [], name: []}}, ValueError, [repr(name), "validation loader"])
         for name in ("train", "test")
@@ -355,6 +356,15 @@ def test_an_empty_validation_loader(refused, loader):
     for look in (loop.validate, lambda: loop.test({"far": loader})):
         with refused(ValueError, ["'far' is empty"], loop.model, loop):
             look()
+
+
+@pytest.mark.parametrize("loader", [[], few(), DataLoader(NoLength([]), None)],
+                         ids=["list", "few", "no length"])
+def test_predictions_of_an_empty_loader(refused, loader):
+    """None would be an answer that the next line stumbles over."""
+    loop = make_loop(epochs=1)
+    with refused(ValueError, ["predict()", "no batch"], loop.model, loop):
+        loop.predict(loader)
 
 
 def test_validate_without_a_loader(refused):

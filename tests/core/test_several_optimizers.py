@@ -483,6 +483,8 @@ WRONG = {
     "a loss function": (dict(loss_fn=torch.nn.MSELoss()), ValueError, "a step of its own"),
     "a schedule for nobody": (dict(sched={"e": "cosine"}), ValueError, "sched has the name 'e'"),
     "an evaluation": (dict(valid_dl=batches(2), eval_first=True), ValueError, "eval_step="),
+    "an evaluation after an epoch": (dict(valid_dl=batches(2), epochs=None), ValueError,
+                                     "eval_step="),
     "an optimizer of nothing": (dict(optim={"d": 3, "g": 4}), TypeError, r"optim\['d'\]=3"),
     "no such part": (dict(optim={"d": torch.optim.SGD, "h": torch.optim.SGD},
                           train_step={"d": step_d, "h": step_g}), ValueError, "no submodule 'h'"),
@@ -683,3 +685,32 @@ def test_a_parameter_that_an_optimizer_gets_later_is_trained():
     make(gan, optim=optims, train_step={"d": with_extra, "g": step_g},
          hooks=[LambdaHook(after_epoch=add)]).fit()
     assert gan.extra.item() > 0.3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", ["rewind", "load"])
+def test_over_a_group_that_an_optimizer_gets_later(way, name, tmp_path):
+    """A rewind to before it, and a new trainer after it, go on bit for bit."""
+    def made():
+        gan = new_gan()
+        late = getattr(gan, name)[0]
+        optims = adams(gan) | {name: torch.optim.Adam(getattr(gan, name)[1:].parameters(), lr=1e-3)}
+        def add(trainer):
+            if trainer.step_state.optimizer_step == 4 and len(optims[name].param_groups) == 1:
+                optims[name].add_param_group({"params": list(late.parameters()), "lr": 2e-3})
+        return make(gan, optim=optims, sched={name: "cosine"},
+                    hooks=[LambdaHook(after_step=add), SnapshotHook(every_steps=3)])
+    with pytest.warns(UserWarning, match="no optimizer holds 2"):
+        plain, trainer = made(), made()
+        plain.fit()
+        trainer.step(6)
+    if way == "rewind":
+        trainer.rewind(3)
+        assert len(trainer.optimizers[name].optim.param_groups) == 1
+    else:
+        trainer.save(tmp_path / "run.pt")
+        trainer = made()
+        trainer.load(tmp_path / "run.pt")
+    trainer.fit()
+    assert_equal(trainer.model, plain.model)
+    assert trainer.optimizers[name].rates() == plain.optimizers[name].rates()

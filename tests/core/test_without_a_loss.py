@@ -100,13 +100,15 @@ def test_a_length_that_makes_no_sense_is_refused_by_the_constructor(wrong):
         make(Own(), PAIRS, **wrong)
 
 
+EVALUATED = {"valid_dl": PAIRS, "eval_step": lambda batch, trainer: {"loss": torch.zeros(())}}
+
+
 @pytest.mark.parametrize("settings", [
     {"epochs": np.int64(1)}, {"epochs": None, "max_steps": np.int32(2)},
     {"micro_batch_size": np.int64(4)}, {"seed": np.int64(3)},
     {"gradient_accumulation_steps": np.int64(1)}, {"limit_batches": np.int64(2)},
-    {"limit_batches": {"train": np.int64(2)}}, {"eval_every": np.int64(1)},
-    {"valid_dl": PAIRS, "eval_first": np.int64(1), "eval_step": lambda batch, trainer: {
-        "loss": torch.zeros(())}}], ids=lambda settings: next(reversed(settings)))
+    {"limit_batches": {"train": np.int64(2)}}, {**EVALUATED, "eval_every": np.int64(1)},
+    {**EVALUATED, "eval_first": np.int64(1)}], ids=lambda settings: next(reversed(settings)))
 def test_a_whole_number_of_numpy_s_is_one(settings):
     trainer = make(Own(), PAIRS, **settings)
     assert trainer.fit().steps == 2

@@ -183,6 +183,9 @@ def test_one_best_file_is_the_default(tmp_path):
     for wrong in (0, -1, 1.5, True, None):
         with pytest.raises(ValueError, match="keep_best="):
             CheckpointHook(tmp_path, keep_best=wrong)
+    with pytest.raises(ValueError, match="keep_best=3 needs the record"):
+        make(CheckpointHook(tmp_path / "new", keep_best=3)).fit()
+    assert not (tmp_path / "new").exists()
 
 
 # ---- averages

@@ -25,7 +25,7 @@ from .errors import check_parameters
 from .evaluator import STAGES, named_loaders
 from .hook import check_unused
 from .optimizers import (GivenOptimizers, check_apart, given_optimizers,
-                                        made_optimizer, no_eval_step)
+                                        made_optimizer, no_eval_step, NO_EVAL_STEP)
 from .own_state import search
 from .state import as_number, warn, whole_number
 from .step import WITHOUT, OwnLossStep, SupervisedStep, has_own_loss
@@ -264,6 +264,8 @@ class Arguments(SimpleNamespace):
         several = given_optimizers(self.optim, self.train_step, self.every, self.grad_clip,
                                    self.gradient_accumulation_steps, self.loss_fn)
         if several is not None:
+            if self.eval_step is None and named_loaders(self.valid_dl):
+                raise ValueError(NO_EVAL_STEP)
             self.train_step, self.grad_clip, self.gradient_accumulation_steps = several.of_last()
             self.engine, self.eval_step = (self.engine.for_several(),
                                            self.eval_step or no_eval_step)

@@ -131,6 +131,8 @@ def build(trainer, given: Arguments) -> Parts:
     given.warn_without_a_loss()
     plan = kind.plan_class(given.epochs, given.max_steps, kind.eval_every.check(given.eval_every),
                            given.eval_first, bool(given.fast_dev_run))
+    if plan.eval_every is not None and not named_loaders(given.valid_dl):
+        raise ValueError(f"eval_every={plan.eval_every} needs a valid_dl")
     settings, context = settings_of(kind, given), StepContext()
     micro = MicroBatcher(given.micro_batch_size, weakly(MethodType(micro_batch_changed, trainer)))
     sizes, finite = BatchSizes(context, given.batch_size), FinitePolicy(given.non_finite)

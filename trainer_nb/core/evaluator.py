@@ -299,6 +299,8 @@ class Evaluator:
                                             else self.step_pred(owner)))
                     counts.append(self.sizes.of(context.batch) if type(parts[-1]) is list else None)
                     TURNS.give_way()
+        if not parts:
+            raise ValueError("predict(): the loader gave no batch")
         joined = joined_or_listed(parts, counts)
         if order is None:
             return joined

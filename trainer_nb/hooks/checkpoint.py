@@ -828,7 +828,11 @@ class CheckpointHook(Hook):
 
     def before_fit(self, trainer):
         "Lock the folder; resume, if the run has not begun; be ready for signals."
-        self.held.claim(trainer, replace(self.rules, best=self.best_kept(trainer)))
+        best, count = self.best_kept(trainer), self.rules.best_count
+        if best is None and count > 1:
+            raise ValueError(f"keep_best={count} needs the record that is compared: best=("
+                             "'valid/loss', 'min'), here or of the trainer")
+        self.held.claim(trainer, replace(self.rules, best=best))
         if not self._ready:
             run = weakref.ref(trainer)  # the trainer holds the answer
             trainer.mailbox.register("checkpoint", CommandHandler(
