@@ -1652,3 +1652,55 @@ def test_numbers_in_objects_that_are_reached_through_the_trainer_are_named(kind)
     for each in straight, first:
         assert [text.partition(" is not")[0] for text in each.exact.obstacles] == wanted
     assert same(weights(again), weights(straight)) is (kind == "counts")
+
+
+class FilledLate(Dataset):
+    """Noise from a generator that the second epoch brings, in a list that begins empty."""
+
+    def __init__(self):
+        self.later = []
+
+    def __len__(self):
+        return len(X)
+
+    def set_epoch(self, epoch):
+        """Make it."""
+        if epoch and not self.later:
+            self.later.append(torch.Generator().manual_seed(3))
+
+    def __getitem__(self, at):
+        noise = [torch.randn((), generator=each) for each in self.later]
+        return X[at] + sum(noise), Y[at]
+
+
+def test_a_generator_in_a_list_that_began_empty_is_kept():
+    """The list was searched when it held nothing."""
+    straight, first, again = (run(loader=lambda: DataLoader(FilledLate(), 8)) for _ in range(3))
+    straight.fit()
+    first.step(len(first.train_dl) + 2)
+    state = first.state_dict()
+    assert len(state["data"]["generators"]) == 1
+    again.train_dl.dataset.set_epoch(1)  # as in the script that goes on
+    again.load_state_dict(state)
+    again.fit()
+    assert again.exact and same(weights(again), weights(straight))
+
+
+class Counted:
+    """A hook of torch's with a count that has a part in the output."""
+
+    calls = 0
+
+    def __call__(self, module, inputs, output):
+        self.calls += 1
+        return output * (1 + 0.01 * self.calls)
+
+
+def test_a_hook_that_a_module_gets_between_drives_is_named():
+    """Its table was empty when the steps were looked at."""
+    trainer = run()
+    trainer.step(3)
+    assert trainer.exact
+    trainer.model.register_forward_hook(Counted())
+    trainer.step(2)
+    assert any("calls" in each for each in trainer.exact.obstacles), trainer.exact
