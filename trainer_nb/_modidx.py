@@ -1628,8 +1628,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Glance._beside': ( 'core/own_state.html#glance._beside',
                                                                                          'trainer_nb/core/own_state.py'),
-                                           'trainer_nb.core.own_state.Glance._found_beside': ( 'core/own_state.html#glance._found_beside',
-                                                                                               'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Glance._roots_of': ( 'core/own_state.html#glance._roots_of',
                                                                                            'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state.Glance.leave_out': ( 'core/own_state.html#glance.leave_out',

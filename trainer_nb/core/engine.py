@@ -355,9 +355,10 @@ class HeldParameters:
         if optim is not self.optim:
             self.optim, self.begun = optim, len(optim.param_groups)
         before = dict(zip(map(id, self.every), self.names))  # replaced ones keep their names
-        named = {id(p): name for name, p in self.model.named_parameters()}
+        pairs = [*self.model.named_parameters()]
+        named = {id(p): name for name, p in pairs}
         stepped = {id(p): p for group in optim.param_groups for p in group["params"]}
-        self.every = list(self.model.parameters())
+        self.every = [p for _, p in pairs]
         self.every += [p for key, p in stepped.items() if key not in named]
         self.names = [named.get(id(p)) or before.get(id(p), OUTSIDE) for p in self.every]
         held, held_names = [], []

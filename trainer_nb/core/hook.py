@@ -311,7 +311,10 @@ def overrides(hook, name: str) -> bool:
 
 def taken_points(hook) -> tuple[str, ...]:
     "The points for which a hook has a method of its own."
-    return tuple(point for point in POINTS if overrides(hook, point))
+    kind, own = type(hook), getattr(hook, "__dict__", ())
+    return tuple([point for point in POINTS
+                  if (point in own or getattr(kind, point, None) is not getattr(Hook, point))
+                  and overrides(hook, point)])
 
 def has_state(hook) -> bool:
     "The hook can save and load a state; every `Hook` can."
@@ -538,9 +541,10 @@ class HookSet:
             row.held_back = self.dry and row.trait("writes")
         active = [row for row in self.running() if row.enabled
                   and (self.is_main or not row.trait("main_process_only"))]
-        taken = [(row, set(row.points)) for row in active]
-        plain = {point: tuple((row, getattr(row.hook, point))
-                              for row, points in taken if point in points) for point in POINTS}
+        plain: dict[str, tuple] = dict.fromkeys(POINTS, ())
+        for row in active:
+            for point in row.points:
+                plain[point] += ((row, getattr(row.hook, point)),)
         if self.watched:
             plain = {point: self._counted(point, calls) for point, calls in plain.items()}
         self.__dict__.update(plain)

@@ -887,21 +887,17 @@ class Glance:
     def __init__(self, objects: RunObjects):
         self.roots = self._roots_of(objects)
         self.training = objects.model.training
-        self.parameters = [(each, self._beside(each)) for module in objects.kept_modules()
+        self.parameters = [each for module in objects.kept_modules()
                            for each in module.parameters(recurse=False)]
+        self.beside = self._beside()
         self.seen = Seen()
         self.values: list[tuple] = []  # tensors, arrays and generators, and how they looked
         self._whole = True
 
-    @staticmethod
-    def _beside(parameter) -> list:
-        "What torch calls with its gradient, and what it has as attributes."
-        return [*tensor_hooks(parameter), *vars(parameter).values()]
-
-    def _found_beside(self, pair: tuple) -> bool:
-        parameter, before = pair
-        now = self._beside(parameter)
-        return len(now) == len(before) and _identical(now, before)
+    def _beside(self) -> list:
+        "Each parameter, what torch calls with its gradient, and what it has as attributes."
+        return [found for each in self.parameters
+                for found in (each, *tensor_hooks(each), *vars(each).values())]
 
     @staticmethod
     def _roots_of(objects: RunObjects) -> list:
@@ -916,10 +912,10 @@ class Glance:
 
     def same(self, objects: RunObjects) -> bool:
         "Whether nothing is different; False where that cannot be said."
-        roots = self._roots_of(objects)
+        roots, beside = self._roots_of(objects), self._beside()
         return (self._whole and self.training == objects.model.training
                 and len(roots) == len(self.roots) and _identical(roots, self.roots)
-                and all(map(self._found_beside, self.parameters))
+                and len(beside) == len(self.beside) and _identical(beside, self.beside)
                 and self.seen.same() and not any(_may_be_other(*each) for each in self.values))
 
 def _may_be_other(value, before) -> bool:

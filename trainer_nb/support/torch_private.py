@@ -157,9 +157,9 @@ def buffer_places(model: torch.nn.Module, passing: bool = False) -> dict[str, tu
 
 def tensor_hooks(tensor: torch.Tensor) -> list[Callable]:
     "The functions that torch calls with the gradient of a tensor, or once it has it."
-    found = (getattr(tensor, name, None) for name in
-             ("_backward_hooks", "_post_accumulate_grad_hooks"))
-    return [hook for hooks in found for hook in (hooks or {}).values()]
+    before = getattr(tensor, "_backward_hooks", None)
+    after = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return [*(before.values() if before else ()), *(after.values() if after else ())]
 
 def module_hooks(module: torch.nn.Module) -> list[Callable]:
     "The functions that torch calls before and after a module's own forward and backward."
