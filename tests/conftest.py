@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Skip what cannot run here; where the browser is required its absence is an error.
     `make long` runs what takes minutes. Long files come first, so that all workers are busy until
@@ -56,6 +58,12 @@ def pytest_collection_modifyitems(config, items):
                 if item.get_closest_marker("long") and not item.get_closest_marker("short")}
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
+    counted = Counter()
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            counted[item.path, item.originalname] += 1
+            if counted[item.path, item.originalname] % 4 != 1:
+                item.add_marker(pytest.mark.slow)
     folders = [item.path.relative_to(TESTS).parts[0] for item in items]
     ranks = {item: FIRST.index(folder) if folder in FIRST else len(FIRST)
              for item, folder in zip(items, folders)}

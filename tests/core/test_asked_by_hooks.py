@@ -19,6 +19,7 @@ ASKS = {
     "tune, then pause": lambda trainer: (trainer.tune(lr_scale=0.1), trainer.pause())}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("way", ["rewind", "file"])
 @pytest.mark.parametrize("point", ["after_step", "after_epoch"])
 @pytest.mark.parametrize("asked", ASKS)

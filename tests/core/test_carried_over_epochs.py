@@ -158,6 +158,7 @@ def run(kind, valid, epochs=5):
     return make(Scaled(), seed=0, epochs=epochs, **KINDS[kind]() if kind else {}, **valid)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("valid", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_does_not_go_on_bit_for_bit_says_so(kind, valid):

@@ -82,6 +82,7 @@ def test_the_average_of_a_compiled_model_is_its_own():
     assert torch.equal(average(x), by_hand) and not torch.equal(average(x), trainer.model(x))
 
 
+@pytest.mark.slow
 def test_arguments_reach_torch():
     """A backend of one's own is called, for each size where it is asked to."""
     torch._dynamo.reset()
@@ -112,6 +113,7 @@ def test_what_torch_does_not_take_is_refused(given, told):
     assert model._compiled_call_impl is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compile", "exact"), [
     (False, True), (True, False), ({}, False), ({"dynamic": False}, True),
     ({"dynamic": True}, False), ({"mode": "default"}, False), ({"disable": True}, True),

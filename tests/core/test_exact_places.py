@@ -527,6 +527,7 @@ def same(one, other):
     return all(map(torch.equal, one, other))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("place", PLACES)
 def test_what_steps_keep_elsewhere_is_named(place):
     """The run that goes on, or goes back, is another one, and `exact` says why."""
@@ -806,6 +807,7 @@ def noisy_step():
     return step
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("halts", [
     pytest.param((1,), marks=pytest.mark.long), (3, 4),
     pytest.param((7, 10), marks=pytest.mark.long), (11, 12, 13)])
@@ -1025,6 +1027,7 @@ def test_a_pass_that_ran_out_of_memory_leaves_no_trace(room, accumulation):
 
 
 # a sampler that is iterated again gives more, and what an iterator gave is gone
+@pytest.mark.matrix
 @pytest.mark.parametrize(("place", "search"), [
     pytest.param(place, search,
                  marks=[pytest.mark.long] if search == "sweep" and place.startswith("step") else [])

@@ -539,6 +539,7 @@ def test_a_run_has_the_same_bits(settings, by_torch):
     assert torch.equal(usual.predict(usual.valid_dl), fast.predict(fast.valid_dl))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("first, then", [(True, True), (True, False), (False, True)])
 def test_a_run_that_was_halted_in_mid_epoch_goes_on_with_the_same_bits(first, then, settings,

@@ -258,6 +258,7 @@ def test_an_optimizer_without_a_rate_is_refused_with_what_to_write():
                        "device": "cpu", "progress": False, "epochs": 1, "optim": optim, **more})
 
 
+@pytest.mark.slow
 def test_it_trains_with_a_rate_that_can_be_changed():
     trainer = make(adafactor(lr=0.01, relative_step=False, scale_parameter=False))
     trainer.step(3)

@@ -69,6 +69,7 @@ def test_models_with_their_own_loss(kind):
     assert own.predict(batches).shape == (320, 10)
 
 
+@pytest.mark.slow
 def test_named_loaders_and_torchmetrics():
     """Each loader's records carry its name; a torchmetrics object equals the whole-set value,
     uneven batches included."""

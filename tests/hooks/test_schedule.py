@@ -281,6 +281,7 @@ def test_another_accumulation_is_another_length():
     assert found[8:] == pytest.approx(rates("cosine", 16, peak=0.1)[8:])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sched", [*NAMES, "own"])
 @pytest.mark.parametrize("k", [0, 1, 6, 13, 19])
 def test_going_on_in_another_trainer(sched, k):

@@ -35,6 +35,7 @@ PLACES = (0, 1, 7, 12, 17, 36)  # at the beginning, in an epoch, between two and
 SHORT = (7, 36)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("loader, at", [
     pytest.param(loader, at, marks=[
         *([pytest.mark.slow] if at not in SHORT or "workers" in loader or "persistent" in loader
