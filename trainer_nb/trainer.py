@@ -41,11 +41,12 @@ from .core.hook import HookSet
 from .core.identity import Difference
 from .core.journal import Intervention, Journal
 from .core.looks import (at_rest, check_alone, check_weights, chosen_weights,
-                                   exclusive_access, look, note_background, records_of)
+                                   exclusive_access, look, note_background, records_of,
+                                   without_trace)
 from .core.optimizers import NamedOptimizer, planned_steps, steps_per_epoch
 from .core.requests import carry_out, evaluate_next, post, take_state
 from .core.runner import StepContext, StepRunner, StepSettings, WeightDecays
-from .core.state import (FitResult, OwnStreams, Position, RunState, StepState,
+from .core.state import (FitResult, Position, RunState, StepState,
                                    say, warn, weakly, whole_number)
 from .core.step import fetch_numbers
 from .core.training import Plan, TrainingLoop, turns_of
@@ -819,7 +820,7 @@ class Trainer:
         if limit_batches is None and isinstance(self.limit_batches, dict):
             limit_batches = self.limit_batches.get("predict")
         check_alone(self, "predict()", trains=False)
-        with exclusive_access(self, "predict()"), OwnStreams().placed():
+        with without_trace(self, "predict()"):
             return self.evaluator.predict(dl, self, loader_generators(self.train_dl),
                                           limit_batches, indices)
 

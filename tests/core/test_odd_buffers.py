@@ -1,5 +1,7 @@
 """Buffers that a run sets or resizes, sparse ones, and those of TorchScript."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -313,3 +315,49 @@ def test_the_best_state_has_the_buffers_of_its_own_step(average, tmp_path):
     straight = make(hooks=[] if average is None else [EMAHook(0.9, buffers=average)])
     straight.fit(3)
     assert_alike(values(trainer), values(straight))
+
+
+class Remembering(nn.Module):
+    """Counts and keeps a mean in each pass, also in eval mode, as a memory bank does."""
+
+    def __init__(self, persistent):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(()), persistent=persistent)
+        self.register_buffer("mean", torch.zeros(4), persistent=persistent)
+
+    def forward(self, inputs):
+        """Both have a part in the output."""
+        self.seen += 1
+        self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        return self.layer(inputs - self.mean) * (1 + 0.01 * self.seen)
+
+
+LOOKS = {"validate": lambda trainer: trainer.validate(),
+         "test": lambda trainer: trainer.test(trainer.valid_dl),
+         "predict": lambda trainer: trainer.predict(trainer.valid_dl),
+         "a model that fails": lambda trainer: trainer.predict([torch.ones(2, 9)])}
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["kept", "not persistent"])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_leaves_buffers_as_they_were(look, persistent):
+    """Also those that a pass in eval mode changes: the run is the one that nobody looked at."""
+    def made():
+        torch.manual_seed(0)
+        inputs, targets = torch.randn(24, 4), torch.randn(24, 1)
+        data = TensorDataset(inputs, targets)
+        model = Remembering(persistent)
+        return Trainer(model, train_dl=DataLoader(data, 8), valid_dl=DataLoader(data, 12),
+                       loss_fn=nn.MSELoss(), optim=torch.optim.SGD(model.parameters(), lr=0.1),
+                       epochs=2, device="cpu", progress=False)
+    straight, looked_at = made(), made()
+    straight.fit()
+    looked_at.step(2)
+    before = {name: each.clone() for name, each in looked_at.model.named_buffers()}
+    with suppress(RuntimeError):
+        LOOKS[look](looked_at)
+    for name, each in looked_at.model.named_buffers():
+        assert torch.equal(each, before[name]), name
+    looked_at.fit()
+    assert torch.equal(looked_at.model.layer.weight, straight.model.layer.weight)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['IN_BACKGROUND', 'ADDING', 'WEIGHTS', 'note_background', 'background_runs', 'trained_by',
-           'check_alone', 'exclusive_access', 'check_own_weights', 'at_rest', 'look',
-           'average_of', 'check_weights', 'chosen_weights', 'records_of']
+           'check_alone', 'exclusive_access', 'check_own_weights', 'at_rest',
+           'without_trace', 'look', 'average_of', 'check_weights', 'chosen_weights',
+           'records_of']
 
 # %% ../../nbs/core/25_looks.ipynb #4930f74c
 import threading
@@ -16,8 +17,10 @@ from typing import Any
 
 from .data import (check_loader, loader_generators, loader_length,
                                   restore_generators)
+from .engine import unwrap
 from .own_state import generator_state
 from .state import TURNS, OwnStreams, RunState
+from ..support.undo import Undo
 
 # %% ../../nbs/core/25_looks.ipynb #c3458fc8
 IN_BACKGROUND: weakref.WeakSet = weakref.WeakSet()  # trainers that were started or awaited
@@ -105,11 +108,24 @@ def at_rest(trainer, name: str) -> Iterator[None]:
         yield
 
 # %% ../../nbs/core/25_looks.ipynb #a92c065e
+@contextmanager
+def without_trace(trainer, name: str) -> Iterator[None]:
+    """Nobody else drives the run, and random streams and buffers are as before at the end.
+
+    What steps carry in other places, and this changes, is noted for `exact`."""
+    with exclusive_access(trainer, name), OwnStreams().placed(), Undo() as undo:
+        undo.buffers([unwrap(each) for each in trainer.evaluator.modes.roots])
+        note_changes = trainer.driver.carried.evaluation(name)
+        try:
+            yield
+        finally:
+            note_changes()
+
 def look(trainer, name: str, loaders: dict, stage: str) -> dict:
     "Evaluate without a trace in the run."
     check_alone(trainer, name, trains=False)
     closing, evaluator = trainer.step_state.closing, trainer.evaluator
-    with exclusive_access(trainer, name), OwnStreams().placed():
+    with without_trace(trainer, name):
         for loader_name, loader in loaders.items():
             check_loader(f"{name}: the loader {loader_name!r}", loader)
             if loader_length(loader) == 0:
@@ -119,7 +135,6 @@ def look(trainer, name: str, loaders: dict, stage: str) -> dict:
         states = [generator_state(each) for each in generators]
         # of the run's own last evaluation
         own = {"records": evaluator.records, "averaged": evaluator.averaged}
-        note_changes = trainer.driver.carried.evaluation(name)
         evaluation = evaluator.evaluate(loaders, stage, trainer,
                                         loader_generators(trainer.train_dl))
         try:
@@ -132,7 +147,6 @@ def look(trainer, name: str, loaders: dict, stage: str) -> dict:
             evaluator.use(**own)
             trainer.step_state.closing = closing
             restore_generators(generators, states)
-            note_changes()
 
 # %% ../../nbs/core/25_looks.ipynb #cafb3fd1
 WEIGHTS = {"last": "those of this moment, as the training has them",
