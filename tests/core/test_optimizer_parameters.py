@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.nn.functional import mse_loss
 
-from trainer_nb import Hook, LambdaHook, LayerGroupsHook, Task, Trainer
+from trainer_nb import (CheckpointError, Hook, LambdaHook, LayerGroupsHook, SnapshotHook, Task,
+                        Trainer)
 
 
 def batches(count=5, size=8, seed=0):
@@ -334,6 +335,87 @@ def test_a_group_that_a_hook_adds_is_clipped_at_once():
         trainer.fit()
     assert trainer.history["grad_norm"][2:].tolist() == pytest.approx(norms[2:], rel=1e-5)
     assert trainer.history["grad_norm"][1] < 0.999 * norms[1]
+
+
+class TwoWeights(nn.Module):
+    """A loss with weights of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.later = (nn.Parameter(torch.tensor(0.3)) for _ in range(2))
+
+    def forward(self, pred, target):
+        """Each one goes to its own place."""
+        return (mse_loss(pred, target) + (self.first - 1).square() + (self.later - 1).square())
+
+
+@pytest.mark.parametrize("way", ["fit", "load", "rewind"])
+def test_a_parameter_of_the_loss_that_is_held_later_has_fresh_gradients(way, tmp_path):
+    """Those of the batches before are dropped; and its group is resumed and rewound, too."""
+    def made():
+        model, loss_fn = net(), TwoWeights()
+        optim = sgd([*model.parameters(), loss_fn.first])
+        def add(trainer):
+            if trainer.step_state.optimizer_step == 4:
+                trainer.optim.add_param_group({"params": [trainer.loss_fn.later], "lr": 0.05})
+        return make(model, loss_fn=loss_fn, optim=optim,
+                    hooks=[LambdaHook(after_step=add), SnapshotHook(every_steps=1)])
+    with pytest.warns(UserWarning, match="loss_fn.later"):
+        trainer = made()
+        if way == "fit":
+            trainer.fit()
+        elif way == "rewind":
+            trainer.step(7)
+            trainer.rewind(2)
+            trainer.fit()
+        else:
+            trainer.step(7)
+            trainer.save(tmp_path / "run.pt")
+            trainer = made()
+            trainer.load(tmp_path / "run.pt")
+            trainer.fit()
+    expected = 0.3
+    for _ in range(6):
+        expected -= 0.05 * 2 * (expected - 1)
+    assert trainer.loss_fn.later.item() == pytest.approx(expected, rel=1e-5)
+    assert trainer.engine.begun_groups() is not None
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self, tied=True):
+        super().__init__()
+        self.body, self.last, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        if tied:
+            self.last.weight = self.body.weight
+
+    def forward(self, x):
+        """One after the other."""
+        return self.head(self.last(self.body(x)))
+
+
+@pytest.mark.parametrize("way", ["load", "rewind"])
+def test_weights_that_were_untied_are_another_model(way, tmp_path):
+    """One of the two saved tensors would be lost without a word."""
+    def made():
+        torch.manual_seed(0)
+        def untie(trainer):
+            if trainer.step_state.optimizer_step == 3:
+                last = trainer.model.last
+                last.weight = nn.Parameter(last.weight.detach().clone(), requires_grad=False)
+        return make(Tied(), hooks=[LambdaHook(after_step=untie), SnapshotHook(every_steps=1)])
+    trainer = made()
+    trainer.step(5)
+    trainer.save(tmp_path / "run.pt")
+    before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match="body.weight and last.weight are one tensor"):
+        if way == "load":
+            made().load(tmp_path / "run.pt")
+        else:
+            trainer.rewind(2)
+    assert all(torch.equal(each, before[name])
+               for name, each in trainer.model.state_dict().items())
 
 
 @pytest.mark.parametrize("way", ["added to the list", "another list"])

@@ -714,3 +714,35 @@ def test_over_a_group_that_an_optimizer_gets_later(way, name, tmp_path):
     trainer.fit()
     assert_equal(trainer.model, plain.model)
     assert trainer.optimizers[name].rates() == plain.optimizers[name].rates()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", ["fit", "step by step"])
+def test_the_first_step_of_a_group_that_comes_in_mid_epoch(way, name):
+    """Its gradient was taken for one of the other optimizer's."""
+    def made():
+        gan = new_gan()
+        gan.extra = torch.nn.Parameter(torch.zeros(()))
+        return gan, {each: torch.optim.SGD(getattr(gan, each).parameters(), lr=0.01)
+                     for each in NAMES}
+
+    def step_of(each):
+        def step(batch, trainer):
+            own = STEPS[each](batch, trainer)["loss"]
+            return {"loss": own + (trainer.model.extra - 1).square() * (each == name)}
+        return step
+    gan, optims = made()
+    def add(trainer):
+        if trainer.step_state.optimizer_step == 4:
+            optims[name].add_param_group({"params": [gan.extra], "lr": 0.1})
+    trainer = make(gan, optim=optims, train_step={each: step_of(each) for each in NAMES},
+                   hooks=[LambdaHook(after_step=add)], epochs=1)
+    if way == "fit":
+        trainer.fit()
+    else:
+        for _ in trainer.train_dl:
+            trainer.step()
+    expected, steps = 0.0, trainer.step_state.optimizer_step - 4
+    for _ in range(steps):
+        expected -= 0.1 * 2 * (expected - 1)
+    assert steps > 0 and gan.extra.item() == pytest.approx(expected, rel=1e-5)

@@ -684,3 +684,31 @@ def test_two_averages_are_refused_where_one_would_have_no_effect():
     """Before anything is built."""
     with pytest.raises(ValueError, match="ema=0.9: there is an EMAHook in hooks= already"):
         make(EMAHook(0.5), ema=0.9)
+
+
+@pytest.mark.parametrize("way", ["rewind", "load"])
+def test_a_head_that_is_replaced_in_mid_epoch_has_an_average_of_its_own(way, tmp_path):
+    """At once: an evaluation with the average of the old one would be of a model that never was."""
+    def made():
+        def replace(trainer):
+            torch.manual_seed(9)
+            trainer.model.head = nn.Linear(6, 1)
+            trainer.optim = torch.optim.AdamW(trainer.model.parameters(), lr=0.05)
+        def act(trainer):
+            if trainer.step_state.optimizer_step == 4:
+                trainer.ask(lambda: replace(trainer))
+        return make(EMAHook(0.5), LambdaHook(after_step=act), SnapshotHook(every_steps=1))
+    trainer = made()
+    trainer.step(5)
+    average, weight = trainer.get_hook(EMAHook).ema_model.head.weight, trainer.model.head.weight
+    assert torch.equal(average, weight)  # the average begins with the first step of the new one
+    trainer.fit()
+    losses = trainer.history["valid/loss"].tolist()
+    if way == "rewind":
+        trainer.rewind(4)
+        trainer.fit()
+        assert trainer.history["valid/loss"].tolist() == losses
+    else:
+        first = made()
+        first.step(4)
+        assert "ema_model" not in first.state_dict()["hooks"].get("ema", {})

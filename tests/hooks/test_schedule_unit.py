@@ -227,10 +227,12 @@ def thawed(sched, folder=None, at=7, hooks=()):
                        LambdaHook(after_step=unfreeze(model, at, 0.05)), *hooks])
 
 
-def assert_same_run(trainer, other):
-    """Weights, moments, rates and groups."""
+def assert_same_run(trainer, other, held=(0, 2)):
+    """Weights, moments, rates and groups; `held`: layers that the optimizer has."""
     for own, there in zip(trainer.model.parameters(), other.model.parameters()):
         assert torch.equal(own, there)
+    for own, there in ((a, b) for number in held for a, b in zip(
+            trainer.model[number].parameters(), other.model[number].parameters())):
         assert torch.equal(trainer.optim.state[own]["momentum_buffer"],
                            other.optim.state[there]["momentum_buffer"])
     assert trainer.rates() == other.rates()
@@ -271,6 +273,49 @@ def test_over_a_group_that_was_added_a_run_goes_on_bit_for_bit(sched, way, tmp_p
     assert_same_run(trainer, plain)
 
 
+LATE = {**SCHEDULES, "plateau": lambda o: torch_sched.ReduceLROnPlateau(o, patience=0),
+        "by epochs": lambda o: torch_sched.StepLR(o, 1)}
+
+
+@pytest.mark.parametrize("point", ["after_epoch", "after_step", "asked"])
+@pytest.mark.parametrize("sched", LATE)
+def test_a_file_from_before_the_schedule_knows_a_group(sched, point, tmp_path):
+    """A crash after the epoch at whose end a group came: it is scheduled before the next step."""
+    def made(folder=None):
+        model = net()
+        model[0].requires_grad_(False)
+        add = unfreeze(model, 5, 0.05)
+        late = {"after_epoch": LambdaHook(after_epoch=add, order=50),
+                "after_step": LambdaHook(after_step=add, order=50),
+                "asked": LambdaHook(after_step=lambda trainer: trainer.ask(lambda: add(trainer)))}
+        hook = {"plateau": lambda: SchedulerHook(LATE[sched], metric="train/loss", every="epoch"),
+                "by epochs": lambda: SchedulerHook(LATE[sched], every="epoch")}.get(
+            sched, lambda: SCHEDULES[sched])()
+        files = [] if folder is None else [CheckpointHook(folder, every_steps=5)]
+        return make(hook, model, optim=torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9),
+                    hooks=[late[point], SnapshotHook(every_steps=1), *files])
+    plain, first, other = made(), made(tmp_path), made()
+    plain.fit()
+    first.step(7)
+    first.close()
+    for entry in tmp_path.glob("step_*.pt"):
+        if entry.stem != "step_00000005":  # as after a crash
+            entry.unlink()
+    again = made(tmp_path)
+    again.step(1)
+    assert again.step_state.optimizer_step == 6
+    other.step(8)
+    other.rewind(5)
+    assert len(other.optim.param_groups) == 2
+    for trainer in again, other:
+        trainer.fit()
+        assert_same_run(trainer, plain)
+    other.rewind(4)
+    assert len(other.optim.param_groups) == 1
+    other.fit()
+    assert_same_run(other, plain)
+
+
 def of_before(folder, sched):
     """The file of a step before the group came."""
     early = thawed(sched)
@@ -287,7 +332,7 @@ def test_other_groups_are_another_optimizer():
     state = trainer.state_dict()
     def refused(other, given):
         groups = list(other.optim.param_groups)
-        with pytest.raises(CheckpointError, match="another optimizer|2 groups|1 group of"):
+        with pytest.raises(CheckpointError, match="another optimizer|2 groups|1 group of|momentum"):
             other.load_state_dict(given)
         assert other.optim.param_groups == groups and other.step_state.optimizer_step == 0
     model = net()
@@ -300,7 +345,7 @@ def test_other_groups_are_another_optimizer():
     for stepped in ([*held[:3], held[0]], [*held[:2], "x", "y"], [held[1], held[0], *held[2:]],
                     held[:1], None, "abcd"):
         refused(thawed("cosine"), state | {"modules": state["modules"] | {"stepped": stepped}})
-    refused(thawed("cosine"), state | {"modules": state["modules"] | {"groups": 2}})
+    refused(thawed("cosine"), state | {"modules": state["modules"] | {"groups": [["2.weight"]]}})
     again = thawed("cosine")
     again.load_state_dict(state)
     again.fit()
@@ -308,12 +353,114 @@ def test_other_groups_are_another_optimizer():
     assert_same_run(again, trainer)
 
 
-def test_a_scheduler_that_cannot_take_a_group_says_so():
-    """torch's own one-cycle, built by hand."""
+OF_PARTS = {
+    "OneCycleLR": lambda o: torch_sched.OneCycleLR(o, 0.1, 20),
+    "SequentialLR": lambda o: torch_sched.SequentialLR(
+        o, [torch_sched.LinearLR(o, 0.1, total_iters=8), torch_sched.ExponentialLR(o, 0.9)], [8]),
+    "ChainedScheduler": lambda o: torch_sched.ChainedScheduler(
+        [torch_sched.LinearLR(o, 0.1, total_iters=8), torch_sched.ExponentialLR(o, 0.9)], o)}
+
+
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_a_scheduler_that_cannot_take_a_group_says_so(name):
+    """When the group comes, not at the milestone after it."""
     model = net()
     optim = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
-    trainer = make(torch_sched.OneCycleLR(optim, 0.1, 20), model, optim=optim,
+    trainer = make(OF_PARTS[name](optim), model, optim=optim,
                    hooks=[LambdaHook(after_step=unfreeze(model, 3))])
     model[0].requires_grad_(False)
-    with pytest.raises(ValueError, match="OneCycleLR cannot take it"):
+    with pytest.raises(ValueError, match=f"{name} cannot take it"):
         trainer.fit()
+    assert trainer.step_state.optimizer_step == 3
+
+
+def of_three(change=None, at=5, sched=None, *hooks):
+    """Groups with a rate and a decay of their own; a hook changes them after a step."""
+    model, used = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 1)), []
+    groups = [{"params": list(model[number].parameters()), "lr": rate, "weight_decay": decay}
+              for number, rate, decay in ((0, 0.002, 0.0), (2, 0.005, 0.1), (3, 0.1, 0.2))]
+    def act(trainer):
+        if trainer.step_state.optimizer_step == at and change is not None:
+            change(trainer)
+    trainer = make(sched, model, optim=torch.optim.SGD(groups, momentum=0.9), hooks=[
+        LambdaHook(after_step=act), LambdaHook(after_batch=lambda t: used.append(t.rates())),
+        SnapshotHook(every_steps=1), *hooks])
+    return trainer, used
+
+
+def drop(trainer, number):
+    """A group goes, and what is kept of its parameters."""
+    for parameter in trainer.optim.param_groups.pop(number)["params"]:
+        del trainer.optim.state[parameter]
+
+
+def drop_first(trainer):
+    """That of the body."""
+    drop(trainer, 0)
+
+
+def exchange_last(trainer):
+    """A new head with a rate of its own in the place of the old one."""
+    model = trainer.model
+    model[3] = nn.Linear(4, 1)
+    drop(trainer, -1)
+    trainer.optim.add_param_group({"params": list(model[3].parameters()), "lr": 0.001,
+                                   "weight_decay": 0.4})
+
+
+@pytest.mark.parametrize(("change", "rates", "decays"), [
+    (None, [0.2, 0.5, 10], [0, 0.05, 0.1]), (drop_first, [0.2, 4], [0.05, 0.1]),
+    (exchange_last, [0.2, 0.5, 0.1], [0, 0.05, 0.2])], ids=["none", "removed", "exchanged"])
+def test_rates_by_hand_go_with_their_groups(change, rates, decays):
+    """Each by the rate that it came with, whatever stands in its place now."""
+    trainer, _ = of_three(change)
+    trainer.step(6)
+    trainer.tune(lr=0.2, weight_decay=0.05)
+    assert trainer.rates() == pytest.approx(rates)
+    assert [each["weight_decay"] for each in trainer.optim.param_groups] == pytest.approx(decays)
+
+
+@pytest.mark.parametrize("sched", ["cosine", lambda o: torch_sched.StepLR(o, 4),
+                                   lambda o: torch_sched.LambdaLR(o, lambda k: 0.9**k)],
+                         ids=["cosine", "step", "lambda"])
+@pytest.mark.parametrize("change", [drop_first, exchange_last])
+def test_the_schedule_goes_with_its_groups(change, sched):
+    """What stays has the rates of the run without the change; a new group those of its own."""
+    (plain, before), (trainer, used) = of_three(sched=sched), of_three(change, sched=sched)
+    plain.fit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of parameters that nobody holds
+        trainer.fit()
+    for own, there in zip(used[5:], before[5:]):
+        if change is drop_first:
+            assert own == pytest.approx(there[1:], rel=1e-6, abs=1e-12)
+        else:
+            assert own == pytest.approx([*there[:2], 0.01 * there[2]], rel=1e-6, abs=1e-12)
+
+
+def test_what_is_left_of_a_group_that_was_removed_is_named():
+    """torch cannot save it, and says no more than a number."""
+    trainer, _ = of_three(lambda trainer: trainer.optim.param_groups.pop(0))
+    with pytest.raises(CheckpointError, match=r"del optim.state\[parameter\]"):
+        trainer.fit()
+
+
+def test_over_a_group_that_was_removed_a_run_goes_on_bit_for_bit(tmp_path):
+    """In a new trainer, after a rewind to before it, and to between."""
+    def made():
+        torch.manual_seed(5)
+        return of_three(drop_first)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        plain, trainer = made(), made()
+        plain.fit()
+        trainer.step(10)
+        trainer.save(tmp_path / "run.pt")
+        again = made()
+        again.load(tmp_path / "run.pt")
+        again.fit()
+        assert_same_run(again, plain, [2, 3])
+        for step in (7, 3):
+            trainer.rewind(step)
+            trainer.fit()
+            assert_same_run(trainer, plain, [2, 3])

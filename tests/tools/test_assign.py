@@ -386,6 +386,31 @@ def test_what_was_the_loader_on_a_branch_that_was_left_is_forgotten():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by", ["a hook", "hand"])
+def test_a_rewind_to_the_very_boundary_at_which_the_loader_was_replaced(by):
+    """The snapshot of a boundary has what a hook has asked for there; what is set by hand after
+    it comes later."""
+    other, seen = loader(seed=7), []
+    def replace(trainer):
+        if trainer.step_state.optimizer_step == 5 and by == "a hook":
+            trainer.ask(lambda: setattr(trainer, "train_dl", other))
+    trainer = make(epochs=3, hooks=[
+        SnapshotHook(every_steps=5), LambdaHook(after_epoch=replace),
+        LambdaHook(before_train=lambda t: seen.append(t.train_dl is other))])
+    trainer.step(epochs=1)
+    if by == "hand":
+        trainer.train_dl = other
+    trainer.fit()
+    first, weights = list(seen), [each.clone() for each in trainer.model.parameters()]
+    assert first == [False, True, True]
+    seen.clear()
+    trainer.rewind(5)
+    trainer.fit()
+    assert seen == ([True, True] if by == "a hook" else [False, False])
+    same = all(map(torch.equal, weights, trainer.model.parameters()))
+    assert same == (by == "a hook")
+
+
 def test_a_loader_that_no_rewind_needs_is_let_go(tmp_path):
     """Without states to go back to, none is kept; else those since the first of them."""
     last = CheckpointHook(tmp_path, every_epochs=1, keep_last=1)

@@ -143,6 +143,7 @@ def build(trainer, given: Arguments) -> Parts:
     hooks.ask("split_optimizer", trainer)  # a hook that divides the optimizer finds it there
     last = optim if given.several is None else [*optim.values()][-1]
     engine = given.engine(given.model, last, device, settings.mixed_precision)
+    engine.params.use_loss(given.loss_fn)
     hooks.is_main, hooks.dry = engine.is_main, plan.fast_dev_run
     hooks.resolve()
 

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['COUNTERS', 'OF_STATE', 'NEW_OPTIMIZER', 'PositionPart', 'optimizer_state', 'fit_groups',
-           'buffer_sizes', 'moved_buffers', 'ModelPart', 'HooksPart', 'RandomPart',
-           'JournalPart', 'undo_hook', 'undo_generators', 'undo_optimizer', 'RunParts',
-           'StateChecks', 'RewindPoint', 'RunCheckpoint']
+           'buffer_sizes', 'moved_buffers', 'tied', 'ties_unlike', 'ModelPart',
+           'HooksPart', 'RandomPart', 'JournalPart', 'undo_hook', 'undo_generators',
+           'undo_optimizer', 'RunParts', 'StateChecks', 'RewindPoint', 'RunCheckpoint']
 
 # %% ../../nbs/core/20_checkpoint.ipynb #9e5cd3e6
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -105,7 +105,17 @@ def optimizer_state(engine, in_parts: bool = False) -> dict:
     """The state of an engine's optimizer; CheckpointError for one that no load would take.
 
     `in_parts`: tensors that processes share stay what they are."""
-    optim, state = engine.optim, engine.optim.state_dict()
+    optim = engine.optim
+    try:
+        state = optim.state_dict()
+    except KeyError as error:  # of torch, where a group was removed
+        held = {id(p) for group in optim.param_groups for p in group["params"]}
+        if all(id(each) in held for each in optim.state):
+            raise
+        raise CheckpointError(
+            f"{type(optim).__name__} has state of parameters that are in none of its groups, so "
+            "nothing can be saved: del optim.state[parameter] for each parameter of a group that "
+            "is removed") from error
     state = state if in_parts else engine.whole(state)
     if text := groups_unlike(state, optim):
         raise CheckpointError(f"what {type(optim).__name__}.state_dict() returns could not be "
@@ -114,36 +124,37 @@ def optimizer_state(engine, in_parts: bool = False) -> dict:
                               "them: {**super().state_dict(), 'slow': self.slow}")
     return state
 
-def fit_groups(engine, given, known: Mapping, drop: bool) -> None:
-    """Give an optimizer the parameter groups that a hook has added in the run of a state.
+def fit_groups(engine, given, known: Mapping, begun: bool) -> None:
+    """Give an optimizer the parameter groups of a state, if a hook has changed them there or here.
 
-    Nothing happens where the groups of before are others: it is another optimizer.
+    Nothing happens where the two began with other groups: it is another optimizer.
 
     Args:
         engine: The engine of the optimizer.
         given: The saved state of the optimizer.
-        known: What was saved beside it: names, and with how many groups it began.
-        drop: Whether groups that were added here, and not there, are removed.
+        known: What was saved beside it: names, and the groups that it began with.
+        begun: Whether the run that is here has begun; else its program has changed the groups.
     """
-    optim, held, names = engine.optim, engine.params, known.get("stepped")
+    optim, held = engine.optim, engine.params
+    names: Any = known.get("stepped")
     if misfit(given, OPTIM, "it") or misfit(names, list[str], "it"):
         return
-    def by_group(groups, names):
-        left = iter(names)
-        return [[*islice(left, len(group["params"]))] for group in groups]
-    there = by_group(given["param_groups"], names)
-    here = by_group(optim.param_groups, engine.stepped_names())
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(here, there)))
-    taken = {name for each in here[:same] for name in each}
-    free = {name: p for name, p in held.model.named_parameters() if name not in taken}
-    new = [name for each in there[same:] for name in each]
-    if (known.get("groups") != held.begun or same < held.begun or len(here) > same and not drop
-        or len(here) == same == len(there) or len({*new}) < len(new) or {*new} - free.keys()):
+    left = iter(names)
+    there = [[*islice(left, len(group["params"]))] for group in given["param_groups"]]
+    here, params = held.by_group(), held.named()
+    if ((known.get("groups") or there) != held.begun or here == there
+        or here != held.begun and not begun
+        or len({*names}) < len(names) or {*names} - params.keys()):
         return
-    del optim.param_groups[same:]
-    for each in there[same:]:
-        named = "param_names" in optim.param_groups[0]
-        optim.add_param_group({"params": [(n, free[n]) if named else free[n] for n in each]})
+    own = {tuple(each): group for each, group in zip(here, optim.param_groups)}
+    named = any("param_names" in group for group in optim.param_groups)
+    optim.param_groups.clear()
+    for each in there:
+        if tuple(each) in own:
+            optim.param_groups.append(own[tuple(each)])
+        else:
+            pairs = [(name, params[name]) for name in each]
+            optim.add_param_group({"params": pairs if named else [p for _, p in pairs]})
     engine.refresh_parameters()
 
 def buffer_sizes(model: torch.nn.Module) -> dict[str, list[int] | None]:
@@ -168,6 +179,23 @@ def moved_buffers(model: torch.nn.Module, given, begun, first) -> dict[str, tupl
             own.dtype, own.layout) == (there.dtype, there.layout)
     return {name: (held, key) for name, (held, key) in buffer_places(model).items()
             if moved(name, held[key])}
+
+def tied(model: torch.nn.Module) -> list[list[str]]:
+    "The names of parameters that are one tensor."
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+def ties_unlike(given, here: list[list[str]]) -> str:
+    "How parameters are tied in another way than in a state, in words; '' where they are not."
+    if type(given) is not list or given == here:  # older files do not have it
+        return ""
+    other = next((each for each in here if each not in given), None)
+    where = "here" if other else "there"
+    pair: Any = other or next(each for each in given if each not in here)
+    return (f"the parameters {' and '.join(map(str, pair[:5]))} are one tensor {where} alone: this "
+            "is the state of a model whose weights are tied in another way")
 
 class ModelPart:
     "Model, loss function, optimizer and loss scaler."
@@ -214,8 +242,8 @@ class ModelPart:
                           for part, module in self._parts()
                           for first in [self.first.get(part, {})]},
                 "optimizer": type(engine.optim).__name__, "stepped": engine.stepped_names(),
-                "groups": engine.params.begun,
-                "loss": self._last_loss()}}
+                "groups": engine.begun_groups(),
+                "loss": self._last_loss(), "tied": tied(model)}}
 
     def _last_loss(self) -> torch.Tensor | None:
         "That of the last batch, which a hook may look at before the next one has a loss."
@@ -234,7 +262,8 @@ class ModelPart:
                 if name in given:
                     own[name] = given[name]
             return tensors_unlike(given, own, what)
-        return part_unlike("model", "model") or part_unlike("loss_fn", "loss function")
+        return (part_unlike("model", "model") or part_unlike("loss_fn", "loss function")
+                or ties_unlike(state["modules"].get("tied"), tied(self.model)))
 
     def _parts(self) -> list[tuple[str, torch.nn.Module]]:
         return [("model", self.model), *([] if self.loss_fn is None else
@@ -253,7 +282,8 @@ class ModelPart:
         kind, names = map(state["modules"].get, ("optimizer", "stepped"))
         text = optimizer_unlike(state["optim"], optim, kind, names, self.engine.stepped_names())
         groups = len(optim.param_groups)
-        return text + NEW_OPTIMIZER if text else rates_unlike(state["position"], groups)
+        every = "groups" in state["modules"]
+        return text + NEW_OPTIMIZER if text else rates_unlike(state["position"], groups, every)
 
     def restore(self, state: dict, owner) -> None:
         "Take the values, modes and what is frozen."
@@ -567,11 +597,11 @@ class RunParts:
 
     def fit_groups(self, state: Mapping) -> None:
         "Give the optimizers the parameter groups that they have in a state."
-        drop = self.state.boundary > 0
+        begun = self.state.boundary > 0
         if isinstance(state["modules"], Mapping):
-            fit_groups(self.engine, state["optim"], state["modules"], drop)
+            fit_groups(self.engine, state["optim"], state["modules"], begun)
         if self.optimizers is not None:
-            self.optimizers.fit_groups(state.get("optimizers"), drop)
+            self.optimizers.fit_groups(state.get("optimizers"), begun)
 
     def engines(self) -> list:
         "One for each optimizer."

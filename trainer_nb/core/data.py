@@ -1316,30 +1316,31 @@ class EpochIterator:
         self.workers_persist = False  # an earlier epoch started persistent workers
         self.loader_state: dict | None = None  # of a loader that saves its own position
         self.skipped_batches: dict[int, set[int]] = {}  # epoch to numbers of batches to be skipped
-        # those before it, with the boundary and step of their end; all share the list
-        self.earlier: list[tuple[int, int, EpochIterator]] = []
+        # those before it, with the place and the step of their end; all share the list
+        self.earlier: list[tuple[tuple[int, int], int, EpochIterator]] = []
 
     def generators(self) -> list:
         "The generators of its loader, each once."
         return self._generators_of(self.loader)
 
-    def follow(self, passes: "EpochIterator", boundary: int, step: int, oldest: int | None) -> None:
-        """Take the place of other passes at a boundary, after a step.
+    def follow(self, passes: "EpochIterator", place: tuple[int, int], step: int,
+               oldest: int | None) -> None:
+        """Take the place of other passes after a step.
 
-        `oldest`: the earliest step that a rewind may go back to; what is not needed for that is
-        let go."""
+        `place`: the boundary, and how many entries the journal had. `oldest`: the earliest step
+        that a rewind may go back to; what is not needed for that is let go."""
         self.earlier = passes.earlier
-        self.earlier.append((boundary, step, passes))
+        self.earlier.append((place, step, passes))
         self.earlier[:] = [each for each in self.earlier
                            if oldest is not None and oldest <= each[1]]
 
-    def went_back(self, boundary: int) -> None:
+    def went_back(self, place: tuple[int, int]) -> None:
         "A rewind has taken these passes up again."
-        self.earlier[:] = [each for each in self.earlier if each[0] < boundary]
+        self.earlier[:] = [each for each in self.earlier if each[0] < place]
 
-    def at(self, boundary: int) -> tuple["EpochIterator", float]:
-        "The passes that the run had at a boundary (the first ones that are known), and their end."
-        return next(((passes, end) for end, _, passes in self.earlier if boundary <= end),
+    def at(self, place: tuple[int, int]) -> tuple["EpochIterator", float]:
+        "The passes that the run had at a place (the first ones known), and where they ended."
+        return next(((passes, end[0]) for end, _, passes in self.earlier if place <= end),
                     (self, float("inf")))
 
     @property

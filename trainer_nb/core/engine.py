@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from operator import attrgetter, is_, is_not, itemgetter
 from pathlib import Path
 from typing import Any
@@ -346,20 +347,43 @@ class HeldParameters:
         # of the model, and others that the optimizer has
         self.every, self.names = list[torch.Tensor](), list[str]()
         self.held, self.held_names = list[torch.Tensor](), list[str]()  # of the optimizer
+        self.loss_fn: torch.nn.Module | None = None
+        self.of_loss = list[torch.Tensor]()  # that the optimizer does not have
         self.optim: Any = None
-        self.begun = 0  # groups of the optimizer, as it came
+        self.begun = list[list[str]]()  # names by group of the optimizer, as it came
         self.refresh(optim)
+
+    def use_loss(self, loss_fn) -> None:
+        "The loss function has parameters, too, where it is a module."
+        self.loss_fn = loss_fn if isinstance(loss_fn, torch.nn.Module) else None
+        came = self.begun == self.by_group()
+        self.refresh(self.optim)
+        if came:
+            self.begun = self.by_group()
+
+    def by_group(self) -> list[list[str]]:
+        "The names of the optimizer's parameters, in its own order."
+        names = {id(p): name for name, p in zip(self.names, self.every)}
+        return [[names.get(id(p), OUTSIDE) for p in group["params"]]
+                for group in self.optim.param_groups]
+
+    def named(self) -> dict[str, torch.nn.Parameter]:
+        "The parameters of model and loss function by name."
+        loss_fn = () if self.loss_fn is None else self.loss_fn.named_parameters()
+        return {**{f"loss_fn.{name}": p for name, p in loss_fn},
+                **dict(self.model.named_parameters())}
 
     def refresh(self, optim: torch.optim.Optimizer) -> None:
         "Read the lists again (after parameters were added or frozen, or for another optimizer)."
-        if optim is not self.optim:
-            self.optim, self.begun = optim, len(optim.param_groups)
         before = dict(zip(map(id, self.every), self.names))  # replaced ones keep their names
         pairs = [*self.model.named_parameters()]
         named = {id(p): name for name, p in pairs}
         stepped = {id(p): p for group in optim.param_groups for p in group["params"]}
         self.every = [p for _, p in pairs]
         self.every += [p for key, p in stepped.items() if key not in named]
+        of_loss = [] if self.loss_fn is None else [*self.loss_fn.named_parameters()]
+        self.of_loss = [p for _, p in of_loss if id(p) not in stepped and id(p) not in named]
+        before |= {id(p): f"loss_fn.{name}" for name, p in of_loss}
         self.names = [named.get(id(p)) or before.get(id(p), OUTSIDE) for p in self.every]
         held, held_names = [], []
         for p, name in zip(self.every, self.names):
@@ -369,6 +393,9 @@ class HeldParameters:
         self.held, self.held_names = held, held_names
         self.lists = [group["params"] for group in optim.param_groups]
         self.counts = [*map(len, self.lists)]  # a hook may put others into a group
+        if optim is not self.optim:
+            self.optim = optim
+            self.begun = self.by_group()
 
     def trained(self) -> dict[str, bool]:
         "Which of them are trained, by name."
@@ -497,9 +524,17 @@ class Engine:
 
     def stepped_names(self) -> list[str]:
         "The names of the optimizer's parameters, in its own order."
-        names = {id(p): name for name, p in zip(self.params.names, self.params.every)}
-        return [names.get(id(p), OUTSIDE) for group in self.optim.param_groups
-                for p in group["params"]]
+        return [name for names in self.params.by_group() for name in names]
+
+    def begun_groups(self) -> list[list[str]] | None:
+        "The names of the optimizer's parameters by group, as it came; None: as they are now."
+        return None if self.params.begun == self.params.by_group() else self.params.begun
+
+    def note_groups(self) -> None:
+        "Read the lists of parameters again where a hook has added some, or put others there."
+        lists, params = [*map(_PARAMS, self.optim.param_groups)], self.params
+        if not (all(map(is_, lists, params.lists)) and [*map(len, lists)] == params.counts):
+            self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
         "Read the lists of parameters again (after parameters were added or frozen)."
@@ -513,7 +548,9 @@ class Engine:
 
     def begin_with(self, optim) -> None:
         "Set parameters, seeds and loss scaler for an optimizer that has made no step yet."
+        loss_fn = self.params.loss_fn
         self.optim, self.params = optim, HeldParameters(self.plain_model, optim)
+        self.params.use_loss(loss_fn)
         self.seeds, self.scaling = BackwardSeeds(), LossScaling()
         self.set_precision(self.precision)
 
@@ -547,9 +584,7 @@ class Engine:
 
     def gradients(self) -> list:
         "The gradients of the optimizer's parameters that have one."
-        lists, params = [*map(_PARAMS, self.optim.param_groups)], self.params
-        if not (all(map(is_, lists, params.lists)) and [*map(len, lists)] == params.counts):
-            self.refresh_parameters()  # a hook has added some, or put others in their place
+        self.note_groups()
         return list(filter(_GIVEN, map(_GRADIENT, self.params.held)))
 
     def gradient_marks(self) -> list:
@@ -591,7 +626,7 @@ class Engine:
             self.scaling.end()  # if the window was discarded between unscaling and step
         if type(self.optim).zero_grad is not torch.optim.Optimizer.zero_grad:
             self.optim.zero_grad()
-        for parameter in self.params.every:
+        for parameter in chain(self.params.every, self.params.of_loss):
             parameter.grad = None
 
     def check(self, hooks=(), valid_loaders=None, micro_batch_size=None,

@@ -244,7 +244,7 @@ class OptimizersPart:
         engine, finite, state = runner.engine, runner.gradients.finite, runner.state
         return {"optim": optimizer_state(engine),
                 "kind": type(engine.optim).__name__, "stepped": engine.stepped_names(),
-                "groups": engine.params.begun,
+                "groups": engine.begun_groups(),
                 "scaler": None if engine.scaler is None else engine.scaler.state_dict(),
                 "optimizer_step": state.optimizer_step, "skipped_steps": state.skipped_steps,
                 "base_rates": runner.rates.base, "base_decays": self.decays[name].base,
@@ -254,11 +254,11 @@ class OptimizersPart:
         "One for each optimizer here."
         return [runner.engine for runner in self.runners.values()]
 
-    def fit_groups(self, states: Mapping, drop: bool) -> None:
+    def fit_groups(self, states: Mapping, begun: bool) -> None:
         "Give them the parameter groups that they have in a state."
         for name, runner in self.runners.items():
             if not misfit(states, {name: OF_OPTIMIZER}, "it"):
-                fit_groups(runner.engine, states[name]["optim"], states[name], drop)
+                fit_groups(runner.engine, states[name]["optim"], states[name], begun)
 
     def unlike(self, states, optimizer: bool = True) -> str:
         "What in a state is of other optimizers, in words; '' where nothing is."

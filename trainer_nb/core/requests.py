@@ -153,25 +153,26 @@ def take_state(trainer, state: dict, optimizer: bool = True, own: bool = False) 
 
 # %% ../../nbs/core/27_requests.ipynb #749da85d
 @contextmanager
-def with_loader_of(trainer, state: dict):
+def with_loader_of(trainer, state: dict, entries: int):
     """Go back to a state with the training loader of then, if it is known.
 
     CheckpointError for a malformed state. What raises while this is open leaves the loader that
     was there."""
     trainer.checkpoint.checks.check(state, trainer)
-    boundary = state["position"]["boundaries"]
+    place = state["position"]["boundaries"], entries
     def loaders_set():
         return [entry for entry in trainer.journal.surviving()
                 if (entry.kind, entry.name) == ("assign", "train_dl")]
-    later, (earlier, end) = trainer.data, trainer.data.at(boundary)
-    unknown = [entry for entry in loaders_set() if boundary <= entry.boundary < end]
+    later, (earlier, end) = trainer.data, trainer.data.at(place)
+    since = [*map(id, [*trainer.journal][entries:])]
+    unknown = [entry for entry in loaders_set() if entry.boundary < end and id(entry) in since]
     use_data(trainer, earlier)
     try:
         yield
     except BaseException:
         use_data(trainer, later)
         raise
-    earlier.went_back(boundary)
+    earlier.went_back(place)
     if earlier is not later or unknown:
         assigned = trainer.checkpoint.assigned
         assigned.pop("train_dl", None)
@@ -185,7 +186,8 @@ def on_rewind(trainer, command: Command) -> None:
     "Go back, and journal it."
     state, counts = trainer.checkpoint.take_point(command.values["step"])
     check_alone(trainer, "rewind()")
-    with at_rest(trainer, "rewind()"), with_loader_of(trainer, state):
+    loader = with_loader_of(trainer, state, counts["journal"])
+    with at_rest(trainer, "rewind()"), loader:
         left = trainer.checkpoint.go_back(state, counts, trainer)
         trainer.record("rewind", "step", left, trainer.step_state.optimizer_step,
                        command.source, survives=counts["journal"])

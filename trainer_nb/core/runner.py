@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['NO_GRADIENT', 'TWICE', 'StepSettings', 'StepContext', 'batch_name', 'BatchSizes',
-           'EffectiveRates', 'WeightDecays', 'no_gradient', 'GradientPolicy',
-           'check_micro_batch_size', 'MicroBatcher', 'own_backward', 'spent_graph',
-           'WindowPasses', 'StepRunner']
+           'same_group', 'follow', 'first_rate', 'EffectiveRates', 'decay_of',
+           'WeightDecays', 'no_gradient', 'GradientPolicy', 'check_micro_batch_size',
+           'MicroBatcher', 'own_backward', 'spent_graph', 'WindowPasses', 'StepRunner']
 
 # %% ../../nbs/core/13_runner.ipynb #8a7cd340
 import copy
@@ -100,12 +100,39 @@ class BatchSizes:
         return collated_size(batch, self.context.loader) if samples is None else samples
 
 # %% ../../nbs/core/13_runner.ipynb #8d3e9cac
+def same_group(one: tuple, other: tuple) -> bool:
+    "Whether two pairs are one group: a load makes new dicts, a user may replace the list."
+    return one[0] is other[0] or one[1] is other[1]
+
+def follow(groups: list[dict], seen: list[tuple], values: list, read: Callable) -> tuple:
+    """Let values go with parameter groups, which hooks may add, remove or exchange.
+
+    Args:
+        groups: The groups of an optimizer, as they are now.
+        seen: Pairs of a group and its list of parameters, as they were.
+        values: The values of these.
+        read: Gives the value of a group that is new.
+
+    Returns:
+        The pairs and the values of now.
+    """
+    now = [(group, group["params"]) for group in groups]
+    if len(now) == len(seen) and all(map(same_group, now, seen)):
+        return now, values
+    pairs = [*zip(seen, values)]
+    found = [next((value for other, value in pairs if same_group(each, other)), None)
+             for each in now]
+    return now, [read(each[0]) if value is None else value for each, value in zip(now, found)]
+
+def first_rate(group: dict) -> float:
+    "The rate that a group came with."
+    return float(group.get("initial_lr", group["lr"]))
+
 class EffectiveRates:
     "The learning rates of the optimizer's parameter groups, with the changes by hand."
     def __init__(self, engine: Engine, settings: StepSettings):
         self.engine, self.settings = engine, settings
         self.factors: list[float] | None = None  # of each parameter group, by layer groups
-        self.base: list[float] = []  # the original rates of the groups
         # while a step has other rates in the groups: those of the schedule, and how often it had
         self.scheduled: list[float] | None = None
         self.replaced = 0
@@ -113,12 +140,19 @@ class EffectiveRates:
 
     def read_groups(self) -> None:
         "Read the current rates of the optimizer's groups as the original ones."
+        self._seen, self._base = follow(self.engine.optim.param_groups, [], [], first_rate)
+
+    @property
+    def base(self) -> list[float]:
+        "The original rates of the groups."
         groups = self.engine.optim.param_groups
-        self.base = [float(group.get("initial_lr", group["lr"])) for group in groups]
+        self._seen, self._base = follow(groups, self._seen, self._base, first_rate)
+        return self._base
 
     def become(self, base: list[float]) -> None:
         "Continue with the original rates of an earlier run's groups."
-        self.base = base
+        self.read_groups()
+        self._base = [*base, *self._base[len(base):]]
 
     def of_schedule(self) -> list[float]:
         """The optimizer's own rate of each group, without the changes by hand.
@@ -134,14 +168,13 @@ class EffectiveRates:
 
     def of_run(self) -> list[float]:
         "The rate of each parameter group, before the factors of layer groups."
-        groups, settings = self.engine.optim.param_groups, self.settings
+        settings = self.settings
         if settings.lr is None:
             return [rate * settings.lr_scale for rate in self.of_schedule()]
-        for group in groups[len(self.base):]:  # added during the run
-            self.base.append(float(group["lr"]))
-        first = next(filter(None, self.base), 0.0)  # a group at rate 0 rests
+        base = self.base
+        first = next(filter(None, base), 0.0)  # a group at rate 0 rests
         return [settings.lr * rate / first if first and rate != first else settings.lr
-                for rate in self.base]
+                for rate in base]
 
     def in_force(self) -> list[float]:
         "The rate of each parameter group."
@@ -168,6 +201,10 @@ class EffectiveRates:
             self.scheduled = None
 
 # %% ../../nbs/core/13_runner.ipynb #67fca157
+def decay_of(group: dict) -> float:
+    "The weight decay of a group, 0 without one."
+    return group.get("weight_decay", 0.0)
+
 class WeightDecays:
     "The weight decay of the optimizer's groups, changed by one number."
     def __init__(self, engine: Engine):
@@ -176,24 +213,30 @@ class WeightDecays:
 
     def read_groups(self) -> None:
         "Read the current decays of the optimizer's groups as the original ones."
-        self.base = [group.get("weight_decay", 0.0) for group in self.engine.optim.param_groups]
+        self._seen, self._base = follow(self.engine.optim.param_groups, [], [], decay_of)
+
+    @property
+    def base(self) -> list:
+        "The original decays of the groups."
+        groups = self.engine.optim.param_groups
+        self._seen, self._base = follow(groups, self._seen, self._base, decay_of)
+        return self._base
 
     def become(self, base: list) -> None:
         "Continue with the original decays of an earlier run's groups."
-        self.base = base
+        self.read_groups()
+        self._base = [*base, *self._base[len(base):]]
 
     def read(self) -> float:
         "The first decay that is not 0."
-        decays = [group.get("weight_decay", 0.0) for group in self.engine.optim.param_groups]
+        decays = map(decay_of, self.engine.optim.param_groups)
         return next((float(each) for each in decays if each), 0.0)
 
     def write(self, value: float) -> None:
         "Groups without decay (biases, norms) stay without; if none has any, all get it."
-        groups = self.engine.optim.param_groups
-        largest = next((each for each in self.base if each), None)
-        for group in groups[len(self.base):]:  # added during the run
-            self.base.append(group.get("weight_decay", 0.0))
-        for group, base in zip(groups, self.base):
+        groups, every = self.engine.optim.param_groups, self.base
+        largest = next((each for each in every if each), None)
+        for group, base in zip(groups, every):
             if value == largest:  # as at the beginning, to the last bit
                 group["weight_decay"] = base
             else:

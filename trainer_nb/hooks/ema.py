@@ -226,6 +226,7 @@ class EMAHook(Hook):
         self.updates, self.reached = 0, -1  # updates so far; the step up to which they go
         self._average: Average | None = None
         self._given: dict | None = None  # of a state that came before the model
+        self._parameters: list | None = None  # of the model, when it was looked at
 
     def _begin(self, trainer) -> Average:
         if trainer.engine.sharded:
@@ -253,7 +254,9 @@ class EMAHook(Hook):
         step, decay = trainer.step_state.optimizer_step, self.decay
         if step < self.start_step:
             return
-        average = self._average if self._given is None else self._of(trainer)
+        parameters, average = trainer.engine.params.every, self._average
+        if self._given is not None or parameters is not self._parameters:  # read again since then
+            self._parameters, average = parameters, self._of(trainer)
         if average is None or self.reached != step - 1:
             if average is None:
                 average = self._average = self._begin(trainer)
@@ -308,7 +311,7 @@ class EMAHook(Hook):
         "The average by the parameters' names, and how far it goes."
         if self._given is not None:
             mean = self._given
-        elif self._average is None:
+        elif self._average is None or not self._average.fits(self._average.model):
             return {}
         else:
             mean = self._average.mean

@@ -8,10 +8,10 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
            'warmup_stable_decay', 'set_rate', 'reset_rates', 'Recipe', 'jumps', 'twin',
            'own_copy', 'copied', 'is_plain', 'is_repeatable', 'can_foresee', 'foresee',
            'rate_after', 'numbered', 'check_tick', 'TickRule', 'meant_for_epochs',
-           'extend', 'for_groups', 'Schedule', 'schedule_unlike', 'length_of',
-           'make_late', 'fit_length', 'warn_of_length', 'GroupWatch', 'foreign_rate',
-           'schedules_of', 'RateWatch', 'check_schedule', 'warn_of_epochs',
-           'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own',
+           'extend', 'for_groups', 'known_groups', 'keep_groups', 'Schedule',
+           'schedule_unlike', 'length_of', 'make_late', 'fit_length', 'warn_of_length',
+           'GroupWatch', 'foreign_rate', 'schedules_of', 'RateWatch', 'check_schedule',
+           'warn_of_epochs', 'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own',
            'OptimizerSchedule']
 
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
@@ -22,19 +22,22 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import is_, itemgetter
 from types import (BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType,
                    SimpleNamespace)
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import (ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
-                                      CyclicLR, ExponentialLR, LambdaLR, LinearLR, LRScheduler,
-                                      MultiplicativeLR, MultiStepLR, OneCycleLR, PolynomialLR,
-                                      ReduceLROnPlateau, StepLR)
+from torch.optim.lr_scheduler import (ChainedScheduler, ConstantLR, CosineAnnealingLR,
+                                      CosineAnnealingWarmRestarts, CyclicLR, ExponentialLR,
+                                      LambdaLR, LinearLR, LRScheduler, MultiplicativeLR,
+                                      MultiStepLR, OneCycleLR, PolynomialLR, ReduceLROnPlateau,
+                                      SequentialLR, StepLR)
 
 from ..core.checks import is_of_torch, unlike
 from ..core.hook import Hook
+from ..core.runner import same_group
 from ..core.state import as_number, warn
 from ..support.bytecode import ADDING, done_in, names_in, set_outside
 from ..support.validate import misfit, nearest_name
@@ -331,6 +334,8 @@ def extend(scheduler, groups: list[dict]) -> None:
     """Let a scheduler change more groups, from the rates that they have.
 
     ValueError for a scheduler that cannot."""
+    if not groups:
+        return
     if type(scheduler) not in EXTENDED:
         raise ValueError(f"a parameter group was added, and {type(scheduler).__name__} cannot take "
                          "it: a schedule by name can, sched='cosine', or a function of (optimizer, "
@@ -347,19 +352,39 @@ def extend(scheduler, groups: list[dict]) -> None:
         else:
             now = rate * (first["lr"] / base if base else 1.0)
         set_rate(group, float(now))
+        scheduler._last_lr.append(group["lr"])
 
-PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")  # lists that a scheduler of torch's has
+# lists that a scheduler of torch's has, with a value for each group
+PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 
 def for_groups(state: dict, own: dict, groups: int) -> dict:
     """`own`, what a scheduler has, with as many values a group as a saved state.
 
-    As it is, where that has others than the optimizer has groups."""
-    there = state.get("base_lrs")
-    if not isinstance(there, list) or len(there) != groups:
+    That has no more than the optimizer has groups: those that came last may not be scheduled yet.
+    A plateau scheduler brings its lists up to date one by one."""
+    lengths = {name: len(state[name]) for name in PER_GROUP if isinstance(state.get(name), list)}
+    alike = len({*lengths.values()}) == 1 or "min_lrs" in lengths
+    if not alike or not all(1 <= each <= groups for each in lengths.values()):
         return own
-    return {name: (value + value[-1:] * groups)[:groups]
-            if name in PER_GROUP and isinstance(value, list) else value
+    return {name: (value + value[-1:] * groups)[:lengths[name]]
+            if name in lengths and isinstance(value, list) else value
             for name, value in own.items()}
+
+def known_groups(scheduler, groups: int) -> int:
+    "For how many groups a scheduler has values; `groups`, if it looks at those of its optimizer."
+    if isinstance(scheduler, ReduceLROnPlateau):  # as the last ones of torch, by itself
+        own = scheduler.min_lrs if getattr(scheduler, "default_min_lr", None) is None else None
+    elif isinstance(scheduler, (SequentialLR, ChainedScheduler)):
+        own = getattr(scheduler, "_last_lr", None)
+    else:
+        own = getattr(scheduler, "base_lrs", None)
+    return groups if own is None else len(own)
+
+def keep_groups(scheduler, kept: list[int]) -> None:
+    "Let a scheduler forget the groups that are not among the numbers that are kept."
+    for name in PER_GROUP:
+        if isinstance(values := getattr(scheduler, name, None), list) and len(values) > max(kept):
+            setattr(scheduler, name, [values[number] for number in kept])
 
 # %% ../../nbs/hooks/schedule.ipynb #2e94439b
 _HOUSEKEEPING = ("verbose", "_is_initial", "_get_lr_called_within_step")  # some of torch to 2.13
@@ -497,15 +522,22 @@ def schedule_unlike(state, schedule: Schedule, optimizer) -> str:
         if text := misfit(state.get("began", 0), int, "began"):  # older files do not have it
             return text
         rates, groups = len(state["rates"]), len(optimizer.param_groups)
-        if rates != groups:
+        if not 1 <= rates <= groups:  # the last groups may have come since its last tick
             return (f"it has {rates} rate{'s' * (rates != 1)} for {groups} "
                     f"group{'s' * (groups != 1)} of parameters")
-        if own is None or len(schedule.rates) != rates:  # it will be built for that many
-            own = schedule.recipe.build(twin(optimizer), state["rates"], state["total"], 0)
+        # it will be built for that many
+        if own is None or (len(schedule.rates), schedule.total) != (rates, state["total"]):
+            made = twin(optimizer)
+            del made.param_groups[rates:]
+            own = schedule.recipe.build(made, state["rates"], state["total"], 0)
     if own is None:
         return ""
     own, strict = own.state_dict(), is_of_torch(own)
     own = for_groups(state["scheduler"], own, len(optimizer.param_groups))
+    if schedule.takes_length and "total_steps" in own:
+        there = state["scheduler"].get("total_steps")
+        if there != own["total_steps"]:
+            return f"its scheduler ends after {there!r} ticks, and the run has {state['total']}"
     more = sorted(state["scheduler"].keys() - own.keys() - {*_HOUSEKEEPING})
     if there is None and more:
         return f"it is of another schedule than {here}: it has {', '.join(more)}"
@@ -565,26 +597,31 @@ def warn_of_length(schedule: Schedule, trainer, totals: list, total: int) -> Non
 # %% ../../nbs/hooks/schedule.ipynb #da1f27df
 class GroupWatch:
     """Gives parameter groups that were added, `optim.add_param_group(...)`, the schedule of the
-    others."""
+    others, and lets it forget those that were removed."""
     def __init__(self):
-        self.last = None  # group of the optimizer, as it was last seen
+        self.seen: list[tuple] | None = None  # those that are scheduled; None: the schedule knows
 
     def fit(self, schedule: Schedule, trainer) -> None:
         "Schedule new groups from the rates that they came with; ValueError where that cannot be."
-        groups, before = trainer.optim.param_groups, self.last
-        if groups[-1] is before or schedule.scheduler is None:
+        groups, before, scheduler = trainer.optim.param_groups, self.seen, schedule.scheduler
+        if scheduler is None or before is not None and len(before) == len(groups) and all(
+                map(is_, groups, map(itemgetter(0), before))):
             return
-        self.last = groups[-1]
-        own = getattr(schedule.scheduler, "base_lrs", groups)
-        known = schedule.rates if schedule.takes_length else own
-        new = groups[len(trainer.runner.rates.base):]
-        trainer.runner.rates.base += [float(group.get("initial_lr", group["lr"])) for group in new]
-        if before is None or len(known) >= len(groups):
-            return
-        if schedule.takes_length:
-            schedule.build(trainer.optim, trainer.runner.rates.base, schedule.total, schedule.ticks)
-        else:
-            extend(schedule.scheduler, groups[len(known):])
+        now = [(group, group["params"]) for group in groups]
+        known = (len(schedule.rates) if schedule.takes_length
+                 else known_groups(scheduler, len(groups)))
+        before = now[:known] if before is None else before
+        kept = [number for number, old in enumerate(before)
+                if any(same_group(old, each) for each in now)]
+        new = [each[0] for each in now if not any(same_group(old, each) for old in before)]
+        base = trainer.runner.rates.base  # while new groups have the rates that they came with
+        if len(kept) < len(before) or new:
+            if schedule.takes_length:
+                schedule.build(trainer.optim, base, schedule.total, schedule.ticks)
+            elif known < len(groups) or kept and len(kept) < len(before):
+                keep_groups(scheduler, kept)
+                extend(scheduler, new)
+        self.seen = now
 
 # %% ../../nbs/hooks/schedule.ipynb #7f0a1c22
 # they set the rate by their own count, whatever it is
@@ -647,8 +684,8 @@ def check_schedule(schedule: Schedule, trainer) -> None:
     scheduler, groups = schedule.scheduler, trainer.optim.param_groups
     if getattr(scheduler, "optimizer", trainer.optim) is not trainer.optim:
         raise ValueError("the scheduler was made for another optimizer than the trainer's")
-    rates = getattr(scheduler, "base_lrs", None)
-    if rates is not None and len(rates) != len(groups):
+    rates, begun = getattr(scheduler, "base_lrs", None), trainer.step_state.boundary > 0
+    if not begun and rates is not None and len(rates) != len(groups):
         raise ValueError(f"the scheduler was built for {len(rates)} parameter group(s) and the "
                          f"optimizer has {len(groups)} by now: give a function, sched=lambda "
                          "optim: ..., it is called when the groups are made")
@@ -742,7 +779,8 @@ class SchedulerHook(Hook):
             raise ValueError(f"sched={self.schedule.name} goes to the end of the run, and that is "
                              "not known: give max_steps=, or a train_dl with a length")
         check_schedule(self.schedule, trainer)
-        self.groups.fit(self.schedule, trainer)
+        if trainer.step_state.boundary == 0:
+            self.groups.fit(self.schedule, trainer)
         if self.given is None:
             warn_of_epochs(self.schedule, trainer)
 
@@ -756,6 +794,10 @@ class SchedulerHook(Hook):
         "Schedule a parameter group that was added at the end of the epoch before."
         self.groups.fit(self.schedule, trainer)
 
+    def before_step(self, trainer):
+        "The same for one that was added since the last step."
+        self.groups.fit(self.schedule, trainer)
+
     def on_intervention(self, trainer, intervention):
         "Other totals, or another accumulation, are another length."
         self.fit_length(trainer)
@@ -764,8 +806,7 @@ class SchedulerHook(Hook):
         "Tick, if it ticks each step."
         schedule = self.schedule
         if schedule.rule.every == "step":
-            if trainer.optim.param_groups[-1] is not self.groups.last:
-                self.groups.fit(schedule, trainer)
+            self.groups.fit(schedule, trainer)
             schedule.ticks += 1
             written = self.rates.look(schedule, trainer)
             if schedule.rule.numbered:
@@ -848,7 +889,7 @@ class SchedulerHook(Hook):
 
     def load_state_dict(self, state):
         "Give the scheduler its state back, and the length that goes with it."
-        self.schedule = self.schedule.loaded(state)
+        self.schedule, self.groups = self.schedule.loaded(state), GroupWatch()
         self.ticked_at = state.get("ticked_at", 0)
 
 # %% ../../nbs/hooks/schedule.ipynb #87ff17ef
@@ -876,6 +917,17 @@ class OptimizerSchedule(Hook):
     on_intervention, on_log = of_own("on_intervention"), of_own("on_log")
     after_epoch, start_anew = of_own("after_epoch"), of_own("start_anew")
     check_state = of_own("check_state")
+
+    def before_step(self, trainer):
+        "Before a step of the last optimizer."
+        own = trainer.optimizers[self.optimizer]
+        if own.is_last:
+            self.hook.before_step(own)
+
+    def before_optimizer_step(self, trainer, name):
+        "Before a step of another one."
+        if name == self.optimizer:
+            self.hook.before_step(trainer.optimizers[name])
 
     def after_step(self, trainer):
         "A step of the last optimizer."

@@ -138,6 +138,7 @@ def replace_loss_fn(trainer, loss_fn) -> None:
         loss_fn.to(trainer.device)
     vars(trainer)["loss_fn"] = loss_fn
     trainer.evaluator.modes.use(modules_in(trainer.model, trainer.loss_fn))
+    trainer.engine.params.use_loss(loss_fn)
     _use_step(trainer, usual_step(loss_fn))
 
 # %% ../../nbs/tools/assign.ipynb #369ce502
@@ -234,7 +235,8 @@ def replace_train_dl(trainer, loader) -> None:
     data = type(old)(loader, old.resume_by, old.limit, old.overfit, old.seed, old.fast)
     if trainer.step_state.boundary:
         oldest = min((point.step for point in trainer.rewind_points()), default=None)
-        data.follow(old, trainer.step_state.boundary, state.optimizer_step, oldest)
+        place = state.boundary, len(trainer.journal)
+        data.follow(old, place, state.optimizer_step, oldest)
     use_data(trainer, data)
 
 # %% ../../nbs/tools/assign.ipynb #9bbe3b8e
