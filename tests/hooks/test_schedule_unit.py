@@ -438,6 +438,24 @@ def test_the_schedule_goes_with_its_groups(change, sched):
             assert own == pytest.approx([*there[:2], 0.01 * there[2]], rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.parametrize("sched", [None, "cosine", lambda o: torch_sched.StepLR(o, 4)],
+                         ids=["none", "cosine", "step"])
+def test_groups_that_are_all_exchanged(sched):
+    """A schedule by name is made for the new ones; one of the program says that it cannot be."""
+    def exchange(trainer):
+        groups, trainer.optim.param_groups[:] = trainer.optim.param_groups[:], []
+        trainer.optim.add_param_group({"params": [each for group in groups
+                                                  for each in group["params"]], "lr": 0.01})
+    (plain, before), (trainer, used) = of_three(sched=sched), of_three(exchange, sched=sched)
+    if callable(sched):
+        with pytest.raises(ValueError, match="all parameter groups are others"):
+            trainer.fit()
+        return
+    plain.fit(), trainer.fit()
+    expected = [0.01 if sched is None else 0.1 * each[2] for each in before[5:]]
+    assert [rate for rate, in used[5:]] == pytest.approx(expected)
+
+
 def test_what_is_left_of_a_group_that_was_removed_is_named():
     """torch cannot save it, and says no more than a number."""
     trainer, _ = of_three(lambda trainer: trainer.optim.param_groups.pop(0))
@@ -445,11 +463,28 @@ def test_what_is_left_of_a_group_that_was_removed_is_named():
         trainer.fit()
 
 
-def test_over_a_group_that_was_removed_a_run_goes_on_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("sched", [None, "cosine"])
+def test_an_exchange_that_the_schedule_does_not_know_yet_goes_on_bit_for_bit(sched):
+    """A snapshot of the boundary at which it was asked for."""
+    def ask(trainer):
+        trainer.ask(lambda: exchange_last(trainer))
+    torch.manual_seed(5)
+    trainer, used = of_three(ask, sched=sched)
+    trainer.fit()
+    first = used[5:]
+    used.clear()
+    trainer.rewind(5)
+    trainer.fit()
+    assert used == first
+
+
+@pytest.mark.parametrize("sched", [None, "cosine", lambda o: torch_sched.StepLR(o, 4)],
+                         ids=["none", "cosine", "step"])
+def test_over_a_group_that_was_removed_a_run_goes_on_bit_for_bit(sched, tmp_path):
     """In a new trainer, after a rewind to before it, and to between."""
     def made():
         torch.manual_seed(5)
-        return of_three(drop_first)[0]
+        return of_three(drop_first, sched=sched)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         plain, trainer = made(), made()

@@ -370,18 +370,23 @@ def for_groups(state: dict, own: dict, groups: int) -> dict:
             if name in lengths and isinstance(value, list) else value
             for name, value in own.items()}
 
-def known_groups(scheduler, groups: int) -> int:
-    "For how many groups a scheduler has values; `groups`, if it looks at those of its optimizer."
+def known_groups(scheduler) -> int | None:
+    "For how many groups a scheduler has values; None: it looks at those of its optimizer."
     if isinstance(scheduler, ReduceLROnPlateau):  # as the last ones of torch, by itself
         own = scheduler.min_lrs if getattr(scheduler, "default_min_lr", None) is None else None
     elif isinstance(scheduler, (SequentialLR, ChainedScheduler)):
         own = getattr(scheduler, "_last_lr", None)
     else:
         own = getattr(scheduler, "base_lrs", None)
-    return groups if own is None else len(own)
+    return None if own is None else len(own)
 
 def keep_groups(scheduler, kept: list[int]) -> None:
-    "Let a scheduler forget the groups that are not among the numbers that are kept."
+    """Let a scheduler forget the groups that are not among the numbers that are kept.
+
+    ValueError where none is."""
+    if not kept:
+        raise ValueError("all parameter groups are others than before: trainer.sched = ... makes a "
+                         "schedule for them")
     for name in PER_GROUP:
         if isinstance(values := getattr(scheduler, name, None), list) and len(values) > max(kept):
             setattr(scheduler, name, [values[number] for number in kept])
@@ -608,19 +613,19 @@ class GroupWatch:
                 map(is_, groups, map(itemgetter(0), before))):
             return
         now = [(group, group["params"]) for group in groups]
-        known = (len(schedule.rates) if schedule.takes_length
-                 else known_groups(scheduler, len(groups)))
+        base = trainer.runner.rates.base  # while new groups have the rates that they came with
+        known = len(schedule.rates) if schedule.takes_length else known_groups(scheduler)
+        other = schedule.takes_length and before is None and schedule.rates != base[:known]
         before = now[:known] if before is None else before
         kept = [number for number, old in enumerate(before)
                 if any(same_group(old, each) for each in now)]
         new = [each[0] for each in now if not any(same_group(old, each) for old in before)]
-        base = trainer.runner.rates.base  # while new groups have the rates that they came with
-        if len(kept) < len(before) or new:
-            if schedule.takes_length:
-                schedule.build(trainer.optim, base, schedule.total, schedule.ticks)
-            elif known < len(groups) or kept and len(kept) < len(before):
+        if schedule.takes_length and (len(kept) < len(before) or new or other):
+            schedule.build(trainer.optim, base, schedule.total, schedule.ticks)
+        elif not schedule.takes_length and known is not None:
+            if len(kept) < len(before):
                 keep_groups(scheduler, kept)
-                extend(scheduler, new)
+            extend(scheduler, new)
         self.seen = now
 
 # %% ../../nbs/hooks/schedule.ipynb #7f0a1c22
