@@ -945,8 +945,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'trainer_nb.core.engine.Engine.named_gradients': ( 'core/engine.html#engine.named_gradients',
                                                                                            'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.Engine.norm': ('core/engine.html#engine.norm', 'trainer_nb/core/engine.py'),
-                                        'trainer_nb.core.engine.Engine.note_groups': ( 'core/engine.html#engine.note_groups',
-                                                                                       'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.Engine.part': ('core/engine.html#engine.part', 'trainer_nb/core/engine.py'),
                                         'trainer_nb.core.engine.Engine.place': ( 'core/engine.html#engine.place',
                                                                                  'trainer_nb/core/engine.py'),

@@ -530,12 +530,6 @@ class Engine:
         "The names of the optimizer's parameters by group, as it came; None: as they are now."
         return None if self.params.begun == self.params.by_group() else self.params.begun
 
-    def note_groups(self) -> None:
-        "Read the lists of parameters again where a hook has added some, or put others there."
-        lists, params = [*map(_PARAMS, self.optim.param_groups)], self.params
-        if not (all(map(is_, lists, params.lists)) and [*map(len, lists)] == params.counts):
-            self.refresh_parameters()
-
     def refresh_parameters(self) -> None:
         "Read the lists of parameters again (after parameters were added or frozen)."
         self.params.refresh(self.optim)
@@ -584,7 +578,9 @@ class Engine:
 
     def gradients(self) -> list:
         "The gradients of the optimizer's parameters that have one."
-        self.note_groups()
+        lists, params = [*map(_PARAMS, self.optim.param_groups)], self.params
+        if not (all(map(is_, lists, params.lists)) and [*map(len, lists)] == params.counts):
+            self.refresh_parameters()  # a hook has added some, or put others in their place
         return list(filter(_GIVEN, map(_GRADIENT, self.params.held)))
 
     def gradient_marks(self) -> list:

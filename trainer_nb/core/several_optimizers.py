@@ -61,7 +61,7 @@ class GradientKeeper:
     def keep_own(self, runner: StepRunner) -> None:
         "Drop the gradients of parameters that the optimizer of this runner does not have."
         for each in self.runners:
-            each.engine.note_groups()
+            each.engine.gradients()  # its lists are read again where a hook has changed a group
         lists, foreign = self.foreign.get(runner, ((), []))
         now = tuple(each.engine.held for each in self.runners)
         if len(lists) != len(now) or any(a is not b for a, b in zip(lists, now)):  # read again
