@@ -328,6 +328,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'trainer_nb.core.checks.records_unlike': ( 'core/checks.html#records_unlike',
                                                                                    'trainer_nb/core/checks.py'),
                                         'trainer_nb.core.checks.run_unlike': ('core/checks.html#run_unlike', 'trainer_nb/core/checks.py'),
+                                        'trainer_nb.core.checks.scheduled_groups': ( 'core/checks.html#scheduled_groups',
+                                                                                     'trainer_nb/core/checks.py'),
                                         'trainer_nb.core.checks.state_check': ('core/checks.html#state_check', 'trainer_nb/core/checks.py'),
                                         'trainer_nb.core.checks.streams_unlike': ( 'core/checks.html#streams_unlike',
                                                                                    'trainer_nb/core/checks.py'),

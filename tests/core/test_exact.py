@@ -264,7 +264,7 @@ def test_what_the_parts_were_built_with_does_not_count():
         again = make_trainer(Plan(sched="lambda"), weights=3)
         again.tune(lr_scale=3.0, weight_decay=0.9,
                    **{"mix.order": 50, "bend.enabled": False, "mix.share": 0.0})
-        again.runner.rates.base = [1.0, 2.0]
+        again.runner.rates.become([1.0, 2.0])
         for group in again.optim.param_groups:
             group |= {"lr": 9.0, "initial_lr": 8.0, "eps": 0.5, "betas": (0.1, 0.2)}
         again.model.eval()
