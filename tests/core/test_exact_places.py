@@ -1689,6 +1689,21 @@ def test_a_generator_in_a_list_that_began_empty_is_kept():
     assert again.exact and same(weights(again), weights(straight))
 
 
+@pytest.mark.parametrize("acts", [True, False])
+def test_a_hook_that_came_in_mid_run_is_assumed_where_it_acts(acts):
+    """A file has no hooks."""
+    def halve(trainer):
+        trainer.model.weight.grad.mul_(0.5)
+    trainer = run()
+    trainer.step(2)
+    trainer.hooks.add(LambdaHook(**({"before_step": halve} if acts else {"after_step": repr})))
+    trainer.step(2)
+    said = [text for text in trainer.exact.assumed if "came when the run had begun" in text]
+    assert trainer.exact and len(said) == acts and all("lambda" in text for text in said)
+    assert not [text for text in run(hooks=[LambdaHook(before_step=halve)]).exact.assumed
+                if "came when" in text]
+
+
 class Counted:
     """A hook of torch's with a count that has a part in the output."""
 

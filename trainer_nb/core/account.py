@@ -150,8 +150,13 @@ def exactness(trainer) -> Exactness:
                 *(batch_sizes(each, None) for each in trainer.evaluator.loaders.values()),
                 {None} if trainer.micro_batch_size is not None else ())
             found.obstacles += compiled_exactness(trainer.compiled, sizes)
-        kept = run_objects(trainer).kept_by_hooks()
-        found.obstacles += reads_model(trainer.data, trainer.plain_model, kept)
+        objects = run_objects(trainer)
+        found.obstacles += reads_model(trainer.data, trainer.plain_model, objects.kept_by_hooks())
+        acting = objects.acting()
+        if late := [row.name for row in trainer.hooks.rows if row.late and row.name in acting]:
+            found.assumed.append(
+                f"a trainer that goes on from a file has {', '.join(late)} among its hooks, which "
+                "came when the run had begun; over a rewind to before that it stays")
         if trainer.engine.is_distributed:
             found.add(kept_by_the_first(trainer))
     found.add(plan_exactness(trainer.plan, (Plan,)))

@@ -393,7 +393,7 @@ class HookRow:
         self.held_back = False  # off because it writes, in a dry run
         # its state when the run began; None: it has none, or not yet
         self.first: dict | None = None
-        self.begun = False
+        self.begun = self.late = False  # late: it came when the run had begun
 
     label = property(lambda self: hook_label(self.hook))
     order = property(lambda self: self.trait("order"))
@@ -487,6 +487,7 @@ class HookSet:
         check_unused(hook, self)
         self._add(hook)
         if self.run is not None:
+            self.rows[-1].late = True
             self._take_part(self.rows[-1])
 
     def _add(self, hook) -> None:
