@@ -875,6 +875,7 @@ class SchedulerHook(Hook):
             # else torch warns of the order (private, tried with 2.13)
             trainer.optim._opt_called = True
         self.schedule.replace_optimizer(trainer.optim, trainer.runner.rates.base)
+        self.groups = GroupWatch()
 
     def schedule_name(self) -> str:
         "The name of the schedule as it was given, or the class of a scheduler."
