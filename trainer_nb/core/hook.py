@@ -383,8 +383,9 @@ def numbers_in(state) -> int:
 
 class HookRow:
     "One hook of a run: its name, its answers, its calls and time, its last error."
-    def __init__(self, name: str, hook, number: int = 0):
+    def __init__(self, name: str, hook, number: int = 0, late: bool = False):
         self.name, self.hook = name, hook
+        self.late = late  # it came when the run had begun
         self.number = number  # in the order of adding; decides between equal orders
         self.calls, self.seconds = 0, 0.0  # without the time of hooks that it has called
         self.in_steps = 0.0  # seconds within the steps that the clock has measured
@@ -393,7 +394,7 @@ class HookRow:
         self.held_back = False  # off because it writes, in a dry run
         # its state when the run began; None: it has none, or not yet
         self.first: dict | None = None
-        self.begun = self.late = False  # late: it came when the run had begun
+        self.begun = False
 
     label = property(lambda self: hook_label(self.hook))
     order = property(lambda self: self.trait("order"))
@@ -487,7 +488,6 @@ class HookSet:
         check_unused(hook, self)
         self._add(hook)
         if self.run is not None:
-            self.rows[-1].late = True
             self._take_part(self.rows[-1])
 
     def _add(self, hook) -> None:
@@ -495,7 +495,8 @@ class HookSet:
         if any(row.hook is hook for row in self.rows):
             raise ValueError(f"{hook_label(hook)}: this very hook is added already")
         number = self.rows[-1].number + 1 if self.rows else 0
-        self.rows.append(HookRow(self._free_name(hook_name(hook)), hook, number))
+        self.rows.append(HookRow(self._free_name(hook_name(hook)), hook, number,
+                                 late=self.run is not None))
         self._note_change()
 
     def remove(self, hook) -> None:
