@@ -4406,6 +4406,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'trainer_nb/hooks/schedule.py'),
                                            'trainer_nb.hooks.schedule.foresee': ( 'hooks/schedule.html#foresee',
                                                                                   'trainer_nb/hooks/schedule.py'),
+                                           'trainer_nb.hooks.schedule.groups_kept': ( 'hooks/schedule.html#groups_kept',
+                                                                                      'trainer_nb/hooks/schedule.py'),
                                            'trainer_nb.hooks.schedule.is_plain': ( 'hooks/schedule.html#is_plain',
                                                                                    'trainer_nb/hooks/schedule.py'),
                                            'trainer_nb.hooks.schedule.is_repeatable': ( 'hooks/schedule.html#is_repeatable',

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGING', 'EXTENDED',
            'PER_GROUP', 'REPLACING', 'steps_of', 'warm', 'one_cycle', 'cosine',
-           'warmup_stable_decay', 'set_rate', 'reset_rates', 'Recipe', 'jumps', 'twin',
-           'own_copy', 'copied', 'is_plain', 'is_repeatable', 'can_foresee', 'foresee',
-           'rate_after', 'numbered', 'check_tick', 'TickRule', 'meant_for_epochs',
-           'extend', 'for_groups', 'known_groups', 'keep_groups', 'Schedule',
-           'schedule_unlike', 'length_of', 'make_late', 'fit_length', 'warn_of_length',
-           'GroupWatch', 'foreign_rate', 'schedules_of', 'RateWatch', 'check_schedule',
-           'warn_of_epochs', 'planned_rates', 'SchedulerHook', 'schedule_hooks', 'of_own',
-           'OptimizerSchedule']
+           'warmup_stable_decay', 'set_rate', 'reset_rates', 'groups_kept', 'Recipe',
+           'jumps', 'twin', 'own_copy', 'copied', 'is_plain', 'is_repeatable',
+           'can_foresee', 'foresee', 'rate_after', 'numbered', 'check_tick', 'TickRule',
+           'meant_for_epochs', 'extend', 'for_groups', 'known_groups', 'keep_groups',
+           'Schedule', 'schedule_unlike', 'length_of', 'make_late', 'fit_length',
+           'warn_of_length', 'GroupWatch', 'foreign_rate', 'schedules_of', 'RateWatch',
+           'check_schedule', 'warn_of_epochs', 'planned_rates', 'SchedulerHook',
+           'schedule_hooks', 'of_own', 'OptimizerSchedule']
 
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
 import copy
@@ -20,6 +20,7 @@ import inspect
 import math
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import is_, itemgetter
@@ -106,6 +107,17 @@ def reset_rates(optimizer, rates) -> None:
     for group, rate in zip(optimizer.param_groups, rates):
         set_rate(group, rate)
         group.pop("initial_lr", None)
+
+@contextmanager
+def groups_kept(optimizer):
+    "Undo what a scheduler writes into the groups while this is open: they have a loaded state."
+    before = [{name: own_copy(value) for name, value in group.items() if name != "params"}
+              for group in optimizer.param_groups]
+    yield
+    for group, values in zip(optimizer.param_groups, before):
+        for name in group.keys() - values.keys() - {"params"}:
+            del group[name]
+        group.update(values)
 
 class Recipe:
     "How a scheduler is built, for a run of any length."
@@ -502,7 +514,8 @@ class Schedule:
         if self.takes_length:
             fits = self.total == state["total"] and len(self.rates) == len(state["rates"])
             if not fits:
-                self.build(optimizer, state["rates"], state["total"], state["ticks"])
+                with groups_kept(optimizer):
+                    self.build(optimizer, state["rates"], state["total"], state["ticks"])
             self.rates, self.began = list(state["rates"]), state.get("began", 0)
             self.ticks, self.built_for = state["ticks"], list(state["built_for"])
         else:
@@ -560,14 +573,10 @@ def length_of(schedule: Schedule, trainer) -> int | None:
 
 def make_late(schedule: Schedule, trainer) -> None:
     "Make the scheduler of a state that came before it: as at the start of that run."
-    groups = trainer.optim.param_groups
     if not schedule.takes_length:
-        loaded = [{name: own_copy(value) for name, value in group.items() if name != "params"}
-                  for group in groups]
-        reset_rates(trainer.optim, trainer.runner.rates.base)
-        schedule.make(trainer.optim)
-        for group, values in zip(groups, loaded):
-            group.update(values)
+        with groups_kept(trainer.optim):
+            reset_rates(trainer.optim, trainer.runner.rates.base)
+            schedule.make(trainer.optim)
     schedule.with_waiting(trainer.optim)
 
 def fit_length(schedule: Schedule, trainer) -> bool:
