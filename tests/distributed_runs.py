@@ -20,7 +20,7 @@ from torch.utils.data import (DataLoader, Dataset, DistributedSampler, IterableD
                               TensorDataset)
 
 from trainer_nb import (CheckpointHook, Hook, LambdaHook, LayerGroupsHook, LayerStatsHook,
-                        OutputsHook, SamplesHook, Task, Trainer)
+                        OutputsHook, SamplesHook, SnapshotHook, Task, Trainer)
 from trainer_nb.core.control import Command
 from trainer_nb.engines.distributed import the_world
 from trainer_nb.support.saved import write_state
@@ -890,6 +890,33 @@ def grown(processes, folder):
     return outcome(trainer)
 
 
+def thawed(processes, folder):
+    """A group of parameters that a hook adds in mid-run: resumed and rewound."""
+    def make():
+        model = network()
+        model[0].requires_grad_(False)
+        def add(trainer):
+            if trainer.step_state.optimizer_step == 5 and len(trainer.optim.param_groups) == 1:
+                late = trainer.plain_model[0].requires_grad_(True)
+                trainer.optim.add_param_group({"params": list(late.parameters()), "lr": 0.005})
+        return Trainer(model, train_dl=data(), loss_fn=torch.nn.CrossEntropyLoss(), device="cpu",
+                       progress=False, epochs=3, seed=3, engine=ENGINE, sched="cosine",
+                       optim=torch.optim.AdamW(model[4].parameters(), lr=0.01),
+                       hooks=[AsDouble(), LambdaHook(after_step=add),
+                              SnapshotHook(every_steps=1)])
+    straight, first, second = make(), make(), make()
+    straight.fit()
+    first.step(8)
+    first.save(folder / "thawed.pt")
+    second.load(folder / "thawed.pt")
+    second.fit()
+    first.rewind(3)
+    groups = len(first.optim.param_groups)
+    first.fit()
+    return {"straight": outcome(straight), "resumed": outcome(second),
+            "rewound": outcome(first), "groups": groups}
+
+
 def spectral(processes, folder):
     """Buffers that the training itself goes by differ between processes;
     a file keeps those of each."""
@@ -1138,8 +1165,8 @@ WHOLE = PARTED | {
     for f in (resumed, rewound, steered, signalled, asked_apart, stopped_by_time, textbook, unused,
               written, collected, sampled, looked_at, given, refused, in_units, none_shared, half,
               killed, killed_early, failing, resumed_from_a_file, from_one, left_over, held_at,
-              persistent, grown, spectral, cancelled, claimed, at_odds, looked_into, one_is_slow,
-              in_turn, in_shards, own_generator, resumed_at_the_end,
+              persistent, grown, thawed, spectral, cancelled, claimed, at_odds, looked_into,
+              one_is_slow, in_turn, in_shards, own_generator, resumed_at_the_end,
               disk_full_in_one, slow_in_one, killed_writing, in_other_shards)}
 FAST = contextlib.ExitStack()  # to the very end of the process
 

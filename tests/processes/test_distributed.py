@@ -115,8 +115,8 @@ def together(tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     names = [*in_short(EQUAL, MORE), *TOGETHER, *GOING_ON, "looked_at", "written", "collected",
              "sampled", "asked_apart", "stopped_by_time", "textbook", "unused", "half", "from_one",
-             "left_over", "held_at", "persistent", "grown", "spectral", "cancelled", "claimed",
-             "looked_into", "own_generator", "resumed_at_the_end", "in_turn", "at_odds"]
+             "left_over", "held_at", "persistent", "grown", "thawed", "spectral", "cancelled",
+             "claimed", "looked_into", "own_generator", "resumed_at_the_end", "in_turn", "at_odds"]
     found = start(folder, *names)
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
     return folder
@@ -127,7 +127,7 @@ def sharing(tmp_path_factory):
     """The same of processes that have a part of every parameter each."""
     folder = tmp_path_factory.mktemp("sharing")
     names = [*in_short([*SHARED, *GOING_ON], MORE_SHARED), "normalized, unjudged", "looked_at",
-             "written", "collected", "sampled", "refused", "in_units", "half", "grown",
+             "written", "collected", "sampled", "refused", "in_units", "half", "grown", "thawed",
              "looked_into", "in_shards", "disk_full_in_one", "slow_in_one"]
     found = start(folder, *names, engine="fsdp")
     assert [code for code, _ in found] == [0, 0], "\n\n".join(text[-3000:] for _, text in found)
@@ -578,6 +578,17 @@ def test_a_new_layer_is_that_of_the_first_process(request, kind):
     """Each has drawn another one."""
     first, second = read(request.getfixturevalue(kind), "grown")
     assert_same(first, second)
+
+
+@pytest.mark.parametrize("kind", ["together", "sharing"])
+def test_a_group_that_a_hook_adds_is_resumed_and_rewound(request, kind):
+    """The thawed layer is trained in both, and in step."""
+    first, second = read(request.getfixturevalue(kind), "thawed")
+    assert first["groups"] == second["groups"] == 1
+    for found in first, second:
+        assert_same(found["straight"], first["straight"])
+        assert_same(found["straight"], found["resumed"])
+        assert_same(found["straight"], found["rewound"])
 
 
 def test_a_sweep_that_one_process_cancels_ends_in_all(together):
