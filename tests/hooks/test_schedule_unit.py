@@ -316,6 +316,28 @@ def test_a_file_from_before_the_schedule_knows_a_group(sched, point, tmp_path):
     assert_same_run(other, plain)
 
 
+def test_a_group_without_what_its_scheduler_reads_there():
+    """One of the program's own cannot add it: refused, and nothing has changed."""
+    def made():
+        model = net()
+        optim = torch.optim.SGD([{"params": model[0].parameters()},
+                                 {"params": model[2].parameters()}], lr=0.1, momentum=0.9)
+        return make(torch_sched.OneCycleLR(optim, 0.1, 20), model, optim=optim)
+    trainer = made()
+    trainer.step(3)
+    state = copy.deepcopy(trainer.state_dict())
+    late = state["optim"]["param_groups"][1]
+    for name in ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"):
+        late.pop(name, None)
+    again = made()
+    with pytest.raises(CheckpointError, match="lacks 'initial_lr', 'max_lr'"):
+        again.load_state_dict(state)
+    assert again.step_state.optimizer_step == 0
+    again.load_state_dict(trainer.state_dict())
+    again.fit(), trainer.fit()
+    assert all(map(torch.equal, again.model.parameters(), trainer.model.parameters()))
+
+
 def of_before(folder, sched):
     """The file of a step before the group came."""
     early = thawed(sched)

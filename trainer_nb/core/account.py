@@ -10,8 +10,7 @@ __all__ = ['engines_of', 'totals_of', 'position', 'header', 'made_of', 'differen
 # %% ../../nbs/core/24_account.ipynb #5980328a
 from types import SimpleNamespace
 
-from .data import (data_parts, loader_length,
-                                  sample_generators)
+from .data import data_parts, loader_length, sample_generators
 from .engine import Engine
 from .exact import (Exactness, batch_sizes, compiled_exactness, data_exactness,
                                    device_exactness, plan_exactness, reads_model)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .checks import (OPTIM, data_unlike, groups_unlike, header_unlike, journal_unlike,
-                                    optimizer_unlike, rates_unlike, run_unlike, scheduled_groups,
+                                    optimizer_unlike, rates_unlike, run_unlike,
                                     streams_unlike, tensors_unlike)
 from .data import loader_generators, restore_generators
 from .driver import Driver
@@ -280,11 +280,7 @@ class ModelPart:
         "What in a state is of another optimizer, in words; '' where nothing is."
         optim = self.engine.optim
         kind, names = map(state["modules"].get, ("optimizer", "stepped"))
-        last = [*self.driver.loop.runner.runners][-1]  # of several it is this one
-        name = f"scheduler_{last}" if "optimizers" in state else None
-        text = optimizer_unlike(state["optim"], optim, kind, names, self.engine.stepped_names(),
-                                scheduled_groups(state.get("hooks"),
-                                                 state["position"]["base_rates"], name))
+        text = optimizer_unlike(state["optim"], optim, kind, names, self.engine.stepped_names())
         groups = len(optim.param_groups)
         every = "groups" in state["modules"]
         return text + NEW_OPTIMIZER if text else rates_unlike(state["position"], groups, every)
@@ -792,7 +788,7 @@ class StateChecks:
     def optimizers_unlike(self, state: dict, optimizer: bool) -> str:
         "What of a run with several optimizers does not fit this one; '' where all does."
         if self.parts.optimizers is not None:
-            return self.parts.optimizers.unlike(state["optimizers"], optimizer, state["hooks"])
+            return self.parts.optimizers.unlike(state["optimizers"], optimizer)
         if "optimizers" not in state:
             return ""
         return (f"this state is of a run with {len(state['optimizers']) + 1} optimizers, here is "

@@ -5,18 +5,17 @@
 # %% auto #0
 __all__ = ['OPTIM', 'GROUP_FREE', 'SCHEDULED', 'MOMENTS', 'SHAPED', 'NUMBER', 'PHASES', 'COUNTS',
            'POSITION', 'BEST', 'SCALER', 'RUN', 'DATA', 'START', 'COLUMNS', 'state_check',
-           'unlike', 'tensors_unlike', 'is_of_torch', 'scheduled_groups', 'groups_unlike',
-           'moments', 'entries_unlike', 'order_unlike', 'optimizer_unlike',
-           'streams_unlike', 'generators_unlike', 'data_unlike', 'records_unlike',
-           'run_unlike', 'rates_unlike', 'header_unlike', 'journal_unlike',
-           'columns_unlike', 'history_unlike']
+           'unlike', 'tensors_unlike', 'is_of_torch', 'groups_unlike', 'moments',
+           'entries_unlike', 'order_unlike', 'optimizer_unlike', 'streams_unlike',
+           'generators_unlike', 'data_unlike', 'records_unlike', 'run_unlike',
+           'rates_unlike', 'header_unlike', 'journal_unlike', 'columns_unlike',
+           'history_unlike']
 
 # %% ../../nbs/core/17_checks.ipynb #b2492a90
 import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from itertools import takewhile
 from types import NoneType
 from typing import Any, Literal, NotRequired, get_type_hints
 
@@ -102,7 +101,7 @@ OPTIM: Any = {"state": dict, "param_groups": list[_GROUPS]}
 # torch adds them by itself
 GROUP_FREE = ("foreach", "maximize", "capturable", "differentiable", "fused",
               "decoupled_weight_decay", "param_names")
-# schedulers add them, and to a group that came later with their next tick
+# schedulers add them, and to a group that came later only before its next step
 SCHEDULED = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 MOMENTS = {  # entries without which an optimizer of torch's cannot make a step
     **dict.fromkeys(("Adam", "AdamW", "RAdam"), ("step", "exp_avg", "exp_avg_sq")),
@@ -119,24 +118,8 @@ def is_of_torch(value) -> bool:
     "Whether its class is one of PyTorch's own."
     return type(value).__module__.startswith("torch.")
 
-def scheduled_groups(hooks, base, name: str | None = None) -> int | None:
-    """How many parameter groups the schedules know whose states are among those of `hooks`.
-
-    `base`: the rates that the groups came with; `name`: of the hook, for one of several
-    optimizers. None: they do not say."""
-    states = [state for key, state in hooks.items() if isinstance(state, Mapping)
-              and name in (None, key)] if isinstance(hooks, Mapping) else []
-    inner = [state.get("scheduler") for state in states]
-    found = [len([*takewhile(lambda pair: pair[0] == pair[1], zip(rates, base))])
-             for state in states if isinstance(rates := state.get("rates"), list)]
-    found += [len(rates) for state in inner if isinstance(state, Mapping)
-              and isinstance(rates := state.get("base_lrs"), list)]
-    return min(found, default=None)
-
-def groups_unlike(given, optim: torch.optim.Optimizer, scheduled: int | None = None) -> str:
-    """What of an optimizer's groups does not fit the optimizer, in words; '' where all do.
-
-    `scheduled`: how many of them a schedule knows, if it says so."""
+def groups_unlike(given, optim: torch.optim.Optimizer) -> str:
+    "What of an optimizer's groups does not fit the optimizer, in words; '' where all do."
     if text := misfit(given, OPTIM, "the optimizer's state"):
         return text
     sizes = [[len(group["params"]) for group in each]
@@ -155,7 +138,7 @@ def groups_unlike(given, optim: torch.optim.Optimizer, scheduled: int | None = N
     for number, (group, own) in enumerate(zip(given["param_groups"], optim.param_groups)):
         settings = {key: value for key, value in own.items() if key != "params"}
         where = f"group {number} of the optimizer ({name})"
-        later = SCHEDULED if scheduled is not None and number >= scheduled else ()
+        later = SCHEDULED if number else ()
         if text := unlike(group, settings, where, (*free, *later), is_of_torch(optim)):
             return text
     numbers = [number for group in given["param_groups"] for number in group["params"]]
@@ -221,16 +204,15 @@ def order_unlike(given, here: list[str]) -> str:
             f"{here[place]}, and was {given[place]}")
 
 def optimizer_unlike(given, optim: torch.optim.Optimizer, kind: str | None,
-                     names: list | None = None, here: list[str] | None = None,
-                     scheduled: int | None = None) -> str:
+                     names: list | None = None, here: list[str] | None = None) -> str:
     """What of an optimizer's state does not fit an optimizer, in words; '' where all does.
 
     `kind`, `names`: the class, and the parameters in their order, that the state names; `here`:
-    those of this optimizer; `scheduled`: as of `groups_unlike`."""
+    those of this optimizer."""
     name = type(optim).__name__
     if kind not in (None, name):
         return f"this state is of another optimizer: of {kind}, and here is {name}"
-    if text := groups_unlike(given, optim, scheduled) or order_unlike(names, here or []):
+    if text := groups_unlike(given, optim) or order_unlike(names, here or []):
         return text
     flags = [group.get("decoupled_weight_decay")
              for each in (given["param_groups"], optim.param_groups) for group in each[:1]]

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from .checkpoint import fit_groups, optimizer_state, undo_optimizer
-from .checks import optimizer_unlike, scheduled_groups
+from .checks import optimizer_unlike
 from .runner import StepRunner, WeightDecays
 from ..support.saved import plain_copy
 from .state import StepState, as_number, whole_number
@@ -260,7 +260,7 @@ class OptimizersPart:
             if not misfit(states, {name: OF_OPTIMIZER}, "it"):
                 fit_groups(runner.engine, states[name]["optim"], states[name], begun)
 
-    def unlike(self, states, optimizer: bool = True, hooks=None) -> str:
+    def unlike(self, states, optimizer: bool = True) -> str:
         "What in a state is of other optimizers, in words; '' where nothing is."
         if text := misfit(states, dict, "the states of the other optimizers"):
             return text
@@ -271,9 +271,7 @@ class OptimizersPart:
             text = (misfit(states[name], OF_OPTIMIZER, f"the optimizer {name!r}")
                     or optimizer_unlike(states[name]["optim"], runner.engine.optim,
                                         states[name]["kind"], states[name].get("stepped"),
-                                        runner.engine.stepped_names(),
-                                        scheduled_groups(hooks, states[name]["base_rates"],
-                                                         f"scheduler_{name}")))
+                                        runner.engine.stepped_names()))
             if text:
                 return f"optimizer {name!r}: {text}"
         return ""

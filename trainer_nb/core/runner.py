@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['NO_GRADIENT', 'TWICE', 'StepSettings', 'StepContext', 'batch_name', 'BatchSizes',
-           'same_group', 'follow', 'first_rate', 'EffectiveRates', 'decay_of',
-           'WeightDecays', 'no_gradient', 'GradientPolicy', 'check_micro_batch_size',
-           'MicroBatcher', 'own_backward', 'spent_graph', 'WindowPasses', 'StepRunner']
+           'same_group', 'GroupValues', 'EffectiveRates', 'WeightDecays', 'no_gradient',
+           'GradientPolicy', 'check_micro_batch_size', 'MicroBatcher', 'own_backward',
+           'spent_graph', 'WindowPasses', 'StepRunner']
 
 # %% ../../nbs/core/13_runner.ipynb #8a7cd340
 import copy
@@ -104,31 +104,36 @@ def same_group(one: tuple, other: tuple) -> bool:
     "Whether two pairs are one group: a load makes new dicts, a user may replace the list."
     return one[0] is other[0] or one[1] is other[1]
 
-def follow(groups: list[dict], seen: list[tuple], values: list, read: Callable) -> tuple:
-    """Let values go with parameter groups, which hooks may add, remove or exchange.
+class GroupValues:
+    "A value of each parameter group, as the group came: hooks may add, remove or exchange groups."
+    engine: Engine
+    of_group: Callable[[dict], float]  # reads the value of a new group
 
-    Args:
-        groups: The groups of an optimizer, as they are now.
-        seen: Pairs of a group and its list of parameters, as they were.
-        values: The values of these.
-        read: Gives the value of a group that is new.
+    def read_groups(self) -> None:
+        "Read the values that the optimizer's groups have now."
+        self._seen, self._base = self._pairs(), [
+            self.of_group(group) for group in self.engine.optim.param_groups]
 
-    Returns:
-        The pairs and the values of now.
-    """
-    now = [(group, group["params"]) for group in groups]
-    if len(now) == len(seen) and all(map(same_group, now, seen)):
-        return now, values
-    pairs = [*zip(seen, values)]
-    found = [next((value for other, value in pairs if same_group(each, other)), None)
-             for each in now]
-    return now, [read(each[0]) if value is None else value for each, value in zip(now, found)]
+    def _pairs(self) -> list[tuple]:
+        return [(group, group["params"]) for group in self.engine.optim.param_groups]
 
-def first_rate(group: dict) -> float:
-    "The rate that a group came with."
-    return float(group.get("initial_lr", group["lr"]))
+    @property
+    def base(self) -> list:
+        "The original values of the groups that are there now."
+        now = self._pairs()
+        if not (len(now) == len(self._seen) and all(map(same_group, now, self._seen))):
+            known = [*zip(self._seen, self._base)]
+            self._base = [next((value for seen, value in known if same_group(pair, seen)),
+                               self.of_group(pair[0])) for pair in now]
+        self._seen = now
+        return self._base
 
-class EffectiveRates:
+    def become(self, base: list) -> None:
+        "Continue with the original values of an earlier run's groups."
+        self.read_groups()
+        self._base = [*base, *self._base[len(base):]]
+
+class EffectiveRates(GroupValues):
     "The learning rates of the optimizer's parameter groups, with the changes by hand."
     def __init__(self, engine: Engine, settings: StepSettings):
         self.engine, self.settings = engine, settings
@@ -138,21 +143,10 @@ class EffectiveRates:
         self.replaced = 0
         self.read_groups()
 
-    def read_groups(self) -> None:
-        "Read the current rates of the optimizer's groups as the original ones."
-        self._seen, self._base = follow(self.engine.optim.param_groups, [], [], first_rate)
-
-    @property
-    def base(self) -> list[float]:
-        "The original rates of the groups."
-        groups = self.engine.optim.param_groups
-        self._seen, self._base = follow(groups, self._seen, self._base, first_rate)
-        return self._base
-
-    def become(self, base: list[float]) -> None:
-        "Continue with the original rates of an earlier run's groups."
-        self.read_groups()
-        self._base = [*base, *self._base[len(base):]]
+    @staticmethod
+    def of_group(group: dict) -> float:
+        "The rate that a group came with."
+        return float(group.get("initial_lr", group["lr"]))
 
     def of_schedule(self) -> list[float]:
         """The optimizer's own rate of each group, without the changes by hand.
@@ -201,35 +195,20 @@ class EffectiveRates:
             self.scheduled = None
 
 # %% ../../nbs/core/13_runner.ipynb #67fca157
-def decay_of(group: dict) -> float:
-    "The weight decay of a group, 0 without one."
-    return group.get("weight_decay", 0.0)
-
-class WeightDecays:
+class WeightDecays(GroupValues):
     "The weight decay of the optimizer's groups, changed by one number."
     def __init__(self, engine: Engine):
         self.engine = engine
         self.read_groups()
 
-    def read_groups(self) -> None:
-        "Read the current decays of the optimizer's groups as the original ones."
-        self._seen, self._base = follow(self.engine.optim.param_groups, [], [], decay_of)
-
-    @property
-    def base(self) -> list:
-        "The original decays of the groups."
-        groups = self.engine.optim.param_groups
-        self._seen, self._base = follow(groups, self._seen, self._base, decay_of)
-        return self._base
-
-    def become(self, base: list) -> None:
-        "Continue with the original decays of an earlier run's groups."
-        self.read_groups()
-        self._base = [*base, *self._base[len(base):]]
+    @staticmethod
+    def of_group(group: dict) -> float:
+        "The weight decay of a group, 0 without one."
+        return group.get("weight_decay", 0.0)
 
     def read(self) -> float:
         "The first decay that is not 0."
-        decays = map(decay_of, self.engine.optim.param_groups)
+        decays = map(self.of_group, self.engine.optim.param_groups)
         return next((float(each) for each in decays if each), 0.0)
 
     def write(self, value: float) -> None:

@@ -8,11 +8,11 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
            'warmup_stable_decay', 'set_rate', 'reset_rates', 'groups_kept', 'Recipe',
            'jumps', 'twin', 'own_copy', 'copied', 'is_plain', 'is_repeatable',
            'can_foresee', 'foresee', 'rate_after', 'numbered', 'check_tick', 'TickRule',
-           'meant_for_epochs', 'extend', 'for_groups', 'known_groups', 'keep_groups',
-           'Schedule', 'schedule_unlike', 'length_of', 'make_late', 'fit_length',
-           'warn_of_length', 'GroupWatch', 'foreign_rate', 'schedules_of', 'RateWatch',
-           'check_schedule', 'warn_of_epochs', 'planned_rates', 'SchedulerHook',
-           'schedule_hooks', 'of_own', 'OptimizerSchedule']
+           'meant_for_epochs', 'extend', 'for_groups', 'not_scheduled', 'known_groups',
+           'keep_groups', 'Schedule', 'schedule_unlike', 'length_of', 'make_late',
+           'fit_length', 'warn_of_length', 'GroupWatch', 'foreign_rate', 'schedules_of',
+           'RateWatch', 'check_schedule', 'warn_of_epochs', 'planned_rates',
+           'SchedulerHook', 'schedule_hooks', 'of_own', 'OptimizerSchedule']
 
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
 import copy
@@ -36,11 +36,12 @@ from torch.optim.lr_scheduler import (ChainedScheduler, ConstantLR, CosineAnneal
                                       MultiStepLR, OneCycleLR, PolynomialLR, ReduceLROnPlateau,
                                       SequentialLR, StepLR)
 
-from ..core.checks import is_of_torch, unlike
+from ..core.checks import SCHEDULED, is_of_torch, unlike
 from ..core.hook import Hook
 from ..core.runner import same_group
 from ..core.state import as_number, warn
 from ..support.bytecode import ADDING, done_in, names_in, set_outside
+from ..support.undo import Undo
 from ..support.validate import misfit, nearest_name
 from ..support.words import some_of
 from .recorder import among_records, mean_since
@@ -111,13 +112,11 @@ def reset_rates(optimizer, rates) -> None:
 @contextmanager
 def groups_kept(optimizer):
     "Undo what a scheduler writes into the groups while this is open: they have a loaded state."
-    before = [{name: own_copy(value) for name, value in group.items() if name != "params"}
-              for group in optimizer.param_groups]
-    yield
-    for group, values in zip(optimizer.param_groups, before):
-        for name in group.keys() - values.keys() - {"params"}:
-            del group[name]
-        group.update(values)
+    groups = optimizer.param_groups
+    with Undo() as undo:
+        undo.tensors(group["lr"] for group in groups if isinstance(group["lr"], torch.Tensor))
+        undo.contents(*groups)
+        yield
 
 class Recipe:
     "How a scheduler is built, for a run of any length."
@@ -382,6 +381,11 @@ def for_groups(state: dict, own: dict, groups: int) -> dict:
             if name in lengths and isinstance(value, list) else value
             for name, value in own.items()}
 
+def not_scheduled(groups: list[dict]) -> list[str]:
+    "What a scheduler has added to the first group and not to another one, as 'initial_lr'."
+    return [key for key in SCHEDULED
+            if key in groups[0] and any(key not in group for group in groups)]
+
 def known_groups(scheduler) -> int | None:
     "For how many groups a scheduler has values; None: it looks at those of its optimizer."
     if isinstance(scheduler, ReduceLROnPlateau):  # as the last ones of torch, by itself
@@ -624,7 +628,9 @@ class GroupWatch:
         now = [(group, group["params"]) for group in groups]
         base = trainer.runner.rates.base  # while new groups have the rates that they came with
         known = len(schedule.rates) if schedule.takes_length else known_groups(scheduler)
-        other = schedule.takes_length and before is None and schedule.rates != base[:known]
+        # of a state from before the schedule was fitted to it
+        other = before is None and schedule.takes_length and (
+            schedule.rates != base[:known] or bool(not_scheduled(groups)))
         before = now[:known] if before is None else before
         kept = [number for number, old in enumerate(before)
                 if any(same_group(old, each) for each in now)]
@@ -907,6 +913,13 @@ class SchedulerHook(Hook):
         self.schedule, self.groups = self.schedule.loaded(state), GroupWatch()
         self.ticked_at = state.get("ticked_at", 0)
 
+    def state_loaded(self, trainer):
+        "ValueError for a group without what a scheduler reads there, and cannot add."
+        schedule, lost = self.schedule, not_scheduled(trainer.optim.param_groups)
+        adds = schedule.takes_length or schedule.scheduler is None
+        if lost and not adds and type(schedule.scheduler) not in EXTENDED:
+            raise ValueError(f"a group of the optimizer lacks {', '.join(map(repr, lost))}")
+
 # %% ../../nbs/hooks/schedule.ipynb #87ff17ef
 def schedule_hooks(sched) -> list[SchedulerHook]:
     "The hooks of what `sched=` takes for one optimizer: a schedule, or a list of them."
@@ -931,7 +944,7 @@ class OptimizerSchedule(Hook):
     before_fit, before_train = of_own("before_fit"), of_own("before_train")
     on_intervention, on_log = of_own("on_intervention"), of_own("on_log")
     after_epoch, start_anew = of_own("after_epoch"), of_own("start_anew")
-    check_state = of_own("check_state")
+    check_state, state_loaded = of_own("check_state"), of_own("state_loaded")
 
     def before_step(self, trainer):
         "Before a step of the last optimizer."
