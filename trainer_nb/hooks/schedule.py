@@ -12,7 +12,7 @@ __all__ = ['SCHEDULES', 'MOST_TICKS', 'MOST_RATES', 'PLAIN', 'MODULES', 'CHANGIN
            'keep_groups', 'Schedule', 'schedule_unlike', 'length_of', 'make_late',
            'fit_length', 'warn_of_length', 'GroupWatch', 'foreign_rate', 'schedules_of',
            'RateWatch', 'check_schedule', 'warn_of_epochs', 'planned_rates',
-           'SchedulerHook', 'schedule_hooks', 'of_own', 'OptimizerSchedule']
+           'SchedulerHook', 'schedule_hooks', 'of_own', 'at_step', 'OptimizerSchedule']
 
 # %% ../../nbs/hooks/schedule.ipynb #61ee9e28
 import copy
@@ -933,6 +933,17 @@ def of_own(name: str) -> Any:
         return getattr(self.hook, name)(trainer.optimizers[self.optimizer], *given)
     return call
 
+def at_step(name: str) -> tuple:
+    "The same at a step: of the last optimizer, which is one of the run, and of another one."
+    own = of_own(name)
+    def of_last(self, trainer):
+        if trainer.optimizers[self.optimizer].is_last:
+            own(self, trainer)
+    def of_other(self, trainer, optimizer):
+        if optimizer == self.optimizer:
+            own(self, trainer)
+    return of_last, of_other
+
 class OptimizerSchedule(Hook):
     "The schedule of one of several optimizers: a `SchedulerHook` at the steps of that one."
     order = SchedulerHook.order
@@ -945,28 +956,8 @@ class OptimizerSchedule(Hook):
     on_intervention, on_log = of_own("on_intervention"), of_own("on_log")
     after_epoch, start_anew = of_own("after_epoch"), of_own("start_anew")
     check_state, state_loaded = of_own("check_state"), of_own("state_loaded")
-
-    def before_step(self, trainer):
-        "Before a step of the last optimizer."
-        own = trainer.optimizers[self.optimizer]
-        if own.is_last:
-            self.hook.before_step(own)
-
-    def before_optimizer_step(self, trainer, name):
-        "Before a step of another one."
-        if name == self.optimizer:
-            self.hook.before_step(trainer.optimizers[name])
-
-    def after_step(self, trainer):
-        "A step of the last optimizer."
-        own = trainer.optimizers[self.optimizer]
-        if own.is_last:
-            self.hook.after_step(own)
-
-    def after_optimizer_step(self, trainer, name):
-        "A step of another one."
-        if name == self.optimizer:
-            self.hook.after_step(trainer.optimizers[name])
+    before_step, before_optimizer_step = at_step("before_step")
+    after_step, after_optimizer_step = at_step("after_step")
 
     def schedule_name(self) -> str:
         "The name of the schedule, with that of the optimizer."
