@@ -22,6 +22,7 @@ from small_runs import Loop
 from trainer_nb.core.hook import LambdaHook
 from trainer_nb.core import state
 from trainer_nb.core.state import TURNS, RandomStreams
+from trainer_nb.support.saved import read_state, write_state
 from trainer_nb.tools.task import seeded
 
 pytestmark = pytest.mark.slow
@@ -424,3 +425,29 @@ def test_runs_without_a_seed_are_different_ones():
     assert torch.equal(trained(seed=1), trained(seed=1))
     trained(steps=0)
     assert RandomStreams.glance() == before
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["as it is", "of an older file"])
+def test_pythons_stream_goes_on_from_a_file(older, tmp_path):
+    """Its words are one tensor in a file; they were a tuple of numbers each."""
+    drawn = []
+
+    def made():
+        loop = make_loop(epochs=2)
+        loop.hooks.add(LambdaHook(before_step=lambda trainer: drawn.append(random.random())))
+        return loop
+
+    loop = made()
+    loop.step(2)
+    loop.save(tmp_path / "a.pt")
+    state = read_state(tmp_path / "a.pt")
+    version, words, following = state["random"]["python"]
+    assert isinstance(words, torch.Tensor) and len(words) == 625
+    if older:
+        state["random"]["python"] = version, tuple(words.tolist()), following
+        write_state(state, tmp_path / "a.pt")
+    loop.step(2)
+    other = made()
+    other.load(tmp_path / "a.pt")
+    other.step(2)
+    assert drawn[4:] == drawn[2:4] and len(set(drawn)) == 4

@@ -24,6 +24,7 @@ import torch
 
 from .own_state import set_generator_state
 from .journal import Intervention
+from .state import python_state
 from ..support.validate import COUNT, is_kind, kind_of, misfit
 
 # %% ../../nbs/core/17_checks.ipynb #41d70b75
@@ -236,7 +237,8 @@ def streams_unlike(state, where: str) -> str:
         else:
             name, keys, *rest = state["numpy"]
             np.random.RandomState().set_state((name, np.asarray(keys), *rest))
-    tries = {"python": lambda: random.Random().setstate(state["python"]), "numpy": numpy_state,
+    tries = {"python": lambda: random.Random().setstate(python_state(state["python"])),
+             "numpy": numpy_state,
              "torch": lambda: torch.Generator().set_state(state["torch"])}
     for name, attempt in tries.items():
         try:

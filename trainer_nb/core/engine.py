@@ -6,14 +6,15 @@
 __all__ = ['PRECISIONS', 'OUTSIDE', 'Window', 'check_precision', 'unwrap', 'check_compile',
            'pick_device', 'total_norm', 'clip_gradients', 'NonFiniteError',
            'FinitePolicy', 'Precision', 'BackwardSeeds', 'OneProcess', 'HeldParameters',
-           'LossScaling', 'Staged', 'read_checkpoint', 'StateFiles', 'Engine']
+           'LossScaling', 'keep_freed_memory', 'Staged', 'read_checkpoint', 'StateFiles',
+           'Engine']
 
 # %% ../../nbs/core/09_engine.ipynb #2a74c7d3
 import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter, is_, is_not, itemgetter
 from pathlib import Path
@@ -442,6 +443,16 @@ class LossScaling:
         if self._unscaled:
             self._update()
 
+# %% ../../nbs/core/09_engine.ipynb #7ad1c0e2
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep up to 64 MiB of freed memory for the next step.
+
+    With glibc, freeing a block of almost 32 MiB raises M_MMAP_THRESHOLD to its size, and
+    M_TRIM_THRESHOLD to twice that, unless a setting such as MALLOC_TRIM_THRESHOLD_ forbids it:
+    mallopt(3). Other allocators take no notice."""
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)  # freed at once
+
 # %% ../../nbs/core/09_engine.ipynb #d1c67370
 class Staged:
     "A checkpoint that is copied and still to be written; `here`: by this process."
@@ -508,6 +519,8 @@ class Engine:
         self.model = self.plain_model = model  # `wrap` replaces the first one
         self.optim, self.device = optim, device
         self.moves = device.type != "cpu"  # batches have to be moved to the device
+        if not self.moves:
+            keep_freed_memory()
         processes = OneProcess() if processes is None else processes
         self.processes: Any = processes
         self.rank, self.num_processes = processes.rank, processes.size

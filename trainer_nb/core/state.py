@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['ASKED', 'TURNS', 'RunState', 'Phase', 'StepState', 'Position', 'FitResult',
            'place_of_pair', 'numpy_state', 'same_numpy_state', 'put_numpy_state',
-           'RandomStreams', 'move_on', 'seed_everything', 'StreamTurns', 'OwnStreams',
-           'ThreadState', 'start_thread', 'refuse_open_contexts', 'as_number',
-           'whole_number', 'real_number', 'warn', 'say', 'RunRandom', 'weakly']
+           'python_state', 'RandomStreams', 'move_on', 'seed_everything', 'StreamTurns',
+           'OwnStreams', 'ThreadState', 'start_thread', 'refuse_open_contexts',
+           'as_number', 'whole_number', 'real_number', 'warn', 'say', 'RunRandom',
+           'weakly']
 
 # %% ../../nbs/core/00_state.ipynb #541819c6
 import contextvars
@@ -254,6 +255,12 @@ def put_numpy_state(state) -> None:
     with inner.lock:
         ctypes.memmove(inner.ctypes.state_address, words, len(words))
 
+def python_state(kept) -> tuple:
+    "A state for `random.setstate` of one that a checkpoint holds; of an older one it is as it was."
+    version, words, following = kept
+    words = words.tolist() if isinstance(words, (torch.Tensor, np.ndarray)) else words
+    return version, tuple(words), following
+
 @dataclass
 class RandomStreams:
     "The states of the global random streams at one moment."
@@ -283,16 +290,18 @@ class RandomStreams:
 
     def state_dict(self) -> dict:
         "The states by name, for a checkpoint."
-        return {"python": self.python, "numpy": self.numpy, "torch": self.torch, "cuda": self.cuda}
+        version, words, following = self.python  # an array is read and written in one piece
+        return {"python": (version, np.array(words), following), "numpy": self.numpy,
+                "torch": self.torch, "cuda": self.cuda}
 
     @classmethod
     def from_state(cls, state: dict) -> "RandomStreams":
-        "The states that a checkpoint holds; NumPy's array has become a tensor there."
+        "The states that a checkpoint holds; arrays have become tensors there."
         numpy = state["numpy"]
         if not isinstance(numpy, dict):  # else that of another generator than the usual one
             name, keys, *rest = numpy
             numpy = name, np.asarray(keys), *rest
-        return cls(state["python"], numpy, state["torch"], state["cuda"])
+        return cls(python_state(state["python"]), numpy, state["torch"], state["cuda"])
 
     def restore(self) -> None:
         "Put the global streams back to these states."
