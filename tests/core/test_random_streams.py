@@ -20,8 +20,8 @@ from trainer_nb import Trainer
 from trainer_nb.core.control import Command
 from small_runs import Loop
 from trainer_nb.core.hook import LambdaHook
-from trainer_nb.core import state
 from trainer_nb.core.state import TURNS, RandomStreams
+from trainer_nb.support import streams
 from trainer_nb.support.saved import read_state, write_state
 from trainer_nb.tools.task import seeded
 
@@ -299,7 +299,7 @@ def test_an_interrupt_while_waiting_for_a_turn(wanted):
     assert_same(other, wanted)
 
 
-# NumPy's state, read at its address
+# the states of Python and NumPy, read at their addresses
 
 
 def same_state(one, other):
@@ -323,15 +323,15 @@ def test_numpys_state_is_what_numpy_says(known, monkeypatch):
     """After any draws, with and without the second number of a pair; also where its place is not
     known."""
     if known:
-        assert state.place_of_pair() is not None
+        assert streams.place_of_pair() is not None
     else:
-        monkeypatch.setattr(state, "place_of_pair", lambda: None)
+        monkeypatch.setattr(streams, "place_of_pair", lambda: None)
     for number in range(1500):
         if number % 3:
             np.random.standard_normal()
         if number % 5 == 0:
             np.random.random(number % 701)
-        assert same_state(state.numpy_state(), np.random.get_state())
+        assert same_state(streams.kept_numpy(streams.numpy_state()), np.random.get_state())
 
 
 @pytest.mark.usefixtures("numpy_kept")
@@ -345,13 +345,37 @@ def test_the_second_number_of_a_pair_is_restored():
     assert RandomStreams.glance() == seen and np.random.standard_normal() == wanted
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_pythons_state_is_what_python_says(known, monkeypatch):
+    """After any draws, and put back from any state to any other, with and without a number that is
+    kept; also where the words are not known."""
+    outside = random.getstate()
+    if known:
+        assert streams.words_of_python() is not None
+    else:
+        monkeypatch.setattr(streams, "words_of_python", lambda: None)
+    seen = []
+    for number in range(1300):
+        random.gauss(0, 1) if number % 3 == 0 else random.random()
+        found = streams.python_state()
+        assert streams.python_numbers(found) == random.getstate()
+        if number % 100 < 2:
+            seen.append((found, random.getstate()))
+    for found, wanted in seen * 2:
+        random.random()
+        streams.put_python_state(found)
+        assert random.getstate() == wanted
+        assert streams.python_from_kept(wanted) == found
+    random.setstate(outside)
+
+
 @pytest.mark.usefixtures("numpy_kept")
 @pytest.mark.parametrize("known", [True, False])
 def test_a_state_put_back_is_the_one_that_numpy_puts_back(known, monkeypatch):
     """From any state to any other, with and without the second number of a pair, and as a
     checkpoint has it; the numbers drawn afterwards are the same."""
     if not known:
-        monkeypatch.setattr(state, "place_of_pair", lambda: None)
+        monkeypatch.setattr(streams, "place_of_pair", lambda: None)
     states = []
     for number in range(12):
         np.random.seed(number // 3)
@@ -365,7 +389,7 @@ def test_a_state_put_back_is_the_one_that_numpy_puts_back(known, monkeypatch):
             np.random.set_state(other)
             wanted, drawn = np.random.get_state(), np.random.standard_normal(5)
             np.random.set_state(one)
-            state.put_numpy_state(other)
+            streams.put_numpy_state(streams.numpy_from_kept(other))
             assert same_state(np.random.get_state(), wanted)
             assert np.array_equal(np.random.standard_normal(5), drawn)
 
@@ -451,3 +475,25 @@ def test_pythons_stream_goes_on_from_a_file(older, tmp_path):
     other.load(tmp_path / "a.pt")
     other.step(2)
     assert drawn[4:] == drawn[2:4] and len(set(drawn)) == 4
+
+
+@pytest.mark.usefixtures("numpy_kept")
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("draw", [
+    random.random, lambda: random.gauss(0, 1), lambda: random.seed(5), lambda: np.random.rand(624),
+    np.random.standard_normal, np.random.standard_normal, lambda: np.random.seed(5),
+    lambda: torch.rand(624), lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.double),
+    lambda: nn.functional.dropout(torch.ones(9), 0.5), lambda: torch.manual_seed(5),
+    lambda: np.random.set_bit_generator(np.random.PCG64(3))])
+def test_each_draw_is_seen_at_a_glance(draw, known, monkeypatch):
+    """Also where the words are not known; what draws nothing is not seen."""
+    if known:
+        assert streams.signs_of_torch() is not None
+    else:
+        monkeypatch.setattr(streams, "_places", lambda: None)
+    random.random(), np.random.rand(), torch.rand(1)
+    before = RandomStreams.glance()
+    torch.ones(9).sum().item()
+    assert RandomStreams.glance() == before
+    draw()
+    assert RandomStreams.glance() != before

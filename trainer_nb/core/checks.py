@@ -24,7 +24,7 @@ import torch
 
 from .own_state import set_generator_state
 from .journal import Intervention
-from .state import python_state
+from ..support.streams import numpy_from_kept, python_from_kept
 from ..support.validate import COUNT, is_kind, kind_of, misfit
 
 # %% ../../nbs/core/17_checks.ipynb #41d70b75
@@ -230,19 +230,11 @@ def streams_unlike(state, where: str) -> str:
     if text := misfit(state, {"python": list[object], "numpy": list[object] | dict,
                               "torch": torch.Tensor, "cuda": list[torch.Tensor]}, where):
         return text
-    def numpy_state():
-        if isinstance(state["numpy"], dict):
-            kind = getattr(np.random, state["numpy"]["bit_generator"])
-            np.random.RandomState(kind()).set_state(state["numpy"])
-        else:
-            name, keys, *rest = state["numpy"]
-            np.random.RandomState().set_state((name, np.asarray(keys), *rest))
-    tries = {"python": lambda: random.Random().setstate(python_state(state["python"])),
-             "numpy": numpy_state,
-             "torch": lambda: torch.Generator().set_state(state["torch"])}
+    tries = {"python": python_from_kept, "numpy": numpy_from_kept,
+             "torch": torch.Generator().set_state}
     for name, attempt in tries.items():
         try:
-            attempt()
+            attempt(state[name])
         except Exception as error:
             return (f"{where}[{name!r}] is not a state of that stream: "
                     f"{type(error).__name__}: {error}")

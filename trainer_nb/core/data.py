@@ -55,7 +55,7 @@ from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, 
 
 from .own_state import (Search, generator_search, generator_state, generators_in,
                                        set_generator_state)
-from .state import RandomStreams, same_numpy_state
+from .state import RandomStreams
 from ..support.torch_private import (
     batch_at, batches_as_shipped, cut_order, cuts_one_order, forget_worker_pids, indices_behind,
     is_loader_iterator, is_plain, iterates_as_shipped, iterator_workers, leave_shut_down,
@@ -947,7 +947,7 @@ class DrawWatch:
         last = next(reversed(self.marks.values()), streams)
         # those that are equal are one object, in memory and in a file
         python = last.python if streams.python == last.python else streams.python
-        same = same_numpy_state(streams.numpy, last.numpy)
+        same = isinstance(last.numpy, tuple) and streams.numpy == last.numpy
         numpy = last.numpy if same else streams.numpy
         self.marks[number] = RandomStreams(python, numpy, streams.torch, streams.cuda)
 

@@ -11,13 +11,16 @@ __all__ = ['INSIDE', 'BLOCK', 'step_within', 'run_backward', 'gradient_norms', '
            'shut_down_workers', 'leave_shut_down', 'forget_worker_pids',
            'waiting_iterator', 'set_waiting_iterator', 'batches_as_shipped',
            'iterates_as_shipped', 'is_plain', 'indices_behind', 'batch_at',
-           'cuts_one_order', 'cut_order', 'can_add_up_within', 'prepare_backward',
-           'rebuild_buckets', 'job_store', 'describe_part']
+           'cuts_one_order', 'cut_order', 'signs_of_torch', 'can_add_up_within',
+           'prepare_backward', 'rebuild_buckets', 'job_store', 'describe_part']
 
 # %% ../../nbs/support/torch_private.ipynb #0e5492e4
+import ctypes
 import os
+import struct
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -390,6 +393,28 @@ def _cut_as_torch_does() -> bool:
 
 with torch.inference_mode(False), torch.device("cpu"):
     _CUTS = _cut_as_torch_does()
+
+# %% ../../nbs/support/torch_private.ipynb #57a30021
+@cache
+def signs_of_torch() -> tuple[memoryview, ...] | None:
+    "What is another after each draw from torch's stream on the CPU; None if it lies elsewhere."
+    seed = 0x1B9C_52F7_3D0A
+    made = torch.Generator().manual_seed(seed)
+    if not hasattr(made, "_cdata"):
+        return None
+    begin = ctypes.string_at(made._cdata, 256).find(struct.pack("Q", seed))
+    def signs(generator):
+        start = generator._cdata + begin  # of the seed; then left, seeded, next, 624 words, a pair
+        return tuple(memoryview((ctypes.c_ubyte * size).from_address(start + at)).cast("B")
+                     for at, size in ((16, 8), (2524, 1), (2536, 1)))
+    found = signs(made)
+    for draw, dtype in ((torch.rand, torch.float32), (torch.randn, torch.float32),
+                        (torch.randn, torch.float64)) * 2:
+        before = [each.tobytes() for each in found]
+        draw(1, generator=made, dtype=dtype)
+        if begin < 0 or before == [each.tobytes() for each in found]:
+            return None
+    return signs(torch.default_generator)
 
 # %% ../../nbs/support/torch_private.ipynb #cea4fd4a
 def can_add_up_within(wrapped: torch.nn.parallel.DistributedDataParallel) -> bool:
