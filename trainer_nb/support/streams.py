@@ -156,11 +156,14 @@ def _places() -> tuple | None:
     if of_python is None or of_numpy is None or of_torch is None:
         return None
     return (np.random.get_bit_generator(),  # type: ignore[attr-defined]
-            (of_python[:8], of_numpy[0][-8:], of_numpy[1][:4], *of_torch))
+            of_python[:8].cast("Q"), of_numpy[0][-8:].cast("Q"), of_numpy[1][:4].cast("i"),
+            *of_torch)
 
 def glance() -> tuple:
-    "What is another after each draw from a global stream on the CPU (1 µs)."
-    known, places = _places() or (None, ())
-    if np.random.get_bit_generator() is not known:  # type: ignore[attr-defined]
+    "What is another after each draw from a global stream on the CPU (0.4 µs)."
+    places = _places()
+    if places is None or places[0] is not np.random.get_bit_generator():  # type: ignore[attr-defined]
         return python_state(), str(numpy_state()), torch.get_rng_state().numpy().tobytes()
-    return _OF_PYTHON.gauss_next, *[each.tobytes() for each in places]
+    _, of_python, of_numpy, numpy_keeps, of_torch, keeps_float, keeps_double = places
+    return (of_python[0], _OF_PYTHON.gauss_next, of_numpy[0], numpy_keeps[0], of_torch[0],
+            keeps_float[0], keeps_double[0])

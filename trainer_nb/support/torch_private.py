@@ -405,8 +405,10 @@ def signs_of_torch() -> tuple[memoryview, ...] | None:
     begin = ctypes.string_at(made._cdata, 256).find(struct.pack("Q", seed))
     def signs(generator):
         start = generator._cdata + begin  # of the seed; then left, seeded, next, 624 words, a pair
-        return tuple(memoryview((ctypes.c_ubyte * size).from_address(start + at)).cast("B")
-                     for at, size in ((16, 8), (2524, 1), (2536, 1)))
+        place, *kept = (memoryview(kind.from_address(start + at)).cast("B")
+                        for at, kind in ((16, ctypes.c_uint64), (2524, ctypes.c_uint8),
+                                         (2536, ctypes.c_uint8)))
+        return place.cast("Q"), *kept
     found = signs(made)
     for draw, dtype in ((torch.rand, torch.float32), (torch.randn, torch.float32),
                         (torch.randn, torch.float64)) * 2:
