@@ -1353,6 +1353,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'trainer_nb.core.hook.check_point_names': ( 'core/hook.html#check_point_names',
                                                                                   'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.check_unused': ('core/hook.html#check_unused', 'trainer_nb/core/hook.py'),
+                                      'trainer_nb.core.hook.first_of': ('core/hook.html#first_of', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.has_state': ('core/hook.html#has_state', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.hook_label': ('core/hook.html#hook_label', 'trainer_nb/core/hook.py'),
                                       'trainer_nb.core.hook.hook_name': ('core/hook.html#hook_name', 'trainer_nb/core/hook.py'),

@@ -37,7 +37,7 @@ from .core.drives import (check_not_own_thread, enter, held, leave_out, raise_en
 from .core.engine import Engine, unwrap
 from .core.evaluator import Evaluator, named_loaders
 from .core.exact import Exactness
-from .core.hook import HookSet
+from .core.hook import HookSet, first_of
 from .core.identity import Difference
 from .core.journal import Intervention, Journal
 from .core.looks import (at_rest, check_alone, check_weights, chosen_weights,
@@ -855,7 +855,7 @@ class Trainer:
 
     def get_hook(self, hook_class: type[_Hook], default: Any = None) -> _Hook | Any:
         "The first hook of a class, or `default`."
-        return next((hook for hook in self.hooks if isinstance(hook, hook_class)), default)
+        return first_of(self.hooks, hook_class, default)
 
     def own_hook(self, hook_class: type) -> Any:
         "The first hook of a class, or None; during a search that of the run itself."

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from trainer_nb import Trainer
+from trainer_nb import CheckpointHook, EMAHook, LambdaHook, Trainer
 from trainer_nb.core.step import EvaluationTotals
 
 X, Y = torch.arange(30.0).reshape(10, 3) / 10, torch.arange(10) % 2
@@ -206,3 +206,30 @@ def test_what_joins_is_joined_without_a_word():
         texts = make(train_step=own_step(lambda x: "text"),
                      loss_fn=None).predict(DataLoader(TensorDataset(X, Y), 4))
         assert texts == ["text"] * 3
+
+
+def test_a_hook_may_log_in_on_log_but_not_for_ever():
+    """What it logs for some records is recorded; one that logs for each is told so, and the run can
+    go on without it."""
+    logged = LambdaHook(on_log=lambda trainer, records: "valid/loss" in records and trainer.log(
+        {"double": 2 * records["valid/loss"]}))
+    trainer = make(hooks=[logged])
+    trainer.fit()
+    assert trainer.history["double"][-1] == 2 * trainer.history["valid/loss"][-1]
+    endless = LambdaHook(on_log=lambda trainer, records: trainer.log({"more": 1.0}))
+    trainer = make(hooks=[endless])
+    with pytest.raises(RuntimeError, match="a hook's on_log logs each time it is called"):
+        trainer.fit()
+    trainer.hooks.remove(endless)
+    trainer.fit(epochs=3)
+    assert trainer.state == "finished"
+
+
+@pytest.mark.parametrize("given", ["ema", EMAHook(), None])
+def test_a_hook_is_asked_for_by_its_class(given):
+    """A name, or a hook, is refused with what to write; a class or several are taken."""
+    trainer = make(hooks=[EMAHook()])
+    with pytest.raises(TypeError, match=r"give the class of a hook, say get_hook\(Checkp"):
+        trainer.get_hook(given)
+    assert trainer.get_hook((CheckpointHook, EMAHook)) is trainer.get_hook(EMAHook) is not None
+    assert trainer.get_hook(CheckpointHook, 3) == 3

@@ -7,8 +7,8 @@ __all__ = ['HOOK_POINTS', 'POINTS', 'HOOK_QUESTIONS', 'QUESTIONS', 'TRAITS', 'BY
            'PARTS', 'check_point_names', 'check_names', 'Hook', 'LambdaHook',
            'MainProcessHook', 'ComponentHook', 'hook_label', 'hook_name', 'overrides',
            'taken_points', 'has_state', 'keeps_a_run', 'check_unused', 'check_hook',
-           'raised_by_hook', 'HookFailure', 'numbers_in', 'HookRow', 'HookSet',
-           'table_text', 'hook_table', 'StepClock']
+           'raised_by_hook', 'HookFailure', 'numbers_in', 'HookRow', 'first_of',
+           'HookSet', 'table_text', 'hook_table', 'StepClock']
 
 # %% ../../nbs/core/01_hook.ipynb #f8552cf4
 import copy
@@ -445,6 +445,15 @@ class HookRow:
         return kind is LambdaHook or package not in ("trainer_nb", "torch")
 
 # %% ../../nbs/core/01_hook.ipynb #c660f8bf
+def first_of(hooks, hook_class, default=None):
+    "The first hook of a class, or `default`; TypeError for what is no class."
+    try:
+        isinstance(None, hook_class)
+    except TypeError:
+        raise TypeError(f"get_hook({hook_class!r}): give the class of a hook, say "
+                        "get_hook(CheckpointHook)") from None
+    return next((hook for hook in hooks if isinstance(hook, hook_class)), default)
+
 class HookSet:
     "The hooks of a run in running order, resolved to one flat tuple a point."
     def __init__(self, hooks=(), is_main: bool = True):

@@ -288,6 +288,7 @@ class TrainingLoop:
         self.data_length: int | None = None  # batches of the current epoch, where known
         self.steps_before = -1  # steps made, or skipped by the scaler, before the current epoch
         self.last_records: dict[str, float] = {}  # the last value of each record
+        self.logging = 0  # how many calls of `log` are within each other
         self.found_best: Callable | None = None  # called where a record is the best so far
         # of the run: right before it, and before its boundary
         self.before_evaluation: Callable[[], None] = lambda: None
@@ -327,12 +328,19 @@ class TrainingLoop:
         "Give records (name to number, or to more records: names are joined by `/`) to the hooks."
         if any(isinstance(value, Mapping) for value in records.values()):
             records = flat_records(records)
+        if self.logging == 20:
+            raise RuntimeError(f"log({records}): a hook's on_log logs each time it is called, and "
+                               "each log calls on_log: log at another point, or for some records")
         self.last_records |= records
         rule = self.best.rule(self.hooks, self.evaluator.loaders)
         better = self.best.note(records, rule, self.epoch_float(), self.state.optimizer_step)
         if better and self.found_best is not None:
             self.found_best(owner)
-        self.hooks.fire_all("on_log", owner, records)
+        self.logging += 1
+        try:
+            self.hooks.fire_all("on_log", owner, records)
+        finally:
+            self.logging -= 1
 
     def resolve_hooks(self, owner) -> None:
         "Apply switches, orders and new hooks; during a fit, call `before_fit` of new hooks."
