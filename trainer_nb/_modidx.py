@@ -2399,6 +2399,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.check_best': ( 'core/training.html#check_best',
                                                                                    'trainer_nb/core/training.py'),
+                                          'trainer_nb.core.training.fire_log': ( 'core/training.html#fire_log',
+                                                                                 'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.no_record': ( 'core/training.html#no_record',
                                                                                   'trainer_nb/core/training.py'),
                                           'trainer_nb.core.training.plan_parts': ( 'core/training.html#plan_parts',

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['END', 'OPEN', 'FULL', 'Turns', 'turns_of', 'Plan', 'plan_parts', 'FailedBatch',
-           'BatchFeed', 'check_best', 'BestRecord', 'no_record', 'TrainingLoop']
+           'BatchFeed', 'check_best', 'BestRecord', 'no_record', 'fire_log',
+           'TrainingLoop']
 
 # %% ../../nbs/core/16_training.ipynb #565aa24a
 from collections.abc import Callable, Iterable, Mapping
@@ -273,6 +274,14 @@ def no_record(name: str, records) -> str:
     return f"no record {name!r} came; there are {known}{hint}"
 
 # %% ../../nbs/core/16_training.ipynb #15648af9
+def fire_log(hooks, owner, records: dict) -> None:
+    "Call `on_log`; RuntimeError if a hook logs in it, for each call of it."
+    try:
+        hooks.fire_all("on_log", owner, records)
+    except RecursionError as error:
+        raise RuntimeError(f"log({records}): a hook's on_log logs each time it is called, and each "
+                           "log calls on_log: log at another point, or for some records") from error
+
 class TrainingLoop:
     "Batches to steps, steps to epochs: a generator that can stop between any two steps."
     data = property(attrgetter("feed.data"))
@@ -288,7 +297,6 @@ class TrainingLoop:
         self.data_length: int | None = None  # batches of the current epoch, where known
         self.steps_before = -1  # steps made, or skipped by the scaler, before the current epoch
         self.last_records: dict[str, float] = {}  # the last value of each record
-        self.logging = 0  # how many calls of `log` are within each other
         self.found_best: Callable | None = None  # called where a record is the best so far
         # of the run: right before it, and before its boundary
         self.before_evaluation: Callable[[], None] = lambda: None
@@ -328,19 +336,12 @@ class TrainingLoop:
         "Give records (name to number, or to more records: names are joined by `/`) to the hooks."
         if any(isinstance(value, Mapping) for value in records.values()):
             records = flat_records(records)
-        if self.logging == 20:
-            raise RuntimeError(f"log({records}): a hook's on_log logs each time it is called, and "
-                               "each log calls on_log: log at another point, or for some records")
         self.last_records |= records
         rule = self.best.rule(self.hooks, self.evaluator.loaders)
         better = self.best.note(records, rule, self.epoch_float(), self.state.optimizer_step)
         if better and self.found_best is not None:
             self.found_best(owner)
-        self.logging += 1
-        try:
-            self.hooks.fire_all("on_log", owner, records)
-        finally:
-            self.logging -= 1
+        fire_log(self.hooks, owner, records)
 
     def resolve_hooks(self, owner) -> None:
         "Apply switches, orders and new hooks; during a fit, call `before_fit` of new hooks."
