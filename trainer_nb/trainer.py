@@ -1003,9 +1003,9 @@ class Trainer:
         """Pause when a condition becomes true: 'loss > 10', 'loss is nan', or `f(trainer)`.
 
         Looked at after each step, conditions on evaluations when they are logged; it pauses once,
-        and again after it was false. What is returned stands in `trainer.breakpoints`: taken out of
-        that list, it ends. TypeError for another condition, ValueError for a name that is not
-        recorded."""
+        and again after it was false. What is returned stands in `trainer.breakpoints`, until it is
+        taken out or the process ends: no checkpoint has it. TypeError for another condition,
+        ValueError for a name that is not recorded."""
         return add_breakpoint(self, checked_breakpoint(self, condition))
 
     def lr_find(
