@@ -131,6 +131,7 @@ def test_a_folder_with_an_equals_sign_is_no_assignment(tmp_path):
     (["note"], "which text?"),
     (["note", "runs/a"], "which text?"),
     (["pause", "--source", "a\nb"], "source has characters that cannot be printed"),
+    (["pause", "--source", " "], "source is empty: who asks, say shell or agent:night"),
 ])
 def test_wrong_words_are_refused_with_what_is_allowed(tmp_path, words, said):
     """Exit code 2, and nothing is sent."""

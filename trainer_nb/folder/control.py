@@ -98,6 +98,8 @@ class Request:
             check(value, known[name].type, name)
             if isinstance(value, str) and not value.isprintable():
                 raise ValueError(f"{name} has characters that cannot be printed")
+        if not found.get("source", "code").strip():
+            raise ValueError("source is empty: who asks, say shell or agent:night")
         made = cls(**found)
         if not is_id(made.id):
             raise ValueError(f"id={made.id!r}: letters, digits, '_', '-' and '.', the first one no "
