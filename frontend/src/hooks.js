@@ -43,11 +43,17 @@ function Order({ row, pending, press, off }) {
 }
 
 function Row({ row, view, press, off }) {
+  const [asked, setAsked] = useState(null);  // by a click: what is drawn meanwhile does not turn the switch back
+  const turn = async (on) => {
+    setAsked(on);
+    await press("tune", { [`${row.name}.enabled`]: on });
+    setAsked(null);
+  };
   const { times, values } = view, waits = (what) => values[`${row.name}.${what}`]?.waits && values[`${row.name}.${what}`].pending;
   const enabled = waits("enabled"), order = waits("order"), share = times ? Math.min(1, (times.hooks?.[row.name] ?? 0) / total(times)) : null;
   return html`<tr data-name=${row.name} class=${row.enabled ? "" : "off"}>
-    <td><input type="checkbox" role="switch" aria-label=${`${row.name} on or off`} disabled=${off} checked=${typeof enabled === "boolean" ? enabled : row.enabled}
-      onChange=${(event) => press("tune", { [`${row.name}.enabled`]: event.target.checked })} /></td>
+    <td><input type="checkbox" role="switch" aria-label=${`${row.name} on or off`} disabled=${off} checked=${asked ?? (typeof enabled === "boolean" ? enabled : row.enabled)}
+      onChange=${(event) => turn(event.target.checked)} /></td>
     <td><${Order} ...${{ row, press, off }} pending=${typeof order === "number" ? order : undefined} /></td>
     <td class="what"><b>${row.name}</b> <span class="quiet">${row.label}</span>${row.own && html` <span class="tag">yours</span>`}
       ${typeof order === "number" && html` <span class="waits">${row.order} → ${order}</span>`}${typeof enabled === "boolean" && html` <span class="waits">→ ${enabled ? "on" : "off"}</span>`}

@@ -105,7 +105,7 @@ function Row({ store, rule, off }) {
     ? html`<select ...${given} value=${String(rule.choices.findIndex((each) => each === (rule.value ?? null)))} onChange=${(event) => choose(() => rule.choices[Number(event.target.value)])}>
         ${rule.choices.map((each, at) => html`<option value=${String(at)}>${inWords(each, rule)}</option>`)}</select>`
     : rule.kind === "bool"
-      ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${(event) => choose(() => event.target.checked)} />`
+      ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${({ target: { checked } }) => { setSlid(checked); choose(() => checked); }} />`
       : html`<input ref=${box} ...${given} autocomplete="off" spellcheck=${false} enterkeyhint="done" maxlength="200" title=${range ? "A number, or *0.5 or /10 of the value in force" : undefined} class=${draft === null ? "" : "draft"}
           placeholder=${rule.moves ? `${short(rule.value)} (schedule)` : inWords(rule.value, rule)}
           value=${draft ?? stands} onInput=${(event) => { if (draft === null) stood.current = stands; setDraft(event.target.value); }}

@@ -293,6 +293,26 @@ test("Hooks: switch, order, whole counts, and where a step's time goes", async (
   expect(order.value).toBe("7");
 });
 
+test("Hooks: a switch stays as it was clicked until there is an answer, whatever is drawn meanwhile", async () => {
+  const { asked, store, tab, find, texts } = shown({});
+  tab("hooks").click();
+  const turned = () => find("tr[data-name=other] [role=switch]"), calls = (count) => store.hear({ patch: { hooks: { other: { calls: count, seconds: 1 } } } }, []);
+  const drawn = (count) => until(() => expect(texts("tr[data-name=other] td")[4]).toBe(String(count)));
+  await until(() => expect(turned()).toBeTruthy());
+  turned().click();
+  calls(1);
+  await drawn(1);
+  expect(turned().checked).toBe(true);
+  answer(store, asked, { status: "refused", reason: "not that one" });
+  await until(() => expect(turned().checked).toBe(false));
+  turned().click();
+  answer(store, asked);
+  store.hear({ patch: { hooks: { other: { enabled: true } } } }, []);
+  calls(2);
+  await drawn(2);
+  expect(turned().checked).toBe(true);
+});
+
 test("Hooks: one that failed shows its error and its traceback, by cost on demand", async () => {
   const hooks = { ...VIEW.hooks, other: { at: 1, order: 5, enabled: true, calls: 1, seconds: 9, error: "ValueError: <b>", failure: { point: "after_step", step: 7, epoch: 0, batch: 6, traceback: "Traceback\nValueError: <b>" } } };
   const { tab, find, texts, box } = shown({ hooks });
