@@ -170,7 +170,12 @@ def lightning(work, loader):
 def fastai(work, loader):
     """fastai: a Learner; its optimizer wraps the one of torch."""
     from fastai.basics import DataLoaders, Learner, OptimWrapper
+    from fastai.callback.core import Callback, CancelValidException
     from fastai.callback.training import GradientAccumulation, GradientClip
+
+    class NoValidation(Callback):  # the loader trains by hand between its blocks
+        def before_validate(self):
+            raise CancelValidException
 
     wants = work.features
     if "bf16" in wants:
@@ -180,8 +185,8 @@ def fastai(work, loader):
                       train_bn=False,
                       opt_func=lambda params, **_: OptimWrapper(params, torch.optim.SGD, lr=0.01,
                                                                 momentum=0.9),
-                      cbs=[GradientAccumulation(4), GradientClip(1.0)]
-                      if "accumulation" in wants else [])
+                      cbs=[NoValidation(), *([GradientAccumulation(4), GradientClip(1.0)]
+                                             if "accumulation" in wants else [])])
     quiet = contextlib.nullcontext() if "progress" in wants else learner.no_bar()
     with quiet, learner.no_logging():
         learner.fit(1, lr=0.01)

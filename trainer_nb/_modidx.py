@@ -1737,6 +1737,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._Items._mark': ( 'core/own_state.html#_items._mark',
                                                                                        'trainer_nb/core/own_state.py'),
+                                           'trainer_nb.core.own_state._Items.writable': ( 'core/own_state.html#_items.writable',
+                                                                                          'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._acts': ('core/own_state.html#_acts', 'trainer_nb/core/own_state.py'),
                                            'trainer_nb.core.own_state._as_arrays': ( 'core/own_state.html#_as_arrays',
                                                                                      'trainer_nb/core/own_state.py'),

@@ -170,7 +170,8 @@ def test_a_run_is_steered_from_the_page(run, served, browser):
         # what plotly writes above the curves
         page.locator(".chart .nsewdrag").first.hover(force=True)
         opened.tab("Hooks")
-        switch, row = page.get_by_label("snapshot on or off"), page.locator("tr[data-name=snapshot]")
+        switch = page.get_by_label("snapshot on or off")
+        row = page.locator("tr[data-name=snapshot]")
         switch.click()
         assert later(lambda: last_change(run)[:2] == ["snapshot.enabled", False])
         assert later(lambda: row.get_attribute("class") == "off" and not switch.is_checked())

@@ -5,6 +5,7 @@ import contextvars
 import copy
 import decimal
 import random
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -1403,3 +1404,34 @@ def test_a_model_that_resizes_a_buffer_trains():
         nn.functional.mse_loss(twin(inputs), targets).backward()
         optim.step()
     assert torch.equal(model.layer.weight, twin.layer.weight)
+
+
+@pytest.mark.parametrize("items", ["pairs", "tensors"])
+def test_a_step_asks_nothing_of_each_batch_of_a_list(items):
+    """A call of `step()` makes as many calls with a long list of batches as with a short one; a
+    list of tensors, which may be written to, is looked through."""
+    def calls(length):
+        batches = [torch.ones(2, 3) for _ in range(length)]
+        if items == "pairs":
+            batches = [(each, torch.ones(2, 1)) for each in batches]
+        model = torch.nn.Linear(3, 1)
+        trainer = Trainer(model, train_dl=batches, device="cpu", progress=False, epochs=1,
+                          train_step=lambda batch, trainer: {"loss": model(batch[0]).mean()},
+                          optim=torch.optim.SGD(model.parameters(), 0.1))
+        for _ in range(4):
+            trainer.step()
+        found = [0]
+
+        def note(frame, event, argument):
+            found[0] += event == "call" and "trainer_nb" in frame.f_code.co_filename
+
+        sys.setprofile(note)
+        try:
+            trainer.step()
+        finally:
+            sys.setprofile(None)
+        return found[0]
+
+    calls(20)
+    more = calls(520) - calls(20)
+    assert more == 0 if items == "pairs" else more > 500

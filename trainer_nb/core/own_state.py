@@ -726,11 +726,17 @@ class _Items:
 
     @staticmethod
     def _mark(item):
+        if (kind := type(item)) is tuple or kind is dict or kind is list:  # most batches are
+            return kind, id(item)
         if isinstance(item, PLAIN):
             return item
         if isinstance(item, torch.Tensor):
             return ref(item), None if item.grad_fn is not None else write_count(item)
         return (ref(item), 0) if isinstance(item, np.ndarray) else (type(item), id(item))
+
+    def writable(self) -> bool:
+        "Whether there are tensors or arrays, which may be written to and stay the same objects."
+        return any(type(each) is tuple and isinstance(each[0], ref) for each in self.of.values())
 
     def __eq__(self, other):
         pairs = [(each, other.of[key]) for key, each in self.of.items() if key in other.of]
@@ -988,7 +994,9 @@ class Mark:
         self.glance.seen.done()  # plain values are among the items and attributes
         self.glance.values = [each for each in self.values.values()
                               if not isinstance(each[0], PLAIN) and type(each[1]) is not _Given
-                              and not (isinstance(each[0], CONTAINERS) and len(each[0]) > MANY)]
+                              and not (isinstance(each[0], CONTAINERS) and len(each[0]) > MANY)
+                              # whether its items are the same is seen at once
+                              and not (each[0] is objects.batches and not each[1].writable())]
 
     def _keep(self, path: str, each, known: set, iterators: bool) -> None:
         kind = type(each)
