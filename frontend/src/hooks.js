@@ -2,7 +2,7 @@
 import { html } from "htm/preact";
 import { useState } from "preact/hooks";
 import { Bar } from "./figure.js";
-import { useSelected } from "./tunables.js";
+import { useAsked, useSelected } from "./tunables.js";
 import { count, duration } from "./words.js";
 
 const ENDED = ["finished", "stopped", "interrupted", "error"];
@@ -43,12 +43,7 @@ function Order({ row, pending, press, off }) {
 }
 
 function Row({ row, view, press, off }) {
-  const [asked, setAsked] = useState(null);  // by a click: what is drawn meanwhile does not turn the switch back
-  const turn = async (on) => {
-    setAsked(on);
-    await press("tune", { [`${row.name}.enabled`]: on });
-    setAsked(null);
-  };
+  const [asked, turn] = useAsked((on) => press("tune", { [`${row.name}.enabled`]: on }));
   const { times, values } = view, waits = (what) => values[`${row.name}.${what}`]?.waits && values[`${row.name}.${what}`].pending;
   const enabled = waits("enabled"), order = waits("order"), share = times ? Math.min(1, (times.hooks?.[row.name] ?? 0) / total(times)) : null;
   return html`<tr data-name=${row.name} class=${row.enabled ? "" : "off"}>

@@ -4,6 +4,7 @@ import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { inkOf, lineOf } from "./behind.js";
 import { Figure, LAYOUT, PLAIN } from "./figure.js";
 import { literal } from "./marks.js";
+import { useAsked } from "./tunables.js";
 import { clock, count, plain, short } from "./words.js";
 
 const OWN = "var(--ink0)";
@@ -133,9 +134,9 @@ function Name({ row, rename, off }) {
 }
 
 function Row({ row, columns, off, ask, alone }) {
-  const own = alone && !row.number;
+  const own = alone && !row.number, [asked, show] = useAsked((on) => ask({ do: on ? "show" : "hide", number: row.number }));
   return html`<tr class=${own ? "own" : row.shown ? "on" : ""} data-number=${row.number}><th scope="row"><div class="run">
-      ${own ? html`<span class="switch"></span>` : html`<input type="checkbox" role="switch" aria-label=${`Show the curves of ${row.name}`} checked=${row.shown} disabled=${off} onChange=${(event) => ask({ do: event.target.checked ? "show" : "hide", number: row.number })} />`}
+      ${own ? html`<span class="switch"></span>` : html`<input type="checkbox" role="switch" aria-label=${`Show the curves of ${row.name}`} checked=${asked ?? row.shown} disabled=${off} onChange=${(event) => show(event.target.checked)} />`}
       <s style=${own ? { borderColor: OWN } : lineOf(row.number)}></s><${Name} row=${row} off=${off} rename=${(each, name) => ask({ do: "rename", number: each.number, name })} />
       ${own ? html`<span class="tag">this run</span>` : row.added && !off && html`<button type="button" class="away" title=${`Remove ${row.name} from this list`} aria-label=${`Remove ${row.name}`} onClick=${() => ask({ do: "remove", number: row.number })}>×</button>`}</div></th>
     ${columns.map(({ title, text, small, wide }) => html`<td key=${title} class=${wide ? "wide" : undefined} title=${wide ? text(row) : undefined}>${text(row)}${small?.(row) && html`<small>${small(row)}</small>`}</td>`)}</tr>`;

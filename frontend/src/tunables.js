@@ -73,6 +73,16 @@ export function useSelected() {
   return box;
 }
 
+// What a switch was set to, until there is an answer: what is drawn meanwhile does not turn it back. `send` gives a promise.
+export function useAsked(send) {
+  const [asked, setAsked] = useState(null);
+  const ask = async (value) => {
+    setAsked(value);
+    try { await send(value); } finally { setAsked((now) => (now === value ? null : now)); }  // not what was asked for since
+  };
+  return [asked, ask];
+}
+
 function Row({ store, rule, off }) {
   const [refused, setRefused] = useState(""), [draft, setDraft] = useState(null), [slid, setSlid] = useState(null), [question, setQuestion] = useState(null);
   const first = useRef(), stood = useRef(), box = useSelected(), { name } = rule, label = rule.label ?? name.slice(rule.owner ? rule.owner.length + 1 : 0), hint = `${store.prefix}hint-${name}`;

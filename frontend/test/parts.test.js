@@ -71,6 +71,16 @@ test("what was asked for, or came too late, is not said of a run that stands oth
   expect(said()).toContain("Stopped");
 });
 
+test("a tunable's switch stays as it was clicked until there is an answer, whatever is drawn meanwhile", async () => {
+  const { asked, store, find } = shown(), flag = () => find(".row[data-name=flag] [role=switch]");
+  flag().click();
+  store.hear({ patch: { place: { step: 13 }, values: { flag: { value: false, seen: 1 } } } }, []);
+  await until(() => expect(find(".step").textContent).toBe("13"));
+  expect(flag().checked).toBe(true);
+  store.hear({ re: asked.at(-1).id, status: "refused", reason: "not now" }, []);
+  await until(() => expect(flag().checked).toBe(false));
+});
+
 test("two quick clicks on Step are two steps; on Pause, where Resume comes, they are one; Rewind stays open", async () => {
   const step = { at: 2, buttons: { Step: button(0, { place: "steps", states: ["running"] }) } }, rewind = { at: 3, buttons: { Rewind: button(0) } };
   const { asked, find } = shown({ commands: { ...VIEW.commands, step, rewind } });

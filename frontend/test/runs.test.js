@@ -28,7 +28,7 @@ function shown({ runs = RUNS, ...change } = {}, answer = { status: "applied" }, 
     if (each.ask === "open") return void opened.push(...each.tabs);
     const { id, ...what } = each;
     asked.push(what);
-    store.hear({ re: id, ...answer }, []);
+    if (answer) store.hear({ re: id, ...answer }, []);
   };
   store.hear({ v: 1, view: { ...VIEW, runs, ...change } }, []);
   render(html`<${Panel} ...${{ store, part }} />`, box);
@@ -86,6 +86,15 @@ test("names are texts, results have their best value, a run that is hidden is sw
   expect(find("[data-number='0'] input")).toBe(null);
   expect(texts("[data-tab=runs]")).toEqual(["Runs 4"]);
   expect(runsTitle({})).toBe("Runs 1");
+});
+
+test("the switch of a run stays as it was clicked while there is no answer", async () => {
+  const { asked, store, find } = shown({}, null), turned = () => find("[data-number='2'] input[role=switch]");
+  turned().click();
+  await until(() => expect(asked).toHaveLength(1));
+  store.hear({ patch: { runs: { rows: { 1: { name: "another" } } } } }, []);
+  await until(() => expect(find("[data-number='1'] .run-name").textContent).toBe("another"));
+  expect(turned().checked).toBe(true);
 });
 
 test("a name is changed by a double click or F2; Escape leaves it; a refusal is said", async () => {

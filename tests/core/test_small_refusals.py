@@ -224,6 +224,13 @@ def test_a_hook_may_log_in_on_log_but_not_for_ever():
     trainer.fit(epochs=3)
     assert trainer.state == "finished"
 
+    def own(depth=0):
+        return own(depth + 1)
+
+    trainer = make(hooks=[LambdaHook(on_log=lambda trainer, records: own())])
+    with pytest.raises(RecursionError):
+        trainer.fit()
+
 
 @pytest.mark.parametrize("given", ["ema", EMAHook(), None])
 def test_a_hook_is_asked_for_by_its_class(given):

@@ -451,7 +451,7 @@ def keep_freed_memory() -> None:
     With glibc, freeing a block of almost 32 MiB raises M_MMAP_THRESHOLD to its size, and
     M_TRIM_THRESHOLD to twice that, unless a setting such as MALLOC_TRIM_THRESHOLD_ forbids it:
     mallopt(3). Other allocators take no notice."""
-    torch.empty(2**25 - 2**16, dtype=torch.uint8)  # freed at once
+    torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")  # freed at once
 
 # %% ../../nbs/core/09_engine.ipynb #d1c67370
 class Staged:

@@ -75,7 +75,7 @@ def python_numbers(state: tuple) -> tuple:
 def kept_python(state: tuple) -> tuple:
     "A state as a checkpoint holds it."
     version, numbers, following = python_numbers(state)
-    return version, np.array(numbers), following
+    return version, np.array(numbers, np.uint32), following
 
 def python_from_kept(kept) -> tuple:
     "The state of which a checkpoint holds this; raises if it is none."

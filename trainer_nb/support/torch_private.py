@@ -402,7 +402,11 @@ def signs_of_torch() -> tuple[memoryview, ...] | None:
     made = torch.Generator().manual_seed(seed)
     if not hasattr(made, "_cdata"):
         return None
-    begin = ctypes.string_at(made._cdata, 256).find(struct.pack("Q", seed))
+    memory = ctypes.string_at(made._cdata, 256)
+    begin = memory.find(struct.pack("Q", seed))
+    # right after it: the place of the next word, and the first word, which is the seed's lower half
+    if memory[begin + 16:begin + 24] != struct.pack("II", 0, seed & 0xFFFF_FFFF):
+        return None
     def signs(generator):
         start = generator._cdata + begin  # of the seed; then left, seeded, next, 624 words, a pair
         place, *kept = (memoryview(kind.from_address(start + at)).cast("B")
@@ -414,7 +418,7 @@ def signs_of_torch() -> tuple[memoryview, ...] | None:
                         (torch.randn, torch.float64)) * 2:
         before = [each.tobytes() for each in found]
         draw(1, generator=made, dtype=dtype)
-        if begin < 0 or before == [each.tobytes() for each in found]:
+        if before == [each.tobytes() for each in found]:
             return None
     return signs(torch.default_generator)
 
