@@ -111,7 +111,6 @@ export function traces(curves, { window = 33, axis = "step", hidden = new Set(),
     else add(name, plot, { x, y: mean, mode: "lines+markers", line: { color, width: 1.75 }, marker: { size: 4, maxdisplayed: 60 } });
     if (name === kind) made.push(...gapTrace(name, curve, AXES[axis], plot));
   }
-  for (const each of made.filter(({ name, text }) => name === "not finite" && text.some(Boolean)).slice(1)) each.text = [];  // one text in the plot of losses
   return made;
 }
 

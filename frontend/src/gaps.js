@@ -18,14 +18,14 @@ export function gapsOf(curve) {
 
 const placeOf = ({ from, to, goes }) => (goes ? `from step ${count(from)} on` : from === to ? `at step ${count(from)}` : `in steps ${count(from)} to ${count(to)}`);
 
-// The crosses of one record, on the level of its lowest value; what has not ended says so.
+// The crosses of one record, on the level of its lowest value; the pointer reads where and how long.
 export function gapTrace(name, curve, xOf, plot) {
   const all = gapsOf(curve), gaps = all.length > MOST ? [all[0], ...all.slice(1 - MOST)] : all;
   if (!gaps.length) return [];
   const x = xOf(curve), level = column(curve, "mean").reduce((least, each) => (each < least ? each : least), Infinity);
   return [{
-    type: "scatter", mode: "markers+text", name: "not finite", xaxis: `x${plot || ""}`, yaxis: `y${plot || ""}`, showlegend: false, cliponaxis: false, x: gaps.map(({ row }) => x[row]), y: gaps.map(() => (Number.isFinite(level) ? level : 1)),
-    text: gaps.map((each) => (each.goes && !plot ? `not finite ${placeOf(each)}` : "")), textposition: "top left", textfont: { color: BAD, size: 11 }, marker: { size: plot ? 6 : 8, color: BAD, symbol: "x" },
+    type: "scatter", mode: "markers", name: "not finite", xaxis: `x${plot || ""}`, yaxis: `y${plot || ""}`, showlegend: false, cliponaxis: false, x: gaps.map(({ row }) => x[row]), y: gaps.map(() => (Number.isFinite(level) ? level : 1)),
+    marker: { size: plot ? 6 : 8, color: BAD, symbol: "x" },
     customdata: gaps.map((each) => literal(`${name} is not finite ${placeOf(each)}`)), hovertemplate: "%{customdata}<extra></extra>",
   }];
 }

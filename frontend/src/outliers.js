@@ -2,7 +2,7 @@
 
 const TAILS = 0.02, MARGIN = 0.25, AIR = 0.06, PLACES = 120;  // share of points that may be outliers; of their spread; of the height; of triangles in a row
 
-const lines = (drawn, axis) => drawn.filter(({ yaxis, mode }) => yaxis === axis && mode !== "markers+text");
+const lines = (drawn, axis) => drawn.filter(({ yaxis, mode }) => yaxis === axis && mode.includes("lines"));
 const level = (value, log) => (log ? (value > 0 ? Math.log10(value) : NaN) : value);
 
 // As far as the middle of the points reaches, and a quarter more, but never beyond the points.

@@ -112,7 +112,7 @@ function Row({ store, rule, off }) {
   const shown = slid ?? (rule.waits ? rule.pending : rule.moves ? undefined : rule.value);
   const stands = shown === undefined || shown === null ? "" : plain(shown);
   const field = rule.choices
-    ? html`<select ...${given} value=${String(rule.choices.findIndex((each) => each === (rule.value ?? null)))} onChange=${(event) => choose(() => rule.choices[Number(event.target.value)])}>
+    ? html`<select ...${given} value=${String(slid ?? rule.choices.indexOf((rule.waits ? rule.pending : rule.value) ?? null))} onChange=${({ target: { value } }) => { setSlid(Number(value)); choose(() => rule.choices[value]); }}>
         ${rule.choices.map((each, at) => html`<option value=${String(at)}>${inWords(each, rule)}</option>`)}</select>`
     : rule.kind === "bool"
       ? html`<input ...${given} type="checkbox" role="switch" checked=${shown === true} onChange=${({ target: { checked } }) => { setSlid(checked); choose(() => checked); }} />`

@@ -12,11 +12,11 @@ function ends(x, [low, high]) {
 export function cut(trace, range) {
   if (!range) return trace;
   let [from, to] = ends(trace.x, range);
-  if (trace.mode === "markers+text") {
+  if (!trace.mode.includes("lines")) {
     while (from < to && trace.x[from] < range[0]) from++;
     while (to > from && trace.x[to - 1] > range[1]) to--;
   }
-  return Object.fromEntries(Object.entries(trace).map(([name, value]) => [name, ["x", "y", "text", "customdata"].includes(name) && typeof value !== "string" ? value.slice(from, to) : value]));
+  return Object.fromEntries(Object.entries(trace).map(([name, value]) => [name, ["x", "y", "customdata"].includes(name) && typeof value !== "string" ? value.slice(from, to) : value]));
 }
 
 // The steps of a part of the x-axis.

@@ -112,11 +112,9 @@ test("a cross stands where a record is not finite, and says where and how long",
   expect([gapsOf(curve([1, 1, 1], 1)), gapsOf(curve([4, 4, 2], 4))]).toEqual([[], []]);  // the last row is not full yet
   expect(gapsOf(curve([4, 3, 0, 4, 0], 4)).map(({ row, from, to, goes }) => [row, from, to, goes])).toEqual([[1, 5, 12, false], [4, 17, 20, true]]);
   const [gap, ...more] = traces({ "train/loss": curve([1, 0, 1, 0, 0], 1) }, { window: 1 }).filter(({ name }) => name === "not finite");
-  expect([[...gap.x], gap.y, gap.text, gap.customdata, more]).toEqual([[2, 4], [2, 2], ["", "not finite from step 4 on"], ["train/loss is not finite at step 2", "train/loss is not finite from step 4 on"], []]);
+  expect([[...gap.x], gap.y, gap.mode, gap.customdata, more]).toEqual([[2, 4], [2, 2], "markers", ["train/loss is not finite at step 2", "train/loss is not finite from step 4 on"], []]);
   const bad = { stride: 1, rows: Float32Array.from([16, 32, 48].flatMap((step, at) => [step, 0, 1, 1, at ? NaN : 1, at ? 0 : 1, 0, 0, 0])) };
   expect(gapsOf(bad)).toMatchObject([{ from: 32, to: 48, goes: true }]);  // an evaluation tells of no step before it
-  const two = traces({ "train/loss": curve([1, 0, 0], 1), "valid/loss": bad }, { window: 1 }).filter(({ name }) => name === "not finite");
-  expect(two.map(({ text }) => text)).toEqual([["not finite from step 2 on"], []]);  // the second would lie over it
   const many = traces({ lr: curve(Array.from({ length: 300 }, (_, at) => at % 2), 1) }).find(({ name }) => name === "not finite");
   expect([many.x.length, many.x[0], many.yaxis, many.y[0]]).toEqual([50, 1, "y2", 3]);
   expect(traces({ "train/loss": curve([0, 0], 1) }).find(({ name }) => name === "not finite")).toMatchObject({ x: [1], y: [1] });
@@ -125,10 +123,10 @@ test("a cross stands where a record is not finite, and says where and how long",
 const stepOf = (curve) => column(curve, "step");
 
 test("of a part of the x-axis what is outside is not drawn, lines run to its edges", () => {
-  const [line] = traces({ "valid/loss": rows([5, 4, 3, 2, 1]) }), gap = { mode: "markers+text", x: [1, 3, 5], y: [0, 0, 0], text: ["a", "b", "c"], customdata: ["d", "e", "f"], name: "abc" };
+  const [line] = traces({ "valid/loss": rows([5, 4, 3, 2, 1]) }), gap = { mode: "markers", x: [1, 3, 5], y: [0, 0, 0], customdata: ["d", "e", "f"], name: "abc" };
   expect([...cut(line, [2.5, 3.5]).x]).toEqual([2, 3, 4]);
   expect([...cut(line, [0, 9]).y]).toEqual([5, 4, 3, 2, 1]);
-  expect(cut(gap, [2, 4])).toEqual({ mode: "markers+text", x: [3], y: [0], text: ["b"], customdata: ["e"], name: "abc" });
+  expect(cut(gap, [2, 4])).toEqual({ mode: "markers", x: [3], y: [0], customdata: ["e"], name: "abc" });
   expect(cut(line, undefined)).toBe(line);
 });
 

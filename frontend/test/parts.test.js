@@ -81,6 +81,20 @@ test("a tunable's switch stays as it was clicked until there is an answer, whate
   await until(() => expect(flag().checked).toBe(false));
 });
 
+test("a list of choices stays as it was chosen until there is an answer, and shows what is to come", async () => {
+  const { asked, store, find } = shown(), mode = () => find(".row[data-name=mode] select");
+  mode().value = "1";
+  mode().dispatchEvent(new Event("change", { bubbles: true }));
+  expect(asked.at(-1).values).toEqual({ mode: "a" });
+  store.hear({ patch: { place: { step: 13 }, values: { mode: { seen: 1 } } } }, []);
+  await until(() => expect(find(".step").textContent).toBe("13"));
+  expect(mode().value).toBe("1");
+  store.hear({ re: asked.at(-1).id, status: "refused", reason: "not now" }, []);
+  await until(() => expect(mode().value).toBe("0"));
+  store.hear({ patch: { values: { mode: { waits: true, pending: "a" } } } }, []);
+  await until(() => expect(mode().value).toBe("1"));
+});
+
 test("two quick clicks on Step are two steps; on Pause, where Resume comes, they are one; Rewind stays open", async () => {
   const step = { at: 2, buttons: { Step: button(0, { place: "steps", states: ["running"] }) } }, rewind = { at: 3, buttons: { Rewind: button(0) } };
   const { asked, find } = shown({ commands: { ...VIEW.commands, step, rewind } });
