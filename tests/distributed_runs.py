@@ -4,6 +4,7 @@
 import contextlib
 import faulthandler
 import os
+import random
 import resource
 import signal
 import sys
@@ -46,6 +47,16 @@ class Stream(IterableDataset):
     def __iter__(self):
         order = torch.randperm(SAMPLES).tolist()
         return iter([(torch.full((5,), index / SAMPLES), index % 3) for index in order])
+
+
+class Drawn:
+    """Batches that are drawn one by one; nobody knows how many."""
+
+    def __iter__(self):
+        x, y = data().dataset.tensors
+        for _ in range(random.randint(3, 5)):
+            index = torch.randint(SAMPLES, (4,))
+            yield [x[index], y[index]]
 
 
 class Short(torch.utils.data.SequentialSampler):
@@ -195,8 +206,8 @@ EQUAL = {  # two processes make of these what one makes
                                    hooks=[AsDouble()]),
     "workers": lambda p: run(p, loader=data(num_workers=1), epochs=2, hooks=[AsDouble()]),
     "a list": lambda p: run(p, loader=list(data(shuffle=False)), hooks=[AsDouble()]),
-    "a stream": lambda p: run(p, loader=DataLoader(Stream(), batch_size=4), epochs=1,
-                              hooks=[AsDouble()]),
+    "a stream": lambda p: run(p, loader=DataLoader(Stream(), batch_size=4), hooks=[AsDouble()]),
+    "batches drawn on the way": lambda p: run(p, loader=Drawn(), hooks=[AsDouble()]),
     "seeded samples": lambda p: run(p, loader=DataLoader(Noisy(), batch_size=4, shuffle=True),
                                     seed_samples=True, hooks=[AsDouble()]),
     "items of its own": lambda p: run(p, train_step=counted_step, hooks=[AsDouble()]),

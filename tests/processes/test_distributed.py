@@ -27,8 +27,8 @@ LONG = os.environ.get("TRAINER_NB_LONG") == "1"
 # what differs from another run in numbers alone; of processes that share the parameters also what
 # concerns the loaders, which know nothing of the engine, and what `resumed` restores as well
 MORE = ["two batches a process", "many epochs"]
-MORE_SHARED = [*MORE, "own generator", "a list", "a stream", "steps", "limited", "overfit",
-               "rewound", "signalled"]
+MORE_SHARED = [*MORE, "own generator", "a list", "a stream", "batches drawn on the way", "steps",
+               "limited", "overfit", "rewound", "signalled"]
 GOING_ON = ["resumed", "rewound", "steered", "signalled"]
 SHARED = [name for name in EQUAL
           if name not in ("an average and a schedule", "small pieces", "workers", "seeded samples",

@@ -392,10 +392,11 @@ def as_torch(loader):
     return made
 
 def skips_by_index(loader) -> bool:
-    "Whether the loader's samples have an index, and its `__iter__` is torch's."
+    "Whether the loader's samples have an index, and its iterators are made as torch makes them."
     loader = as_torch(loader)
-    return (isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    return (isinstance(loader, DataLoader) and iterates_as_shipped(loader)
             and not isinstance(loader.dataset, IterableDataset))
+
 
 # %% ../../nbs/core/07_data.ipynb #50b7a551
 TASKS = "/proc/self/task"  # on Linux: the threads of this process
@@ -785,9 +786,8 @@ class BatchesByIndex:
 def made_by_index(loader) -> bool:
     "Whether the batches of a loader are made by one index per tensor, as its first sample says."
     loader = as_torch(loader)
-    if (not skips_by_index(loader) or not iterates_as_shipped(loader) or loader.num_workers
-        or loader.batch_sampler is None or loader.collate_fn is not default_collate
-        or not batches_as_shipped()):
+    if (not skips_by_index(loader) or loader.num_workers or loader.batch_sampler is None
+        or loader.collate_fn is not default_collate or not batches_as_shipped()):
         return False
     first = [(0, 0)] if type(loader.dataset) is SeededSamples else [0]
     try:

@@ -36,6 +36,7 @@ from ..core.data import (NO_BATCH, EpochIterator, EpochStart, clone_for_skipping
                                   skips_by_index, stated_batch_size)
 from ..core.engine import Engine, HeldParameters, Window, pick_device
 from ..core.journal import checksum
+from ..core.own_state import alike
 from ..core.state import RandomStreams, seed_everything
 from ..support.torch_private import (can_add_up_within, copy_into, job_store,
                                            prepare_backward, rebuild_buckets, write_count)
@@ -439,13 +440,20 @@ class Turn:
                 raise ValueError(f"there is no batch {first + self.rank}: {reason}")
             yield batch
 
-    def of_all(self, batches, shared: RandomStreams):
-        "This process's part of all batches, which are made under process 0's streams."
+    def of_all(self, batches, shared: RandomStreams, start: RandomStreams):
+        """This process's part of all batches, which are made under process 0's streams.
+
+        `start`: these streams before the pass. Of those from which nobody else has drawn since,
+        process 0 goes on where the pass has left them, as if it had been alone."""
         while True:
             mine = RandomStreams.capture()
             shared.restore()
             found = list(islice(batches, self.size))
             shared = RandomStreams.capture()
+            if len(found) < self.size and self.rank == 0:
+                parts = zip(*(vars(each).values() for each in (mine, start, shared)))
+                mine = RandomStreams(*(left if alike(own, begun) else own
+                                       for own, begun, left in parts))
             mine.restore()
             if not found:
                 return
@@ -515,7 +523,7 @@ class SharedEpochIterator(EpochIterator):
         raw = self.first_batches.open(self.source, self.common, self.epoch, self)
         shared = RandomStreams.capture()
         mine.restore()
-        return raw, self.turn.of_all(islice(raw, taken, length), shared)
+        return raw, self.turn.of_all(islice(raw, taken, length), shared, self.common.streams)
 
 # %% ../../nbs/engines/distributed.ipynb #d5989b52
 def process_data(loader, resume="skip", limit=None, overfit=None, seed=None,
